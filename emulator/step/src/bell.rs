@@ -1,0 +1,161 @@
+//! A futex that wakes a device thread, also from another process.
+//!
+//! The sleeper announces itself, looks once more for work, then sleeps; the ringer writes
+//! its data, then looks whether somebody announced sleep. Both put a sequentially consistent
+//! fence between the two halves, so one of them always sees the other: a ring is never lost.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::thread::futex;
+
+const PAGE: usize = 4096;
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+
+/// A bell in shared memory: one sleeper, any number of ringers, in any process that maps it.
+#[derive(Debug)]
+pub struct Bell {
+    page: NonNull<AtomicU32>,
+    fd: OwnedFd,
+}
+
+/// A bell could not be made or opened.
+#[derive(Debug)]
+pub struct BellError {
+    what: &'static str,
+    source: rustix::io::Errno,
+}
+
+impl std::fmt::Display for BellError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "bell: {}", self.what)
+    }
+}
+
+impl std::error::Error for BellError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
+// SAFETY: the page is shared memory that lives as long as the bell, and is only accessed
+// through an atomic word.
+unsafe impl Send for Bell {}
+// SAFETY: as above.
+unsafe impl Sync for Bell {}
+
+impl Bell {
+    /// Makes a bell in a page of its own.
+    ///
+    /// # Errors
+    /// The kernel gave no memory file or no mapping.
+    pub fn new() -> Result<Bell, BellError> {
+        let fail = |what| move |source| BellError { what, source };
+        let fd = rustix::fs::memfd_create("gds-bell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(fail("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, PAGE as u64).map_err(fail("ftruncate"))?;
+        // A peer that could shrink the file could make our loads fault.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(fail("seal"))?;
+        Bell::map(fd)
+    }
+
+    /// Opens the bell of another process, by the descriptor that [`Bell::fd`] gave there.
+    ///
+    /// # Errors
+    /// The descriptor is not a sealed memory file of one page, or cannot be mapped.
+    pub fn open(fd: OwnedFd) -> Result<Bell, BellError> {
+        let fail = |what| move |source| BellError { what, source };
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(fail("not a memory file"))?;
+        let size = rustix::fs::fstat(&fd).map_err(fail("fstat"))?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || size != PAGE as i64 {
+            return Err(BellError {
+                what: "not a sealed page",
+                source: rustix::io::Errno::INVAL,
+            });
+        }
+        Bell::map(fd)
+    }
+
+    fn map(fd: OwnedFd) -> Result<Bell, BellError> {
+        // SAFETY: a new mapping of one page, at an address the kernel chooses.
+        let page = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &fd,
+                0,
+            )
+        }
+        .map_err(|source| BellError {
+            what: "mmap",
+            source,
+        })?;
+        let page = NonNull::new(page.cast()).ok_or(BellError {
+            what: "mmap",
+            source: rustix::io::Errno::NOMEM,
+        })?;
+        Ok(Bell { page, fd })
+    }
+
+    /// The memory file, to be passed to processes that shall ring this bell.
+    pub fn fd(&self) -> impl AsFd + '_ {
+        self.fd.as_fd()
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: `page` is a live mapping of at least four aligned bytes, shared and
+        // accessed only atomically; a sealed file cannot shrink below it.
+        unsafe { self.page.as_ref() }
+    }
+
+    /// Wakes the sleeper if there is one. Call after writing what it shall find.
+    #[inline]
+    pub fn ring(&self) {
+        // Pairs with the fence in `sleep`: either the sleeper's second look sees the
+        // caller's stores, or the load below sees ASLEEP.
+        fence(Ordering::SeqCst);
+        if self.word().load(Ordering::Relaxed) == ASLEEP {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    fn wake(&self) {
+        if self.word().swap(AWAKE, Ordering::Relaxed) == ASLEEP {
+            // A failed wake leaves the sleeper to its time limit: nothing to report.
+            let _ = futex::wake(self.word(), futex::Flags::empty(), 1);
+        }
+    }
+
+    /// Sleeps for at most `limit`, unless `work_waits`, called once after sleep is announced,
+    /// says that there is something to do. Only one thread may sleep on a bell.
+    pub fn sleep(&self, limit: Duration, mut work_waits: impl FnMut() -> bool) {
+        self.word().store(ASLEEP, Ordering::Relaxed);
+        // Pairs with the fence in `ring`.
+        fence(Ordering::SeqCst);
+        if !work_waits() {
+            let limit = futex::Timespec {
+                tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(limit.subsec_nanos()),
+            };
+            // Woken, timed out, interrupted: all the same to the caller, who looks again.
+            let _ = futex::wait(self.word(), futex::Flags::empty(), ASLEEP, Some(&limit));
+        }
+        self.word().store(AWAKE, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `map` and no reference into it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), PAGE) };
+    }
+}

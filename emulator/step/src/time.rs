@@ -1,0 +1,55 @@
+//! Time as the machines see it: nanoseconds since the driver started.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// A point in time: nanoseconds since the driver started. Virtual under `sim`, monotonic
+/// under `live`. Never compared across drivers or processes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Time(u64);
+
+impl Time {
+    /// The driver's start.
+    pub const ZERO: Time = Time(0);
+    /// Later than any time a driver reaches.
+    pub const NEVER: Time = Time(u64::MAX);
+
+    /// `ns` nanoseconds after the driver's start.
+    pub const fn from_nanos(ns: u64) -> Time {
+        Time(ns)
+    }
+
+    /// Nanoseconds since the driver's start.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The time that passed since `earlier`, zero if `earlier` is later.
+    pub const fn since(self, earlier: Time) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl Add<Duration> for Time {
+    type Output = Time;
+
+    fn add(self, d: Duration) -> Time {
+        let ns = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        Time(self.0.saturating_add(ns))
+    }
+}
+
+impl Sub<Time> for Time {
+    type Output = Duration;
+
+    fn sub(self, earlier: Time) -> Duration {
+        self.since(earlier)
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:03}us", self.0 / 1000, self.0 % 1000)
+    }
+}
