@@ -6,16 +6,53 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
+use protocol::ASLEEP;
+
 const PAGE: usize = 4096;
-const AWAKE: u32 = 0;
-const ASLEEP: u32 = 1;
+
+/// Who may lose whom, without the futex: generic over the word so that a model checker
+/// runs these very lines.
+mod protocol {
+    use std::sync::atomic::Ordering;
+
+    use crate::Word;
+
+    pub const AWAKE: u32 = 0;
+    pub const ASLEEP: u32 = 1;
+
+    /// The ringer's half, after its stores. `true`: the caller has to wake the sleeper.
+    #[inline]
+    pub fn ring<W: Word<Value = u32>>(word: &W) -> bool {
+        // Pairs with the fence in `announce`: either the sleeper's second look sees the
+        // caller's stores, or the load below sees ASLEEP.
+        W::fence(Ordering::SeqCst);
+        // The exchange elects one waker among several ringers.
+        word.load(Ordering::Relaxed) == ASLEEP && word.swap(AWAKE, Ordering::Relaxed) == ASLEEP
+    }
+
+    /// The sleeper's half, before its second look. After it the sleeper may wait for as
+    /// long as the word says ASLEEP.
+    #[inline]
+    pub fn announce<W: Word<Value = u32>>(word: &W) {
+        word.store(ASLEEP, Ordering::Relaxed);
+        // Pairs with the fence in `ring`.
+        W::fence(Ordering::SeqCst);
+    }
+
+    /// The sleeper is up again. Data written before a ring is visible after the fence of
+    /// the next `announce` at the latest.
+    #[inline]
+    pub fn rise<W: Word<Value = u32>>(word: &W) {
+        word.store(AWAKE, Ordering::Relaxed);
+    }
+}
 
 /// A bell in shared memory: one sleeper, any number of ringers, in any process that maps it.
 #[derive(Debug)]
@@ -56,8 +93,9 @@ impl Bell {
     /// The kernel gave no memory file or no mapping.
     pub fn new() -> Result<Bell, BellError> {
         let fail = |what| move |source| BellError { what, source };
-        let fd = rustix::fs::memfd_create("gds-bell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(fail("memfd_create"))?;
+        let fd =
+            rustix::fs::memfd_create("gds-bell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(fail("memfd_create"))?;
         rustix::fs::ftruncate(&fd, PAGE as u64).map_err(fail("ftruncate"))?;
         // A peer that could shrink the file could make our loads fault.
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
@@ -119,37 +157,37 @@ impl Bell {
     /// Wakes the sleeper if there is one. Call after writing what it shall find.
     #[inline]
     pub fn ring(&self) {
-        // Pairs with the fence in `sleep`: either the sleeper's second look sees the
-        // caller's stores, or the load below sees ASLEEP.
-        fence(Ordering::SeqCst);
-        if self.word().load(Ordering::Relaxed) == ASLEEP {
+        if protocol::ring(self.word()) {
             self.wake();
         }
     }
 
     #[cold]
     fn wake(&self) {
-        if self.word().swap(AWAKE, Ordering::Relaxed) == ASLEEP {
-            // A failed wake leaves the sleeper to its time limit: nothing to report.
-            let _ = futex::wake(self.word(), futex::Flags::empty(), 1);
-        }
+        // A failed wake leaves the sleeper to its time limit: nothing to report.
+        let _ = futex::wake(self.word(), futex::Flags::empty(), 1);
     }
 
     /// Sleeps for at most `limit`, unless `work_waits`, called once after sleep is announced,
     /// says that there is something to do. Only one thread may sleep on a bell.
     pub fn sleep(&self, limit: Duration, mut work_waits: impl FnMut() -> bool) {
-        self.word().store(ASLEEP, Ordering::Relaxed);
-        // Pairs with the fence in `ring`.
-        fence(Ordering::SeqCst);
-        if !work_waits() {
-            let limit = futex::Timespec {
+        self.nap(|| (!work_waits()).then_some(limit));
+    }
+
+    /// As [`sleep`](Bell::sleep), for a sleeper whose last look also tells how long it may
+    /// sleep: `look`, called once after sleep is announced, answers `None` if there is
+    /// something to do, or else the longest time to sleep (`Duration::MAX`: until rung).
+    pub fn nap(&self, look: impl FnOnce() -> Option<Duration>) {
+        protocol::announce(self.word());
+        if let Some(limit) = look() {
+            let limit = (limit != Duration::MAX).then(|| futex::Timespec {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(limit.subsec_nanos()),
-            };
+            });
             // Woken, timed out, interrupted: all the same to the caller, who looks again.
-            let _ = futex::wait(self.word(), futex::Flags::empty(), ASLEEP, Some(&limit));
+            let _ = futex::wait(self.word(), futex::Flags::empty(), ASLEEP, limit.as_ref());
         }
-        self.word().store(AWAKE, Ordering::Relaxed);
+        protocol::rise(self.word());
     }
 }
 
@@ -159,3 +197,6 @@ impl Drop for Bell {
         let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), PAGE) };
     }
 }
+
+#[cfg(test)]
+mod tests;
