@@ -1,0 +1,355 @@
+//! Completion queue entries: layout, owner bit, and the one word that says everything a waiting
+//! stream needs.
+//!
+//! # Owner and preset
+//! The NIC writes entry after entry, over and over; the lowest bit of the last byte (`op_own`)
+//! tells the laps apart: 0 in the first lap, 1 in the second, and so on ([`owner_of_lap`]). The
+//! high nibble of that byte is the [`CqeOpcode`], and the NIC writes it last.
+//!
+//! Before the NIC may use a queue the host marks every entry as not written, by the opcode
+//! [`CqeOpcode::INVALID`]. Drivers commonly leave the owner bit of that mark at 0, which makes
+//! it 0xf0: the owner bit then already has the value of the first lap. A CPU, which looks at
+//! the opcode too, is not misled, but a GPU that waits for the owner bit alone passes at once.
+//! [`OP_OWN_PRESET`] is therefore 0xf1, where nothing about the byte fits the first lap.
+//!
+//! # Errors have the right owner
+//! An error entry belongs to its lap like any other, so owner alone lets it pass. All error
+//! codes and `INVALID` have the highest bit of the last byte set, so a wait that demands
+//! [`OWNER_BIT`] of the lap *and* a clear [`ERROR_BIT`] in the last dword passes on success only.
+
+use core::mem::{offset_of, size_of};
+
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::opcode::{CqeOpcode, SendOpcode};
+use crate::syndrome::Syndrome;
+
+/// Size of an entry in bytes.
+pub const SIZE: usize = 64;
+/// Byte offset of `op_own` in an entry.
+pub const OP_OWN_OFFSET: usize = 63;
+/// Byte offset of the last dword (`wqe_counter`, `signature`, `op_own`) in an entry.
+pub const LAST_DWORD_OFFSET: usize = 60;
+/// What `op_own` shall hold before the NIC has ever written an entry: opcode
+/// [`CqeOpcode::INVALID`], owner 1. See the module's text.
+pub const OP_OWN_PRESET: u8 = 0xf1;
+/// The owner bit in the last dword as a little-endian machine loads it.
+pub const OWNER_BIT: u32 = 1 << 24;
+/// The bit of the last dword, as a little-endian machine loads it, that is set in every error
+/// entry and in one never written.
+pub const ERROR_BIT: u32 = 1 << 31;
+
+/// A completion entry of 64 bytes, in the form that reports success.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Cqe64 {
+    /// Not used by the operations of this crate.
+    pub reserved0: [u8; 32],
+    /// The user index given to the queue pair, or the number of the shared receive queue.
+    pub srqn_uidx: U32,
+    /// Immediate, in network order as the peer gave it; or the key that was invalidated.
+    pub imm_inval_pkey: [u8; 4],
+    /// Not used by the operations of this crate.
+    pub app: [u8; 4],
+    /// Bytes received, read or returned by an atomic.
+    pub byte_cnt: U32,
+    /// Free-running clock of the NIC.
+    pub timestamp: U64,
+    /// On send completions the opcode of the entry (high byte), then the queue pair (24 bits).
+    pub sop_drop_qpn: U32,
+    /// On send completions the index of the entry's first basic block; on receive completions
+    /// the index of the receive. Modulo 2^16.
+    pub wqe_counter: U16,
+    /// Checksum; not used unless asked for.
+    pub signature: u8,
+    /// Opcode in the high nibble, solicited in bit 1, owner in bit 0. Written last.
+    pub op_own: u8,
+}
+
+/// A completion entry of 64 bytes, in the form that reports an error. The error codes lie where
+/// a success has its timestamp.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct ErrCqe {
+    /// Not used.
+    pub reserved0: [u8; 32],
+    /// As in [`Cqe64`].
+    pub srqn_uidx: U32,
+    /// Not used.
+    pub reserved1: [u8; 18],
+    /// A code for the vendor's support.
+    pub vendor_err: u8,
+    /// Why: a [`Syndrome`].
+    pub syndrome: u8,
+    /// The opcode of the failed send queue entry (high byte), then the queue pair (24 bits).
+    pub s_wqe_opcode_qpn: U32,
+    /// As in [`Cqe64`]: which entry failed.
+    pub wqe_counter: U16,
+    /// As in [`Cqe64`].
+    pub signature: u8,
+    /// As in [`Cqe64`].
+    pub op_own: u8,
+}
+
+const _: () = {
+    assert!(size_of::<Cqe64>() == SIZE);
+    assert!(offset_of!(Cqe64, srqn_uidx) == 32);
+    assert!(offset_of!(Cqe64, imm_inval_pkey) == 36);
+    assert!(offset_of!(Cqe64, byte_cnt) == 44);
+    assert!(offset_of!(Cqe64, timestamp) == 48);
+    assert!(offset_of!(Cqe64, sop_drop_qpn) == 56);
+    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD_OFFSET);
+    assert!(offset_of!(Cqe64, signature) == 62);
+    assert!(offset_of!(Cqe64, op_own) == OP_OWN_OFFSET);
+    assert!(size_of::<ErrCqe>() == SIZE);
+    assert!(offset_of!(ErrCqe, srqn_uidx) == 32);
+    assert!(offset_of!(ErrCqe, vendor_err) == 54);
+    assert!(offset_of!(ErrCqe, syndrome) == 55);
+    assert!(offset_of!(ErrCqe, s_wqe_opcode_qpn) == 56);
+    assert!(offset_of!(ErrCqe, wqe_counter) == LAST_DWORD_OFFSET);
+    assert!(offset_of!(ErrCqe, signature) == 62);
+    assert!(offset_of!(ErrCqe, op_own) == OP_OWN_OFFSET);
+};
+
+/// What a success entry shall say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Success {
+    /// What is done.
+    pub opcode: CqeOpcode,
+    /// The queue pair, 24 bits.
+    pub qpn: u32,
+    /// The user index given to the queue pair.
+    pub uidx: u32,
+    /// The entry's operation on a send completion; zero on a receive completion.
+    pub send_opcode: SendOpcode,
+    /// See [`Cqe64::byte_cnt`].
+    pub byte_cnt: u32,
+    /// Immediate or invalidated key, in network order.
+    pub imm: [u8; 4],
+    /// See [`Cqe64::wqe_counter`].
+    pub wqe_counter: u16,
+    /// Whether the sender asked for an event.
+    pub solicited: bool,
+    /// See [`Cqe64::timestamp`].
+    pub timestamp: u64,
+}
+
+/// What an error entry shall say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// [`CqeOpcode::REQ_ERR`] or [`CqeOpcode::RESP_ERR`].
+    pub opcode: CqeOpcode,
+    /// Why.
+    pub syndrome: Syndrome,
+    /// A code for the vendor's support.
+    pub vendor_err: u8,
+    /// The queue pair, 24 bits.
+    pub qpn: u32,
+    /// The user index given to the queue pair.
+    pub uidx: u32,
+    /// The operation of the failed send queue entry; zero for a receive.
+    pub send_opcode: SendOpcode,
+    /// See [`Cqe64::wqe_counter`].
+    pub wqe_counter: u16,
+}
+
+impl Cqe64 {
+    /// A success entry with the given owner bit.
+    pub fn success(say: &Success, owner: u8) -> Cqe64 {
+        Cqe64 {
+            reserved0: [0; 32],
+            srqn_uidx: say.uidx.into(),
+            imm_inval_pkey: say.imm,
+            app: [0; 4],
+            byte_cnt: say.byte_cnt.into(),
+            timestamp: say.timestamp.into(),
+            sop_drop_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
+            wqe_counter: say.wqe_counter.into(),
+            signature: 0,
+            op_own: op_own(say.opcode, say.solicited, owner),
+        }
+    }
+
+    /// An entry that the NIC has never written, as the host presets it.
+    pub const fn preset() -> Cqe64 {
+        Cqe64 {
+            reserved0: [0; 32],
+            srqn_uidx: U32::ZERO,
+            imm_inval_pkey: [0; 4],
+            app: [0; 4],
+            byte_cnt: U32::ZERO,
+            timestamp: U64::ZERO,
+            sop_drop_qpn: U32::ZERO,
+            wqe_counter: U16::ZERO,
+            signature: 0,
+            op_own: OP_OWN_PRESET,
+        }
+    }
+
+    /// The entry with these bytes.
+    #[inline]
+    pub const fn from_bytes(bytes: [u8; SIZE]) -> Cqe64 {
+        zerocopy::transmute!(bytes)
+    }
+
+    /// The bytes of the entry, in the order they stand in memory.
+    #[inline]
+    pub const fn to_bytes(self) -> [u8; SIZE] {
+        zerocopy::transmute!(self)
+    }
+
+    /// The same bytes read as an error entry; meaningful if [`opcode`](Cqe64::opcode) is an error.
+    #[inline]
+    pub const fn as_error(&self) -> &ErrCqe {
+        zerocopy::transmute_ref!(self)
+    }
+
+    /// What the entry reports.
+    #[inline]
+    pub const fn opcode(&self) -> CqeOpcode {
+        CqeOpcode(self.op_own >> 4)
+    }
+
+    /// The owner bit.
+    #[inline]
+    pub const fn owner(&self) -> u8 {
+        self.op_own & 1
+    }
+
+    /// Whether the sender asked for an event.
+    #[inline]
+    pub const fn solicited(&self) -> bool {
+        self.op_own & 2 != 0
+    }
+
+    /// The queue pair.
+    #[inline]
+    pub fn qpn(&self) -> u32 {
+        self.sop_drop_qpn.get() & 0x00ff_ffff
+    }
+
+    /// The operation of the send queue entry that is done.
+    #[inline]
+    pub fn send_opcode(&self) -> SendOpcode {
+        SendOpcode((self.sop_drop_qpn.get() >> 24) as u8)
+    }
+
+    /// The last dword as a little-endian machine loads or stores it.
+    #[inline]
+    pub const fn last_dword(&self) -> u32 {
+        let [hi, lo] = self.wqe_counter.to_bytes();
+        u32::from_le_bytes([hi, lo, self.signature, self.op_own])
+    }
+}
+
+impl ErrCqe {
+    /// An error entry with the given owner bit.
+    pub fn new(say: &Failure, owner: u8) -> ErrCqe {
+        ErrCqe {
+            reserved0: [0; 32],
+            srqn_uidx: say.uidx.into(),
+            reserved1: [0; 18],
+            vendor_err: say.vendor_err,
+            syndrome: say.syndrome.0,
+            s_wqe_opcode_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
+            wqe_counter: say.wqe_counter.into(),
+            signature: 0,
+            op_own: op_own(say.opcode, false, owner),
+        }
+    }
+
+    /// The same bytes as the general form of an entry.
+    #[inline]
+    pub const fn as_cqe(&self) -> &Cqe64 {
+        zerocopy::transmute_ref!(self)
+    }
+
+    /// The bytes of the entry, in the order they stand in memory.
+    #[inline]
+    pub const fn to_bytes(self) -> [u8; SIZE] {
+        zerocopy::transmute!(self)
+    }
+
+    /// Why the work failed.
+    #[inline]
+    pub const fn reason(&self) -> Syndrome {
+        Syndrome(self.syndrome)
+    }
+
+    /// The queue pair.
+    #[inline]
+    pub fn qpn(&self) -> u32 {
+        self.s_wqe_opcode_qpn.get() & 0x00ff_ffff
+    }
+
+    /// The operation of the send queue entry that failed.
+    #[inline]
+    pub fn send_opcode(&self) -> SendOpcode {
+        SendOpcode((self.s_wqe_opcode_qpn.get() >> 24) as u8)
+    }
+}
+
+const fn opcode_qpn(opcode: SendOpcode, qpn: u32) -> u32 {
+    (opcode.0 as u32) << 24 | qpn & 0x00ff_ffff
+}
+
+/// The last byte of an entry.
+#[inline]
+pub const fn op_own(opcode: CqeOpcode, solicited: bool, owner: u8) -> u8 {
+    opcode.0 << 4 | (solicited as u8) << 1 | owner & 1
+}
+
+/// The owner bit of the entry number `index` (counted over all laps) in a queue of
+/// 2^`log_entries` entries.
+#[inline]
+pub const fn owner_of_lap(index: u32, log_entries: u8) -> u8 {
+    match index.checked_shr(log_entries as u32) {
+        Some(lap) => (lap & 1) as u8,
+        // A queue that long is never full once.
+        None => 0,
+    }
+}
+
+/// The last dword of an unsolicited entry, as a little-endian machine loads or stores it.
+#[inline]
+pub const fn last_dword(opcode: CqeOpcode, owner: u8, signature: u8, wqe_counter: u16) -> u32 {
+    let [hi, lo] = wqe_counter.to_be_bytes();
+    u32::from_le_bytes([hi, lo, signature, op_own(opcode, false, owner)])
+}
+
+/// The work queue index in a last dword, as a little-endian machine loads it.
+#[inline]
+pub const fn wqe_counter_of(last_dword_le: u32) -> u16 {
+    ((last_dword_le & 0xffff) as u16).swap_bytes()
+}
+
+/// What the last dword of an entry tells about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryState {
+    /// The NIC has not written the entry in this lap.
+    NotYet,
+    /// The work is done. The code may be one this crate has no name for.
+    Success(CqeOpcode),
+    /// The work failed; the entry reads as an [`ErrCqe`].
+    Error(CqeOpcode),
+}
+
+/// Judges entry number `index` (counted over all laps) of a queue of 2^`log_entries` entries
+/// by its last dword, as a little-endian machine loads it.
+#[inline]
+pub const fn classify(last_dword_le: u32, index: u32, log_entries: u8) -> EntryState {
+    let opcode = CqeOpcode((last_dword_le >> 28) as u8);
+    let owner = (last_dword_le & OWNER_BIT != 0) as u8;
+    if owner != owner_of_lap(index, log_entries) || opcode.0 == CqeOpcode::INVALID.0 {
+        EntryState::NotYet
+    } else if opcode.is_error() {
+        EntryState::Error(opcode)
+    } else {
+        EntryState::Success(opcode)
+    }
+}

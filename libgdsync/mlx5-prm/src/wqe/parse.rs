@@ -1,0 +1,199 @@
+//! Send queue entries, from bytes to what they ask for: the NIC's side.
+
+use zerocopy::FromBytes;
+
+use super::{
+    Atomic, AtomicSeg, CtrlSeg, DataSeg, INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, ParseError, Part,
+    RaddrSeg, Remote, SEGMENT, Sge, WqeFlags,
+};
+use crate::opcode::SendOpcode;
+
+/// An entry of an RC send queue, taken apart and checked.
+#[derive(Clone, Copy, Debug)]
+pub struct ParsedWqe<'a> {
+    /// The control segment.
+    pub ctrl: CtrlSeg,
+    /// Where at the peer; there if and only if the opcode is a READ, a write or an atomic.
+    pub remote: Option<Remote>,
+    /// Operands, of the opcode's kind; there if and only if the opcode is an atomic.
+    pub atomic: Option<Atomic>,
+    /// The data segments, valid up to the last byte. Empty for a NOP.
+    data: &'a [u8],
+}
+
+impl<'a> ParsedWqe<'a> {
+    /// The opcode; always one this crate has a name for.
+    #[inline]
+    pub fn opcode(&self) -> SendOpcode {
+        self.ctrl.opcode()
+    }
+
+    /// How the request is to be treated.
+    #[inline]
+    pub fn flags(&self) -> WqeFlags {
+        self.ctrl.flags()
+    }
+
+    /// The data, piece by piece, in order. To a READ or an atomic, where the answer goes.
+    #[inline]
+    pub fn data(&self) -> DataItems<'a> {
+        DataItems { rest: self.data }
+    }
+
+    /// Bytes of all data together.
+    pub fn data_len(&self) -> u64 {
+        self.data().map(|item| item.len()).sum()
+    }
+}
+
+/// A piece of a request's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Data<'a> {
+    /// Registered memory. A byte count of 0 has become 2 GiB, as the NIC takes it.
+    Sge(Sge),
+    /// The bytes themselves.
+    Inline(&'a [u8]),
+}
+
+impl Data<'_> {
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        match self {
+            Data::Sge(sge) => u64::from(sge.len),
+            Data::Inline(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether there are no bytes in it.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The pieces of a request's data, in order.
+#[derive(Clone, Debug)]
+pub struct DataItems<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Iterator for DataItems<'a> {
+    type Item = Data<'a>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Data<'a>> {
+        // The segments were checked when the entry was parsed, so there is no fault to hide.
+        let (item, rest) = next_item(self.rest).ok().flatten()?;
+        self.rest = rest;
+        Some(item)
+    }
+}
+
+/// What is wrong with a data segment.
+enum Fault {
+    InlineTooLong { len: u32 },
+    InlineOverrun { len: u32 },
+}
+
+/// The first piece and the segments after it; `None` at the end.
+#[inline]
+fn next_item(rest: &[u8]) -> Result<Option<(Data<'_>, &[u8])>, Fault> {
+    let Ok((pointer, after)) = DataSeg::ref_from_prefix(rest) else {
+        return Ok(None);
+    };
+    let byte_count = pointer.byte_count.get();
+    if byte_count & INLINE_FLAG == 0 {
+        return Ok(Some((Data::Sge(pointer.sge()), after)));
+    }
+    let len = byte_count & !INLINE_FLAG;
+    let bytes = len as usize;
+    if bytes > MAX_INLINE {
+        return Err(Fault::InlineTooLong { len });
+    }
+    let whole = (4 + bytes).next_multiple_of(SEGMENT);
+    let Some((inline, after)) = rest.split_at_checked(whole) else {
+        return Err(Fault::InlineOverrun { len });
+    };
+    Ok(Some((Data::Inline(&inline[4..4 + bytes]), after)))
+}
+
+/// Takes an entry of an RC send queue apart. `bytes` is a contiguous copy of at least the
+/// entry; what follows the entry's last segment is ignored.
+///
+/// # Errors
+/// The bytes are too few for the entry, or the entry is malformed, or its opcode or opcode
+/// modifier is not one of this crate.
+pub fn parse_send(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
+    let len = bytes.len();
+    let (ctrl, _) = CtrlSeg::read_from_prefix(bytes).map_err(|_| ParseError::NoCtrl { len })?;
+    let (opcode, opmod, ds) = (ctrl.opcode(), ctrl.opmod(), ctrl.ds());
+    if ds == 0 || usize::from(ds) > MAX_SEGMENTS {
+        return Err(ParseError::Size { ds });
+    }
+    let Some(entry) = bytes.get(SEGMENT..usize::from(ds) * SEGMENT) else {
+        return Err(ParseError::Truncated { ds, len });
+    };
+    let shape = match opcode.shape() {
+        Some(shape) if opmod == 0 => shape,
+        _ => return Err(ParseError::Unsupported { opcode, opmod }),
+    };
+    let missing = |part| ParseError::Missing { opcode, ds, part };
+    let mut parsed = ParsedWqe {
+        ctrl,
+        remote: None,
+        atomic: None,
+        data: entry,
+    };
+    if !shape.payload {
+        parsed.data = &[];
+        return Ok(parsed);
+    }
+    if shape.remote {
+        let (segment, rest) =
+            RaddrSeg::read_from_prefix(parsed.data).map_err(|_| missing(Part::Remote))?;
+        parsed.remote = Some(Remote {
+            addr: segment.addr.get(),
+            rkey: segment.rkey.get(),
+        });
+        parsed.data = rest;
+    }
+    if shape.atomic {
+        let (segment, rest) =
+            AtomicSeg::read_from_prefix(parsed.data).map_err(|_| missing(Part::Atomic))?;
+        let swap_add = segment.swap_add.get();
+        parsed.atomic = Some(if opcode == SendOpcode::ATOMIC_CS {
+            Atomic::CompareSwap {
+                compare: segment.compare.get(),
+                swap: swap_add,
+            }
+        } else {
+            Atomic::FetchAdd { add: swap_add }
+        });
+        parsed.data = rest;
+    }
+    check_data(parsed.data, opcode, ds, shape.inline)?;
+    Ok(parsed)
+}
+
+/// Walks over the data segments, the last ones of an entry of `ds` segments.
+fn check_data(data: &[u8], opcode: SendOpcode, ds: u8, inline: bool) -> Result<(), ParseError> {
+    let mut rest = data;
+    loop {
+        // At most 62 segments are left.
+        let segment = ds - (rest.len() / SEGMENT) as u8;
+        match next_item(rest) {
+            Ok(None) => return Ok(()),
+            Ok(Some((Data::Inline(_), _))) if !inline => {
+                return Err(ParseError::InlineNotAllowed { opcode, segment });
+            }
+            Ok(Some((_, after))) => rest = after,
+            Err(Fault::InlineTooLong { len }) => {
+                return Err(ParseError::InlineTooLong { segment, len });
+            }
+            Err(Fault::InlineOverrun { len }) => {
+                return Err(ParseError::InlineOverrun { segment, len });
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Send queue entries, from a request to bytes.
+
+use super::{
+    AtomicSeg, AvSeg, CE_SIGNALED, CtrlSeg, DataSeg, FENCE, FENCE_MASK, FENCE_READS, FormatError,
+    INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, MAX_SGE_LEN, Part, RaddrSeg, SE, SEGMENT, SegmentSink,
+    basic_blocks,
+};
+use crate::doorbell;
+use crate::opcode::SendOpcode;
+
+/// A piece of registered local memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Address in the region.
+    pub addr: u64,
+    /// Key of the region.
+    pub lkey: u32,
+    /// Length in bytes, at most [`MAX_SGE_LEN`]. Pieces of length 0 are left out of entries.
+    pub len: u32,
+}
+
+/// A place in registered memory of the peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// Address in the region.
+    pub addr: u64,
+    /// Key of the region.
+    pub rkey: u32,
+}
+
+/// An atomic operation on eight bytes of the peer. The value before goes to the payload's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atomic {
+    /// Stores `swap` if the value is `compare`.
+    CompareSwap {
+        /// What the value is compared with.
+        compare: u64,
+        /// What is stored if it matches.
+        swap: u64,
+    },
+    /// Adds `add`, modulo 2^64.
+    FetchAdd {
+        /// What is added.
+        add: u64,
+    },
+}
+
+impl Atomic {
+    /// The opcode that goes with these operands.
+    #[inline]
+    pub const fn opcode(&self) -> SendOpcode {
+        match self {
+            Atomic::CompareSwap { .. } => SendOpcode::ATOMIC_CS,
+            Atomic::FetchAdd { .. } => SendOpcode::ATOMIC_FA,
+        }
+    }
+
+    #[inline]
+    const fn segment(&self) -> AtomicSeg {
+        match *self {
+            Atomic::CompareSwap { compare, swap } => AtomicSeg::new(swap, compare),
+            Atomic::FetchAdd { add } => AtomicSeg::new(add, 0),
+        }
+    }
+}
+
+/// What a request is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Payload<'a> {
+    /// No data.
+    #[default]
+    None,
+    /// Registered memory: read by sends and writes, filled by READs and atomics.
+    Gather(&'a [Sge]),
+    /// The pieces, joined, travel in the entry itself: their memory need not be registered and
+    /// may be reused at once. At most [`MAX_INLINE`] bytes, and no more than fit the entry.
+    Inline(&'a [&'a [u8]]),
+}
+
+impl Payload<'_> {
+    /// Segments of the payload, and the inline bytes in it.
+    #[inline]
+    fn size(&self) -> Result<(usize, usize), FormatError> {
+        match *self {
+            Payload::None => Ok((0, 0)),
+            Payload::Gather(sges) => Ok((count(sges)?, 0)),
+            Payload::Inline(pieces) => {
+                let len = pieces
+                    .iter()
+                    .fold(0, |n: usize, p| n.saturating_add(p.len()));
+                if len > MAX_INLINE {
+                    return Err(FormatError::InlineTooLong { len });
+                }
+                let segments = if len == 0 {
+                    0
+                } else {
+                    (4 + len).div_ceil(SEGMENT)
+                };
+                Ok((segments, len))
+            }
+        }
+    }
+}
+
+/// How many pointers the list needs in an entry: empty ones need none.
+#[inline]
+pub(super) fn count(sges: &[Sge]) -> Result<usize, FormatError> {
+    let mut n = 0;
+    for sge in sges {
+        if sge.len > MAX_SGE_LEN {
+            return Err(FormatError::SgeTooLong { len: sge.len });
+        }
+        n += usize::from(sge.len != 0);
+    }
+    Ok(n)
+}
+
+/// Writes the pointers that [`count`] has counted.
+#[inline]
+pub(super) fn put_pointers(sges: &[Sge], sink: &mut impl SegmentSink) {
+    for sge in sges.iter().filter(|sge| sge.len != 0) {
+        sink.put(&DataSeg::new(*sge).to_bytes());
+    }
+}
+
+/// How a request is to be treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WqeFlags {
+    /// Write a completion entry. (A failure writes one in any case.)
+    pub signaled: bool,
+    /// Ask for an event at the receiver.
+    pub solicited: bool,
+    /// Start only after the READs and atomics before it are done.
+    pub fence: bool,
+}
+
+impl WqeFlags {
+    /// The control segment's byte `fm_ce_se`.
+    #[inline]
+    pub const fn to_byte(self) -> u8 {
+        let signaled = if self.signaled { CE_SIGNALED } else { 0 };
+        let solicited = if self.solicited { SE } else { 0 };
+        let fence = if self.fence { FENCE } else { 0 };
+        signaled | solicited | fence
+    }
+
+    /// The meaning of `fm_ce_se`. Every fence mode that waits for READs counts as a fence.
+    #[inline]
+    pub const fn from_byte(byte: u8) -> WqeFlags {
+        WqeFlags {
+            signaled: byte & CE_SIGNALED != 0,
+            solicited: byte & SE != 0,
+            fence: byte & FENCE_MASK >= FENCE_READS,
+        }
+    }
+}
+
+/// A send queue request.
+///
+/// Which parts must be there follows from the opcode: READs, writes and atomics have a
+/// `remote`; atomics have `atomic` operands of their kind; an immediate other than zero is for
+/// opcodes that deliver one (for [`SendOpcode::SEND_INV`] it is the key to invalidate); an
+/// address vector is for SENDs on UD queue pairs; READs and atomics have no inline payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendWqe<'a> {
+    /// The operation.
+    pub opcode: SendOpcode,
+    /// How it is to be treated.
+    pub flags: WqeFlags,
+    /// Immediate data, in network order.
+    pub imm: [u8; 4],
+    /// Where at the peer.
+    pub remote: Option<Remote>,
+    /// Operands of an atomic operation.
+    pub atomic: Option<Atomic>,
+    /// Where to, on a UD queue pair.
+    pub av: Option<AvSeg>,
+    /// What.
+    pub payload: Payload<'a>,
+}
+
+/// An entry that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// Its size in segments of 16 bytes.
+    pub ds: u8,
+    /// Its size in basic blocks of 64 bytes: how far the queue's index moves.
+    pub basic_blocks: u8,
+    /// What to write to the doorbell, in the order the bytes stand in memory.
+    pub doorbell: [u8; 8],
+}
+
+impl Encoded {
+    #[inline]
+    fn new(ctrl: &[u8; SEGMENT], ds: u8) -> Encoded {
+        let [a, b, c, d, e, f, g, h, ..] = *ctrl;
+        Encoded {
+            ds,
+            basic_blocks: basic_blocks(ds),
+            doorbell: [a, b, c, d, e, f, g, h],
+        }
+    }
+
+    /// The doorbell as a 64-bit value for a store by a little-endian machine. Where only
+    /// 32-bit stores exist, the low half goes to the lower address, first.
+    #[inline]
+    pub const fn doorbell_value(&self) -> u64 {
+        u64::from_le_bytes(self.doorbell)
+    }
+
+    /// What to store into the send doorbell record, if the entry began at `index` (counted
+    /// over all laps), as [`doorbell::record_value`] gives it.
+    #[inline]
+    pub const fn record_value(&self, index: u32) -> u32 {
+        doorbell::record_value(index.wrapping_add(self.basic_blocks as u32))
+    }
+}
+
+impl SendWqe<'_> {
+    /// Segments before the payload: the number, counted from 0, of the first payload segment.
+    ///
+    /// # Errors
+    /// The parts do not go with the opcode.
+    #[inline]
+    pub fn payload_start(&self) -> Result<u8, FormatError> {
+        let opcode = self.opcode;
+        let Some(shape) = opcode.shape() else {
+            return Err(FormatError::Unsupported { opcode });
+        };
+        let missing = |part| Err(FormatError::Missing { opcode, part });
+        let unexpected = |part| Err(FormatError::Unexpected { opcode, part });
+        match self.remote {
+            None if shape.remote => return missing(Part::Remote),
+            Some(_) if !shape.remote => return unexpected(Part::Remote),
+            _ => (),
+        }
+        match &self.atomic {
+            None if shape.atomic => return missing(Part::Atomic),
+            Some(operands) if operands.opcode() != opcode => return unexpected(Part::Atomic),
+            _ => (),
+        }
+        if self.imm != [0; 4] && !shape.imm {
+            return unexpected(Part::Immediate);
+        }
+        if self.av.is_some() && !shape.av {
+            return unexpected(Part::AddressVector);
+        }
+        match self.payload {
+            Payload::Inline(_) if !shape.inline => return unexpected(Part::Inline),
+            Payload::Inline(_) | Payload::Gather(_) if !shape.payload => {
+                return unexpected(Part::Payload);
+            }
+            _ => (),
+        }
+        let av = if self.av.is_some() {
+            AvSeg::SEGMENTS as u8
+        } else {
+            0
+        };
+        Ok(1 + u8::from(shape.remote) + u8::from(shape.atomic) + av)
+    }
+
+    #[inline]
+    fn size(&self) -> Result<(u8, usize), FormatError> {
+        let start = self.payload_start()?;
+        let (payload, inline) = self.payload.size()?;
+        let segments = payload.saturating_add(usize::from(start));
+        if segments > MAX_SEGMENTS {
+            return Err(FormatError::TooManySegments { segments });
+        }
+        Ok((segments as u8, inline))
+    }
+
+    /// The entry's size in segments (`ds`), without writing it.
+    ///
+    /// # Errors
+    /// The request has no valid entry: its parts do not go with the opcode, or it is too large.
+    #[inline]
+    pub fn segments(&self) -> Result<u8, FormatError> {
+        Ok(self.size()?.0)
+    }
+
+    /// Writes the entry for basic block `index` (modulo 2^16) of queue pair `qpn` to `sink`.
+    ///
+    /// # Errors
+    /// The request has no valid entry: its parts do not go with the opcode, or it is too large,
+    /// or `qpn` has more than 24 bits. Nothing is written then.
+    #[inline]
+    pub fn encode(
+        &self,
+        index: u16,
+        qpn: u32,
+        sink: &mut impl SegmentSink,
+    ) -> Result<Encoded, FormatError> {
+        let (ds, inline) = self.size()?;
+        check_qpn(qpn)?;
+        let ctrl = CtrlSeg::new(self.opcode, index, qpn, ds, self.flags, self.imm).to_bytes();
+        sink.put(&ctrl);
+        if let Some(av) = self.av {
+            for segment in av.to_segments() {
+                sink.put(&segment);
+            }
+        }
+        if let Some(Remote { addr, rkey }) = self.remote {
+            sink.put(&RaddrSeg::new(addr, rkey).to_bytes());
+        }
+        if let Some(atomic) = &self.atomic {
+            sink.put(&atomic.segment().to_bytes());
+        }
+        match self.payload {
+            Payload::None => (),
+            Payload::Gather(sges) => put_pointers(sges, sink),
+            Payload::Inline(pieces) => put_inline(pieces, inline, sink),
+        }
+        Ok(Encoded::new(&ctrl, ds))
+    }
+}
+
+/// Writes the pieces, together `len` bytes, as one inline segment. Nothing if `len` is 0.
+#[inline]
+fn put_inline(pieces: &[&[u8]], len: usize, sink: &mut impl SegmentSink) {
+    if len == 0 {
+        return;
+    }
+    let mut segment = [0; SEGMENT];
+    segment[..4].copy_from_slice(&(len as u32 | INLINE_FLAG).to_be_bytes());
+    let mut filled = 4;
+    for piece in pieces {
+        let mut rest = *piece;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(SEGMENT - filled));
+            segment[filled..filled + now.len()].copy_from_slice(now);
+            filled += now.len();
+            rest = later;
+            if filled == SEGMENT {
+                sink.put(&segment);
+                segment = [0; SEGMENT];
+                filled = 0;
+            }
+        }
+    }
+    if filled > 0 {
+        sink.put(&segment);
+    }
+}
+
+#[inline]
+fn check_qpn(qpn: u32) -> Result<(), FormatError> {
+    if qpn > 0x00ff_ffff {
+        return Err(FormatError::QpNumber { qpn });
+    }
+    Ok(())
+}
+
+/// Writes a NOP that covers `ds` segments, for basic block `index` (modulo 2^16) of queue pair
+/// `qpn`. Only the control segment is put to `sink`: the NIC skips the others, whatever they
+/// hold, so an entry that was prepared before can be voided in place.
+///
+/// # Errors
+/// `ds` is 0 or more than [`MAX_SEGMENTS`], or `qpn` has more than 24 bits. Nothing is written then.
+#[inline]
+pub fn encode_nop(
+    index: u16,
+    qpn: u32,
+    ds: u8,
+    signaled: bool,
+    sink: &mut impl SegmentSink,
+) -> Result<Encoded, FormatError> {
+    if ds == 0 || usize::from(ds) > MAX_SEGMENTS {
+        return Err(FormatError::NopSize { ds });
+    }
+    check_qpn(qpn)?;
+    let flags = WqeFlags {
+        signaled,
+        ..WqeFlags::default()
+    };
+    let ctrl = CtrlSeg::new(SendOpcode::NOP, index, qpn, ds, flags, [0; 4]).to_bytes();
+    sink.put(&ctrl);
+    Ok(Encoded::new(&ctrl, ds))
+}
