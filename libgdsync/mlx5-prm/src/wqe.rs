@@ -10,9 +10,10 @@
 //! takes an entry apart. [`encode_recv`] and [`parse_recv`] do the same for receives.
 //!
 //! # What the vendor's library does, and we do as well
-//! - *Fence*: a fenced request carries mode [`FENCE`] (0x80, the strongest of the two numbers
-//!   in use for it), whatever its operation, and leaves no mark on the next one: an unfenced
-//!   request after a fenced READ has mode 0.
+//! - *Fence*: a fenced request carries mode [`FENCE`] (0x80), not [`FENCE_READS`], whatever
+//!   its operation. It leaves no mark on the next one: an unfenced request right after a fenced
+//!   READ has mode 0. (A fence on its own account, after a local invalidation or a memory
+//!   registration in the queue, does not arise here: there are no such operations.)
 //! - *Empty pieces*: a pointer with a byte count of 0 means 2 GiB to this hardware, so
 //!   pointers of length 0 are left out of the entry, and an inline payload of no bytes has no
 //!   segment. (That a request with no pointers is a bare control segment is known from the

@@ -1,0 +1,157 @@
+//! Device-shared memory as the CPU reaches it: accessed word by word, never by reference.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use crate::ring::RingMemory;
+
+/// A span of memory that devices read and write at any time.
+///
+/// All access is atomic by word (or byte at ragged ends), so that a device's concurrent
+/// store is a race only in what it means, not in the language. Offsets outside the span are
+/// a bug of the caller and panic, as slices do.
+#[derive(Clone, Copy, Debug)]
+pub struct Mapped {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: access is by atomic operations only; the constructor's contract keeps the memory alive.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// # Safety
+    /// `base` is valid for reads and writes of `len` bytes as long as this value or a copy or
+    /// part of it is used, and is accessed by nobody in this process except atomically.
+    pub unsafe fn new(base: NonNull<u8>, len: usize) -> Mapped {
+        Mapped { base, len }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The part of `len` bytes from `offset`.
+    pub fn part(&self, offset: usize, len: usize) -> Mapped {
+        self.check(offset, len, 1);
+        Mapped {
+            // SAFETY: inside the span, as checked.
+            base: unsafe { self.base.add(offset) },
+            len,
+        }
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize, align: usize) {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len) && (self.base.as_ptr() as usize + offset) % align == 0,
+            "{len} bytes at {offset} of {}",
+            self.len
+        );
+    }
+
+    #[inline]
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        self.check(offset, 4, 4);
+        // SAFETY: inside the span and aligned, as checked; the span is only accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline]
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        self.check(offset, 8, 8);
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    #[inline]
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        self.check(offset, 1, 1);
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(offset)) }
+    }
+
+    pub fn load64(&self, offset: usize) -> u64 {
+        self.word64(offset).load(Ordering::Acquire)
+    }
+
+    pub fn store64(&self, offset: usize, value: u64) {
+        self.word64(offset).store(value, Ordering::Release)
+    }
+
+    /// Copies out. Not atomic as a whole.
+    pub fn read(&self, offset: usize, into: &mut [u8]) {
+        self.check(offset, into.len(), 1);
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done;
+            let aligned = (self.base.as_ptr() as usize + at) % 8 == 0;
+            if aligned && into.len() - done >= 8 {
+                let word = self.word64(at).load(Ordering::Relaxed);
+                into[done..done + 8].copy_from_slice(&word.to_ne_bytes());
+                done += 8;
+            } else {
+                into[done] = self.byte(at).load(Ordering::Relaxed);
+                done += 1;
+            }
+        }
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
+
+    /// Copies in. Not atomic as a whole.
+    pub fn write(&self, offset: usize, from: &[u8]) {
+        self.check(offset, from.len(), 1);
+        std::sync::atomic::fence(Ordering::Release);
+        let mut done = 0;
+        while done < from.len() {
+            let at = offset + done;
+            let aligned = (self.base.as_ptr() as usize + at) % 8 == 0;
+            if aligned && from.len() - done >= 8 {
+                let mut word = [0; 8];
+                word.copy_from_slice(&from[done..done + 8]);
+                self.word64(at).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+                done += 8;
+            } else {
+                self.byte(at).store(from[done], Ordering::Relaxed);
+                done += 1;
+            }
+        }
+    }
+}
+
+impl RingMemory for Mapped {
+    #[inline]
+    fn store_segment(&self, offset: usize, segment: &[u8; 16]) {
+        let (low, high) = segment.split_at(8);
+        let word = |half: &[u8]| u64::from_ne_bytes(half.try_into().expect("eight bytes"));
+        self.word64(offset).store(word(low), Ordering::Relaxed);
+        self.word64(offset + 8).store(word(high), Ordering::Relaxed);
+    }
+
+    fn load_segment(&self, offset: usize) -> [u8; 16] {
+        let mut segment = [0; 16];
+        let (low, high) = segment.split_at_mut(8);
+        low.copy_from_slice(&self.word64(offset).load(Ordering::Relaxed).to_ne_bytes());
+        high.copy_from_slice(&self.word64(offset + 8).load(Ordering::Relaxed).to_ne_bytes());
+        segment
+    }
+
+    #[inline]
+    fn load32(&self, offset: usize) -> u32 {
+        // Pairs with the release store of whoever publishes the word: a NIC's completion entry,
+        // a stream's mark.
+        self.word32(offset).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    fn store32(&self, offset: usize, value: u32) {
+        self.word32(offset).store(value, Ordering::Release)
+    }
+}

@@ -1,0 +1,256 @@
+//! Memory that the GPU, NICs and the CPU share, and the words and spans carved from it.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use super::{Allocation, Gpu, Mapped, soft};
+use crate::error::{Error, Kind, Result};
+use crate::memop::DevicePtr;
+use crate::ring::RingMemory;
+
+/// Where memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryKind {
+    /// In the GPU. The CPU reaches it through a mapping made on first use.
+    Device,
+    /// In the host, pinned; the GPU reaches it over the bus.
+    Pinned,
+}
+
+/// A piece of memory of one GPU. Clones are the same memory, which is freed when the last
+/// clone, registration and request in flight is gone. There is no access by reference: devices
+/// may write at any time, so bytes are copied in and out.
+#[derive(Clone)]
+pub struct Region(Arc<Inner>);
+
+struct Inner {
+    gpu: Gpu,
+    kind: MemoryKind,
+    allocation: Allocation,
+    /// The CPU's view, with what keeps it alive.
+    view: OnceLock<Result<soft::View, String>>,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, allocation, .. } = &*self.0;
+        write!(f, "{kind:?} region {:?}+{:#x}", allocation.addr, allocation.len)
+    }
+}
+
+impl Region {
+    pub(super) fn new(gpu: Gpu, kind: MemoryKind, allocation: Allocation) -> Region {
+        Region(Arc::new(Inner {
+            gpu,
+            kind,
+            allocation,
+            view: OnceLock::new(),
+        }))
+    }
+
+    /// The GPU it belongs to.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    /// Where it lies.
+    pub fn kind(&self) -> MemoryKind {
+        self.0.kind
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.allocation.len
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Its address on the GPU.
+    pub fn addr(&self) -> DevicePtr {
+        self.0.allocation.addr
+    }
+
+    /// Its backing, for the software devices.
+    pub(crate) fn backing(&self) -> &soft::Backing {
+        &self.0.allocation.backing
+    }
+
+    /// The CPU's view of it.
+    pub(crate) fn mapped(&self) -> Result<Mapped> {
+        if let Some(cpu) = self.0.allocation.cpu {
+            return Ok(cpu);
+        }
+        let view = self.0.view.get_or_init(|| {
+            soft::View::of(&self.0.allocation.backing).map_err(|e| e.to_string())
+        });
+        match view {
+            Ok(view) => Ok(view.mapped()),
+            Err(why) => Err(Error::new("map device memory for the CPU", Kind::System, why.clone())),
+        }
+    }
+
+    fn check(&self, operation: &'static str, offset: usize, len: usize, align: usize) -> Result<()> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
+        if !inside || (self.addr().0 as usize).wrapping_add(offset) % align != 0 {
+            return Err(Error::new(
+                operation,
+                Kind::Invalid,
+                format!("{len} bytes aligned to {align} at offset {offset} of {self:?}"),
+            )
+            .limit(self.len() as u64));
+        }
+        Ok(())
+    }
+
+    /// The 32-bit word at `offset`.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not lie in the region or is not aligned to 4.
+    pub fn word32(&self, offset: usize) -> Result<Word32> {
+        self.check("carve word", offset, 4, 4)?;
+        Ok(Word32 {
+            region: self.clone(),
+            offset,
+        })
+    }
+
+    /// The 64-bit word at `offset`.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not lie in the region or is not aligned to 8.
+    pub fn word64(&self, offset: usize) -> Result<Word64> {
+        self.check("carve word", offset, 8, 8)?;
+        Ok(Word64 {
+            region: self.clone(),
+            offset,
+        })
+    }
+
+    /// The `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `Invalid` if they do not lie in the region.
+    pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        self.check("carve span", offset, len, 1)?;
+        Ok(Span {
+            region: self.clone(),
+            offset,
+            len,
+        })
+    }
+
+    /// Copies bytes out, through the CPU.
+    ///
+    /// # Errors
+    /// `Invalid` outside the region; `System` if device memory cannot be mapped.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.check("read region", offset, into.len(), 1)?;
+        self.mapped()?.read(offset, into);
+        Ok(())
+    }
+
+    /// Copies bytes in, through the CPU.
+    ///
+    /// # Errors
+    /// As [`Region::read`].
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.check("write region", offset, from.len(), 1)?;
+        self.mapped()?.write(offset, from);
+        Ok(())
+    }
+}
+
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident, $value:ty, $load:ident, $store:ident) => {
+        $(#[$doc])*
+        #[derive(Clone)]
+        pub struct $name {
+            region: Region,
+            offset: usize,
+        }
+
+        impl $name {
+            /// The region it lies in.
+            pub fn region(&self) -> &Region {
+                &self.region
+            }
+
+            /// Its address on the GPU.
+            pub fn addr(&self) -> DevicePtr {
+                self.region.addr().offset(self.offset as u64)
+            }
+
+            /// Its value now, with acquire.
+            ///
+            /// # Errors
+            /// `System` if device memory cannot be mapped.
+            pub fn load(&self) -> Result<$value> {
+                Ok(self.region.mapped()?.$load(self.offset))
+            }
+
+            /// Stores a value, with release, and tells the software devices.
+            ///
+            /// # Errors
+            /// `System` if device memory cannot be mapped.
+            pub fn store(&self, value: $value) -> Result<()> {
+                self.region.mapped()?.$store(self.offset, value);
+                self.region.gpu().host().ring();
+                Ok(())
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "word at {} of {:?}", self.offset, self.region)
+            }
+        }
+    };
+}
+
+word!(
+    /// A 32-bit word of a region, aligned.
+    Word32, u32, load32, store32
+);
+word!(
+    /// A 64-bit word of a region, aligned.
+    Word64, u64, load64, store64
+);
+
+/// Some bytes of a region.
+#[derive(Clone)]
+pub struct Span {
+    region: Region,
+    offset: usize,
+    len: usize,
+}
+
+impl Span {
+    /// The region it lies in.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Its address on the GPU.
+    pub fn addr(&self) -> DevicePtr {
+        self.region.addr().offset(self.offset as u64)
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {} of {:?}", self.len, self.offset, self.region)
+    }
+}

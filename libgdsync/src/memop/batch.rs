@@ -1,0 +1,173 @@
+//! A list of operations, and where it may be cut.
+
+use std::ops::Range;
+
+use super::Op;
+use crate::error::{Error, Kind, Result};
+
+/// Operations to be run by a stream in order.
+///
+/// A runtime takes a limited number at once, so a long batch is cut into several submissions,
+/// but never between operations that were [glued](Batch::push_glued): a doorbell stays with
+/// its doorbell record. Clearing a batch keeps its memory, so a reused one does not allocate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    ops: Vec<Op>,
+    /// `glued[i]`: operation `i` goes into the same submission as operation `i + 1`.
+    glued: Vec<bool>,
+}
+
+impl Batch {
+    /// An empty batch.
+    pub fn new() -> Batch {
+        Batch::default()
+    }
+
+    /// An empty batch with room for `n` operations.
+    pub fn with_capacity(n: usize) -> Batch {
+        Batch {
+            ops: Vec::with_capacity(n),
+            glued: Vec::with_capacity(n),
+        }
+    }
+
+    /// Appends `op`.
+    pub fn push(&mut self, op: Op) {
+        self.ops.push(op);
+        self.glued.push(false);
+    }
+
+    /// Appends `op`, which will not be separated from the operation pushed after it.
+    pub fn push_glued(&mut self, op: Op) {
+        self.ops.push(op);
+        self.glued.push(true);
+    }
+
+    /// The operations in order.
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    pub(crate) fn ops_mut(&mut self) -> &mut [Op] {
+        &mut self.ops
+    }
+
+    /// Whether operation `index` is glued to the next.
+    pub fn is_glued(&self, index: usize) -> bool {
+        self.glued.get(index).copied().unwrap_or(false)
+    }
+
+    /// How many operations there are.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Forgets the operations, keeps the memory.
+    pub fn clear(&mut self) {
+        self.ops.clear();
+        self.glued.clear();
+    }
+
+    /// Drops everything after the first `len` operations.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.ops.truncate(len);
+        self.glued.truncate(len);
+    }
+
+    /// The submissions: ranges of at most `limit` operations, cut where nothing is glued,
+    /// each as long as it can be.
+    ///
+    /// # Errors
+    /// `Unsupported` if more than `limit` operations are glued together.
+    pub fn split(&self, limit: usize) -> Result<Split<'_>> {
+        let mut run = 0;
+        for &glued in &self.glued {
+            run += 1;
+            if run > limit {
+                return Err(Error::new(
+                    "split batch",
+                    Kind::Unsupported,
+                    "more operations that belong together than one submission takes",
+                )
+                .limit(limit as u64));
+            }
+            if !glued {
+                run = 0;
+            }
+        }
+        Ok(Split {
+            batch: self,
+            at: 0,
+            limit,
+        })
+    }
+}
+
+/// Iterates over the submissions of a [`Batch`]; see [`Batch::split`].
+#[derive(Clone, Debug)]
+pub struct Split<'a> {
+    batch: &'a Batch,
+    at: usize,
+    limit: usize,
+}
+
+impl Iterator for Split<'_> {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Range<usize>> {
+        let len = self.batch.len();
+        if self.at == len {
+            return None;
+        }
+        let mut end = len.min(self.at + self.limit);
+        // Step back out of a glued run; `split` made sure that this leaves something.
+        while end < len && self.batch.glued[end - 1] {
+            end -= 1;
+        }
+        let range = self.at..end;
+        self.at = end;
+        Some(range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(glue: &[bool]) -> Batch {
+        let mut b = Batch::new();
+        for &g in glue {
+            if g {
+                b.push_glued(Op::Fence)
+            } else {
+                b.push(Op::Fence)
+            }
+        }
+        b
+    }
+
+    #[test]
+    fn a_batch_is_cut_only_between_groups_and_as_late_as_possible() {
+        // 338 operations as a 26-neighbour exchange makes: groups of (record, doorbell) and singles.
+        let glue: Vec<bool> = (0..338).map(|i| i % 13 == 0).collect();
+        let b = batch(&glue);
+        let cuts: Vec<_> = b.split(255).unwrap().collect();
+        assert_eq!(cuts, [0..255, 255..338]);
+        let b = batch(&[false, true, false, true, true, false]);
+        assert_eq!(b.split(3).unwrap().collect::<Vec<_>>(), [0..3, 3..6]);
+        assert_eq!(b.split(4).unwrap().collect::<Vec<_>>(), [0..3, 3..6]);
+        for limit in 3..8 {
+            for r in b.split(limit).unwrap() {
+                assert!(r.len() <= limit && !b.is_glued(r.end - 1));
+            }
+        }
+        let e = b.split(2).unwrap_err();
+        assert_eq!((e.kind(), e.limit_value()), (Kind::Unsupported, Some(2)));
+        assert_eq!(Batch::new().split(1).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,23 @@
+//! What a runtime's streams can do.
+
+/// The capabilities that lowering depends on. Probed once per GPU, or switched by hand on the
+/// soft GPU so that every fall-back runs there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// 64-bit writes and waits (CUDA: `CAN_USE_64_BIT_STREAM_MEM_OPS`).
+    pub memops64: bool,
+    /// Waits with [`Condition::Nor`](super::Condition::Nor) (CUDA: `CAN_USE_STREAM_WAIT_VALUE_NOR`).
+    pub nor: bool,
+    /// Waits with a mask (HIP has them, CUDA has not).
+    pub mask: bool,
+    /// Waits that flush, and the flush operation (CUDA: `CAN_FLUSH_REMOTE_WRITES`).
+    pub flush: bool,
+    /// Inline copies as one operation. No public driver has them: they become writes.
+    pub inline_copy: bool,
+    /// Fences as an operation of their own.
+    pub fence: bool,
+    /// Whether the library's kernels can be launched.
+    pub kernels: bool,
+    /// Operations one submission takes (255 on CUDA).
+    pub batch_limit: usize,
+}

@@ -1,0 +1,163 @@
+//! Waiting for a completion entry: which tests on its last dword let a stream pass.
+//!
+//! The last dword of a 64-byte completion entry holds, seen by a little-endian host, the owner
+//! bit at bit 24 and the opcode at bits 28 to 31. Bit 31 is set in error entries (opcodes 13
+//! and 14) and in entries never written (opcode 15). An entry is *new* if its owner bit is
+//! the parity of the lap, and a *success* if moreover bit 31 is clear; a stream passes on that
+//! alone. Which operations express it depends on the runtime:
+//!
+//! | lap | operations |
+//! |---|---|
+//! | any, with masks | EQ of both bits under a mask |
+//! | first | GEQ 0: bit 31 is set until the entry is written with success |
+//! | odd | AND owner, then GEQ 0 |
+//! | even | NOR !owner, then GEQ 0 |
+//! | even, no NOR, send queue | GEQ 0x81000000 (opcode 0 with owner 0, or an error), then GEQ 0 |
+//! | even, no NOR, receive queue | none: a wait kernel decodes the entry |
+//!
+//! The second test of a pair looks at the same word: once the first has passed, only the
+//! watcher changes it again (from error to released).
+
+use mlx5_prm::cqe::{ERROR_BIT, OWNER_BIT};
+
+use super::{Batch, Caps, Condition, DevicePtr, Op};
+
+/// A completion entry to be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its last dword.
+    pub word: DevicePtr,
+    /// The owner bit that a new entry has.
+    pub owner: u8,
+    /// Whether the queue is in its first lap since its buffer was preset.
+    pub first_lap: bool,
+    /// Whether every success has opcode 0 (a send queue).
+    pub send: bool,
+    /// Whether what the NIC wrote to GPU memory must be visible after the wait.
+    pub flush: bool,
+}
+
+/// No sequence of memory operations of this runtime tests this entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedsKernel;
+
+/// Appends the waits for `entry`.
+pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKernel> {
+    let mut wait = |condition, value, mask, flush| {
+        batch.push(Op::Wait32 {
+            at: entry.word,
+            value,
+            mask,
+            condition,
+            flush,
+        })
+    };
+    const ALL: u32 = u32::MAX;
+    let owner = u32::from(entry.owner) ^ u32::from(crate::mutant::on(crate::mutant::Mutant::ParityOffByOne));
+    let success_too = !crate::mutant::on(crate::mutant::Mutant::ErrorEntryPasses);
+    if caps.mask {
+        let mask = if success_too { OWNER_BIT | ERROR_BIT } else { OWNER_BIT };
+        wait(Condition::Eq, owner * OWNER_BIT, mask, entry.flush);
+        return Ok(());
+    }
+    if !(entry.first_lap && owner == 0) {
+        let last = entry.flush && !success_too;
+        match (owner, caps.nor, entry.send) {
+            (1, _, _) => wait(Condition::And, OWNER_BIT, ALL, last),
+            (_, true, _) => wait(Condition::Nor, !OWNER_BIT, ALL, last),
+            (_, false, true) => wait(Condition::Geq, ERROR_BIT | OWNER_BIT, ALL, last),
+            (_, false, false) => return Err(NeedsKernel),
+        }
+        if !success_too {
+            return Ok(());
+        }
+    }
+    wait(Condition::Geq, 0, ALL, entry.flush);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mlx5_prm::cqe::{OP_OWN_PRESET, last_dword};
+    use mlx5_prm::opcode::CqeOpcode;
+
+    fn caps(nor: bool, mask: bool) -> Caps {
+        Caps {
+            memops64: true,
+            nor,
+            mask,
+            flush: true,
+            inline_copy: true,
+            fence: true,
+            kernels: true,
+            batch_limit: 255,
+        }
+    }
+
+    fn passes(batch: &Batch, word: u32) -> bool {
+        batch.ops().iter().all(|op| match *op {
+            Op::Wait32 {
+                value,
+                mask,
+                condition,
+                ..
+            } => condition.holds32(word & mask, value),
+            _ => panic!("only 32-bit waits are expected"),
+        })
+    }
+
+    /// Every runtime, queue and lap: a stream passes on a success of this lap and on nothing else.
+    #[test]
+    fn a_stream_passes_exactly_on_success_of_the_lap() {
+        let ops = [
+            CqeOpcode::REQ,
+            CqeOpcode::RESP_WR_IMM,
+            CqeOpcode::RESP_SEND,
+            CqeOpcode::RESP_SEND_IMM,
+            CqeOpcode::RESP_SEND_INV,
+        ];
+        let errors = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
+        let mut kernels = 0;
+        for (nor, mask) in [(true, false), (false, false), (true, true), (false, true)] {
+            for send in [true, false] {
+                for lap in 0..5u8 {
+                    let owner = lap & 1;
+                    let entry = Entry {
+                        word: DevicePtr(64),
+                        owner,
+                        first_lap: lap == 0,
+                        send,
+                        flush: true,
+                    };
+                    let mut batch = Batch::new();
+                    if push(&mut batch, &entry, &caps(nor, mask)).is_err() {
+                        assert!(!nor && !mask && !send && owner == 0 && lap > 0);
+                        kernels += 1;
+                        continue;
+                    }
+                    let good = if send { &ops[..1] } else { &ops[1..] };
+                    for counter in [0u16, 1, 0x7fff, 0xffff] {
+                        for &op in good {
+                            assert!(passes(&batch, last_dword(op, owner, 0, counter)));
+                            if lap > 0 {
+                                assert!(!passes(&batch, last_dword(op, 1 - owner, 0, counter)), "stale");
+                            }
+                        }
+                        for &op in &errors {
+                            assert!(!passes(&batch, last_dword(op, owner, 0, counter)), "error");
+                            assert!(!passes(&batch, last_dword(op, 1 - owner, 0, counter)), "old error");
+                        }
+                    }
+                    if lap == 0 {
+                        assert!(!passes(&batch, u32::from(OP_OWN_PRESET) << 24));
+                    }
+                    let flushes: Vec<bool> = batch.ops().iter().map(Op::flushes).collect();
+                    assert_eq!(flushes.iter().filter(|f| **f).count(), 1);
+                    assert_eq!(flushes.last(), Some(&true), "the flush is the last thing");
+                }
+            }
+        }
+        assert_eq!(kernels, 2, "laps 2 and 4 of a receive queue without NOR");
+    }
+}

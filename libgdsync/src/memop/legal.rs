@@ -1,0 +1,302 @@
+//! Rewrites a batch into what a runtime can run.
+//!
+//! Every rewrite keeps the meaning or is refused: a 64-bit write becomes two halves, the first
+//! of them fenced, glued together; an inline copy becomes plain writes; a masked wait becomes
+//! an unmasked one where the two are equal; a flush stays only on the last of several waits in
+//! a row, because nothing happens between them that could look at the memory.
+
+use super::{Batch, Caps, Condition, Op};
+use crate::error::{Error, Kind, Result};
+use crate::mutant::{self, Mutant};
+
+const ALL32: u32 = u32::MAX;
+
+/// Appends to `out` what `input` means on a runtime with `caps`.
+///
+/// # Errors
+/// `Unsupported`, naming the operation, if no sequence of this runtime's operations has that
+/// meaning. `out` is then as it was.
+pub fn rewrite(input: &Batch, caps: &Caps, out: &mut Batch) -> Result<()> {
+    let start = out.len();
+    let result = (0..input.len()).try_for_each(|i| one(input, i, caps, out));
+    if result.is_err() {
+        out.truncate(start);
+    } else {
+        keep_last_flush(&mut out.ops_mut()[start..]);
+    }
+    result
+}
+
+fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
+    let op = input.ops()[i];
+    let glued = input.is_glued(i);
+    let mut push = |op: Op| if glued { out.push_glued(op) } else { out.push(op) };
+    if (op.flushes() || op == Op::Flush) && !caps.flush {
+        return Err(refuse("flush", &op));
+    }
+    match op {
+        Op::Write64 { at, value, fenced } if !caps.memops64 => {
+            out.push_glued(Op::Write32 {
+                at,
+                value: value as u32,
+                fenced,
+            });
+            let high = Op::Write32 {
+                at: at.offset(4),
+                value: (value >> 32) as u32,
+                fenced: false,
+            };
+            if glued { out.push_glued(high) } else { out.push(high) }
+        }
+        Op::Wait64 {
+            at,
+            value,
+            mask: u64::MAX,
+            condition: Condition::Eq,
+            flush,
+        } if !caps.memops64 => {
+            for (offset, value, flush) in [(0, value as u32, false), (4, (value >> 32) as u32, flush)] {
+                push(Op::Wait32 {
+                    at: at.offset(offset),
+                    value,
+                    mask: ALL32,
+                    condition: Condition::Eq,
+                    flush,
+                });
+            }
+        }
+        Op::Wait64 { .. } if !caps.memops64 => return Err(refuse("64-bit wait", &op)),
+        Op::Wait64 { mask, condition, .. } => {
+            if (mask != u64::MAX && !caps.mask) || (condition == Condition::Nor && !caps.nor) {
+                return Err(refuse("64-bit wait", &op));
+            }
+            push(op);
+        }
+        Op::Wait32 {
+            at,
+            value,
+            mask,
+            condition,
+            flush,
+        } => {
+            let (condition, value, mask) =
+                wait32(condition, value, mask, caps).ok_or_else(|| refuse("wait", &op))?;
+            push(Op::Wait32 {
+                at,
+                value,
+                mask,
+                condition,
+                flush,
+            });
+        }
+        Op::Copy { at, data } if !caps.inline_copy => {
+            let bytes = data.bytes();
+            let mut i = 0;
+            while i < bytes.len() {
+                let here = at.offset(i as u64);
+                let rest = &bytes[i..];
+                if caps.memops64 && here.0 % 8 == 0 && rest.len() >= 8 {
+                    push(Op::Write64 {
+                        at: here,
+                        value: u64::from_ne_bytes(rest[..8].try_into().expect("eight bytes")),
+                        fenced: false,
+                    });
+                    i += 8;
+                } else if here.0 % 4 == 0 && rest.len() >= 4 {
+                    push(Op::Write32 {
+                        at: here,
+                        value: u32::from_ne_bytes(rest[..4].try_into().expect("four bytes")),
+                        fenced: false,
+                    });
+                    i += 4;
+                } else {
+                    return Err(refuse("copy that is not made of whole words", &op));
+                }
+            }
+        }
+        // Where there is no fence operation every write is fenced by the driver (CUDA's v2
+        // memory operations before MEM_OP_BARRIER): there is nothing left to order.
+        Op::Fence if !caps.fence => {}
+        op => push(op),
+    }
+    Ok(())
+}
+
+/// The same test without what the runtime lacks, if there is one.
+fn wait32(condition: Condition, value: u32, mask: u32, caps: &Caps) -> Option<(Condition, u32, u32)> {
+    let (condition, value, mask) = match condition {
+        _ if mask == ALL32 || caps.mask => (condition, value, mask),
+        Condition::And => (Condition::And, value & mask, ALL32),
+        // With every unmasked bit excluded by `value` already, the mask changes nothing.
+        Condition::Nor if mask | value == ALL32 => (Condition::Nor, value, ALL32),
+        Condition::Eq if mask.is_power_of_two() && value & !mask == 0 => {
+            if value == 0 {
+                (Condition::Nor, !mask, ALL32)
+            } else {
+                (Condition::And, mask, ALL32)
+            }
+        }
+        _ => return None,
+    };
+    if condition == Condition::Nor && !caps.nor {
+        // One bit clear: by mask, or for the sign bit by comparison.
+        let bit = !value;
+        return match bit {
+            _ if !bit.is_power_of_two() || bit & !mask != 0 => None,
+            _ if caps.mask => Some((Condition::Eq, 0, bit)),
+            0x8000_0000 => Some((Condition::Geq, 0, ALL32)),
+            _ => None,
+        };
+    }
+    Some((condition, value, mask))
+}
+
+/// Of the flushes within an uninterrupted run of waits only one on the last wait is kept.
+fn keep_last_flush(ops: &mut [Op]) {
+    let mut i = 0;
+    while i < ops.len() {
+        let run = ops[i..].iter().take_while(|op| op.is_wait()).count();
+        if run == 0 {
+            i += 1;
+            continue;
+        }
+        let run = &mut ops[i..i + run];
+        let wanted = run.iter().any(Op::flushes) && !mutant::on(Mutant::DroppedFlush);
+        let last = run.len() - 1;
+        for (k, op) in run.iter_mut().enumerate() {
+            op.set_flush(wanted && k == last);
+        }
+        i += last + 1;
+    }
+}
+
+fn refuse(what: &str, op: &Op) -> Error {
+    Error::new(
+        "lower to memory operations",
+        Kind::Unsupported,
+        format!("{what} ({op:?}) on this runtime"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DevicePtr, Inline};
+    use super::*;
+
+    const FULL: Caps = Caps {
+        memops64: true,
+        nor: true,
+        mask: true,
+        flush: true,
+        inline_copy: true,
+        fence: true,
+        kernels: true,
+        batch_limit: 255,
+    };
+
+    fn lowered(op: Op, caps: &Caps) -> Option<Vec<Op>> {
+        let (mut input, mut out) = (Batch::new(), Batch::new());
+        input.push(op);
+        match rewrite(&input, caps, &mut out) {
+            Ok(()) => Some(out.ops().to_vec()),
+            Err(e) => {
+                assert_eq!(e.kind(), Kind::Unsupported);
+                assert!(out.is_empty());
+                None
+            }
+        }
+    }
+
+    /// Whatever a masked or NOR wait is rewritten to passes on exactly the same words.
+    #[test]
+    fn rewritten_waits_pass_on_the_same_words() {
+        let bits = [0u32, 1, 1 << 7, 1 << 24, 1 << 31, 0x8100_0000, ALL32, !1, !(1 << 24), !(1 << 31)];
+        let words = [0u32, 1, 1 << 24, 1 << 31, 0x8100_0000, 0x7fff_ffff, 0x1100_0080, 0xf1ff_ffff, ALL32];
+        let (mut rewritten, mut refused) = (0, 0);
+        for condition in [Condition::Geq, Condition::Eq, Condition::And, Condition::Nor] {
+            for &value in &bits {
+                for &mask in &bits {
+                    for (nor, can_mask) in [(true, true), (true, false), (false, true), (false, false)] {
+                        let caps = Caps { nor, mask: can_mask, ..FULL };
+                        let op = Op::Wait32 { at: DevicePtr(8), value, mask, condition, flush: false };
+                        let Some(ops) = lowered(op, &caps) else {
+                            refused += 1;
+                            continue;
+                        };
+                        rewritten += 1;
+                        for &word in &words {
+                            let want = condition.holds32(word & mask, value);
+                            let got = ops.iter().all(|op| match *op {
+                                Op::Wait32 { value, mask, condition, .. } => {
+                                    assert!(can_mask || mask == ALL32);
+                                    assert!(nor || condition != Condition::Nor);
+                                    condition.holds32(word & mask, value)
+                                }
+                                _ => false,
+                            });
+                            assert_eq!(want, got, "{op:?} became {ops:?}, word {word:#x}");
+                        }
+                    }
+                }
+            }
+        }
+        assert!(rewritten > 400 && refused > 100, "{rewritten} {refused}");
+    }
+
+    #[test]
+    fn a_doorbell_without_64_bits_is_two_glued_halves_and_the_first_is_fenced() {
+        let caps = Caps { memops64: false, ..FULL };
+        let (mut input, mut out) = (Batch::new(), Batch::new());
+        input.push_glued(Op::Write32 { at: DevicePtr(4), value: 7, fenced: true });
+        input.push(Op::Write64 { at: DevicePtr(0x800), value: 0x1111_2222_3333_4444, fenced: true });
+        rewrite(&input, &caps, &mut out).unwrap();
+        assert_eq!(
+            out.ops()[1..],
+            [
+                Op::Write32 { at: DevicePtr(0x800), value: 0x3333_4444, fenced: true },
+                Op::Write32 { at: DevicePtr(0x804), value: 0x1111_2222, fenced: false },
+            ]
+        );
+        assert_eq!(out.split(3).unwrap().collect::<Vec<_>>(), [0..3], "record and halves stay together");
+        assert!(out.split(2).is_err());
+    }
+
+    #[test]
+    fn copies_become_the_same_bytes_by_writes() {
+        let data: Vec<u8> = (1..=28).collect();
+        for (memops64, at) in [(true, 64u64), (true, 68), (false, 64)] {
+            let caps = Caps { inline_copy: false, memops64, ..FULL };
+            let op = Op::Copy { at: DevicePtr(at), data: Inline::new(&data).unwrap() };
+            let mut memory = [0u8; 128];
+            for op in lowered(op, &caps).unwrap() {
+                let (at, bytes) = match op {
+                    Op::Write32 { at, value, .. } => (at, value.to_ne_bytes().to_vec()),
+                    Op::Write64 { at, value, .. } => (at, value.to_ne_bytes().to_vec()),
+                    other => panic!("{other:?}"),
+                };
+                assert_eq!(at.0 as usize % bytes.len(), 0);
+                memory[at.0 as usize..][..bytes.len()].copy_from_slice(&bytes);
+            }
+            assert_eq!(memory[at as usize..][..28], data[..]);
+        }
+        let odd = Op::Copy { at: DevicePtr(64), data: Inline::new(&data[..27]).unwrap() };
+        assert!(lowered(odd, &Caps { inline_copy: false, ..FULL }).is_none());
+    }
+
+    #[test]
+    fn flushes_are_kept_where_something_follows_and_never_invented() {
+        let wait = |flush| Op::Wait32 { at: DevicePtr(0), value: 0, mask: ALL32, condition: Condition::Eq, flush };
+        let write = Op::Write32 { at: DevicePtr(0), value: 0, fenced: true };
+        let run = |ops: &[Op]| {
+            let (mut input, mut out) = (Batch::new(), Batch::new());
+            ops.iter().for_each(|op| input.push(*op));
+            rewrite(&input, &FULL, &mut out).unwrap();
+            out.ops().iter().map(Op::flushes).collect::<Vec<_>>()
+        };
+        assert_eq!(run(&[wait(true), wait(true), wait(false)]), [false, false, true]);
+        assert_eq!(run(&[wait(true), write, wait(true)]), [true, false, true]);
+        assert_eq!(run(&[wait(false), write, wait(false)]), [false; 3]);
+        let caps = Caps { flush: false, ..FULL };
+        assert!(lowered(wait(true), &caps).is_none() && lowered(Op::Flush, &caps).is_none());
+    }
+}

@@ -1,0 +1,204 @@
+//! One stream memory operation.
+
+use std::fmt;
+
+/// An address as the GPU sees it. Not a host pointer: it has no dereference, also where the
+/// numbers happen to be the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The address `bytes` further on (wrapping, as addresses do).
+    #[must_use]
+    pub const fn offset(self, bytes: u64) -> DevicePtr {
+        DevicePtr(self.0.wrapping_add(bytes))
+    }
+}
+
+impl fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// When a wait passes, with the meaning that CUDA's `cuStreamWaitValue` gives it.
+/// `*at` is the word after masking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Condition {
+    /// `*at - value`, taken as a signed number, is not negative: a cyclic *greater or equal*.
+    Geq,
+    /// `*at == value`.
+    Eq,
+    /// `*at & value` is not zero: some bit of `value` is set.
+    And,
+    /// `!(*at | value)` is not zero: some bit outside `value` is clear.
+    Nor,
+}
+
+impl Condition {
+    /// Whether a 32-bit word passes.
+    pub fn holds32(self, word: u32, value: u32) -> bool {
+        match self {
+            Condition::Geq => (word.wrapping_sub(value) as i32) >= 0,
+            Condition::Eq => word == value,
+            Condition::And => word & value != 0,
+            Condition::Nor => !(word | value) != 0,
+        }
+    }
+
+    /// Whether a 64-bit word passes.
+    pub fn holds64(self, word: u64, value: u64) -> bool {
+        match self {
+            Condition::Geq => (word.wrapping_sub(value) as i64) >= 0,
+            Condition::Eq => word == value,
+            Condition::And => word & value != 0,
+            Condition::Nor => !(word | value) != 0,
+        }
+    }
+}
+
+/// Up to 32 bytes that travel in the operation itself, so that their source may be reused
+/// as soon as the call returns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Inline {
+    len: u8,
+    bytes: [u8; Inline::MAX],
+}
+
+impl Inline {
+    /// Bytes one operation carries.
+    pub const MAX: usize = 32;
+
+    /// Captures `data`; `None` if it is longer than [`Inline::MAX`].
+    pub fn new(data: &[u8]) -> Option<Inline> {
+        let mut bytes = [0; Inline::MAX];
+        bytes.get_mut(..data.len())?.copy_from_slice(data);
+        Some(Inline {
+            len: data.len() as u8,
+            bytes,
+        })
+    }
+
+    /// The captured bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for Inline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for b in self.bytes() {
+            write!(f, "{b:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// One operation of a stream's front end. All run in stream order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Stores `value` (native byte order). `fenced`: everything the stream wrote before is
+    /// visible to the whole system before this store is; otherwise it may be seen in any order
+    /// among unfenced stores.
+    Write32 {
+        /// Where, aligned to 4.
+        at: DevicePtr,
+        /// What.
+        value: u32,
+        /// Whether earlier writes are ordered before this one.
+        fenced: bool,
+    },
+    /// As [`Op::Write32`] with 64 bits; unfenced, it may be seen torn in halves.
+    Write64 {
+        /// Where, aligned to 8.
+        at: DevicePtr,
+        /// What.
+        value: u64,
+        /// Whether earlier writes are ordered before this one.
+        fenced: bool,
+    },
+    /// The stream stands still until the word passes.
+    Wait32 {
+        /// Where, aligned to 4.
+        at: DevicePtr,
+        /// What it is compared with.
+        value: u32,
+        /// Bits of the word that count.
+        mask: u32,
+        /// How it is compared.
+        condition: Condition,
+        /// What devices wrote to GPU memory before they wrote the word is visible once this
+        /// has passed.
+        flush: bool,
+    },
+    /// As [`Op::Wait32`] with 64 bits.
+    Wait64 {
+        /// Where, aligned to 8.
+        at: DevicePtr,
+        /// What it is compared with.
+        value: u64,
+        /// Bits of the word that count.
+        mask: u64,
+        /// How it is compared.
+        condition: Condition,
+        /// As for 32 bits.
+        flush: bool,
+    },
+    /// Stores up to 32 bytes; like several unfenced writes.
+    Copy {
+        /// Where, aligned to 4; the length is a multiple of 4.
+        at: DevicePtr,
+        /// What.
+        data: Inline,
+    },
+    /// Everything the stream wrote before is visible to the whole system before anything
+    /// it does later.
+    Fence,
+    /// What devices wrote to GPU memory so far is visible to later work of the stream.
+    Flush,
+}
+
+impl Op {
+    /// Whether this is a wait.
+    pub fn is_wait(&self) -> bool {
+        matches!(self, Op::Wait32 { .. } | Op::Wait64 { .. })
+    }
+
+    /// Whether this is a wait that flushes.
+    pub(crate) fn flushes(&self) -> bool {
+        matches!(
+            self,
+            Op::Wait32 { flush: true, .. } | Op::Wait64 { flush: true, .. }
+        )
+    }
+
+    /// Sets or clears the flush of a wait; other operations are left alone.
+    pub(crate) fn set_flush(&mut self, on: bool) {
+        if let Op::Wait32 { flush, .. } | Op::Wait64 { flush, .. } = self {
+            *flush = on;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conditions_mean_what_the_driver_documents() {
+        assert!(Condition::Geq.holds32(5, 5) && Condition::Geq.holds32(2, u32::MAX));
+        assert!(!Condition::Geq.holds32(u32::MAX, 2) && !Condition::Geq.holds32(0x8000_0000, 0));
+        assert!(Condition::And.holds32(0x0100_0000, 0x0100_0000) && !Condition::And.holds32(0, 1));
+        assert!(Condition::Nor.holds32(0xf0ff_ffff, !0x0100_0000));
+        assert!(!Condition::Nor.holds32(0x0100_0000, !0x0100_0000));
+        assert!(Condition::Geq.holds64(1, u64::MAX) && !Condition::Geq.holds64(1 << 63, 0));
+        assert!(Condition::Nor.holds64(0, u64::MAX - 1) && !Condition::Nor.holds64(1, u64::MAX - 1));
+    }
+
+    #[test]
+    fn inline_data_is_bounded() {
+        assert_eq!(Inline::new(&[1, 2, 3]).unwrap().bytes(), [1, 2, 3]);
+        assert!(Inline::new(&[0; 32]).is_some() && Inline::new(&[0; 33]).is_none());
+    }
+}

@@ -1,0 +1,187 @@
+//! Readable traces of every submission.
+//!
+//! `GDS_TRACE=1` sends each submission to `tracing` (target `gdsync::trace`), `GDS_TRACE=FILE`
+//! appends to a file, and a test captures them. Addresses are shown by the names that their
+//! owners gave them: `qp0x100.record`, not a number that changes from run to run.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::program::{Program, ProgramOp};
+use super::{DevicePtr, Op};
+
+/// Where the submissions of one GPU go, and what its addresses are called.
+#[derive(Debug, Default)]
+pub struct Tracer {
+    /// Whether anybody listens. Read relaxed on the hot path; switching it orders nothing.
+    on: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    sink: Sink,
+    names: BTreeMap<u64, (u64, String)>,
+}
+
+#[derive(Debug, Default)]
+enum Sink {
+    #[default]
+    Nowhere,
+    Events,
+    File(File),
+    Captured(Vec<String>),
+}
+
+impl Tracer {
+    /// As `GDS_TRACE` says.
+    pub(crate) fn from_env() -> Tracer {
+        let tracer = Tracer::default();
+        let sink = match std::env::var("GDS_TRACE") {
+            Err(_) => Sink::Nowhere,
+            Ok(v) if v.is_empty() || v == "0" => Sink::Nowhere,
+            Ok(v) if v == "1" => Sink::Events,
+            Ok(path) => match File::options().create(true).append(true).open(&path) {
+                Ok(file) => Sink::File(file),
+                Err(e) => {
+                    tracing::warn!(target: "gdsync", "GDS_TRACE: cannot open {path}: {e}");
+                    Sink::Nowhere
+                }
+            },
+        };
+        tracer.set(sink);
+        tracer
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, sink: Sink) {
+        let on = !matches!(sink, Sink::Nowhere);
+        self.lock().sink = sink;
+        self.on.store(on, Ordering::Relaxed);
+    }
+
+    /// Keeps the lines from now on, for [`Tracer::take`].
+    pub fn capture(&self) {
+        self.set(Sink::Captured(Vec::new()));
+    }
+
+    /// The lines captured so far; capturing goes on.
+    pub fn take(&self) -> Vec<String> {
+        match &mut self.lock().sink {
+            Sink::Captured(lines) => std::mem::take(lines),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Names the `len` bytes at `at`.
+    pub(crate) fn name(&self, at: DevicePtr, len: usize, name: impl Into<String>) {
+        self.lock().names.insert(at.0, (len as u64, name.into()));
+    }
+
+    /// Forgets the name of what begins at `at`.
+    pub(crate) fn forget(&self, at: DevicePtr) {
+        self.lock().names.remove(&at.0);
+    }
+
+    /// Notes one submission of memory operations.
+    #[inline]
+    pub(crate) fn submission(&self, stream: u64, ops: &[Op]) {
+        if self.on.load(Ordering::Relaxed) {
+            self.emit(&format!("stream {stream}: {} operations", ops.len()), |names| {
+                ops.iter().map(|op| line(op, names)).collect()
+            });
+        }
+    }
+
+    /// Notes one launch of the program kernel.
+    #[inline]
+    pub(crate) fn program(&self, stream: u64, program: &Program) {
+        if self.on.load(Ordering::Relaxed) {
+            self.emit(&format!("stream {stream}: kernel, {} operations", program.ops().len()), |names| {
+                program.ops().iter().map(|op| program_line(op, names)).collect()
+            });
+        }
+    }
+
+    #[cold]
+    fn emit(&self, head: &str, lines: impl FnOnce(&Names) -> Vec<String>) {
+        let mut state = self.lock();
+        let lines = lines(&state.names);
+        let mut text = head.to_owned();
+        for line in &lines {
+            let _ = write!(text, "\n  {line}");
+        }
+        match &mut state.sink {
+            Sink::Nowhere => {}
+            Sink::Events => tracing::info!(target: "gdsync::trace", "{text}"),
+            Sink::File(file) => {
+                // A trace that cannot be written is not worth failing the program for.
+                let _ = writeln!(file, "{text}");
+            }
+            Sink::Captured(captured) => captured.extend(std::iter::once(head.to_owned()).chain(lines)),
+        }
+    }
+}
+
+type Names = BTreeMap<u64, (u64, String)>;
+
+/// The name of an address: `owner`, `owner+0x40`, or the number.
+fn place(at: DevicePtr, names: &Names) -> String {
+    match names.range(..=at.0).next_back() {
+        Some((start, (len, name))) if at.0 - start < *len => match at.0 - start {
+            0 => name.clone(),
+            offset => format!("{name}+{offset:#x}"),
+        },
+        _ => format!("{at:?}"),
+    }
+}
+
+fn line(op: &Op, names: &Names) -> String {
+    let fence = |fenced: bool| if fenced { " fenced" } else { "" };
+    let flushed = |flush: bool| if flush { " flush" } else { "" };
+    match op {
+        Op::Write32 { at, value, fenced } => {
+            format!("write32 {} = {value:#010x}{}", place(*at, names), fence(*fenced))
+        }
+        Op::Write64 { at, value, fenced } => {
+            format!("write64 {} = {value:#018x}{}", place(*at, names), fence(*fenced))
+        }
+        Op::Wait32 {
+            at,
+            value,
+            mask,
+            condition,
+            flush,
+        } => {
+            let mask = if *mask == u32::MAX { String::new() } else { format!(" mask {mask:#010x}") };
+            let at = place(*at, names);
+            format!("wait32 {at} {condition:?} {value:#010x}{mask}{}", flushed(*flush))
+        }
+        Op::Wait64 {
+            at,
+            value,
+            mask,
+            condition,
+            flush,
+        } => {
+            let mask = if *mask == u64::MAX { String::new() } else { format!(" mask {mask:#018x}") };
+            let at = place(*at, names);
+            format!("wait64 {at} {condition:?} {value:#018x}{mask}{}", flushed(*flush))
+        }
+        Op::Copy { at, data } => format!("copy {} = {data:?}", place(*at, names)),
+        Op::Fence => "fence".to_owned(),
+        Op::Flush => "flush".to_owned(),
+    }
+}
+
+fn program_line(op: &ProgramOp, names: &Names) -> String {
+    let at = place(DevicePtr(op.at), names);
+    format!("phase {}: {} {at} {:#x} {:#x}", op.phase, op.name(), op.value, op.extra)
+}

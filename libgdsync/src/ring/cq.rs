@@ -1,0 +1,278 @@
+//! A completion ring: positions, reuse, and who has passed.
+//!
+//! Every request that raises an entry gets the next *position* when it is prepared; the NIC
+//! fills entries in that order. The buffer has four quarters, and positions of at most two
+//! consecutive quarters are outstanding: a position in a new quarter is given only when the
+//! quarter before the last is finished, which means that its entries are written and every
+//! stream that was told to wait for one of them has *passed*. The other half of the buffer is
+//! room for what a failing queue pair writes beyond the positions (unsignaled work that fails
+//! or is flushed raises entries too), so that no entry is overwritten unseen.
+//!
+//! A stream announces that it has passed by a word of its own, which it counts up at the end of
+//! each submission that contained waits. So completed work retires without a call by the user.
+
+use mlx5_prm::cqe::{self, EntryState};
+
+use super::{Refusal, RingMemory};
+use crate::mutant::{self, Mutant};
+
+/// Bytes of an entry.
+pub const ENTRY: usize = 64;
+/// Streams that may wait on one completion queue at the same time.
+pub const WAITERS: usize = 8;
+const QUARTERS: u64 = 4;
+
+/// The positions of one completion queue.
+#[derive(Debug)]
+pub struct CompletionRing<M> {
+    memory: M,
+    /// One word a waiter, counted up by its stream.
+    passed: M,
+    log_entries: u8,
+    start: u64,
+    next: u64,
+    completed: u64,
+    tickets: Box<[u64]>,
+    waiters: [Waiter; WAITERS],
+    /// For each quarter, by waiter: the count that its stream must have reached.
+    needed: [[Option<u32>; WAITERS]; QUARTERS as usize],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Waiter {
+    stream: Option<u64>,
+    /// How often its stream was told to count up.
+    marks: u32,
+    /// Position behind the last one that this stream was told to wait for.
+    next: u64,
+}
+
+/// What a stream has to do to wait for a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitSpot {
+    /// Offset of the entry's last dword in the ring.
+    pub offset: usize,
+    /// Owner bit of a new entry.
+    pub owner: u8,
+    /// Whether the buffer is in its first lap.
+    pub first_lap: bool,
+}
+
+impl<M: RingMemory> CompletionRing<M> {
+    /// A ring of `1 << log_entries` entries (at least 8) whose first position is `start`.
+    /// Presets the buffer: no entry looks new, nor like a success, in the first lap.
+    pub fn new(memory: M, passed: M, log_entries: u8, start: u64) -> CompletionRing<M> {
+        debug_assert!(log_entries >= 3);
+        let ring = CompletionRing {
+            memory,
+            passed,
+            log_entries,
+            start,
+            next: start,
+            completed: start,
+            tickets: vec![0; 1 << log_entries].into(),
+            waiters: [Waiter::default(); WAITERS],
+            needed: [[None; WAITERS]; QUARTERS as usize],
+        };
+        let op_own = match mutant::on(Mutant::PresetF0) {
+            true => 0xf0,
+            false => cqe::OP_OWN_PRESET,
+        };
+        for position in start..start + ring.entries() {
+            // The owner bit is that of the lap before, whichever lap the ring starts in.
+            let stale = 1 ^ ring.owner(position);
+            let op_own = (op_own & 0xf0) | (op_own & 1 & stale);
+            ring.memory.store32(ring.offset(position), u32::from(op_own) << 24);
+        }
+        for waiter in 0..WAITERS {
+            ring.passed.store32(4 * waiter, 0);
+        }
+        ring
+    }
+
+    fn entries(&self) -> u64 {
+        1 << self.log_entries
+    }
+
+    fn quarter_len(&self) -> u64 {
+        self.entries() / QUARTERS
+    }
+
+    fn quarter(&self, position: u64) -> u64 {
+        position / self.quarter_len()
+    }
+
+    fn index(&self, position: u64) -> usize {
+        (position & (self.entries() - 1)) as usize
+    }
+
+    fn owner(&self, position: u64) -> u8 {
+        cqe::owner_of_lap(position as u32, self.log_entries)
+    }
+
+    /// Offset of the last dword of the position's entry.
+    pub fn offset(&self, position: u64) -> usize {
+        self.index(position) * ENTRY + cqe::LAST_DWORD_OFFSET
+    }
+
+    /// Positions that may be outstanding at once.
+    pub fn window(&self) -> u32 {
+        (self.entries() / 2) as u32
+    }
+
+    /// The next position to be given.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Positions below hold successes.
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Gives the next position to `ticket`.
+    pub fn reserve(&mut self, ticket: u64) -> Result<u64, Refusal> {
+        let position = self.next;
+        if position % self.quarter_len() == 0 {
+            self.enter_quarter(self.quarter(position))?;
+        }
+        let index = self.index(position);
+        self.tickets[index] = ticket;
+        self.next += 1;
+        Ok(position)
+    }
+
+    fn enter_quarter(&mut self, quarter: u64) -> Result<(), Refusal> {
+        let full = Refusal::CompletionQueueFull { limit: self.window() };
+        if let Some(old) = quarter.checked_sub(2).filter(|q| *q >= self.quarter(self.start)) {
+            self.advance();
+            let written = self.completed >= (old + 1) * self.quarter_len();
+            let passed = self.everyone_passed(old) || mutant::on(Mutant::EntryReusedEarly);
+            if !(written && passed) {
+                return Err(full);
+            }
+        }
+        self.needed[(quarter % QUARTERS) as usize] = [None; WAITERS];
+        Ok(())
+    }
+
+    fn everyone_passed(&self, quarter: u64) -> bool {
+        let needed = &self.needed[(quarter % QUARTERS) as usize];
+        needed.iter().enumerate().all(|(waiter, count)| match count {
+            Some(count) => self.has_counted(waiter, *count),
+            None => true,
+        })
+    }
+
+    fn has_counted(&self, waiter: usize, count: u32) -> bool {
+        (self.passed.load32(4 * waiter).wrapping_sub(count) as i32) >= 0
+    }
+
+    /// Takes back the newest position, which was given to a request that was never posted.
+    pub fn unreserve(&mut self, position: u64) {
+        debug_assert_eq!(position + 1, self.next);
+        self.next = position;
+    }
+
+    /// The ticket that `position` was given to.
+    pub fn ticket(&self, position: u64) -> u64 {
+        self.tickets[self.index(position)]
+    }
+
+    /// What the entry of an outstanding position says.
+    pub fn state(&self, position: u64) -> EntryState {
+        let word = self.memory.load32(self.offset(position));
+        cqe::classify(word, position as u32, self.log_entries)
+    }
+
+    /// Looks at new entries; returns the positions below which all are successes.
+    pub fn advance(&mut self) -> u64 {
+        while self.completed < self.next && matches!(self.state(self.completed), EntryState::Success(_)) {
+            self.completed += 1;
+        }
+        self.completed
+    }
+
+    /// Whether `position` is so old that its entry is known to be a success that everybody
+    /// has passed: there is nothing left to wait for.
+    pub fn is_behind(&self, position: u64) -> bool {
+        position < self.next && self.quarter(position) + 2 <= self.quarter(self.next.max(1) - 1)
+    }
+
+    /// What to test for `position`.
+    pub fn spot(&self, position: u64) -> WaitSpot {
+        WaitSpot {
+            offset: self.offset(position),
+            owner: self.owner(position),
+            first_lap: position - self.start < self.entries() && self.owner(position) == 0,
+        }
+    }
+
+    /// The waiter that stands for `stream`: its own, or one whose streams have all passed.
+    pub fn waiter(&mut self, stream: u64) -> Result<usize, Refusal> {
+        if let Some(waiter) = self.waiters.iter().position(|w| w.stream == Some(stream)) {
+            return Ok(waiter);
+        }
+        let idle = |i: &usize| match self.waiters[*i] {
+            Waiter { stream: None, .. } => true,
+            Waiter { marks, .. } => self.has_counted(*i, marks),
+        };
+        let waiter = (0..WAITERS)
+            .find(idle)
+            .ok_or(Refusal::TooManyWaiters { limit: WAITERS as u32 })?;
+        self.waiters[waiter].stream = Some(stream);
+        Ok(waiter)
+    }
+
+    /// The count that the waiter's stream must write after its next waits.
+    pub fn next_mark(&self, waiter: usize) -> u32 {
+        self.waiters[waiter].marks.wrapping_add(1)
+    }
+
+    /// How far `position` lies from where this waiter's stream stands: for wait kernels, which
+    /// keep the position themselves.
+    pub fn advance_of(&self, waiter: usize, position: u64) -> i64 {
+        position as i64 - self.waiters[waiter].next as i64
+    }
+
+    /// Records that the waiter's stream was told to wait for `position` and then to count to
+    /// [`CompletionRing::next_mark`].
+    pub fn note_wait(&mut self, waiter: usize, position: u64) {
+        let mark = self.next_mark(waiter);
+        let quarter = (self.quarter(position) % QUARTERS) as usize;
+        self.needed[quarter][waiter] = Some(mark);
+        self.waiters[waiter].next = position + 1;
+    }
+
+    /// Records that the mark was enqueued.
+    pub fn commit_mark(&mut self, waiter: usize) {
+        self.waiters[waiter].marks = self.next_mark(waiter);
+    }
+
+    /// Whether every stream that was told to wait has passed all its waits.
+    pub fn all_passed(&self) -> bool {
+        (0..WAITERS).all(|w| self.has_counted(w, self.waiters[w].marks))
+    }
+
+    /// The body of an entry, for its syndrome and counter.
+    pub fn entry(&self, position: u64) -> [u8; ENTRY] {
+        let base = self.index(position) * ENTRY;
+        let mut entry = [0; ENTRY];
+        for (i, segment) in entry.chunks_exact_mut(16).enumerate() {
+            segment.copy_from_slice(&self.memory.load_segment(base + 16 * i));
+        }
+        entry
+    }
+
+    /// Overwrites an entry in error so that streams that wait for it pass. The caller has
+    /// stored the status before.
+    pub fn release(&self, position: u64) {
+        let word = cqe::last_dword(
+            mlx5_prm::opcode::CqeOpcode::REQ,
+            self.owner(position),
+            0,
+            position as u16,
+        );
+        self.memory.store32(self.offset(position), word);
+    }
+}

@@ -1,0 +1,133 @@
+//! What happens after the first error entry.
+//!
+//! From there on the NIC writes an entry for *every* work queue entry, signaled or not, so
+//! positions no longer say whose entry it is: the entry's `wqe_counter` does. [`Fault::tick`]
+//! reads the new entries in order, gives each request its status, and then releases the
+//! positions whose request has one: it overwrites their entries with a success, so that the
+//! streams which wait there go on, *after* status and error word are stored. A stream that goes
+//! on may ring for more work, which the NIC flushes, which raises entries: the next ticks.
+//!
+//! Only positions whose entry has been read are overwritten. That is enough: the request of
+//! position `p` is flushed by the entry at `p` or a later one, because every signaled request
+//! before it has raised an entry too.
+
+use mlx5_prm::cqe::{Cqe64, EntryState};
+
+use super::cq::CompletionRing;
+use super::fifo::Fifo;
+use super::RingMemory;
+use crate::status::Status;
+
+/// Where the handling of errors stands for one work queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fault {
+    /// Status of the request that failed first.
+    first: Option<Status>,
+    /// The next entry of the NIC to be read.
+    scan: u64,
+}
+
+/// Where statuses are published before streams are released.
+pub trait StatusSink {
+    /// The request's outcome; called before the stream that waits for it can go on.
+    fn publish(&mut self, ticket: u64, status: Status);
+}
+
+impl Fault {
+    /// Status of the request that failed first, if any has.
+    pub fn first(&self) -> Option<Status> {
+        self.first
+    }
+
+    /// Reads new error entries, publishes statuses, releases waiting streams. `cause` is the
+    /// status for flushed requests when the failure was not theirs (a time limit, a close).
+    /// Returns whether anything was done.
+    pub fn tick<M: RingMemory, H>(
+        &mut self,
+        fifo: &mut Fifo<H>,
+        cq: &mut CompletionRing<M>,
+        cause: Option<Status>,
+        sink: &mut impl StatusSink,
+    ) -> bool {
+        let completed = cq.advance();
+        if self.first.is_none() {
+            if !matches!(cq.state(completed), EntryState::Error(_)) {
+                return false;
+            }
+            self.scan = completed;
+        }
+        let mut busy = false;
+        while matches!(cq.state(self.scan), EntryState::Error(_)) {
+            let entry = Cqe64::from_bytes(cq.entry(self.scan));
+            let entry = entry.as_error();
+            let status = match Status::from_syndrome(entry.reason()) {
+                Status::FLUSHED => match self.first {
+                    None => cause.unwrap_or(Status::FLUSHED),
+                    Some(_) => Status::FLUSHED,
+                },
+                status => status,
+            };
+            let ticket = fifo.by_counter(entry.wqe_counter.get());
+            if self.first.is_none() {
+                self.first = Some(status);
+                // Entries come in order: what lies before the first failure has succeeded, also
+                // what was not signaled.
+                for earlier in fifo.retired()..ticket.unwrap_or(0) {
+                    settle(fifo, earlier, Status::SUCCESS);
+                }
+            }
+            if let Some(ticket) = ticket {
+                sink.publish(ticket, settle(fifo, ticket, status));
+            }
+            self.scan += 1;
+            busy = true;
+        }
+        busy | self.release(fifo, cq, completed)
+    }
+
+    fn release<M: RingMemory, H>(&self, fifo: &Fifo<H>, cq: &CompletionRing<M>, completed: u64) -> bool {
+        let mut busy = false;
+        for position in completed..cq.next().min(self.scan) {
+            let known = fifo.slot(cq.ticket(position)).is_none_or(|s| s.status.is_error());
+            if known && !matches!(cq.state(position), EntryState::Success(_)) {
+                cq.release(position);
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    /// Whether every posted request has an outcome: the NIC will write no further entry.
+    pub fn settled<H>(&self, fifo: &Fifo<H>) -> bool {
+        self.first.is_some()
+            && (fifo.retired()..fifo.posted()).all(|t| {
+                fifo.slot(t)
+                    .is_none_or(|s| s.status.is_error() || s.status == Status::SUCCESS)
+            })
+    }
+}
+
+/// Gives a pending request its outcome; returns the one it has.
+fn settle<H>(fifo: &mut Fifo<H>, ticket: u64, status: Status) -> Status {
+    match fifo.slot_mut(ticket) {
+        Some(slot) if slot.status == Status::PENDING => {
+            slot.status = status;
+            status
+        }
+        Some(slot) => slot.status,
+        None => status,
+    }
+}
+
+/// The outcome of a request, as far as it is known. `None`: never prepared.
+pub fn status<H>(fifo: &Fifo<H>, ticket: u64) -> Option<Status> {
+    if ticket >= fifo.next() {
+        return None;
+    }
+    // A slot that is used again belonged to a request that retired without a failure.
+    let known = fifo.slot(ticket).map_or(Status::SUCCESS, |s| s.status);
+    match known {
+        Status::PENDING if ticket < fifo.retired() => Some(Status::SUCCESS),
+        status => Some(status),
+    }
+}

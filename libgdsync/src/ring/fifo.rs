@@ -1,0 +1,270 @@
+//! The order of a work queue: requests are prepared, then posted in the order of their
+//! preparation or aborted, then retired in order.
+//!
+//! ```text
+//!   retired            posted             next
+//!      |  in flight      |  prepared        |
+//! -----+-----------------+------------------+----- tickets (64 bit, never wrap)
+//! ```
+//! A request occupies consecutive basic blocks; block indices are free-running 32-bit numbers
+//! whose low 16 bits are what the NIC sees. Aborting the newest request gives everything back;
+//! aborting an older one leaves a hole of equal size, which goes when it becomes the newest.
+
+use super::Refusal;
+use crate::mutant::{self, Mutant};
+use crate::status::Status;
+
+/// Names a request within its queue, in order of preparation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// Who rings the doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Poster {
+    /// This process's CPU.
+    Cpu,
+    /// A stream, by its id.
+    Stream(u64),
+}
+
+/// What is known of one request. Reused from lap to lap.
+#[derive(Debug)]
+pub struct Slot<H> {
+    /// First basic block, free-running.
+    pub start: u32,
+    /// Basic blocks.
+    pub blocks: u32,
+    /// Segments of 16 bytes.
+    pub segments: u8,
+    /// Aborted behind a newer request: a NOP stands in its place.
+    pub hole: bool,
+    /// Its completion position, if it raises an entry on success.
+    pub entry: Option<u64>,
+    /// Known outcome, for requests that failed or were aborted.
+    pub status: Status,
+    /// Blocks prepared without a completion entry up to and including this one.
+    pub silent_run: u32,
+    /// What must stay alive while the NIC may touch it.
+    pub hold: H,
+}
+
+/// The order and the room of one work queue.
+#[derive(Debug)]
+pub struct Fifo<H> {
+    slots: Box<[Slot<H>]>,
+    next: u64,
+    posted: u64,
+    retired: u64,
+    head: u32,
+    tail: u32,
+    room: u32,
+    posted_head: u32,
+    last_poster: Option<Poster>,
+}
+
+/// The part of a [`Fifo`] that a post changes, to be restored if the post does not happen.
+#[derive(Clone, Copy, Debug)]
+pub struct PostMark {
+    posted: u64,
+    posted_head: u32,
+    last_poster: Option<Poster>,
+}
+
+impl<H: Default> Fifo<H> {
+    /// An empty queue of `room` basic blocks (a power of two) whose first block has index `start`.
+    pub fn new(room: u32, start: u32) -> Fifo<H> {
+        debug_assert!(room.is_power_of_two());
+        let slot = || Slot {
+            start: 0,
+            blocks: 0,
+            segments: 0,
+            hole: false,
+            entry: None,
+            status: Status::PENDING,
+            silent_run: 0,
+            hold: H::default(),
+        };
+        Fifo {
+            slots: (0..room).map(|_| slot()).collect(),
+            next: 0,
+            posted: 0,
+            retired: 0,
+            head: start,
+            tail: start,
+            room,
+            posted_head: start,
+            last_poster: None,
+        }
+    }
+}
+
+impl<H> Fifo<H> {
+    fn at(&self, ticket: u64) -> usize {
+        (ticket & (self.slots.len() as u64 - 1)) as usize
+    }
+
+    /// The request's slot, if it has not been retired and overwritten.
+    pub fn slot(&self, ticket: u64) -> Option<&Slot<H>> {
+        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.next;
+        known.then(|| &self.slots[self.at(ticket)])
+    }
+
+    /// As [`Fifo::slot`], to change it.
+    pub fn slot_mut(&mut self, ticket: u64) -> Option<&mut Slot<H>> {
+        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.next;
+        let at = self.at(ticket);
+        known.then(|| &mut self.slots[at])
+    }
+
+    /// Next ticket to be given.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Requests below have been handed to a poster.
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
+    /// Requests below are done; their blocks are free.
+    pub fn retired(&self) -> u64 {
+        self.retired
+    }
+
+    /// Index of the next block to be used.
+    pub fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Index behind the last block handed to a poster: the record's value.
+    pub fn posted_head(&self) -> u32 {
+        self.posted_head
+    }
+
+    /// How many blocks the queue has.
+    pub fn room(&self) -> u32 {
+        self.room
+    }
+
+    /// Blocks prepared without a completion entry since the last one with.
+    pub fn silent_run(&self) -> u32 {
+        match self.next.checked_sub(1).filter(|t| *t >= self.retired) {
+            Some(newest) => self.slots[self.at(newest)].silent_run,
+            None => 0,
+        }
+    }
+
+    /// Whether a request of `blocks` fits now.
+    pub fn check_room(&self, blocks: u32) -> Result<(), Refusal> {
+        let used = self.head.wrapping_sub(self.tail);
+        if used + blocks > self.room || self.next - self.retired >= self.slots.len() as u64 {
+            return Err(Refusal::WorkQueueFull { limit: self.room });
+        }
+        Ok(())
+    }
+
+    /// Appends a request for which [`Fifo::check_room`] found room.
+    pub fn push(&mut self, blocks: u32, segments: u8, entry: Option<u64>, fill: impl FnOnce(&mut H)) -> u64 {
+        let silent_run = if entry.is_some() { 0 } else { self.silent_run() + blocks };
+        let ticket = self.next;
+        let at = self.at(ticket);
+        let slot = &mut self.slots[at];
+        slot.start = self.head;
+        slot.blocks = blocks;
+        slot.segments = segments;
+        slot.hole = false;
+        slot.entry = entry;
+        slot.status = Status::PENDING;
+        slot.silent_run = silent_run;
+        fill(&mut slot.hold);
+        self.head = self.head.wrapping_add(blocks);
+        self.next += 1;
+        ticket
+    }
+
+    /// Whether `ticket` is prepared, neither posted nor aborted.
+    pub fn check_prepared(&self, ticket: u64) -> Result<(), Refusal> {
+        let prepared = ticket >= self.posted && ticket < self.next;
+        if !prepared || self.slots[self.at(ticket)].hole {
+            return Err(Refusal::NoSuchRequest);
+        }
+        Ok(())
+    }
+
+    /// Whether `ticket` is the newest request.
+    pub fn is_newest(&self, ticket: u64) -> bool {
+        ticket + 1 == self.next
+    }
+
+    /// Takes the newest request back; returns its completion position.
+    pub fn pop(&mut self, empty: impl FnOnce(&mut H)) -> Option<u64> {
+        let at = self.at(self.next - 1);
+        let slot = &mut self.slots[at];
+        slot.status = Status::ABORTED;
+        empty(&mut slot.hold);
+        let entry = slot.entry.take();
+        if !mutant::on(Mutant::LostRollback) {
+            self.head = slot.start;
+        }
+        self.next -= 1;
+        entry
+    }
+
+    /// Whether the newest request is a hole that has not been posted.
+    pub fn newest_is_hole(&self) -> bool {
+        self.next > self.posted && self.slots[self.at(self.next - 1)].hole
+    }
+
+    /// Hands every request up to and including `ticket` to `poster`. The answer is the record
+    /// value that `poster` has to see first: that of another stream which posted last and
+    /// whose work is not known to be done.
+    pub fn post(&mut self, ticket: u64, poster: Poster) -> Result<Option<u32>, Refusal> {
+        self.check_prepared(ticket)?;
+        if let Some(first) = (self.posted..ticket).find(|t| !self.slots[self.at(*t)].hole) {
+            return Err(Refusal::OutOfOrder { first });
+        }
+        let in_flight = self.retired < self.posted;
+        let edge = match self.last_poster {
+            Some(Poster::Stream(s)) if poster != Poster::Stream(s) && in_flight => Some(self.posted_head),
+            _ => None,
+        };
+        let slot = &self.slots[self.at(ticket)];
+        self.posted_head = slot.start.wrapping_add(slot.blocks);
+        self.posted = ticket + 1;
+        self.last_poster = Some(poster);
+        Ok(edge)
+    }
+
+    /// What [`Fifo::restore`] needs to take back the posts made from now on.
+    pub fn mark(&self) -> PostMark {
+        PostMark {
+            posted: self.posted,
+            posted_head: self.posted_head,
+            last_poster: self.last_poster,
+        }
+    }
+
+    /// Takes back every post since `mark`: the submission failed, nobody will ring.
+    pub fn restore(&mut self, mark: PostMark) {
+        self.posted = mark.posted;
+        self.posted_head = mark.posted_head;
+        self.last_poster = mark.last_poster;
+    }
+
+    /// Retires every request up to and including `ticket`, which must have been posted.
+    pub fn retire(&mut self, ticket: u64, mut empty: impl FnMut(&mut H)) {
+        debug_assert!(ticket < self.posted);
+        while self.retired <= ticket {
+            let at = self.at(self.retired);
+            let slot = &mut self.slots[at];
+            self.tail = slot.start.wrapping_add(slot.blocks);
+            empty(&mut slot.hold);
+            self.retired += 1;
+        }
+    }
+
+    /// The request in flight whose first block the NIC calls `counter`.
+    pub fn by_counter(&self, counter: u16) -> Option<u64> {
+        (self.retired..self.posted).find(|t| self.slots[self.at(*t)].start as u16 == counter)
+    }
+}

@@ -1,0 +1,58 @@
+//! The memory that rings lie in, as the ring logic sees it.
+
+/// Bytes that this CPU shares with a NIC and a GPU. Offsets are within the ring; an offset
+/// outside it is a bug of the ring logic, which checks its indices.
+pub trait RingMemory {
+    /// Stores 16 aligned bytes (one segment of a work queue entry). Not ordered by itself: the
+    /// doorbell record is written later, with release.
+    fn store_segment(&self, offset: usize, segment: &[u8; 16]);
+    /// Loads 16 aligned bytes.
+    fn load_segment(&self, offset: usize) -> [u8; 16];
+    /// Loads an aligned word with acquire: what its writer stored before is visible after.
+    fn load32(&self, offset: usize) -> u32;
+    /// Stores an aligned word with release: what was stored before is visible before it.
+    fn store32(&self, offset: usize, value: u32);
+}
+
+#[cfg(test)]
+pub(crate) mod heap {
+    use super::RingMemory;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Ring memory for tests: plain words.
+    #[derive(Debug)]
+    pub struct Heap(Vec<AtomicU32>);
+
+    impl Heap {
+        pub fn new(bytes: usize) -> Heap {
+            Heap((0..bytes / 4).map(|_| AtomicU32::new(0)).collect())
+        }
+
+        pub fn bytes(&self) -> Vec<u8> {
+            self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect()
+        }
+    }
+
+    impl RingMemory for Heap {
+        fn store_segment(&self, offset: usize, segment: &[u8; 16]) {
+            for (i, word) in segment.chunks_exact(4).enumerate() {
+                self.store32(offset + 4 * i, u32::from_le_bytes(word.try_into().unwrap()));
+            }
+        }
+        fn load_segment(&self, offset: usize) -> [u8; 16] {
+            let mut s = [0; 16];
+            for (i, word) in s.chunks_exact_mut(4).enumerate() {
+                word.copy_from_slice(&self.load32(offset + 4 * i).to_le_bytes());
+            }
+            s
+        }
+        fn load32(&self, offset: usize) -> u32 {
+            assert_eq!(offset % 4, 0);
+            self.0[offset / 4].load(Ordering::Acquire)
+        }
+        fn store32(&self, offset: usize, value: u32) {
+            assert_eq!(offset % 4, 0);
+            self.0[offset / 4].store(value, Ordering::Release)
+        }
+    }
+}

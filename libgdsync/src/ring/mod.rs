@@ -1,0 +1,41 @@
+//! The bytes and the rules of the rings: send queue, receive queue, completion queue.
+//!
+//! Pure logic over [`RingMemory`]: no device, no thread, no clock, no lock. [`fifo`] is the
+//! order that both work queues keep (prepare, then post or abort, then retire), [`send`] and
+//! [`recv`] add the entries' bytes, [`cq`] gives completion positions and says when an entry
+//! may be reused, [`fault`] attributes error entries and releases the streams that they stall.
+
+pub mod cq;
+pub mod fault;
+pub mod fifo;
+pub mod memory;
+pub mod recv;
+pub mod send;
+
+#[cfg(test)]
+mod tests;
+
+pub use cq::CompletionRing;
+pub use fifo::{Poster, Ticket};
+pub use memory::RingMemory;
+pub use recv::ReceiveQueue;
+pub use send::SendQueue;
+
+/// Why a ring refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No room for more entries of this work queue; the limit is its basic blocks or entries.
+    WorkQueueFull { limit: u32 },
+    /// No completion entry may be reused yet; the limit is how many may be outstanding.
+    CompletionQueueFull { limit: u32 },
+    /// Another request, prepared earlier, has to be posted or aborted first.
+    OutOfOrder { first: u64 },
+    /// The request was aborted, posted already, or never prepared.
+    NoSuchRequest,
+    /// Only the newest receive can be aborted: an entry in the middle cannot be made void.
+    NotNewest,
+    /// More streams wait on one completion queue than it keeps track of.
+    TooManyWaiters { limit: u32 },
+    /// The request cannot be encoded.
+    Format(mlx5_prm::wqe::FormatError),
+}

@@ -1,0 +1,103 @@
+//! The receive queue: entries of fixed size, each a list of data segments.
+
+use mlx5_prm::wqe::{SEGMENT, SegmentSink, Sge, encode_recv};
+
+use super::fifo::{Fifo, PostMark, Poster, Ticket};
+use super::{CompletionRing, Refusal, RingMemory};
+
+/// A receive queue and the completion queue that belongs to it alone.
+#[derive(Debug)]
+pub struct ReceiveQueue<M, H> {
+    memory: M,
+    stride: usize,
+    /// The order of its requests; a "block" is one entry.
+    pub fifo: Fifo<H>,
+    /// The completion positions: every receive has one.
+    pub cq: CompletionRing<M>,
+}
+
+/// Writes segments into one slot; `encode_recv` keeps to its stride.
+struct SlotWriter<'a, M> {
+    memory: &'a M,
+    at: usize,
+}
+
+impl<M: RingMemory> SegmentSink for SlotWriter<'_, M> {
+    fn put(&mut self, segment: &[u8; 16]) {
+        self.memory.store_segment(self.at, segment);
+        self.at += SEGMENT;
+    }
+}
+
+impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
+    /// An empty queue of `entries` entries of `stride` bytes, whose first has index `start`.
+    pub fn new(memory: M, entries: u32, stride: usize, start: u32, cq: CompletionRing<M>) -> Self {
+        ReceiveQueue {
+            memory,
+            stride,
+            fifo: Fifo::new(entries, start),
+            cq,
+        }
+    }
+
+    /// Writes the entry for a receive into `sges`. Nothing is changed if it does not fit.
+    pub fn prepare(&mut self, sges: &[Sge], fill: impl FnOnce(&mut H)) -> Result<Ticket, Refusal> {
+        if self.fifo.check_room(1).is_err() {
+            self.retire_with(|_| ());
+            self.fifo.check_room(1)?;
+        }
+        let position = self.cq.reserve(self.fifo.next())?;
+        let base = (self.fifo.head() & (self.fifo.room() - 1)) as usize * self.stride;
+        let mut slot = SlotWriter {
+            memory: &self.memory,
+            at: base,
+        };
+        if let Err(e) = encode_recv(sges, self.stride, &mut slot) {
+            self.cq.unreserve(position);
+            return Err(Refusal::Format(e));
+        }
+        let segments = (self.stride / SEGMENT) as u8;
+        Ok(Ticket(self.fifo.push(1, segments, Some(position), fill)))
+    }
+
+    /// Takes the newest prepared receive back.
+    pub fn abort(&mut self, ticket: Ticket, empty: impl Fn(&mut H)) -> Result<(), Refusal> {
+        self.fifo.check_prepared(ticket.0)?;
+        if !self.fifo.is_newest(ticket.0) {
+            return Err(Refusal::NotNewest);
+        }
+        if let Some(position) = self.fifo.pop(empty) {
+            self.cq.unreserve(position);
+        }
+        Ok(())
+    }
+
+    /// Hands everything up to `ticket` to `poster`. The answers are the index behind the last
+    /// entry and the index that the poster has to see in the record first.
+    pub fn post(&mut self, ticket: Ticket, poster: Poster) -> Result<(u32, Option<u32>), Refusal> {
+        let edge = self.fifo.post(ticket.0, poster)?;
+        Ok((self.fifo.posted_head(), edge))
+    }
+
+    /// See [`Fifo::mark`].
+    pub fn mark(&self) -> PostMark {
+        self.fifo.mark()
+    }
+
+    /// See [`Fifo::restore`].
+    pub fn restore(&mut self, mark: PostMark) {
+        self.fifo.restore(mark);
+    }
+}
+
+impl<M: RingMemory, H> ReceiveQueue<M, H> {
+    /// Retires what new completion entries cover and hands each retired hold to `empty`.
+    pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
+        let before = self.cq.completed();
+        let completed = self.cq.advance();
+        if completed > before {
+            let ticket = self.cq.ticket(completed - 1);
+            self.fifo.retire(ticket, empty);
+        }
+    }
+}

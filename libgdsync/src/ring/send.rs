@@ -1,0 +1,179 @@
+//! The send queue: work queue entries in a ring of 64-byte basic blocks.
+
+use mlx5_prm::wqe::{self, BASIC_BLOCK, SEGMENT, SegmentSink, SendWqe};
+
+use super::fifo::{Fifo, PostMark, Poster, Ticket};
+use super::{CompletionRing, Refusal, RingMemory};
+
+/// A send queue and the completion queue that belongs to it alone.
+#[derive(Debug)]
+pub struct SendQueue<M, H> {
+    memory: M,
+    qpn: u32,
+    /// The order of its requests.
+    pub fifo: Fifo<H>,
+    /// The completion positions of its signaled requests.
+    pub cq: CompletionRing<M>,
+}
+
+/// What it takes to ring for the requests that were just posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Posted {
+    /// Index behind the last basic block.
+    pub index: u32,
+    /// First eight bytes of the last control segment.
+    pub doorbell: [u8; 8],
+    /// Producer index that this poster must see in the record first.
+    pub edge: Option<u32>,
+    /// Work queue entries that this post adds.
+    pub entries: u32,
+}
+
+/// Writes segments into the ring, wrapping at its end.
+struct Writer<'a, M> {
+    memory: &'a M,
+    at: usize,
+    mask: usize,
+}
+
+impl<M: RingMemory> SegmentSink for Writer<'_, M> {
+    #[inline]
+    fn put(&mut self, segment: &[u8; 16]) {
+        self.memory.store_segment(self.at & self.mask, segment);
+        self.at += SEGMENT;
+    }
+}
+
+impl<M: RingMemory, H: Default> SendQueue<M, H> {
+    /// An empty queue of `blocks` basic blocks in `memory`, whose first block has index `start`.
+    pub fn new(memory: M, qpn: u32, blocks: u32, start: u32, cq: CompletionRing<M>) -> SendQueue<M, H> {
+        SendQueue {
+            memory,
+            qpn,
+            fifo: Fifo::new(blocks, start),
+            cq,
+        }
+    }
+
+    /// Writes the entry for `wqe`. Nothing is changed if it does not fit.
+    ///
+    /// A request that is not signaled becomes so when half the queue would otherwise be in
+    /// flight without any completion entry: its slots could never be given back.
+    pub fn prepare(&mut self, wqe: &SendWqe<'_>, fill: impl FnOnce(&mut H)) -> Result<Ticket, Refusal> {
+        let segments = wqe.segments().map_err(Refusal::Format)?;
+        let blocks = u32::from(segments).div_ceil((BASIC_BLOCK / SEGMENT) as u32);
+        if self.fifo.check_room(blocks).is_err() {
+            self.retire();
+            self.fifo.check_room(blocks)?;
+        }
+        let signaled = wqe.flags.signaled || self.fifo.silent_run() + blocks > self.fifo.room() / 2;
+        let entry = match signaled {
+            true => Some(self.cq.reserve(self.fifo.next())?),
+            false => None,
+        };
+        let wqe = SendWqe {
+            flags: wqe::WqeFlags {
+                signaled,
+                ..wqe.flags
+            },
+            ..*wqe
+        };
+        let head = self.fifo.head();
+        let qpn = self.qpn;
+        if let Err(e) = wqe.encode(head as u16, qpn, &mut self.writer(head)) {
+            if let Some(position) = entry {
+                self.cq.unreserve(position);
+            }
+            return Err(Refusal::Format(e));
+        }
+        Ok(Ticket(self.fifo.push(blocks, segments, entry, fill)))
+    }
+
+    fn writer(&self, index: u32) -> Writer<'_, M> {
+        Writer {
+            memory: &self.memory,
+            at: self.offset(index),
+            mask: self.fifo.room() as usize * BASIC_BLOCK - 1,
+        }
+    }
+
+    /// Byte offset of the basic block with this index.
+    pub fn offset(&self, index: u32) -> usize {
+        (index & (self.fifo.room() - 1)) as usize * BASIC_BLOCK
+    }
+
+    /// Takes a prepared request back. The newest one vanishes, and with it the holes it leaves
+    /// at the end; an older one becomes a NOP of equal size, which completes at its position
+    /// if it had one.
+    pub fn abort(&mut self, ticket: Ticket, empty: impl Fn(&mut H)) -> Result<(), Refusal> {
+        self.fifo.check_prepared(ticket.0)?;
+        if self.fifo.is_newest(ticket.0) {
+            self.pop(&empty);
+            while self.fifo.newest_is_hole() {
+                self.pop(&empty);
+            }
+            return Ok(());
+        }
+        let qpn = self.qpn;
+        let Some(slot) = self.fifo.slot_mut(ticket.0) else {
+            return Err(Refusal::NoSuchRequest);
+        };
+        slot.hole = true;
+        slot.status = crate::status::Status::ABORTED;
+        empty(&mut slot.hold);
+        let (start, segments, signaled) = (slot.start, slot.segments, slot.entry.is_some());
+        wqe::encode_nop(start as u16, qpn, segments, signaled, &mut self.writer(start))
+            .map(|_| ())
+            .map_err(Refusal::Format)
+    }
+
+    fn pop(&mut self, empty: impl Fn(&mut H)) {
+        if let Some(position) = self.fifo.pop(empty) {
+            self.cq.unreserve(position);
+        }
+    }
+
+    /// Hands everything up to `ticket` to `poster`; see [`Fifo::post`].
+    pub fn post(&mut self, ticket: Ticket, poster: Poster) -> Result<Posted, Refusal> {
+        let before = self.fifo.posted();
+        let edge = self.fifo.post(ticket.0, poster)?;
+        let start = self.fifo.slot(ticket.0).map_or(0, |s| s.start);
+        let control = self.memory.load_segment(self.offset(start));
+        let mut doorbell = [0; 8];
+        doorbell.copy_from_slice(&control[..8]);
+        Ok(Posted {
+            index: self.fifo.posted_head(),
+            doorbell,
+            edge,
+            entries: (ticket.0 + 1 - before) as u32,
+        })
+    }
+
+    /// See [`Fifo::mark`].
+    pub fn mark(&self) -> PostMark {
+        self.fifo.mark()
+    }
+
+    /// See [`Fifo::restore`].
+    pub fn restore(&mut self, mark: PostMark) {
+        self.fifo.restore(mark);
+    }
+}
+
+impl<M: RingMemory, H> SendQueue<M, H> {
+    /// Retires what new completion entries cover. Dropping what it held is up to the next
+    /// user of the slot or [`SendQueue::retire_with`].
+    pub fn retire(&mut self) {
+        self.retire_with(|_| ());
+    }
+
+    /// Retires what new completion entries cover and hands each retired hold to `empty`.
+    pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
+        let before = self.cq.completed();
+        let completed = self.cq.advance();
+        if completed > before {
+            let ticket = self.cq.ticket(completed - 1);
+            self.fifo.retire(ticket, empty);
+        }
+    }
+}

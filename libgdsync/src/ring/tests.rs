@@ -1,0 +1,419 @@
+//! The rings against a model NIC that consumes entries in order.
+
+use mlx5_prm::cqe::{self, Cqe64, ErrCqe, Failure, Success};
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, WqeFlags, basic_blocks};
+use proptest::prelude::*;
+
+use super::fault::{Fault, StatusSink, status};
+use super::memory::heap::Heap;
+use super::*;
+use crate::status::Status;
+
+type Queue = SendQueue<std::rc::Rc<Heap>, u64>;
+
+impl RingMemory for std::rc::Rc<Heap> {
+    fn store_segment(&self, offset: usize, segment: &[u8; 16]) {
+        (**self).store_segment(offset, segment)
+    }
+    fn load_segment(&self, offset: usize) -> [u8; 16] {
+        (**self).load_segment(offset)
+    }
+    fn load32(&self, offset: usize) -> u32 {
+        (**self).load32(offset)
+    }
+    fn store32(&self, offset: usize, value: u32) {
+        (**self).store32(offset, value)
+    }
+}
+
+const QPN: u32 = 0x101;
+
+struct Rig {
+    queue: Queue,
+    ring: std::rc::Rc<Heap>,
+    entries: std::rc::Rc<Heap>,
+    passed: std::rc::Rc<Heap>,
+    log: u8,
+    /// What the NIC has executed and written.
+    consumed: u32,
+    written: u64,
+}
+
+fn rig(blocks: u32, start: u32, first: u64) -> Rig {
+    let log = (2 * blocks).trailing_zeros().max(3) as u8;
+    let ring = std::rc::Rc::new(Heap::new(64 * blocks as usize));
+    let entries = std::rc::Rc::new(Heap::new(64 << log));
+    let passed = std::rc::Rc::new(Heap::new(4 * cq::WAITERS));
+    let cq = CompletionRing::new(entries.clone(), passed.clone(), log, first);
+    Rig {
+        queue: SendQueue::new(ring.clone(), QPN, blocks, start, cq),
+        ring,
+        entries,
+        passed,
+        log,
+        consumed: start,
+        written: first,
+    }
+}
+
+impl Rig {
+    fn prepare(&mut self, sges: usize, signaled: bool) -> Result<Ticket, Refusal> {
+        let tag = self.queue.fifo.next();
+        let sges: Vec<Sge> = (0..sges).map(|i| Sge { addr: tag * 64 + i as u64, lkey: 7, len: 8 }).collect();
+        let wqe = SendWqe {
+            opcode: SendOpcode::RDMA_WRITE,
+            flags: WqeFlags { signaled, ..WqeFlags::default() },
+            remote: Some(Remote { addr: tag, rkey: 9 }),
+            payload: Payload::Gather(&sges),
+            ..SendWqe::default()
+        };
+        self.queue.prepare(&wqe, |hold| *hold = tag)
+    }
+
+    fn write_entry(&mut self, bytes: [u8; 64]) {
+        let base = (self.written & ((1 << self.log) - 1)) as usize * 64;
+        for (i, s) in bytes.chunks_exact(16).enumerate() {
+            self.entries.store_segment(base + 16 * i, s.try_into().unwrap());
+        }
+        self.written += 1;
+    }
+
+    /// Executes one posted entry; returns its opcode and whether it raised an entry.
+    fn execute(&mut self, fail: Option<Syndrome>) -> Option<(SendOpcode, bool)> {
+        if self.consumed == self.queue.fifo.posted_head() {
+            return None;
+        }
+        let control = self.ring.load_segment(self.queue.offset(self.consumed));
+        let word = |i: usize| u32::from_be_bytes(control[4 * i..4 * i + 4].try_into().unwrap());
+        assert_eq!(word(0) >> 8 & 0xffff, self.consumed & 0xffff, "index in the control segment");
+        assert_eq!(word(1) >> 8, QPN);
+        let counter = self.consumed as u16;
+        let opcode = SendOpcode(word(0) as u8);
+        let signaled = control[11] & 0x08 != 0;
+        self.consumed = self.consumed.wrapping_add(u32::from(basic_blocks(word(1) as u8 & 0x3f)));
+        let owner = cqe::owner_of_lap(self.written as u32, self.log);
+        if let Some(syndrome) = fail {
+            let failure = Failure {
+                opcode: CqeOpcode::REQ_ERR,
+                syndrome,
+                qpn: QPN,
+                wqe_counter: counter,
+                ..Failure::default()
+            };
+            self.write_entry(ErrCqe::new(&failure, owner).to_bytes());
+        } else if signaled {
+            let success = Success {
+                opcode: CqeOpcode::REQ,
+                qpn: QPN,
+                wqe_counter: counter,
+                ..Success::default()
+            };
+            self.write_entry(Cqe64::success(&success, owner).to_bytes());
+        }
+        Some((opcode, signaled))
+    }
+}
+
+/// All that a NIC, a stream or a later call can see of the queue: counters and live entries.
+fn snapshot(rig: &Rig) -> (u32, u64, u64, u64, Vec<[u8; 16]>) {
+    let fifo = &rig.queue.fifo;
+    let mut segments = Vec::new();
+    for t in fifo.retired()..fifo.next() {
+        let slot = fifo.slot(t).unwrap();
+        for s in 0..u32::from(slot.segments) {
+            let at = rig.queue.offset(slot.start) + 16 * s as usize;
+            segments.push(rig.ring.load_segment(at & (64 * fifo.room() as usize - 1)));
+        }
+    }
+    (fifo.head(), fifo.next(), fifo.posted(), rig.queue.cq.next(), segments)
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Prepare(usize, bool),
+    Abort(u8),
+    Post(u8, u64),
+    Nic(u8),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        3 => (0usize..12, any::<bool>()).prop_map(|(n, s)| Act::Prepare(n, s)),
+        2 => any::<u8>().prop_map(Act::Abort),
+        2 => (any::<u8>(), 0u64..3).prop_map(|(t, s)| Act::Post(t, s)),
+        2 => (0u8..8).prop_map(Act::Nic),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: crate::testing::cases(256), failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Random prepare, abort and post, starting just below every wrap: the NIC executes exactly
+    /// what was posted, in order, NOPs for holes; every signaled one completes at the position it
+    /// was given; slots and positions never leak.
+    #[test]
+    fn a_nic_sees_exactly_what_was_posted(acts in prop::collection::vec(act(), 1..400), near in 0u32..40) {
+        let start = 0u32.wrapping_sub(near);
+        let first = (1u64 << 24) - u64::from(near);
+        let mut rig = rig(16, start, first);
+        // ticket -> aborted; what was handed over, in order
+        let mut live: Vec<(Ticket, bool)> = Vec::new();
+        let mut executed = 0usize;
+        let mut handed: Vec<(Ticket, bool)> = Vec::new();
+        for a in acts {
+            match a {
+                Act::Prepare(sges, signaled) => match rig.prepare(sges, signaled) {
+                    Ok(t) => live.push((t, false)),
+                    Err(Refusal::WorkQueueFull { .. } | Refusal::CompletionQueueFull { .. }) => {}
+                    Err(e) => prop_assert!(false, "{e:?}"),
+                },
+                Act::Abort(i) => {
+                    let open: Vec<usize> = (0..live.len()).filter(|i| !live[*i].1).collect();
+                    if open.is_empty() { continue }
+                    let i = open[usize::from(i) % open.len()];
+                    rig.queue.abort(live[i].0, |h| *h = 0).unwrap();
+                    prop_assert!(rig.queue.abort(live[i].0, |h| *h = 0).is_err());
+                    live[i].1 = true;
+                    while live.last().is_some_and(|l| l.1) {
+                        live.pop();
+                    }
+                }
+                Act::Post(i, stream) => {
+                    let open: Vec<usize> = (0..live.len()).filter(|i| !live[*i].1).collect();
+                    if open.is_empty() { continue }
+                    let pick = usize::from(i) % open.len();
+                    let result = rig.queue.post(live[open[pick]].0, Poster::Stream(stream));
+                    if pick > 0 {
+                        prop_assert_eq!(result, Err(Refusal::OutOfOrder { first: live[open[0]].0.0 }));
+                        continue;
+                    }
+                    let posted = result.unwrap();
+                    prop_assert_eq!(posted.entries as usize, open[0] + 1);
+                    handed.extend(live.drain(..=open[0]));
+                }
+                Act::Nic(n) => for _ in 0..n {
+                    let Some((opcode, signaled)) = rig.execute(None) else { break };
+                    let (ticket, aborted) = handed[executed];
+                    executed += 1;
+                    prop_assert_eq!(opcode == SendOpcode::NOP, aborted);
+                    let entry = rig.queue.fifo.slot(ticket.0).unwrap().entry;
+                    prop_assert_eq!(entry, signaled.then(|| rig.written - 1), "position of {:?}", ticket);
+                },
+            }
+        }
+        // Everything can be finished, and then everything is free again.
+        while let Some((t, aborted)) = live.last().copied() {
+            if !aborted { rig.queue.abort(t, |h| *h = 0).unwrap(); }
+            live.pop();
+            while live.last().is_some_and(|l| l.1) { live.pop(); }
+        }
+        while rig.execute(None).is_some() {}
+        rig.queue.retire();
+        prop_assert_eq!(rig.queue.fifo.next(), rig.queue.fifo.posted());
+        prop_assert_eq!(rig.queue.cq.next(), rig.written);
+    }
+
+    /// Preparing and aborting, in whatever order, leaves what is visible as it was.
+    #[test]
+    fn aborted_requests_leave_no_trace(kept in 0usize..4, sizes in prop::collection::vec((0usize..6, any::<bool>()), 1..6), seed: u64) {
+        let mut rig = rig(32, 0xffff_fff0, 8);
+        for _ in 0..kept {
+            let t = rig.prepare(1, true).unwrap();
+            rig.queue.post(t, Poster::Cpu).unwrap();
+        }
+        let before = snapshot(&rig);
+        let mut tickets: Vec<Ticket> = sizes.iter().map(|(n, s)| rig.prepare(*n, *s).unwrap()).collect();
+        fastrand::Rng::with_seed(seed).shuffle(&mut tickets);
+        for t in tickets {
+            rig.queue.abort(t, |h| *h = 0).unwrap();
+        }
+        prop_assert_eq!(snapshot(&rig), before);
+    }
+}
+
+/// Four requests, each posted by the CPU, by one of two streams, or aborted: all 256 ways, in
+/// prepare order and in every other order.
+#[test]
+fn four_requests_every_way() {
+    let mut orders = Vec::new();
+    permute(&mut [0, 1, 2, 3], 0, &mut orders);
+    assert_eq!(orders.len(), 24);
+    for order in &orders {
+        for ways in 0..256u32 {
+            let way = |i: usize| ways >> (2 * i) & 3;
+            let mut rig = rig(16, 0xffff_fffe, 0);
+            let t: Vec<Ticket> = (0..4).map(|i| rig.prepare(i, true).unwrap()).collect();
+            let mut done = [false; 4];
+            for &i in order {
+                let waiting = (0..i).find(|j| !done[*j]);
+                if way(i) == 0 {
+                    rig.queue.abort(t[i], |h| *h = 0).unwrap();
+                    done[i] = true;
+                    continue;
+                }
+                let poster = if way(i) == 3 { Poster::Cpu } else { Poster::Stream(u64::from(way(i))) };
+                let before = snapshot(&rig);
+                match (waiting, rig.queue.post(t[i], poster)) {
+                    (Some(j), Err(Refusal::OutOfOrder { first })) => {
+                        assert_eq!(first, t[j].0);
+                        assert_eq!(snapshot(&rig), before, "a refused post changes nothing");
+                    }
+                    (None, Ok(_)) => done[i] = true,
+                    other => panic!("{order:?} {ways:#x} {i}: {other:?}"),
+                }
+            }
+            // What was refused is posted now, in order.
+            for i in 0..4 {
+                if !done[i] {
+                    rig.queue.post(t[i], Poster::Cpu).unwrap();
+                }
+            }
+            let posted: Vec<usize> = (0..4).filter(|i| way(*i) != 0).collect();
+            let mut ran = Vec::new();
+            while let Some((opcode, _)) = rig.execute(None) {
+                ran.push(opcode);
+            }
+            let expected = posted.last().map_or(0, |last| last + 1);
+            assert_eq!(ran.len(), expected, "{ways:#x}: holes behind the last post vanish");
+            for (i, opcode) in ran.iter().enumerate() {
+                assert_eq!(*opcode == SendOpcode::NOP, way(i) == 0);
+            }
+            assert_eq!(rig.queue.cq.next(), rig.written);
+        }
+    }
+}
+
+fn permute(items: &mut [usize; 4], k: usize, out: &mut Vec<[usize; 4]>) {
+    if k == 4 {
+        out.push(*items);
+        return;
+    }
+    for i in k..4 {
+        items.swap(k, i);
+        permute(items, k + 1, out);
+        items.swap(k, i);
+    }
+}
+
+#[test]
+fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
+    let mut rig = rig(16, 0, 0);
+    let t: Vec<Ticket> = (0..6).map(|_| rig.prepare(1, true).unwrap()).collect();
+    let mut edge = |i: usize, p| rig.queue.post(t[i], p).unwrap().edge;
+    assert_eq!(edge(0, Poster::Cpu), None);
+    assert_eq!(edge(1, Poster::Stream(1)), None, "the CPU has rung when its call returns");
+    assert_eq!(edge(2, Poster::Stream(1)), None, "a stream is in order by itself");
+    assert_eq!(edge(3, Poster::Stream(2)), Some(3));
+    assert_eq!(edge(4, Poster::Cpu), Some(4));
+    while rig.execute(None).is_some() {}
+    rig.queue.retire();
+    assert_eq!(rig.queue.post(t[5], Poster::Stream(3)).unwrap().edge, None, "all is done");
+}
+
+#[test]
+fn unsignaled_work_is_signaled_before_it_could_fill_the_queue() {
+    let mut rig = rig(16, 0, 0);
+    for lap in 0..200 {
+        let t = loop {
+            match rig.prepare(1, false) {
+                Ok(t) => break t,
+                Err(Refusal::WorkQueueFull { limit: 16 }) => {
+                    assert!(rig.execute(None).is_some(), "lap {lap}: stuck");
+                    while rig.execute(None).is_some() {}
+                }
+                Err(e) => panic!("{e:?}"),
+            }
+        };
+        rig.queue.post(t, Poster::Cpu).unwrap();
+    }
+    assert!(rig.written > 10);
+}
+
+#[test]
+fn entries_are_not_given_again_before_their_waiters_have_passed() {
+    let mut rig = rig(8, 0, 0);
+    let window = rig.queue.cq.window();
+    assert_eq!(window, 8);
+    let mut waits = 0;
+    let refused = loop {
+        match rig.prepare(1, true) {
+            Ok(t) => {
+                rig.queue.post(t, Poster::Cpu).unwrap();
+                let position = rig.queue.fifo.slot(t.0).unwrap().entry.unwrap();
+                let waiter = rig.queue.cq.waiter(77).unwrap();
+                rig.queue.cq.note_wait(waiter, position);
+                rig.queue.cq.commit_mark(waiter);
+                waits += 1;
+                while rig.execute(None).is_some() {}
+            }
+            Err(e) => break e,
+        }
+        assert!(waits <= window, "more outstanding than the window");
+    };
+    assert_eq!(refused, Refusal::CompletionQueueFull { limit: 8 });
+    // The stream passes the first quarter's four waits: four more positions, and not one more.
+    rig.passed.store32(0, 4);
+    for _ in 0..4 {
+        let t = rig.prepare(1, true).unwrap();
+        rig.queue.post(t, Poster::Cpu).unwrap();
+        while rig.execute(None).is_some() {}
+    }
+    assert!(rig.prepare(1, true).is_err());
+}
+
+#[derive(Default)]
+struct Published(Vec<(u64, Status)>);
+
+impl StatusSink for Published {
+    fn publish(&mut self, ticket: u64, status: Status) {
+        self.0.push((ticket, status));
+    }
+}
+
+/// The third of eight requests fails; every third is signaled, so positions and entries no
+/// longer agree. Each request gets its own status; released positions are exactly those whose
+/// request has one, and only after it was published.
+#[test]
+fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() {
+    for failing in 0..8u64 {
+        for first in [0u64, 13, (1 << 24) - 3] {
+            let mut rig = rig(16, 0xffff_fffc, first);
+            for i in 0..8 {
+                let t = rig.prepare(1 + i % 3, i % 3 == 0).unwrap();
+                rig.queue.post(t, Poster::Cpu).unwrap();
+            }
+            let mut fault = Fault::default();
+            let mut sink = Published::default();
+            for i in 0..8 {
+                let fail = match i {
+                    i if i < failing => None,
+                    i if i == failing => Some(Syndrome::REMOTE_ACCESS),
+                    _ => Some(Syndrome::WR_FLUSH),
+                };
+                rig.execute(fail);
+                let SendQueue { fifo, cq, .. } = &mut rig.queue;
+                fault.tick(fifo, cq, None, &mut sink);
+                for p in first..cq.next() {
+                    let passes = matches!(cq.state(p), cqe::EntryState::Success(_));
+                    let known = cq.ticket(p) <= i;
+                    assert_eq!(passes, known, "failing {failing}, after {i}, position {p}");
+                }
+            }
+            let SendQueue { fifo, .. } = &rig.queue;
+            assert!(fault.settled(fifo));
+            assert_eq!(fault.first(), Some(Status::REMOTE_ACCESS));
+            for t in 0..8 {
+                let expected = match t {
+                    t if t < failing => Status::SUCCESS,
+                    t if t == failing => Status::REMOTE_ACCESS,
+                    _ => Status::FLUSHED,
+                };
+                assert_eq!(status(fifo, t), Some(expected), "ticket {t}, failing {failing}");
+            }
+            let order: Vec<u64> = sink.0.iter().map(|(t, _)| *t).collect();
+            assert_eq!(order, (failing..8).collect::<Vec<_>>());
+        }
+    }
+}

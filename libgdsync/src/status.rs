@@ -1,0 +1,136 @@
+//! The one list of statuses, shared by completion handling, streams, kernels and C.
+//!
+//! A [`Status`] is a word: it lies in memory that a GPU reads. Zero means *not known yet*,
+//! so that cleared memory is never mistaken for success.
+
+use std::fmt;
+
+use mlx5_prm::syndrome::Syndrome;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
+        /// How a request ended, as the word that CPU, streams and kernels share.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
+        pub struct Status(pub u32);
+
+        impl Status {
+            $($(#[$doc])* pub const $name: Status = Status($value);)*
+
+            /// Every status with its name and its words, in order of value.
+            pub const ALL: &'static [(Status, &'static str, &'static str)] =
+                &[$((Status::$name, stringify!($name), $text),)*];
+        }
+    };
+}
+
+statuses! {
+    /// Not known yet: never posted, or still in flight.
+    PENDING = 0, "not complete yet";
+    /// Done.
+    SUCCESS = 1, "success";
+    /// Aborted before it was posted.
+    ABORTED = 2, "aborted before it was posted";
+    /// Discarded because an earlier request of the queue pair failed.
+    FLUSHED = 3, "flushed because an earlier request failed";
+    /// The peer was silent for longer than the time limit.
+    TIMEOUT = 4, "the peer was silent for longer than the time limit";
+    /// The message is longer than the memory posted for it, or the request than the device allows.
+    LOCAL_LENGTH = 5, "local length error";
+    /// The work queue entry is malformed.
+    LOCAL_QP_OPERATION = 6, "local QP operation error";
+    /// A local key is wrong, lacks the right, or does not cover the span.
+    LOCAL_PROTECTION = 7, "local protection error";
+    /// The peer sent a response that makes no sense.
+    BAD_RESPONSE = 8, "bad response";
+    /// An atomic or remote write found the local memory protected.
+    LOCAL_ACCESS = 9, "local access error";
+    /// The peer could not accept the request (too long, misaligned).
+    REMOTE_INVALID_REQUEST = 10, "remote invalid request";
+    /// The peer's key is wrong, lacks the right, or does not cover the span.
+    REMOTE_ACCESS = 11, "remote access error";
+    /// The peer failed while doing it.
+    REMOTE_OPERATION = 12, "remote operation error";
+    /// No answer from the peer after all retries.
+    TRANSPORT_RETRY = 13, "transport retries exceeded";
+    /// The peer never had a receive ready.
+    RNR_RETRY = 14, "receiver-not-ready retries exceeded";
+    /// The peer aborted.
+    REMOTE_ABORTED = 15, "remote aborted";
+    /// A syndrome this library does not know.
+    UNKNOWN_SYNDROME = 16, "unknown syndrome";
+    /// The queue pair was closed or reset with the request in flight.
+    CLOSED = 17, "the queue pair was closed";
+}
+
+impl Status {
+    /// The status that a completion entry's syndrome stands for (PRM, completion syndromes).
+    pub fn from_syndrome(syndrome: Syndrome) -> Status {
+        match syndrome {
+            Syndrome::LOCAL_LENGTH => Status::LOCAL_LENGTH,
+            Syndrome::LOCAL_QP_OP => Status::LOCAL_QP_OPERATION,
+            Syndrome::LOCAL_PROT => Status::LOCAL_PROTECTION,
+            Syndrome::WR_FLUSH => Status::FLUSHED,
+            Syndrome::BAD_RESP => Status::BAD_RESPONSE,
+            Syndrome::LOCAL_ACCESS => Status::LOCAL_ACCESS,
+            Syndrome::REMOTE_INVAL_REQ => Status::REMOTE_INVALID_REQUEST,
+            Syndrome::REMOTE_ACCESS => Status::REMOTE_ACCESS,
+            Syndrome::REMOTE_OP => Status::REMOTE_OPERATION,
+            Syndrome::TRANSPORT_RETRY => Status::TRANSPORT_RETRY,
+            Syndrome::RNR_RETRY => Status::RNR_RETRY,
+            Syndrome::REMOTE_ABORTED => Status::REMOTE_ABORTED,
+            _ => Status::UNKNOWN_SYNDROME,
+        }
+    }
+
+    /// Whether the request failed (neither pending nor successful).
+    pub fn is_error(self) -> bool {
+        self != Status::PENDING && self != Status::SUCCESS
+    }
+
+    fn entry(self) -> Option<&'static (Status, &'static str, &'static str)> {
+        Status::ALL.iter().find(|(s, _, _)| *s == self)
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.entry() {
+            Some((_, _, text)) => f.write_str(text),
+            None => write!(f, "status {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.entry() {
+            Some((_, name, _)) => f.write_str(name),
+            None => write!(f, "Status({})", self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_numbered_without_gap_and_named() {
+        for (i, (status, name, text)) in Status::ALL.iter().enumerate() {
+            assert_eq!(status.0 as usize, i, "{name}");
+            assert_eq!(format!("{status:?}"), *name);
+            assert_eq!(format!("{status}"), *text);
+        }
+        assert!(!Status::PENDING.is_error() && !Status::SUCCESS.is_error());
+        assert!(Status::FLUSHED.is_error() && Status(999).is_error());
+        assert_eq!(Status(999).to_string(), "status 999");
+    }
+
+    #[test]
+    fn syndromes_map_to_statuses() {
+        assert_eq!(Status::from_syndrome(Syndrome::WR_FLUSH), Status::FLUSHED);
+        assert_eq!(Status::from_syndrome(Syndrome::REMOTE_ACCESS), Status::REMOTE_ACCESS);
+        assert_eq!(Status::from_syndrome(Syndrome(0xee)), Status::UNKNOWN_SYNDROME);
+    }
+}
