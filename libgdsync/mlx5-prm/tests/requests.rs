@@ -324,7 +324,7 @@ fn a_nop_covers_what_was_there() {
     };
     for ds in 1..=63u8 {
         let sges = [SGE; 62];
-        let payload = Payload::Gather(&sges[1..usize::from(ds)]);
+        let payload = Payload::Gather(&sges[..usize::from(ds) - 1]);
         let wqe = SendWqe {
             flags,
             payload,

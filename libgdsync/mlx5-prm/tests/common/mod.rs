@@ -1,5 +1,4 @@
-//! Reading the known-answer vectors, for more than one test program.
-#![allow(dead_code, reason = "every test program uses a part")]
+//! Reading the known-answer vectors.
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, AvSeg, Payload, Remote, SendWqe, Sge, WqeFlags};
