@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# One entry to everything: `./build.sh` lists the commands. Works on Debian 12 with
+# rustc 1.95, cargo and build-essential; respects CARGO_TARGET_DIR.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+usage() {
+    cat <<'USAGE'
+usage: ./build.sh COMMAND [ARGUMENTS]
+
+  demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS)
+  test  [STEP..] every test; steps: unit mutants
+  check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences
+  bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
+  tsan  [ARGS]   the threaded crates' tests under the thread sanitizer (cargo test ARGS)
+  help           this list
+USAGE
+}
+
+say() { printf '==> %s\n' "$*"; }
+die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# need PROGRAM PACKAGE: PROGRAM is there, or Debian's PACKAGE brings it, or we say so.
+need() {
+    has "$1" && return
+    local root=""
+    if [ "$(id -u)" -ne 0 ]; then
+        root=sudo
+        # Without a terminal there is nobody to type a password.
+        if ! has sudo || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; }; then
+            die "$1 is missing; install it with: apt-get install $2 (as root)"
+        fi
+    fi
+    has apt-get || die "$1 is missing; install what Debian calls $2"
+    say "installing $2, which brings $1"
+    $root apt-get update -q || say "apt-get update failed; trying with the lists at hand"
+    $root apt-get install -q -y --no-install-recommends "$2" ||
+        die "$1 is missing and could not be installed; install what Debian calls $2"
+    hash -r
+    has "$1" || die "$1 is still missing after installing $2"
+}
+
+need_toolchain() {
+    has cargo || die "cargo is missing; install Rust 1.95 or later from https://rustup.rs"
+    need cc gcc
+    need g++ g++ # kernels of the software GPU are C++
+}
+
+need_component() {
+    cargo "$1" --version >/dev/null 2>&1 ||
+        die "cargo $1 is missing; install it with: rustup component add $2"
+}
+
+# run_steps "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
+run_steps() {
+    local all="$1" step
+    shift
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    [ $# -gt 0 ] || set -- $all
+    for step in "$@"; do
+        case " $all " in
+        *" $step "*) ;;
+        *) die "no step $step; steps are: $all" ;;
+        esac
+    done
+    for step in "$@"; do
+        "step_$step"
+    done
+}
+
+# --- check -------------------------------------------------------------------------------
+
+step_lock() {
+    say "lock: Cargo.lock fits every Cargo.toml"
+    cargo metadata --locked --format-version 1 >/dev/null
+}
+
+step_fmt() {
+    say "fmt: cargo fmt --all --check"
+    need_component fmt rustfmt
+    cargo fmt --all --check
+}
+
+step_clippy() {
+    say "clippy: all targets of the workspace, warnings are errors"
+    need_component clippy clippy
+    cargo clippy --workspace --all-targets -- -D warnings
+}
+
+step_doc() {
+    say "doc: documentation of the workspace, warnings are errors"
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+}
+
+step_env() {
+    say "env: every GDS_ variable that the sources read has its row in docs/env.md"
+    local name missing=""
+    # A variable is read by its name in quotes, in Rust as in C++.
+    for name in $(grep -rhoE --exclude-dir=.git --exclude-dir='target*' \
+        --include='*.rs' --include='*.c' --include='*.cpp' --include='*.h' --include='*.hpp' \
+        '"GDS_[A-Z0-9_]+"' . | tr -d '"' | sort -u); do
+        grep -q "^| \`$name\`" docs/env.md || missing="$missing $name"
+    done
+    [ -z "$missing" ] || die "not in the table of docs/env.md:$missing"
+}
+
+step_licences() {
+    say "licences: every dependency's licence and source against deny.toml"
+    cargo run -q -p licences
+    if cargo deny --version >/dev/null 2>&1; then
+        say "licences: cargo-deny is here, so bans, licences and sources once more by it"
+        cargo deny check bans licenses sources
+    fi
+}
+
+# --- test --------------------------------------------------------------------------------
+
+# Cargo runs test binaries one after the other, so tests that start processes of their own
+# (each in a binary of its own) never compete with others for the machine.
+step_unit() {
+    say "unit: unit, integration, property and doc tests of the workspace"
+    cargo test --workspace
+}
+
+step_mutants() {
+    if [ ! -e conformance/Cargo.toml ]; then
+        say "mutants: NOT RUN, there is no package conformance"
+        return
+    fi
+    say "mutants: each committed mutant must fail at least one seed or test"
+    cargo test -p conformance --features mutants
+}
+
+# --- tsan --------------------------------------------------------------------------------
+
+# Adds to FLAGS and DEFINES what routes a function of the standard library through
+# configure-helpers/tsan/std-locks.c, where it goes by the name $1.
+tsan_wrap() {
+    local symbol
+    symbol=$(printf '%s\n' "$STD_SYMBOLS" | grep -E "3std3sys4sync$2\$") ||
+        die "tsan: this rustc's standard library has no $1 ($2)"
+    case "$symbol" in *[!A-Za-z0-9_]*) die "tsan: $1 is ambiguous: $symbol" ;; esac
+    FLAGS="$FLAGS -Clink-arg=-Wl,--wrap=$symbol"
+    DEFINES="$DEFINES -D$1=$symbol"
+}
+
+run_tsan() {
+    local target=x86_64-unknown-linux-gnu helpers="$PWD/configure-helpers/tsan"
+    local STD_SYMBOLS FLAGS DEFINES=""
+    FLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer"
+    # Compiled code differs from the other commands': a folder of its own.
+    CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/tsan"
+    mkdir -p "$CARGO_TARGET_DIR"
+
+    need nm binutils
+    STD_SYMBOLS=$(nm -D --defined-only "$(rustc --print target-libdir --target $target)"/libstd-*.so |
+        awk '{ print $3 }')
+    tsan_wrap MUTEX_LOCK '5mutex.*14lock_contended'
+    tsan_wrap RWLOCK_READ '6rwlock.*14read_contended'
+    tsan_wrap RWLOCK_WRITE '6rwlock.*15write_contended'
+    tsan_wrap CONDVAR_WAIT '7condvar.*4wait'
+    tsan_wrap CONDVAR_WAIT_TIMEOUT '7condvar.*12wait_timeout'
+    tsan_wrap ONCE_CALL '4once.*4Once4call'
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    cc -O1 -Wall -Werror $DEFINES -c "$helpers/std-locks.c" -o "$CARGO_TARGET_DIR/std-locks.o"
+
+    export CARGO_TARGET_DIR
+    # RUSTC_BOOTSTRAP lets a stable compiler take the -Z option.
+    RUSTC_BOOTSTRAP=1 \
+        RUSTFLAGS="$FLAGS -Clink-arg=$CARGO_TARGET_DIR/std-locks.o" \
+        TSAN_OPTIONS="suppressions=$helpers/suppressions ${TSAN_OPTIONS:-}" \
+        cargo test --target $target --lib --tests \
+        -p gds-step -p gds-driver -p softgpu -p gdsync "$@"
+}
+
+# --- commands ----------------------------------------------------------------------------
+
+command="${1:-help}"
+[ $# -eq 0 ] || shift
+case "$command" in
+demo)
+    say "demo: builds mpbench and lets two ranks play ping-pong on their streams"
+    need_toolchain
+    cargo run --release -p mpbench -- pingpong "$@"
+    ;;
+test)
+    say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
+    need_toolchain
+    run_steps "unit mutants" "$@"
+    ;;
+check)
+    say "check: formatting, lints, documentation, licences; runs no test"
+    need_toolchain
+    run_steps "lock fmt clippy doc env licences" "$@"
+    ;;
+bench)
+    say "bench: runs the benchmark suite on this machine"
+    need_toolchain
+    [ $# -gt 0 ] || set -- --json benches/results/suite.json
+    cargo run --release -p mpbench -- suite "$@"
+    ;;
+tsan)
+    say "tsan: tests of the threaded crates under the thread sanitizer"
+    need_toolchain
+    run_tsan "$@"
+    ;;
+help | -h | --help)
+    usage
+    ;;
+*)
+    usage >&2
+    die "no command $command"
+    ;;
+esac

@@ -1,0 +1,196 @@
+//! The rules on made-up metadata documents, and the program's verdict on them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use licences::{Graph, GraphError, Offence, Policy, PolicyError};
+use serde_json::{Value, json};
+
+const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+const DENY: &str = r#"
+    [licenses]
+    allow = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"]
+    [sources]
+    allow-registry = ["https://github.com/rust-lang/crates.io-index"]
+"#;
+
+fn package(name: &str, license: Option<&str>, source: Option<&str>) -> Value {
+    json!({ "id": name, "name": name, "version": "1.2.3", "license": license, "source": source })
+}
+
+/// A document of these packages, all resolved, whose only member is `ours`.
+fn document(packages: &[Value]) -> Value {
+    let nodes: Vec<_> = packages.iter().map(|p| json!({ "id": p["id"] })).collect();
+    json!({
+        "packages": packages,
+        "workspace_members": ["ours"],
+        "resolve": { "nodes": nodes },
+    })
+}
+
+fn judge(document: &Value) -> Vec<Offence> {
+    let policy = Policy::parse(DENY).expect("a good policy");
+    policy.judge(&Graph::parse(&document.to_string()).expect("a good document"))
+}
+
+fn judge_licence(licence: &str) -> Vec<Offence> {
+    judge(&document(&[package("dep", Some(licence), Some(CRATES_IO))]))
+}
+
+#[test]
+fn expressions_that_allowed_licences_meet_pass() {
+    for licence in [
+        "MIT",
+        "MIT OR Apache-2.0",
+        "MIT/Apache-2.0",
+        "GPL-3.0-only OR MIT",
+        "MIT AND (GPL-3.0-only OR Apache-2.0)",
+        "Apache-2.0 WITH LLVM-exception",
+    ] {
+        let offences = judge_licence(licence);
+        assert!(offences.is_empty(), "{licence}: {offences:?}");
+    }
+}
+
+#[test]
+fn expressions_that_need_another_licence_fail() {
+    for (licence, named) in [
+        ("GPL-3.0-only", "GPL-3.0-only"),
+        ("GPL-2.0", "GPL-2.0"),
+        ("MIT AND Zlib", "Zlib"),
+        ("MIT AND (ISC OR Zlib)", "ISC, Zlib"),
+        ("MIT WITH LLVM-exception", "MIT WITH LLVM-exception"),
+    ] {
+        match judge_licence(licence).as_slice() {
+            [
+                Offence::Licence {
+                    package, refused, ..
+                },
+            ] => {
+                assert_eq!(package, "dep 1.2.3");
+                assert_eq!(refused, named, "of {licence}");
+            }
+            other => panic!("{licence}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_is_no_spdx_expression_fails() {
+    for licence in ["", "Proprietary", "MIT OR", "non-standard"] {
+        let offences = judge_licence(licence);
+        assert!(
+            matches!(offences.as_slice(), [Offence::Unreadable { .. }]),
+            "{licence:?}: {offences:?}"
+        );
+    }
+    let silent = judge(&document(&[package("dep", None, Some(CRATES_IO))]));
+    assert!(
+        matches!(silent.as_slice(), [Offence::NoLicence { .. }]),
+        "{silent:?}"
+    );
+}
+
+#[test]
+fn the_workspace_is_judged_as_well() {
+    assert!(judge(&document(&[package("ours", Some("MIT"), None)])).is_empty());
+    let offences = judge(&document(&[package("ours", Some("Zlib"), None)]));
+    assert!(
+        matches!(offences.as_slice(), [Offence::Licence { .. }]),
+        "{offences:?}"
+    );
+}
+
+#[test]
+fn other_sources_fail() {
+    for source in [
+        None,
+        Some("git+https://example.org/dep?rev=1#0123"),
+        Some("registry+https://example.org/index"),
+        Some("registry+https://github.com/rust-lang/crates.io-index-not"),
+    ] {
+        let offences = judge(&document(&[package("dep", Some("MIT"), source)]));
+        assert!(
+            matches!(offences.as_slice(), [Offence::Source { .. }]),
+            "{source:?}: {offences:?}"
+        );
+    }
+}
+
+#[test]
+fn only_what_was_resolved_is_judged() {
+    let mut document = document(&[
+        package("ours", Some("MIT"), None),
+        package("unused", Some("GPL-3.0-only"), None),
+    ]);
+    document["resolve"] = json!({ "nodes": [{ "id": "ours" }] });
+    assert!(judge(&document).is_empty());
+}
+
+#[test]
+fn a_document_that_cannot_prove_anything_is_refused() {
+    let mut unresolved = document(&[]);
+    unresolved["resolve"] = Value::Null;
+    let error = Graph::parse(&unresolved.to_string()).expect_err("no graph");
+    assert!(matches!(error, GraphError::Unresolved), "{error:?}");
+
+    let mut undescribed = document(&[]);
+    undescribed["resolve"] = json!({ "nodes": [{ "id": "ghost" }] });
+    let error = Graph::parse(&undescribed.to_string()).expect_err("no such package");
+    assert!(
+        matches!(&error, GraphError::Unknown(id) if id == "ghost"),
+        "{error:?}"
+    );
+
+    let error = Graph::parse("{}").expect_err("no document");
+    assert!(matches!(error, GraphError::Json(_)), "{error:?}");
+}
+
+#[test]
+fn a_policy_with_a_slip_is_refused() {
+    let misspelt = DENY.replace("\"MIT\"", "\"MTI\"");
+    let error = Policy::parse(&misspelt).expect_err("no such licence");
+    assert!(
+        matches!(&error, PolicyError::Licence { entry, .. } if entry == "MTI"),
+        "{error:?}"
+    );
+    let error = Policy::parse("[licenses]\nallow = []").expect_err("no sources");
+    assert!(matches!(error, PolicyError::Toml(_)), "{error:?}");
+}
+
+/// Runs the program on `document`, kept in a file of that name.
+fn run(name: &str, document: &Value) -> Output {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let keep = |file: String, text: &str| -> PathBuf {
+        let path = folder.join(file);
+        std::fs::write(&path, text).expect("a writable target folder");
+        path
+    };
+    Command::new(env!("CARGO_BIN_EXE_licences"))
+        .arg(keep(format!("{name}.toml"), DENY))
+        .arg(keep(format!("{name}.json"), &document.to_string()))
+        .output()
+        .expect("the program starts")
+}
+
+#[test]
+fn the_program_fails_naming_crate_and_licence() {
+    let good = package("good", Some("MIT OR GPL-3.0-only"), Some(CRATES_IO));
+    let bad = package("bad", Some("MIT AND GPL-3.0-only"), Some(CRATES_IO));
+
+    let passed = run("good", &document(std::slice::from_ref(&good)));
+    assert!(passed.status.success(), "{passed:?}");
+
+    let failed = run("bad", &document(&[good, bad]));
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert!(
+        said.contains("bad 1.2.3: licence `MIT AND GPL-3.0-only`"),
+        "{said}"
+    );
+    assert!(!said.contains("good 1.2.3"), "{said}");
+
+    let empty = run("empty", &document(&[]));
+    assert!(!empty.status.success(), "{empty:?}");
+}

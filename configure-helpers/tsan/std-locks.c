@@ -1,0 +1,60 @@
+/*
+ * Tells the thread sanitizer what the standard library's locks order.
+ *
+ * The standard library comes compiled without the sanitizer. What it inlines into our code
+ * is seen (atomics, locking a free mutex, unlocking); what it keeps to itself is not: a
+ * contended lock, a wait on a condition variable, a Once. Each would be reported as a race
+ * on the data that it guards. The linker's --wrap routes those calls through here. The
+ * address of a lock is the address of its futex word, which is also the one that the
+ * inlined halves work on, so both kinds of access meet in one place.
+ *
+ * Compiled by `./build.sh tsan`, which defines each name below as the compiler's symbol.
+ */
+#include <stdbool.h>
+#include <stdint.h>
+
+void __tsan_acquire(void *word);
+void __tsan_release(void *word);
+
+#define GLUE(a, b) a##b
+#define REAL(name) GLUE(__real_, name)
+#define WRAP(name) GLUE(__wrap_, name)
+
+#define LOCK(name)                   \
+    void REAL(name)(void *lock);     \
+    void WRAP(name)(void *lock)      \
+    {                                \
+        REAL(name)(lock);            \
+        __tsan_acquire(lock);        \
+    }
+
+LOCK(MUTEX_LOCK)
+LOCK(RWLOCK_READ)
+LOCK(RWLOCK_WRITE)
+
+void REAL(CONDVAR_WAIT)(void *condvar, void *mutex);
+void WRAP(CONDVAR_WAIT)(void *condvar, void *mutex)
+{
+    __tsan_release(mutex);
+    REAL(CONDVAR_WAIT)(condvar, mutex);
+    __tsan_acquire(mutex);
+}
+
+/* A Duration travels as two values: seconds and nanoseconds. */
+bool REAL(CONDVAR_WAIT_TIMEOUT)(void *condvar, void *mutex, uint64_t s, uint32_t ns);
+bool WRAP(CONDVAR_WAIT_TIMEOUT)(void *condvar, void *mutex, uint64_t s, uint32_t ns)
+{
+    __tsan_release(mutex);
+    bool woken = REAL(CONDVAR_WAIT_TIMEOUT)(condvar, mutex, s, ns);
+    __tsan_acquire(mutex);
+    return woken;
+}
+
+/* The closure travels as two values: data and table. */
+void REAL(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *caller);
+void WRAP(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *caller)
+{
+    REAL(ONCE_CALL)(once, poisoned, data, table, caller);
+    __tsan_acquire(once);
+    __tsan_release(once);
+}
