@@ -261,3 +261,18 @@ fn known_codes_have_names_and_others_keep_their_number() {
     assert_eq!(SendOpcode(0x23).to_string(), "0x23");
     assert_eq!(CqeOpcode(5).to_string(), "0x05");
 }
+
+#[test]
+fn every_code_is_judged_by_its_highest_bit() {
+    for code in 0..16 {
+        let opcode = CqeOpcode(code);
+        let expected = match code {
+            0..8 => EntryState::Success(opcode),
+            8..15 => EntryState::Error(opcode),
+            _ => EntryState::NotYet,
+        };
+        assert_eq!(opcode.is_error(), code >= 8);
+        assert_eq!(classify(last_dword(opcode, 1, 0, 5), 4, 2), expected);
+        assert_eq!(classify(last_dword(opcode, 0, 0, 5), 4, 2), EntryState::NotYet);
+    }
+}
