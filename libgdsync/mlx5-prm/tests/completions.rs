@@ -273,6 +273,9 @@ fn every_code_is_judged_by_its_highest_bit() {
         };
         assert_eq!(opcode.is_error(), code >= 8);
         assert_eq!(classify(last_dword(opcode, 1, 0, 5), 4, 2), expected);
-        assert_eq!(classify(last_dword(opcode, 0, 0, 5), 4, 2), EntryState::NotYet);
+        assert_eq!(
+            classify(last_dword(opcode, 0, 0, 5), 4, 2),
+            EntryState::NotYet
+        );
     }
 }
