@@ -1,1 +1,91 @@
-//! gds-driver
+//! The two drivers that run the step machines of the emulator: software GPUs, virtual NICs,
+//! links, watchers.
+//!
+//! * [`Live`] runs them for real: one thread a process steps all its devices, spins while
+//!   they are busy and sleeps when they are not.
+//! * [`Sim`] runs them as a play: machines and ranks share one thread and a virtual clock,
+//!   and a seed decides who acts next. A seed that fails fails again, in exactly the same
+//!   way, so the order of events that broke a protocol can be looked at as often as needed.
+//!
+//! Code below the drivers sees neither: machines are handed the time
+//! ([`Machine::step`](gds_step::Machine::step)), ranks wait through an
+//! [`Env`](gds_step::Env), and whoever builds the world attaches machines to a
+//! [`Host`](gds_step::Host). Here a wire carries a word and back, first in play, then live:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//! use std::time::Duration;
+//!
+//! use gds_driver::{Live, Sim, SimConfig};
+//! use gds_step::{Host, Lane, Machine, Step, Time};
+//!
+//! /// What is written at one end appears a microsecond later at the other.
+//! struct Wire {
+//!     ends: [Arc<AtomicU64>; 2],
+//!     arrives: Option<(Time, u64)>,
+//! }
+//!
+//! impl Machine for Wire {
+//!     fn step(&mut self, now: Time) -> Step {
+//!         match self.arrives {
+//!             Some((at, word)) if now >= at => {
+//!                 self.ends[1].store(word, Ordering::Release);
+//!                 self.arrives = None;
+//!             }
+//!             Some((at, _)) => return Step::IdleUntil(Some(at)),
+//!             None => match self.ends[0].swap(0, Ordering::AcqRel) {
+//!                 0 => return Step::IdleUntil(None),
+//!                 word => self.arrives = Some((now + Duration::from_micros(1), word)),
+//!             },
+//!         }
+//!         Step::Progress
+//!     }
+//!
+//!     fn name(&self) -> String {
+//!         "wire".into()
+//!     }
+//! }
+//!
+//! /// Sends a word and waits for it to come out. It cannot tell which driver it runs under.
+//! fn through_a_wire(host: &dyn Host) -> bool {
+//!     let ends = [Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0))];
+//!     let wire = Wire { ends: ends.clone(), arrives: None };
+//!     let id = host.attach(Lane::Device, Box::new(wire));
+//!     ends[0].store(42, Ordering::Release);
+//!     host.ring();
+//!     let deadline = host.now() + Duration::from_secs(10);
+//!     let came = host.wait_until(Some(deadline), &mut || ends[1].load(Ordering::Acquire) == 42);
+//!     host.detach(id);
+//!     came
+//! }
+//!
+//! // In play: twenty seeds, twenty orders of events; each replays exactly.
+//! gds_driver::sim::seeds(20, |seed| {
+//!     let play = || {
+//!         let mut sim = Sim::new(SimConfig::seed(seed));
+//!         let host = sim.host();
+//!         sim.rank("rank0", move || assert!(through_a_wire(&*host)));
+//!         sim.run()
+//!     };
+//!     let (first, again) = (play()?, play()?);
+//!     assert_eq!(first, again);
+//!     Ok::<_, gds_driver::SimError>(())
+//! });
+//!
+//! // Live.
+//! assert!(through_a_wire(&*Live::global()?));
+//! # Ok::<(), gds_driver::LiveError>(())
+//! ```
+//!
+//! [`thread_times`] tells how much processor time each thread of the process has used, by
+//! name, so that a benchmark can show who ran.
+
+mod live;
+mod panics;
+pub mod sim;
+mod thread_times;
+
+pub use live::{Failure, Live, LiveConfig, LiveError};
+pub use sim::{Sim, SimConfig, SimControl, SimError, SimReport, Waiting, When};
+pub use thread_times::{ThreadTime, thread_times};

@@ -1,0 +1,285 @@
+//! The live driver: real threads, real time.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use gds_step::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Time};
+
+use worker::{Pace, WorkerThread};
+
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+/// How the live driver shares the processor between looking and sleeping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveConfig {
+    /// How long the device and the proxy thread spin after the last progress. Default 50 us.
+    pub spin: Duration,
+    /// The longest sleep of the device and the proxy thread while a machine is attached:
+    /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
+    /// the kernel 10 us to wake the thread.
+    pub nap: Duration,
+    /// How often the watcher's machines are stepped if nothing happens. Default 1 ms.
+    pub watch: Duration,
+    /// How long [`Env::wait_until`] spins before it sleeps. Default 5 us, zero on a machine
+    /// of one processor.
+    pub wait_spin: Duration,
+    /// The first sleep of [`Env::wait_until`]; each next one is twice as long. Default 20 us.
+    pub wait_first: Duration,
+    /// The longest sleep of [`Env::wait_until`]. Default 500 us.
+    pub wait_longest: Duration,
+    /// Spins give the processor to other threads at each turn. Default: only on a machine of
+    /// one processor.
+    pub yields: bool,
+}
+
+impl Default for LiveConfig {
+    fn default() -> LiveConfig {
+        let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
+        LiveConfig {
+            spin: Duration::from_micros(50),
+            nap: Duration::from_micros(40),
+            watch: Duration::from_millis(1),
+            wait_spin: Duration::from_micros(if alone { 0 } else { 5 }),
+            wait_first: Duration::from_micros(20),
+            wait_longest: Duration::from_micros(500),
+            yields: alone,
+        }
+    }
+}
+
+/// The live driver could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LiveError {
+    /// No bell for a thread.
+    #[error("live driver: no bell to wake a thread by")]
+    Bell(#[from] BellError),
+    /// The system refused a thread.
+    #[error("live driver: thread {name} did not start")]
+    Thread {
+        /// The thread's name.
+        name: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A machine that panicked in a step (and was detached) or while it was dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The id it was attached under.
+    pub machine: MachineId,
+    /// The name it gave when it was attached.
+    pub name: String,
+    /// What the panic said.
+    pub message: String,
+}
+
+/// The driver of a process that runs for real: a device thread, a watcher's and a proxy's.
+///
+/// * `gds-device` steps the machines of [`Lane::Device`] round robin. It spins while any of
+///   them makes progress and [`LiveConfig::spin`] longer, then sleeps on the [`Bell`], never
+///   longer than [`LiveConfig::nap`] at a time while a machine is attached (a store that
+///   nobody rang for is noticed within that time), shorter if a machine asked for it, and
+///   without limit while none is.
+/// * `gds-proxy` does the same for [`Lane::Proxy`]. It starts with the first such machine.
+/// * `gds-watch` steps the machines of [`Lane::Watch`] every [`LiveConfig::watch`], and again
+///   at once after progress. It starts with the first such machine.
+///
+/// A machine that panics is detached and remembered in [`failures`](Live::failures); its
+/// thread goes on. If the system refuses the proxy's or the watcher's thread, the device
+/// thread serves their machines.
+///
+/// Machines must not own the driver that steps them: neither would ever be dropped.
+pub struct Live {
+    config: LiveConfig,
+    start: Instant,
+    device: WorkerThread,
+    /// `None` inside: the system refused the thread.
+    watch: OnceLock<Option<WorkerThread>>,
+    proxy: OnceLock<Option<WorkerThread>>,
+    /// Stack of the two threads above, in bytes.
+    stack: usize,
+    /// Numbers the machines. Only uniqueness counts, so relaxed.
+    attached: AtomicU64,
+    failures: Arc<Mutex<Vec<Failure>>>,
+}
+
+/// Stack of each thread, in bytes.
+const STACK: usize = 2 << 20;
+
+/// The thread a machine is on, in the lowest bits of its id.
+const LANES: u64 = 4;
+const DEVICE: u64 = 0;
+const WATCH: u64 = 1;
+const PROXY: u64 = 2;
+
+/// The time that passed since `start`; after 584 years it stands still.
+fn since(start: Instant) -> Time {
+    Time::ZERO + start.elapsed()
+}
+
+impl Live {
+    /// The driver of this process, started on first use and never stopped.
+    ///
+    /// # Errors
+    /// The system refused its bell or its thread. The next call tries again.
+    pub fn global() -> Result<Arc<Live>, LiveError> {
+        static GLOBAL: Mutex<Option<Arc<Live>>> = Mutex::new(None);
+        let mut global = GLOBAL.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(live) = &*global {
+            return Ok(Arc::clone(live));
+        }
+        let live = Live::new(LiveConfig::default())?;
+        *global = Some(Arc::clone(&live));
+        Ok(live)
+    }
+
+    /// A driver of its own, for tests and embedding. Dropping the last reference stops its
+    /// threads and drops its machines.
+    ///
+    /// # Errors
+    /// The system refused its bell or its thread.
+    pub fn new(config: LiveConfig) -> Result<Arc<Live>, LiveError> {
+        Live::with_stack(config, STACK)
+    }
+
+    fn with_stack(config: LiveConfig, stack: usize) -> Result<Arc<Live>, LiveError> {
+        let start = Instant::now();
+        let failures = Arc::default();
+        let pace = Live::device_pace(&config);
+        let device = WorkerThread::start("gds-device", pace, STACK, start, Arc::clone(&failures))?;
+        Ok(Arc::new(Live {
+            config,
+            start,
+            device,
+            watch: OnceLock::new(),
+            proxy: OnceLock::new(),
+            stack,
+            attached: AtomicU64::new(0),
+            failures,
+        }))
+    }
+
+    /// The bell of the device thread, for peers in other processes to ring: they open it by
+    /// [`Bell::fd`].
+    pub fn bell(&self) -> &Bell {
+        self.device.bell()
+    }
+
+    /// The machines that panicked so far, oldest first.
+    pub fn failures(&self) -> Vec<Failure> {
+        self.failures
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn device_pace(config: &LiveConfig) -> Pace {
+        Pace {
+            spin: config.spin,
+            nap: config.nap,
+            yields: config.yields,
+        }
+    }
+
+    fn start_worker(&self, name: &'static str, pace: Pace) -> Option<WorkerThread> {
+        let failures = Arc::clone(&self.failures);
+        WorkerThread::start(name, pace, self.stack, self.start, failures).ok()
+    }
+
+    /// The thread that serves a lane, started if need be, and its number.
+    fn worker(&self, lane: Lane) -> (&WorkerThread, u64) {
+        let (worker, number) = match lane {
+            Lane::Device => (None, DEVICE),
+            Lane::Watch => {
+                let pace = Pace {
+                    spin: Duration::ZERO,
+                    nap: self.config.watch,
+                    yields: false,
+                };
+                let start = || self.start_worker("gds-watch", pace);
+                (self.watch.get_or_init(start).as_ref(), WATCH)
+            }
+            Lane::Proxy => {
+                let pace = Live::device_pace(&self.config);
+                let start = || self.start_worker("gds-proxy", pace);
+                (self.proxy.get_or_init(start).as_ref(), PROXY)
+            }
+        };
+        worker.map_or((&self.device, DEVICE), |worker| (worker, number))
+    }
+}
+
+impl Env for Live {
+    fn now(&self) -> Time {
+        since(self.start)
+    }
+
+    fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
+        debug_assert!(!worker::inside_a_step(), "wait_until from inside a step");
+        let deadline = deadline.unwrap_or(Time::NEVER);
+        let mut spin_until = None;
+        let mut nap = self.config.wait_first;
+        loop {
+            if condition() {
+                return true;
+            }
+            let now = self.now();
+            if now >= deadline {
+                return false;
+            }
+            if now < *spin_until.get_or_insert(now + self.config.wait_spin) {
+                std::hint::spin_loop();
+                continue;
+            }
+            std::thread::sleep(nap.min(deadline - now));
+            nap = (nap * 2).min(self.config.wait_longest);
+        }
+    }
+
+    fn ring(&self) {
+        self.device.bell().ring();
+        if let Some(Some(proxy)) = self.proxy.get() {
+            proxy.bell().ring();
+        }
+    }
+}
+
+impl Host for Live {
+    fn attach(&self, lane: Lane, machine: Box<dyn Machine>) -> MachineId {
+        let (worker, number) = self.worker(lane);
+        let id = MachineId(self.attached.fetch_add(1, Ordering::Relaxed) * LANES + number);
+        worker.attach(id, machine);
+        id
+    }
+
+    /// Waits for the thread of `id` to finish its round. From inside a step of the same lane
+    /// (or the destructor of a machine on it) the machine is detached after the round; doing
+    /// so in a step is a mistake that debug builds report by a panic of that step.
+    fn detach(&self, id: MachineId) {
+        let worker = match id.0 % LANES {
+            DEVICE => Some(&self.device),
+            WATCH => self.watch.get().and_then(Option::as_ref),
+            PROXY => self.proxy.get().and_then(Option::as_ref),
+            _ => None,
+        };
+        if let Some(worker) = worker {
+            worker.detach(id);
+        }
+    }
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live")
+            .field("config", &self.config)
+            .field("now", &self.now())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,43 @@
+//! What only shows from inside: a thread that the system refuses.
+
+use std::sync::mpsc;
+
+use gds_step::Step;
+
+use super::*;
+
+/// Tells each thread that steps it.
+struct Tell(mpsc::Sender<String>);
+
+impl Machine for Tell {
+    fn step(&mut self, _: Time) -> Step {
+        let name = std::thread::current().name().unwrap_or("").to_owned();
+        let _ = self.0.send(name);
+        Step::IdleUntil(None)
+    }
+    fn name(&self) -> String {
+        "tell".into()
+    }
+}
+
+#[test]
+fn the_device_thread_serves_lanes_whose_thread_is_refused() {
+    for (stack, expected) in [
+        (STACK, ["gds-device", "gds-watch", "gds-proxy"]),
+        // No address space is that large.
+        (usize::MAX / 4, ["gds-device"; 3]),
+    ] {
+        let live = Live::with_stack(LiveConfig::default(), stack).unwrap();
+        for (lane, expected) in [Lane::Device, Lane::Watch, Lane::Proxy]
+            .into_iter()
+            .zip(expected)
+        {
+            let (tell, told) = mpsc::channel();
+            let id = live.attach(lane, Box::new(Tell(tell)));
+            assert_eq!(told.recv().unwrap(), expected);
+            live.detach(id);
+            // The machine, and with it the sender, is gone.
+            assert!(told.iter().all(|name| name == expected));
+        }
+    }
+}

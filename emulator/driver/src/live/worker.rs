@@ -1,0 +1,309 @@
+//! One thread of the live driver: the machines it owns, the loop that steps them, and the
+//! mailbox by which machines come and go.
+
+use std::cell::Cell;
+use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gds_step::{Bell, Machine, MachineId, Step, Time};
+
+use super::{Failure, LiveError};
+use crate::panics;
+
+thread_local! {
+    /// The worker whose thread this is, and whether it is inside a round of steps.
+    static ON: Cell<(*const Worker, bool)> = const { Cell::new((std::ptr::null(), false)) };
+}
+
+/// Whether the calling code runs inside the step of some machine.
+pub(super) fn inside_a_step() -> bool {
+    ON.get().1
+}
+
+/// How a thread shares its time between looking and sleeping.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// How long to spin after the last progress.
+    pub spin: Duration,
+    /// The longest sleep while any machine is attached.
+    pub nap: Duration,
+    /// Give the processor away between two looks of a spin.
+    pub yields: bool,
+}
+
+/// A machine on its thread. The name is asked once, when it is attached.
+struct Slot {
+    id: MachineId,
+    name: String,
+    machine: Box<dyn Machine>,
+}
+
+enum Letter {
+    Attach(Slot),
+    Detach(MachineId),
+    Stop,
+}
+
+/// What was asked of the thread. Letters are numbered from one.
+#[derive(Default)]
+struct Mailbox {
+    letters: Vec<Letter>,
+    posted: u64,
+    handled: u64,
+}
+
+/// The part of a thread that others see.
+pub(super) struct Worker {
+    bell: Bell,
+    pace: Pace,
+    start: Instant,
+    failures: Arc<Mutex<Vec<Failure>>>,
+    mailbox: Mutex<Mailbox>,
+    /// Signalled when `Mailbox::handled` has grown.
+    handled: Condvar,
+    /// True while letters wait. Written under the mailbox's lock, read relaxed once a round:
+    /// a hint, the lock carries the ordering. A sleeper does not miss it, as a ring follows.
+    mail: AtomicBool,
+}
+
+/// What a round over all machines brought.
+enum Round {
+    Progress,
+    /// The earliest time that a machine asked for.
+    Idle(Time),
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Worker {
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(super) fn attach(&self, id: MachineId, machine: Box<dyn Machine>) {
+        let name = machine.name();
+        self.post(Letter::Attach(Slot { id, name, machine }));
+    }
+
+    pub(super) fn detach(&self, id: MachineId) {
+        let (on, stepping) = ON.get();
+        let ticket = self.post(Letter::Detach(id));
+        if std::ptr::eq(on, self) {
+            // Waiting for oneself would never end: the letter is read after this round.
+            debug_assert!(!stepping, "detach from inside a step of the same lane");
+            return;
+        }
+        let mut mailbox = lock(&self.mailbox);
+        while mailbox.handled < ticket {
+            mailbox = self
+                .handled
+                .wait(mailbox)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn post(&self, letter: Letter) -> u64 {
+        let mut mailbox = lock(&self.mailbox);
+        mailbox.letters.push(letter);
+        mailbox.posted += 1;
+        let ticket = mailbox.posted;
+        self.mail.store(true, Ordering::Relaxed);
+        drop(mailbox);
+        self.bell.ring();
+        ticket
+    }
+
+    fn now(&self) -> Time {
+        super::since(self.start)
+    }
+
+    fn run(&self) {
+        ON.set((self, false));
+        // With the default slack of 50 us a nap of 40 us lasts 90. Refusal only costs time.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let mut slots = Vec::new();
+        let mut spin_until = Time::ZERO;
+        loop {
+            if self.mail.load(Ordering::Relaxed) {
+                if !self.read_mail(&mut slots) {
+                    return;
+                }
+                spin_until = self.now() + self.pace.spin;
+            }
+            let now = self.now();
+            if now < spin_until && !slots.is_empty() {
+                match self.round(&mut slots, now) {
+                    Round::Progress => spin_until = now + self.pace.spin,
+                    Round::Idle(_) if self.pace.yields => std::thread::yield_now(),
+                    Round::Idle(_) => std::hint::spin_loop(),
+                }
+                continue;
+            }
+            self.bell.nap(|| {
+                if self.mail.load(Ordering::Relaxed) {
+                    return None;
+                }
+                if slots.is_empty() {
+                    return Some(Duration::MAX);
+                }
+                match self.round(&mut slots, now) {
+                    Round::Progress => {
+                        spin_until = now + self.pace.spin;
+                        None
+                    }
+                    Round::Idle(Time::NEVER) => Some(self.pace.nap),
+                    Round::Idle(next) => {
+                        let left = next.since(self.now());
+                        (!left.is_zero()).then(|| left.min(self.pace.nap))
+                    }
+                }
+            });
+        }
+    }
+
+    /// Steps every machine once, in the order they were attached.
+    fn round(&self, slots: &mut Vec<Slot>, now: Time) -> Round {
+        ON.set((self, true));
+        let mut progress = false;
+        let mut next = Time::NEVER;
+        let mut i = 0;
+        while let Some(slot) = slots.get_mut(i) {
+            match catch_unwind(AssertUnwindSafe(|| slot.machine.step(now))) {
+                Ok(Step::Progress) => progress = true,
+                Ok(Step::IdleUntil(Some(t))) => next = next.min(t),
+                Ok(Step::IdleUntil(None)) => {}
+                Err(payload) => {
+                    let message = panics::message(payload);
+                    self.fail(slots.remove(i), message);
+                    progress = true;
+                    continue;
+                }
+            }
+            i += 1;
+        }
+        ON.set((self, false));
+        if progress {
+            Round::Progress
+        } else {
+            Round::Idle(next)
+        }
+    }
+
+    /// Handles all letters; `false` when told to stop.
+    fn read_mail(&self, slots: &mut Vec<Slot>) -> bool {
+        let (letters, last) = {
+            let mut mailbox = lock(&self.mailbox);
+            self.mail.store(false, Ordering::Relaxed);
+            (std::mem::take(&mut mailbox.letters), mailbox.posted)
+        };
+        let mut go_on = true;
+        for letter in letters {
+            match letter {
+                Letter::Attach(slot) => slots.push(slot),
+                Letter::Detach(id) => {
+                    if let Some(i) = slots.iter().position(|s| s.id == id) {
+                        self.discard(slots.remove(i));
+                    }
+                }
+                Letter::Stop => go_on = false,
+            }
+        }
+        if !go_on {
+            slots.drain(..).for_each(|slot| self.discard(slot));
+        }
+        lock(&self.mailbox).handled = if go_on { last } else { u64::MAX };
+        self.handled.notify_all();
+        go_on
+    }
+
+    fn discard(&self, slot: Slot) {
+        let Slot { id, name, machine } = slot;
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(machine))) {
+            let message = panics::message(payload);
+            lock(&self.failures).push(Failure {
+                machine: id,
+                name,
+                message,
+            });
+        }
+    }
+
+    #[cold]
+    fn fail(&self, slot: Slot, message: String) {
+        let (machine, name) = (slot.id, slot.name.clone());
+        lock(&self.failures).push(Failure {
+            machine,
+            name,
+            message,
+        });
+        self.discard(slot);
+    }
+}
+
+/// A worker and the thread that runs it. Dropping it ends the thread and all its machines.
+pub(super) struct WorkerThread {
+    worker: Arc<Worker>,
+    handle: Option<JoinHandle<()>>,
+}
+
+impl WorkerThread {
+    /// `stack`: size of the thread's stack in bytes.
+    pub(super) fn start(
+        name: &'static str,
+        pace: Pace,
+        stack: usize,
+        start: Instant,
+        failures: Arc<Mutex<Vec<Failure>>>,
+    ) -> Result<WorkerThread, LiveError> {
+        let worker = Arc::new(Worker {
+            bell: Bell::new()?,
+            pace,
+            start,
+            failures,
+            mailbox: Mutex::default(),
+            handled: Condvar::new(),
+            mail: AtomicBool::new(false),
+        });
+        let handle = std::thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(stack)
+            .spawn({
+                let worker = Arc::clone(&worker);
+                move || worker.run()
+            })
+            .map_err(|source| LiveError::Thread { name, source })?;
+        // It answers its first letter: from now on it runs under its name.
+        worker.detach(MachineId(u64::MAX));
+        Ok(WorkerThread {
+            worker,
+            handle: Some(handle),
+        })
+    }
+}
+
+impl std::ops::Deref for WorkerThread {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        &self.worker
+    }
+}
+
+impl Drop for WorkerThread {
+    fn drop(&mut self) {
+        self.worker.post(Letter::Stop);
+        let own = std::ptr::eq(ON.get().0, &*self.worker);
+        // A machine that held the last reference to its driver drops it on the driver's own
+        // thread, which cannot wait for itself: it ends after this round.
+        if let Some(handle) = self.handle.take().filter(|_| !own) {
+            // The loop catches every panic of a machine, so there is nothing to hear.
+            let _ = handle.join();
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! The simulated driver: one thread, a virtual clock, and a seed that decides who steps.
+
+use std::fmt;
+use std::io::Write;
+use std::ops::RangeInclusive;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use gds_step::Env;
+use gds_step::{Host, Time};
+
+use crate::panics;
+use fiber::Fiber;
+use host::Core;
+use sched::{Fate, Limits, Pick};
+
+mod error;
+mod fiber;
+mod host;
+mod sched;
+mod seeds;
+mod trace;
+
+pub use error::{SimError, SimReport, Waiting};
+pub use seeds::seeds;
+
+/// A simulation's seed, pace and limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// Decides every choice: equal seeds give equal runs.
+    pub seed: u64,
+    /// How long a turn takes in virtual nanoseconds; drawn evenly. Default 1 to 200.
+    pub step_ns: RangeInclusive<u64>,
+    /// The most turns before [`SimError::TimeLimit`]. Default ten million.
+    pub max_turns: u64,
+    /// The most virtual time before [`SimError::TimeLimit`]. Default 1000 s.
+    pub max_time: Duration,
+    /// Stack of each rank, in bytes. Default 512 KiB.
+    pub stack: usize,
+}
+
+impl SimConfig {
+    /// The defaults with this seed.
+    pub fn seed(seed: u64) -> SimConfig {
+        SimConfig {
+            seed,
+            step_ns: 1..=200,
+            max_turns: 10_000_000,
+            max_time: Duration::from_secs(1000),
+            stack: 512 << 10,
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let (low, high) = (*self.step_ns.start(), *self.step_ns.end());
+        Limits {
+            // An empty range means its beginning.
+            step_ns: low..=high.max(low),
+            turns: self.max_turns,
+            time: Time::ZERO + self.max_time,
+        }
+    }
+}
+
+/// When something happens to a rank or a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At a virtual time.
+    Time(Time),
+    /// In a turn.
+    Turn(u64),
+}
+
+/// Freezes ranks and machines by name, also from inside a rank. A name may belong to several,
+/// and to some that come later.
+#[derive(Clone, Debug)]
+pub struct SimControl(Arc<Core>);
+
+impl SimControl {
+    /// Stops a rank or machine as if its process were stopped: it is not stepped any more.
+    pub fn freeze(&self, name: &str) {
+        self.0.state().sched.befall(name, Fate::Freeze);
+    }
+
+    /// Lets a frozen one go on.
+    pub fn unfreeze(&self, name: &str) {
+        self.0.state().sched.befall(name, Fate::Unfreeze);
+    }
+
+    /// Freezes for ever. What it owns stays until the simulation is dropped.
+    pub fn kill(&self, name: &str) {
+        self.0.state().sched.befall(name, Fate::Kill);
+    }
+
+    /// [`freeze`](SimControl::freeze), later.
+    pub fn freeze_at(&self, when: When, name: &str) {
+        self.0.state().sched.at(when, name, Fate::Freeze);
+    }
+
+    /// [`unfreeze`](SimControl::unfreeze), later. A simulation in which nobody can go on
+    /// jumps there.
+    pub fn unfreeze_at(&self, when: When, name: &str) {
+        self.0.state().sched.at(when, name, Fate::Unfreeze);
+    }
+
+    /// [`kill`](SimControl::kill), later.
+    pub fn kill_at(&self, when: When, name: &str) {
+        self.0.state().sched.at(when, name, Fate::Kill);
+    }
+}
+
+struct Rank {
+    id: u64,
+    name: String,
+    stage: Stage,
+}
+
+enum Stage {
+    Ready(Box<dyn FnOnce()>),
+    Running(Fiber),
+}
+
+/// A world of machines and ranks on one thread, with a virtual clock.
+///
+/// In each turn one machine is stepped or one rank runs until it waits
+/// ([`Env::wait_until`]); the seed decides which. The choice is unfair on purpose: at times
+/// one is left out for a long while, at times one is nearly alone, but nobody starves for
+/// ever. Each turn takes a little virtual time; when nobody has anything to do, the clock
+/// jumps to the earliest time anybody waits for.
+///
+/// Inside a rank, waiting gives way to others, and looking at the clock takes a moment.
+/// Whatever blocks the thread (a lock held across a wait, a sleep, a read) blocks the world.
+/// A rank that works inside the condition it waits for should [`ring`](Env::ring) when it
+/// has done something, so that it is not taken for idle. Outside all ranks, before
+/// [`run`](Sim::run), waiting steps the machines in the same seeded way; a wait that nothing
+/// can end returns `false`. On another thread `wait_until` tries its condition once.
+///
+/// # Dropping
+/// Ranks that have not ended are unwound: their destructors run, as they would after a panic,
+/// because what a rank holds (mappings, files, peers' references) must not add up over
+/// thousands of seeds. Destructors may call the host: `wait_until` returns `false` at once
+/// while a simulation is dropped and while a panic unwinds. The alternative, to let ranks run
+/// on with waits that fail, would hang on a rank that tries again. Only if the thread is
+/// panicking already, suspended ranks are leaked instead: a second panic in one of their
+/// destructors would abort and hide the first.
+pub struct Sim {
+    core: Arc<Core>,
+    stack: usize,
+    ranks: Vec<Rank>,
+}
+
+impl Sim {
+    /// A world with nothing in it.
+    pub fn new(config: SimConfig) -> Sim {
+        Sim {
+            core: Arc::new(Core::new(&config)),
+            stack: config.stack,
+            ranks: Vec::new(),
+        }
+    }
+
+    /// What machines are attached to and ranks wait on.
+    pub fn host(&self) -> Arc<dyn Host> {
+        Arc::clone(&self.core) as Arc<dyn Host>
+    }
+
+    /// A handle that freezes ranks and machines; ranks may own one.
+    pub fn control(&self) -> SimControl {
+        SimControl(Arc::clone(&self.core))
+    }
+
+    /// Adds a rank, which [`run`](Sim::run) starts.
+    pub fn rank(&mut self, name: impl Into<String>, body: impl FnOnce() + 'static) {
+        let name = name.into();
+        let mut state = self.core.state();
+        let id = state.new_id();
+        state.sched.add(id, name.clone(), true);
+        self.ranks.push(Rank {
+            id,
+            name,
+            stage: Stage::Ready(Box::new(body)),
+        });
+    }
+
+    /// Writes a line for each choice and answer to `writer`, which must not call the host.
+    pub fn trace_to(&mut self, writer: impl Write + Send + 'static) {
+        self.core.state().sched.trace.write_to(Box::new(writer));
+    }
+
+    /// See [`SimControl::freeze`].
+    pub fn freeze(&self, name: &str) {
+        self.control().freeze(name);
+    }
+
+    /// See [`SimControl::unfreeze`].
+    pub fn unfreeze(&self, name: &str) {
+        self.control().unfreeze(name);
+    }
+
+    /// See [`SimControl::kill`].
+    pub fn kill(&self, name: &str) {
+        self.control().kill(name);
+    }
+
+    /// See [`SimControl::freeze_at`].
+    pub fn freeze_at(&self, when: When, name: &str) {
+        self.control().freeze_at(when, name);
+    }
+
+    /// Runs until every rank has ended or is frozen with nobody left to unfreeze it. May be
+    /// called again after ranks were added or unfrozen, or after an error to see how the
+    /// rest goes on.
+    ///
+    /// # Errors
+    /// Nobody can go on, a limit is reached, a rank or a machine panicked, no stack for a
+    /// rank, or the trace could not be written.
+    pub fn run(&mut self) -> Result<SimReport, SimError> {
+        // What went wrong while it was built.
+        self.check()?;
+        while self.core.state().sched.ranks_left() {
+            let picked = self.core.state().sched.pick(true, None);
+            match picked {
+                Pick::Actor { id, is_rank: true } => self.resume(id)?,
+                Pick::Actor { id, is_rank: false } => self.core.step_machine(id),
+                Pick::Again => {}
+                Pick::Stuck => return Err(self.gave_up(true)),
+                Pick::Limit => return Err(self.gave_up(false)),
+            }
+            self.check()?;
+        }
+        self.core.state().sched.trace.flush();
+        self.check()?;
+        let sched = &self.core.state().sched;
+        Ok(SimReport {
+            seed: self.core.seed,
+            turns: sched.turn(),
+            time: sched.now(),
+            digest: sched.trace.digest(),
+            unfinished: self.ranks.iter().map(|r| r.name.clone()).collect(),
+        })
+    }
+
+    /// Reports what went wrong in a step or with the trace.
+    fn check(&self) -> Result<(), SimError> {
+        let mut state = self.core.state();
+        if let Some(fault) = state.take_fault() {
+            return Err(fault);
+        }
+        let seed = self.core.seed;
+        let lost = state.sched.trace.take_error();
+        lost.map_or(Ok(()), |source| Err(SimError::Trace { seed, source }))
+    }
+
+    fn resume(&mut self, id: u64) -> Result<(), SimError> {
+        let Some(i) = self.ranks.iter().position(|r| r.id == id) else {
+            return Ok(());
+        };
+        let resumed = match &mut self.ranks[i].stage {
+            Stage::Running(fiber) => fiber.resume(),
+            Stage::Ready(body) => {
+                let body = std::mem::replace(body, Box::new(|| ()));
+                let fiber = Fiber::new(self.stack, self.core.address(), body);
+                let mut fiber = fiber.map_err(|source| self.lost(i, source))?;
+                let resumed = fiber.resume();
+                self.ranks[i].stage = Stage::Running(fiber);
+                resumed
+            }
+        };
+        if let Ok(Some(achieved)) = resumed {
+            self.core.state().sched.answered(id, achieved);
+            return Ok(());
+        }
+        let rank = self.ranks.remove(i).name;
+        let mut state = self.core.state();
+        state.sched.remove(id);
+        let (seed, turn) = (self.core.seed, state.sched.turn());
+        resumed.map(drop).map_err(|payload| {
+            let message = panics::message(payload);
+            SimError::RankPanicked {
+                seed,
+                turn,
+                rank,
+                message,
+            }
+        })
+    }
+
+    /// A rank that got no stack is gone.
+    fn lost(&mut self, i: usize, source: std::io::Error) -> SimError {
+        let Rank { id, name: rank, .. } = self.ranks.remove(i);
+        self.core.state().sched.remove(id);
+        SimError::Stack {
+            seed: self.core.seed,
+            rank,
+            size: self.stack,
+            source,
+        }
+    }
+
+    fn gave_up(&self, stuck: bool) -> SimError {
+        let mut state = self.core.state();
+        state.sched.trace.flush();
+        let sched = &state.sched;
+        let (seed, turn, now) = (self.core.seed, sched.turn(), sched.now());
+        let waiting = sched.waiting();
+        if stuck {
+            SimError::Stuck {
+                seed,
+                turn,
+                now,
+                waiting,
+            }
+        } else {
+            SimError::TimeLimit {
+                seed,
+                turn,
+                now,
+                waiting,
+            }
+        }
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        self.core.tear_down();
+        let already = std::thread::panicking();
+        let mut first = None;
+        let mut note = |done: std::thread::Result<()>| {
+            if let Err(payload) = done {
+                first.get_or_insert(payload);
+            }
+        };
+        for rank in self.ranks.drain(..).rev() {
+            match rank.stage {
+                Stage::Running(fiber) if already => std::mem::forget(fiber),
+                Stage::Running(mut fiber) => note(fiber.unwind()),
+                Stage::Ready(body) => note(catch_unwind(AssertUnwindSafe(|| drop(body)))),
+            }
+        }
+        for machine in self.core.take_machines() {
+            note(catch_unwind(AssertUnwindSafe(|| drop(machine))));
+        }
+        // A destructor that failed is a failure of the test, unless there is one already.
+        if let Some(payload) = first.filter(|_| !already) {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks: Vec<_> = self.ranks.iter().map(|r| &r.name).collect();
+        f.debug_struct("Sim")
+            .field("seed", &self.core.seed)
+            .field("now", &self.core.state().sched.now())
+            .field("ranks", &ranks)
+            .finish_non_exhaustive()
+    }
+}

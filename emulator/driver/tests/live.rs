@@ -1,0 +1,375 @@
+//! The live driver. Nothing here depends on speed: times only bound what would otherwise
+//! last for ever, or for an hour.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use gds_driver::{Live, LiveConfig};
+use gds_step::{Bell, Env, Host, Lane, Machine, MachineId, Step, Time};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const LONG: Duration = Duration::from_secs(60);
+
+/// A machine made of a closure.
+struct With<F>(F);
+
+impl<F: FnMut(Time) -> Step + Send> Machine for With<F> {
+    fn step(&mut self, now: Time) -> Step {
+        (self.0)(now)
+    }
+    fn name(&self) -> String {
+        "with".into()
+    }
+}
+
+fn with(step: impl FnMut(Time) -> Step + Send + 'static) -> Box<dyn Machine> {
+    Box::new(With(step))
+}
+
+/// Threads that sleep for an hour unless woken.
+fn sleepy() -> LiveConfig {
+    LiveConfig {
+        spin: Duration::ZERO,
+        nap: HOUR,
+        watch: HOUR,
+        ..LiveConfig::default()
+    }
+}
+
+fn eventually(live: &Live, mut condition: impl FnMut() -> bool) {
+    let deadline = live.now() + LONG;
+    assert!(
+        live.wait_until(Some(deadline), &mut condition),
+        "not within {LONG:?}"
+    );
+}
+
+/// A word and the machine that copies it.
+fn copier() -> (Arc<[AtomicU64; 3]>, Box<dyn Machine>) {
+    let words = Arc::new([const { AtomicU64::new(0) }; 3]);
+    let w = Arc::clone(&words);
+    let machine = with(move |_| {
+        w[2].fetch_add(1, Ordering::Relaxed);
+        let seen = w[0].load(Ordering::Acquire);
+        if w[1].swap(seen, Ordering::Release) == seen {
+            Step::IdleUntil(None)
+        } else {
+            Step::Progress
+        }
+    });
+    (words, machine)
+}
+
+/// Waits until nobody steps the copier any more: its thread sleeps.
+fn until_asleep(live: &Live, words: &[AtomicU64; 3]) {
+    eventually(live, || words[2].load(Ordering::Relaxed) > 0);
+    let mut last = 0;
+    while last != words[2].load(Ordering::Relaxed) {
+        last = words[2].load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_ring_ends_a_sleep_of_an_hour() {
+    let live = Live::new(sleepy()).unwrap();
+    for lane in [Lane::Device, Lane::Proxy] {
+        let (words, machine) = copier();
+        let id = live.attach(lane, machine);
+        for i in 1..=20 {
+            if i % 5 == 1 {
+                until_asleep(&live, &words);
+            }
+            words[0].store(i, Ordering::Release);
+            live.ring();
+            eventually(&live, || words[1].load(Ordering::Acquire) == i);
+        }
+        live.detach(id);
+    }
+}
+
+#[test]
+fn a_peer_rings_the_bell_it_was_given() {
+    use std::os::fd::AsFd;
+    let live = Live::new(sleepy()).unwrap();
+    let peer = Bell::open(live.bell().fd().as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (words, machine) = copier();
+    live.attach(Lane::Device, machine);
+    until_asleep(&live, &words);
+    words[0].store(7, Ordering::Release);
+    peer.ring();
+    eventually(&live, || words[1].load(Ordering::Acquire) == 7);
+}
+
+#[test]
+fn a_store_that_nobody_rang_for_is_noticed() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+        let (words, machine) = copier();
+        live.attach(lane, machine);
+        for i in 1..=20 {
+            words[0].store(i, Ordering::Relaxed);
+            eventually(&live, || words[1].load(Ordering::Acquire) == i);
+        }
+    }
+}
+
+#[test]
+fn a_machine_is_stepped_at_the_time_it_asked_for() {
+    let live = Live::new(sleepy()).unwrap();
+    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+        let (done, seen) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(Mutex::new(Vec::new())),
+        );
+        let (d, s, mut next) = (Arc::clone(&done), Arc::clone(&seen), None);
+        live.attach(
+            lane,
+            with(move |now| {
+                let due = *next.get_or_insert(now);
+                if d.load(Ordering::Relaxed) {
+                    return Step::IdleUntil(None);
+                }
+                if now >= due {
+                    let mut seen = s.lock().unwrap();
+                    seen.push(now);
+                    next = Some(now + Duration::from_millis(2));
+                    d.store(seen.len() == 5, Ordering::Relaxed);
+                }
+                Step::IdleUntil(next)
+            }),
+        );
+        eventually(&live, || done.load(Ordering::Relaxed));
+        let seen = seen.lock().unwrap();
+        assert!(
+            seen.windows(2)
+                .all(|w| w[1] - w[0] >= Duration::from_millis(2)),
+            "{seen:?}"
+        );
+    }
+}
+
+#[test]
+fn detach_under_load_leaves_no_step_behind() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    // Some that are always busy, so that rounds never cease.
+    for _ in 0..3 {
+        live.attach(Lane::Device, with(|_| Step::Progress));
+    }
+    std::thread::scope(|s| {
+        for t in 0..4 {
+            let live = &live;
+            let lane = if t == 3 { Lane::Proxy } else { Lane::Device };
+            s.spawn(move || {
+                for i in 0..200 {
+                    let steps = Arc::new(AtomicU64::new(0));
+                    let mine = Arc::clone(&steps);
+                    let id = live.attach(
+                        lane,
+                        with(move |_| {
+                            mine.fetch_add(1, Ordering::Relaxed);
+                            Step::Progress
+                        }),
+                    );
+                    // Half of them go before they were ever stepped, maybe.
+                    if i % 2 == 0 {
+                        eventually(live, || steps.load(Ordering::Relaxed) > 0);
+                    }
+                    live.detach(id);
+                    let last = steps.load(Ordering::Relaxed);
+                    assert_eq!(Arc::strong_count(&steps), 1, "dropped when detach returns");
+                    assert_eq!(steps.load(Ordering::Relaxed), last);
+                    live.detach(id);
+                }
+            });
+        }
+    });
+    live.detach(MachineId(u64::MAX));
+    assert_eq!(live.failures(), []);
+}
+
+#[test]
+fn a_panic_takes_only_its_own_machine() {
+    struct Bad;
+    impl Machine for Bad {
+        fn step(&mut self, _: Time) -> Step {
+            panic!("bad {}", "step")
+        }
+        fn name(&self) -> String {
+            "bad0".into()
+        }
+    }
+    struct BadDrop;
+    impl Machine for BadDrop {
+        fn step(&mut self, _: Time) -> Step {
+            Step::IdleUntil(None)
+        }
+        fn name(&self) -> String {
+            "bad1".into()
+        }
+    }
+    impl Drop for BadDrop {
+        fn drop(&mut self) {
+            panic!("bad drop")
+        }
+    }
+    let live = Live::new(LiveConfig::default()).unwrap();
+    let (words, machine) = copier();
+    live.attach(Lane::Device, machine);
+    let bad = live.attach(Lane::Device, Box::new(Bad));
+    eventually(&live, || !live.failures().is_empty());
+    let bad_drop = live.attach(Lane::Device, Box::new(BadDrop));
+    live.detach(bad_drop);
+    let found: Vec<_> = live
+        .failures()
+        .into_iter()
+        .map(|f| (f.machine, f.name, f.message))
+        .collect();
+    let expected = [
+        (bad, "bad0".to_owned(), "bad step".to_owned()),
+        (bad_drop, "bad1".to_owned(), "bad drop".to_owned()),
+    ];
+    assert_eq!(found, expected);
+    // It is detached, and the thread goes on.
+    live.detach(bad);
+    words[0].store(1, Ordering::Release);
+    eventually(&live, || words[1].load(Ordering::Acquire) == 1);
+}
+
+/// Detaches another machine of its lane: in a step if told to, or else when dropped.
+struct Detacher {
+    live: std::sync::Weak<Live>,
+    other: MachineId,
+    in_step: bool,
+}
+
+impl Detacher {
+    fn detach(&self) {
+        if let Some(live) = self.live.upgrade() {
+            live.detach(self.other);
+        }
+    }
+}
+
+impl Machine for Detacher {
+    fn step(&mut self, _: Time) -> Step {
+        if std::mem::take(&mut self.in_step) {
+            self.detach();
+        }
+        Step::IdleUntil(None)
+    }
+    fn name(&self) -> String {
+        "detacher".into()
+    }
+}
+
+impl Drop for Detacher {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+#[test]
+fn detach_on_the_own_thread_is_put_off_and_never_a_deadlock() {
+    for in_step in [true, false] {
+        let live = Live::new(LiveConfig::default()).unwrap();
+        let token = Arc::new(());
+        let held = Arc::clone(&token);
+        let other = live.attach(
+            Lane::Device,
+            with(move |_| {
+                let _ = &held;
+                Step::IdleUntil(None)
+            }),
+        );
+        let detacher = Detacher {
+            live: Arc::downgrade(&live),
+            other,
+            in_step,
+        };
+        let id = live.attach(Lane::Device, Box::new(detacher));
+        if !in_step {
+            live.detach(id);
+        }
+        eventually(&live, || Arc::strong_count(&token) == 1);
+        let reported = live
+            .failures()
+            .iter()
+            .any(|f| f.message.contains("same lane"));
+        assert_eq!(reported, in_step && cfg!(debug_assertions));
+    }
+}
+
+#[test]
+fn a_driver_that_goes_takes_its_machines_along() {
+    let token = Arc::new(());
+    let live = Live::new(LiveConfig::default()).unwrap();
+    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+        let held = Arc::clone(&token);
+        live.attach(
+            lane,
+            with(move |_| {
+                let _ = &held;
+                Step::Progress
+            }),
+        );
+    }
+    drop(live);
+    assert_eq!(Arc::strong_count(&token), 1);
+}
+
+#[test]
+fn the_last_reference_may_go_on_the_drivers_own_thread() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    let token = Arc::new(());
+    let (mut last, held) = (Some(Arc::clone(&live)), Arc::clone(&token));
+    let go = Arc::new(AtomicBool::new(false));
+    let may_go = Arc::clone(&go);
+    live.attach(
+        Lane::Device,
+        with(move |_| {
+            let _ = &held;
+            if may_go.load(Ordering::Acquire) {
+                drop(last.take());
+            }
+            Step::Progress
+        }),
+    );
+    drop(live);
+    go.store(true, Ordering::Release);
+    let start = Instant::now();
+    while Arc::strong_count(&token) > 1 {
+        assert!(start.elapsed() < LONG);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn waits_try_once_and_end_at_their_deadline() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    let past = Some(Time::ZERO);
+    let mut tries = 0;
+    let mut never = || {
+        tries += 1;
+        false
+    };
+    assert!(!live.wait_until(past, &mut never));
+    assert_eq!(tries, 1);
+    assert!(live.wait_until(past, &mut || true));
+    let deadline = live.now() + Duration::from_millis(3);
+    assert!(!live.wait_until(Some(deadline), &mut || false));
+    assert!(live.now() >= deadline);
+    let (mut tries, start) = (0, live.now());
+    assert!(live.wait_until(None, &mut || {
+        tries += 1;
+        live.now() - start > Duration::from_millis(20)
+    }));
+    assert!(tries > 1);
+}
+
+#[test]
+fn there_is_one_driver_a_process() {
+    let (a, b) = (Live::global().unwrap(), Live::global().unwrap());
+    assert!(Arc::ptr_eq(&a, &b));
+}

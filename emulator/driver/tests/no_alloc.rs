@@ -1,0 +1,72 @@
+//! Once machines are attached, stepping, ringing, sleeping and waiting allocate nothing. One
+//! test in a process of its own, because it counts every allocation.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gds_driver::{Live, LiveConfig};
+use gds_step::{Env, Host, Lane, Machine, Step, Time};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the system allocator, unchanged; the counter does not allocate.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise, handed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static GLOBAL: Counting = Counting;
+
+/// Copies one word to another.
+struct Echo(Arc<[AtomicU64; 2]>);
+
+impl Machine for Echo {
+    fn step(&mut self, _: Time) -> Step {
+        let word = self.0[0].load(Ordering::Acquire);
+        if self.0[1].swap(word, Ordering::Release) == word {
+            Step::IdleUntil(None)
+        } else {
+            Step::Progress
+        }
+    }
+    fn name(&self) -> String {
+        "echo".into()
+    }
+}
+
+#[test]
+fn the_steady_state_allocates_nothing() {
+    // It sleeps after each word, so every word wakes it.
+    let config = LiveConfig {
+        spin: Duration::ZERO,
+        ..LiveConfig::default()
+    };
+    let live = Live::new(config).unwrap();
+    let words = Arc::new([const { AtomicU64::new(0) }; 2]);
+    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+        live.attach(lane, Box::new(Echo(Arc::clone(&words))));
+    }
+    let echo = |range: std::ops::RangeInclusive<u64>| {
+        for i in range {
+            words[0].store(i, Ordering::Release);
+            live.ring();
+            assert!(live.wait_until(None, &mut || words[1].load(Ordering::Acquire) == i));
+        }
+    };
+    echo(1..=100);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    echo(101..=1000);
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed) - before, 0);
+}

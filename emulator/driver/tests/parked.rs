@@ -1,0 +1,72 @@
+//! Who has nothing to do uses no processor time. One test in a process of its own, so that
+//! the threads it finds are its own.
+
+use std::time::Duration;
+
+use gds_driver::{Live, LiveConfig, thread_times};
+use gds_step::{Env, Host, Lane, Machine, Step, Time};
+
+struct Idle;
+
+impl Machine for Idle {
+    fn step(&mut self, _: Time) -> Step {
+        Step::IdleUntil(None)
+    }
+    fn name(&self) -> String {
+        "idle".into()
+    }
+}
+
+fn cpu(name: &str) -> Duration {
+    let times = thread_times().unwrap();
+    times
+        .iter()
+        .find(|t| t.name == name)
+        .unwrap_or_else(|| panic!("no {name}"))
+        .cpu
+}
+
+#[test]
+fn parked_threads_use_no_processor_time() {
+    const WHILE: Duration = Duration::from_millis(400);
+    let live = Live::new(LiveConfig::default()).unwrap();
+    // All three threads exist and once had work.
+    for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
+        let id = live.attach(lane, Box::new(Idle));
+        live.detach(id);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+
+    let threads = ["gds-device", "gds-watch", "gds-proxy"];
+    let before = threads.map(cpu);
+    let waited = std::thread::scope(|s| {
+        let waiter = std::thread::Builder::new()
+            .name("waiter".into())
+            .spawn_scoped(s, || {
+                let deadline = live.now() + WHILE;
+                assert!(!live.wait_until(Some(deadline), &mut || false));
+                cpu("waiter")
+            });
+        waiter.unwrap().join().unwrap()
+    });
+    // A wait that polled would have used all of it; sleeping, it is about a hundredth.
+    assert!(
+        waited < WHILE / 4,
+        "the waiting thread used {waited:?} of {WHILE:?}"
+    );
+    for (name, before) in threads.iter().zip(before) {
+        let used = cpu(name) - before;
+        // With nothing attached they do not even wake up.
+        assert!(used < Duration::from_millis(1), "{name} used {used:?}");
+    }
+
+    // With idle machines attached the device thread looks, sleeps and looks.
+    live.attach(Lane::Device, Box::new(Idle));
+    live.attach(Lane::Watch, Box::new(Idle));
+    let before = threads.map(cpu);
+    std::thread::sleep(WHILE);
+    for (name, before) in threads.iter().zip(before) {
+        let used = cpu(name) - before;
+        assert!(used < WHILE / 2, "{name} used {used:?} of {WHILE:?}");
+    }
+}

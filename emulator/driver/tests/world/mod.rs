@@ -1,0 +1,30 @@
+//! What the tests of the simulated driver build their worlds of.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gds_step::{Machine, Step, Time};
+
+/// A machine made of a name and a closure.
+struct With<F>(String, F);
+
+impl<F: FnMut(Time) -> Step + Send> Machine for With<F> {
+    fn step(&mut self, now: Time) -> Step {
+        (self.1)(now)
+    }
+    fn name(&self) -> String {
+        self.0.clone()
+    }
+}
+
+pub fn with(name: &str, step: impl FnMut(Time) -> Step + Send + 'static) -> Box<dyn Machine> {
+    Box::new(With(name.to_owned(), step))
+}
+
+pub fn word() -> Arc<AtomicU64> {
+    Arc::new(AtomicU64::new(0))
+}
+
+pub fn get(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
