@@ -1,0 +1,193 @@
+// The portable device layer: one kernel source for nvcc (sm_70 and later), hipcc and the
+// soft GPU, also through NVRTC and HIPRTC.
+//
+//   struct Params { uint32_t* flag; uint32_t value; };
+//   GDS_KERNEL(raise_flag, Params, p) {
+//       if (threadIdx.x == 0) gds::store_release_sys(p.flag, p.value);
+//   }
+//
+// GDS_KERNEL(name, Params, p)       defines a kernel that takes one struct by value
+// GDS_SHARED(Type, name)            one object for the block, GDS_SHARED(float[64], tile)
+// GDS_DYNAMIC_SHARED(Type, name)    a pointer to the block's dynamic shared memory
+// GDS_SPIN_UNTIL(cond, timeout_ns)  waits; true if the condition held, false after the
+//                                   timeout; a timeout of 0 is none
+// gds::load_acquire_sys(p)          32 or 64 bits; later accesses stay after it
+// gds::store_relaxed_sys(p, v)      no order
+// gds::store_release_sys(p, v)      earlier accesses stay before it
+// gds::fence_sys()                  earlier accesses stay before later ones, system scope
+// gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
+// Words written by gds::store_* are read back by gds::load_acquire_sys or atomics.
+#pragma once
+
+#if defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)
+// Runtime compilers bring no system headers.
+#define GDS_DEVICE inline __device__
+#elif defined(__CUDACC__)
+#include <stdint.h>
+#define GDS_DEVICE inline __device__
+#elif defined(__HIPCC__)
+#include <hip/hip_runtime.h>
+#include <stdint.h>
+#define GDS_DEVICE inline __device__
+#else
+#include "softgpu.hpp"
+#define GDS_DEVICE inline
+#define GDS_SOFT 1
+#endif
+
+#if defined(__CUDACC__)
+#define GDS_CUDA 1
+#elif defined(__HIPCC__) || defined(__HIPCC_RTC__)
+#define GDS_HIP 1
+// The rate of wall_clock64(), hipDeviceAttributeWallClockRate; 100 MHz on the CDNA cards.
+#ifndef GDS_HIP_WALL_CLOCK_KHZ
+#define GDS_HIP_WALL_CLOCK_KHZ 100000ull
+#endif
+#endif
+
+#if defined(GDS_SOFT)
+#define GDS_KERNEL(name, Params, p)                         \
+    static inline void name##_body(const Params& p);        \
+    extern "C" void name(const void* params) noexcept {     \
+        name##_body(*static_cast<const Params*>(params));   \
+    }                                                       \
+    static inline void name##_body([[maybe_unused]] const Params& p)
+#else
+#define GDS_KERNEL(name, Params, p) extern "C" __global__ void name(const Params p)
+#define GDS_SHARED(Type, name) __shared__ ::gds::same<Type> name
+#define GDS_DYNAMIC_SHARED(Type, name)                                          \
+    extern __shared__ __align__(16) unsigned char gds_dynamic_shared_storage[]; \
+    Type* name = reinterpret_cast<Type*>(gds_dynamic_shared_storage)
+#endif
+
+#define GDS_SPIN_UNTIL(cond, timeout_ns) \
+    (::gds::spin_until([&]() -> bool { return static_cast<bool>(cond); }, (timeout_ns)))
+
+namespace gds {
+
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+template <class T>
+struct identity {
+    using type = T;
+};
+template <class T>
+using same = typename identity<T>::type;
+
+// A word of the wanted size, whichever name the platform gives it.
+template <class T>
+struct word_check {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word has 32 or 64 bits");
+};
+
+template <class T>
+GDS_DEVICE T load_acquire_sys(const T* p) {
+    word_check<T>();
+#if defined(GDS_SOFT)
+    if constexpr (sizeof(T) == 4) {
+        return static_cast<T>(softgpu_load32(reinterpret_cast<const uint32_t*>(p)));
+    } else {
+        return static_cast<T>(softgpu_load64(reinterpret_cast<const uint64_t*>(p)));
+    }
+#elif defined(GDS_HIP)
+    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+    if constexpr (sizeof(T) == 4) {
+        u32 v;
+        asm volatile("ld.acquire.sys.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+        return static_cast<T>(v);
+    } else {
+        u64 v;
+        asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+        return static_cast<T>(v);
+    }
+#endif
+}
+
+template <class T>
+GDS_DEVICE void store_relaxed_sys(T* p, typename identity<T>::type v) {
+    word_check<T>();
+#if defined(GDS_SOFT)
+    if constexpr (sizeof(T) == 4) {
+        softgpu_store32(reinterpret_cast<uint32_t*>(p), static_cast<uint32_t>(v));
+    } else {
+        softgpu_store64(reinterpret_cast<uint64_t*>(p), static_cast<uint64_t>(v));
+    }
+#elif defined(GDS_HIP)
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+    if constexpr (sizeof(T) == 4) {
+        asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(static_cast<u32>(v)) : "memory");
+    } else {
+        asm volatile("st.relaxed.sys.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
+    }
+#endif
+}
+
+GDS_DEVICE void fence_sys() {
+#if defined(GDS_SOFT)
+    softgpu_fence();
+#elif defined(GDS_HIP)
+    __threadfence_system();
+#else
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+
+template <class T>
+GDS_DEVICE void store_release_sys(T* p, typename identity<T>::type v) {
+    word_check<T>();
+#if defined(GDS_SOFT)
+    softgpu_fence();
+    store_relaxed_sys(p, v);
+#elif defined(GDS_HIP)
+    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+#else
+    if constexpr (sizeof(T) == 4) {
+        asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(static_cast<u32>(v)) : "memory");
+    } else {
+        asm volatile("st.release.sys.u64 [%0], %1;" ::"l"(p), "l"(static_cast<u64>(v)) : "memory");
+    }
+#endif
+}
+
+GDS_DEVICE u64 globaltimer_ns() {
+#if defined(GDS_SOFT)
+    return softgpu_clock_ns();
+#elif defined(GDS_HIP)
+    const u64 ticks = static_cast<u64>(wall_clock64());
+    const u64 khz = GDS_HIP_WALL_CLOCK_KHZ;
+    return ticks / khz * 1000000ull + ticks % khz * 1000000ull / khz;
+#else
+    u64 t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
+    return t;
+#endif
+}
+
+// Waits until `cond()` holds; use GDS_SPIN_UNTIL. The clock is read before the condition, so
+// the last look comes after the timeout.
+template <class F>
+GDS_DEVICE bool spin_until(F cond, u64 timeout_ns) {
+    if (cond()) return true;
+#if defined(GDS_SOFT)
+    const u64 start = timeout_ns != 0 ? softgpu_now_ns() : 0;
+    const u64 deadline = timeout_ns > ~0ull - start ? ~0ull : start + timeout_ns;
+    for (uint32_t reason = SOFTGPU_SPIN;; reason = SOFTGPU_SPIN_AGAIN) {
+        softgpu_yield(reason, timeout_ns != 0 ? deadline : 0);
+        const bool late = timeout_ns != 0 && softgpu_now_ns() >= deadline;
+        if (cond()) return true;
+        if (late) return false;
+    }
+#else
+    const u64 start = timeout_ns != 0 ? globaltimer_ns() : 0;
+    for (;;) {
+        const bool late = timeout_ns != 0 && globaltimer_ns() - start >= timeout_ns;
+        if (cond()) return true;
+        if (late) return false;
+    }
+#endif
+}
+
+}  // namespace gds

@@ -1,0 +1,217 @@
+//! The C functions that kernels call, and the running thread they speak for.
+//!
+//! While a grid runs, a thread-local names the running kernel thread. It is read once at the
+//! entry of each function, never after a suspension, for a grid may be resumed by another OS
+//! thread. `device/softgpu.hpp` is the other side.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+
+use super::block::BarrierKind;
+use super::fiber::{Misuse, Request, ThreadState};
+use super::warp::{WarpCall, WarpKind};
+
+/// How long a thread sleeps that looks at a clock which stands still, in nanoseconds.
+const CLOCK_NAP: u64 = 64;
+
+/// What a kernel reads of its thread; `softgpu_view` in C++.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct View {
+    pub(super) thread_idx: [u32; 3],
+    pub(super) block_idx: [u32; 3],
+    pub(super) block_dim: [u32; 3],
+    pub(super) grid_dim: [u32; 3],
+    pub(super) lane: u32,
+}
+
+thread_local! {
+    /// The kernel thread that runs on this OS thread; null outside of `Grid::run`.
+    static THREAD: Cell<*const ThreadState> = const { Cell::new(ptr::null()) };
+}
+
+/// Names the kernel thread that is about to be resumed; null: none.
+#[inline]
+pub(super) fn set_thread(state: *const ThreadState) {
+    THREAD.set(state);
+}
+
+/// The running kernel thread.
+///
+/// # Safety
+/// A kernel thread is running: the caller was called by kernel code that a grid resumed. The
+/// reference must not outlive the thread, whose state outlives every call it makes.
+#[inline]
+unsafe fn thread<'a>() -> &'a ThreadState {
+    // SAFETY: set by the grid before the resume that led here; the state is boxed in a fiber
+    // that the grid keeps for as long as it is suspended or runs.
+    unsafe { &*THREAD.get() }
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs; the pointer is good until the kernel thread ends.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_self() -> *const View {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.view()
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_shared(key: *const c_void, size: usize, align: usize) -> *mut c_void {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { thread() };
+    match thread.shared().named(key as usize, size, align) {
+        Ok(p) => p.cast(),
+        Err(why) => thread.fail(Misuse::Shared(why)),
+    }
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_dynamic_shared() -> *mut c_void {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.shared().dynamic().cast()
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_yield(reason: u32, deadline_ns: u64) {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { thread() };
+    let deadline = if deadline_ns == 0 { u64::MAX } else { deadline_ns };
+    thread.suspend(match reason {
+        0 => Request::Spin { again: false, deadline },
+        1 => Request::Spin { again: true, deadline },
+        2 => Request::Sleep { until: deadline_ns },
+        other => Request::Fail(Misuse::Code("yield reason", other)),
+    });
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_barrier(kind: u32, predicate: u32) -> u32 {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { thread() };
+    let kind = match kind {
+        0 => BarrierKind::Sync,
+        1 => BarrierKind::Or,
+        2 => BarrierKind::And,
+        3 => BarrierKind::Count,
+        other => thread.fail(Misuse::Code("barrier", other)),
+    };
+    thread.suspend(Request::Barrier { kind, predicate: predicate != 0 }) as u32
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, width: u32) -> u64 {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { thread() };
+    let kind = match kind {
+        0 => WarpKind::Sync,
+        1 => WarpKind::Ballot,
+        2 => WarpKind::Shuffle,
+        3 => WarpKind::ShuffleUp,
+        4 => WarpKind::ShuffleDown,
+        5 => WarpKind::ShuffleXor,
+        other => thread.fail(Misuse::Code("warp operation", other)),
+    };
+    if mask >> thread.lane() & 1 == 0 {
+        thread.fail(Misuse::LaneNotInMask(mask));
+    }
+    if !(width.is_power_of_two() && width <= 32) {
+        thread.fail(Misuse::Code("shuffle width", width));
+    }
+    thread.suspend(Request::Warp(WarpCall { kind, mask, value, arg, width }))
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_trap() -> ! {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.fail(Misuse::Trap)
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs; `p` is valid for an aligned atomic store until
+/// the grid is done.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_store32(p: *mut u32, value: u32) {
+    // SAFETY: the caller's promise, for the hook and for the pointer.
+    unsafe { thread().hook().store32(p, value) }
+}
+
+/// # Safety
+/// As for [`softgpu_store32`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_store64(p: *mut u64, value: u64) {
+    // SAFETY: the caller's promise, for the hook and for the pointer.
+    unsafe { thread().hook().store64(p, value) }
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs; `p` is valid for an aligned atomic load.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_load32(p: *const u32) -> u32 {
+    // SAFETY: the caller's promise, for the hook and for the pointer.
+    unsafe { thread().hook().load32(p) }
+}
+
+/// # Safety
+/// As for [`softgpu_load32`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_load64(p: *const u64) -> u64 {
+    // SAFETY: the caller's promise, for the hook and for the pointer.
+    unsafe { thread().hook().load64(p) }
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_settle(p: *const c_void, size: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.hook().settle(p.cast(), size)
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_fence() {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.hook().fence()
+}
+
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_now_ns() -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { thread() }.hook().now_ns()
+}
+
+/// The time as kernels ask for it. A thread that finds the clock where it left it naps, so
+/// that a loop which watches the clock does not keep the clock from moving.
+///
+/// # Safety
+/// Called by kernel code that a grid runs.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn softgpu_clock_ns() -> u64 {
+    // SAFETY: the caller's promise.
+    let thread = unsafe { thread() };
+    let now = thread.hook().now_ns();
+    if now != thread.swap_clock(now) {
+        return now;
+    }
+    // The reply to a sleep is the time.
+    let now = thread.suspend(Request::Sleep { until: now.saturating_add(CLOCK_NAP) });
+    thread.swap_clock(now);
+    now
+}

@@ -1,0 +1,315 @@
+//! A fiber: a stack on which kernel threads run, one after the other.
+//!
+//! The grid hands a fiber a range of threads of one block. A thread that never suspends
+//! returns, and the fiber goes on with the next on the same stack; one that does suspend
+//! keeps the fiber until it has ended, and the grid takes another fiber for the rest.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::c_void;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::{io, ptr};
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+
+use crate::hook::StoreHook;
+
+use super::Entry;
+use super::abi::{self, View};
+use super::block::BarrierKind;
+use super::shared::{Shared, SharedError};
+use super::warp::{WARP, WarpCall};
+
+/// Why a fiber gave way.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// Every thread of its range has ended.
+    Idle,
+    /// The thread waits for the others of its block. Reply: the vote.
+    Barrier { kind: BarrierKind, predicate: bool },
+    /// The thread waits for lanes of its warp. Reply: the value.
+    Warp(WarpCall),
+    /// The thread found a condition false: for the first time, or `again` with nothing done
+    /// in between. At `deadline` (nanoseconds, `u64::MAX`: none) it wants to look once more.
+    Spin { again: bool, deadline: u64 },
+    /// The thread wants to run again at `until`, not before. Reply: the time.
+    Sleep { until: u64 },
+    /// The thread cannot go on and is never resumed.
+    Fail(Misuse),
+}
+
+/// What a thread did that no GPU allows.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Misuse {
+    #[error("{0}")]
+    Shared(SharedError),
+    #[error("a warp operation with mask {0:#010x}, which leaves out the calling lane")]
+    LaneNotInMask(u32),
+    #[error("{0} {1} does not exist")]
+    Code(&'static str, u32),
+    #[error("threads of the block wait at different barriers: {0} after {1}")]
+    MixedBarriers(BarrierKind, BarrierKind),
+    #[error("__trap()")]
+    Trap,
+}
+
+/// The threads of one block that a fiber shall run, and what they need.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub(super) entry: Entry,
+    pub(super) args: *const c_void,
+    pub(super) shared: *const Shared,
+    /// `None` only before the first job.
+    pub(super) hook: Option<NonNull<dyn StoreHook>>,
+    pub(super) block_idx: [u32; 3],
+    pub(super) block_dim: [u32; 3],
+    pub(super) grid_dim: [u32; 3],
+    pub(super) order: Order,
+}
+
+/// The order in which the threads of a block start: `(step * position + offset) % threads`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) threads: u32,
+    /// Has no divisor in common with `threads`.
+    pub(super) step: u32,
+    pub(super) offset: u32,
+}
+
+impl Order {
+    /// The linear thread number at a position.
+    #[inline]
+    pub(super) fn thread(self, position: u32) -> u32 {
+        if self.step == 1 && self.offset == 0 {
+            position
+        } else {
+            (position * self.step + self.offset) % self.threads
+        }
+    }
+}
+
+/// What a fiber and the grid share: the fiber writes while it runs, the grid while it does
+/// not. Boxed, so that kernel code can hold the address of its view.
+pub(super) struct ThreadState {
+    view: UnsafeCell<View>,
+    job: Cell<Job>,
+    /// The position in the job's order of the thread that runs, and one past the last that
+    /// this fiber shall run.
+    at: Cell<u32>,
+    end: Cell<u32>,
+    /// The clock as the thread last saw it.
+    clock: Cell<u64>,
+    yielder: Cell<*const Yielder<u64, Request>>,
+}
+
+impl ThreadState {
+    #[inline]
+    pub(super) fn view(&self) -> *const View {
+        self.view.get()
+    }
+
+    /// The running thread's lane in its warp.
+    #[inline]
+    pub(super) fn lane(&self) -> u32 {
+        let job = self.job.get();
+        job.order.thread(self.at.get()) % WARP
+    }
+
+    /// The shared memory of the running thread's block.
+    #[inline]
+    pub(super) fn shared(&self) -> &Shared {
+        // SAFETY: the grid keeps a block's shared memory, boxed, until all its threads have
+        // ended or been reset; a thread of the block is running.
+        unsafe { &*self.job.get().shared }
+    }
+
+    /// The engine, as the grid's stream sees it.
+    #[inline]
+    pub(super) fn hook(&self) -> &dyn StoreHook {
+        let Some(hook) = self.job.get().hook else {
+            unreachable!("a kernel thread runs only as part of a job");
+        };
+        // SAFETY: the grid holds a share of the hook until its threads have ended or been
+        // reset; a thread of the grid is running.
+        unsafe { hook.as_ref() }
+    }
+
+    /// Remembers the clock, returns what was remembered.
+    #[inline]
+    pub(super) fn swap_clock(&self, now: u64) -> u64 {
+        self.clock.replace(now)
+    }
+
+    /// Gives way; returns the grid's reply when the thread is resumed, perhaps by another
+    /// OS thread.
+    #[inline]
+    pub(super) fn suspend(&self, request: Request) -> u64 {
+        // SAFETY: set by `run_threads` on this fiber's stack, where it outlives every thread.
+        unsafe { &*self.yielder.get() }.suspend(request)
+    }
+
+    /// Stops the thread for good.
+    #[cold]
+    pub(super) fn fail(&self, why: Misuse) -> ! {
+        let mut request = Request::Fail(why);
+        loop {
+            self.suspend(request);
+            // A failed thread is never resumed: its grid has faulted.
+            request = Request::Fail(Misuse::Trap);
+        }
+    }
+
+    /// Puts the view of the thread at `position` in place and runs it to its end.
+    #[inline]
+    fn run_thread(&self, job: &Job, position: u32) {
+        let linear = job.order.thread(position);
+        let [x, y, _] = job.block_dim;
+        let thread_idx = if linear < x {
+            [linear, 0, 0]
+        } else {
+            [linear % x, linear / x % y, linear / x / y]
+        };
+        self.at.set(position);
+        self.clock.set(u64::MAX);
+        // SAFETY: the view is only read by the kernel thread that this fiber runs, and none
+        // runs now; the grid does not touch it.
+        unsafe {
+            let view = self.view.get();
+            (*view).thread_idx = thread_idx;
+            (*view).lane = linear % WARP;
+        }
+        // SAFETY: `Kernel::new` promises an entry that takes these parameters; the grid keeps
+        // `args`, as long and as aligned as the kernel wants, until its threads have ended.
+        unsafe { (job.entry)(job.args) };
+    }
+}
+
+/// A stack and what runs on it.
+pub(super) struct Fiber {
+    coroutine: ManuallyDrop<Coroutine<u64, Request, ()>>,
+    state: Box<ThreadState>,
+}
+
+// SAFETY: a suspended fiber's stack holds the frames of `run_threads`, of a kernel (C++, whose
+// contract forbids thread-locals) and of `abi` functions, which hold no value bound to an OS
+// thread across a suspension: they read their thread-locals before it and never after. The
+// pointers in `state` lead to memory that the grid owns and moves along with the fiber.
+unsafe impl Send for Fiber {}
+
+impl Fiber {
+    /// Makes a fiber with a stack of its own, below which lies a guard page.
+    ///
+    /// # Errors
+    /// The operating system gave no memory.
+    pub(super) fn new(stack_bytes: usize) -> io::Result<Fiber> {
+        unsafe extern "C" fn nothing(_: *const c_void) {}
+        let state = Box::new(ThreadState {
+            view: UnsafeCell::default(),
+            job: Cell::new(Job {
+                entry: nothing,
+                args: ptr::null(),
+                shared: ptr::null(),
+                hook: None,
+                block_idx: [0; 3],
+                block_dim: [1; 3],
+                grid_dim: [1; 3],
+                order: Order {
+                    threads: 1,
+                    step: 1,
+                    offset: 0,
+                },
+            }),
+            at: Cell::new(0),
+            end: Cell::new(0),
+            clock: Cell::new(0),
+            yielder: Cell::new(ptr::null()),
+        });
+        let stack = DefaultStack::new(stack_bytes)?;
+        Ok(Fiber {
+            coroutine: ManuallyDrop::new(start(stack, &state)),
+            state,
+        })
+    }
+
+    /// Gives an idle fiber the threads at `positions` to run at its next resume.
+    #[inline]
+    pub(super) fn assign(&mut self, job: Job, positions: Range<u32>) {
+        self.state.at.set(positions.start);
+        self.state.end.set(positions.end);
+        self.state.job.set(job);
+        // SAFETY: the fiber is idle: no kernel thread reads the view.
+        let view = unsafe { &mut *self.state.view.get() };
+        view.block_idx = job.block_idx;
+        view.block_dim = job.block_dim;
+        view.grid_dim = job.grid_dim;
+    }
+
+    /// The position of the thread that suspended, or one past the last that ended.
+    #[inline]
+    pub(super) fn position(&self) -> u32 {
+        self.state.at.get()
+    }
+
+    /// Leaves this fiber to the thread that suspended on it: the rest of its range is for
+    /// another fiber.
+    #[inline]
+    pub(super) fn bind(&mut self) {
+        self.state.end.set(self.state.at.get() + 1);
+    }
+
+    /// Runs the fiber until it gives way. `reply` answers its last request.
+    #[inline]
+    pub(super) fn resume(&mut self, reply: u64) -> Request {
+        abi::set_thread(&*self.state);
+        match self.coroutine.resume(reply) {
+            CoroutineResult::Yield(request) => request,
+            CoroutineResult::Return(()) => unreachable!("run_threads has no end"),
+        }
+    }
+
+    /// Forgets whatever runs on the fiber, which is idle afterwards.
+    pub(super) fn reset(&mut self) {
+        // SAFETY: taken once, and written anew before anyone looks.
+        let mut old = unsafe { ManuallyDrop::take(&mut self.coroutine) };
+        // SAFETY: nothing on the stack needs its destructor: see `Drop`.
+        unsafe { old.force_reset() };
+        self.coroutine = ManuallyDrop::new(start(old.into_stack(), &self.state));
+    }
+}
+
+impl Drop for Fiber {
+    fn drop(&mut self) {
+        // SAFETY: `run_threads` and the `abi` functions hold no value with a destructor
+        // across a suspension, and kernels promise none that matters; so the frames may be
+        // forgotten and the stack freed. Unwinding them instead is not possible: they are C++
+        // frames built without exceptions.
+        unsafe {
+            self.coroutine.force_reset();
+            ManuallyDrop::drop(&mut self.coroutine);
+        }
+    }
+}
+
+fn start(stack: DefaultStack, state: &ThreadState) -> Coroutine<u64, Request, ()> {
+    let state: *const ThreadState = state;
+    // SAFETY: the state is boxed in the fiber that owns the coroutine, and outlives it.
+    Coroutine::with_stack(stack, move |yielder, _| run_threads(yielder, unsafe { &*state }))
+}
+
+/// The life of a fiber: ranges of threads, for ever.
+fn run_threads(yielder: &Yielder<u64, Request>, state: &ThreadState) {
+    state.yielder.set(yielder);
+    loop {
+        let job = state.job.get();
+        let mut position = state.at.get();
+        // The end is read anew after each thread: one that suspended has brought it near.
+        while position < state.end.get() {
+            state.run_thread(&job, position);
+            position += 1;
+        }
+        state.at.set(position);
+        yielder.suspend(Request::Idle);
+    }
+}

@@ -1,0 +1,213 @@
+//! The kernels of `device/tests/kernels.cpp`, run and checked against references.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::hook::{KernelContext, StoreHook};
+
+mod run;
+mod sync;
+mod wait;
+
+/// What a hook was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Store32(usize, u32),
+    Store64(usize, u64),
+    Settle(usize, usize),
+    Fence,
+}
+
+/// A hook that stores at once, remembers what it was asked, and has a clock to be set.
+#[derive(Default)]
+struct Plain {
+    now: AtomicU64,
+    asked: Mutex<Vec<Asked>>,
+}
+
+impl Plain {
+    fn note(&self, asked: Asked) {
+        self.asked.lock().unwrap().push(asked);
+    }
+
+    fn set_now(&self, ns: u64) {
+        self.now.store(ns, Ordering::Relaxed);
+    }
+}
+
+impl StoreHook for Plain {
+    unsafe fn store32(&self, ptr: *mut u32, value: u32) {
+        self.note(Asked::Store32(ptr as usize, value));
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(ptr) }.store(value, Ordering::Release);
+    }
+
+    unsafe fn store64(&self, ptr: *mut u64, value: u64) {
+        self.note(Asked::Store64(ptr as usize, value));
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(ptr) }.store(value, Ordering::Release);
+    }
+
+    unsafe fn load32(&self, ptr: *const u32) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU32::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire)
+    }
+
+    unsafe fn load64(&self, ptr: *const u64) -> u64 {
+        // SAFETY: the caller's promise.
+        unsafe { AtomicU64::from_ptr(ptr.cast_mut()) }.load(Ordering::Acquire)
+    }
+
+    fn settle(&self, ptr: *const u8, len: usize) {
+        self.note(Asked::Settle(ptr as usize, len));
+    }
+
+    fn fence(&self) {
+        self.note(Asked::Fence);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+}
+
+/// A pointer argument; its pointee outlives the grid in every test.
+type Ptr<T> = *mut T;
+
+/// The bytes of a parameter struct, field by field as C lays them out.
+trait Arg {
+    fn push(&self, bytes: &mut Vec<u8>);
+}
+
+impl<T> Arg for Ptr<T> {
+    fn push(&self, bytes: &mut Vec<u8>) {
+        (*self as usize as u64).push(bytes);
+    }
+}
+
+impl Arg for u64 {
+    fn push(&self, bytes: &mut Vec<u8>) {
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.extend(self.to_ne_bytes());
+    }
+}
+
+impl Arg for u32 {
+    fn push(&self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.to_ne_bytes());
+    }
+}
+
+/// Lays out arguments as a C struct does.
+fn args(fields: &[&dyn Arg]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for field in fields {
+        field.push(&mut bytes);
+    }
+    if bytes.len() > 4 {
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+    }
+    bytes
+}
+
+macro_rules! kernels {
+    ($($name:ident: $symbol:ident, $len:expr;)*) => {
+        unsafe extern "C" { $(fn $symbol(params: *const c_void);)* }
+        $(
+            // SAFETY: a GDS_KERNEL of device/tests/kernels.cpp whose parameters have this
+            // size, built by this crate's build script.
+            static $name: Kernel = unsafe { Kernel::new(stringify!($symbol), $symbol, $len) };
+        )*
+    };
+}
+
+kernels! {
+    EMPTY: softgpu_test_empty, 8;
+    ADD: softgpu_test_add, 32;
+    WHERE: softgpu_test_where, 8;
+    REDUCE: softgpu_test_reduce, 16;
+    REVERSE: softgpu_test_reverse, 16;
+    VOTES: softgpu_test_votes, 8;
+    WARP_OPS: softgpu_test_warp, 8;
+    EARLY_EXIT: softgpu_test_early_exit, 16;
+    DIVERGE: softgpu_test_diverge, 4;
+    SPIN: softgpu_test_spin, 24;
+    PRODUCE: softgpu_test_produce, 40;
+    CONSUME: softgpu_test_consume, 40;
+    GATHER: softgpu_test_gather, 16;
+    BUSY: softgpu_test_busy, 16;
+    TRACE: softgpu_test_trace, 16;
+    STORES: softgpu_test_stores, 24;
+    ATOMICS: softgpu_test_atomics, 24;
+    CLOCK: softgpu_test_clock, 24;
+}
+
+fn linear(blocks: u32, threads: u32) -> Dims {
+    Dims::linear(blocks, threads).unwrap()
+}
+
+/// A configuration of its own, in order or by a seed.
+fn seeded(seed: Option<u64>) -> GridConfig {
+    GridConfig {
+        seed,
+        ..GridConfig::default()
+    }
+}
+
+/// Several orders: as it comes, and at random.
+fn in_orders(mut run: impl FnMut(&GridConfig)) {
+    for seed in [None, Some(1), Some(2), Some(3)] {
+        run(&seeded(seed));
+    }
+}
+
+/// A grid and the hook it runs with.
+struct Launch {
+    grid: Grid,
+    hook: Arc<Plain>,
+}
+
+fn try_launch(
+    kernel: &Kernel,
+    dims: Dims,
+    args: &[u8],
+    config: &GridConfig,
+) -> Result<Launch, LaunchError> {
+    let hook = Arc::<Plain>::default();
+    let context = KernelContext {
+        hook: hook.clone(),
+        config: config.clone(),
+    };
+    let grid = Grid::new(kernel, dims, args, context)?;
+    Ok(Launch { grid, hook })
+}
+
+fn launch(kernel: &Kernel, dims: Dims, args: &[u8], config: &GridConfig) -> Launch {
+    try_launch(kernel, dims, args, config).unwrap()
+}
+
+impl Launch {
+    fn run(&mut self, budget: u32) -> GridState {
+        self.grid.run(budget)
+    }
+
+    /// Runs, a few turns at a time, until there is nothing more to do for now.
+    fn finish(&mut self) -> GridState {
+        for _ in 0..1_000_000 {
+            match self.run(37) {
+                GridState::Progress => {}
+                other => return other,
+            }
+        }
+        panic!("the grid has no end");
+    }
+
+    /// Runs to the end, which must come.
+    fn done(mut self) -> Arc<Plain> {
+        assert_eq!(self.finish(), GridState::Done);
+        assert_eq!(self.run(1), GridState::Done, "a grid that is done stays so");
+        self.hook
+    }
+}

@@ -1,0 +1,161 @@
+//! Warp operations: lanes that meet, and what each of them gets.
+
+/// Lanes of a warp.
+pub(super) const WARP: u32 = 32;
+/// What a shuffle reads from a lane that takes no part: nothing a kernel may rely on.
+const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+
+/// A warp operation; the numbers are those of `softgpu_warp_kind`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WarpKind {
+    Sync,
+    Ballot,
+    Shuffle,
+    ShuffleUp,
+    ShuffleDown,
+    ShuffleXor,
+}
+
+impl WarpKind {
+    /// The operation's name in kernel code.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            WarpKind::Sync => "__syncwarp",
+            WarpKind::Ballot => "__ballot_sync, __any_sync or __all_sync",
+            WarpKind::Shuffle => "__shfl_sync",
+            WarpKind::ShuffleUp => "__shfl_up_sync",
+            WarpKind::ShuffleDown => "__shfl_down_sync",
+            WarpKind::ShuffleXor => "__shfl_xor_sync",
+        }
+    }
+}
+
+/// One lane's part in a warp operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WarpCall {
+    pub(super) kind: WarpKind,
+    /// The lanes that take part, the caller among them.
+    pub(super) mask: u32,
+    /// What the lane gives: a predicate, or the bits of a shuffled value.
+    pub(super) value: u64,
+    /// Where a shuffle reads: a lane, a distance or a mask.
+    pub(super) arg: u32,
+    /// Lanes of a shuffle's segment: a power of two, at most 32.
+    pub(super) width: u32,
+}
+
+const NO_CALL: WarpCall = WarpCall {
+    kind: WarpKind::Sync,
+    mask: 0,
+    value: 0,
+    arg: 0,
+    width: WARP,
+};
+
+/// The lanes of one warp: who lives, who waits, and for what.
+#[derive(Clone, Debug)]
+pub(super) struct Warp {
+    alive: u32,
+    waiting: u32,
+    calls: [WarpCall; WARP as usize],
+}
+
+impl Warp {
+    /// A warp of `lanes` lanes that have not started.
+    pub(super) fn new(lanes: u32) -> Warp {
+        Warp {
+            alive: u32::MAX >> (WARP - lanes),
+            waiting: 0,
+            calls: [NO_CALL; WARP as usize],
+        }
+    }
+
+    /// Makes it a new warp of `lanes` lanes.
+    pub(super) fn reset(&mut self, lanes: u32) {
+        self.alive = u32::MAX >> (WARP - lanes);
+        self.waiting = 0;
+    }
+
+    /// A lane calls. Returns the lanes that may go on, the caller last to come: all that take
+    /// part, or none yet. Their results are then in [`result`](Warp::result).
+    pub(super) fn call(&mut self, lane: u32, call: WarpCall) -> u32 {
+        self.waiting |= 1 << lane;
+        self.calls[lane as usize] = call;
+        self.complete(call)
+    }
+
+    /// A lane has ended. Returns the lanes of one operation that only waited for it.
+    pub(super) fn exit(&mut self, lane: u32) -> u32 {
+        self.alive &= !(1 << lane);
+        lanes(self.waiting)
+            .map(|lane| self.complete(self.calls[lane as usize]))
+            .find(|&released| released != 0)
+            .unwrap_or(0)
+    }
+
+    /// The lanes that take part in `call`, if all that live have come; their waits are over.
+    fn complete(&self, call: WarpCall) -> u32 {
+        let need = call.mask & self.alive;
+        let met = self.waiting & need == need
+            && lanes(need).all(|lane| {
+                let other = &self.calls[lane as usize];
+                other.mask == call.mask && other.kind == call.kind
+            });
+        if met { need } else { 0 }
+    }
+
+    /// Ends the wait of lanes that [`call`](Warp::call) or [`exit`](Warp::exit) returned.
+    pub(super) fn release(&mut self, lanes: u32) {
+        self.waiting &= !lanes;
+    }
+
+    /// What a lane gets from an operation in which `present` take part.
+    pub(super) fn result(&self, lane: u32, present: u32) -> u64 {
+        let call = &self.calls[lane as usize];
+        let segment = lane & !(call.width - 1);
+        let last = segment + call.width - 1;
+        let from = match call.kind {
+            WarpKind::Sync => return 0,
+            WarpKind::Ballot => {
+                return lanes(present)
+                    .filter(|&lane| self.calls[lane as usize].value != 0)
+                    .fold(0, |votes, lane| votes | 1 << lane);
+            }
+            WarpKind::Shuffle => segment + (call.arg & (call.width - 1)),
+            WarpKind::ShuffleUp => match lane.checked_sub(call.arg) {
+                Some(from) if from >= segment => from,
+                _ => lane,
+            },
+            WarpKind::ShuffleDown => match lane.checked_add(call.arg) {
+                Some(from) if from <= last => from,
+                _ => lane,
+            },
+            WarpKind::ShuffleXor => match lane ^ call.arg {
+                from if from <= last => from,
+                _ => lane,
+            },
+        };
+        if present >> from & 1 == 1 {
+            self.calls[from as usize].value
+        } else {
+            GARBAGE
+        }
+    }
+
+    /// The calls that wait, for messages.
+    pub(super) fn waits(&self) -> impl Iterator<Item = &WarpCall> {
+        lanes(self.waiting).map(|lane| &self.calls[lane as usize])
+    }
+}
+
+/// The lanes of a mask, lowest first.
+pub(super) fn lanes(mask: u32) -> impl Iterator<Item = u32> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        (left != 0).then(|| {
+            let lane = left.trailing_zeros();
+            left &= left - 1;
+            lane
+        })
+    })
+}

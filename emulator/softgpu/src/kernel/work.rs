@@ -1,0 +1,181 @@
+//! The stacks and tables of a running grid: its fibers, its blocks, and the queues of what
+//! can run next.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::block::{Block, FiberId, Released};
+use super::fiber::Fiber;
+
+/// Fibers and blocks kept when a grid has ended.
+const KEPT_FIBERS: usize = 1024;
+const KEPT_BLOCKS: usize = 64;
+
+/// Names a resident block.
+pub(super) type BlockId = u32;
+
+/// A fiber and what the grid knows of the thread on it.
+pub(super) struct Slot {
+    pub(super) fiber: Fiber,
+    /// A thread of `block` is suspended on the fiber.
+    pub(super) busy: bool,
+    pub(super) block: BlockId,
+    /// What its request is answered with at the next resume.
+    pub(super) reply: u64,
+    /// When a thread that spins or sleeps wants to look again, `u64::MAX` for never.
+    pub(super) deadline: u64,
+}
+
+/// See the module.
+pub(super) struct Work {
+    stack_bytes: usize,
+    pub(super) fibers: Vec<Slot>,
+    /// Fibers without a thread; the one used last is taken first, its stack being warm.
+    pub(super) idle: Vec<FiberId>,
+    /// Threads that can go on.
+    pub(super) ready: VecDeque<FiberId>,
+    /// Threads that spin, and have not looked since something was last done.
+    pub(super) spinning: VecDeque<FiberId>,
+    /// Threads that spin, and have looked.
+    pub(super) polled: VecDeque<FiberId>,
+    pub(super) sleeping: Vec<FiberId>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) free_blocks: Vec<BlockId>,
+    /// Blocks with threads left to start.
+    pub(super) starting: VecDeque<BlockId>,
+    pub(super) released: Released,
+    args: Vec<u128>,
+}
+
+impl Work {
+    pub(super) fn new(stack_bytes: usize) -> Work {
+        Work {
+            stack_bytes,
+            fibers: Vec::new(),
+            idle: Vec::new(),
+            ready: VecDeque::new(),
+            spinning: VecDeque::new(),
+            polled: VecDeque::new(),
+            sleeping: Vec::new(),
+            blocks: Vec::new(),
+            free_blocks: Vec::new(),
+            starting: VecDeque::new(),
+            released: Vec::new(),
+            args: Vec::new(),
+        }
+    }
+
+    pub(super) fn stack_bytes(&self) -> usize {
+        self.stack_bytes
+    }
+
+    /// Copies a kernel's parameters to where its threads read them, aligned to 16 bytes.
+    pub(super) fn set_args(&mut self, args: &[u8]) {
+        self.args.clear();
+        self.args.extend(args.chunks(16).map(|chunk| {
+            let mut bytes = [0; 16];
+            bytes[..chunk.len()].copy_from_slice(chunk);
+            u128::from_ne_bytes(bytes)
+        }));
+    }
+
+    /// Where the parameters are, for as long as they are not set again.
+    pub(super) fn args(&self) -> *const std::ffi::c_void {
+        self.args.as_ptr().cast()
+    }
+
+    /// An idle fiber, a new one if need be.
+    ///
+    /// # Errors
+    /// The operating system gave no stack.
+    pub(super) fn idle_fiber(&mut self) -> io::Result<FiberId> {
+        if let Some(id) = self.idle.pop() {
+            return Ok(id);
+        }
+        let id = self.fibers.len() as FiberId;
+        self.fibers.push(Slot {
+            fiber: Fiber::new(self.stack_bytes)?,
+            busy: false,
+            block: 0,
+            reply: 0,
+            deadline: u64::MAX,
+        });
+        Ok(id)
+    }
+
+    /// A block without threads, a new one if need be.
+    pub(super) fn free_block(&mut self) -> BlockId {
+        self.free_blocks.pop().unwrap_or_else(|| {
+            self.blocks.push(Block::new());
+            (self.blocks.len() - 1) as BlockId
+        })
+    }
+
+    /// Lets go on the fibers whose wait is over.
+    pub(super) fn release(&mut self) {
+        for (fiber, reply) in self.released.drain(..) {
+            self.fibers[fiber as usize].reply = reply;
+            self.ready.push_back(fiber);
+        }
+    }
+
+    /// Something was done: the threads that spin shall look again.
+    #[inline]
+    pub(super) fn look_again(&mut self) {
+        if !self.polled.is_empty() {
+            self.spinning.append(&mut self.polled);
+        }
+    }
+
+    /// Lets go on the threads that slept until now. Returns whether there were any.
+    pub(super) fn wake(&mut self, now: u64) -> bool {
+        let (fibers, ready) = (&mut self.fibers, &mut self.ready);
+        let before = self.sleeping.len();
+        self.sleeping.retain(|&id| {
+            let slot = &mut fibers[id as usize];
+            let due = slot.deadline <= now;
+            if due {
+                slot.reply = now;
+                ready.push_back(id);
+            }
+            !due
+        });
+        self.sleeping.len() < before
+    }
+
+    /// The earliest time at which a thread wants to look again.
+    pub(super) fn deadline(&self) -> Option<u64> {
+        let waiting = self.spinning.iter().chain(&self.polled).chain(&self.sleeping);
+        waiting
+            .map(|&id| self.fibers[id as usize].deadline)
+            .min()
+            .filter(|&deadline| deadline != u64::MAX)
+    }
+
+    /// Forgets the grid: all fibers and blocks are idle afterwards, and not too many are kept.
+    pub(super) fn reset(&mut self) {
+        let unfinished = self.idle.len() < self.fibers.len();
+        if unfinished {
+            for slot in self.fibers.iter_mut().filter(|slot| slot.busy) {
+                slot.fiber.reset();
+                slot.busy = false;
+            }
+        }
+        if unfinished || self.fibers.len() > KEPT_FIBERS {
+            self.fibers.truncate(KEPT_FIBERS);
+            self.idle.clear();
+            self.idle.extend(0..self.fibers.len() as FiberId);
+        }
+        if self.free_blocks.len() < self.blocks.len() || self.blocks.len() > KEPT_BLOCKS {
+            self.blocks.truncate(KEPT_BLOCKS);
+            self.free_blocks.clear();
+            self.free_blocks.extend(0..self.blocks.len() as BlockId);
+        }
+        self.ready.clear();
+        self.spinning.clear();
+        self.polled.clear();
+        self.sleeping.clear();
+        self.starting.clear();
+        self.released.clear();
+    }
+}
