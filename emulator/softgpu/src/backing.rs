@@ -1,0 +1,257 @@
+//! The memory behind allocations and registrations, mapped until its last user is gone.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::protect::Key;
+use crate::span::Span;
+use crate::{DevAddr, Error};
+
+/// A mapping, unmapped when dropped.
+#[derive(Debug)]
+struct Map {
+    ptr: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread.
+unsafe impl Send for Map {}
+// SAFETY: as above; the handle itself grants no access.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps `len` bytes of `fd`, or fresh private memory, readable and writable.
+    fn new(fd: Option<&OwnedFd>, len: usize) -> Result<Map, Error> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the system chooses the place, so nothing that exists is replaced.
+        let ptr = unsafe {
+            match fd {
+                Some(fd) => rustix::mm::mmap(null_mut(), len, prot, MapFlags::SHARED, fd, 0),
+                None => rustix::mm::mmap_anonymous(null_mut(), len, prot, MapFlags::PRIVATE),
+            }
+        };
+        match ptr {
+            Ok(ptr) => Ok(Map { ptr, len }),
+            Err(errno) => Err(Error::Os {
+                what: "mmap",
+                len,
+                errno,
+            }),
+        }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`; whoever used it is gone, as users hold the `Backing`.
+        let _ = unsafe { rustix::mm::munmap(self.ptr, self.len) };
+    }
+}
+
+enum Kind {
+    /// A memory file, mapped twice: where kernels see it, perhaps under a protection key, and
+    /// where the engine, NICs and CPU views see it.
+    Device {
+        fd: OwnedFd,
+        device: Map,
+        alias: Map,
+    },
+    /// Private memory of the process; kernels see it where everybody does.
+    Pinned { map: Map },
+    /// Memory of somebody else.
+    Registered {
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    },
+}
+
+/// Memory that a GPU knows. Shared by its handle, windows, CPU views and whatever still
+/// operates on it; unmapped with the last of them.
+pub(crate) struct Backing {
+    kind: Kind,
+    /// Where kernels and operations see it.
+    addr: DevAddr,
+    /// Where everybody else accesses it.
+    span: Span,
+}
+
+impl Backing {
+    /// Zeroed device memory.
+    pub(crate) fn device(len: usize, key: Option<Key>) -> Result<Backing, Error> {
+        let size = round(len).ok_or(Error::BadLength {
+            what: "device memory",
+            len,
+        })?;
+        let os = |what| move |errno| Error::Os { what, len, errno };
+        let fd =
+            rustix::fs::memfd_create("softgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .map_err(os("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, size as u64).map_err(os("ftruncate"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("F_ADD_SEALS"))?;
+        Backing::mapped_twice(fd, len, size, key)
+    }
+
+    /// Device memory that another `Backing`, mostly of another process, exported.
+    pub(crate) fn import(fd: OwnedFd, len: usize, key: Option<Key>) -> Result<Backing, Error> {
+        let size = round(len).ok_or(Error::BadLength {
+            what: "imported memory",
+            len,
+        })?;
+        // A file that could shrink would turn accesses into SIGBUS.
+        match rustix::fs::fcntl_get_seals(&fd) {
+            Ok(s) if s.contains(SealFlags::SHRINK) => {}
+            Ok(_) => {
+                return Err(Error::BadImport {
+                    why: "the file may shrink",
+                });
+            }
+            Err(_) => {
+                return Err(Error::BadImport {
+                    why: "not a memory file",
+                });
+            }
+        }
+        let held = match rustix::fs::fstat(&fd) {
+            Ok(stat) => u64::try_from(stat.st_size).unwrap_or(0),
+            Err(errno) => {
+                return Err(Error::Os {
+                    what: "fstat",
+                    len,
+                    errno,
+                });
+            }
+        };
+        if held < size as u64 {
+            return Err(Error::BadImport {
+                why: "the memory is shorter than told",
+            });
+        }
+        Backing::mapped_twice(fd, len, size, key)
+    }
+
+    fn mapped_twice(
+        fd: OwnedFd,
+        len: usize,
+        size: usize,
+        key: Option<Key>,
+    ) -> Result<Backing, Error> {
+        let device = Map::new(Some(&fd), size)?;
+        let alias = Map::new(Some(&fd), size)?;
+        if let Some(key) = key {
+            // SAFETY: the mapping is new, and accessed by kernels alone.
+            unsafe { key.protect(device.ptr, size) }.map_err(|errno| Error::Os {
+                what: "pkey_mprotect",
+                len,
+                errno,
+            })?;
+        }
+        Ok(Backing {
+            addr: DevAddr::from_raw(device.ptr as u64),
+            // SAFETY: the alias is mapped as long as this `Backing` lives.
+            span: unsafe { Span::new(alias.ptr.cast(), len) },
+            kind: Kind::Device { fd, device, alias },
+        })
+    }
+
+    /// Zeroed host memory that the GPU sees.
+    pub(crate) fn pinned(len: usize) -> Result<Backing, Error> {
+        let size = round(len).ok_or(Error::BadLength {
+            what: "pinned memory",
+            len,
+        })?;
+        let map = Map::new(None, size)?;
+        Ok(Backing {
+            addr: DevAddr::from_raw(map.ptr as u64),
+            // SAFETY: mapped as long as this `Backing` lives.
+            span: unsafe { Span::new(map.ptr.cast(), len) },
+            kind: Kind::Pinned { map },
+        })
+    }
+
+    /// Host memory of somebody else.
+    ///
+    /// # Safety
+    /// The memory stays valid, and is accessed by others only atomically or when the GPU
+    /// does not, until this `Backing` is gone; `owner` may be what makes it so.
+    pub(crate) unsafe fn registered(
+        ptr: *mut u8,
+        len: usize,
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Backing, Error> {
+        let fits = (ptr.addr()).checked_add(len).is_some();
+        if ptr.is_null() || len == 0 || !fits {
+            return Err(Error::BadLength {
+                what: "host registration",
+                len,
+            });
+        }
+        Ok(Backing {
+            addr: DevAddr::from_raw(ptr.expose_provenance() as u64),
+            // SAFETY: the caller keeps the memory valid.
+            span: unsafe { Span::new(ptr, len) },
+            kind: Kind::Registered { owner },
+        })
+    }
+
+    /// Where kernels and operations see it.
+    pub(crate) fn addr(&self) -> DevAddr {
+        self.addr
+    }
+
+    /// Where everybody else accesses it.
+    pub(crate) fn span(&self) -> Span {
+        self.span
+    }
+
+    /// Whether it is memory of a device, behind a bus as a NIC sees it.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Device { .. })
+    }
+
+    /// Another descriptor of the memory file.
+    pub(crate) fn export(&self) -> Result<OwnedFd, Error> {
+        match &self.kind {
+            Kind::Device { fd, .. } => fd.as_fd().try_clone_to_owned().map_err(|e| Error::Os {
+                what: "duplicating a memory file",
+                len: self.span.len(),
+                errno: rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::INVAL),
+            }),
+            _ => Err(Error::Unsupported {
+                what: "export of host memory",
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.kind {
+            Kind::Device { device, alias, .. } => {
+                return write!(
+                    f,
+                    "device {} ({:?}, {:?})",
+                    self.addr, device.ptr, alias.ptr
+                );
+            }
+            Kind::Pinned { map } => format!("pinned, {} bytes mapped", map.len),
+            Kind::Registered { owner } => format!("registered, owned: {}", owner.is_some()),
+        };
+        write!(f, "{kind} {}", self.addr)
+    }
+}
+
+/// `len` in whole pages, if that is a length.
+fn round(len: usize) -> Option<usize> {
+    let page = rustix::param::page_size();
+    if len == 0 || len > isize::MAX as usize - page {
+        return None;
+    }
+    Some(len.next_multiple_of(page))
+}

@@ -1,0 +1,171 @@
+//! The machine that executes: every stream of a GPU in turn, a bounded piece at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fastrand::Rng;
+use gds_step::{Machine, Step, Time};
+
+use crate::gpu::Core;
+use crate::hook::StreamMemory;
+use crate::kernel::GridConfig;
+use crate::lane::{Cx, Lane, Ran};
+use crate::store_buffer::StoreBuffer;
+use crate::{Config, Weak};
+
+/// Operations of a stream executed in one step, at most.
+const BUDGET: u32 = 16;
+
+/// Executes a GPU's streams when stepped. Dropped, it leaves what is enqueued undone; the
+/// GPU then refuses everything.
+pub struct Engine {
+    core: Arc<Core>,
+    lanes: Vec<Lane>,
+    kernels: GridConfig,
+    channels: usize,
+    /// Streams that stand at a wait.
+    waiting: usize,
+    /// The lane that goes first.
+    first: usize,
+    chaos: Option<Chaos>,
+}
+
+/// Draws of a GPU with weak memory.
+struct Chaos {
+    weak: Weak,
+    rng: Rng,
+}
+
+impl Engine {
+    pub(crate) fn new(core: Arc<Core>, config: &Config) -> Engine {
+        let mut kernels = config.kernels.clone();
+        let chaos = config.weak.map(|weak| {
+            kernels.seed.get_or_insert(weak.seed);
+            Chaos {
+                weak,
+                rng: Rng::with_seed(weak.seed),
+            }
+        });
+        Engine {
+            core,
+            lanes: Vec::new(),
+            kernels,
+            channels: config.channels,
+            waiting: 0,
+            first: 0,
+            chaos,
+        }
+    }
+
+    fn adopt(&mut self) {
+        let Engine {
+            core, lanes, chaos, ..
+        } = self;
+        core.take_fresh(|shared, queue| {
+            let buffer = chaos
+                .as_mut()
+                .map(|c| StoreBuffer::new(c.rng.u64(..), c.weak.store_one_in));
+            let memory = StreamMemory::new(Arc::clone(core), buffer);
+            lanes.push(Lane::new(shared, queue, memory));
+        });
+    }
+
+    /// Forgets streams without handle and work.
+    fn forget(&mut self) {
+        let core = &self.core;
+        self.lanes.retain(|lane| {
+            let over = lane.is_over();
+            if over {
+                core.forget(&lane.shared);
+            }
+            !over
+        });
+    }
+}
+
+impl Machine for Engine {
+    fn step(&mut self, now: Time) -> Step {
+        // What NICs wrote arrives even at a GPU that has stopped.
+        let mut busy = self.core.posted.as_ref().is_some_and(|p| p.pass_time());
+        if self.core.running().is_err() {
+            return if busy {
+                Step::Progress
+            } else {
+                Step::IdleUntil(None)
+            };
+        }
+        self.adopt();
+        self.core.bury();
+
+        let count = self.lanes.len();
+        self.first = match &mut self.chaos {
+            Some(c) if count > 0 => c.rng.usize(..count),
+            _ if self.first + 1 < count => self.first + 1,
+            _ => 0,
+        };
+        let mut cx = Cx {
+            core: &self.core,
+            kernels: &self.kernels,
+            now,
+            channels: self.channels,
+            waiting: self.waiting,
+        };
+        let mut wake: Option<Time> = None;
+        let mut over = false;
+        for n in 0..count {
+            let i = self.first + n;
+            let lane = &mut self.lanes[if i < count { i } else { i - count }];
+            let mut budget = BUDGET;
+            if let Some(c) = &mut self.chaos {
+                busy |= lane.pass_time();
+                if lane.is_ready() && c.rng.u8(..4) == 0 {
+                    busy = true;
+                    continue;
+                }
+                budget = c.rng.u32(1..=4);
+            }
+            match lane.run(&mut cx, budget) {
+                Ran::Something => busy = true,
+                Ran::Nothing(at) => {
+                    wake = match (wake, at) {
+                        (Some(a), Some(b)) => Some(a.min(b)),
+                        (a, b) => a.or(b),
+                    };
+                    over |= lane.is_over();
+                }
+            }
+        }
+        self.waiting = cx.waiting;
+        self.core.waiting.store(self.waiting, Ordering::Relaxed);
+        if over {
+            self.forget();
+        }
+        if busy {
+            Step::Progress
+        } else {
+            Step::IdleUntil(wake)
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{}.engine", self.core.name)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Drop what never ran before the memory it names is unmapped.
+        self.lanes.clear();
+        self.core.engine_gone();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("gpu", &self.core.name)
+            .field("streams", &self.lanes.len())
+            .field("waiting", &self.waiting)
+            .finish_non_exhaustive()
+    }
+}

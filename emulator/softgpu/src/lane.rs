@@ -1,0 +1,435 @@
+//! A stream as the engine sees it: what it is doing, and one bounded piece of it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, MutexGuard};
+
+use gds_step::Time;
+
+use crate::event::Mark;
+use crate::gpu::Core;
+use crate::hook::{KernelContext, StreamMemory};
+use crate::kernel::{Grid, GridConfig, GridState};
+use crate::op::{DATA, InlineData, Op, Target};
+use crate::protect::DeviceAccess;
+use crate::queue::Consumer;
+use crate::span;
+use crate::store_buffer::StoreBuffer;
+use crate::stream::Shared;
+use crate::{Cond, DeviceError};
+
+/// Bytes of a copy done at a time.
+const CHUNK: usize = 64 * 1024;
+/// Turns of kernel threads done at a time.
+const TURNS: u32 = 128;
+
+/// A stream's work.
+pub(crate) struct Lane {
+    pub(crate) shared: Arc<Shared>,
+    queue: Consumer<Op>,
+    current: Current,
+    memory: Arc<StreamMemory>,
+}
+
+/// The operation that is under way.
+enum Current {
+    Nothing,
+    Wait(Wait),
+    Event(Mark),
+    Copy {
+        to: Target,
+        from: Target,
+        left: usize,
+    },
+    Fill {
+        to: Target,
+        left: usize,
+        byte: u8,
+    },
+    Grid(Box<Grid>),
+}
+
+/// An unsatisfied wait.
+#[derive(Clone, Copy)]
+struct Wait {
+    at: Target,
+    value: u64,
+    mask: u64,
+    cond: Cond,
+    wide: bool,
+    flush: bool,
+}
+
+/// What the engine gives a lane for a step.
+pub(crate) struct Cx<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) kernels: &'a GridConfig,
+    pub(crate) now: Time,
+    /// Hardware channels, and how many are taken by streams that stand at a wait.
+    pub(crate) channels: usize,
+    pub(crate) waiting: usize,
+}
+
+/// What came of running a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// Something was done.
+    Something,
+    /// Nothing could be done; a kernel that spins wants to run again at the given time.
+    Nothing(Option<Time>),
+}
+
+impl Lane {
+    pub(crate) fn new(shared: Arc<Shared>, queue: Consumer<Op>, memory: StreamMemory) -> Lane {
+        Lane {
+            shared,
+            queue,
+            current: Current::Nothing,
+            memory: Arc::new(memory),
+        }
+    }
+
+    /// Whether something could be done without anybody else's doing.
+    pub(crate) fn is_ready(&self) -> bool {
+        match self.current {
+            Current::Nothing => !self.queue.is_empty(),
+            Current::Copy { .. } | Current::Fill { .. } => true,
+            Current::Wait(_) | Current::Event(_) | Current::Grid(_) => false,
+        }
+    }
+
+    /// Whether the stream has no handle and no work: it can be forgotten.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.current, Current::Nothing)
+            && self.shared.closed.load(Ordering::Acquire)
+            && self.queue.is_empty()
+            && !self.queue.owes()
+    }
+
+    /// Once a step under weak memory. Returns whether stores are still held back.
+    pub(crate) fn pass_time(&mut self) -> bool {
+        let Some(mut buffer) = self.memory.weak() else {
+            return false;
+        };
+        buffer.pass_time();
+        let held_back = !buffer.is_empty();
+        if !held_back {
+            self.queue.retire();
+        }
+        held_back
+    }
+
+    /// Runs at most `budget` operations, or one chunk of a longer one.
+    pub(crate) fn run(&mut self, cx: &mut Cx<'_>, budget: u32) -> Ran {
+        let mut ran = Ran::Nothing(None);
+        for _ in 0..budget {
+            let advanced = match &mut self.current {
+                Current::Nothing => {
+                    // When waiting streams hold every channel, nobody else starts anything.
+                    if cx.waiting >= cx.channels {
+                        break;
+                    }
+                    let Some(op) = self.queue.next() else { break };
+                    self.start(op, cx)
+                }
+                Current::Wait(wait) => {
+                    let wait = *wait;
+                    if !self.holds(wait) {
+                        break;
+                    }
+                    cx.waiting -= 1;
+                    self.pass(wait.flush, cx);
+                    true
+                }
+                Current::Event(mark) => {
+                    if !mark.is_complete() {
+                        break;
+                    }
+                    self.finish();
+                    true
+                }
+                Current::Copy { .. } | Current::Fill { .. } => {
+                    self.move_chunk();
+                    return Ran::Something;
+                }
+                Current::Grid(_) => return self.run_grid(cx),
+            };
+            ran = Ran::Something;
+            if !advanced {
+                break;
+            }
+        }
+        ran
+    }
+
+    /// Does an operation, or starts it. `false`: it waits.
+    #[inline]
+    fn start(&mut self, op: Op, cx: &mut Cx<'_>) -> bool {
+        match op {
+            Op::Write32 { at, value, fenced } => {
+                match self.memory.weak() {
+                    // SAFETY: see `Target`; alignment was checked when it was enqueued.
+                    None => {
+                        unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value, Ordering::Release)
+                    }
+                    Some(buffer) => store_weak(buffer, at, &value.to_ne_bytes(), fenced),
+                }
+                self.finish();
+            }
+            Op::Write64 { at, value, fenced } => {
+                match self.memory.weak() {
+                    // SAFETY: see `Target`; alignment was checked when it was enqueued.
+                    None => {
+                        unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release)
+                    }
+                    Some(buffer) => store_weak(buffer, at, &value.to_ne_bytes(), fenced),
+                }
+                self.finish();
+            }
+            Op::Wait32 {
+                at,
+                value,
+                mask,
+                cond,
+                flush,
+            } => {
+                let wait = Wait {
+                    at,
+                    value: value.into(),
+                    mask: mask.into(),
+                    cond,
+                    wide: false,
+                    flush,
+                };
+                return self.start_wait(wait, cx);
+            }
+            Op::Wait64 {
+                at,
+                value,
+                mask,
+                cond,
+                flush,
+            } => {
+                let wide = true;
+                let wait = Wait {
+                    at,
+                    value,
+                    mask,
+                    cond,
+                    wide,
+                    flush,
+                };
+                return self.start_wait(wait, cx);
+            }
+            Op::Inline { at, len } => {
+                self.inline_copy(at, len.into());
+                self.finish();
+            }
+            Op::Fence => {
+                self.drain();
+                fence(Ordering::SeqCst);
+                self.finish();
+            }
+            Op::FlushRemote => self.pass(true, cx),
+            Op::Record => {
+                self.drain();
+                self.finish();
+            }
+            Op::Copy { to, from, len } => {
+                self.drain();
+                self.current = Current::Copy {
+                    to,
+                    from,
+                    left: len,
+                };
+            }
+            Op::Fill { to, len, byte } => {
+                self.drain();
+                self.current = Current::Fill {
+                    to,
+                    left: len,
+                    byte,
+                };
+            }
+            Op::Launch(launch) => {
+                self.drain();
+                let context = KernelContext {
+                    hook: Arc::clone(&self.memory) as _,
+                    config: cx.kernels.clone(),
+                };
+                match Grid::new(&launch.kernel, launch.dims, &launch.args, context) {
+                    Ok(grid) => self.current = Current::Grid(Box::new(grid)),
+                    // The arguments' length was checked when it was enqueued.
+                    Err(refused) => {
+                        debug_assert!(false, "{refused}");
+                        self.finish();
+                    }
+                }
+                cx.core.launches.put(launch);
+            }
+            Op::WaitEvent { ring, upto } => {
+                let mark = Mark { ring, upto };
+                if !mark.is_complete() {
+                    self.current = Current::Event(mark);
+                    return false;
+                }
+                self.finish();
+            }
+            // Taken with the operation it belongs to.
+            Op::Data(_) => debug_assert!(false, "inline data without its operation"),
+        }
+        true
+    }
+
+    #[inline]
+    fn start_wait(&mut self, wait: Wait, cx: &mut Cx<'_>) -> bool {
+        if self.holds(wait) {
+            self.pass(wait.flush, cx);
+            return true;
+        }
+        self.current = Current::Wait(wait);
+        cx.waiting += 1;
+        false
+    }
+
+    /// Whether a wait is over. One load.
+    #[inline]
+    fn holds(&self, wait: Wait) -> bool {
+        let Wait {
+            at,
+            value,
+            mask,
+            cond,
+            wide,
+            ..
+        } = wait;
+        let word = match self.memory.weak() {
+            // SAFETY: see `Target`; alignment was checked when it was enqueued. Acquire pairs
+            // with the release store of whoever fulfils the wait.
+            None if wide => unsafe { AtomicU64::from_ptr(at.0.cast()) }.load(Ordering::Acquire),
+            // SAFETY: as above.
+            None => unsafe { AtomicU32::from_ptr(at.0.cast()) }
+                .load(Ordering::Acquire)
+                .into(),
+            // SAFETY: as above.
+            Some(buffer) => unsafe { buffer.load(at.0, if wide { 8 } else { 4 }) },
+        };
+        if wide {
+            cond.holds64(word, value, mask)
+        } else {
+            cond.holds32(word as u32, value as u32, mask as u32)
+        }
+    }
+
+    /// Passes a wait.
+    #[inline]
+    fn pass(&mut self, flush: bool, cx: &Cx<'_>) {
+        if flush && let Some(posted) = &cx.core.posted {
+            posted.drain();
+        }
+        self.finish();
+    }
+
+    /// The current operation is done.
+    #[inline]
+    fn finish(&mut self) {
+        self.current = Current::Nothing;
+        if self.queue.finish() && self.memory.weak().is_none_or(|b| b.is_empty()) {
+            self.queue.retire();
+        }
+    }
+
+    /// Makes everything the stream wrote visible.
+    #[inline]
+    fn drain(&mut self) {
+        if let Some(mut buffer) = self.memory.weak() {
+            buffer.drain();
+        }
+    }
+
+    fn inline_copy(&mut self, at: Target, len: usize) {
+        let mut bytes = [0; InlineData::LIMIT.next_multiple_of(DATA)];
+        for part in bytes.chunks_exact_mut(DATA).take(len.div_ceil(DATA)) {
+            match self.queue.next() {
+                Some(Op::Data(data)) => part.copy_from_slice(&data),
+                other => debug_assert!(false, "{other:?} instead of inline data"),
+            }
+        }
+        match self.memory.weak() {
+            None => {
+                fence(Ordering::Release);
+                // SAFETY: see `Target`; the range was checked when it was enqueued.
+                unsafe { span::copy(at.0, bytes.as_ptr(), len) };
+            }
+            Some(mut buffer) => {
+                for (i, part) in bytes[..len].chunks(8).enumerate() {
+                    // SAFETY: as above; the submission retires with an empty buffer.
+                    unsafe { buffer.store(at.0.wrapping_add(8 * i), part, true) };
+                }
+            }
+        }
+    }
+
+    /// Does a chunk of a copy or fill.
+    fn move_chunk(&mut self) {
+        let left = match &mut self.current {
+            Current::Copy { to, from, left } => {
+                let n = (*left).min(CHUNK);
+                // SAFETY: see `Target`; both ranges were checked when the copy was enqueued,
+                // and do not overlap.
+                unsafe { span::copy(to.0, from.0, n) };
+                to.0 = to.0.wrapping_add(n);
+                from.0 = from.0.wrapping_add(n);
+                *left -= n;
+                *left
+            }
+            Current::Fill { to, left, byte } => {
+                let n = (*left).min(CHUNK);
+                // SAFETY: see `Target`; the range was checked when the fill was enqueued.
+                unsafe { span::fill(to.0, *byte, n) };
+                to.0 = to.0.wrapping_add(n);
+                *left -= n;
+                *left
+            }
+            _ => return,
+        };
+        if left == 0 {
+            self.finish();
+        }
+    }
+
+    /// Lets the threads of a kernel take turns.
+    fn run_grid(&mut self, cx: &Cx<'_>) -> Ran {
+        let Current::Grid(grid) = &mut self.current else {
+            return Ran::Nothing(None);
+        };
+        self.memory.set_now(cx.now.as_nanos());
+        let access = DeviceAccess::enable(cx.core.key);
+        let state = grid.run(TURNS);
+        drop(access);
+        match state {
+            GridState::Progress => Ran::Something,
+            GridState::Spinning => Ran::Nothing(grid.deadline().map(Time::from_nanos)),
+            GridState::Done => {
+                self.drain();
+                self.finish();
+                Ran::Something
+            }
+            GridState::Faulted(fault) => {
+                cx.core.fail(DeviceError {
+                    stream: self.shared.id,
+                    fault,
+                });
+                Ran::Something
+            }
+        }
+    }
+}
+
+/// A memory operation's write under weak memory.
+fn store_weak(mut buffer: MutexGuard<'_, StoreBuffer>, at: Target, data: &[u8], fenced: bool) {
+    if fenced {
+        buffer.drain();
+    }
+    // SAFETY: see `Target`; the submission retires with an empty buffer.
+    unsafe { buffer.store(at.0, data, !fenced) };
+}

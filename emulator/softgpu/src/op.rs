@@ -1,0 +1,284 @@
+//! Stream operations: the memory operations as callers state them, and the form in which
+//! they travel to the engine.
+
+use std::sync::Arc;
+
+use crate::queue::Ring;
+use crate::{DevAddr, Dims, Error, Kernel};
+
+/// When a wait is over. `v` is the word in memory under the wait's mask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cond {
+    /// `v - value`, cyclic in the word's width, is not negative.
+    Geq,
+    /// `v` equals `value`.
+    Eq,
+    /// `v` and `value` have a bit in common.
+    And,
+    /// Some bit of the mask is clear in both `v` and `value`.
+    Nor,
+}
+
+impl Cond {
+    /// Whether a 32-bit wait is over when memory holds `word`.
+    #[inline]
+    pub fn holds32(self, word: u32, value: u32, mask: u32) -> bool {
+        let v = word & mask;
+        match self {
+            Cond::Geq => v.wrapping_sub(value).cast_signed() >= 0,
+            Cond::Eq => v == value,
+            Cond::And => v & value != 0,
+            Cond::Nor => !(v | value) & mask != 0,
+        }
+    }
+
+    /// Whether a 64-bit wait is over when memory holds `word`.
+    #[inline]
+    pub fn holds64(self, word: u64, value: u64, mask: u64) -> bool {
+        let v = word & mask;
+        match self {
+            Cond::Geq => v.wrapping_sub(value).cast_signed() >= 0,
+            Cond::Eq => v == value,
+            Cond::And => v & value != 0,
+            Cond::Nor => !(v | value) & mask != 0,
+        }
+    }
+}
+
+/// Up to 64 bytes that an operation carries by value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct InlineData {
+    len: u8,
+    bytes: [u8; InlineData::LIMIT],
+}
+
+impl InlineData {
+    /// The most bytes there can be.
+    pub const LIMIT: usize = 64;
+
+    /// A copy of `data`.
+    ///
+    /// # Errors
+    /// It is longer than [`LIMIT`](Self::LIMIT).
+    pub fn new(data: &[u8]) -> Result<InlineData, Error> {
+        let len = data.len();
+        let mut bytes = [0; InlineData::LIMIT];
+        match bytes.get_mut(..len) {
+            Some(part) => part.copy_from_slice(data),
+            None => {
+                let limit = InlineData::LIMIT;
+                return Err(Error::InlineTooLong { len, limit });
+            }
+        }
+        Ok(InlineData {
+            len: len as u8,
+            bytes,
+        })
+    }
+}
+
+impl std::ops::Deref for InlineData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::fmt::Debug for InlineData {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:02x?}", &**self)
+    }
+}
+
+/// A memory operation on a stream. Words are in the byte order of the machine and aligned to
+/// their size.
+///
+/// Operations of a stream run in order, but under weak memory a write that is not `fenced`
+/// may become visible to others late, and after later ones; [`Fence`](MemOp::Fence), a fenced
+/// write, a copy, a kernel and an event record put everything before them in order. The stream
+/// itself sees its own writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemOp {
+    /// Stores a 32-bit word.
+    Write32 {
+        /// Where.
+        addr: DevAddr,
+        /// What.
+        value: u32,
+        /// Everything before is visible before this is.
+        fenced: bool,
+    },
+    /// Stores a 64-bit word. Under weak memory and not `fenced`, the halves may come apart.
+    Write64 {
+        /// Where.
+        addr: DevAddr,
+        /// What.
+        value: u64,
+        /// Everything before is visible before this is.
+        fenced: bool,
+    },
+    /// Holds the stream until a 32-bit word fulfils a condition.
+    Wait32 {
+        /// Where.
+        addr: DevAddr,
+        /// What the word is compared with.
+        value: u32,
+        /// Which bits of the word count.
+        mask: u32,
+        /// How they are compared.
+        cond: Cond,
+        /// What NICs wrote before to device memory is visible to what follows.
+        flush: bool,
+    },
+    /// Holds the stream until a 64-bit word fulfils a condition.
+    Wait64 {
+        /// Where.
+        addr: DevAddr,
+        /// What the word is compared with.
+        value: u64,
+        /// Which bits of the word count.
+        mask: u64,
+        /// How they are compared.
+        cond: Cond,
+        /// What NICs wrote before to device memory is visible to what follows.
+        flush: bool,
+    },
+    /// Stores bytes that the operation carries, at any alignment.
+    Copy {
+        /// Where.
+        addr: DevAddr,
+        /// What.
+        data: InlineData,
+    },
+    /// Makes everything before visible.
+    Fence,
+    /// Makes visible to what follows what NICs wrote before to device memory.
+    FlushRemote,
+}
+
+/// Where the engine finds an operand; the address was checked when the operation was enqueued,
+/// and the memory stays mapped until it has retired.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target(pub(crate) *mut u8);
+
+// SAFETY: only the engine follows it, as told above.
+unsafe impl Send for Target {}
+
+/// Bytes of inline data an [`Op::Data`] carries.
+pub(crate) const DATA: usize = 24;
+
+/// What travels in a stream's ring. Half a cache line.
+#[derive(Debug)]
+pub(crate) enum Op {
+    Write32 {
+        at: Target,
+        value: u32,
+        fenced: bool,
+    },
+    Write64 {
+        at: Target,
+        value: u64,
+        fenced: bool,
+    },
+    Wait32 {
+        at: Target,
+        value: u32,
+        mask: u32,
+        cond: Cond,
+        flush: bool,
+    },
+    Wait64 {
+        at: Target,
+        value: u64,
+        mask: u64,
+        cond: Cond,
+        flush: bool,
+    },
+    /// Followed by as many `Data` as `len` bytes need.
+    Inline {
+        at: Target,
+        len: u8,
+    },
+    Data([u8; DATA]),
+    Fence,
+    FlushRemote,
+    Copy {
+        to: Target,
+        from: Target,
+        len: usize,
+    },
+    Fill {
+        to: Target,
+        len: usize,
+        byte: u8,
+    },
+    Launch(Box<Launch>),
+    /// Everything before is visible when the submission retires.
+    Record,
+    /// Goes on when the other stream has retired so many submissions.
+    WaitEvent {
+        ring: Arc<Ring<Op>>,
+        upto: u64,
+    },
+}
+
+const _: () = assert!(size_of::<Op>() == 32);
+
+/// A kernel, its shape and its arguments.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) kernel: Kernel,
+    pub(crate) dims: Dims,
+    pub(crate) args: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cond::{And, Eq, Geq, Nor};
+    use super::*;
+
+    #[test]
+    fn geq_is_cyclic() {
+        assert!(Geq.holds32(5, 5, !0));
+        assert!(Geq.holds32(6, 5, !0));
+        assert!(!Geq.holds32(4, 5, !0));
+        assert!(Geq.holds32(1, u32::MAX - 3, !0), "past the wrap");
+        assert!(!Geq.holds32(u32::MAX, 1, !0), "before the wrap");
+        assert!(Geq.holds32(0x8000_0004, 5, !0), "half the range ahead");
+        assert!(!Geq.holds32(0x8000_0005, 5, !0));
+        assert!(Geq.holds64(1, u64::MAX, !0));
+        assert!(!Geq.holds64(u64::from(u32::MAX), 1 << 32, !0));
+        // An mlx5 completion entry: op_own 0xf0 is negative, 0x00 is not.
+        assert!(!Geq.holds32(0xf000_0000, 0, !0));
+        assert!(Geq.holds32(0x0012_3456, 0, !0));
+    }
+
+    #[test]
+    fn eq_and_nor_and_masks() {
+        assert!(Eq.holds32(0xab12, 0x12, 0xff));
+        assert!(!Eq.holds32(0xab12, 0x12, !0));
+        assert!(And.holds32(0b110, 0b010, !0));
+        assert!(!And.holds32(0b101, 0b010, !0));
+        assert!(!And.holds32(0b110, 0b010, 0b100), "the bit is masked out");
+        // The owner bit: over when it is clear.
+        assert!(Nor.holds32(0xfeff_ffff, !0x0100_0000, !0));
+        assert!(!Nor.holds32(0x0100_0000, !0x0100_0000, !0));
+        assert!(!Nor.holds32(!0, 0, !0), "no bit is clear");
+        assert!(Nor.holds64(0, 0, 1 << 40));
+        assert!(
+            !Nor.holds64(1 << 40, 0, 1 << 40),
+            "bits outside of the mask do not count"
+        );
+        assert!(Eq.holds64(1 << 63 | 7, 1 << 63, 1 << 63));
+    }
+
+    #[test]
+    fn inline_data_is_limited() {
+        assert_eq!(&*InlineData::new(&[7; 64]).unwrap(), &[7; 64]);
+        assert_eq!(
+            InlineData::new(&[0; 65]),
+            Err(Error::InlineTooLong { len: 65, limit: 64 })
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! Weak memory of the bus: what NICs wrote to device memory and has not arrived yet.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fastrand::Rng;
+
+use crate::Fault;
+use crate::backing::Backing;
+
+/// Bytes that travel as one.
+const PACKET: usize = 512;
+/// Packets on their way at most; one more pushes the oldest in.
+const MOST: usize = 8192;
+
+/// Writes on their way to the memory of one GPU, in the order in which NICs made them.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    queue: Mutex<Queue>,
+    one_in: u32,
+}
+
+#[derive(Debug)]
+struct Queue {
+    packets: VecDeque<Packet>,
+    rng: Rng,
+}
+
+#[derive(Debug)]
+struct Packet {
+    /// Keeps the memory mapped until the packet is there.
+    memory: Arc<Backing>,
+    offset: u64,
+    data: Data,
+}
+
+#[derive(Debug)]
+enum Data {
+    Bytes(Box<[u8]>),
+    Word(u32),
+}
+
+impl Packet {
+    fn arrive(&self) {
+        let span = self.memory.span();
+        // Bounds and alignment were checked when it was posted.
+        let arrived: Result<(), Fault> = match &self.data {
+            Data::Bytes(bytes) => span.write(self.offset, bytes),
+            Data::Word(value) => span
+                .word32(self.offset)
+                .map(|w| w.store(*value, Ordering::Release)),
+        };
+        debug_assert_eq!(arrived, Ok(()));
+    }
+}
+
+impl Posted {
+    pub(crate) fn new(seed: u64, one_in: u32) -> Posted {
+        Posted {
+            queue: Mutex::new(Queue {
+                packets: VecDeque::new(),
+                rng: Rng::with_seed(seed),
+            }),
+            one_in,
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends bytes to `offset` of `memory`, where they fit.
+    pub(crate) fn write(&self, memory: &Arc<Backing>, offset: u64, bytes: &[u8]) {
+        let mut queue = self.queue();
+        for (i, part) in bytes.chunks(PACKET).enumerate() {
+            queue.send(Packet {
+                memory: Arc::clone(memory),
+                offset: offset + (i * PACKET) as u64,
+                data: Data::Bytes(part.into()),
+            });
+        }
+    }
+
+    /// Sends a word to `offset` of `memory`, where it fits.
+    pub(crate) fn write32(&self, memory: &Arc<Backing>, offset: u64, value: u32) {
+        self.queue().send(Packet {
+            memory: Arc::clone(memory),
+            offset,
+            data: Data::Word(value),
+        });
+    }
+
+    /// Lets everything arrive.
+    pub(crate) fn drain(&self) {
+        for packet in self.queue().packets.drain(..) {
+            packet.arrive();
+        }
+    }
+
+    /// Once a step: perhaps lets some of the oldest arrive. Returns whether any are still on
+    /// their way.
+    pub(crate) fn pass_time(&self) -> bool {
+        let mut queue = self.queue();
+        let waiting = queue.packets.len();
+        if waiting > 0 && queue.rng.u32(..self.one_in) == 0 {
+            let some = queue.rng.usize(1..=1 + waiting / 8);
+            for packet in queue.packets.drain(..some) {
+                packet.arrive();
+            }
+        }
+        !queue.packets.is_empty()
+    }
+}
+
+impl Queue {
+    fn send(&mut self, packet: Packet) {
+        self.packets.push_back(packet);
+        if self.packets.len() > MOST
+            && let Some(oldest) = self.packets.pop_front()
+        {
+            oldest.arrive();
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The ring between the threads that enqueue on a stream and the engine: single producer,
+//! single consumer, bounded, without allocation once made.
+//!
+//! What travels are *submissions* of one or more items, all or nothing. Three things live
+//! in shared memory:
+//!
+//! - `slots`: the items, at their running number modulo the capacity;
+//! - `ends`: for each submission, the running number one past its last item;
+//! - two atomic words. `tail` counts published items; only the producer stores it.
+//!   `retired` counts finished submissions; only the consumer stores it.
+//!
+//! The producer writes slots and the submission's end, then publishes all of it by one
+//! release store of `tail`; the consumer's acquire load of `tail` pairs with it. The consumer
+//! moves items out, and when a submission's work is *done* (not when its items were taken),
+//! gives its slots back by a release store of `retired`; the producer's acquire load pairs
+//! with it, so a slot is rewritten only after the consumer has read it. The producer finds
+//! how many slots came back in `ends`, which it wrote itself; the entry of the newest
+//! retired submission is still there, as at most `bound` submissions are younger.
+//!
+//! The words and cells are a type parameter ([`Family`]), so that the same source runs under
+//! a model checker.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gds_step::Word;
+
+/// A slot that one side writes and the other reads, never both at once.
+pub trait Slot<T> {
+    /// A slot that holds nothing.
+    fn empty() -> Self;
+
+    /// Puts `value` in, without dropping what was there.
+    ///
+    /// # Safety
+    /// Nobody reads or writes the slot meanwhile.
+    unsafe fn put(&self, value: T);
+
+    /// Copies the value out bit by bit.
+    ///
+    /// # Safety
+    /// The slot holds a value, nobody writes it meanwhile, and unless `T` is `Copy` the value
+    /// is taken only once.
+    unsafe fn take(&self) -> T;
+}
+
+/// The words and slots a ring is made of.
+pub trait Family: 'static {
+    /// The type of `tail` and `retired`.
+    type Word: Word<Value = u64>;
+    /// The type of slots.
+    type Slot<T>: Slot<T>;
+
+    /// A word that holds `value`.
+    fn word(value: u64) -> Self::Word;
+}
+
+/// Words and slots of the machine itself.
+#[derive(Debug)]
+pub struct Native;
+
+/// A slot in plain memory.
+#[derive(Debug)]
+pub struct NativeSlot<T>(UnsafeCell<MaybeUninit<T>>);
+
+impl<T> Slot<T> for NativeSlot<T> {
+    fn empty() -> Self {
+        NativeSlot(UnsafeCell::new(MaybeUninit::uninit()))
+    }
+
+    #[inline]
+    unsafe fn put(&self, value: T) {
+        // SAFETY: the caller is alone with the slot.
+        unsafe { (*self.0.get()).write(value) };
+    }
+
+    #[inline]
+    unsafe fn take(&self) -> T {
+        // SAFETY: the caller knows that a value is there and that nobody writes it.
+        unsafe { (*self.0.get()).assume_init_read() }
+    }
+}
+
+impl Family for Native {
+    type Word = AtomicU64;
+    type Slot<T> = NativeSlot<T>;
+
+    fn word(value: u64) -> AtomicU64 {
+        AtomicU64::new(value)
+    }
+}
+
+/// Keeps the word of one side out of the cache line of the other's.
+#[repr(align(64))]
+struct Line<W>(W);
+
+/// What producer and consumer share.
+pub struct Ring<T, F: Family = Native> {
+    /// Items published so far. Stored (release) by the producer after the slots and the end
+    /// they belong to, loaded (acquire) by the consumer before it reads those.
+    tail: Line<F::Word>,
+    /// Submissions finished so far. Stored (release) by the consumer after their slots were
+    /// read and their work is visible, loaded (acquire) by the producer before it reuses
+    /// slots, and by whoever asks whether work is done.
+    retired: Line<F::Word>,
+    slots: Box<[F::Slot<T>]>,
+    ends: Box<[F::Slot<u64>]>,
+    bound: u64,
+}
+
+// SAFETY: slots are handed over by `tail` and `retired` as told at the top of the file, so
+// a `T` moves from the producer's thread to the consumer's and is never shared.
+unsafe impl<T: Send, F: Family> Send for Ring<T, F> where F::Word: Send {}
+// SAFETY: as above; through a shared reference only the words can be read.
+unsafe impl<T: Send, F: Family> Sync for Ring<T, F> where F::Word: Sync {}
+
+impl<T, F: Family> Ring<T, F> {
+    /// A ring for at most `bound` unfinished submissions with at most `capacity` items in
+    /// all (rounded up to a power of two; both at least 1).
+    pub fn channel(bound: usize, capacity: usize) -> (Producer<T, F>, Consumer<T, F>) {
+        let bound = bound.max(1);
+        let capacity = capacity.max(1).next_power_of_two();
+        let ring = Arc::new(Ring {
+            tail: Line(F::word(0)),
+            retired: Line(F::word(0)),
+            slots: (0..capacity).map(|_| F::Slot::empty()).collect(),
+            ends: (0..bound.next_power_of_two())
+                .map(|_| F::Slot::empty())
+                .collect(),
+            bound: bound as u64,
+        });
+        let producer = Producer {
+            ring: Arc::clone(&ring),
+            tail: 0,
+            submitted: 0,
+            retired: 0,
+            freed: 0,
+        };
+        let consumer = Consumer {
+            ring,
+            head: 0,
+            tail: 0,
+            end: 0,
+            finished: 0,
+            retired: 0,
+        };
+        (producer, consumer)
+    }
+
+    /// Submissions finished so far. What they wrote is visible to the caller.
+    #[inline]
+    pub fn retired(&self) -> u64 {
+        self.retired.0.load(Ordering::Acquire)
+    }
+
+    /// How many items the ring holds at most.
+    pub fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn slot(&self, number: u64) -> &F::Slot<T> {
+        &self.slots[number as usize & (self.slots.len() - 1)]
+    }
+
+    fn end(&self, submission: u64) -> &F::Slot<u64> {
+        &self.ends[submission as usize & (self.ends.len() - 1)]
+    }
+}
+
+/// The enqueuing side.
+pub struct Producer<T, F: Family = Native> {
+    ring: Arc<Ring<T, F>>,
+    /// Items published; the ring's `tail`.
+    tail: u64,
+    /// Submissions published.
+    submitted: u64,
+    /// The last look at the ring's `retired`.
+    retired: u64,
+    /// Items whose slots came back with those submissions.
+    freed: u64,
+}
+
+impl<T, F: Family> Producer<T, F> {
+    /// The shared half.
+    pub fn ring(&self) -> &Arc<Ring<T, F>> {
+        &self.ring
+    }
+
+    /// Submissions published so far.
+    #[inline]
+    pub fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Starts a submission of at most `items` items, or `None` if the ring has no room now.
+    #[inline]
+    pub fn begin(&mut self, items: usize) -> Option<Submission<'_, T, F>> {
+        if !self.room(items) {
+            let retired = self.ring.retired();
+            if retired == self.retired {
+                return None;
+            }
+            // SAFETY: the entry was written by this producer when it published the submission,
+            // and is overwritten by this producer alone, `bound` or more submissions later.
+            self.freed = unsafe { self.ring.end(retired - 1).take() };
+            self.retired = retired;
+            if !self.room(items) {
+                return None;
+            }
+        }
+        Some(Submission {
+            written: 0,
+            limit: items as u64,
+            producer: self,
+        })
+    }
+
+    #[inline]
+    fn room(&self, items: usize) -> bool {
+        self.submitted - self.retired < self.ring.bound
+            && self.tail + items as u64 - self.freed <= self.ring.slots.len() as u64
+    }
+}
+
+/// A submission being written. Dropped without [`publish`](Submission::publish) it leaves no
+/// trace.
+pub struct Submission<'a, T, F: Family = Native> {
+    producer: &'a mut Producer<T, F>,
+    written: u64,
+    limit: u64,
+}
+
+impl<T, F: Family> Submission<'_, T, F> {
+    /// Adds an item.
+    ///
+    /// # Panics
+    /// More items than the submission was begun with: an error in this crate.
+    #[inline]
+    pub fn push(&mut self, item: T) {
+        assert!(self.written < self.limit, "submission longer than begun");
+        let slot = self.producer.ring.slot(self.producer.tail + self.written);
+        // SAFETY: `begin` found the slot retired, and it is not published yet.
+        unsafe { slot.put(item) };
+        self.written += 1;
+    }
+
+    /// Publishes the items and returns the number of submissions so far, this one included:
+    /// the submission is done when [`Ring::retired`] reaches it. An empty submission is none.
+    #[inline]
+    pub fn publish(mut self) -> u64 {
+        let written = std::mem::take(&mut self.written);
+        let p = &mut *self.producer;
+        if written > 0 {
+            p.tail += written;
+            // SAFETY: fewer than `bound` submissions are unfinished, so the consumer is past
+            // the one whose entry this was.
+            unsafe { p.ring.end(p.submitted).put(p.tail) };
+            p.submitted += 1;
+            p.ring.tail.0.store(p.tail, Ordering::Release);
+        }
+        p.submitted
+    }
+}
+
+impl<T, F: Family> Drop for Submission<'_, T, F> {
+    fn drop(&mut self) {
+        for i in 0..self.written {
+            // SAFETY: `push` wrote the slot and nobody was told of it.
+            drop(unsafe { self.producer.ring.slot(self.producer.tail + i).take() });
+        }
+    }
+}
+
+/// The executing side.
+pub struct Consumer<T, F: Family = Native> {
+    ring: Arc<Ring<T, F>>,
+    /// Items taken.
+    head: u64,
+    /// The last look at the ring's `tail`.
+    tail: u64,
+    /// One past the last item of the submission being taken.
+    end: u64,
+    /// Submissions of which every item was taken and finished.
+    finished: u64,
+    /// The ring's `retired`; lags `finished` until [`retire`](Consumer::retire).
+    retired: u64,
+}
+
+impl<T, F: Family> Consumer<T, F> {
+    /// Takes the next item, if there is one.
+    #[inline]
+    pub fn next(&mut self) -> Option<T> {
+        if self.head == self.tail {
+            self.tail = self.ring.tail.0.load(Ordering::Acquire);
+            if self.head == self.tail {
+                return None;
+            }
+        }
+        if self.head == self.end {
+            // SAFETY: the first item of the submission is published, hence its end too.
+            self.end = unsafe { self.ring.end(self.finished).take() };
+        }
+        // SAFETY: published, and `head` passes each item once.
+        let item = unsafe { self.ring.slot(self.head).take() };
+        self.head += 1;
+        Some(item)
+    }
+
+    /// Says that the items taken so far are finished. Must be called before the first item
+    /// of the next submission is taken. Returns whether a submission ended here.
+    #[inline]
+    pub fn finish(&mut self) -> bool {
+        let ended = self.head == self.end;
+        if ended {
+            self.finished += 1;
+        }
+        ended
+    }
+
+    /// Gives the slots of finished submissions back, and lets everybody know that what they
+    /// wrote is visible.
+    #[inline]
+    pub fn retire(&mut self) {
+        if self.retired != self.finished {
+            self.retired = self.finished;
+            self.ring.retired.0.store(self.retired, Ordering::Release);
+        }
+    }
+
+    /// Whether finished submissions are not retired yet.
+    #[inline]
+    pub fn owes(&self) -> bool {
+        self.retired != self.finished
+    }
+
+    /// Whether nothing is published that was not taken.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail && self.ring.tail.0.load(Ordering::Acquire) == self.tail
+    }
+}
+
+impl<T, F: Family> Drop for Consumer<T, F> {
+    /// Drops what is published and never ran. What is published later stays in the ring.
+    fn drop(&mut self) {
+        while self.next().is_some() {
+            self.finish();
+        }
+    }
+}
+
+impl<T, F: Family> std::fmt::Debug for Ring<T, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("bound", &self.bound)
+            .field("retired", &self.retired())
+            .finish_non_exhaustive()
+    }
+}

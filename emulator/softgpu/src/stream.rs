@@ -1,0 +1,501 @@
+//! Streams: where the host enqueues.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gds_step::Time;
+
+use crate::event::{Event, Mark};
+use crate::gpu::{Core, Gpu};
+use crate::op::{DATA, Op, Target};
+use crate::queue::{Producer, Ring, Submission};
+use crate::table::Cache;
+use crate::{DevAddr, Dims, Error, Kernel, LaunchError, MemOp, Object};
+
+/// A queue of operations that the GPU runs in order. Clones share; when the last is dropped,
+/// what is enqueued still runs.
+///
+/// Enqueueing takes no lock that the engine takes, allocates nothing, and blocks only when
+/// the stream is full: it holds at most [`Config::stream_bound`](crate::Config::stream_bound)
+/// unfinished submissions. Threads that enqueue on one stream take turns.
+#[derive(Clone)]
+pub struct Stream(Arc<Handle>);
+
+struct Handle {
+    shared: Arc<Shared>,
+    gpu: Gpu,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Pairs with the engine's acquire load: whoever sees it sees every submission.
+        self.shared.closed.store(true, Ordering::Release);
+    }
+}
+
+/// What a stream's handles and the engine share.
+pub(crate) struct Shared {
+    pub(crate) id: u64,
+    pub(crate) ring: Arc<Ring<Op>>,
+    enqueue: Mutex<Enqueue>,
+    /// No handle is left. Set (release) once, read (acquire) by the engine.
+    pub(crate) closed: AtomicBool,
+}
+
+/// The host's end of the ring, one thread at a time.
+struct Enqueue {
+    producer: Producer<Op>,
+    cache: Cache,
+    capturing: bool,
+}
+
+impl Shared {
+    pub(crate) fn new(id: u64, producer: Producer<Op>) -> Shared {
+        Shared {
+            id,
+            ring: Arc::clone(producer.ring()),
+            enqueue: Mutex::new(Enqueue {
+                producer,
+                cache: Cache::new(),
+                capturing: false,
+            }),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    fn enqueue(&self) -> MutexGuard<'_, Enqueue> {
+        self.enqueue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Submissions enqueued so far.
+    pub(crate) fn submitted(&self) -> u64 {
+        self.enqueue().producer.submitted()
+    }
+}
+
+/// Checks operands of one submission and finds where they are.
+struct Operands<'a> {
+    core: &'a Core,
+    cache: &'a mut Cache,
+}
+
+impl Operands<'_> {
+    #[inline]
+    fn bytes(&mut self, object: Object, addr: DevAddr, len: usize) -> Result<Target, Error> {
+        match self.cache.alias(&self.core.table, addr, len) {
+            Some(ptr) => Ok(Target(ptr)),
+            None => Err(Error::BadAddress { object, addr, len }),
+        }
+    }
+
+    #[inline]
+    fn word(&mut self, n: usize, addr: DevAddr, len: usize) -> Result<Target, Error> {
+        let object = Object::MemOp(n);
+        if !addr.raw().is_multiple_of(len as u64) {
+            let align = len;
+            return Err(Error::Misaligned {
+                object,
+                addr,
+                align,
+            });
+        }
+        self.bytes(object, addr, len)
+    }
+
+    /// Puts the `n`th memory operation of a submission into the ring.
+    #[inline]
+    fn push(&mut self, to: &mut Submission<'_, Op>, n: usize, op: &MemOp) -> Result<(), Error> {
+        let caps = &self.core.caps;
+        let need = |has: bool, what| {
+            if has {
+                Ok(())
+            } else {
+                Err(Error::Unsupported { what })
+            }
+        };
+        let wait = |cond: crate::Cond, flush: bool| {
+            need(
+                caps.nor || cond != crate::Cond::Nor,
+                "waits with the condition NOR",
+            )?;
+            need(caps.flush || !flush, "waits that flush")
+        };
+        let wide = "64-bit memory operations";
+        let op = match *op {
+            MemOp::Write32 {
+                addr,
+                value,
+                fenced,
+            } => Op::Write32 {
+                at: self.word(n, addr, 4)?,
+                value,
+                fenced,
+            },
+            MemOp::Write64 {
+                addr,
+                value,
+                fenced,
+            } => {
+                need(caps.memops64, wide)?;
+                let at = self.word(n, addr, 8)?;
+                Op::Write64 { at, value, fenced }
+            }
+            MemOp::Wait32 {
+                addr,
+                value,
+                mask,
+                cond,
+                flush,
+            } => {
+                wait(cond, flush)?;
+                let at = self.word(n, addr, 4)?;
+                Op::Wait32 {
+                    at,
+                    value,
+                    mask,
+                    cond,
+                    flush,
+                }
+            }
+            MemOp::Wait64 {
+                addr,
+                value,
+                mask,
+                cond,
+                flush,
+            } => {
+                need(caps.memops64, wide)?;
+                wait(cond, flush)?;
+                let at = self.word(n, addr, 8)?;
+                Op::Wait64 {
+                    at,
+                    value,
+                    mask,
+                    cond,
+                    flush,
+                }
+            }
+            MemOp::Copy { addr, ref data } => {
+                if data.is_empty() {
+                    return Ok(());
+                }
+                let at = self.bytes(Object::MemOp(n), addr, data.len())?;
+                let len = data.len() as u8;
+                to.push(Op::Inline { at, len });
+                for part in data.chunks(DATA) {
+                    let mut bytes = [0; DATA];
+                    bytes[..part.len()].copy_from_slice(part);
+                    to.push(Op::Data(bytes));
+                }
+                return Ok(());
+            }
+            MemOp::Fence => Op::Fence,
+            MemOp::FlushRemote => {
+                need(caps.flush, "flushing remote writes")?;
+                Op::FlushRemote
+            }
+        };
+        to.push(op);
+        Ok(())
+    }
+}
+
+/// Ring items of a memory operation.
+#[inline]
+fn items(op: &MemOp) -> usize {
+    match op {
+        MemOp::Copy { data, .. } => 1 + data.len().div_ceil(DATA),
+        _ => 1,
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(shared: Arc<Shared>, gpu: Gpu) -> Stream {
+        Stream(Arc::new(Handle { shared, gpu }))
+    }
+
+    /// Names the stream within its GPU.
+    pub fn id(&self) -> u64 {
+        self.0.shared.id
+    }
+
+    /// The stream's GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    /// Enqueues memory operations as one submission, all or nothing. Waits while the stream
+    /// is full. Nothing to do is no submission.
+    ///
+    /// # Errors
+    /// Too many operations; an operation that the GPU lacks; an address that is misaligned or
+    /// lies in no live memory; the stream is capturing; the GPU has stopped.
+    pub fn submit(&self, ops: &[MemOp]) -> Result<(), Error> {
+        self.submit_ops(ops, true)
+    }
+
+    /// Like [`submit`](Self::submit), but does not wait.
+    ///
+    /// # Errors
+    /// [`Error::StreamFull`], and those of [`submit`](Self::submit).
+    pub fn try_submit(&self, ops: &[MemOp]) -> Result<(), Error> {
+        self.submit_ops(ops, false)
+    }
+
+    #[inline]
+    fn submit_ops(&self, ops: &[MemOp], block: bool) -> Result<(), Error> {
+        let limit = self.0.gpu.core().caps.batch_limit;
+        if ops.len() > limit {
+            let (stream, ops) = (self.id(), ops.len());
+            return Err(Error::BatchTooLong { stream, ops, limit });
+        }
+        let n = ops.iter().map(items).sum();
+        self.enqueue(n, block, |submission, operands| {
+            for (n, op) in ops.iter().enumerate() {
+                operands.push(submission, n, op)?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of `len` bytes, in either kind of memory. What the stream did before
+    /// is visible before it starts.
+    ///
+    /// # Errors
+    /// A range lies in no live memory, or they overlap; otherwise as for
+    /// [`submit`](Self::submit).
+    pub fn copy(&self, dst: DevAddr, src: DevAddr, len: usize) -> Result<(), Error> {
+        if len == 0 {
+            return self.check();
+        }
+        if dst.raw().abs_diff(src.raw()) < len as u64 {
+            return Err(Error::Overlap { dst, src, len });
+        }
+        self.enqueue(1, true, |submission, operands| {
+            let to = operands.bytes(Object::CopyTo, dst, len)?;
+            let from = operands.bytes(Object::CopyFrom, src, len)?;
+            submission.push(Op::Copy { to, from, len });
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Enqueues setting `len` bytes.
+    ///
+    /// # Errors
+    /// The range lies in no live memory; otherwise as for [`submit`](Self::submit).
+    pub fn fill(&self, dst: DevAddr, byte: u8, len: usize) -> Result<(), Error> {
+        if len == 0 {
+            return self.check();
+        }
+        self.enqueue(1, true, |submission, operands| {
+            let to = operands.bytes(Object::Fill, dst, len)?;
+            submission.push(Op::Fill { to, len, byte });
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Enqueues a kernel. `args` are the bytes of its parameters, captured now; addresses in
+    /// them are the kernel's own affair, their memory must live until the launch is enqueued.
+    ///
+    /// # Errors
+    /// `args` are not of the kernel's size; otherwise as for [`submit`](Self::submit).
+    pub fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<(), Error> {
+        let (kernel_name, want, got) = (kernel.name(), kernel.args_len(), args.len());
+        if want > crate::MAX_ARGS {
+            return Err(LaunchError::ArgsTooLarge {
+                kernel: kernel_name,
+                want,
+            }
+            .into());
+        }
+        if want != got {
+            return Err(LaunchError::ArgsLength {
+                kernel: kernel_name,
+                want,
+                got,
+            }
+            .into());
+        }
+        let mut launch = Some(self.0.gpu.core().launches.take(kernel, dims, args));
+        self.enqueue(1, true, |submission, _| {
+            if let Some(launch) = launch.take() {
+                submission.push(Op::Launch(launch));
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Makes `event` mark this place in the stream.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    pub fn record(&self, event: &Event) -> Result<(), Error> {
+        let upto = self.enqueue(1, true, |submission, _| {
+            submission.push(Op::Record);
+            Ok(())
+        })?;
+        let ring = Arc::clone(&self.0.shared.ring);
+        event.set(Mark { ring, upto });
+        Ok(())
+    }
+
+    /// Holds the stream until the place that `event` marks now, in whichever stream, is
+    /// reached.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    pub fn wait_event(&self, event: &Event) -> Result<(), Error> {
+        let own = &self.0.shared.ring;
+        let Some(mark) = event.mark().filter(|m| !Arc::ptr_eq(&m.ring, own)) else {
+            return self.check();
+        };
+        self.enqueue(1, true, |submission, _| {
+            submission.push(Op::WaitEvent {
+                ring: Arc::clone(&mark.ring),
+                upto: mark.upto,
+            });
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Starts a capture. No operation supports it: until it is ended, each is refused with
+    /// [`Error::Capturing`].
+    ///
+    /// # Errors
+    /// The stream is capturing already.
+    pub fn begin_capture(&self) -> Result<(), Error> {
+        let mut enqueue = self.0.shared.enqueue();
+        if enqueue.capturing {
+            return Err(Error::Capturing { stream: self.id() });
+        }
+        enqueue.capturing = true;
+        Ok(())
+    }
+
+    /// Ends the capture, which holds nothing.
+    ///
+    /// # Errors
+    /// The stream is not capturing.
+    pub fn end_capture(&self) -> Result<(), Error> {
+        let mut enqueue = self.0.shared.enqueue();
+        if !enqueue.capturing {
+            return Err(Error::NotCapturing { stream: self.id() });
+        }
+        enqueue.capturing = false;
+        Ok(())
+    }
+
+    /// Whether the stream is capturing.
+    pub fn is_capturing(&self) -> bool {
+        self.0.shared.enqueue().capturing
+    }
+
+    /// Whether everything enqueued so far has completed and is visible.
+    pub fn query(&self) -> bool {
+        self.pending() == 0
+    }
+
+    /// Submissions enqueued so far that have not completed.
+    pub fn pending(&self) -> usize {
+        let submitted = self.0.shared.submitted();
+        // The ring may have retired younger ones meanwhile.
+        submitted.saturating_sub(self.0.shared.ring.retired()) as usize
+    }
+
+    /// Waits until everything enqueued so far has completed and is visible (then `true`), or
+    /// the deadline has passed (then `false`).
+    ///
+    /// # Errors
+    /// The stream is capturing; the GPU has stopped.
+    pub fn synchronize(&self, deadline: Option<Time>) -> Result<bool, Error> {
+        self.check()?;
+        let core = self.0.gpu.core();
+        let ring = &self.0.shared.ring;
+        let target = self.0.shared.submitted();
+        let env = self.0.gpu.env();
+        let mut done = false;
+        env.wait_until(deadline, &mut || {
+            done = ring.retired() >= target;
+            done || core.running().is_err()
+        });
+        if !done {
+            core.running()?;
+        }
+        Ok(done)
+    }
+
+    /// Whether an operation would be refused for the stream's or the GPU's state.
+    fn check(&self) -> Result<(), Error> {
+        self.0.gpu.core().running()?;
+        if self.is_capturing() {
+            return Err(Error::Capturing { stream: self.id() });
+        }
+        Ok(())
+    }
+
+    /// Enqueues what `fill` puts into a submission of at most `items` items. Returns the number
+    /// of submissions so far.
+    #[inline]
+    fn enqueue(
+        &self,
+        items: usize,
+        block: bool,
+        mut fill: impl FnMut(&mut Submission<'_, Op>, &mut Operands<'_>) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
+        let shared = &*self.0.shared;
+        let (core, env) = (self.0.gpu.core(), self.0.gpu.env());
+        loop {
+            let mut guard = shared.enqueue();
+            core.running()?;
+            let Enqueue {
+                producer,
+                cache,
+                capturing,
+            } = &mut *guard;
+            if *capturing {
+                return Err(Error::Capturing { stream: shared.id });
+            }
+            let submitted = match producer.begin(items) {
+                Some(mut submission) => {
+                    fill(&mut submission, &mut Operands { core, cache })?;
+                    Some(submission.publish())
+                }
+                None => None,
+            };
+            drop(guard);
+            if let Some(submitted) = submitted {
+                env.ring();
+                return Ok(submitted);
+            }
+            if !block {
+                let (stream, bound) = (shared.id, core.stream_bound);
+                return Err(Error::StreamFull { stream, bound });
+            }
+            // No lock is held while others step.
+            env.wait_until(None, &mut || {
+                core.running().is_err() || shared.enqueue().producer.begin(items).is_some()
+            });
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("id", &self.id())
+            .field("pending", &self.pending())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {}", self.id)
+    }
+}
