@@ -29,7 +29,14 @@ fn cpu(name: &str) -> Duration {
 #[test]
 fn parked_threads_use_no_processor_time() {
     const WHILE: Duration = Duration::from_millis(400);
-    let live = Live::new(LiveConfig::default()).unwrap();
+    // Naps long enough that waking up costs little on any machine.
+    let (nap, watch) = (Duration::from_millis(5), Duration::from_millis(5));
+    let live = Live::new(LiveConfig {
+        nap,
+        watch,
+        ..LiveConfig::default()
+    })
+    .unwrap();
     // All three threads exist and once had work.
     for lane in [Lane::Device, Lane::Watch, Lane::Proxy] {
         let id = live.attach(lane, Box::new(Idle));
@@ -67,6 +74,6 @@ fn parked_threads_use_no_processor_time() {
     std::thread::sleep(WHILE);
     for (name, before) in threads.iter().zip(before) {
         let used = cpu(name) - before;
-        assert!(used < WHILE / 2, "{name} used {used:?} of {WHILE:?}");
+        assert!(used < WHILE / 4, "{name} used {used:?} of {WHILE:?}");
     }
 }

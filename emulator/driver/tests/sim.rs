@@ -226,6 +226,44 @@ fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
 }
 
 #[test]
+fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
+    sim::seeds(50, |seed| {
+        let mut sim = Sim::new(SimConfig::seed(seed));
+        let host = sim.host();
+        let (from, to) = (word(), word());
+        host.attach(Lane::Device, wire("wire", &from, &to));
+        sim.rank("busy", move || {
+            let mut tries = 0;
+            let came = host.wait_until(Some(Time::from_nanos(1_000_000_000)), &mut || {
+                tries += 1;
+                // The first time it is found idle, and it does not ring.
+                from.fetch_add(u64::from(tries == 2), Ordering::Relaxed);
+                get(&to) == 1
+            });
+            assert!(came);
+        });
+        sim.run()
+    });
+}
+
+#[test]
+fn even_a_wait_for_the_past_gives_way_once() {
+    let mut sim = Sim::new(SimConfig::seed(17));
+    let host = sim.host();
+    sim.rank("poller", move || {
+        for _ in 0..100 {
+            let mut tries = 0;
+            let came = host.wait_until(Some(Time::ZERO), &mut || {
+                tries += 1;
+                false
+            });
+            assert_eq!((came, tries), (false, 2));
+        }
+    });
+    sim.run().unwrap();
+}
+
+#[test]
 fn worlds_within_worlds_and_other_threads() {
     let mut sim = Sim::new(SimConfig::seed(13));
     let host = sim.host();

@@ -470,6 +470,22 @@ mod tests {
     }
 
     #[test]
+    fn patience_ends_even_the_longest_starvation() {
+        let mut s = scheduler(1);
+        (0..3).for_each(|id| s.add(id, format!("m{id}"), false));
+        (s.mood, s.mood_ends, s.needless) = (Mood::Starve(2), u64::MAX, 0);
+        let mut had = [0; 3];
+        for _ in 0..10 * s.patience {
+            let Pick::Actor { id, .. } = s.pick(true, None) else {
+                panic!("all are busy")
+            };
+            s.answered(id, Step::Progress);
+            had[id as usize] += 1;
+        }
+        assert!((9..=10).contains(&had[2]), "{had:?}");
+    }
+
+    #[test]
     fn the_clock_jumps_to_the_earliest_deadline_and_then_nobody_is_left() {
         let mut s = scheduler(7);
         s.add(0, "late".into(), false);
