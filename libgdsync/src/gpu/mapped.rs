@@ -33,10 +33,6 @@ impl Mapped {
         self.len
     }
 
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
-    }
-
     /// The part of `len` bytes from `offset`.
     pub fn part(&self, offset: usize, len: usize) -> Mapped {
         self.check(offset, len, 1);

@@ -137,7 +137,9 @@ impl Gpu {
     /// # Errors
     /// The operating system gave no thread or memory file.
     pub fn soft() -> Result<Gpu> {
-        soft::SoftRuntime::open(gds_driver::live::Live::global(), soft::SoftOptions::default())
+        let live = gds_driver::Live::global()
+            .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).source(e))?;
+        soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }
 
     /// A software GPU on a driver of the caller's choice, with capabilities switched.
@@ -228,14 +230,22 @@ impl Gpu {
     }
 
     /// Runs `batch` on `stream`: rewritten to what the runtime can do, cut at its limit,
-    /// traced. `scratch` keeps its memory for the next call.
-    pub(crate) fn submit(&self, stream: &Stream, batch: &Batch, scratch: &mut Batch) -> Result<()> {
+    /// traced. `scratch` keeps its memory for the next call; `submitted` is set once the stream
+    /// has taken something.
+    pub(crate) fn submit(
+        &self,
+        stream: &Stream,
+        batch: &Batch,
+        scratch: &mut Batch,
+        submitted: &mut bool,
+    ) -> Result<()> {
         scratch.clear();
         legal::rewrite(batch, &self.0.caps, scratch)?;
         for range in scratch.split(self.0.caps.batch_limit)? {
             let ops = &scratch.ops()[range];
             self.0.tracer.submission(stream.id, ops);
             self.0.runtime.submit(&stream.handle, ops)?;
+            *submitted = true;
         }
         Ok(())
     }
@@ -312,7 +322,8 @@ impl Stream {
     /// [`Word32`] and [`Span`] in a list need no such promise.)
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
         self.check(&self.gpu, "submit batch")?;
-        self.gpu.submit(self, batch, &mut Batch::with_capacity(batch.len() + 8))
+        let mut scratch = Batch::with_capacity(batch.len() + 8);
+        self.gpu.submit(self, batch, &mut scratch, &mut false)
     }
 
     /// Enqueues a kernel. `args` are the bytes of its parameter structure.

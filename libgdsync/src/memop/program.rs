@@ -31,6 +31,9 @@ pub enum Code {
     /// Waits for the completion `value` (signed) positions ahead of where the waiter, whose
     /// state is at `at`, stands; `extra` 1 announces that it has passed.
     WaitCompletion = 7,
+    /// Waits until the completion entry whose last dword is at `at` is a success with owner
+    /// bit `value`: for runtimes whose memory operations cannot test it.
+    WaitEntry = 8,
 }
 
 /// One operation, as the kernel reads it.
@@ -68,6 +71,7 @@ impl ProgramOp {
             5 => "post",
             6 => "post-receive",
             7 => "wait-completion",
+            8 => "wait-entry",
             _ => "nothing",
         }
     }
@@ -129,7 +133,7 @@ impl Program {
     /// beside waits (of other waiters), unfenced writes beside unfenced writes.
     pub fn push(&mut self, code: Code, at: u64, value: u64, extra: u64, fenced: bool) {
         let group = match code {
-            Code::Wait32 | Code::Wait64 | Code::WaitCompletion => Group::Waits,
+            Code::Wait32 | Code::Wait64 | Code::WaitCompletion | Code::WaitEntry => Group::Waits,
             Code::Write32 | Code::Write64 => Group::Writes,
             Code::Post | Code::PostReceive => Group::Alone,
         };
@@ -137,7 +141,7 @@ impl Program {
             None => 0,
             Some(last) => {
                 let before = match last.code {
-                    3 | 4 | 7 => Group::Waits,
+                    3 | 4 | 7 | 8 => Group::Waits,
                     1 | 2 => Group::Writes,
                     _ => Group::Alone,
                 };

@@ -71,7 +71,10 @@ impl<M: RingMemory> CompletionRing<M> {
             next: start,
             completed: start,
             tickets: vec![0; 1 << log_entries].into(),
-            waiters: [Waiter::default(); WAITERS],
+            waiters: [Waiter {
+                next: start,
+                ..Waiter::default()
+            }; WAITERS],
             needed: [[None; WAITERS]; QUARTERS as usize],
         };
         let op_own = match mutant::on(Mutant::PresetF0) {

@@ -70,6 +70,13 @@ pub struct PostMark {
     last_poster: Option<Poster>,
 }
 
+impl PostMark {
+    /// Requests below had been posted.
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+}
+
 impl<H: Default> Fifo<H> {
     /// An empty queue of `room` basic blocks (a power of two) whose first block has index `start`.
     pub fn new(room: u32, start: u32) -> Fifo<H> {

@@ -13,6 +13,8 @@ pub mod recv;
 pub mod send;
 
 #[cfg(test)]
+mod loom_tests;
+#[cfg(test)]
 mod tests;
 
 pub use cq::CompletionRing;

@@ -1,8 +1,9 @@
 //! The send queue: work queue entries in a ring of 64-byte basic blocks.
 
+use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{self, BASIC_BLOCK, SEGMENT, SegmentSink, SendWqe};
 
-use super::fifo::{Fifo, PostMark, Poster, Ticket};
+use super::fifo::{Fifo, PostMark, Poster, Slot, Ticket};
 use super::{CompletionRing, Refusal, RingMemory};
 
 /// A send queue and the completion queue that belongs to it alone.
@@ -27,6 +28,24 @@ pub struct Posted {
     pub edge: Option<u32>,
     /// Work queue entries that this post adds.
     pub entries: u32,
+}
+
+/// Which segments of an entry hold what.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// The remote address segment.
+    pub remote: Option<usize>,
+    first_data: usize,
+    segments: usize,
+    inline: bool,
+}
+
+impl Layout {
+    /// The data segment with this number.
+    pub fn data(&self, i: usize) -> Option<usize> {
+        let segment = self.first_data.checked_add(i)?;
+        (!self.inline && segment < self.segments).then_some(segment)
+    }
 }
 
 /// Writes segments into the ring, wrapping at its end.
@@ -138,15 +157,52 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         let before = self.fifo.posted();
         let edge = self.fifo.post(ticket.0, poster)?;
         let start = self.fifo.slot(ticket.0).map_or(0, |s| s.start);
-        let control = self.memory.load_segment(self.offset(start));
-        let mut doorbell = [0; 8];
-        doorbell.copy_from_slice(&control[..8]);
         Ok(Posted {
             index: self.fifo.posted_head(),
-            doorbell,
+            doorbell: self.doorbell(start),
             edge,
             entries: (ticket.0 + 1 - before) as u32,
         })
+    }
+
+    /// What to ring for the posted requests below `upto`; `None` if there are none in flight.
+    pub fn ring_for(&self, upto: u64) -> Option<Posted> {
+        let newest = upto.min(self.fifo.posted()).checked_sub(1)?;
+        let slot = self.fifo.slot(newest)?;
+        Some(Posted {
+            index: slot.start.wrapping_add(slot.blocks),
+            doorbell: self.doorbell(slot.start),
+            edge: None,
+            entries: 0,
+        })
+    }
+
+    /// Which segments of the request's entry hold what. `None` for a hole.
+    pub fn layout(&self, slot: &Slot<H>) -> Option<Layout> {
+        let control = self.memory.load_segment(self.offset(slot.start));
+        let opcode = SendOpcode(control[3]);
+        let (remote, first_data) = match opcode {
+            SendOpcode::SEND | SendOpcode::SEND_IMM => (None, 1),
+            SendOpcode::RDMA_WRITE | SendOpcode::RDMA_WRITE_IMM | SendOpcode::RDMA_READ => (Some(1), 2),
+            SendOpcode::ATOMIC_CS | SendOpcode::ATOMIC_FA => (Some(1), 3),
+            _ => return None,
+        };
+        let segments = usize::from(slot.segments);
+        let ring = self.fifo.room() as usize * BASIC_BLOCK;
+        let first = self.memory.load_segment((self.offset(slot.start) + first_data * SEGMENT) % ring);
+        Some(Layout {
+            remote,
+            first_data,
+            segments,
+            inline: segments > first_data && first[0] & 0x80 != 0,
+        })
+    }
+
+    fn doorbell(&self, start: u32) -> [u8; 8] {
+        let control = self.memory.load_segment(self.offset(start));
+        let mut doorbell = [0; 8];
+        doorbell.copy_from_slice(&control[..8]);
+        doorbell
     }
 
     /// See [`Fifo::mark`].

@@ -1,0 +1,351 @@
+//! The soft GPU as a runtime: a thin layer over the crate `softgpu`.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gds_step::{Host, Lane, MachineId, Time};
+
+use super::{Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle, sealed};
+use crate::error::{Error, Kind, Result};
+use crate::memop::{Caps, Condition, DevicePtr, Op};
+
+/// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
+static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
+
+/// How a soft GPU is made. The defaults are those of a GPU of today under CUDA: 64-bit memory
+/// operations, NOR and flush, no masks, 255 operations a batch.
+#[derive(Clone, Debug)]
+pub struct SoftOptions {
+    /// What its streams can do.
+    pub caps: Caps,
+    /// Submissions that one stream holds; the next one blocks.
+    pub stream_bound: usize,
+    /// Waiting streams that stop all others.
+    pub channels: usize,
+    /// Weak memory on purpose, with its seed.
+    pub weak: Option<softgpu::Weak>,
+}
+
+impl Default for SoftOptions {
+    fn default() -> SoftOptions {
+        SoftOptions {
+            caps: Caps {
+                memops64: true,
+                nor: true,
+                mask: false,
+                flush: true,
+                inline_copy: false,
+                fence: true,
+                kernels: true,
+                batch_limit: 255,
+            },
+            stream_bound: 1024,
+            channels: 8,
+            weak: None,
+        }
+    }
+}
+
+/// The memory behind a region.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    Device(softgpu::DeviceMemory),
+    Pinned(softgpu::PinnedMemory),
+    Host(softgpu::HostRegistration),
+}
+
+impl Backing {
+    /// The memory as a NIC of this machine sees it.
+    pub fn window(&self) -> softgpu::Window {
+        match self {
+            Backing::Device(m) => m.window(),
+            Backing::Pinned(m) => m.window(),
+            Backing::Host(m) => m.window(),
+        }
+    }
+}
+
+/// The CPU's own mapping of device memory.
+pub(crate) struct View {
+    mapped: Mapped,
+    /// Keeps the mapping that `mapped` points into.
+    _view: softgpu::CpuView,
+}
+
+impl View {
+    pub fn of(backing: &Backing) -> Result<View> {
+        let Backing::Device(memory) = backing else {
+            return Err(Error::new(
+                "map device memory for the CPU",
+                Kind::Invalid,
+                "host memory needs no mapping",
+            ));
+        };
+        let view = memory
+            .map_cpu()
+            .map_err(|e| system("map device memory for the CPU", &e))?;
+        let base = pointer(view.as_ptr())?;
+        // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
+        // `mapped` is only handed out as copies used while the region lives.
+        let mapped = unsafe { Mapped::new(base, memory.len()) };
+        Ok(View {
+            mapped,
+            _view: view,
+        })
+    }
+
+    pub fn mapped(&self) -> Mapped {
+        self.mapped
+    }
+}
+
+/// The runtime: one software GPU.
+#[derive(Debug)]
+pub(crate) struct SoftRuntime {
+    gpu: softgpu::Gpu,
+    host: Arc<dyn Host>,
+    engine: MachineId,
+    caps: Caps,
+    name: String,
+    program: Option<Kernel>,
+}
+
+impl SoftRuntime {
+    pub fn open(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
+        let name = format!("gpu{}", NEXT_GPU.fetch_add(1, Ordering::Relaxed));
+        let config = softgpu::Config {
+            name: name.clone(),
+            caps: softgpu::Caps {
+                memops64: options.caps.memops64,
+                nor: options.caps.nor,
+                flush: options.caps.flush,
+                batch_limit: options.caps.batch_limit,
+            },
+            stream_bound: options.stream_bound,
+            channels: options.channels,
+            weak: options.weak,
+            ..softgpu::Config::default()
+        };
+        let env: Arc<dyn Host> = Arc::clone(&host);
+        let (gpu, engine) = softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
+        let engine = host.attach(Lane::Device, Box::new(engine));
+        let program = options.caps.kernels.then(crate::kernels::program);
+        Ok(Gpu::from_runtime(Box::new(SoftRuntime {
+            gpu,
+            host,
+            engine,
+            caps: options.caps,
+            name: format!("soft {name}"),
+            program,
+        })))
+    }
+
+    fn soft<'s>(&self, stream: &'s StreamHandle) -> &'s softgpu::Stream {
+        match stream {
+            StreamHandle::Soft(stream) => stream,
+        }
+    }
+}
+
+impl Drop for SoftRuntime {
+    fn drop(&mut self) {
+        self.host.detach(self.engine);
+    }
+}
+
+impl sealed::Sealed for SoftRuntime {}
+
+impl Runtime for SoftRuntime {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    fn host(&self) -> &Arc<dyn Host> {
+        &self.host
+    }
+
+    #[allow(private_interfaces)]
+    fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation> {
+        match kind {
+            MemoryKind::Device => {
+                let memory = self
+                    .gpu
+                    .alloc_device(len)
+                    .map_err(|e| system("allocate device memory", &e))?;
+                Ok(Allocation {
+                    addr: DevicePtr(memory.addr().raw()),
+                    len,
+                    cpu: None,
+                    backing: Backing::Device(memory),
+                })
+            }
+            MemoryKind::Pinned => {
+                let memory = self
+                    .gpu
+                    .alloc_pinned(len)
+                    .map_err(|e| system("allocate pinned memory", &e))?;
+                let base = pointer(memory.as_ptr())?;
+                Ok(Allocation {
+                    addr: DevicePtr(memory.addr().raw()),
+                    len,
+                    // SAFETY: the memory is at least `len` bytes and lives in `backing`, beside
+                    // this; the region hands out copies only while it lives.
+                    cpu: Some(unsafe { Mapped::new(base, len) }),
+                    backing: Backing::Pinned(memory),
+                })
+            }
+        }
+    }
+
+    #[allow(private_interfaces)]
+    unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation> {
+        // SAFETY: the caller promises that the memory outlives the registration.
+        let memory = unsafe { self.gpu.register_host(ptr, len) }
+            .map_err(|e| system("register host memory", &e))?;
+        let base = pointer(ptr)?;
+        Ok(Allocation {
+            addr: DevicePtr(memory.addr().raw()),
+            len,
+            // SAFETY: as the caller promises.
+            cpu: Some(unsafe { Mapped::new(base, len) }),
+            backing: Backing::Host(memory),
+        })
+    }
+
+    fn new_stream(&self) -> Result<StreamHandle> {
+        let stream = self.gpu.stream().map_err(|e| system("make stream", &e))?;
+        Ok(StreamHandle::Soft(stream))
+    }
+
+    fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()> {
+        // Small batches are the hot ones: they should not pay for an array of the largest.
+        match ops.len() {
+            0 => Ok(()),
+            1..=8 => submit_array::<8>(self.soft(stream), ops),
+            9..=40 => submit_array::<40>(self.soft(stream), ops),
+            _ => submit_array::<255>(self.soft(stream), ops),
+        }
+    }
+
+    fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+        let KernelCode::Soft(kernel) = &kernel.0;
+        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
+            .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
+        self.soft(stream)
+            .launch(kernel, dims, args)
+            .map_err(|e| system("launch kernel", &e))
+    }
+
+    fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize) -> Result<()> {
+        self.soft(stream)
+            .copy(softgpu::DevAddr::from_raw(to.0), softgpu::DevAddr::from_raw(from.0), len)
+            .map_err(|e| system("enqueue copy", &e))
+    }
+
+    fn capturing(&self, stream: &StreamHandle) -> Result<bool> {
+        Ok(self.soft(stream).is_capturing())
+    }
+
+    fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool> {
+        self.soft(stream)
+            .synchronize(deadline)
+            .map_err(|e| system("synchronize stream", &e))
+    }
+
+    fn program_kernel(&self) -> Option<&Kernel> {
+        self.program.as_ref()
+    }
+}
+
+fn submit_array<const N: usize>(stream: &softgpu::Stream, ops: &[Op]) -> Result<()> {
+    let mut soft = [const { softgpu::MemOp::Fence }; N];
+    let Some(used) = soft.get_mut(..ops.len()) else {
+        let what = format!("{} operations", ops.len());
+        return Err(Error::new("submit batch", Kind::Unsupported, what).limit(N as u64));
+    };
+    for (to, op) in used.iter_mut().zip(ops) {
+        *to = translate(op)?;
+    }
+    stream.submit(used).map_err(|e| system("submit batch", &e))
+}
+
+fn translate(op: &Op) -> Result<softgpu::MemOp> {
+    let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
+    let cond = |c: Condition| match c {
+        Condition::Geq => softgpu::Cond::Geq,
+        Condition::Eq => softgpu::Cond::Eq,
+        Condition::And => softgpu::Cond::And,
+        Condition::Nor => softgpu::Cond::Nor,
+    };
+    Ok(match *op {
+        Op::Write32 { at, value, fenced } => softgpu::MemOp::Write32 {
+            addr: addr(at),
+            value,
+            fenced,
+        },
+        Op::Write64 { at, value, fenced } => softgpu::MemOp::Write64 {
+            addr: addr(at),
+            value,
+            fenced,
+        },
+        Op::Wait32 {
+            at,
+            value,
+            mask,
+            condition,
+            flush,
+        } => softgpu::MemOp::Wait32 {
+            addr: addr(at),
+            value,
+            mask,
+            cond: cond(condition),
+            flush,
+        },
+        Op::Wait64 {
+            at,
+            value,
+            mask,
+            condition,
+            flush,
+        } => softgpu::MemOp::Wait64 {
+            addr: addr(at),
+            value,
+            mask,
+            cond: cond(condition),
+            flush,
+        },
+        Op::Copy { at, data } => softgpu::MemOp::Copy {
+            addr: addr(at),
+            data: softgpu::InlineData::new(data.bytes()).map_err(|e| system("submit batch", &e))?,
+        },
+        Op::Fence => softgpu::MemOp::Fence,
+        Op::Flush => softgpu::MemOp::FlushRemote,
+    })
+}
+
+fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {
+    NonNull::new(ptr).ok_or_else(|| Error::new("map memory", Kind::System, "a null mapping"))
+}
+
+/// What the soft GPU refused, in this crate's terms.
+fn system(operation: &'static str, e: &softgpu::Error) -> Error {
+    use softgpu::Error as E;
+    let kind = match e {
+        E::Unsupported { .. } | E::Capturing { .. } | E::BatchTooLong { .. } => Kind::Unsupported,
+        E::BadAddress { .. }
+        | E::Misaligned { .. }
+        | E::Launch(_)
+        | E::BadLength { .. }
+        | E::Overlap { .. }
+        | E::InlineTooLong { .. }
+        | E::AlreadyRegistered { .. } => Kind::Invalid,
+        E::StreamFull { .. } => Kind::QueueFull,
+        _ => Kind::System,
+    };
+    Error::new(operation, kind, e.to_string()).source(e.clone())
+}

@@ -1,0 +1,379 @@
+//! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gds_driver::Live;
+use gds_step::{Bell, Host, Lane, MachineId, Shared};
+use vmlx5::dma::{Dma, DmaFault};
+use vmlx5::fabric::hub::Hub;
+use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
+
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Region};
+use crate::rdma::{Access, QpAddress};
+
+/// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
+static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
+
+/// Reads and atomics that one queue pair keeps outstanding.
+const MAX_RD_ATOMIC: u8 = 16;
+
+/// What connects virtual NICs.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Fabric {
+    /// Processes of one host, by shared memory.
+    #[default]
+    Host,
+    /// NICs of one process that share this hub; with its links under the hub's control.
+    Hub(Hub),
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fabric::Host => "host",
+            Fabric::Hub(_) => "hub",
+        })
+    }
+}
+
+/// How a virtual NIC is made.
+#[derive(Clone, Debug, Default)]
+pub struct EmulatedOptions {
+    /// What it is plugged into.
+    pub fabric: Fabric,
+}
+
+/// The keys of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MrKeys {
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// The objects of one queue pair on the NIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpObjects {
+    pub qpn: u32,
+    send_cq: vmlx5::Cqn,
+    recv_cq: vmlx5::Cqn,
+    uar: vmlx5::UarId,
+}
+
+/// The memory of a queue pair: regions, offsets in them, sizes.
+pub(crate) struct QpRings<'a> {
+    pub uar: (&'a Region, u64),
+    pub record: (&'a Region, u64),
+    /// Basic blocks.
+    pub send_ring: (&'a Region, u64, u32),
+    /// Entries, and bytes of each.
+    pub recv_ring: (&'a Region, u64, u32, u32),
+    /// Logarithm of the entries.
+    pub send_cq: (&'a Region, u64, u8),
+    pub recv_cq: (&'a Region, u64, u8),
+    pub access: Access,
+    pub start: u32,
+}
+
+/// One virtual NIC and the driver that steps it.
+pub(crate) struct EmulatedNic {
+    nic: Shared<vmlx5::Nic>,
+    machine: MachineId,
+    host: Arc<dyn Host>,
+    name: String,
+    node: vmlx5::NodeId,
+    access: std::sync::Mutex<std::collections::BTreeMap<u32, Access>>,
+}
+
+/// Memory of the soft GPU or the host, as the NIC sees it.
+struct BusSpan(softgpu::Window);
+
+impl BusSpan {
+    fn of(region: &Region) -> Arc<dyn Dma> {
+        Arc::new(BusSpan(region.backing().window()))
+    }
+}
+
+fn fault(f: softgpu::Fault) -> DmaFault {
+    DmaFault {
+        offset: f.offset,
+        len: f.len as u64,
+        limit: f.limit as u64,
+    }
+}
+
+impl Dma for BusSpan {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
+        self.0.read(offset, into).map_err(fault)
+    }
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
+        self.0.write(offset, from).map_err(fault)
+    }
+    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
+        self.0.load32(offset).map_err(fault)
+    }
+    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
+        self.0.load64(offset).map_err(fault)
+    }
+    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
+        self.0.store32(offset, value).map_err(fault)
+    }
+    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
+        self.0.swap64(offset, value).map_err(fault)
+    }
+    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
+        self.0.compare_swap64(offset, current, new).map_err(fault)
+    }
+    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
+        self.0.fetch_add64(offset, add).map_err(fault)
+    }
+}
+
+impl EmulatedNic {
+    pub fn open(gpu: &Gpu, options: EmulatedOptions) -> Result<EmulatedNic> {
+        const OPERATION: &str = "open emulated device";
+        let name = format!("nic{}", NEXT_NIC.fetch_add(1, Ordering::Relaxed));
+        let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.fabric {
+            Fabric::Hub(hub) => Box::new(hub.port()),
+            Fabric::Host => {
+                let fail = |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
+                let live = Live::global().map_err(|e| fail(&e))?;
+                let fd = live.bell().fd();
+                let fd = std::os::fd::AsFd::as_fd(&fd)
+                    .try_clone_to_owned()
+                    .map_err(|e| fail(&e))?;
+                let bell = Bell::open(fd).map_err(|e| fail(&e))?;
+                let fabric = ShmFabric::open(ShmConfig::default(), Arc::new(bell)).map_err(|e| fail(&e))?;
+                Box::new(fabric)
+            }
+        };
+        let node = fabric.node();
+        let config = vmlx5::NicConfig {
+            name: name.clone(),
+            ..vmlx5::NicConfig::default()
+        };
+        let nic = Shared::new(vmlx5::Nic::new(config, fabric));
+        let host = Arc::clone(gpu.host());
+        let machine = host.attach(Lane::Device, Box::new(nic.clone()));
+        Ok(EmulatedNic {
+            nic,
+            machine,
+            host,
+            name,
+            node,
+            access: std::sync::Mutex::default(),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn node(&self) -> u64 {
+        self.node.0
+    }
+
+    pub fn host(&self) -> &Arc<dyn Host> {
+        &self.host
+    }
+
+    pub fn alloc_pd(&self) -> Result<u32> {
+        let pd = self.nic.with(|nic| nic.alloc_pd()).map_err(|e| refused("allocate pd", e))?;
+        Ok(pd.number())
+    }
+
+    pub fn dealloc_pd(&self, id: u32) {
+        // Registrations and queue pairs hold it, so it is in use by nobody.
+        let _ = self.nic.with(|nic| nic.dealloc_pd(vmlx5::PdId::from_number(id)));
+    }
+
+    pub fn reg_mr(&self, pd: u32, region: &Region, access: Access) -> Result<MrKeys> {
+        let attr = vmlx5::MrAttr {
+            pd: vmlx5::PdId::from_number(pd),
+            va: region.addr().0,
+            len: region.len() as u64,
+            access: rights(access),
+            mem: BusSpan::of(region),
+            mem_offset: 0,
+        };
+        let keys = self
+            .nic
+            .with(|nic| nic.reg_mr(attr))
+            .map_err(|e| refused("register memory", e))?;
+        Ok(MrKeys {
+            lkey: keys.lkey,
+            rkey: keys.rkey,
+        })
+    }
+
+    pub fn dereg_mr(&self, keys: MrKeys) {
+        // The key is ours and given back once: the NIC has no reason to refuse.
+        let _ = self.nic.with(|nic| nic.dereg_mr(keys.lkey));
+    }
+
+    pub fn create_qp(&self, pd: u32, rings: &QpRings<'_>) -> Result<QpObjects> {
+        let fail = |e| refused("create queue pair", e);
+        let start = rings.start;
+        let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
+            mem: BusSpan::of(region),
+            offset,
+            log_entries,
+            record: None,
+            ignore_overrun: true,
+            start,
+        };
+        let (send_cq, recv_cq) = (cq(rings.send_cq), cq(rings.recv_cq));
+        let (uar_mem, uar_offset) = (BusSpan::of(rings.uar.0), rings.uar.1);
+        let sq = vmlx5::SqAttr {
+            mem: BusSpan::of(rings.send_ring.0),
+            offset: rings.send_ring.1,
+            log_blocks: rings.send_ring.2.trailing_zeros() as u8,
+        };
+        let rq = vmlx5::RqAttr {
+            mem: BusSpan::of(rings.recv_ring.0),
+            offset: rings.recv_ring.1,
+            log_entries: rings.recv_ring.2.trailing_zeros() as u8,
+            stride: rings.recv_ring.3,
+        };
+        let record = (BusSpan::of(rings.record.0), rings.record.1);
+        let pd = vmlx5::PdId::from_number(pd);
+        let objects = self.nic.with(|nic| {
+            let uar = nic.alloc_uar(uar_mem, uar_offset)?;
+            let send_cq = nic.create_cq(send_cq)?;
+            let recv_cq = nic.create_cq(recv_cq)?;
+            let qpn = nic.create_qp(vmlx5::QpAttr {
+                pd,
+                uar,
+                send_cq,
+                recv_cq,
+                sq,
+                rq: Some(rq),
+                record,
+                uidx: 0,
+                sq_start: start as u16,
+                rq_start: start as u16,
+            })?;
+            Ok(QpObjects {
+                qpn: qpn.0,
+                send_cq,
+                recv_cq,
+                uar,
+            })
+        });
+        let objects = objects.map_err(fail)?;
+        self.rights().insert(objects.qpn, rings.access);
+        Ok(objects)
+    }
+
+    fn rights(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<u32, Access>> {
+        self.access.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub fn connect_qp(&self, qpn: u32, peer: &QpAddress) -> Result<()> {
+        let access = self.rights().get(&qpn).copied().unwrap_or_default();
+        let id = vmlx5::Qpn(qpn);
+        self.nic
+            .with(|nic| {
+                nic.modify_qp(id, vmlx5::Modify::Init { access: remote_rights(access) })?;
+                nic.modify_qp(
+                    id,
+                    vmlx5::Modify::Rtr {
+                        remote: vmlx5::NodeId(peer.node),
+                        remote_qpn: vmlx5::Qpn(peer.qpn),
+                        rq_psn: 0,
+                        max_dest_rd_atomic: MAX_RD_ATOMIC,
+                    },
+                )?;
+                nic.modify_qp(
+                    id,
+                    vmlx5::Modify::Rts {
+                        sq_psn: 0,
+                        max_rd_atomic: MAX_RD_ATOMIC,
+                    },
+                )
+            })
+            .map_err(|e| refused("connect", e))
+    }
+
+    pub fn modify_to_error(&self, qpn: u32) {
+        // Refused only in state RESET, where nothing is outstanding.
+        let _ = self
+            .nic
+            .with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), vmlx5::Modify::Error));
+        self.host.ring();
+    }
+
+    pub fn reset_qp(&self, qpn: u32) -> Result<()> {
+        self.nic
+            .with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), vmlx5::Modify::Reset))
+            .map_err(|e| refused("reset queue pair", e))
+    }
+
+    /// Where the NIC stands in the completion queues: the next positions it writes.
+    pub fn cq_indices(&self, objects: &QpObjects) -> Result<(u64, u64)> {
+        self.nic
+            .with(|nic| {
+                let send = nic.query_cq(objects.send_cq)?.producer;
+                let recv = nic.query_cq(objects.recv_cq)?.producer;
+                Ok((u64::from(send), u64::from(recv)))
+            })
+            .map_err(|e| refused("query completion queues", e))
+    }
+
+    pub fn destroy_qp(&self, objects: &QpObjects) {
+        // In this order nothing is in use when it goes; the objects are ours alone.
+        self.nic.with(|nic| {
+            let _ = nic.destroy_qp(vmlx5::Qpn(objects.qpn));
+            let _ = nic.destroy_cq(objects.send_cq);
+            let _ = nic.destroy_cq(objects.recv_cq);
+            let _ = nic.free_uar(objects.uar);
+        });
+        self.rights().remove(&objects.qpn);
+    }
+}
+
+impl Drop for EmulatedNic {
+    fn drop(&mut self) {
+        self.host.detach(self.machine);
+    }
+}
+
+fn rights(access: Access) -> vmlx5::Access {
+    let mut out = vmlx5::Access::NONE;
+    for (ours, theirs) in [
+        (Access::LOCAL_WRITE, vmlx5::Access::LOCAL_WRITE),
+        (Access(2), vmlx5::Access::REMOTE_WRITE),
+        (Access::REMOTE_READ, vmlx5::Access::REMOTE_READ),
+        (Access(8), vmlx5::Access::REMOTE_ATOMIC),
+    ] {
+        if access.permits(ours) {
+            out = out | theirs;
+        }
+    }
+    out
+}
+
+fn remote_rights(access: Access) -> vmlx5::Access {
+    rights(Access(access.0 & !1))
+}
+
+fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
+    use vmlx5::NicError as E;
+    use vmlx5::fabric::LinkError;
+    let kind = match &e {
+        E::Link {
+            source: LinkError::Version { .. } | LinkError::Garbage(_) | LinkError::Greeting(_),
+            ..
+        } => Kind::Protocol,
+        E::Transition { .. } => Kind::WrongState,
+        E::Limit { .. } | E::Access { .. } | E::Span { .. } => Kind::Invalid,
+        _ => Kind::System,
+    };
+    Error::new(operation, kind, e.to_string()).source(e)
+}

@@ -1,0 +1,8 @@
+//! Who executes work requests.
+//!
+//! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
+//! and kernels ring directly. [`proxy`] is a CPU thread that rings on behalf of streams and
+//! publishes completions as words, over the same device: the form that any NIC can have.
+
+pub(crate) mod emulated;
+pub(crate) mod proxy;

@@ -1,0 +1,192 @@
+//! Address records: what two peers exchange, by whatever means they have, before they connect.
+//!
+//! All numbers are little-endian. A record starts with a magic and the version of its
+//! format; a reader refuses another version by name.
+
+use crate::error::{Error, Kind, Result};
+
+const MAGIC: [u8; 4] = *b"gds1";
+/// Version of the records and of what the peers speak over the wire.
+pub(crate) const VERSION: u16 = 1;
+/// NICs that one region is registered with.
+const LANES: usize = 4;
+
+/// Where a queue pair can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// The NIC: for the emulated provider the node's number on its fabric.
+    pub node: u64,
+    /// The queue pair's number there.
+    pub qpn: u32,
+}
+
+impl QpAddress {
+    /// Bytes of a record.
+    pub const LEN: usize = 24;
+    const TYPE: u8 = 1;
+
+    /// The record.
+    pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
+        let mut b = [0; QpAddress::LEN];
+        head(&mut b, Self::TYPE);
+        b[8..16].copy_from_slice(&self.node.to_le_bytes());
+        b[16..20].copy_from_slice(&self.qpn.to_le_bytes());
+        b
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// `Protocol` if it is not such a record or of another version, which is then named.
+    pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
+        check(bytes, Self::TYPE, Self::LEN, "read queue pair address")?;
+        Ok(QpAddress {
+            node: u64::from_le_bytes(take(bytes, 8)),
+            qpn: u32::from_le_bytes(take(bytes, 16)),
+        })
+    }
+}
+
+/// Memory of a peer, with the key that each of its NICs has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// Its address, as work requests name it.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Keys by lane (NIC and port); `None` where it is not registered.
+    pub rkeys: [Option<u32>; LANES],
+}
+
+impl RemoteMemory {
+    /// Bytes of a record.
+    pub const LEN: usize = 48;
+    const TYPE: u8 = 2;
+
+    /// The record.
+    pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
+        let mut b = [0; RemoteMemory::LEN];
+        head(&mut b, Self::TYPE);
+        b[8..16].copy_from_slice(&self.addr.to_le_bytes());
+        b[16..24].copy_from_slice(&self.len.to_le_bytes());
+        for (lane, key) in self.rkeys.iter().enumerate() {
+            b[24] |= u8::from(key.is_some()) << lane;
+            b[28 + 4 * lane..32 + 4 * lane].copy_from_slice(&key.unwrap_or(0).to_le_bytes());
+        }
+        b
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// As [`QpAddress::from_bytes`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<RemoteMemory> {
+        check(bytes, Self::TYPE, Self::LEN, "read memory address")?;
+        let mut rkeys = [None; LANES];
+        for (lane, key) in rkeys.iter_mut().enumerate() {
+            let word = u32::from_le_bytes(take(bytes, 28 + 4 * lane));
+            *key = (bytes[24] >> lane & 1 == 1).then_some(word);
+        }
+        Ok(RemoteMemory {
+            addr: u64::from_le_bytes(take(bytes, 8)),
+            len: u64::from_le_bytes(take(bytes, 16)),
+            rkeys,
+        })
+    }
+
+    /// The `len` bytes at `offset`, by the first lane.
+    ///
+    /// # Errors
+    /// `Invalid` outside the memory, `NotRegistered` if the first lane has no key.
+    pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let what = format!("{len} bytes at {offset} of the peer's memory");
+            return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
+        }
+        let rkey = self.rkeys[0].ok_or_else(|| {
+            Error::new("name remote memory", Kind::NotRegistered, "no key for lane 0")
+        })?;
+        Ok(RemoteSpan {
+            addr: self.addr.wrapping_add(offset),
+            rkey,
+        })
+    }
+}
+
+/// Where a one-sided request goes: an address and a key of the peer. Whether the peer agrees
+/// shows when the request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSpan {
+    /// The address.
+    pub addr: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+fn head(b: &mut [u8], kind: u8) {
+    b[..4].copy_from_slice(&MAGIC);
+    b[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    b[6] = kind;
+}
+
+fn check(bytes: &[u8], kind: u8, len: usize, operation: &'static str) -> Result<()> {
+    let fail = |what: String| Err(Error::new(operation, Kind::Protocol, what));
+    if bytes.len() < 8 || bytes[..4] != MAGIC {
+        return fail(format!("{} bytes that are no record of this library", bytes.len()));
+    }
+    let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+    if version != VERSION {
+        return fail(format!("the peer has version {version}, this library version {VERSION}"));
+    }
+    if bytes[6] != kind || bytes.len() != len {
+        return fail(format!("a record of type {} and {} bytes", bytes[6], bytes.len()));
+    }
+    Ok(())
+}
+
+fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_the_trip_and_nothing_else_is_taken_for_one() {
+        let qp = QpAddress {
+            node: 0x1122_3344_5566_7788,
+            qpn: 0x00ab_cdef,
+        };
+        let memory = RemoteMemory {
+            addr: 0x7fff_0000_1000,
+            len: 1 << 40,
+            rkeys: [Some(7), None, Some(0), None],
+        };
+        assert_eq!(QpAddress::from_bytes(&qp.to_bytes()).unwrap(), qp);
+        assert_eq!(RemoteMemory::from_bytes(&memory.to_bytes()).unwrap(), memory);
+        assert!(QpAddress::from_bytes(&memory.to_bytes()).is_err());
+        let mut other = qp.to_bytes();
+        other[4] = 9;
+        let e = QpAddress::from_bytes(&other).unwrap_err();
+        assert_eq!(e.kind(), Kind::Protocol);
+        assert!(e.to_string().contains("version 9") && e.to_string().contains("version 1"), "{e}");
+        for len in 0..QpAddress::LEN {
+            assert!(QpAddress::from_bytes(&qp.to_bytes()[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn spans_stay_inside() {
+        let memory = RemoteMemory {
+            addr: 100,
+            len: 10,
+            rkeys: [Some(7), None, None, None],
+        };
+        assert_eq!(memory.span(4, 6).unwrap(), RemoteSpan { addr: 104, rkey: 7 });
+        assert_eq!(memory.span(4, 7).unwrap_err().limit_value(), Some(10));
+        assert!(memory.span(u64::MAX, 2).is_err());
+    }
+}

@@ -1,0 +1,285 @@
+//! Building a queue pair: its memory, its objects on the NIC, its rings.
+
+use std::sync::Arc;
+
+use mlx5_prm::doorbell;
+use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
+
+use super::core::{EndpointKind, Hold, Place, Places, QpCore, QpState, SidePlaces, WAITER_WORDS};
+use super::{Pd, QpConfig};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
+use crate::memop::trace::Tracer;
+use crate::provider::emulated::{QpObjects, QpRings};
+use crate::ring::cq::{ENTRY, WAITERS};
+use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
+
+/// Bytes of a queue's or a waiter's state for the program kernel (`device/gds_program.hpp`).
+const STATE: usize = 64;
+/// Offset of the producer index in a queue's state.
+pub(super) const STATE_INDEX: usize = 28;
+const STATE_RING: usize = 0;
+const STATE_RECORD: usize = 8;
+const STATE_DOORBELL: usize = 16;
+const STATE_MASK: usize = 24;
+/// A waiter's state.
+const WAITER_CQ: usize = 0;
+const WAITER_PASSED: usize = 8;
+const WAITER_LOG: usize = 16;
+const WAITER_MARKS: usize = 20;
+const WAITER_NEXT: usize = 24;
+
+/// The region of small things: one page is the UAR, the rest is laid out by [`Carver`].
+struct Carver {
+    region: Region,
+    at: usize,
+}
+
+impl Carver {
+    fn take(&mut self, len: usize) -> Result<Place> {
+        let at = self.at.next_multiple_of(64);
+        self.at = at + len;
+        place(&self.region, at, len)
+    }
+}
+
+fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
+    let whole = Place {
+        cpu: region.mapped()?,
+        gpu: region.addr(),
+    };
+    Ok(whole.part(at, len))
+}
+
+/// A queue pair before it is shared.
+pub(super) struct Built {
+    pub core: QpCore,
+    /// The region that the send queue begins.
+    pub ring: Region,
+}
+
+struct Sizes {
+    send_bytes: usize,
+    recv_bytes: usize,
+    stride: usize,
+    send_log: u8,
+    recv_log: u8,
+}
+
+fn sizes(config: &QpConfig) -> Result<Sizes> {
+    let check = |what: &str, n: u32| {
+        if n.is_power_of_two() && (4..=32768).contains(&n) {
+            return Ok(());
+        }
+        let what = format!("{what} of {n}, which is not a power of two from 4 on");
+        Err(Error::new("create queue pair", Kind::Invalid, what).limit(32768u32))
+    };
+    check("a send queue", config.send_blocks)?;
+    check("a receive queue", config.recv_entries)?;
+    if !(1..=16).contains(&config.recv_sges) {
+        let what = format!("receives of {} segments", config.recv_sges);
+        return Err(Error::new("create queue pair", Kind::Invalid, what).limit(16u32));
+    }
+    let stride = SEGMENT * config.recv_sges.next_power_of_two() as usize;
+    // Twice the requests: half the entries are positions, half are room for a failing queue.
+    let log = |n: u32| (2 * n).trailing_zeros() as u8;
+    Ok(Sizes {
+        send_bytes: config.send_blocks as usize * BASIC_BLOCK,
+        recv_bytes: config.recv_entries as usize * stride,
+        stride,
+        send_log: log(config.send_blocks),
+        recv_log: log(config.recv_entries),
+    })
+}
+
+pub(super) fn build(pd: &Pd, config: &QpConfig) -> Result<Built> {
+    let gpu = pd.device().gpu();
+    let nic = Arc::clone(pd.device().nic());
+    let sizes = sizes(config)?;
+    let small = doorbell::PAGE + 8192 + 4 * (config.send_blocks + config.recv_entries) as usize;
+    let control = gpu.alloc(MemoryKind::Pinned, small)?;
+    let ring = gpu.alloc(config.ring_memory, sizes.send_bytes + sizes.recv_bytes)?;
+    let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
+    let cqs = gpu.alloc(config.cq_memory, send_cq + recv_cq)?;
+    let mut carver = Carver {
+        region: control.clone(),
+        at: doorbell::PAGE,
+    };
+    let mut regions = vec![control.clone(), ring.clone(), cqs.clone()];
+    let (record, record_region, record_at) = match config.record_memory {
+        MemoryKind::Pinned => {
+            let record = carver.take(8)?;
+            (record, control.clone(), record.gpu.0 - control.addr().0)
+        }
+        MemoryKind::Device => {
+            let region = gpu.alloc(MemoryKind::Device, 64)?;
+            regions.push(region.clone());
+            (place(&region, 0, 8)?, region, 0)
+        }
+    };
+    let mut side = |ring: Place, cq: Place, requests: u32| -> Result<SidePlaces> {
+        Ok(SidePlaces {
+            ring,
+            cq,
+            passed: carver.take(WAITER_WORDS)?,
+            arrived: carver.take(WAITER_WORDS)?,
+            statuses: carver.take(4 * requests as usize)?,
+            device_state: carver.take(STATE)?,
+            device_waiters: carver.take(STATE * WAITERS)?,
+            done: carver.take(4)?,
+            trigger: carver.take(4)?,
+        })
+    };
+    let send = side(
+        place(&ring, 0, sizes.send_bytes)?,
+        place(&cqs, 0, send_cq)?,
+        config.send_blocks,
+    )?;
+    let recv = side(
+        place(&ring, sizes.send_bytes, sizes.recv_bytes)?,
+        place(&cqs, send_cq, recv_cq)?,
+        config.recv_entries,
+    )?;
+    let places = Places {
+        uar: place(&control, 0, doorbell::PAGE)?,
+        record,
+        error: carver.take(4)?,
+        send,
+        recv,
+    };
+    let objects = nic.create_qp(
+        pd.id(),
+        &QpRings {
+            uar: (&control, 0),
+            record: (&record_region, record_at),
+            send_ring: (&ring, 0, config.send_blocks),
+            recv_ring: (&ring, sizes.send_bytes as u64, config.recv_entries, sizes.stride as u32),
+            send_cq: (&cqs, 0, sizes.send_log),
+            recv_cq: (&cqs, send_cq as u64, sizes.recv_log),
+            access: config.access,
+            start: config.start,
+        },
+    )?;
+    let send = SendQueue::new(
+        places.send.ring.cpu,
+        objects.qpn,
+        config.send_blocks,
+        config.start,
+        completion_ring(&places.send, sizes.send_log, config.start),
+    );
+    let recv = ReceiveQueue::new(
+        places.recv.ring.cpu,
+        config.recv_entries,
+        sizes.stride,
+        config.start,
+        completion_ring(&places.recv, sizes.recv_log, config.start),
+    );
+    write_states(&places, config.send_blocks, sizes.send_log, sizes.recv_log, config.start);
+    name(gpu.tracer(), &objects, &places);
+    let kind = match config.proxy {
+        true => EndpointKind::Proxy,
+        false => EndpointKind::Ring,
+    };
+    Ok(Built {
+        core: QpCore::new(
+            Gpu::clone(gpu),
+            nic,
+            objects,
+            places,
+            kind,
+            config.timeout,
+            regions,
+            send,
+            recv,
+        ),
+        ring,
+    })
+}
+
+fn completion_ring(places: &SidePlaces, log: u8, start: u32) -> CompletionRing<Mapped> {
+    places.done.cpu.store32(0, start);
+    CompletionRing::new(places.cq.cpu, places.passed.cpu, log, u64::from(start))
+}
+
+/// The counters of the program kernel, and the records, as they are before anything is posted.
+fn write_states(places: &Places, blocks: u32, send_log: u8, recv_log: u8, start: u32) {
+    let record = &places.record.cpu;
+    record.store32(doorbell::SND, doorbell::record_value(start));
+    record.store32(doorbell::RCV, doorbell::record_value(start));
+    places.error.cpu.store32(0, 0);
+    for (side, mask, log) in [
+        (&places.send, blocks - 1, send_log),
+        (&places.recv, 0, recv_log),
+    ] {
+        let state = &side.device_state.cpu;
+        state.store64(STATE_RING, side.ring.gpu.0);
+        state.store64(STATE_RECORD, places.record.gpu.0);
+        state.store64(STATE_DOORBELL, places.uar.gpu.0 + doorbell::BF_OFFSET as u64);
+        state.store32(STATE_MASK, mask);
+        state.store32(STATE_INDEX, start);
+        for waiter in 0..WAITERS {
+            let state = side.device_waiters.cpu.part(waiter * STATE, STATE);
+            state.store64(WAITER_CQ, side.cq.gpu.0);
+            state.store64(WAITER_PASSED, side.passed.gpu.0 + 4 * waiter as u64);
+            state.store32(WAITER_LOG, u32::from(log));
+            state.store32(WAITER_MARKS, 0);
+            state.store64(WAITER_NEXT, u64::from(start));
+            side.arrived.cpu.store32(4 * waiter, 0);
+        }
+        for status in 0..side.statuses.cpu.len() / 4 {
+            side.statuses.cpu.store32(4 * status, 0);
+        }
+    }
+    places.send.trigger.cpu.store32(0, 0);
+    places.recv.trigger.cpu.store32(0, start);
+}
+
+fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
+    let qp = format!("qp{:#x}", objects.qpn);
+    let give = |place: Place, what: &str| {
+        tracer.name(place.gpu, place.cpu.len(), format!("{qp}.{what}"));
+    };
+    give(places.uar, "uar");
+    give(places.record, "record");
+    give(places.error, "error");
+    for (side, which) in [(&places.send, "send"), (&places.recv, "recv")] {
+        give(side.ring, &format!("{which}-ring"));
+        give(side.cq, &format!("{which}-cq"));
+        give(side.passed, &format!("{which}-passed"));
+        give(side.arrived, &format!("{which}-arrived"));
+        give(side.device_state, &format!("{which}-state"));
+        give(side.device_waiters, &format!("{which}-waiters"));
+        give(side.done, &format!("{which}-done"));
+        give(side.trigger, &format!("{which}-trigger"));
+    }
+}
+
+/// Brings an idle queue pair back to how [`build`] left it, at index 0.
+pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
+    core.nic.reset_qp(core.objects.qpn)?;
+    let places = &core.places;
+    let blocks = state.send.fifo.room();
+    let log = |bytes: usize| (bytes / ENTRY).trailing_zeros() as u8;
+    let (send_log, recv_log) = (log(places.send.cq.cpu.len()), log(places.recv.cq.cpu.len()));
+    let recv_entries = state.recv.fifo.room();
+    let stride = places.recv.ring.cpu.len() / recv_entries as usize;
+    write_states(places, blocks, send_log, recv_log, 0);
+    // The completion queues go on where the NIC stands: only work queues restart.
+    let (send_next, recv_next) = core.nic.cq_indices(&core.objects)?;
+    let cq = |side: &SidePlaces, log: u8, next: u64| {
+        let ring = CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next);
+        for waiter in 0..WAITERS {
+            let state = side.device_waiters.cpu.part(waiter * STATE, STATE);
+            state.store64(WAITER_NEXT, next);
+        }
+        side.done.cpu.store32(0, next as u32);
+        ring
+    };
+    let send_cq = cq(&places.send, send_log, send_next);
+    let recv_cq = cq(&places.recv, recv_log, recv_next);
+    *state = QpState::new(
+        SendQueue::<Mapped, Hold>::new(places.send.ring.cpu, core.qpn(), blocks, 0, send_cq),
+        ReceiveQueue::<Mapped, Hold>::new(places.recv.ring.cpu, recv_entries, stride, 0, recv_cq),
+    );
+    Ok(())
+}

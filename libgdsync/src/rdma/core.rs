@@ -1,0 +1,423 @@
+//! The part of a queue pair that its owner shares with the watcher and the proxy.
+//!
+//! The owner's calls take the lock; the watcher takes it about once a millisecond for a few
+//! hundred nanoseconds, the proxy when there is something to post. Nobody waits while holding
+//! it. Everything that devices touch lies in regions that this keeps alive.
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use gds_step::Time;
+use mlx5_prm::doorbell;
+
+use super::Mr;
+use crate::gpu::{Gpu, Mapped, Region};
+use crate::memop::DevicePtr;
+use crate::provider::emulated::{EmulatedNic, QpObjects};
+use crate::ring::cq::WAITERS;
+use crate::ring::fault::{Fault, StatusSink, status};
+use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
+use crate::status::Status;
+
+/// What requests keep alive while they are in flight.
+pub(crate) type Hold = Vec<Mr>;
+
+/// Which of the two work queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
+/// A place in memory as CPU and GPU see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub cpu: Mapped,
+    pub gpu: DevicePtr,
+}
+
+impl Place {
+    pub fn part(&self, offset: usize, len: usize) -> Place {
+        Place {
+            cpu: self.cpu.part(offset, len),
+            gpu: self.gpu.offset(offset as u64),
+        }
+    }
+}
+
+/// Where the pieces of one side lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SidePlaces {
+    pub ring: Place,
+    pub cq: Place,
+    /// Per waiter: counted up by its stream after it has passed.
+    pub passed: Place,
+    /// Per waiter: written by its stream before it waits, for waits with a time limit.
+    pub arrived: Place,
+    /// Per request: its [`Status`] once it has failed.
+    pub statuses: Place,
+    /// The queue's counters for the program kernel.
+    pub device_state: Place,
+    /// The waiters' counters for the program kernel.
+    pub device_waiters: Place,
+    /// Proxy endpoints: how many positions are complete.
+    pub done: Place,
+    /// Proxy endpoints: how many requests are to be posted.
+    pub trigger: Place,
+}
+
+/// Where the pieces of a queue pair lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub uar: Place,
+    pub record: Place,
+    pub error: Place,
+    pub send: SidePlaces,
+    pub recv: SidePlaces,
+}
+
+/// How work reaches the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndpointKind {
+    /// The poster rings the NIC itself.
+    Ring,
+    /// The poster writes a word; the proxy rings, and publishes completions as words.
+    Proxy,
+}
+
+/// A wait with a time limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timer {
+    pub side: Side,
+    pub waiter: usize,
+    pub mark: u32,
+    pub limit: Duration,
+    /// When the stream was first seen to stand at the wait.
+    pub since: Option<Time>,
+}
+
+/// See the module.
+pub(crate) struct QpCore {
+    pub gpu: Gpu,
+    pub nic: Arc<EmulatedNic>,
+    pub objects: QpObjects,
+    pub places: Places,
+    pub kind: EndpointKind,
+    pub timeout: Option<Duration>,
+    state: Mutex<QpState>,
+    /// Set when the owner has dropped the queue pair: the watcher finishes it.
+    closing: AtomicBool,
+    /// Set once nobody will touch the queue pair again.
+    closed: AtomicBool,
+    /// The memory that devices use; held, never read.
+    _regions: Vec<Region>,
+}
+
+/// What the lock guards.
+pub(crate) struct QpState {
+    pub send: SendQueue<Mapped, Hold>,
+    pub recv: ReceiveQueue<Mapped, Hold>,
+    pub send_fault: Fault,
+    pub recv_fault: Fault,
+    /// Why the library itself put the queue pair in error, if it did.
+    pub cause: Option<Status>,
+    pub connected: bool,
+    pub timers: Vec<Timer>,
+    /// Send requests that the proxy has rung for.
+    pub rung: u64,
+    /// The oldest incomplete position whose doorbell was rung, and since when.
+    oldest: Option<(u64, Time)>,
+}
+
+struct Publisher<'a> {
+    statuses: &'a Mapped,
+    error: &'a Mapped,
+    slots: u64,
+}
+
+impl StatusSink for Publisher<'_> {
+    fn publish(&mut self, ticket: u64, status: Status) {
+        let slot = (ticket & (self.slots - 1)) as usize;
+        self.statuses.store32(4 * slot, status.0);
+        // The word keeps the first real cause; a flush is only a consequence of one.
+        let known = Status(self.error.load32(0));
+        if known == Status::PENDING || (known == Status::FLUSHED && status != known) {
+            self.error.store32(0, status.0);
+        }
+    }
+}
+
+impl QpCore {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        gpu: Gpu,
+        nic: Arc<EmulatedNic>,
+        objects: QpObjects,
+        places: Places,
+        kind: EndpointKind,
+        timeout: Option<Duration>,
+        regions: Vec<Region>,
+        send: SendQueue<Mapped, Hold>,
+        recv: ReceiveQueue<Mapped, Hold>,
+    ) -> QpCore {
+        QpCore {
+            gpu,
+            nic,
+            objects,
+            places,
+            kind,
+            timeout,
+            state: Mutex::new(QpState::new(send, recv)),
+            closing: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            _regions: regions,
+        }
+    }
+
+    pub fn qpn(&self) -> u32 {
+        self.objects.qpn
+    }
+
+    pub fn side(&self, side: Side) -> &SidePlaces {
+        match side {
+            Side::Send => &self.places.send,
+            Side::Receive => &self.places.recv,
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, QpState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn try_lock(&self) -> Option<MutexGuard<'_, QpState>> {
+        match self.state.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Rings from the CPU: everything up to `index` is for the NIC.
+    pub fn ring(&self, index: u32, doorbell: [u8; 8]) {
+        let record = &self.places.record.cpu;
+        record.store32(doorbell::SND, doorbell::record_value(index));
+        // The NIC must see the record before the doorbell, and the entries before both.
+        fence(Ordering::SeqCst);
+        self.places
+            .uar
+            .cpu
+            .store64(doorbell::BF_OFFSET, u64::from_ne_bytes(doorbell));
+        self.nic.host().ring();
+    }
+
+    /// Marks the queue pair as dropped by its owner.
+    pub fn close(&self) {
+        // Pairs with the load in `tick`; the lock orders everything else.
+        self.closing.store(true, Ordering::Release);
+    }
+
+    /// Whether the queue pair is gone for good.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// The watcher's visit. Returns whether anything was done.
+    pub fn tick(&self, now: Time) -> bool {
+        let Some(mut state) = self.try_lock() else {
+            return false;
+        };
+        if self.is_closed() {
+            return false;
+        }
+        let mut busy = self.settle(&mut state);
+        busy |= self.watch_timers(&mut state, now);
+        if self.closing.load(Ordering::Acquire) && state.is_idle() {
+            self.nic.destroy_qp(&self.objects);
+            self.closed.store(true, Ordering::Release);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Retires what is complete, attributes what has failed, releases streams.
+    pub fn settle(&self, state: &mut QpState) -> bool {
+        let QpState {
+            send,
+            recv,
+            send_fault,
+            recv_fault,
+            cause,
+            ..
+        } = state;
+        let before = (send.fifo.retired(), recv.fifo.retired());
+        let mut busy = false;
+        let mut sink = Publisher {
+            statuses: &self.places.send.statuses.cpu,
+            error: &self.places.error.cpu,
+            slots: u64::from(send.fifo.room()),
+        };
+        busy |= send_fault.tick(&mut send.fifo, &mut send.cq, *cause, &mut sink);
+        sink.statuses = &self.places.recv.statuses.cpu;
+        sink.slots = u64::from(recv.fifo.room());
+        busy |= recv_fault.tick(&mut recv.fifo, &mut recv.cq, *cause, &mut sink);
+        send.retire_with(Vec::clear);
+        recv.retire_with(Vec::clear);
+        if self.kind == EndpointKind::Proxy {
+            self.places.send.done.cpu.store32(0, send.cq.completed() as u32);
+            self.places.recv.done.cpu.store32(0, recv.cq.completed() as u32);
+        }
+        if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
+            // Streams may go on: the device thread should look.
+            self.nic.host().ring();
+            busy = true;
+        }
+        busy
+    }
+
+    fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {
+        if state.failed().is_some() {
+            return false;
+        }
+        let expired = self.send_is_overdue(state, now) || self.wait_is_overdue(state, now);
+        if expired {
+            self.fail(state, Status::TIMEOUT);
+        }
+        expired
+    }
+
+    /// Whether the oldest completion whose doorbell was rung is older than the time limit.
+    fn send_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
+        let Some(limit) = self.timeout else {
+            return false;
+        };
+        let cq = &state.send.cq;
+        let position = cq.completed();
+        let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
+        let waiting = position < cq.next()
+            && state.send.fifo.slot(cq.ticket(position)).is_some_and(|slot| {
+                let end = slot.start.wrapping_add(slot.blocks) as u16;
+                (rung.wrapping_sub(end) as i16) >= 0
+            });
+        if !waiting {
+            state.oldest = None;
+            return false;
+        }
+        match state.oldest {
+            Some((p, since)) if p == position => now.since(since) >= limit,
+            _ => {
+                state.oldest = Some((position, now));
+                false
+            }
+        }
+    }
+
+    /// Whether a stream has stood at a wait for longer than that wait's limit.
+    fn wait_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
+        let reached = |word: u32, mark: u32| (word.wrapping_sub(mark) as i32) >= 0;
+        let mut overdue = false;
+        state.timers.retain_mut(|timer| {
+            let places = self.side(timer.side);
+            if reached(places.passed.cpu.load32(4 * timer.waiter), timer.mark) {
+                return false;
+            }
+            if reached(places.arrived.cpu.load32(4 * timer.waiter), timer.mark) {
+                let since = *timer.since.get_or_insert(now);
+                overdue |= now.since(since) >= timer.limit;
+            }
+            true
+        });
+        overdue
+    }
+
+    /// Puts the queue pair in error for a reason of the library's own. What is outstanding is
+    /// flushed by the NIC, and the flushed entries release the streams.
+    pub fn fail(&self, state: &mut QpState, status: Status) {
+        if state.failed().is_some() {
+            return;
+        }
+        state.cause = Some(status);
+        state.connected = false;
+        self.places.error.cpu.store32(0, status.0);
+        self.nic.modify_to_error(self.objects.qpn);
+    }
+
+    /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
+    /// end of the device, when nobody will watch any more.
+    pub fn abandon(&self) {
+        let mut state = self.lock();
+        if self.is_closed() {
+            return;
+        }
+        self.nic.destroy_qp(&self.objects);
+        self.closed.store(true, Ordering::Release);
+        let state = &mut *state;
+        if !state.is_idle() {
+            self.places.error.cpu.store32(0, Status::CLOSED.0);
+        }
+        for (places, cq) in [(&self.places.send, &state.send.cq), (&self.places.recv, &state.recv.cq)] {
+            for position in cq.completed()..cq.next() {
+                cq.release(position);
+            }
+            places.done.cpu.store32(0, cq.next() as u32);
+        }
+        // A stream may still have to pass an ordering edge: let it see the last record value.
+        let index = state.send.fifo.posted_head();
+        self.places.record.cpu.store32(doorbell::SND, doorbell::record_value(index));
+        self.nic.host().ring();
+    }
+}
+
+impl QpState {
+    /// The state of a queue pair that is not connected and has nothing prepared.
+    pub fn new(send: SendQueue<Mapped, Hold>, recv: ReceiveQueue<Mapped, Hold>) -> QpState {
+        QpState {
+            send,
+            recv,
+            send_fault: Fault::default(),
+            recv_fault: Fault::default(),
+            cause: None,
+            connected: false,
+            timers: Vec::new(),
+            rung: 0,
+            oldest: None,
+        }
+    }
+
+    /// Status of the first request that failed, or why the library gave up.
+    pub fn failed(&self) -> Option<Status> {
+        let flush = |s: &Status| *s != Status::FLUSHED;
+        self.cause
+            .or(self.send_fault.first().filter(flush))
+            .or(self.recv_fault.first().filter(flush))
+            .or(self.send_fault.first())
+            .or(self.recv_fault.first())
+    }
+
+    /// The outcome of a request as far as it is known.
+    pub fn status(&self, side: Side, ticket: Ticket) -> Option<Status> {
+        match side {
+            Side::Send => status(&self.send.fifo, ticket.0),
+            Side::Receive => status(&self.recv.fifo, ticket.0),
+        }
+    }
+
+    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
+    /// and not matched do not count: nothing comes of them any more.
+    pub fn is_idle(&self) -> bool {
+        let sent = match self.failed() {
+            None => {
+                let unsignaled_tail = self.send.cq.completed() == self.send.cq.next();
+                self.send.fifo.retired() == self.send.fifo.posted() || unsignaled_tail
+            }
+            Some(_) => {
+                let sent = self.send.fifo.retired() == self.send.fifo.posted();
+                sent || self.send_fault.settled(&self.send.fifo)
+            }
+        };
+        sent && self.send.cq.all_passed() && self.recv.cq.all_passed()
+    }
+}
+
+/// Bytes of the waiters' words.
+pub(crate) const WAITER_WORDS: usize = 4 * WAITERS;

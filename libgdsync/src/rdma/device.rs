@@ -1,0 +1,288 @@
+//! Devices, protection domains, registrations.
+
+use std::fmt;
+use std::ops::BitOr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gds_step::{Lane, MachineId};
+
+use super::{Qp, QpConfig, RemoteMemory};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Region};
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions, MrKeys};
+use crate::provider::proxy::{Proxy, ProxyList};
+use crate::watch::{WatchList, Watcher};
+
+/// What a registration permits. Local reading is always permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Access(pub(crate) u8);
+
+impl Access {
+    /// Requests of this side may only read the memory.
+    pub const LOCAL_READ: Access = Access(0);
+    /// Receives, READs and atomics of this side may write it.
+    pub const LOCAL_WRITE: Access = Access(1);
+    /// The peer may write it. Implies [`Access::LOCAL_WRITE`], as verbs demand it.
+    pub const REMOTE_WRITE: Access = Access(1 | 2);
+    /// The peer may read it.
+    pub const REMOTE_READ: Access = Access(4);
+    /// The peer may do atomics on it. Implies [`Access::LOCAL_WRITE`].
+    pub const REMOTE_ATOMIC: Access = Access(1 | 8);
+    /// All of it.
+    pub const ALL: Access = Access(15);
+
+    /// Whether all of `other` is permitted.
+    pub fn permits(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// A NIC, opened for one GPU. Clones are the same device.
+///
+/// When the last handle on a device and on all that was made from it is gone, what is still in
+/// flight is given up: streams that wait for it pass, with [`Status::CLOSED`](crate::Status) in the
+/// error words. [`Device::close`] waits for it instead.
+#[derive(Clone)]
+pub struct Device(pub(super) Arc<DeviceInner>);
+
+pub(super) struct DeviceInner {
+    gpu: Gpu,
+    nic: Arc<EmulatedNic>,
+    watch: WatchList,
+    watcher: MachineId,
+    proxies: ProxyList,
+    proxy: MachineId,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {:?}", self.name(), self.0.gpu)
+    }
+}
+
+impl Device {
+    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
+    /// and of other processes of the host.
+    ///
+    /// # Errors
+    /// `System` if the operating system refuses a socket or memory.
+    pub fn emulated(gpu: &Gpu) -> Result<Device> {
+        Device::emulated_with(gpu, EmulatedOptions::default())
+    }
+
+    /// As [`Device::emulated`], with a fabric of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        let nic = Arc::new(EmulatedNic::open(gpu, options)?);
+        let host = gpu.host();
+        let (watch, proxies) = (WatchList::default(), ProxyList::default());
+        let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
+        let proxy = Proxy::new(proxies.clone(), format!("{}.proxy", nic.name()));
+        let watcher = host.attach(Lane::Watch, Box::new(watcher));
+        let proxy = host.attach(Lane::Proxy, Box::new(proxy));
+        Ok(Device(Arc::new(DeviceInner {
+            gpu: gpu.clone(),
+            nic,
+            watch,
+            watcher,
+            proxies,
+            proxy,
+        })))
+    }
+
+    /// The provider and the NIC, for people: `emulated nic0`.
+    pub fn name(&self) -> String {
+        format!("emulated {}", self.0.nic.name())
+    }
+
+    /// The GPU it was opened for.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    pub(super) fn nic(&self) -> &Arc<EmulatedNic> {
+        &self.0.nic
+    }
+
+    pub(super) fn watch(&self) -> &WatchList {
+        &self.0.watch
+    }
+
+    pub(super) fn proxies(&self) -> &ProxyList {
+        &self.0.proxies
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `System` if the device has none left.
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        let id = self.nic().alloc_pd()?;
+        let nic = Arc::clone(self.nic());
+        Ok(Pd {
+            inner: Arc::new(PdInner { nic, id }),
+            device: self.clone(),
+        })
+    }
+
+    /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
+    /// completed and every stream has passed its waits on them.
+    ///
+    /// # Errors
+    /// `Timeout`, naming how many queue pairs are still in flight or still held. They stay
+    /// watched; the call may be repeated.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        let host = self.0.gpu.host();
+        let deadline = host.now() + limit;
+        if host.wait_until(Some(deadline), &mut || self.watch().open().is_empty()) {
+            return Ok(());
+        }
+        let open = self.watch().open();
+        let names: Vec<String> = open.iter().map(|core| format!("{:#x}", core.qpn())).collect();
+        let what = format!("{} queue pairs not finished: {}", open.len(), names.join(", "));
+        Err(Error::new("close device", Kind::Timeout, what))
+    }
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        let host = self.gpu.host();
+        host.detach(self.watcher);
+        host.detach(self.proxy);
+        for core in self.watch.open() {
+            core.abandon();
+        }
+    }
+}
+
+/// A protection domain: registrations and queue pairs of one work together.
+#[derive(Clone)]
+pub struct Pd {
+    inner: Arc<PdInner>,
+    device: Device,
+}
+
+/// Shared with registrations, which requests in flight keep alive: it must not hold the device,
+/// whose end gives up what is in flight.
+struct PdInner {
+    nic: Arc<EmulatedNic>,
+    id: u32,
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        self.nic.dealloc_pd(self.id);
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pd {} of {:?}", self.inner.id, self.device)
+    }
+}
+
+impl Pd {
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.inner.id
+    }
+
+    /// Registers a whole region with the NIC.
+    ///
+    /// # Errors
+    /// `Foreign` for memory of another GPU, `System` if the NIC refuses.
+    pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
+        let device = self.device();
+        if !region.gpu().is(device.gpu()) {
+            return Err(Error::new("register memory", Kind::Foreign, format!("{region:?} with {device:?}")));
+        }
+        let nic = Arc::clone(device.nic());
+        let keys = nic.reg_mr(self.id(), region, access)?;
+        Ok(Mr(Arc::new(MrInner {
+            nic,
+            pd: Arc::clone(&self.inner),
+            region: region.clone(),
+            access,
+            keys,
+        })))
+    }
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// `Invalid` for sizes out of range, `System` if device or memory refuse.
+    pub fn create_qp(&self, config: &QpConfig) -> Result<Qp> {
+        Qp::create(self, config)
+    }
+}
+
+/// A region that was registered with a NIC. Clones are the same registration, which ends when
+/// the last clone and the last request in flight that names it are gone.
+#[derive(Clone)]
+pub struct Mr(Arc<MrInner>);
+
+struct MrInner {
+    nic: Arc<EmulatedNic>,
+    pd: Arc<PdInner>,
+    region: Region,
+    access: Access,
+    keys: MrKeys,
+}
+
+impl Drop for MrInner {
+    fn drop(&mut self) {
+        self.nic.dereg_mr(self.keys);
+    }
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MrInner { keys, region, .. } = &*self.0;
+        write!(f, "registration {:#x} of {region:?}", keys.lkey)
+    }
+}
+
+impl Mr {
+    /// The memory.
+    pub fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// What it permits.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// The key by which requests of this side name it.
+    pub fn lkey(&self) -> u32 {
+        self.0.keys.lkey
+    }
+
+    /// The record by which a peer names it.
+    pub fn remote(&self) -> RemoteMemory {
+        RemoteMemory {
+            addr: self.0.region.addr().0,
+            len: self.0.region.len() as u64,
+            rkeys: [Some(self.0.keys.rkey), None, None, None],
+        }
+    }
+
+    pub(super) fn is_of(&self, pd: &Pd) -> bool {
+        Arc::ptr_eq(&self.0.pd, &pd.inner)
+    }
+}

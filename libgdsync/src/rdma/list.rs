@@ -1,0 +1,676 @@
+//! Lists of descriptors: sends, waits and word operations in one submission to a stream.
+//!
+//! Two passes. The first changes queue state and turns descriptors into [`Item`]s; whatever it
+//! refuses is undone as a whole. The second turns items into memory operations or programs and
+//! hands them to the runtime. Both work in buffers that are kept from call to call.
+
+use std::cell::Cell;
+
+use mlx5_prm::doorbell;
+
+use super::core::{EndpointKind, Side, Timer};
+use super::qp::{Completion, Lowering, Qp, ReceiveRequest, SendRequest, WaitOptions};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Dims, Region, Span, Stream, Word32, Word64};
+use crate::memop::completion::Entry;
+use crate::memop::post::Ring;
+use crate::memop::program::{Code, Program};
+use crate::memop::{Batch, Condition, DevicePtr, Inline, Op, completion, post};
+use crate::ring::fifo::PostMark;
+use crate::ring::{Poster, Ticket};
+use crate::status::Status;
+
+/// One thing for a stream to do.
+#[derive(Clone, Copy, Debug)]
+pub enum Descriptor<'a> {
+    /// Ring for a prepared send.
+    Send(SendRequest),
+    /// Make a prepared receive available.
+    Receive(ReceiveRequest),
+    /// Stand still until a request has completed with success.
+    Wait(Completion, WaitOptions),
+    /// Stand still until a word passes.
+    WaitValue32 {
+        /// The word.
+        word: &'a Word32,
+        /// How it is compared.
+        condition: Condition,
+        /// With what.
+        value: u32,
+        /// Whether what devices wrote before is visible then.
+        flush: bool,
+    },
+    /// As [`Descriptor::WaitValue32`] with 64 bits.
+    WaitValue64 {
+        /// The word.
+        word: &'a Word64,
+        /// How it is compared.
+        condition: Condition,
+        /// With what.
+        value: u64,
+        /// Whether what devices wrote before is visible then.
+        flush: bool,
+    },
+    /// Store into a word, after everything the stream wrote before.
+    WriteValue32 {
+        /// The word.
+        word: &'a Word32,
+        /// What.
+        value: u32,
+    },
+    /// As [`Descriptor::WriteValue32`] with 64 bits.
+    WriteValue64 {
+        /// The word.
+        word: &'a Word64,
+        /// What.
+        value: u64,
+    },
+    /// Store bytes that are captured now. Address and length are multiples of 4.
+    WriteMemory {
+        /// Where.
+        to: &'a Span,
+        /// What; as long as `to`.
+        data: &'a [u8],
+    },
+    /// What devices wrote to GPU memory so far is visible to what the stream does next.
+    Flush,
+}
+
+/// A descriptor whose effect on queue state is decided.
+#[derive(Clone, Copy, Debug)]
+enum Item {
+    Op(Op),
+    Post { ring: Ring, state: DevicePtr, entries: u32 },
+    PostReceive { record: DevicePtr, value: u32, edge: Option<u32>, state: DevicePtr, entries: u32 },
+    Wait { entry: Entry, waiter: DevicePtr, advance: i64, announce: bool },
+    /// A mark that a program announces by itself.
+    Mark { at: DevicePtr, value: u32 },
+}
+
+/// A wait that takes effect on queue state once it is enqueued.
+#[derive(Clone, Copy, Debug)]
+struct Waited {
+    queue: usize,
+    side: Side,
+    waiter: usize,
+    position: u64,
+    timeout: Option<std::time::Duration>,
+}
+
+#[derive(Default)]
+struct Scratch {
+    items: Vec<Item>,
+    waits: Vec<Waited>,
+    undo: Vec<(usize, Side, PostMark)>,
+    batch: Batch,
+    lowered: Batch,
+    program: Program,
+}
+
+thread_local! {
+    /// Taken for the length of a call; a call that finds it taken (a rank that shares its thread
+    /// with others) makes do with a new one.
+    static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
+}
+
+/// Posts, waits and does word operations on `stream`, in the order of `list`, in one
+/// submission where the runtime's limit allows. `queues` are the queue pairs that the list names.
+///
+/// # Errors
+/// `Foreign` for a stream, word or request of another GPU or queue pair; `OutOfOrder`,
+/// `NoSuchRequest` (also: a wait for something not posted), `Failed`, `WrongState` as for single
+/// calls; `Unsupported` for a capturing stream or an operation that the runtime lacks; `Invalid`
+/// for sizes and alignments. In all these cases nothing was posted. If the runtime fails in the
+/// middle of a list that takes several submissions, the queue pairs named go into error.
+pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>]) -> Result<()> {
+    stream.check(stream.gpu(), OPERATION)?;
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    let result = run(stream, queues, list, &mut scratch);
+    SCRATCH.set(Some(scratch));
+    result
+}
+
+const OPERATION: &str = "post list";
+
+fn run(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>], s: &mut Scratch) -> Result<()> {
+    s.items.clear();
+    s.waits.clear();
+    s.undo.clear();
+    let mut kernel = false;
+    let decided = list.iter().try_for_each(|d| decide(stream, queues, d, s, &mut kernel));
+    let lowered = decided
+        .and_then(|()| announce(queues, s))
+        .and_then(|()| lower(stream, s, kernel));
+    match lowered {
+        Ok(Sent::All) => {
+            commit(queues, s);
+            Ok(())
+        }
+        Ok(Sent::Part(e)) => {
+            for queue in queues.iter_mut() {
+                let mut state = queue.core.lock();
+                queue.core.fail(&mut state, Status::CLOSED);
+            }
+            Err(e)
+        }
+        Err(e) => {
+            for (queue, side, mark) in s.undo.drain(..).rev() {
+                let mut state = queues[queue].core.lock();
+                match side {
+                    Side::Send => state.send.restore(mark),
+                    Side::Receive => state.recv.restore(mark),
+                }
+            }
+            Err(e)
+        }
+    }
+}
+
+fn find(queues: &[&mut Qp], id: u64) -> Result<usize> {
+    queues
+        .iter()
+        .position(|q| q.id == id)
+        .ok_or_else(|| Error::new(OPERATION, Kind::Foreign, "a request of a queue pair that is not given"))
+}
+
+fn check_region(stream: &Stream, region: &Region) -> Result<()> {
+    if region.gpu().is(stream.gpu()) {
+        return Ok(());
+    }
+    Err(Error::new(OPERATION, Kind::Foreign, format!("{region:?} with {stream:?}")))
+}
+
+fn decide(
+    stream: &Stream,
+    queues: &mut [&mut Qp],
+    descriptor: &Descriptor<'_>,
+    s: &mut Scratch,
+    kernel: &mut bool,
+) -> Result<()> {
+    match *descriptor {
+        Descriptor::Send(request) => {
+            let queue = find(queues, request.queue)?;
+            *kernel |= queues[queue].lowering == Lowering::Kernel;
+            decide_send(stream, queue, queues[queue], request, s)
+        }
+        Descriptor::Receive(request) => {
+            let queue = find(queues, request.queue)?;
+            *kernel |= queues[queue].lowering == Lowering::Kernel;
+            decide_receive(stream, queue, queues[queue], request, s)
+        }
+        Descriptor::Wait(completion, options) => {
+            let queue = find(queues, completion.queue)?;
+            *kernel |= queues[queue].lowering == Lowering::Kernel;
+            decide_wait(stream, queue, queues[queue], completion, options, s)
+        }
+        Descriptor::WaitValue32 {
+            word,
+            condition,
+            value,
+            flush,
+        } => {
+            check_region(stream, word.region())?;
+            s.items.push(Item::Op(Op::Wait32 {
+                at: word.addr(),
+                value,
+                mask: u32::MAX,
+                condition,
+                flush,
+            }));
+            Ok(())
+        }
+        Descriptor::WaitValue64 {
+            word,
+            condition,
+            value,
+            flush,
+        } => {
+            check_region(stream, word.region())?;
+            s.items.push(Item::Op(Op::Wait64 {
+                at: word.addr(),
+                value,
+                mask: u64::MAX,
+                condition,
+                flush,
+            }));
+            Ok(())
+        }
+        Descriptor::WriteValue32 { word, value } => {
+            check_region(stream, word.region())?;
+            s.items.push(Item::Op(Op::Write32 {
+                at: word.addr(),
+                value,
+                fenced: true,
+            }));
+            Ok(())
+        }
+        Descriptor::WriteValue64 { word, value } => {
+            check_region(stream, word.region())?;
+            s.items.push(Item::Op(Op::Write64 {
+                at: word.addr(),
+                value,
+                fenced: true,
+            }));
+            Ok(())
+        }
+        Descriptor::WriteMemory { to, data } => {
+            check_region(stream, to.region())?;
+            if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
+                let what = format!("{} bytes to {to:?}, in whole words of 4", data.len());
+                return Err(Error::new(OPERATION, Kind::Invalid, what));
+            }
+            for (i, piece) in data.chunks(Inline::MAX).enumerate() {
+                if let Some(data) = Inline::new(piece) {
+                    s.items.push(Item::Op(Op::Copy {
+                        at: to.addr().offset((i * Inline::MAX) as u64),
+                        data,
+                    }));
+                }
+            }
+            Ok(())
+        }
+        Descriptor::Flush => {
+            s.items.push(Item::Op(Op::Flush));
+            Ok(())
+        }
+    }
+}
+
+fn check_queue(stream: &Stream, qp: &Qp) -> Result<()> {
+    if qp.core.gpu.is(stream.gpu()) {
+        return Ok(());
+    }
+    Err(Error::new(OPERATION, Kind::Foreign, format!("{stream:?} with {qp:?}")))
+}
+
+fn decide_send(stream: &Stream, queue: usize, qp: &Qp, request: SendRequest, s: &mut Scratch) -> Result<()> {
+    check_queue(stream, qp)?;
+    let mut state = qp.core.lock();
+    if let Some(status) = state.failed() {
+        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+    }
+    let mark = state.send.mark();
+    let posted = state
+        .send
+        .post(Ticket(request.ticket), Poster::Stream(stream.id()))
+        .map_err(|e| qp.refused(OPERATION, e))?;
+    s.undo.push((queue, Side::Send, mark));
+    let places = &qp.core.places;
+    match qp.core.kind {
+        EndpointKind::Ring => s.items.push(Item::Post {
+            ring: Ring {
+                record: places.record.gpu.offset(doorbell::SND as u64),
+                record_value: doorbell::record_value(posted.index),
+                doorbell: places.uar.gpu.offset(doorbell::BF_OFFSET as u64),
+                doorbell_value: u64::from_ne_bytes(posted.doorbell),
+                edge: posted.edge.map(doorbell::record_value),
+            },
+            state: places.send.device_state.gpu,
+            entries: posted.entries,
+        }),
+        EndpointKind::Proxy => {
+            if posted.edge.is_some() {
+                s.items.push(Item::Op(equal(places.send.trigger.gpu, mark.posted() as u32)));
+            }
+            s.items.push(Item::Op(Op::Write32 {
+                at: places.send.trigger.gpu,
+                value: state.send.fifo.posted() as u32,
+                fenced: true,
+            }));
+        }
+    }
+    Ok(())
+}
+
+fn equal(at: DevicePtr, value: u32) -> Op {
+    Op::Wait32 {
+        at,
+        value,
+        mask: u32::MAX,
+        condition: Condition::Eq,
+        flush: false,
+    }
+}
+
+fn decide_receive(stream: &Stream, queue: usize, qp: &Qp, request: ReceiveRequest, s: &mut Scratch) -> Result<()> {
+    check_queue(stream, qp)?;
+    let mut state = qp.core.lock();
+    if let Some(status) = state.failed() {
+        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+    }
+    let mark = state.recv.mark();
+    let (index, edge) = state
+        .recv
+        .post(Ticket(request.ticket), Poster::Stream(stream.id()))
+        .map_err(|e| qp.refused(OPERATION, e))?;
+    s.undo.push((queue, Side::Receive, mark));
+    let places = &qp.core.places;
+    match qp.core.kind {
+        EndpointKind::Ring => s.items.push(Item::PostReceive {
+            record: places.record.gpu.offset(doorbell::RCV as u64),
+            value: doorbell::record_value(index),
+            edge: edge.map(doorbell::record_value),
+            state: places.recv.device_state.gpu,
+            entries: (request.ticket + 1 - mark.posted()) as u32,
+        }),
+        EndpointKind::Proxy => {
+            if let Some(index) = edge {
+                s.items.push(Item::Op(equal(places.recv.trigger.gpu, index)));
+            }
+            s.items.push(Item::Op(Op::Write32 {
+                at: places.recv.trigger.gpu,
+                value: index,
+                fenced: true,
+            }));
+        }
+    }
+    Ok(())
+}
+
+fn decide_wait(
+    stream: &Stream,
+    queue: usize,
+    qp: &Qp,
+    completion: Completion,
+    options: WaitOptions,
+    s: &mut Scratch,
+) -> Result<()> {
+    check_queue(stream, qp)?;
+    let mut guard = qp.core.lock();
+    let state = &mut *guard;
+    if let Some(status) = state.failed() {
+        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+    }
+    let (cq, posted, slot) = match completion.side {
+        Side::Send => (
+            &mut state.send.cq,
+            state.send.fifo.posted(),
+            state.send.fifo.slot(completion.ticket).map(|s| s.entry),
+        ),
+        Side::Receive => (
+            &mut state.recv.cq,
+            state.recv.fifo.posted(),
+            state.recv.fifo.slot(completion.ticket).map(|s| s.entry),
+        ),
+    };
+    if completion.ticket >= posted {
+        let what = format!("{qp:?}: a wait for request {}, which is not posted", completion.ticket);
+        return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
+    }
+    let position = match slot {
+        // So old that its slot is used again: complete.
+        None => return Ok(()),
+        Some(None) => {
+            let what = format!("{qp:?}: request {} raises no completion", completion.ticket);
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        Some(Some(position)) => position,
+    };
+    if cq.is_behind(position) {
+        return Ok(());
+    }
+    let places = qp.core.side(completion.side);
+    let waiter = cq.waiter(stream.id()).map_err(|e| qp.refused(OPERATION, e))?;
+    let spot = cq.spot(position);
+    // Waits of this list that are not noted yet move the program's counter too.
+    let mut ahead = cq.advance_of(waiter, position);
+    let same = |w: &&Waited| w.queue == queue && w.side == completion.side && w.waiter == waiter;
+    if let Some(last) = s.waits.iter().rev().find(same) {
+        ahead = position as i64 - (last.position as i64 + 1);
+    }
+    if options.timeout.is_some() {
+        s.items.push(Item::Op(Op::Write32 {
+            at: places.arrived.gpu.offset(4 * waiter as u64),
+            value: cq.next_mark(waiter),
+            fenced: true,
+        }));
+    }
+    let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
+    match qp.core.kind {
+        EndpointKind::Ring => s.items.push(Item::Wait {
+            entry: Entry {
+                word: places.cq.gpu.offset(spot.offset as u64),
+                owner: spot.owner,
+                first_lap: spot.first_lap,
+                send: completion.side == Side::Send,
+                flush,
+            },
+            waiter: places.device_waiters.gpu.offset(64 * waiter as u64),
+            advance: ahead,
+            announce: false,
+        }),
+        EndpointKind::Proxy => s.items.push(Item::Op(Op::Wait32 {
+            at: places.done.gpu,
+            value: (position as u32).wrapping_add(1),
+            mask: u32::MAX,
+            condition: Condition::Geq,
+            flush,
+        })),
+    }
+    s.waits.push(Waited {
+        queue,
+        side: completion.side,
+        waiter,
+        position,
+        timeout: options.timeout,
+    });
+    Ok(())
+}
+
+/// Appends, for each waiter used, the mark that says it has passed.
+fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
+    for i in 0..s.waits.len() {
+        let w = s.waits[i];
+        let later = s.waits[i + 1..]
+            .iter()
+            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
+        if later {
+            continue;
+        }
+        let qp = &queues[w.queue];
+        let state = qp.core.lock();
+        let cq = match w.side {
+            Side::Send => &state.send.cq,
+            Side::Receive => &state.recv.cq,
+        };
+        let places = qp.core.side(w.side);
+        if qp.lowering == Lowering::Kernel {
+            let at = places.device_waiters.gpu.offset(64 * w.waiter as u64);
+            let last = s.items.iter_mut().rev().find_map(|item| match item {
+                Item::Wait { waiter, announce, .. } if *waiter == at => Some(announce),
+                _ => None,
+            });
+            if let Some(announce) = last {
+                *announce = true;
+            }
+        } else {
+            s.items.push(Item::Mark {
+                at: places.passed.gpu.offset(4 * w.waiter as u64),
+                value: cq.next_mark(w.waiter),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn commit(queues: &mut [&mut Qp], s: &mut Scratch) {
+    for w in &s.waits {
+        let mut state = queues[w.queue].core.lock();
+        let state = &mut *state;
+        let cq = match w.side {
+            Side::Send => &mut state.send.cq,
+            Side::Receive => &mut state.recv.cq,
+        };
+        cq.note_wait(w.waiter, w.position);
+        if let Some(limit) = w.timeout {
+            state.timers.push(Timer {
+                side: w.side,
+                waiter: w.waiter,
+                mark: cq.next_mark(w.waiter),
+                limit,
+                since: None,
+            });
+        }
+    }
+    for (i, w) in s.waits.iter().enumerate() {
+        let later = s.waits[i + 1..]
+            .iter()
+            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
+        if !later {
+            let mut state = queues[w.queue].core.lock();
+            match w.side {
+                Side::Send => state.send.cq.commit_mark(w.waiter),
+                Side::Receive => state.recv.cq.commit_mark(w.waiter),
+            }
+        }
+    }
+}
+
+/// How much of a list reached the stream before something failed.
+enum Sent {
+    All,
+    Part(Error),
+}
+
+fn lower(stream: &Stream, s: &mut Scratch, kernel: bool) -> Result<Sent> {
+    let mut out = Output {
+        stream,
+        batch: &mut s.batch,
+        lowered: &mut s.lowered,
+        program: &mut s.program,
+        submitted: false,
+    };
+    out.batch.clear();
+    out.program.clear();
+    let result = s
+        .items
+        .iter()
+        .try_for_each(|item| if kernel { out.by_kernel(item) } else { out.by_memops(item) })
+        .and_then(|()| out.flush_all());
+    match result {
+        Ok(()) => Ok(Sent::All),
+        Err(e) if out.submitted => Ok(Sent::Part(e)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Collects operations and hands them to the stream when they are complete or must be.
+struct Output<'a> {
+    stream: &'a Stream,
+    batch: &'a mut Batch,
+    lowered: &'a mut Batch,
+    program: &'a mut Program,
+    submitted: bool,
+}
+
+impl Output<'_> {
+    fn by_memops(&mut self, item: &Item) -> Result<()> {
+        match item {
+            Item::Op(op) => self.batch.push(*op),
+            Item::Post { ring, .. } => post::push(self.batch, ring),
+            Item::PostReceive { record, value, edge, .. } => {
+                if let Some(edge) = edge {
+                    self.batch.push(equal(*record, *edge));
+                }
+                self.batch.push(Op::Write32 {
+                    at: *record,
+                    value: *value,
+                    fenced: true,
+                });
+            }
+            Item::Wait { entry, .. } => {
+                if completion::push(self.batch, entry, self.stream.gpu().caps()).is_err() {
+                    self.flush_batch()?;
+                    let (word, owner) = (entry.word.0, u64::from(entry.owner));
+                    self.program.push(Code::WaitEntry, word, owner, 0, false);
+                    self.flush_program()?;
+                    if entry.flush {
+                        self.batch.push(Op::Flush);
+                    }
+                }
+            }
+            Item::Mark { at, value } => self.batch.push(Op::Write32 {
+                at: *at,
+                value: *value,
+                fenced: true,
+            }),
+        }
+        Ok(())
+    }
+
+    fn by_kernel(&mut self, item: &Item) -> Result<()> {
+        if !self.program.has_room(8) {
+            self.flush_program()?;
+        }
+        match item {
+            Item::Op(op) => {
+                self.lowered.clear();
+                self.batch.clear();
+                self.batch.push(*op);
+                if self.program.push_batch(self.batch) {
+                    self.batch.clear();
+                } else {
+                    // Flushes, and whatever else only the front end can do.
+                    self.flush_program()?;
+                    self.flush_batch()?;
+                }
+            }
+            Item::Post { ring, state, entries } => {
+                if let Some(edge) = ring.edge {
+                    let extra = u64::from(u32::MAX) << 32 | 1;
+                    self.program.push(Code::Wait32, ring.record.0, u64::from(edge), extra, false);
+                }
+                self.program.push(Code::Post, state.0, u64::from(*entries), 0, false);
+            }
+            Item::PostReceive { record, edge, state, entries, .. } => {
+                if let Some(edge) = edge {
+                    let extra = u64::from(u32::MAX) << 32 | 1;
+                    self.program.push(Code::Wait32, record.0, u64::from(*edge), extra, false);
+                }
+                self.program.push(Code::PostReceive, state.0, u64::from(*entries), 0, false);
+            }
+            Item::Wait {
+                entry,
+                waiter,
+                advance,
+                announce,
+            } => {
+                self.program
+                    .push(Code::WaitCompletion, waiter.0, *advance as u64, u64::from(*announce), false);
+                if entry.flush {
+                    self.flush_program()?;
+                    self.batch.push(Op::Flush);
+                    self.flush_batch()?;
+                }
+            }
+            Item::Mark { at, value } => self.program.push(Code::Write32, at.0, u64::from(*value), 0, true),
+        }
+        Ok(())
+    }
+
+    fn flush_all(&mut self) -> Result<()> {
+        self.flush_program()?;
+        self.flush_batch()
+    }
+
+    fn flush_batch(&mut self) -> Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let gpu = self.stream.gpu();
+        gpu.submit(self.stream, self.batch, self.lowered, &mut self.submitted)?;
+        self.batch.clear();
+        Ok(())
+    }
+
+    fn flush_program(&mut self) -> Result<()> {
+        if self.program.ops().is_empty() {
+            return Ok(());
+        }
+        self.stream.gpu().tracer().program(self.stream.id(), self.program);
+        self.stream.launch_program(Dims::linear(1, 32), self.program.bytes())?;
+        self.submitted = true;
+        self.program.clear();
+        Ok(())
+    }
+}

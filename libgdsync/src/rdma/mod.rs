@@ -1,0 +1,21 @@
+//! What users of verbs hold: devices, protection domains, registrations, queue pairs, requests.
+//!
+//! A request is *prepared* (its entry is written into the send queue), then *posted* by the
+//! CPU or by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of prepare
+//! calls, whoever posts. Completions are waited for by the CPU or by a stream; what completes
+//! on a stream retires by itself.
+
+mod address;
+mod build;
+mod core;
+mod device;
+mod list;
+mod qp;
+mod work;
+
+pub use address::{QpAddress, RemoteMemory, RemoteSpan};
+pub(crate) use core::{QpCore, QpState};
+pub use device::{Access, Device, Mr, Pd};
+pub use list::{Descriptor, post_on};
+pub use qp::{Completion, Field, Lowering, Qp, QpConfig, ReceiveRequest, Received, SendRequest, WaitOptions};
+pub use work::{Sge, Work};

@@ -1,0 +1,72 @@
+//! The watcher: one background visitor of all queue pairs of a device.
+//!
+//! It does what neither NIC nor streams can: notice error entries and silence, store the status
+//! where everybody sees it, and then release the streams that wait. It retires completed work
+//! that nobody asks about and finishes queue pairs that were dropped with work in flight. Under
+//! `live` it runs about once a millisecond on a thread of its own.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gds_step::{Machine, Step, Time};
+
+use crate::rdma::QpCore;
+
+/// How often queue pairs are visited.
+const PERIOD: Duration = Duration::from_millis(1);
+
+/// The queue pairs under watch.
+#[derive(Clone, Default)]
+pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
+
+impl WatchList {
+    pub fn add(&self, core: Arc<QpCore>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(core);
+    }
+
+    /// The queue pairs that are not finished.
+    pub fn open(&self) -> Vec<Arc<QpCore>> {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter(|core| !core.is_closed()).cloned().collect()
+    }
+}
+
+/// The watcher as a step machine.
+pub(crate) struct Watcher {
+    list: WatchList,
+    name: String,
+}
+
+impl Watcher {
+    pub fn new(list: WatchList, name: String) -> Watcher {
+        Watcher { list, name }
+    }
+}
+
+impl Machine for Watcher {
+    fn step(&mut self, now: Time) -> Step {
+        let mut busy = false;
+        let mut finished = Vec::new();
+        {
+            let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
+            for core in list.iter() {
+                busy |= core.tick(now);
+            }
+            if list.iter().any(|core| core.is_closed()) {
+                let (closed, open) = list.drain(..).partition(|core| core.is_closed());
+                finished = closed;
+                *list = open;
+            }
+        }
+        // Dropped outside the lock: freeing regions may take other locks.
+        drop(finished);
+        if busy {
+            return Step::Progress;
+        }
+        Step::IdleUntil(Some(now + PERIOD))
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
