@@ -3,10 +3,10 @@
  *
  * The standard library comes compiled without the sanitizer. What it inlines into our code
  * is seen (atomics, locking a free mutex, unlocking); what it keeps to itself is not: a
- * contended lock, a wait on a condition variable, a Once. Each would be reported as a race
- * on the data that it guards. The linker's --wrap routes those calls through here. The
- * address of a lock is the address of its futex word, which is also the one that the
- * inlined halves work on, so both kinds of access meet in one place.
+ * contended lock, a wait on a condition variable, a Once, the end of a scoped thread. Each
+ * would be reported as a race on the data that it guards. The linker's --wrap routes those
+ * calls through here. The address of a lock is the address of its futex word, which is also
+ * the one that the inlined halves work on, so both kinds of access meet in one place.
  *
  * Compiled by `./build.sh tsan`, which defines each name below as the compiler's symbol.
  */
@@ -57,4 +57,16 @@ void WRAP(ONCE_CALL)(void *once, bool poisoned, void *data, void *table, void *c
     REAL(ONCE_CALL)(once, poisoned, data, table, caller);
     __tsan_acquire(once);
     __tsan_release(once);
+}
+
+/*
+ * The counter that the end of a scope waits for is one of the first three words of this
+ * struct; the language does not say which. Releasing the others does no harm.
+ */
+void REAL(SCOPED_THREAD_ENDS)(void *scope, bool panicked);
+void WRAP(SCOPED_THREAD_ENDS)(void *scope, bool panicked)
+{
+    for (int i = 0; i < 3; i++)
+        __tsan_release((uint64_t *)scope + i);
+    REAL(SCOPED_THREAD_ENDS)(scope, panicked);
 }
