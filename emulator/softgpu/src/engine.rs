@@ -15,6 +15,8 @@ use crate::{Config, Weak};
 
 /// Operations of a stream executed in one step, at most.
 const BUDGET: u32 = 16;
+/// Turns of a kernel's threads in one step.
+const TURNS: u32 = 128;
 
 /// Executes a GPU's streams when stepped. Dropped, it leaves what is enqueued undone; the
 /// GPU then refuses everything.
@@ -107,6 +109,7 @@ impl Machine for Engine {
             core: &self.core,
             kernels: &self.kernels,
             now,
+            turns: TURNS,
             channels: self.channels,
             waiting: self.waiting,
         };
@@ -123,6 +126,7 @@ impl Machine for Engine {
                     continue;
                 }
                 budget = c.rng.u32(1..=4);
+                cx.turns = c.rng.u32(1..=8);
             }
             match lane.run(&mut cx, budget) {
                 Ran::Something => busy = true,

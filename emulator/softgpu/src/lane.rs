@@ -1,7 +1,7 @@
 //! A stream as the engine sees it: what it is doing, and one bounded piece of it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, MutexGuard};
 
 use gds_step::Time;
 
@@ -13,15 +13,11 @@ use crate::op::{DATA, InlineData, Op, Target};
 use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
-use crate::store_buffer::StoreBuffer;
 use crate::stream::Shared;
 use crate::{Cond, DeviceError};
 
 /// Bytes of a copy done at a time.
 const CHUNK: usize = 64 * 1024;
-/// Turns of kernel threads done at a time.
-const TURNS: u32 = 128;
-
 /// A stream's work.
 pub(crate) struct Lane {
     pub(crate) shared: Arc<Shared>,
@@ -33,6 +29,10 @@ pub(crate) struct Lane {
 /// The operation that is under way.
 enum Current {
     Nothing,
+    /// Weak memory: an operation that starts when all that the stream wrote is visible.
+    Held(Op),
+    /// Weak memory: a kernel that is over when all that the stream wrote is visible.
+    Ending,
     Wait(Wait),
     Event(Mark),
     Copy {
@@ -64,6 +64,8 @@ pub(crate) struct Cx<'a> {
     pub(crate) core: &'a Core,
     pub(crate) kernels: &'a GridConfig,
     pub(crate) now: Time,
+    /// Turns of a kernel's threads in a step.
+    pub(crate) turns: u32,
     /// Hardware channels, and how many are taken by streams that stand at a wait.
     pub(crate) channels: usize,
     pub(crate) waiting: usize,
@@ -93,7 +95,7 @@ impl Lane {
         match self.current {
             Current::Nothing => !self.queue.is_empty(),
             Current::Copy { .. } | Current::Fill { .. } => true,
-            Current::Wait(_) | Current::Event(_) | Current::Grid(_) => false,
+            _ => false,
         }
     }
 
@@ -122,7 +124,7 @@ impl Lane {
     pub(crate) fn run(&mut self, cx: &mut Cx<'_>, budget: u32) -> Ran {
         let mut ran = Ran::Nothing(None);
         for _ in 0..budget {
-            let advanced = match &mut self.current {
+            let advanced = match &self.current {
                 Current::Nothing => {
                     // When waiting streams hold every channel, nobody else starts anything.
                     if cx.waiting >= cx.channels {
@@ -130,6 +132,15 @@ impl Lane {
                     }
                     let Some(op) = self.queue.next() else { break };
                     self.start(op, cx)
+                }
+                Current::Held(_) | Current::Ending if !self.all_visible() => break,
+                Current::Held(_) => match std::mem::replace(&mut self.current, Current::Nothing) {
+                    Current::Held(op) => self.start(op, cx),
+                    _ => break,
+                },
+                Current::Ending => {
+                    self.finish();
+                    true
                 }
                 Current::Wait(wait) => {
                     let wait = *wait;
@@ -164,27 +175,13 @@ impl Lane {
     /// Does an operation, or starts it. `false`: it waits.
     #[inline]
     fn start(&mut self, op: Op, cx: &mut Cx<'_>) -> bool {
+        if op.comes_after_writes() && !self.all_visible() {
+            self.current = Current::Held(op);
+            return false;
+        }
         match op {
-            Op::Write32 { at, value, fenced } => {
-                match self.memory.weak() {
-                    // SAFETY: see `Target`; alignment was checked when it was enqueued.
-                    None => {
-                        unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value, Ordering::Release)
-                    }
-                    Some(buffer) => store_weak(buffer, at, &value.to_ne_bytes(), fenced),
-                }
-                self.finish();
-            }
-            Op::Write64 { at, value, fenced } => {
-                match self.memory.weak() {
-                    // SAFETY: see `Target`; alignment was checked when it was enqueued.
-                    None => {
-                        unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release)
-                    }
-                    Some(buffer) => store_weak(buffer, at, &value.to_ne_bytes(), fenced),
-                }
-                self.finish();
-            }
+            Op::Write32 { at, value, fenced } => self.write32(at, value, fenced),
+            Op::Write64 { at, value, fenced } => self.write64(at, value, fenced),
             Op::Wait32 {
                 at,
                 value,
@@ -225,17 +222,12 @@ impl Lane {
                 self.finish();
             }
             Op::Fence => {
-                self.drain();
                 fence(Ordering::SeqCst);
                 self.finish();
             }
             Op::FlushRemote => self.pass(true, cx),
-            Op::Record => {
-                self.drain();
-                self.finish();
-            }
+            Op::Record => self.finish(),
             Op::Copy { to, from, len } => {
-                self.drain();
                 self.current = Current::Copy {
                     to,
                     from,
@@ -243,7 +235,6 @@ impl Lane {
                 };
             }
             Op::Fill { to, len, byte } => {
-                self.drain();
                 self.current = Current::Fill {
                     to,
                     left: len,
@@ -251,7 +242,6 @@ impl Lane {
                 };
             }
             Op::Launch(launch) => {
-                self.drain();
                 let context = KernelContext {
                     hook: Arc::clone(&self.memory) as _,
                     config: cx.kernels.clone(),
@@ -278,6 +268,29 @@ impl Lane {
             Op::Data(_) => debug_assert!(false, "inline data without its operation"),
         }
         true
+    }
+
+    #[inline]
+    fn write32(&mut self, at: Target, value: u32, fenced: bool) {
+        match self.memory.weak() {
+            // SAFETY: see `Target`; alignment was checked when it was enqueued. Release, as
+            // memory operations of strong memory are all ordered.
+            None => unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value, Ordering::Release),
+            // SAFETY: see `Target`; the submission retires with an empty buffer.
+            Some(mut b) => unsafe { b.store(at.0, &value.to_ne_bytes(), !fenced) },
+        }
+        self.finish();
+    }
+
+    #[inline]
+    fn write64(&mut self, at: Target, value: u64, fenced: bool) {
+        match self.memory.weak() {
+            // SAFETY: as in `write32`.
+            None => unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release),
+            // SAFETY: as in `write32`.
+            Some(mut b) => unsafe { b.store(at.0, &value.to_ne_bytes(), !fenced) },
+        }
+        self.finish();
     }
 
     #[inline]
@@ -333,17 +346,15 @@ impl Lane {
     #[inline]
     fn finish(&mut self) {
         self.current = Current::Nothing;
-        if self.queue.finish() && self.memory.weak().is_none_or(|b| b.is_empty()) {
+        if self.queue.finish() && self.all_visible() {
             self.queue.retire();
         }
     }
 
-    /// Makes everything the stream wrote visible.
+    /// Whether others see everything that the stream wrote.
     #[inline]
-    fn drain(&mut self) {
-        if let Some(mut buffer) = self.memory.weak() {
-            buffer.drain();
-        }
+    fn all_visible(&self) -> bool {
+        self.memory.weak().is_none_or(|b| b.is_empty())
     }
 
     fn inline_copy(&mut self, at: Target, len: usize) {
@@ -404,14 +415,16 @@ impl Lane {
         };
         self.memory.set_now(cx.now.as_nanos());
         let access = DeviceAccess::enable(cx.core.key);
-        let state = grid.run(TURNS);
+        let state = grid.run(cx.turns);
         drop(access);
         match state {
             GridState::Progress => Ran::Something,
             GridState::Spinning => Ran::Nothing(grid.deadline().map(Time::from_nanos)),
             GridState::Done => {
-                self.drain();
-                self.finish();
+                self.current = Current::Ending;
+                if self.all_visible() {
+                    self.finish();
+                }
                 Ran::Something
             }
             GridState::Faulted(fault) => {
@@ -423,13 +436,4 @@ impl Lane {
             }
         }
     }
-}
-
-/// A memory operation's write under weak memory.
-fn store_weak(mut buffer: MutexGuard<'_, StoreBuffer>, at: Target, data: &[u8], fenced: bool) {
-    if fenced {
-        buffer.drain();
-    }
-    // SAFETY: see `Target`; the submission retires with an empty buffer.
-    unsafe { buffer.store(at.0, data, !fenced) };
 }

@@ -225,6 +225,23 @@ pub(crate) enum Op {
 
 const _: () = assert!(size_of::<Op>() == 32);
 
+impl Op {
+    /// Whether everything the stream wrote before is visible before this starts.
+    #[inline]
+    pub(crate) fn comes_after_writes(&self) -> bool {
+        match self {
+            Op::Write32 { fenced, .. } | Op::Write64 { fenced, .. } => *fenced,
+            Op::Fence | Op::Record | Op::Copy { .. } | Op::Fill { .. } | Op::Launch(_) => true,
+            Op::Wait32 { .. }
+            | Op::Wait64 { .. }
+            | Op::Inline { .. }
+            | Op::Data(_)
+            | Op::FlushRemote
+            | Op::WaitEvent { .. } => false,
+        }
+    }
+}
+
 /// A kernel, its shape and its arguments.
 #[derive(Debug)]
 pub(crate) struct Launch {

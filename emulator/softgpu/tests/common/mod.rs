@@ -1,0 +1,139 @@
+//! An environment for tests: it steps the engines itself, inside every wait, on a clock of its
+//! own.
+#![allow(dead_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use gds_step::{Env, Machine, Step, Time};
+use softgpu::{Config, DevAddr, Engine, Gpu, MemOp, Stream, Weak};
+
+/// Steps without progress after which a wait without deadline counts as hung.
+const HUNG: u64 = 20_000;
+
+#[derive(Default)]
+pub struct TestEnv {
+    engines: Mutex<Vec<Engine>>,
+    now: AtomicU64,
+    rings: AtomicU64,
+    /// Called once a step, inside waits and outside, with the number of the step.
+    each_step: Mutex<Option<Box<dyn FnMut(u64) + Send>>>,
+}
+
+impl TestEnv {
+    /// Steps every engine once. Returns whether any got anywhere.
+    pub fn step(&self) -> bool {
+        let n = self.now.fetch_add(1, Ordering::Relaxed);
+        if let Some(f) = &mut *self.each_step.lock().unwrap() {
+            f(n);
+        }
+        let mut engines = self.engines.lock().unwrap();
+        let steps = engines.iter_mut().map(|e| e.step(Time::from_nanos(n)));
+        steps.fold(false, |any, step| any | (step == Step::Progress))
+    }
+
+    pub fn steps(&self, n: u32) {
+        for _ in 0..n {
+            self.step();
+        }
+    }
+
+    /// Steps until nothing moves any more.
+    pub fn settle(&self) {
+        while self.step() {}
+    }
+
+    pub fn on_each_step(&self, f: impl FnMut(u64) + Send + 'static) {
+        *self.each_step.lock().unwrap() = Some(Box::new(f));
+    }
+
+    pub fn count(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    pub fn rings(&self) -> u64 {
+        self.rings.load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, engine: Engine) {
+        self.engines.lock().unwrap().push(engine);
+    }
+
+    pub fn drop_engines(&self) {
+        self.engines.lock().unwrap().clear();
+    }
+}
+
+impl std::fmt::Debug for TestEnv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TestEnv")
+    }
+}
+
+impl Env for TestEnv {
+    fn now(&self) -> Time {
+        Time::from_nanos(self.count())
+    }
+
+    fn wait_until(&self, deadline: Option<Time>, condition: &mut dyn FnMut() -> bool) -> bool {
+        let mut idle = 0;
+        loop {
+            if condition() {
+                return true;
+            }
+            if deadline.is_some_and(|d| self.now() >= d) {
+                return false;
+            }
+            idle = if self.step() { 0 } else { idle + 1 };
+            assert!(deadline.is_some() || idle < HUNG, "nothing moves: a hang");
+        }
+    }
+
+    fn ring(&self) {
+        self.rings.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// An environment with one GPU.
+pub fn rig(config: Config) -> (Arc<TestEnv>, Gpu) {
+    let env = Arc::new(TestEnv::default());
+    let gpu = add_gpu(&env, config);
+    (env, gpu)
+}
+
+pub fn add_gpu(env: &Arc<TestEnv>, config: Config) -> Gpu {
+    let (gpu, engine) = Gpu::new(Arc::clone(env) as _, config).unwrap();
+    env.add(engine);
+    gpu
+}
+
+/// A GPU with weak memory.
+pub fn weak(seed: u64) -> Config {
+    Config {
+        weak: Some(Weak::seeded(seed)),
+        ..Config::default()
+    }
+}
+
+pub fn write32(addr: DevAddr, value: u32) -> MemOp {
+    MemOp::Write32 {
+        addr,
+        value,
+        fenced: true,
+    }
+}
+
+pub fn wait32(addr: DevAddr, value: u32) -> MemOp {
+    MemOp::Wait32 {
+        addr,
+        value,
+        mask: !0,
+        cond: softgpu::Cond::Eq,
+        flush: false,
+    }
+}
+
+/// Waits for the stream, without a deadline.
+pub fn sync(stream: &Stream) {
+    assert_eq!(stream.synchronize(None), Ok(true));
+}

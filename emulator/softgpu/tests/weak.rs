@@ -1,0 +1,340 @@
+//! Weak memory: what goes wrong without fences and flushes, for some seed, and never with them.
+
+mod common;
+
+use common::{rig, sync, wait32, weak, write32};
+use softgpu::{Cond, Config, DevAddr, InlineData, MemOp};
+
+const SEEDS: u64 = 200;
+
+fn unfenced32(addr: DevAddr, value: u32) -> MemOp {
+    MemOp::Write32 {
+        addr,
+        value,
+        fenced: false,
+    }
+}
+
+/// Steps until the stream is idle, and tells `look` to look at memory before each step.
+fn watch(seed: u64, ops: impl Fn(DevAddr) -> Vec<MemOp>, mut look: impl FnMut([u32; 4])) {
+    let (env, gpu) = rig(weak(seed));
+    let pin = gpu.alloc_pinned(64).unwrap();
+    let window = pin.window();
+    let stream = gpu.stream().unwrap();
+    stream.submit(&ops(pin.addr())).unwrap();
+    while !stream.query() {
+        look([0, 4, 8, 12].map(|at| window.load32(at).unwrap()));
+        env.step();
+    }
+    look([0, 4, 8, 12].map(|at| window.load32(at).unwrap()));
+}
+
+/// In how many seeds `bad` is seen at some time.
+fn seeds_with(ops: impl Fn(DevAddr) -> Vec<MemOp>, bad: impl Fn([u32; 4]) -> bool) -> u64 {
+    let mut count = 0;
+    for seed in 0..SEEDS {
+        let mut seen = false;
+        watch(seed, &ops, |m| seen |= bad(m));
+        count += u64::from(seen);
+    }
+    count
+}
+
+/// The flag is seen and the data is not.
+fn flag_first(m: [u32; 4]) -> bool {
+    m[1] == 1 && m[0] == 0
+}
+
+#[test]
+fn a_flag_overtakes_its_data_unless_fenced() {
+    let with = |between: Vec<MemOp>, fenced| {
+        seeds_with(
+            |a| {
+                let mut ops = vec![unfenced32(a, 1)];
+                ops.extend(&between);
+                ops.push(MemOp::Write32 {
+                    addr: a + 4,
+                    value: 1,
+                    fenced,
+                });
+                ops
+            },
+            flag_first,
+        )
+    };
+    assert!(with(vec![], false) > 10);
+    assert_eq!(with(vec![], true), 0);
+    assert_eq!(with(vec![MemOp::Fence], false), 0);
+    assert!(
+        with(vec![MemOp::FlushRemote], false) > 10,
+        "a flush of NIC writes is no fence"
+    );
+}
+
+#[test]
+fn an_inline_copy_is_as_weak_as_a_write() {
+    let copy = |a| MemOp::Copy {
+        addr: a,
+        data: InlineData::new(&[1; 4]).unwrap(),
+    };
+    assert!(seeds_with(|a| vec![copy(a), unfenced32(a + 4, 1)], flag_first) > 10);
+    assert_eq!(
+        seeds_with(|a| vec![copy(a), write32(a + 4, 1)], flag_first),
+        0
+    );
+}
+
+#[test]
+fn a_wide_write_tears_unless_fenced() {
+    let write = |fenced| {
+        move |addr| {
+            vec![MemOp::Write64 {
+                addr,
+                value: !0,
+                fenced,
+            }]
+        }
+    };
+    let torn = |m: [u32; 4]| m[0] != m[1];
+    assert!(seeds_with(write(false), torn) > 10);
+    assert_eq!(seeds_with(write(true), torn), 0);
+}
+
+#[test]
+fn writes_to_the_same_word_keep_their_order() {
+    for seed in 0..SEEDS {
+        let mut last = 0;
+        watch(
+            seed,
+            |a| (1..30).map(|n| unfenced32(a, n)).collect(),
+            |m| {
+                assert!(m[0] >= last, "seed {seed}");
+                last = m[0];
+            },
+        );
+        assert_eq!(last, 29, "seed {seed}: an idle stream's writes are visible");
+    }
+}
+
+#[test]
+fn a_stream_sees_its_own_writes() {
+    for seed in 0..SEEDS {
+        watch(
+            seed,
+            |a| {
+                vec![
+                    unfenced32(a, 7),
+                    wait32(a, 7),
+                    MemOp::Write64 {
+                        addr: a + 8,
+                        value: 1 << 40 | 2,
+                        fenced: false,
+                    },
+                    wait32(a + 8, 2),
+                    unfenced32(a + 12, 3),
+                    MemOp::Wait64 {
+                        addr: a + 8,
+                        value: 3 << 32 | 2,
+                        mask: !0,
+                        cond: Cond::Eq,
+                        flush: false,
+                    },
+                ]
+            },
+            |_| {},
+        );
+    }
+}
+
+#[test]
+fn copies_and_events_put_writes_in_order() {
+    for seed in 0..SEEDS {
+        let (env, gpu) = rig(weak(seed));
+        let pin = gpu.alloc_pinned(64).unwrap();
+        let window = pin.window();
+        let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let event = softgpu::Event::new();
+        a.submit(&[unfenced32(pin.addr(), 5)]).unwrap();
+        a.copy(pin.addr() + 8, pin.addr(), 4).unwrap();
+        a.submit(&[unfenced32(pin.addr() + 16, 6)]).unwrap();
+        a.record(&event).unwrap();
+        b.wait_event(&event).unwrap();
+        b.copy(pin.addr() + 24, pin.addr() + 16, 4).unwrap();
+        while !event.query() {
+            env.step();
+        }
+        assert_eq!(window.load32(16), Ok(6), "seed {seed}");
+        sync(&b);
+        assert_eq!(window.load32(8), Ok(5), "seed {seed}");
+        assert_eq!(window.load32(24), Ok(6), "seed {seed}");
+    }
+}
+
+/// A NIC writes a payload to device memory and a completion word; a stream waits for the word,
+/// then copies the payload. Returns in how many seeds the copy was stale.
+fn stale_payloads(completion_in_device: bool, flush: bool, flush_op: bool) -> u64 {
+    let mut stale = 0;
+    for seed in 0..SEEDS {
+        let (env, gpu) = rig(weak(seed));
+        let dev = gpu.alloc_device(4096).unwrap();
+        let pin = gpu.alloc_pinned(4096).unwrap();
+        let (word, completion) = if completion_in_device {
+            (dev.addr() + 2048, dev.window())
+        } else {
+            (pin.addr() + 2048, pin.window())
+        };
+        let stream = gpu.stream().unwrap();
+        let mut ops = vec![MemOp::Wait32 {
+            addr: word,
+            value: 1,
+            mask: !0,
+            cond: Cond::Geq,
+            flush,
+        }];
+        if flush_op {
+            ops.push(MemOp::FlushRemote);
+        }
+        stream.submit(&ops).unwrap();
+        stream.copy(pin.addr(), dev.addr(), 1500).unwrap();
+        env.steps(5);
+        dev.window().write(0, &[0xaa; 1500]).unwrap();
+        completion.store32(2048, 1).unwrap();
+        sync(&stream);
+        let mut got = [0; 1500];
+        pin.window().read(0, &mut got).unwrap();
+        stale += u64::from(got != [0xaa; 1500]);
+    }
+    stale
+}
+
+#[test]
+fn a_completion_overtakes_its_payload_unless_the_wait_flushes() {
+    assert!(stale_payloads(false, false, false) > 10);
+    assert_eq!(stale_payloads(false, true, false), 0);
+    assert_eq!(stale_payloads(false, false, true), 0);
+    assert_eq!(
+        stale_payloads(true, false, false),
+        0,
+        "a NIC's writes keep their order"
+    );
+}
+
+#[test]
+fn what_a_nic_wrote_arrives_in_order_and_before_what_it_reads() {
+    for seed in 0..SEEDS {
+        let (env, gpu) = rig(weak(seed));
+        let dev = gpu.alloc_device(64).unwrap();
+        let (nic, cpu) = (dev.window(), dev.map_cpu().unwrap());
+        nic.store32(0, 1).unwrap();
+        nic.write(4, &2_u32.to_ne_bytes()).unwrap();
+        nic.store32(8, 3).unwrap();
+        let mut last = 0;
+        let mut late = 0;
+        while last < 3 {
+            let seen = [0, 4, 8].map(|at| cpu.load32(at).unwrap());
+            let count = seen.iter().filter(|&&v| v != 0).count();
+            assert!(
+                seen[..count].iter().all(|&v| v != 0),
+                "seed {seed}: {seen:?}"
+            );
+            assert!(count >= last);
+            last = count;
+            late += 1;
+            env.step();
+        }
+        assert!(late > 1, "seed {seed}: nothing was late");
+
+        nic.write(16, &5_u64.to_ne_bytes()).unwrap();
+        assert_eq!(
+            nic.fetch_add64(16, 2),
+            Ok(5),
+            "an atomic stays behind the write"
+        );
+        assert_eq!(nic.compare_swap64(16, 7, 9), Ok(7));
+        assert_eq!(nic.compare_swap64(16, 7, 1), Ok(9));
+        assert_eq!(nic.swap64(16, 3), Ok(9));
+        nic.store32(24, 8).unwrap();
+        assert_eq!(nic.load64(24), Ok(8));
+        nic.store32(28, 4).unwrap();
+        gpu.flush_remote_writes();
+        assert_eq!(cpu.load32(28), Ok(4), "the host's flush");
+    }
+}
+
+#[test]
+fn writes_to_host_memory_are_not_late() {
+    let (_env, gpu) = rig(weak(1));
+    let pin = gpu.alloc_pinned(64).unwrap();
+    pin.window().write(0, &7_u32.to_ne_bytes()).unwrap();
+    // SAFETY: the memory lives, and nobody writes it now.
+    assert_eq!(unsafe { pin.as_ptr().cast::<u32>().read_volatile() }, 7);
+}
+
+/// Random programs end in the same memory as with strong memory, whatever the seed.
+#[test]
+fn weak_memory_changes_when_not_what() {
+    for seed in 0..SEEDS {
+        let run = |config: Config| {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let (_env, gpu) = rig(config);
+            let pin = gpu.alloc_pinned(128).unwrap();
+            let stream = gpu.stream().unwrap();
+            for _ in 0..10 {
+                let ops: Vec<_> = (0..rng.usize(1..20))
+                    .map(|_| {
+                        let (word, value) = (pin.addr() + 8 * rng.u64(..8), rng.u64(..));
+                        let fenced = rng.u8(..4) == 0;
+                        match rng.u8(..8) {
+                            0 => MemOp::Fence,
+                            1..4 => MemOp::Write64 {
+                                addr: word,
+                                value,
+                                fenced,
+                            },
+                            4 => {
+                                let data = value.to_ne_bytes().repeat(3);
+                                MemOp::Copy {
+                                    addr: word + rng.u64(..8),
+                                    data: InlineData::new(&data[..rng.usize(1..24)]).unwrap(),
+                                }
+                            }
+                            _ => MemOp::Write32 {
+                                addr: word + 4 * rng.u64(..2),
+                                value: value as u32,
+                                fenced,
+                            },
+                        }
+                    })
+                    .collect();
+                stream.submit(&ops).unwrap();
+                stream
+                    .copy(pin.addr() + 100, pin.addr() + rng.u64(..64), 28)
+                    .unwrap();
+            }
+            sync(&stream);
+            let mut got = [0; 128];
+            pin.window().read(0, &mut got).unwrap();
+            got
+        };
+        assert_eq!(run(weak(seed)), run(Config::default()), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    let run = |seed| {
+        let mut seen = Vec::new();
+        watch(
+            seed,
+            |a| {
+                (0..40)
+                    .map(|n| unfenced32(a + 4 * (n % 4), n as u32))
+                    .collect()
+            },
+            |m| seen.push(m),
+        );
+        seen
+    };
+    assert_eq!(run(3), run(3));
+    assert_ne!(run(3), run(4));
+}
