@@ -1,0 +1,192 @@
+//! Completion queues: entries written with their owner bit, the last dword last.
+
+use std::sync::Arc;
+
+use mlx5_prm::cqe::{Cqe64, ErrCqe, Failure, LAST_DWORD_OFFSET, SIZE, Success, owner_of_lap};
+use mlx5_prm::doorbell;
+
+use crate::dma::Dma;
+use crate::error::{NicError, Object};
+
+/// Names a completion queue: its CQN, 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cqn(pub u32);
+
+/// A completion queue to create. Its owner presets the entries (see [`mlx5_prm::cqe`]); the
+/// NIC writes nothing but completions.
+#[derive(Clone)]
+pub struct CqAttr {
+    /// The memory of its entries, 64 bytes each.
+    pub mem: Arc<dyn Dma>,
+    /// Where in it the entries begin: a multiple of 64.
+    pub offset: u64,
+    /// Their number is 2 to this power.
+    pub log_entries: u8,
+    /// Its doorbell record (8 bytes, aligned), where the consumer says how far it is. May be
+    /// missing if overruns are ignored.
+    pub record: Option<(Arc<dyn Dma>, u64)>,
+    /// Write on, whether or not the consumer took the former entry.
+    pub ignore_overrun: bool,
+    /// The number of the first entry: 0, or a number near a wrap to test it. The consumer must
+    /// start there too.
+    pub start: u32,
+}
+
+/// How a completion queue stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqInfo {
+    /// Number of the entry written next, counted over all laps.
+    pub producer: u32,
+    /// How many entries it has.
+    pub entries: u32,
+    /// What made it useless, if anything did.
+    pub failure: Option<CqFailure>,
+    /// How many work queues complete into it.
+    pub users: u32,
+}
+
+/// A completion queue that takes no more entries; the queue pairs that use it are in error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CqFailure {
+    /// An entry came up while the queue was full.
+    Overrun,
+    /// Its memory refused an access.
+    Memory,
+}
+
+pub(crate) struct Cq {
+    mem: Arc<dyn Dma>,
+    offset: u64,
+    log_entries: u8,
+    record: Option<(Arc<dyn Dma>, u64)>,
+    /// Number of the next entry.
+    producer: u32,
+    /// The consumer as last seen: never ahead of the truth. Unused if overruns are ignored.
+    consumer: u32,
+    failure: Option<CqFailure>,
+    /// The failure was not acted upon yet.
+    pub fresh_failure: bool,
+    pub users: u32,
+    /// Entries written.
+    pub written: u64,
+}
+
+/// Most entries are numbered by 24 bits in the doorbell record.
+const CI_BITS: u32 = 24;
+
+impl Cq {
+    pub fn new(attr: CqAttr, max_log: u8) -> Result<Cq, NicError> {
+        let object = Object::Cq;
+        if attr.log_entries > max_log {
+            return Err(NicError::Limit {
+                object,
+                what: "log_entries",
+                value: attr.log_entries.into(),
+                limit: max_log.into(),
+            });
+        }
+        check_span(object, &*attr.mem, attr.offset, (SIZE as u64) << attr.log_entries, 64)?;
+        if let Some((mem, offset)) = &attr.record {
+            check_span(object, &**mem, *offset, 8, 8)?;
+        } else if !attr.ignore_overrun {
+            return Err(NicError::NoRecord);
+        }
+        Ok(Cq {
+            mem: attr.mem,
+            offset: attr.offset,
+            log_entries: attr.log_entries,
+            record: attr.record.filter(|_| !attr.ignore_overrun),
+            producer: attr.start,
+            consumer: attr.start,
+            failure: None,
+            fresh_failure: false,
+            users: 0,
+            written: 0,
+        })
+    }
+
+    pub fn info(&self) -> CqInfo {
+        CqInfo {
+            producer: self.producer,
+            entries: 1 << self.log_entries,
+            failure: self.failure,
+            users: self.users,
+        }
+    }
+
+    pub fn succeed(&mut self, say: &Success) {
+        let owner = owner_of_lap(self.producer, self.log_entries);
+        self.push(&Cqe64::success(say, owner));
+    }
+
+    pub fn fail(&mut self, say: &Failure) {
+        let owner = owner_of_lap(self.producer, self.log_entries);
+        self.push(ErrCqe::new(say, owner).as_cqe());
+    }
+
+    fn push(&mut self, entry: &Cqe64) {
+        if self.failure.is_some() {
+            return;
+        }
+        let done = if self.full() { Err(CqFailure::Overrun) } else { self.write(entry) };
+        if let Err(failure) = done {
+            self.failure = Some(failure);
+            self.fresh_failure = true;
+        }
+    }
+
+    fn write(&mut self, entry: &Cqe64) -> Result<(), CqFailure> {
+        let slot = self.producer & ((1 << self.log_entries) - 1);
+        let at = self.offset + u64::from(slot) * SIZE as u64;
+        let body = &entry.to_bytes()[..LAST_DWORD_OFFSET];
+        let last = at + LAST_DWORD_OFFSET as u64;
+        self.mem.write(at, body).map_err(|_| CqFailure::Memory)?;
+        // A release store: whoever sees the owner bit change sees the rest of the entry, and
+        // the payload it speaks of as far as the memory keeps that promise.
+        self.mem
+            .store32(last, entry.last_dword().to_le())
+            .map_err(|_| CqFailure::Memory)?;
+        self.producer = self.producer.wrapping_add(1);
+        self.written += 1;
+        Ok(())
+    }
+
+    /// True if the next entry would fall on one that the consumer did not take.
+    fn full(&mut self) -> bool {
+        let Some((mem, offset)) = &self.record else {
+            return false;
+        };
+        let used = |producer: u32, consumer: u32| producer.wrapping_sub(consumer) << (32 - CI_BITS);
+        let limit = 1 << self.log_entries << (32 - CI_BITS);
+        if used(self.producer, self.consumer) < limit {
+            return false;
+        }
+        let Ok(word) = mem.load32(offset + doorbell::SET_CI as u64) else {
+            return true;
+        };
+        self.consumer = doorbell::cq_ci(u32::from_le(word));
+        used(self.producer, self.consumer) >= limit
+    }
+}
+
+/// Checks that an object's bytes lie in memory, aligned.
+pub(crate) fn check_span(
+    object: Object,
+    mem: &dyn Dma,
+    offset: u64,
+    len: u64,
+    align: u64,
+) -> Result<(), NicError> {
+    let limit = mem.len();
+    let fits = offset.checked_add(len).is_some_and(|end| end <= limit);
+    if fits && offset.is_multiple_of(align) {
+        return Ok(());
+    }
+    Err(NicError::Span {
+        object,
+        offset,
+        len,
+        align,
+        limit,
+    })
+}

@@ -1,0 +1,244 @@
+//! The NIC at work: what it does in a step.
+
+use gds_step::{Machine, Step, Time};
+use mlx5_prm::syndrome::Syndrome;
+
+use crate::error::{Fault, vendor};
+use crate::fabric::{Budget, PeerId, SendRefused};
+use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind};
+use crate::nic::{Core, Ctx, Nic, REGISTERS};
+use crate::qp::{Qp, QpState};
+use crate::requester::{Allowance, Turn};
+use crate::wire::Wire;
+
+/// What a step takes from the fabric at most.
+const RECEIVE: Budget = Budget {
+    frames: 256,
+    bytes: 512 * 1024,
+};
+/// How many queue pairs have a turn in a step, and what each may send in it.
+const TURNS: usize = 64;
+const TURN_FRAMES: u32 = 32;
+const TURN_BYTES: usize = 128 * 1024;
+
+impl Machine for Nic {
+    fn step(&mut self, now: Time) -> Step {
+        let Nic { core, wire } = self;
+        core.now = now;
+        let deadline = wire.step(now);
+        let mut busy = core.pick_up_doorbells();
+        busy |= wire.receive(RECEIVE, &mut |peer, header, payload| {
+            core.take(peer, header, payload)
+        }) > 0;
+        busy |= self.drop_lost_links();
+        let Nic { core, wire } = self;
+        busy |= core.look_after_receives();
+        busy |= core.send_strays(wire);
+        busy |= core.give_turns(wire);
+        if core.cq_failed {
+            core.fail_users_of_cqs();
+            busy = true;
+        }
+        wire.flush();
+        if busy || wire.pending() {
+            Step::Progress
+        } else {
+            Step::IdleUntil(deadline)
+        }
+    }
+
+    fn name(&self) -> String {
+        self.core.config.name.clone()
+    }
+}
+
+impl Core {
+    /// Empties every doorbell register, and looks at the records of the queue pairs bound to
+    /// the pages where one was rung.
+    fn pick_up_doorbells(&mut self) -> bool {
+        let mut any = false;
+        for (_, uar) in self.uars.iter_mut() {
+            if uar.users.is_empty() {
+                continue;
+            }
+            let mut rung = false;
+            for register in REGISTERS {
+                let at = uar.offset + register;
+                // Both halves of a register may be written by 32-bit stores, so any bit
+                // counts. A load is cheaper than a swap that takes the line from the ringer.
+                rung |= uar.mem.load64(at).is_ok_and(|v| v != 0)
+                    && uar.mem.swap64(at, 0).is_ok_and(|v| v != 0);
+            }
+            if !rung {
+                continue;
+            }
+            self.doorbells += 1;
+            for &slot in &uar.users {
+                if let Some(qp) = self.qps.at(slot)
+                    && qp.ring()
+                    && !qp.queued
+                {
+                    qp.queued = true;
+                    self.ready.push_back(slot);
+                }
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Takes a frame.
+    fn take(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), FrameError> {
+        let frame = header.decode(payload.len())?;
+        let request = frame.kind.is_request();
+        let slot = self.qps.slot(frame.dst_qpn);
+        let Some((slot, (qp, mut ctx))) = slot.and_then(|s| Some((s, self.qp(s)?))) else {
+            self.turn_away(peer, &frame, Kind::Gone);
+            return Ok(());
+        };
+        let known = qp.remote.is_some_and(|r| r.peer == peer && r.qpn == frame.src_qpn);
+        match qp.state {
+            QpState::Rtr | QpState::Rts if known => {
+                if request {
+                    if !qp.request(&mut ctx, &frame, payload) {
+                        return Ok(());
+                    }
+                } else {
+                    qp.answer(&mut ctx, &frame, payload);
+                }
+                self.schedule(slot);
+            }
+            QpState::Reset | QpState::Init => self.turn_away(peer, &frame, Kind::NotReady),
+            // Its own last word comes first.
+            QpState::Err if known && !qp.resp.answers.is_empty() => {}
+            _ => self.turn_away(peer, &frame, Kind::Gone),
+        }
+        Ok(())
+    }
+
+    /// Answers a request that no queue pair takes.
+    fn turn_away(&mut self, peer: PeerId, frame: &Frame, kind: Kind) {
+        let carries = matches!(frame.kind, Kind::Send | Kind::Write);
+        if frame.kind.is_request() && (!carries || frame.is(FIRST)) {
+            let answer = Frame::new(kind, frame.src_qpn, frame.dst_qpn, frame.seq);
+            self.stray(peer, answer);
+        }
+    }
+
+    /// Looks at the receive records of queue pairs that a message waits for, and of those
+    /// that flush.
+    fn look_after_receives(&mut self) -> bool {
+        let mut any = false;
+        let mut i = 0;
+        while let Some(&slot) = self.watch.get(i) {
+            let Some(qp) = self.qps.at(slot) else {
+                self.watch.swap_remove(i);
+                continue;
+            };
+            let flushes = qp.state == QpState::Err && qp.receives();
+            let news = flushes || qp.fed();
+            if !qp.wants_watch() {
+                qp.watched = false;
+                self.watch.swap_remove(i);
+            } else {
+                i += 1;
+            }
+            if news {
+                self.schedule(slot);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn send_strays(&mut self, wire: &mut Wire) -> bool {
+        let mut any = false;
+        for _ in 0..self.strays.len() {
+            let Some((peer, frame)) = self.strays.pop_front() else {
+                break;
+            };
+            match wire.send(peer, &frame, 0, &mut |_| true) {
+                Err(SendRefused::Full) => self.strays.push_back((peer, frame)),
+                // Nobody there to tell.
+                Ok(()) | Err(_) => any = true,
+            }
+        }
+        any
+    }
+
+    /// Gives queue pairs with something to do their turn, one after the other.
+    fn give_turns(&mut self, wire: &mut Wire) -> bool {
+        let mut any = false;
+        for _ in 0..self.ready.len().min(TURNS) {
+            let Some(slot) = self.ready.pop_front() else {
+                break;
+            };
+            let Some((qp, mut ctx)) = self.qp(slot) else {
+                continue;
+            };
+            qp.queued = false;
+            let mut may = Allowance {
+                frames: TURN_FRAMES,
+                bytes: TURN_BYTES,
+            };
+            let replied = qp.reply(&ctx, wire, &mut may);
+            let sent = if qp.state == QpState::Err {
+                match qp.flush(&mut ctx, &mut may.frames) {
+                    true => Turn::More,
+                    false => Turn::Done,
+                }
+            } else {
+                qp.pump(&mut ctx, wire, &mut may)
+            };
+            any |= may.frames < TURN_FRAMES || sent == Turn::More;
+            if replied != Turn::Done || sent != Turn::Done {
+                self.schedule(slot);
+            }
+        }
+        any
+    }
+
+    /// Tells the queue pairs whose other end lay behind a lost link.
+    pub fn link_lost(&mut self, peer: PeerId) {
+        let fault = Fault::new(Syndrome::TRANSPORT_RETRY, vendor::LINK_LOST);
+        self.for_qps(|qp, ctx| {
+            if qp.remote.is_some_and(|r| r.peer == peer) {
+                qp.link_lost(ctx, fault);
+            }
+        });
+    }
+
+    /// Puts the queue pairs that complete into a broken completion queue into ERR.
+    fn fail_users_of_cqs(&mut self) {
+        self.cq_failed = false;
+        let mut broken = Vec::new();
+        for slot in 0..self.cqs.slots() {
+            if let Some(cq) = self.cqs.at(slot)
+                && std::mem::take(&mut cq.fresh_failure)
+            {
+                broken.extend(self.cqs.number_at(slot));
+            }
+        }
+        self.for_qps(|qp, _| {
+            let hit = broken.contains(&qp.send_cq.0) || broken.contains(&qp.recv_cq.0);
+            if hit && qp.state != QpState::Reset {
+                qp.enter_error();
+            }
+        });
+    }
+
+    /// Does something to every queue pair, and gives each a turn.
+    fn for_qps(&mut self, mut act: impl FnMut(&mut Qp, &mut Ctx<'_>)) {
+        for slot in 0..self.qps.slots() {
+            if let Some((qp, mut ctx)) = self.qp(slot) {
+                act(qp, &mut ctx);
+                self.schedule(slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What two NICs of one host say on their socket before frames flow, and how descriptors
+//! travel with it.
+//!
+//! One message each way, the same 32 bytes. The first twelve are the same in every version,
+//! so that versions can tell each other apart.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix,
+};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{LinkError, NodeId};
+
+/// The version of greeting, ring and frames that this crate speaks.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"vmlx5fab";
+
+/// A greeting. The caller's carries two descriptors, its ring and its bell; the answer one,
+/// the answerer's bell; an answer of refusal none.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Greeting {
+    magic: [u8; 8],
+    /// The speaker's protocol version.
+    pub version: U32,
+    /// Bytes of the ring that comes along; zero in an answer.
+    pub ring_bytes: U32,
+    /// Who speaks.
+    pub from: U64,
+    /// To whom.
+    pub to: U64,
+}
+
+const SIZE: usize = size_of::<Greeting>();
+
+impl Greeting {
+    /// A greeting of this version.
+    pub fn new(version: u32, from: NodeId, to: NodeId, ring_bytes: usize) -> Greeting {
+        Greeting {
+            magic: MAGIC,
+            version: version.into(),
+            ring_bytes: (ring_bytes as u32).into(),
+            from: from.0.into(),
+            to: to.0.into(),
+        }
+    }
+}
+
+/// The address at which a node listens: an abstract name, gone with its process.
+pub fn address(node: NodeId) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("vmlx5-fabric-{node}").as_bytes())
+}
+
+/// Sends a greeting with descriptors.
+pub fn send(socket: BorrowedFd<'_>, say: &Greeting, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(say.as_bytes())], &mut control, flags)?;
+    if sent == SIZE { Ok(()) } else { Err(Errno::MSGSIZE) }
+}
+
+/// What a socket had to say.
+pub enum Heard {
+    /// Nothing yet.
+    Nothing,
+    /// A greeting with the magic in place (of whatever version), and its descriptors.
+    Greeting(Greeting, Vec<OwnedFd>),
+    /// It was closed.
+    Closed,
+}
+
+/// Listens for a greeting without waiting.
+///
+/// # Errors
+/// What was heard is no greeting.
+pub fn receive(socket: BorrowedFd<'_>) -> Result<Heard, LinkError> {
+    let mut bytes = [0; SIZE + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut into = [IoSliceMut::new(&mut bytes)];
+    let message = match rustix::net::recvmsg(socket, &mut into, &mut control, flags) {
+        Ok(message) => message,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok(Heard::Nothing),
+        Err(_) => return Ok(Heard::Closed),
+    };
+    let mut fds = Vec::new();
+    for item in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = item {
+            fds.extend(rights);
+        }
+    }
+    if message.bytes == 0 {
+        return Ok(Heard::Closed);
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(LinkError::Greeting("more descriptors than a greeting has"));
+    }
+    if message.bytes < 12 || bytes[..8] != MAGIC {
+        return Err(LinkError::Greeting("not a greeting"));
+    }
+    match Greeting::read_from_bytes(&bytes[..SIZE]) {
+        Ok(greeting) if message.bytes == SIZE => Ok(Heard::Greeting(greeting, fds)),
+        // Another version may say more or less after its number.
+        Ok(greeting) if greeting.version.get() != PROTOCOL_VERSION => {
+            Ok(Heard::Greeting(greeting, fds))
+        }
+        _ => Err(LinkError::Greeting("greeting of another length")),
+    }
+}

@@ -1,0 +1,435 @@
+//! The fabric of one process: any number of NICs, joined by rings in private memory.
+//!
+//! A direct hub shows frames to the other end as soon as they are flushed. A scheduled hub
+//! leaves that to a step machine, [`HubLinks`], which delivers one frame per step from a link
+//! that its own seeded generator picks, so that a simulation explores delays; no link ever
+//! reorders. A node can be made silent (a frozen peer) or killed (its links are lost).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gds_step::{Machine, Step, Time};
+use rustix::io::Errno;
+
+use super::ring::{Delivery, MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
+use super::{
+    Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
+};
+use crate::frame::FrameHeader;
+
+const ALIVE: u8 = 0;
+const SILENT: u8 = 1;
+const DEAD: u8 = 2;
+
+/// How a [`Hub`] is made.
+#[derive(Clone, Debug)]
+pub struct HubConfig {
+    /// Bytes of each ring, one for each direction of each pair of NICs that talk. Rounded up
+    /// to a power of two, kept between 128 KiB and 64 MiB.
+    pub ring_bytes: usize,
+    /// Frames wait for [`HubLinks`] to deliver them.
+    pub scheduled: bool,
+}
+
+impl Default for HubConfig {
+    fn default() -> HubConfig {
+        HubConfig {
+            ring_bytes: 1 << 20,
+            scheduled: false,
+        }
+    }
+}
+
+/// Joins NICs of one process. A handle: clones name the same hub.
+#[derive(Clone)]
+pub struct Hub(Arc<State>);
+
+struct State {
+    ring_bytes: usize,
+    scheduled: bool,
+    /// Counts changes of nodes and links. Bumped with release after the change was made;
+    /// loaded with acquire by ports and by the links, which look closer when it moved.
+    changes: AtomicU64,
+    all: Mutex<All>,
+}
+
+#[derive(Default)]
+struct All {
+    nodes: Vec<Arc<Node>>,
+    next: u64,
+    /// Links that the delivering machine has not seen yet.
+    fresh: Vec<Link>,
+}
+
+struct Node {
+    id: NodeId,
+    /// `ALIVE`, `SILENT` or `DEAD`. Relaxed: only decides whether frames are passed on.
+    state: AtomicU8,
+    /// Reading ends that others made for this node.
+    inbox: Mutex<Vec<Incoming>>,
+}
+
+struct Incoming {
+    from: Arc<Node>,
+    reader: Reader,
+    open: Arc<AtomicBool>,
+}
+
+struct Link {
+    from: Arc<Node>,
+    to: Arc<Node>,
+    delivery: Delivery,
+    open: Arc<AtomicBool>,
+}
+
+impl Node {
+    fn is(&self, state: u8) -> bool {
+        self.state.load(Ordering::Relaxed) == state
+    }
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    /// A hub without nodes.
+    pub fn new(config: HubConfig) -> Hub {
+        Hub(Arc::new(State {
+            ring_bytes: config.ring_bytes.clamp(MIN_RING, MAX_RING).next_power_of_two(),
+            scheduled: config.scheduled,
+            changes: AtomicU64::new(1),
+            all: Mutex::default(),
+        }))
+    }
+
+    /// The fabric of one more NIC. Nodes are numbered from 1 in the order of these calls.
+    pub fn port(&self) -> HubPort {
+        let mut all = lock(&self.0.all);
+        all.next += 1;
+        let node = Arc::new(Node {
+            id: NodeId(all.next),
+            state: AtomicU8::new(ALIVE),
+            inbox: Mutex::default(),
+        });
+        all.nodes.push(Arc::clone(&node));
+        HubPort {
+            hub: self.clone(),
+            node,
+            peers: Vec::new(),
+            lost: VecDeque::new(),
+            seen: 0,
+            turn: 0,
+        }
+    }
+
+    /// The machine that delivers the frames of a scheduled hub. Idle on a direct one. A hub
+    /// has one.
+    pub fn link_machine(&self, seed: u64) -> HubLinks {
+        HubLinks {
+            hub: self.clone(),
+            links: Vec::new(),
+            rng: fastrand::Rng::with_seed(seed),
+            seen: 0,
+        }
+    }
+
+    /// Stops (or starts again) passing frames to and from `node`, which notices nothing, nor
+    /// do its peers: a peer that hangs. False if there is no such node.
+    pub fn silence(&self, node: NodeId, silent: bool) -> bool {
+        let (from, to) = if silent { (ALIVE, SILENT) } else { (SILENT, ALIVE) };
+        let Some(node) = self.find(node) else {
+            return false;
+        };
+        let (order, fail) = (Ordering::Relaxed, Ordering::Relaxed);
+        // A dead node stays dead.
+        let _ = node.state.compare_exchange(from, to, order, fail);
+        self.changed();
+        true
+    }
+
+    /// Cuts `node` off for good; its peers see their links lost. False if there is no such node.
+    pub fn kill(&self, node: NodeId) -> bool {
+        let Some(node) = self.find(node) else {
+            return false;
+        };
+        node.state.store(DEAD, Ordering::Relaxed);
+        lock(&self.0.all).nodes.retain(|n| !Arc::ptr_eq(n, &node));
+        self.changed();
+        true
+    }
+
+    fn find(&self, id: NodeId) -> Option<Arc<Node>> {
+        lock(&self.0.all).nodes.iter().find(|n| n.id == id).cloned()
+    }
+
+    fn changed(&self) {
+        self.0.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// True, and `seen` brought up to date, if something changed since.
+    fn news(&self, seen: &mut u64) -> bool {
+        let now = self.0.changes.load(Ordering::Acquire);
+        let news = *seen != now;
+        *seen = now;
+        news
+    }
+
+    /// A ring from one node to another.
+    fn link(&self, from: &Arc<Node>, to: &Arc<Node>) -> Result<(Writer, Arc<AtomicBool>), Errno> {
+        let region = Region::private(self.0.ring_bytes)?;
+        let open = Arc::new(AtomicBool::new(true));
+        if self.0.scheduled {
+            lock(&self.0.all).fresh.push(Link {
+                from: Arc::clone(from),
+                to: Arc::clone(to),
+                delivery: Delivery::new(Arc::clone(&region)),
+                open: Arc::clone(&open),
+            });
+        }
+        lock(&to.inbox).push(Incoming {
+            from: Arc::clone(from),
+            reader: Reader::new(Arc::clone(&region)),
+            open: Arc::clone(&open),
+        });
+        self.changed();
+        Ok((Writer::new(region, self.0.scheduled), open))
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let nodes = lock(&self.0.all).nodes.iter().map(|n| n.id).collect::<Vec<_>>();
+        f.debug_struct("Hub").field("nodes", &nodes).finish()
+    }
+}
+
+/// Delivers the frames of a scheduled hub, one per step, from a link chosen by chance.
+pub struct HubLinks {
+    hub: Hub,
+    links: Vec<Link>,
+    rng: fastrand::Rng,
+    seen: u64,
+}
+
+impl Machine for HubLinks {
+    fn step(&mut self, _now: Time) -> Step {
+        if self.hub.news(&mut self.seen) {
+            self.links.append(&mut lock(&self.hub.0.all).fresh);
+            self.links.retain(|l| {
+                l.open.load(Ordering::Relaxed) && !l.from.is(DEAD) && !l.to.is(DEAD)
+            });
+        }
+        let waits = |l: &Link| l.from.is(ALIVE) && l.to.is(ALIVE) && l.delivery.ready();
+        let waiting = self.links.iter().filter(|l| waits(l)).count();
+        if waiting == 0 {
+            return Step::IdleUntil(None);
+        }
+        let chosen = self.rng.usize(..waiting);
+        if let Some(link) = self.links.iter_mut().filter(|l| waits(l)).nth(chosen) {
+            link.delivery.deliver();
+        }
+        Step::Progress
+    }
+
+    fn name(&self) -> String {
+        "hub.links".into()
+    }
+}
+
+/// One NIC's end of a [`Hub`]. Dropping it kills the node.
+pub struct HubPort {
+    hub: Hub,
+    node: Arc<Node>,
+    peers: Vec<Peer>,
+    lost: VecDeque<PeerId>,
+    seen: u64,
+    /// Whose turn it is to be received from.
+    turn: usize,
+}
+
+struct Peer {
+    id: NodeId,
+    node: Option<Arc<Node>>,
+    out: Option<(Writer, Arc<AtomicBool>)>,
+    inward: Option<(Reader, Arc<AtomicBool>)>,
+    state: LinkState,
+}
+
+impl Peer {
+    /// True if one of its rings was closed by the other end.
+    fn closed(&self) -> bool {
+        let shut = |open: &AtomicBool| !open.load(Ordering::Relaxed);
+        self.node.as_ref().is_none_or(|n| n.is(DEAD))
+            || self.out.as_ref().is_some_and(|(_, open)| shut(open))
+            || self.inward.as_ref().is_some_and(|(_, open)| shut(open))
+    }
+}
+
+impl HubPort {
+    /// Looks at what changed: dead nodes, closed links, new ones.
+    fn refresh(&mut self) {
+        for i in 0..self.peers.len() {
+            if self.peers[i].state == LinkState::Up && self.peers[i].closed() {
+                self.lose(i, LinkError::Closed);
+            }
+        }
+        let inbox = std::mem::take(&mut *lock(&self.node.inbox));
+        for Incoming { from, reader, open } in inbox {
+            let i = self.slot(from.id);
+            let peer = &mut self.peers[i];
+            peer.node = Some(from);
+            peer.inward = Some((reader, open));
+            peer.state = LinkState::Up;
+        }
+    }
+
+    /// The slot of a node, a new one if it has none.
+    fn slot(&mut self, id: NodeId) -> usize {
+        if let Some(i) = self.peers.iter().position(|p| p.id == id) {
+            return i;
+        }
+        self.peers.push(Peer {
+            id,
+            node: None,
+            out: None,
+            inward: None,
+            state: LinkState::Connecting,
+        });
+        self.peers.len() - 1
+    }
+
+    fn lose(&mut self, i: usize, why: LinkError) {
+        let peer = &mut self.peers[i];
+        let (out, inward) = (peer.out.take(), peer.inward.take());
+        for open in [out.map(|o| o.1), inward.map(|o| o.1)].into_iter().flatten() {
+            open.store(false, Ordering::Relaxed);
+        }
+        peer.state = LinkState::Lost(why);
+        self.lost.push_back(PeerId(i as u32));
+        self.hub.changed();
+    }
+}
+
+impl Fabric for HubPort {
+    fn node(&self) -> NodeId {
+        self.node.id
+    }
+
+    fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError> {
+        let i = self.slot(node);
+        if self.peers[i].state != LinkState::Up {
+            match self.hub.find(node) {
+                Some(found) => {
+                    self.peers[i].node = Some(found);
+                    self.peers[i].state = LinkState::Up;
+                }
+                None => {
+                    let reason = Errno::CONNREFUSED;
+                    self.lose(i, LinkError::Unreachable { node, reason });
+                }
+            }
+        }
+        Ok(PeerId(i as u32))
+    }
+
+    fn state(&self, peer: PeerId) -> LinkState {
+        let state = self.peers.get(peer.0 as usize).map(|p| p.state.clone());
+        state.unwrap_or(LinkState::Lost(LinkError::Closed))
+    }
+
+    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
+        self.peers.get(peer.0 as usize).map(|p| p.id)
+    }
+
+    fn send(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        fill: Fill<'_>,
+    ) -> Result<(), SendRefused> {
+        let i = peer.0 as usize;
+        let slot = self.peers.get_mut(i).ok_or(SendRefused::Lost)?;
+        if slot.state != LinkState::Up {
+            return Err(SendRefused::Lost);
+        }
+        if slot.out.is_none() {
+            let to = slot.node.as_ref().ok_or(SendRefused::Lost)?;
+            match self.hub.link(&self.node, to) {
+                Ok(link) => slot.out = Some(link),
+                Err(errno) => {
+                    self.lose(i, LinkError::System { what: "mmap", errno });
+                    return Err(SendRefused::Lost);
+                }
+            }
+        }
+        let (writer, _) = slot.out.as_mut().ok_or(SendRefused::Lost)?;
+        match writer.write(header, fill) {
+            Ok(()) => Ok(()),
+            Err(Refused::Full) => Err(SendRefused::Full),
+            Err(Refused::Unfilled) => Err(SendRefused::Unfilled),
+            Err(Refused::Garbage(e)) => {
+                self.lose(i, e.into());
+                Err(SendRefused::Lost)
+            }
+        }
+    }
+
+    fn receive(&mut self, mut budget: Budget, sink: Sink<'_>) -> u32 {
+        if !self.node.is(ALIVE) {
+            return 0;
+        }
+        let (mut taken, n) = (0, self.peers.len());
+        for k in 0..n {
+            let i = (self.turn + k) % n;
+            let peer = &mut self.peers[i];
+            let Some((reader, _)) = &mut peer.inward else {
+                continue;
+            };
+            if !peer.node.as_ref().is_some_and(|n| n.is(ALIVE)) {
+                continue;
+            }
+            let (got, result) = drain(reader, PeerId(i as u32), &mut budget, sink);
+            taken += got;
+            if let Err(e) = result {
+                self.lose(i, e.into());
+            }
+            if budget.frames == 0 || budget.bytes == 0 {
+                break;
+            }
+        }
+        self.turn = self.turn.wrapping_add(1);
+        taken
+    }
+
+    fn lost(&mut self) -> Option<PeerId> {
+        self.lost.pop_front()
+    }
+
+    fn flush(&mut self) {
+        for peer in &mut self.peers {
+            if let Some((writer, _)) = &mut peer.out {
+                writer.publish();
+            }
+            if let Some((reader, _)) = &mut peer.inward {
+                reader.release();
+            }
+        }
+    }
+
+    fn step(&mut self, _now: Time) -> Option<Time> {
+        let hub = self.hub.clone();
+        if hub.news(&mut self.seen) {
+            self.refresh();
+        }
+        None
+    }
+}
+
+impl Drop for HubPort {
+    fn drop(&mut self) {
+        self.hub.kill(self.node.id);
+    }
+}

@@ -1,0 +1,301 @@
+//! Memory regions: which bytes a key names, and what may be done with them.
+
+use std::collections::VecDeque;
+use std::ops::BitOr;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use mlx5_prm::wqe::Sge;
+
+use crate::dma::Dma;
+use crate::error::{NicError, Object, vendor};
+
+/// Rights on a memory region, or granted to the remote end of a queue pair. Values as in verbs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Access(u32);
+
+impl Access {
+    /// The NIC may read on behalf of local work, which needs no right.
+    pub const NONE: Access = Access(0);
+    /// Local work may write.
+    pub const LOCAL_WRITE: Access = Access(1);
+    /// The remote end may write.
+    pub const REMOTE_WRITE: Access = Access(2);
+    /// The remote end may read.
+    pub const REMOTE_READ: Access = Access(4);
+    /// The remote end may do atomics.
+    pub const REMOTE_ATOMIC: Access = Access(8);
+
+    const ALL: u32 = 15;
+
+    /// Rights from their bits.
+    ///
+    /// # Errors
+    /// A bit that means nothing here; it is what the error carries.
+    pub const fn from_bits(bits: u32) -> Result<Access, u32> {
+        if bits & !Access::ALL == 0 {
+            Ok(Access(bits))
+        } else {
+            Err(bits & !Access::ALL)
+        }
+    }
+
+    /// The bits.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// True if every right of `other` is here.
+    pub const fn contains(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// A region to register.
+#[derive(Clone)]
+pub struct MrAttr {
+    /// The protection domain it belongs to.
+    pub pd: PdId,
+    /// The address that work queue entries use for its first byte.
+    pub va: u64,
+    /// Its length in bytes; not zero.
+    pub len: u64,
+    /// Who may do what.
+    pub access: Access,
+    /// The memory its bytes lie in.
+    pub mem: Arc<dyn Dma>,
+    /// Where in that memory its first byte lies.
+    pub mem_offset: u64,
+}
+
+/// Names a protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PdId(pub(crate) u32);
+
+impl PdId {
+    /// The number of the domain.
+    pub fn number(self) -> u32 {
+        self.0
+    }
+}
+
+/// The keys of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MrKeys {
+    /// For local work.
+    pub lkey: u32,
+    /// For the remote end.
+    pub rkey: u32,
+}
+
+pub(crate) struct Mr {
+    key: u32,
+    pub pd: PdId,
+    va: u64,
+    len: u64,
+    access: Access,
+    mem: Arc<dyn Dma>,
+    mem_offset: u64,
+}
+
+/// Keys are (slot + `BASE`) << 8 | generation: none of them is 0 or the key that ends a
+/// receive list.
+const BASE: u32 = 0x100;
+
+pub(crate) struct MrTable {
+    log_max: u8,
+    slots: Vec<(u8, Option<Mr>)>,
+    free: VecDeque<u32>,
+}
+
+/// A vendor syndrome that says what is wrong with a key.
+pub(crate) type KeyFault = u8;
+
+impl MrTable {
+    pub fn new(log_max: u8) -> MrTable {
+        MrTable {
+            log_max: log_max.min(20),
+            slots: Vec::new(),
+            free: VecDeque::new(),
+        }
+    }
+
+    pub fn register(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
+        let object = Object::Mr;
+        let access = attr.access;
+        let remote = Access::REMOTE_WRITE.0 | Access::REMOTE_ATOMIC.0;
+        if access.0 & remote != 0 && !access.contains(Access::LOCAL_WRITE) {
+            return Err(NicError::Access {
+                object,
+                access: access.0,
+                why: "remote write and atomics need local write",
+            });
+        }
+        let limit = attr.mem.len();
+        let fits = attr.mem_offset.checked_add(attr.len).is_some_and(|end| end <= limit);
+        if attr.len == 0 || !fits || attr.va.checked_add(attr.len - 1).is_none() {
+            return Err(NicError::Span {
+                object,
+                offset: attr.mem_offset,
+                len: attr.len,
+                align: 1,
+                limit,
+            });
+        }
+        let slot = match self.free.pop_front() {
+            Some(slot) => slot,
+            None if self.slots.len() < 1 << self.log_max => {
+                self.slots.push((0, None));
+                self.slots.len() as u32 - 1
+            }
+            None => {
+                return Err(NicError::Full {
+                    object,
+                    limit: 1 << self.log_max,
+                });
+            }
+        };
+        let (generation, place) = &mut self.slots[slot as usize];
+        let key = (slot + BASE) << 8 | u32::from(*generation);
+        *place = Some(Mr {
+            key,
+            pd: attr.pd,
+            va: attr.va,
+            len: attr.len,
+            access,
+            mem: attr.mem,
+            mem_offset: attr.mem_offset,
+        });
+        Ok(MrKeys {
+            lkey: key,
+            rkey: key,
+        })
+    }
+
+    pub fn deregister(&mut self, key: u32) -> Result<Mr, NicError> {
+        let unknown = NicError::Unknown {
+            object: Object::Mr,
+            number: key,
+        };
+        if self.of_key(key).is_none() {
+            return Err(unknown);
+        }
+        let slot = (key >> 8) - BASE;
+        let (generation, place) = &mut self.slots[slot as usize];
+        *generation = generation.wrapping_add(1);
+        self.free.push_back(slot);
+        place.take().ok_or(unknown)
+    }
+
+    #[inline]
+    fn of_key(&self, key: u32) -> Option<&Mr> {
+        let slot = (key >> 8).checked_sub(BASE)?;
+        let mr = self.slots.get(slot as usize)?.1.as_ref()?;
+        (mr.key == key).then_some(mr)
+    }
+
+    /// The memory of `len` bytes at `va` under `key`, and where in it they lie.
+    #[inline]
+    pub fn find(
+        &self,
+        pd: PdId,
+        key: u32,
+        need: Access,
+        va: u64,
+        len: u64,
+    ) -> Result<(&dyn Dma, u64), KeyFault> {
+        let mr = self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?;
+        if mr.pd != pd {
+            return Err(vendor::KEY_DOMAIN);
+        }
+        if !mr.access.contains(need) {
+            return Err(vendor::KEY_ACCESS);
+        }
+        match va.checked_sub(mr.va) {
+            Some(into) if into <= mr.len && len <= mr.len - into => {
+                Ok((&*mr.mem, mr.mem_offset + into))
+            }
+            _ => Err(vendor::KEY_RANGE),
+        }
+    }
+
+    /// Checks the pieces that the first `len` bytes of a list touch.
+    pub fn check(
+        &self,
+        pd: PdId,
+        need: Access,
+        sges: impl Iterator<Item = Sge>,
+        mut len: u64,
+    ) -> Result<(), KeyFault> {
+        for sge in sges {
+            if len == 0 {
+                break;
+            }
+            let here = len.min(u64::from(sge.len));
+            self.find(pd, sge.lkey, need, sge.addr, here)?;
+            len -= here;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes` where the byte `skip` of a list and those after it belong. `last`: these
+    /// are the last bytes of a message, so the last word of them is written last of all.
+    pub fn scatter(
+        &self,
+        pd: PdId,
+        sges: &[Sge],
+        mut skip: u64,
+        mut bytes: &[u8],
+        last: bool,
+    ) -> Result<(), KeyFault> {
+        for sge in sges {
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            let len = u64::from(sge.len);
+            if skip >= len {
+                skip -= len;
+                continue;
+            }
+            let here = (len - skip).min(bytes.len() as u64);
+            let need = Access::LOCAL_WRITE;
+            let (mem, offset) = self.find(pd, sge.lkey, need, sge.addr.wrapping_add(skip), here)?;
+            let (now, later) = bytes.split_at(here as usize);
+            write(mem, offset, now, last && later.is_empty())?;
+            bytes = later;
+            skip = 0;
+        }
+        if bytes.is_empty() {
+            Ok(())
+        } else {
+            Err(vendor::LENGTH)
+        }
+    }
+}
+
+/// Writes part of a message. A CPU may poll the last byte of a message: if these are the
+/// `last` bytes, the aligned word that ends them becomes visible after all others.
+#[inline]
+pub(crate) fn write(mem: &dyn Dma, offset: u64, bytes: &[u8], last: bool) -> Result<(), KeyFault> {
+    let fault = |_| vendor::MEMORY;
+    if !last || bytes.is_empty() {
+        return mem.write(offset, bytes).map_err(fault);
+    }
+    let end = offset + bytes.len() as u64;
+    let tail = ((end - 1) & !7).max(offset);
+    let (body, word) = bytes.split_at((tail - offset) as usize);
+    if !body.is_empty() {
+        mem.write(offset, body).map_err(fault)?;
+        // Pairs with the poller's acquire load of the last byte: what it guards is visible.
+        fence(Ordering::Release);
+    }
+    mem.write(tail, word).map_err(fault)
+}

@@ -1,0 +1,539 @@
+//! The NIC: its objects and the control operations on them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use gds_step::Time;
+use mlx5_prm::cqe::{Failure, Success};
+use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
+
+use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
+use crate::dma::Dma;
+use crate::error::{NicError, Object};
+use crate::fabric::{Fabric, LinkError, LinkState, NodeId, PeerId};
+use crate::frame::{Frame, Kind, seq};
+use crate::mr::{Access, MrAttr, MrKeys, MrTable, PdId};
+use crate::qp::{Modify, Qp, QpAttr, QpInfo, QpState, Qpn, Remote};
+use crate::responder::Answer;
+use crate::table::Table;
+use crate::wire::Wire;
+
+/// Names a doorbell page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UarId(pub(crate) u32);
+
+/// How a NIC is made: its name and its limits, as powers of two unless said otherwise.
+#[derive(Clone, Debug)]
+pub struct NicConfig {
+    /// Its name in traces: `nic0`.
+    pub name: String,
+    /// Most protection domains.
+    pub log_max_pd: u8,
+    /// Most memory regions.
+    pub log_max_mr: u8,
+    /// Most doorbell pages.
+    pub log_max_uar: u8,
+    /// Most completion queues.
+    pub log_max_cq: u8,
+    /// Most queue pairs.
+    pub log_max_qp: u8,
+    /// Most entries of a completion queue.
+    pub max_log_cq: u8,
+    /// Most basic blocks of a send queue, at most 2^15.
+    pub max_log_sq: u8,
+    /// Most entries of a receive queue, at most 2^15.
+    pub max_log_rq: u8,
+    /// Most reads and atomics outstanding per queue pair and direction; a plain number.
+    pub max_rd_atomic: u8,
+    /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
+    pub loopback_bytes: usize,
+}
+
+impl Default for NicConfig {
+    fn default() -> NicConfig {
+        NicConfig {
+            name: "nic".into(),
+            log_max_pd: 8,
+            log_max_mr: 16,
+            log_max_uar: 10,
+            log_max_cq: 12,
+            log_max_qp: 12,
+            max_log_cq: 22,
+            max_log_sq: 15,
+            max_log_rq: 15,
+            max_rd_atomic: 16,
+            loopback_bytes: 1 << 20,
+        }
+    }
+}
+
+/// What a NIC did since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicStats {
+    /// Doorbells picked up.
+    pub doorbells: u64,
+    /// Frames sent, to itself too.
+    pub frames_sent: u64,
+    /// Frames received, from itself too.
+    pub frames_received: u64,
+}
+
+/// A virtual ConnectX. See the crate's text.
+///
+/// Its control operations are plain methods; ranks reach them through
+/// [`gds_step::Shared`], and ring the driver afterwards, since some of them give the NIC
+/// something to say to its peers.
+pub struct Nic {
+    pub(crate) core: Core,
+    pub(crate) wire: Wire,
+}
+
+/// All of the NIC but its way to others.
+pub(crate) struct Core {
+    pub config: NicConfig,
+    pub pds: Table<Pd>,
+    pub mrs: MrTable,
+    pub uars: Table<Uar>,
+    pub cqs: Table<Cq>,
+    pub qps: Table<Qp>,
+    /// Slots of the queue pairs that have something to do, whose turn it is first.
+    pub ready: VecDeque<u32>,
+    /// Slots of those whose receive record is looked at though no message arrives.
+    pub watch: Vec<u32>,
+    /// What to tell peers apart from any queue pair's answers.
+    pub strays: VecDeque<(PeerId, Frame)>,
+    pub cq_failed: bool,
+    pub doorbells: u64,
+    pub now: Time,
+}
+
+pub(crate) struct Pd {
+    users: u32,
+}
+
+pub(crate) struct Uar {
+    pub mem: Arc<dyn Dma>,
+    pub offset: u64,
+    /// Slots of the queue pairs that ring here.
+    pub users: Vec<u32>,
+}
+
+/// The doorbell registers of a page: the two halves of the first BlueFlame register.
+pub(crate) const REGISTERS: [u64; 2] = [BF_OFFSET as u64, (BF_OFFSET + BF_SIZE) as u64];
+
+/// Most words to peers that wait for room; more are dropped, as a lossy wire would.
+const MAX_STRAYS: usize = 1024;
+
+/// What a queue pair works with, beside itself.
+pub(crate) struct Ctx<'a> {
+    pub mrs: &'a MrTable,
+    cqs: &'a mut Table<Cq>,
+    cq_failed: &'a mut bool,
+    pub now: Time,
+}
+
+impl Ctx<'_> {
+    pub fn succeed(&mut self, cq: Cqn, say: &Success) {
+        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+            cq.succeed(say);
+            *self.cq_failed |= cq.fresh_failure;
+        }
+    }
+
+    pub fn fail(&mut self, cq: Cqn, say: &Failure) {
+        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+            cq.fail(say);
+            *self.cq_failed |= cq.fresh_failure;
+        }
+    }
+}
+
+impl Core {
+    /// The queue pair in a slot, and what it works with.
+    pub fn qp(&mut self, slot: u32) -> Option<(&mut Qp, Ctx<'_>)> {
+        let ctx = Ctx {
+            mrs: &self.mrs,
+            cqs: &mut self.cqs,
+            cq_failed: &mut self.cq_failed,
+            now: self.now,
+        };
+        Some((self.qps.at(slot)?, ctx))
+    }
+
+    /// Gives the queue pair in `slot` a turn, and looks after its receives if it needs that.
+    pub fn schedule(&mut self, slot: u32) {
+        let Some(qp) = self.qps.at(slot) else {
+            return;
+        };
+        if !qp.queued {
+            qp.queued = true;
+            self.ready.push_back(slot);
+        }
+        if qp.wants_watch() && !qp.watched {
+            qp.watched = true;
+            self.watch.push(slot);
+        }
+    }
+
+    pub fn stray(&mut self, peer: PeerId, frame: Frame) {
+        if self.strays.len() < MAX_STRAYS {
+            self.strays.push_back((peer, frame));
+        }
+    }
+
+    /// Tells the other end that a queue pair answers no more.
+    fn say_gone(&mut self, slot: u32) {
+        let Some(qp) = self.qps.at(slot) else {
+            return;
+        };
+        if let Some(to) = qp.remote {
+            let frame = Frame::new(Kind::Gone, to.qpn, qp.number, qp.resp.expect);
+            self.stray(to.peer, frame);
+        }
+    }
+
+    fn count_pd(&mut self, pd: PdId, by: i32) {
+        if let Ok(pd) = self.pds.get_mut(pd.0) {
+            pd.users = pd.users.wrapping_add_signed(by);
+        }
+    }
+
+    fn count_cq(&mut self, cq: Cqn, by: i32) {
+        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+            cq.users = cq.users.wrapping_add_signed(by);
+        }
+    }
+}
+
+fn in_use(object: Object, number: u32, users: u32) -> Result<(), NicError> {
+    if users == 0 {
+        return Ok(());
+    }
+    Err(NicError::InUse {
+        object,
+        number,
+        users,
+    })
+}
+
+impl Nic {
+    /// A NIC without objects, on `fabric`.
+    pub fn new(config: NicConfig, fabric: Box<dyn Fabric>) -> Nic {
+        Nic {
+            wire: Wire::new(fabric, config.loopback_bytes),
+            core: Core {
+                pds: Table::new(Object::Pd, config.log_max_pd),
+                mrs: MrTable::new(config.log_max_mr),
+                uars: Table::new(Object::Uar, config.log_max_uar),
+                cqs: Table::new(Object::Cq, config.log_max_cq),
+                qps: Table::new(Object::Qp, config.log_max_qp),
+                config,
+                ready: VecDeque::new(),
+                watch: Vec::new(),
+                strays: VecDeque::new(),
+                cq_failed: false,
+                doorbells: 0,
+                now: Time::ZERO,
+            },
+        }
+    }
+
+    /// The NIC's name among all: what a peer needs to connect.
+    pub fn node(&self) -> NodeId {
+        self.wire.node()
+    }
+
+    /// What the NIC did so far.
+    pub fn stats(&self) -> NicStats {
+        NicStats {
+            doorbells: self.core.doorbells,
+            frames_sent: self.wire.sent,
+            frames_received: self.wire.received,
+        }
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// There are as many as there can be.
+    pub fn alloc_pd(&mut self) -> Result<PdId, NicError> {
+        self.core.pds.insert(|_| Pd { users: 0 }).map(PdId)
+    }
+
+    /// Removes a protection domain.
+    ///
+    /// # Errors
+    /// There is none, or regions or queue pairs belong to it.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
+        in_use(Object::Pd, pd.0, self.core.pds.get(pd.0)?.users)?;
+        self.core.pds.remove(pd.0);
+        Ok(())
+    }
+
+    /// Registers a memory region. Its key is new: keys of former regions stay invalid.
+    ///
+    /// # Errors
+    /// The domain is unknown, the bytes do not lie in the memory, the rights do not go
+    /// together, or there are as many regions as there can be.
+    pub fn reg_mr(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
+        let pd = attr.pd;
+        self.core.pds.get(pd.0)?;
+        let keys = self.core.mrs.register(attr)?;
+        self.core.count_pd(pd, 1);
+        Ok(keys)
+    }
+
+    /// Removes a memory region. Work that still uses its key fails.
+    ///
+    /// # Errors
+    /// No region has the key.
+    pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), NicError> {
+        let pd = self.core.mrs.deregister(lkey)?.pd;
+        self.core.count_pd(pd, -1);
+        Ok(())
+    }
+
+    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800 and
+    /// 0x900, are polled as long as a queue pair is bound to it.
+    ///
+    /// # Errors
+    /// The page does not lie in the memory, or not aligned, or there are as many as there can be.
+    pub fn alloc_uar(&mut self, mem: Arc<dyn Dma>, offset: u64) -> Result<UarId, NicError> {
+        let page = PAGE as u64;
+        check_span(Object::Uar, &*mem, offset, page, page)?;
+        let uar = |_| Uar {
+            mem,
+            offset,
+            users: Vec::new(),
+        };
+        self.core.uars.insert(uar).map(UarId)
+    }
+
+    /// Gives a doorbell page back.
+    ///
+    /// # Errors
+    /// There is none, or queue pairs are bound to it.
+    pub fn free_uar(&mut self, uar: UarId) -> Result<(), NicError> {
+        let users = self.core.uars.get(uar.0)?.users.len();
+        in_use(Object::Uar, uar.0, users as u32)?;
+        self.core.uars.remove(uar.0);
+        Ok(())
+    }
+
+    /// Creates a completion queue. Its entries stay as their owner preset them.
+    ///
+    /// # Errors
+    /// Its bytes do not lie in the memory, it is too large, it has no record and does not
+    /// ignore overruns, or there are as many as there can be.
+    pub fn create_cq(&mut self, attr: CqAttr) -> Result<Cqn, NicError> {
+        let cq = Cq::new(attr, self.core.config.max_log_cq.min(22))?;
+        self.core.cqs.insert(|_| cq).map(Cqn)
+    }
+
+    /// Removes a completion queue.
+    ///
+    /// # Errors
+    /// There is none, or queue pairs complete into it.
+    pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
+        in_use(Object::Cq, cq.0, self.core.cqs.get(cq.0)?.users)?;
+        self.core.cqs.remove(cq.0);
+        Ok(())
+    }
+
+    /// How a completion queue stands.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn query_cq(&self, cq: Cqn) -> Result<CqInfo, NicError> {
+        self.core.cqs.get(cq.0).map(Cq::info)
+    }
+
+    /// Creates a queue pair, in state RESET.
+    ///
+    /// # Errors
+    /// An object it names is unknown, a ring does not lie in its memory or is too large, or
+    /// there are as many as there can be.
+    pub fn create_qp(&mut self, attr: QpAttr) -> Result<Qpn, NicError> {
+        let core = &mut self.core;
+        let (pd, uar) = (attr.pd, attr.uar);
+        let cqs = [attr.send_cq, attr.recv_cq];
+        core.pds.get(pd.0)?;
+        core.uars.get(uar.0)?;
+        for cq in cqs {
+            core.cqs.get(cq.0)?;
+        }
+        Qp::check(&attr, &core.config)?;
+        let number = core.qps.insert(|number| Qp::new(number, attr))?;
+        core.count_pd(pd, 1);
+        for cq in cqs {
+            core.count_cq(cq, 1);
+        }
+        let slot = core.qps.slot(number);
+        if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
+            uar.users.push(slot);
+        }
+        Ok(Qpn(number))
+    }
+
+    /// Removes a queue pair with its outstanding work, without completions. What the other
+    /// end has outstanding ends in error.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let core = &mut self.core;
+        let unknown = NicError::Unknown {
+            object: Object::Qp,
+            number: qpn.0,
+        };
+        let slot = core.qps.slot(qpn.0).ok_or(unknown.clone())?;
+        core.say_gone(slot);
+        let qp = core.qps.remove(qpn.0).ok_or(unknown)?;
+        core.ready.retain(|&s| s != slot);
+        core.watch.retain(|&s| s != slot);
+        if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
+            uar.users.retain(|&s| s != slot);
+        }
+        core.count_cq(qp.send_cq, -1);
+        core.count_cq(qp.recv_cq, -1);
+        core.count_pd(qp.pd, -1);
+        Ok(())
+    }
+
+    /// How a queue pair stands.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, NicError> {
+        self.core.qps.get(qpn.0).map(Qp::info)
+    }
+
+    /// How the link to a queue pair's other end stands; `None` before it was named.
+    ///
+    /// # Errors
+    /// There is no such queue pair.
+    pub fn link_state(&self, qpn: Qpn) -> Result<Option<LinkState>, NicError> {
+        let remote = self.core.qps.get(qpn.0)?.remote;
+        Ok(remote.map(|r| self.wire.state(r.node, r.peer)))
+    }
+
+    /// Why a NIC that called this one was turned away, oldest first.
+    pub fn link_refusal(&mut self) -> Option<LinkError> {
+        self.wire.refusal()
+    }
+
+    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, from any to RESET,
+    /// from any but RESET to ERR.
+    ///
+    /// # Errors
+    /// There is no such queue pair, no such way, an attribute is beyond its limit, or the
+    /// fabric holds no more links. A remote node that cannot be reached is no error here: work
+    /// posted to it fails, and [`link_state`](Nic::link_state) says why.
+    pub fn modify_qp(&mut self, qpn: Qpn, change: Modify) -> Result<(), NicError> {
+        // A link that was lost before is not the one that is made now.
+        self.drop_lost_links();
+        let core = &mut self.core;
+        let most = core.config.max_rd_atomic;
+        let qp = core.qps.get_mut(qpn.0)?;
+        let (from, to) = (qp.state, change.target());
+        let slot = core.qps.slot(qpn.0).unwrap_or_default();
+        let qp = core.qps.get_mut(qpn.0)?;
+        let limit = |what, value: u32, limit: u32| {
+            let error = NicError::Limit {
+                object: Object::Qp,
+                what,
+                value: value.into(),
+                limit: limit.into(),
+            };
+            if value > limit { Err(error) } else { Ok(()) }
+        };
+        match (from, change) {
+            (_, Modify::Reset) => {
+                core.say_gone(slot);
+                core.qps.get_mut(qpn.0)?.reset();
+                return Ok(());
+            }
+            (QpState::Reset, Modify::Init { access }) => {
+                if access.contains(Access::LOCAL_WRITE) {
+                    return Err(NicError::Access {
+                        object: Object::Qp,
+                        access: access.bits(),
+                        why: "only remote rights mean anything on a queue pair",
+                    });
+                }
+                qp.access = access;
+            }
+            (
+                QpState::Init,
+                Modify::Rtr {
+                    remote,
+                    remote_qpn,
+                    rq_psn,
+                    max_dest_rd_atomic,
+                },
+            ) => {
+                limit("remote_qpn", remote_qpn.0, seq::MASK)?;
+                limit("rq_psn", rq_psn, seq::MASK)?;
+                limit("max_dest_rd_atomic", max_dest_rd_atomic.into(), most.into())?;
+                let peer = self.wire.connect(remote).map_err(|source| NicError::Link {
+                    qpn: qpn.0,
+                    source,
+                })?;
+                qp.remote = Some(Remote {
+                    node: remote,
+                    peer,
+                    qpn: remote_qpn.0,
+                });
+                qp.resp.expect = rq_psn;
+                qp.resp.max_reads = max_dest_rd_atomic;
+                // The other end may have sent already, and been told to wait.
+                qp.resp.answers.push_back(Answer::Resume(rq_psn));
+            }
+            (
+                QpState::Rtr,
+                Modify::Rts {
+                    sq_psn,
+                    max_rd_atomic,
+                },
+            ) => {
+                limit("sq_psn", sq_psn, seq::MASK)?;
+                limit("max_rd_atomic", max_rd_atomic.into(), most.into())?;
+                qp.sq.begin(sq_psn, max_rd_atomic);
+            }
+            (QpState::Init | QpState::Rtr | QpState::Rts | QpState::Err, Modify::Error) => {
+                qp.enter_error();
+            }
+            _ => {
+                return Err(NicError::Transition {
+                    qpn: qpn.0,
+                    from,
+                    to,
+                });
+            }
+        }
+        qp.state = to;
+        core.schedule(slot);
+        Ok(())
+    }
+
+    /// Tells every queue pair whose link was lost.
+    pub(crate) fn drop_lost_links(&mut self) -> bool {
+        let mut any = false;
+        while let Some(peer) = self.wire.lost() {
+            self.core.link_lost(peer);
+            any = true;
+        }
+        any
+    }
+}
+
+impl fmt::Debug for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nic")
+            .field("name", &self.core.config.name)
+            .field("node", &self.node())
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

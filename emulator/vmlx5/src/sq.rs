@@ -1,0 +1,203 @@
+//! A send queue's ring and what was fetched from it: work queue entries, checked.
+
+use std::sync::Arc;
+
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{
+    BASIC_BLOCK, CtrlSeg, Data, MAX_SEGMENTS, ParsedWqe, SEGMENT, Sge, WqeFlags, basic_blocks,
+    parse_send,
+};
+use zerocopy::FromBytes;
+
+use crate::dma::Dma;
+use crate::error::{Fault, vendor};
+use crate::frame::MAX_MESSAGE;
+use crate::mr::{Access, MrTable, PdId};
+
+/// Bytes of the largest entry, in whole basic blocks.
+pub(crate) const MAX_WQE: usize = 1024;
+const _: () = assert!(MAX_SEGMENTS * SEGMENT <= MAX_WQE && MAX_WQE.is_multiple_of(BASIC_BLOCK));
+
+/// The memory of a send queue.
+pub(crate) struct Ring {
+    pub mem: Arc<dyn Dma>,
+    pub offset: u64,
+    pub log_blocks: u8,
+}
+
+/// What an entry is, once fetched.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub opcode: SendOpcode,
+    pub blocks: u8,
+    pub flags: WqeFlags,
+    /// Bytes of its message.
+    pub total: u32,
+}
+
+/// Who fetches, and what it may use.
+pub(crate) struct Checks<'a> {
+    pub mrs: &'a MrTable,
+    pub pd: PdId,
+    pub qpn: u32,
+    pub max_rd_atomic: u8,
+}
+
+/// True of operations that bring an answer back into local memory.
+pub(crate) fn wants_answer(op: SendOpcode) -> bool {
+    op == SendOpcode::RDMA_READ || is_atomic(op)
+}
+
+pub(crate) fn is_atomic(op: SendOpcode) -> bool {
+    op == SendOpcode::ATOMIC_CS || op == SendOpcode::ATOMIC_FA
+}
+
+const fn malformed(vendor: u8) -> Fault {
+    Fault::new(Syndrome::LOCAL_QP_OP, vendor)
+}
+
+impl Ring {
+    /// Copies basic blocks from `index` on, around the ring's end, until `into` is full.
+    fn copy(&self, index: u16, into: &mut [u8]) -> Result<(), Fault> {
+        let blocks = 1_usize << self.log_blocks;
+        let at = usize::from(index) & (blocks - 1);
+        let before_end = into.len().min((blocks - at) * BASIC_BLOCK);
+        let (head, tail) = into.split_at_mut(before_end);
+        let from = self.offset + (at * BASIC_BLOCK) as u64;
+        self.mem.read(from, head).map_err(|_| malformed(vendor::MEMORY))?;
+        if tail.is_empty() {
+            return Ok(());
+        }
+        self.mem.read(self.offset, tail).map_err(|_| malformed(vendor::MEMORY))
+    }
+
+    /// The control segment at `index`.
+    pub fn ctrl(&self, index: u16) -> Option<CtrlSeg> {
+        let mut segment = [0; SEGMENT];
+        self.copy(index, &mut segment).ok()?;
+        CtrlSeg::read_from_bytes(&segment).ok()
+    }
+
+    /// Copies the entry at `index`, of which `left` blocks were rung, into `wqe` and checks it.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what it seems to be.
+    pub fn fetch(
+        &self,
+        index: u16,
+        left: u16,
+        wqe: &mut [u8; MAX_WQE],
+        checks: &Checks<'_>,
+    ) -> Result<Entry, (Entry, Fault)> {
+        let mut entry = Entry {
+            opcode: SendOpcode::NOP,
+            blocks: 1,
+            flags: WqeFlags::default(),
+            total: 0,
+        };
+        if let Err(fault) = self.copy(index, &mut wqe[..BASIC_BLOCK]) {
+            return Err((entry, fault));
+        }
+        let Ok((ctrl, _)) = CtrlSeg::read_from_prefix(&wqe[..]) else {
+            return Err((entry, malformed(vendor::WQE_FORMAT)));
+        };
+        entry.opcode = ctrl.opcode();
+        entry.flags = ctrl.flags();
+        let ds = ctrl.ds();
+        if ctrl.index() != index {
+            return Err((entry, malformed(vendor::WQE_INDEX)));
+        }
+        if ctrl.qpn() != checks.qpn {
+            return Err((entry, malformed(vendor::WQE_QPN)));
+        }
+        if ds == 0 || usize::from(ds) > MAX_SEGMENTS {
+            return Err((entry, malformed(vendor::WQE_FORMAT)));
+        }
+        entry.blocks = basic_blocks(ds);
+        let blocks = u16::from(entry.blocks);
+        if blocks > left || blocks > 1 << self.log_blocks {
+            entry.blocks = entry.blocks.min(left.min(63) as u8);
+            return Err((entry, malformed(vendor::WQE_SIZE)));
+        }
+        if blocks > 1 {
+            let rest = BASIC_BLOCK..usize::from(blocks) * BASIC_BLOCK;
+            if let Err(fault) = self.copy(index.wrapping_add(1), &mut wqe[rest]) {
+                return Err((entry, fault));
+            }
+        }
+        match check(wqe, ds, checks) {
+            Ok(total) => Ok(Entry { total, ..entry }),
+            Err(fault) => Err((entry, fault)),
+        }
+    }
+}
+
+/// Checks an entry that lies in `wqe`; returns the bytes of its message.
+fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault> {
+    let wqe = &wqe[..usize::from(ds) * SEGMENT];
+    let parsed = parse_send(wqe).map_err(|_| malformed(vendor::WQE_FORMAT))?;
+    let opcode = parsed.opcode();
+    let writes_back = wants_answer(opcode);
+    match opcode {
+        SendOpcode::NOP
+        | SendOpcode::SEND
+        | SendOpcode::SEND_IMM
+        | SendOpcode::RDMA_WRITE
+        | SendOpcode::RDMA_WRITE_IMM => {}
+        _ if writes_back && checks.max_rd_atomic == 0 => {
+            return Err(malformed(vendor::READ_LIMIT));
+        }
+        _ if writes_back => {}
+        _ => return Err(malformed(vendor::WQE_OPCODE)),
+    }
+    let need = if writes_back { Access::LOCAL_WRITE } else { Access::NONE };
+    let mut total = 0;
+    for data in parsed.data() {
+        total += data.len();
+        if let Data::Sge(Sge { addr, lkey, len }) = data {
+            let found = checks.mrs.find(checks.pd, lkey, need, addr, u64::from(len));
+            found.map_err(|why| Fault::new(Syndrome::LOCAL_PROT, why))?;
+        }
+    }
+    if total > u64::from(MAX_MESSAGE) || is_atomic(opcode) && total != 8 {
+        return Err(Fault::new(Syndrome::LOCAL_LENGTH, vendor::LENGTH));
+    }
+    Ok(total as u32)
+}
+
+/// Fills `into` with the bytes of an entry's message from byte `skip` on.
+pub(crate) fn gather(
+    wqe: &ParsedWqe<'_>,
+    mrs: &MrTable,
+    pd: PdId,
+    skip: u32,
+    mut into: &mut [u8],
+) -> Result<(), Fault> {
+    let mut skip = u64::from(skip);
+    for data in wqe.data() {
+        let len = data.len();
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let (now, later) = into.split_at_mut((len - skip).min(into.len() as u64) as usize);
+        match data {
+            Data::Inline(bytes) => now.copy_from_slice(&bytes[skip as usize..][..now.len()]),
+            Data::Sge(Sge { addr, lkey, .. }) => {
+                let fault = |why| Fault::new(Syndrome::LOCAL_PROT, why);
+                let va = addr.wrapping_add(skip);
+                let (mem, offset) = mrs
+                    .find(pd, lkey, Access::NONE, va, now.len() as u64)
+                    .map_err(fault)?;
+                mem.read(offset, now).map_err(|_| fault(vendor::MEMORY))?;
+            }
+        }
+        into = later;
+        skip = 0;
+        if into.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! A table of numbered objects: found by index, and never confused with a former object of
+//! the same slot.
+
+use std::collections::VecDeque;
+
+use crate::error::{NicError, Object};
+
+/// Numbers are 24 bits: a slot below, a generation above that changes when the slot is used
+/// again and is never zero.
+const NUMBER_BITS: u8 = 24;
+
+pub(crate) struct Table<T> {
+    object: Object,
+    log_max: u8,
+    slots: Vec<Slot<T>>,
+    /// Slots to use again, the longest unused first.
+    free: VecDeque<u32>,
+}
+
+struct Slot<T> {
+    /// How often the slot was used before.
+    uses: u32,
+    value: Option<T>,
+}
+
+impl<T> Table<T> {
+    /// A table of at most 2^`log_max` objects, which is at most 2^20.
+    pub fn new(object: Object, log_max: u8) -> Table<T> {
+        Table {
+            object,
+            log_max: log_max.min(20),
+            slots: Vec::new(),
+            free: VecDeque::new(),
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        1 << self.log_max
+    }
+
+    /// The number of a slot at its present use.
+    fn number(&self, slot: u32) -> u32 {
+        let generations = (1 << (NUMBER_BITS - self.log_max)) - 1;
+        (1 + self.slots[slot as usize].uses % generations) << self.log_max | slot
+    }
+
+    /// Puts in what `make` makes of its number.
+    pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, NicError> {
+        let slot = match self.free.pop_front() {
+            Some(slot) => slot,
+            None if self.slots.len() < self.limit() as usize => {
+                self.slots.push(Slot {
+                    uses: 0,
+                    value: None,
+                });
+                self.slots.len() as u32 - 1
+            }
+            None => {
+                return Err(NicError::Full {
+                    object: self.object,
+                    limit: self.limit(),
+                });
+            }
+        };
+        let number = self.number(slot);
+        self.slots[slot as usize].value = Some(make(number));
+        Ok(number)
+    }
+
+    /// The slot of a number, if an object has that number now.
+    #[inline]
+    pub fn slot(&self, number: u32) -> Option<u32> {
+        let slot = number & (self.limit() - 1);
+        let live = self.slots.get(slot as usize)?.value.is_some();
+        (live && self.number(slot) == number).then_some(slot)
+    }
+
+    /// The object in a slot.
+    #[inline]
+    pub fn at(&mut self, slot: u32) -> Option<&mut T> {
+        self.slots.get_mut(slot as usize)?.value.as_mut()
+    }
+
+    /// The object of a number.
+    pub fn get(&self, number: u32) -> Result<&T, NicError> {
+        let value = self.slot(number).and_then(|s| self.slots[s as usize].value.as_ref());
+        value.ok_or(NicError::Unknown {
+            object: self.object,
+            number,
+        })
+    }
+
+    /// The object of a number.
+    pub fn get_mut(&mut self, number: u32) -> Result<&mut T, NicError> {
+        let object = self.object;
+        let slot = self.slot(number);
+        let value = slot.and_then(|s| self.slots[s as usize].value.as_mut());
+        value.ok_or(NicError::Unknown { object, number })
+    }
+
+    /// Takes an object out; its number is not given again for long.
+    pub fn remove(&mut self, number: u32) -> Option<T> {
+        let slot = self.slot(number)?;
+        let entry = &mut self.slots[slot as usize];
+        entry.uses = entry.uses.wrapping_add(1);
+        self.free.push_back(slot);
+        entry.value.take()
+    }
+
+    /// How many slots there are, used or not.
+    pub fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// The number of the object in a slot.
+    pub fn number_at(&self, slot: u32) -> Option<u32> {
+        let live = self.slots.get(slot as usize)?.value.is_some();
+        live.then(|| self.number(slot))
+    }
+
+    /// Every object, with its slot.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
+        let slots = self.slots.iter_mut().enumerate();
+        slots.filter_map(|(i, s)| Some((i as u32, s.value.as_mut()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_not_reused_soon() {
+        let mut t = Table::new(Object::Qp, 2);
+        let a = t.insert(|n| n).unwrap();
+        assert_eq!(t.remove(a), Some(a));
+        let b = t.insert(|n| n).unwrap();
+        assert_ne!(a, b);
+        assert_eq!(t.slot(a), None);
+        assert!(t.get(a).is_err());
+        assert_eq!(t.get(b).copied().ok(), Some(b));
+        for _ in 0..3 {
+            t.insert(|n| n).unwrap();
+        }
+        let full = NicError::Full {
+            object: Object::Qp,
+            limit: 4,
+        };
+        assert_eq!(t.insert(|n| n), Err(full));
+    }
+
+    #[test]
+    fn numbers_have_24_bits_and_no_zero_generation() {
+        let mut t = Table::new(Object::Cq, 20);
+        for _ in 0..100 {
+            let n = t.insert(|n| n).unwrap();
+            assert!(n >> 24 == 0 && n >> 20 != 0);
+            t.remove(n);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Every operation between two NICs and within one: payloads byte for byte, completions field
+//! by field.
+
+mod rig;
+
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::wqe::{Atomic, Payload, SendWqe, Sge, WqeFlags};
+use rig::*;
+
+/// Two worlds: the other end on another NIC, and on the same.
+fn each(mut test: impl FnMut(World, End, End)) {
+    for nics in [2, 1] {
+        let mut world = World::new(nics);
+        let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        test(world, a, b);
+    }
+}
+
+const SIZES: [usize; 12] = [
+    1, 2, 7, 8, 9, 63, 64, 4096, 32767, 32768, 32769, 300_001,
+];
+
+#[test]
+fn send_and_receive() {
+    each(|mut world, mut a, mut b| {
+        for (i, &len) in SIZES.iter().enumerate() {
+            let data = pattern(i as u64, len);
+            a.put(100, &data);
+            b.put(0, &vec![0xee; len + 8]);
+            let r = b.post_recv(&[b.sge(3, len as u32)]);
+            let s = a.post(&send(&[a.sge(100, len as u32)]));
+            world.settle();
+            assert_eq!(b.get(3, len), data, "length {len}");
+            assert_eq!(b.get(3 + len as u64, 5), [0xee; 5]);
+            let done = a.send.poll().unwrap();
+            assert_ok(&done, CqeOpcode::REQ, s);
+            assert_eq!((done.send_opcode(), done.qpn()), (SendOpcode::SEND, a.qpn.0));
+            let got = b.recv.poll().unwrap();
+            assert_ok(&got, CqeOpcode::RESP_SEND, r);
+            assert_eq!((got.byte_cnt.get(), got.qpn()), (len as u32, b.qpn.0));
+            assert!(!got.solicited());
+        }
+        assert!(a.send.poll().is_none() && b.recv.poll().is_none());
+    });
+}
+
+#[test]
+fn immediate_and_solicited() {
+    each(|mut world, mut a, mut b| {
+        let wqe = SendWqe {
+            opcode: SendOpcode::SEND_IMM,
+            imm: [1, 2, 3, 4],
+            flags: WqeFlags {
+                solicited: true,
+                ..signaled()
+            },
+            ..SendWqe::default()
+        };
+        b.post_recv(&[]);
+        let r = b.post_recv(&[]);
+        a.post(&send(&[]));
+        a.post(&wqe);
+        world.settle();
+        let empty = b.recv.poll().unwrap();
+        assert_eq!((empty.opcode(), empty.byte_cnt.get()), (CqeOpcode::RESP_SEND, 0));
+        let got = b.recv.poll().unwrap();
+        assert_ok(&got, CqeOpcode::RESP_SEND_IMM, r);
+        assert_eq!((got.imm_inval_pkey, got.solicited()), ([1, 2, 3, 4], true));
+        assert_eq!(a.send.drain().len(), 2);
+    });
+}
+
+#[test]
+fn gathered_and_scattered() {
+    each(|mut world, mut a, mut b| {
+        a.put(0, &pattern(9, 200_000));
+        let from = [a.sge(5, 3), a.sge(1000, 40_000), a.sge(11, 1), a.sge(90_000, 777)];
+        let to = [b.sge(0, 1), b.sge(50_000, 33_000), b.sge(200_000, 100_000)];
+        let mut sent = Vec::new();
+        for (at, len) in [(5, 3), (1000, 40_000), (11, 1), (90_000, 777)] {
+            sent.extend(a.get(at, len));
+        }
+        b.post_recv(&to);
+        a.post(&send(&from));
+        let target = b.remote(400_000);
+        a.post(&write(target, &from));
+        world.settle();
+        let mut got = b.get(0, 1);
+        got.extend(b.get(50_000, 33_000));
+        got.extend(b.get(200_000, sent.len() - 33_001));
+        assert_eq!(got, sent);
+        assert_eq!(b.get(400_000, sent.len()), sent);
+        assert_eq!(b.recv.poll().unwrap().byte_cnt.get(), sent.len() as u32);
+    });
+}
+
+#[test]
+fn inline() {
+    each(|mut world, mut a, mut b| {
+        for len in [1, 4, 12, 13, 28, 29, 44, 60, 61, 124, 500, 900] {
+            let data = pattern(len as u64, len);
+            let (head, tail) = data.split_at(len / 2);
+            let pieces = [head, tail];
+            let payload = Payload::Inline(&pieces);
+            let target = b.remote(2000);
+            b.post_recv(&[b.sge(0, 1000)]);
+            a.post(&SendWqe { payload, ..send(&[]) });
+            a.post(&SendWqe { payload, ..write(target, &[]) });
+            world.settle();
+            assert_eq!(b.get(0, len), data);
+            assert_eq!(b.get(2000, len), data);
+            assert_eq!(b.recv.poll().unwrap().byte_cnt.get(), len as u32);
+            assert_eq!(a.send.drain().len(), 2);
+        }
+    });
+}
+
+#[test]
+fn largest_entry() {
+    // 63 segments: a write of 61 pieces, in 16 basic blocks; and a SEND of 62.
+    each(|mut world, mut a, mut b| {
+        a.put(0, &pattern(1, 62 * 16));
+        let pieces: Vec<Sge> = (0..62).map(|i| a.sge((61 - i) * 16, 16)).collect();
+        let mut expect = Vec::new();
+        for i in 0..61 {
+            expect.extend(a.get((61 - i) * 16, 16));
+        }
+        let target = b.remote(8);
+        assert_eq!(a.post(&write(target, &pieces[..61])), 0);
+        assert_eq!(a.sq, 16);
+        world.settle();
+        assert_eq!(b.get(8, expect.len()), expect);
+        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, 0);
+        expect.extend(a.get(0, 16));
+        b.post_recv(&[b.sge(4000, 62 * 16)]);
+        assert_eq!(a.post(&send(&pieces)), 16);
+        assert_eq!(a.sq, 32);
+        world.settle();
+        assert_eq!(b.get(4000, expect.len()), expect);
+    });
+}
+
+#[test]
+fn write_with_immediate_uses_a_receive_and_leaves_its_memory_alone() {
+    each(|mut world, mut a, mut b| {
+        a.put(0, &pattern(4, 70_000));
+        let r = b.post_recv(&[b.sge(0, 4)]);
+        let target = b.remote(1000);
+        let sges = [a.sge(0, 70_000)];
+        let wqe = SendWqe {
+            opcode: SendOpcode::RDMA_WRITE_IMM,
+            imm: [9, 8, 7, 6],
+            ..write(target, &sges)
+        };
+        let s = a.post(&wqe);
+        world.settle();
+        assert_eq!(b.get(0, 4), [0; 4]);
+        assert_eq!(b.get(1000, 70_000), a.get(0, 70_000));
+        let got = b.recv.poll().unwrap();
+        assert_ok(&got, CqeOpcode::RESP_WR_IMM, r);
+        assert_eq!((got.imm_inval_pkey, got.byte_cnt.get()), ([9, 8, 7, 6], 70_000));
+        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+    });
+}
+
+#[test]
+fn plain_write_leaves_no_trace_at_the_target() {
+    each(|mut world, mut a, mut b| {
+        b.post_recv(&[b.sge(0, 4)]);
+        for &len in &SIZES {
+            a.put(0, &pattern(len as u64, len));
+            let target = b.remote(64);
+            a.post(&write(target, &[a.sge(0, len as u32)]));
+            world.settle();
+            assert_eq!(b.get(64, len), a.get(0, len));
+            assert!(a.send.poll().is_some());
+        }
+        assert!(b.recv.poll().is_none());
+    });
+}
+
+#[test]
+fn read() {
+    each(|mut world, mut a, b| {
+        for &len in &SIZES {
+            b.put(0, &pattern(len as u64, len));
+            let from = b.remote(0);
+            let half = len as u32 / 2;
+            let into = [a.sge(7, half), a.sge(500_000, len as u32 - half)];
+            let s = a.post(&rig::read(from, &into));
+            world.settle();
+            let mut got = a.get(7, half as usize);
+            got.extend(a.get(500_000, len - half as usize));
+            assert_eq!(got, b.get(0, len));
+            let done = a.send.poll().unwrap();
+            assert_ok(&done, CqeOpcode::REQ, s);
+            assert_eq!(done.byte_cnt.get(), len as u32);
+            assert_eq!(done.send_opcode(), SendOpcode::RDMA_READ);
+        }
+        // Of nothing at all.
+        a.post(&rig::read(b.remote(0), &[]));
+        world.settle();
+        assert_eq!(a.send.poll().unwrap().byte_cnt.get(), 0);
+    });
+}
+
+#[test]
+fn atomics() {
+    each(|mut world, mut a, b| {
+        b.put64(16, 40);
+        let at = b.remote(16);
+        let into = |i: u64| [a.sge(i * 8, 8)];
+        let lists = [into(0), into(1), into(2)];
+        let swap = |compare, swap| Atomic::CompareSwap { compare, swap };
+        let add = Atomic::FetchAdd { add: u64::MAX };
+        let first = a.post(&atomic(at, add, &lists[0]));
+        a.post(&atomic(at, swap(40, 1), &lists[1]));
+        a.post(&atomic(at, swap(39, 0x1122_3344_5566_7788), &lists[2]));
+        world.settle();
+        assert_eq!([a.get64(0), a.get64(8), a.get64(16)], [40, 39, 39]);
+        assert_eq!(b.get64(16), 0x1122_3344_5566_7788);
+        let done = a.send.poll().unwrap();
+        assert_ok(&done, CqeOpcode::REQ, first);
+        assert_eq!((done.send_opcode(), done.byte_cnt.get()), (SendOpcode::ATOMIC_FA, 8));
+        assert_eq!(a.send.drain().len(), 2);
+    });
+}
+
+#[test]
+fn unsignaled_work_leaves_no_entry_and_nops_keep_their_place() {
+    each(|mut world, mut a, b| {
+        let quiet = WqeFlags::default();
+        let target = b.remote(0);
+        let sges = [a.sge(0, 8)];
+        a.post(&SendWqe { flags: quiet, ..nop() });
+        a.post(&SendWqe { flags: quiet, ..write(target, &sges) });
+        let n = a.post(&nop());
+        a.post(&SendWqe { flags: quiet, ..rig::read(target, &sges) });
+        let w = a.post(&write(target, &sges));
+        let m = a.post(&nop());
+        world.settle();
+        let done = a.send.drain();
+        let counters: Vec<u16> = done.iter().map(|c| c.wqe_counter.get()).collect();
+        assert_eq!(counters, [n, w, m]);
+        assert_eq!(done[0].send_opcode(), SendOpcode::NOP);
+    });
+}
+
+#[test]
+fn completions_come_in_order_whatever_the_answers() {
+    // A slow read is followed by quick writes: its entry is still first.
+    let mut world = World::scheduled(2, 5);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let mut posted = Vec::new();
+    for i in 0..20 {
+        let sges = [a.sge(0, if i % 3 == 0 { 100_000 } else { 8 })];
+        let at = b.remote(0);
+        let wqe = if i % 3 == 0 { rig::read(at, &sges) } else { write(at, &sges) };
+        posted.push(a.post(&wqe));
+    }
+    world.settle();
+    let done: Vec<u16> = a.send.drain().iter().map(|c| c.wqe_counter.get()).collect();
+    assert_eq!(done, posted);
+}

@@ -1,0 +1,543 @@
+//! A host for the NIC's tests: rings and records in plain memory, filled with `mlx5-prm`, and
+//! a world of NICs on a hub that is stepped until nothing moves.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+use std::sync::Arc;
+
+use gds_step::{Machine, Step, Time};
+use mlx5_prm::cqe::{Cqe64, EntryState, LAST_DWORD_OFFSET, SIZE, classify};
+use mlx5_prm::doorbell::{self, BF_OFFSET, BF_SIZE};
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, Sge, WqeFlags, encode_recv};
+use vmlx5::fabric::NodeId;
+use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
+use vmlx5::{
+    Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Nic, NicConfig, PdId, QpAttr,
+    QpState, Qpn, RqAttr, SqAttr, UarId,
+};
+
+/// Sizes and starts of an [`End`].
+#[derive(Clone)]
+pub struct EndConfig {
+    pub log_sq: u8,
+    pub log_rq: u8,
+    pub stride: u32,
+    pub log_cq: u8,
+    pub sq_start: u16,
+    pub rq_start: u16,
+    pub cq_start: u32,
+    pub ignore_overrun: bool,
+    pub data: usize,
+    pub mr_access: Access,
+    pub qp_access: Access,
+    pub max_rd_atomic: u8,
+}
+
+pub fn all_rights() -> Access {
+    Access::LOCAL_WRITE | remote_rights()
+}
+
+pub fn remote_rights() -> Access {
+    Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+impl Default for EndConfig {
+    fn default() -> EndConfig {
+        EndConfig {
+            log_sq: 6,
+            log_rq: 4,
+            stride: 64,
+            log_cq: 7,
+            sq_start: 0,
+            rq_start: 0,
+            cq_start: 0,
+            ignore_overrun: false,
+            data: 1 << 20,
+            mr_access: all_rights(),
+            qp_access: remote_rights(),
+            max_rd_atomic: 4,
+        }
+    }
+}
+
+/// A completion queue as its consumer sees it.
+pub struct CqView {
+    pub mem: Arc<HostMemory>,
+    pub offset: u64,
+    pub record: u64,
+    pub log: u8,
+    pub next: u32,
+    pub cqn: Cqn,
+}
+
+impl CqView {
+    /// The next entry, if it was written.
+    pub fn poll(&mut self) -> Option<Cqe64> {
+        let slot = u64::from(self.next & ((1 << self.log) - 1));
+        let at = self.offset + slot * SIZE as u64;
+        let last = self.mem.load32(at + LAST_DWORD_OFFSET as u64).unwrap();
+        if classify(last, self.next, self.log) == EntryState::NotYet {
+            return None;
+        }
+        let mut bytes = [0; SIZE];
+        self.mem.read(at, &mut bytes).unwrap();
+        self.next = self.next.wrapping_add(1);
+        self.mem.store32(self.record, doorbell::cq_ci_value(self.next)).unwrap();
+        Some(Cqe64::from_bytes(bytes))
+    }
+
+    pub fn drain(&mut self) -> Vec<Cqe64> {
+        std::iter::from_fn(|| self.poll()).collect()
+    }
+}
+
+/// One queue pair with everything it needs, seen from its host.
+pub struct End {
+    pub nic: usize,
+    pub config: EndConfig,
+    pub mem: Arc<HostMemory>,
+    pub pd: PdId,
+    pub uar: UarId,
+    pub keys: MrKeys,
+    pub qpn: Qpn,
+    pub send: CqView,
+    pub recv: CqView,
+    pub sq_at: u64,
+    pub rq_at: u64,
+    pub record: u64,
+    /// Indices posted.
+    pub sq: u16,
+    pub rq: u16,
+    /// The doorbell of the last entry posted.
+    pub doorbell: u64,
+    /// Which half of the register is next.
+    pub half: u64,
+    /// Where the registered data begins.
+    pub data_at: u64,
+}
+
+const PAGE: u64 = 4096;
+
+impl End {
+    pub fn new(nic: &mut Nic, index: usize, config: EndConfig) -> End {
+        let page = |len: u64| len.next_multiple_of(PAGE);
+        let sq_at = PAGE;
+        let rq_at = sq_at + page(64 << config.log_sq);
+        let scq_at = rq_at + page(u64::from(config.stride) << config.log_rq);
+        let rcq_at = scq_at + page(64 << config.log_cq);
+        let record = rcq_at + page(64 << config.log_cq);
+        let data_at = record + PAGE;
+        let mem = Arc::new(HostMemory::new(data_at as usize + config.data));
+        let dma: Arc<dyn Dma> = mem.clone();
+        let pd = nic.alloc_pd().unwrap();
+        let uar = nic.alloc_uar(dma.clone(), 0).unwrap();
+        let mut cq = |offset, record| {
+            preset(&mem, offset, config.log_cq, config.cq_start);
+            mem.store32(record, doorbell::cq_ci_value(config.cq_start)).unwrap();
+            let cqn = nic.create_cq(CqAttr {
+                mem: dma.clone(),
+                offset,
+                log_entries: config.log_cq,
+                record: Some((dma.clone(), record)),
+                ignore_overrun: config.ignore_overrun,
+                start: config.cq_start,
+            });
+            CqView {
+                mem: mem.clone(),
+                offset,
+                record,
+                log: config.log_cq,
+                next: config.cq_start,
+                cqn: cqn.unwrap(),
+            }
+        };
+        let send = cq(scq_at, record + 64);
+        let recv = cq(rcq_at, record + 128);
+        let keys = nic.reg_mr(MrAttr {
+            pd,
+            va: mem.addr() + data_at,
+            len: config.data as u64,
+            access: config.mr_access,
+            mem: dma.clone(),
+            mem_offset: data_at,
+        });
+        let qpn = nic.create_qp(QpAttr {
+            pd,
+            uar,
+            send_cq: send.cqn,
+            recv_cq: recv.cqn,
+            sq: SqAttr {
+                mem: dma.clone(),
+                offset: sq_at,
+                log_blocks: config.log_sq,
+            },
+            rq: Some(RqAttr {
+                mem: dma.clone(),
+                offset: rq_at,
+                log_entries: config.log_rq,
+                stride: config.stride,
+            }),
+            record: (dma, record),
+            uidx: 0x77,
+            sq_start: config.sq_start,
+            rq_start: config.rq_start,
+        });
+        let end = End {
+            nic: index,
+            mem,
+            pd,
+            uar,
+            keys: keys.unwrap(),
+            qpn: qpn.unwrap(),
+            send,
+            recv,
+            sq_at,
+            rq_at,
+            record,
+            sq: config.sq_start,
+            rq: config.rq_start,
+            doorbell: 0,
+            half: 0,
+            data_at,
+            config,
+        };
+        end.reset_records();
+        end
+    }
+
+    /// The doorbell record as it must be when the queue pair starts.
+    pub fn reset_records(&self) {
+        let value = |index: u16| doorbell::record_value(index.into());
+        self.mem.store32(self.record, value(self.config.rq_start)).unwrap();
+        self.mem.store32(self.record + 4, value(self.config.sq_start)).unwrap();
+    }
+
+    /// The address of a byte of the registered data.
+    pub fn addr(&self, at: u64) -> u64 {
+        self.mem.addr() + self.data_at + at
+    }
+
+    pub fn sge(&self, at: u64, len: u32) -> Sge {
+        Sge {
+            addr: self.addr(at),
+            lkey: self.keys.lkey,
+            len,
+        }
+    }
+
+    pub fn remote(&self, at: u64) -> Remote {
+        Remote {
+            addr: self.addr(at),
+            rkey: self.keys.rkey,
+        }
+    }
+
+    pub fn put(&self, at: u64, bytes: &[u8]) {
+        self.mem.write(self.data_at + at, bytes).unwrap();
+    }
+
+    pub fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mem.read(self.data_at + at, &mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn put64(&self, at: u64, value: u64) {
+        self.put(at, &value.to_ne_bytes());
+    }
+
+    pub fn get64(&self, at: u64) -> u64 {
+        self.mem.load64(self.data_at + at).unwrap()
+    }
+
+    /// Writes an entry into the ring; nothing is rung.
+    pub fn prepare(&mut self, wqe: &SendWqe<'_>) -> u16 {
+        let ring = 64_u64 << self.config.log_sq;
+        let mut at = u64::from(self.sq) * 64;
+        let index = self.sq;
+        let encoded = wqe
+            .encode(index, self.qpn.0, &mut |segment: &[u8; 16]| {
+                self.mem.write(self.sq_at + at % ring, segment).unwrap();
+                at += 16;
+            })
+            .unwrap();
+        self.sq = self.sq.wrapping_add(encoded.basic_blocks.into());
+        self.doorbell = encoded.doorbell_value();
+        index
+    }
+
+    /// Writes raw segments where the next entry goes.
+    pub fn prepare_raw(&mut self, bytes: &[u8], blocks: u16) {
+        let ring = 64_u64 << self.config.log_sq;
+        for (i, chunk) in bytes.chunks(16).enumerate() {
+            let at = (u64::from(self.sq) * 64 + i as u64 * 16) % ring;
+            self.mem.write(self.sq_at + at, chunk).unwrap();
+        }
+        self.sq = self.sq.wrapping_add(blocks);
+        self.doorbell = 1;
+    }
+
+    pub fn store_record(&self) {
+        let value = doorbell::record_value(self.sq.into());
+        self.mem.store32(self.record + 4, value).unwrap();
+    }
+
+    pub fn store_doorbell(&mut self) {
+        let at = BF_OFFSET as u64 + self.half * BF_SIZE as u64;
+        self.half ^= 1;
+        self.mem.store64(at, self.doorbell).unwrap();
+    }
+
+    pub fn ring(&mut self) {
+        self.store_record();
+        self.store_doorbell();
+    }
+
+    pub fn post(&mut self, wqe: &SendWqe<'_>) -> u16 {
+        let index = self.prepare(wqe);
+        self.ring();
+        index
+    }
+
+    pub fn post_recv(&mut self, sges: &[Sge]) -> u16 {
+        let index = self.rq;
+        let slot = u64::from(index) & ((1 << self.config.log_rq) - 1);
+        let stride = self.config.stride;
+        let mut at = self.rq_at + slot * u64::from(stride);
+        encode_recv(sges, stride as usize, &mut |segment: &[u8; 16]| {
+            self.mem.write(at, segment).unwrap();
+            at += 16;
+        })
+        .unwrap();
+        self.rq = self.rq.wrapping_add(1);
+        let value = doorbell::record_value(self.rq.into());
+        self.mem.store32(self.record, value).unwrap();
+        index
+    }
+}
+
+/// Marks the entries of a queue as not written, also if it starts in the midst of a lap.
+pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
+    for i in 0..1_u32 << log {
+        let number = start.wrapping_add(i);
+        let slot = u64::from(number & ((1 << log) - 1));
+        let mut entry = Cqe64::preset();
+        // The owner bit that the entry's next lap does not have.
+        entry.op_own = entry.op_own & !1 | mlx5_prm::cqe::owner_of_lap(number, log) ^ 1;
+        mem.write(offset + slot * SIZE as u64, &entry.to_bytes()).unwrap();
+    }
+}
+
+/// NICs on a hub, and the time.
+pub struct World {
+    pub hub: Hub,
+    pub links: HubLinks,
+    pub nics: Vec<Nic>,
+    pub now: u64,
+    /// Who steps is chosen by chance.
+    pub chance: Option<fastrand::Rng>,
+}
+
+impl World {
+    pub fn new(nics: usize) -> World {
+        World::build(nics, None)
+    }
+
+    /// A world in which frames are late and who steps is up to `seed`.
+    pub fn scheduled(nics: usize, seed: u64) -> World {
+        World::build(nics, Some(seed))
+    }
+
+    fn build(nics: usize, seed: Option<u64>) -> World {
+        let hub = Hub::new(HubConfig {
+            scheduled: seed.is_some(),
+            ..HubConfig::default()
+        });
+        let nic = |i| {
+            let config = NicConfig {
+                name: format!("nic{i}"),
+                ..NicConfig::default()
+            };
+            Nic::new(config, Box::new(hub.port()))
+        };
+        World {
+            nics: (0..nics).map(nic).collect(),
+            links: hub.link_machine(seed.unwrap_or(0)),
+            chance: seed.map(fastrand::Rng::with_seed),
+            hub,
+            now: 0,
+        }
+    }
+
+    pub fn end(&mut self, nic: usize, config: EndConfig) -> End {
+        End::new(&mut self.nics[nic], nic, config)
+    }
+
+    pub fn node(&self, end: &End) -> NodeId {
+        self.nics[end.nic].node()
+    }
+
+    /// One step of everybody, in order or of somebody by chance. True if anybody moved.
+    pub fn step(&mut self) -> bool {
+        self.now += 100;
+        let now = Time::from_nanos(self.now);
+        let n = self.nics.len();
+        if let Some(rng) = &mut self.chance {
+            for _ in 0..2 * n {
+                match rng.usize(..=n) {
+                    i if i < n => drop(self.nics[i].step(now)),
+                    _ => drop(self.links.step(now)),
+                }
+            }
+        }
+        let mut moved = false;
+        for nic in &mut self.nics {
+            moved |= nic.step(now) == Step::Progress;
+        }
+        moved | (self.links.step(now) == Step::Progress)
+    }
+
+    /// Steps until nothing moves any more.
+    pub fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("the world does not come to rest");
+    }
+
+    pub fn modify(&mut self, end: &End, change: Modify) {
+        self.nics[end.nic].modify_qp(end.qpn, change).unwrap();
+    }
+
+    pub fn init(&mut self, end: &End) {
+        let access = end.config.qp_access;
+        self.modify(end, Modify::Init { access });
+    }
+
+    pub fn rtr(&mut self, end: &End, to: &End, psn: u32) {
+        let remote = self.node(to);
+        let change = Modify::Rtr {
+            remote,
+            remote_qpn: to.qpn,
+            rq_psn: psn,
+            max_dest_rd_atomic: to.config.max_rd_atomic,
+        };
+        self.modify(end, change);
+    }
+
+    pub fn rts(&mut self, end: &End, psn: u32) {
+        let max_rd_atomic = end.config.max_rd_atomic;
+        let change = Modify::Rts {
+            sq_psn: psn,
+            max_rd_atomic,
+        };
+        self.modify(end, change);
+    }
+
+    /// Connects two ends; message numbers start near their wrap.
+    pub fn connect(&mut self, a: &End, b: &End) {
+        let (from_a, from_b) = (0xff_fffe, 0x12);
+        for (x, y, tx, rx) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
+            self.init(x);
+            self.rtr(x, y, rx);
+            self.rts(x, tx);
+        }
+    }
+
+    pub fn state(&self, end: &End) -> QpState {
+        self.nics[end.nic].query_qp(end.qpn).unwrap().state
+    }
+
+    /// Two connected ends on NICs of their own.
+    pub fn pair(&mut self, a: EndConfig, b: EndConfig) -> (End, End) {
+        let a = self.end(0, a);
+        let b = self.end(self.nics.len() - 1, b);
+        self.connect(&a, &b);
+        self.settle();
+        (a, b)
+    }
+}
+
+pub fn signaled() -> WqeFlags {
+    WqeFlags {
+        signaled: true,
+        ..WqeFlags::default()
+    }
+}
+
+pub fn fenced() -> WqeFlags {
+    WqeFlags {
+        fence: true,
+        ..signaled()
+    }
+}
+
+pub fn send<'a>(sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        opcode: SendOpcode::SEND,
+        flags: signaled(),
+        payload: Payload::Gather(sges),
+        ..SendWqe::default()
+    }
+}
+
+pub fn write<'a>(remote: Remote, sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        opcode: SendOpcode::RDMA_WRITE,
+        remote: Some(remote),
+        ..send(sges)
+    }
+}
+
+pub fn read<'a>(remote: Remote, sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        opcode: SendOpcode::RDMA_READ,
+        ..write(remote, sges)
+    }
+}
+
+pub fn atomic<'a>(remote: Remote, op: Atomic, sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        opcode: op.opcode(),
+        atomic: Some(op),
+        ..write(remote, sges)
+    }
+}
+
+pub fn nop() -> SendWqe<'static> {
+    SendWqe {
+        opcode: SendOpcode::NOP,
+        flags: signaled(),
+        ..SendWqe::default()
+    }
+}
+
+/// Asserts that an entry reports success of the given kind for the given index.
+#[track_caller]
+pub fn assert_ok(cqe: &Cqe64, opcode: CqeOpcode, index: u16) {
+    if cqe.opcode().is_error() {
+        let e = cqe.as_error();
+        panic!("{} {} (vendor {:#x}) instead of {opcode}", cqe.opcode(), e.reason(), e.vendor_err);
+    }
+    assert_eq!((cqe.opcode(), cqe.wqe_counter.get()), (opcode, index));
+    assert_eq!(cqe.srqn_uidx.get(), 0x77);
+}
+
+/// Asserts that an entry reports this failure for the given index.
+#[track_caller]
+pub fn assert_err(cqe: &Cqe64, opcode: CqeOpcode, index: u16, why: Syndrome) {
+    assert_eq!(cqe.opcode(), opcode, "expected {why}");
+    let e = cqe.as_error();
+    assert_eq!((e.reason(), e.wqe_counter.get()), (why, index), "vendor {:#x}", e.vendor_err);
+    assert_ne!(e.vendor_err, 0);
+    assert_eq!(e.srqn_uidx.get(), 0x77);
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
+}
