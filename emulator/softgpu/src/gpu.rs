@@ -161,8 +161,9 @@ impl Core {
     }
 }
 
-/// Boxes for launches, used again and again.
+/// Boxes for launches, used again and again. The boxes are what travels in rings.
 #[derive(Default)]
+#[allow(clippy::vec_box)]
 pub(crate) struct Launches(Mutex<Vec<Box<Launch>>>);
 
 impl Launches {

@@ -130,7 +130,7 @@ impl Lane {
                     if cx.waiting >= cx.channels {
                         break;
                     }
-                    let Some(op) = self.queue.next() else { break };
+                    let Some(op) = self.queue.pop() else { break };
                     self.start(op, cx)
                 }
                 Current::Held(_) | Current::Ending if !self.all_visible() => break,
@@ -360,7 +360,7 @@ impl Lane {
     fn inline_copy(&mut self, at: Target, len: usize) {
         let mut bytes = [0; InlineData::LIMIT.next_multiple_of(DATA)];
         for part in bytes.chunks_exact_mut(DATA).take(len.div_ceil(DATA)) {
-            match self.queue.next() {
+            match self.queue.pop() {
                 Some(Op::Data(data)) => part.copy_from_slice(&data),
                 other => debug_assert!(false, "{other:?} instead of inline data"),
             }

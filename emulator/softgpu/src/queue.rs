@@ -291,7 +291,7 @@ pub struct Consumer<T, F: Family = Native> {
 impl<T, F: Family> Consumer<T, F> {
     /// Takes the next item, if there is one.
     #[inline]
-    pub fn next(&mut self) -> Option<T> {
+    pub fn pop(&mut self) -> Option<T> {
         if self.head == self.tail {
             self.tail = self.ring.tail.0.load(Ordering::Acquire);
             if self.head == self.tail {
@@ -345,7 +345,7 @@ impl<T, F: Family> Consumer<T, F> {
 impl<T, F: Family> Drop for Consumer<T, F> {
     /// Drops what is published and never ran. What is published later stays in the ring.
     fn drop(&mut self) {
-        while self.next().is_some() {
+        while self.pop().is_some() {
             self.finish();
         }
     }

@@ -86,7 +86,7 @@ fn send(tx: &mut Tx, n: u64, items: u64) {
 /// Takes submission `n`: once its first item is there, all are.
 fn receive(rx: &mut Rx, n: u64, items: u64) {
     let first = loop {
-        match rx.next() {
+        match rx.pop() {
             Some(first) => break first,
             None => thread::yield_now(),
         }
@@ -94,7 +94,7 @@ fn receive(rx: &mut Rx, n: u64, items: u64) {
     assert_eq!(first, (n, 0));
     for i in 1..items {
         assert!(!rx.finish(), "the submission has more items");
-        assert_eq!(rx.next(), Some((n, i)), "all or nothing");
+        assert_eq!(rx.pop(), Some((n, i)), "all or nothing");
     }
     assert!(rx.finish(), "the submission has no more items");
 }
@@ -117,7 +117,7 @@ fn submissions_arrive_whole_and_slots_are_reused_after_they_retire() {
         let tx = sender.join().unwrap();
         assert_eq!(tx.submitted(), 3);
         assert_eq!(tx.ring().retired(), 3);
-        assert_eq!(rx.next(), None);
+        assert_eq!(rx.pop(), None);
     });
 }
 
@@ -178,6 +178,6 @@ fn an_abandoned_submission_leaves_no_trace() {
         let sender = thread::spawn(move || send(&mut tx, 0, 1));
         receive(&mut rx, 0, 1);
         sender.join().unwrap();
-        assert_eq!(rx.next(), None);
+        assert_eq!(rx.pop(), None);
     });
 }
