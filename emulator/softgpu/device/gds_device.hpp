@@ -7,6 +7,7 @@
 //   }
 //
 // GDS_KERNEL(name, Params, p)       defines a kernel that takes one struct by value
+// GDS_DEVICE                        before a function that kernels call
 // GDS_SHARED(Type, name)            one object for the block, GDS_SHARED(float[64], tile)
 // GDS_DYNAMIC_SHARED(Type, name)    a pointer to the block's dynamic shared memory
 // GDS_SPIN_UNTIL(cond, timeout_ns)  waits; true if the condition held, false after the
@@ -16,7 +17,8 @@
 // gds::store_release_sys(p, v)      earlier accesses stay before it
 // gds::fence_sys()                  earlier accesses stay before later ones, system scope
 // gds::globaltimer_ns()             a clock in nanoseconds, its start unknown
-// Words written by gds::store_* are read back by gds::load_acquire_sys or atomics.
+// Words written by gds::store_* are read back by gds::load_acquire_sys or atomics. 64-bit
+// atomics take gds::u64*, the type that all compilers have them for.
 #pragma once
 
 #if defined(__CUDACC_RTC__) || defined(__HIPCC_RTC__)

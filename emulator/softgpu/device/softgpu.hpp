@@ -210,7 +210,7 @@ inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { softgpu_fence(); }
 
-inline void __nanosleep(unsigned ns) { softgpu_yield(SOFTGPU_SLEEP, softgpu_now_ns() + ns); }
+inline void __nanosleep(unsigned ns) { softgpu_yield(SOFTGPU_SLEEP, softgpu_now_ns() + (ns != 0 ? ns : 1)); }
 // Nanoseconds, since the soft GPU has no clock of its own.
 inline long long clock64() { return static_cast<long long>(softgpu_clock_ns()); }
 [[noreturn]] inline void __trap() { softgpu_trap(); }

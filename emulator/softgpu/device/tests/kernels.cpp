@@ -1,7 +1,7 @@
 // The kernels of src/kernel/tests.rs; each `Params` has its twin there.
 #include "gds_device.hpp"
 
-static unsigned global_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
+GDS_DEVICE unsigned global_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 struct Nothing {
     uint64_t unused;
@@ -115,7 +115,7 @@ struct Divergence {
     uint32_t kind;
 };
 GDS_KERNEL(softgpu_test_diverge, Divergence, p) {
-    const bool low = threadIdx.x < 16;
+    const bool low = threadIdx.y * blockDim.x + threadIdx.x < 16;
     switch (p.kind) {
         case 0:  // a barrier of the block against one of the warp
             if (low) __syncthreads();
@@ -219,7 +219,7 @@ GDS_KERNEL(softgpu_test_trace, Trace, p) {
 // Two stores, a fence, two stores, a release.
 struct Stores {
     uint32_t* a;
-    uint64_t* b;
+    gds::u64* b;
     uint32_t* read_back;
 };
 GDS_KERNEL(softgpu_test_stores, Stores, p) {
@@ -236,7 +236,7 @@ GDS_KERNEL(softgpu_test_stores, Stores, p) {
 // Atomics on one word of each size.
 struct Atomics {
     uint32_t* w;  // add, max, min, or, and, exch, cas
-    uint64_t* d;
+    gds::u64* d;
     float* f;
 };
 GDS_KERNEL(softgpu_test_atomics, Atomics, p) {
@@ -248,8 +248,8 @@ GDS_KERNEL(softgpu_test_atomics, Atomics, p) {
     atomicAnd(p.w + 4, ~(1u << (t % 32)));
     atomicAdd(p.w + 5, atomicExch(p.w + 6, t));
     atomicCAS(p.w + 7, t, t + 1);
-    atomicAdd(p.d + 0, static_cast<uint64_t>(t) << 32);
-    atomicMax(p.d + 1, static_cast<uint64_t>(t) << 40);
+    atomicAdd(p.d + 0, static_cast<gds::u64>(t) << 32);
+    atomicMax(p.d + 1, static_cast<gds::u64>(t) << 40);
     atomicAdd(p.f, 0.5f);
 }
 

@@ -44,7 +44,7 @@ pub(super) fn set_thread(state: *const ThreadState) {
 /// reference must not outlive the thread, whose state outlives every call it makes.
 #[inline]
 unsafe fn thread<'a>() -> &'a ThreadState {
-    // SAFETY: set by the grid before the resume that led here; the state is boxed in a fiber
+    // SAFETY: set by the grid before the resume that led here; the state belongs to a fiber
     // that the grid keeps for as long as it is suspended or runs.
     unsafe { &*THREAD.get() }
 }
@@ -83,10 +83,20 @@ unsafe extern "C" fn softgpu_dynamic_shared() -> *mut c_void {
 unsafe extern "C" fn softgpu_yield(reason: u32, deadline_ns: u64) {
     // SAFETY: the caller's promise.
     let thread = unsafe { thread() };
-    let deadline = if deadline_ns == 0 { u64::MAX } else { deadline_ns };
+    let deadline = if deadline_ns == 0 {
+        u64::MAX
+    } else {
+        deadline_ns
+    };
     thread.suspend(match reason {
-        0 => Request::Spin { again: false, deadline },
-        1 => Request::Spin { again: true, deadline },
+        0 => Request::Spin {
+            again: false,
+            deadline,
+        },
+        1 => Request::Spin {
+            again: true,
+            deadline,
+        },
         2 => Request::Sleep { until: deadline_ns },
         other => Request::Fail(Misuse::Code("yield reason", other)),
     });
@@ -105,7 +115,10 @@ unsafe extern "C" fn softgpu_barrier(kind: u32, predicate: u32) -> u32 {
         3 => BarrierKind::Count,
         other => thread.fail(Misuse::Code("barrier", other)),
     };
-    thread.suspend(Request::Barrier { kind, predicate: predicate != 0 }) as u32
+    thread.suspend(Request::Barrier {
+        kind,
+        predicate: predicate != 0,
+    }) as u32
 }
 
 /// # Safety
@@ -129,7 +142,13 @@ unsafe extern "C" fn softgpu_warp(kind: u32, mask: u32, value: u64, arg: u32, wi
     if !(width.is_power_of_two() && width <= 32) {
         thread.fail(Misuse::Code("shuffle width", width));
     }
-    thread.suspend(Request::Warp(WarpCall { kind, mask, value, arg, width }))
+    thread.suspend(Request::Warp(WarpCall {
+        kind,
+        mask,
+        value,
+        arg,
+        width,
+    }))
 }
 
 /// # Safety
@@ -211,7 +230,9 @@ unsafe extern "C" fn softgpu_clock_ns() -> u64 {
         return now;
     }
     // The reply to a sleep is the time.
-    let now = thread.suspend(Request::Sleep { until: now.saturating_add(CLOCK_NAP) });
+    let now = thread.suspend(Request::Sleep {
+        until: now.saturating_add(CLOCK_NAP),
+    });
     thread.swap_clock(now);
     now
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 
 use super::fiber::{Misuse, Order};
 use super::shared::Shared;
@@ -36,7 +37,8 @@ pub(super) type Released = Vec<(FiberId, u64)>;
 /// The state of a block that runs.
 pub(super) struct Block {
     pub(super) index: [u32; 3],
-    pub(super) shared: Box<Shared>,
+    /// Counted rather than boxed, since its threads point to it too; the count stays one.
+    pub(super) shared: Rc<Shared>,
     pub(super) order: Order,
     /// The position in `order` of the next thread to start.
     pub(super) next: u32,
@@ -51,11 +53,15 @@ pub(super) struct Block {
     by_thread: Vec<FiberId>,
 }
 
+// SAFETY: nobody else counts `shared`, whose memory is owned; what else points into it are the
+// block's threads, which move along with the grid that owns both.
+unsafe impl Send for Block {}
+
 impl Block {
     pub(super) fn new() -> Block {
         Block {
             index: [0; 3],
-            shared: Box::new(Shared::new()),
+            shared: Rc::new(Shared::new()),
             order: Order {
                 threads: 0,
                 step: 1,

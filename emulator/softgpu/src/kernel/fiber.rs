@@ -9,6 +9,7 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::rc::Rc;
 use std::{io, ptr};
 
 use corosensei::stack::DefaultStack;
@@ -91,7 +92,7 @@ impl Order {
 }
 
 /// What a fiber and the grid share: the fiber writes while it runs, the grid while it does
-/// not. Boxed, so that kernel code can hold the address of its view.
+/// not. It stays where it is, so that kernel code can hold the address of its view.
 pub(super) struct ThreadState {
     view: UnsafeCell<View>,
     job: Cell<Job>,
@@ -120,7 +121,7 @@ impl ThreadState {
     /// The shared memory of the running thread's block.
     #[inline]
     pub(super) fn shared(&self) -> &Shared {
-        // SAFETY: the grid keeps a block's shared memory, boxed, until all its threads have
+        // SAFETY: the grid keeps a block's shared memory in its place until all its threads have
         // ended or been reset; a thread of the block is running.
         unsafe { &*self.job.get().shared }
     }
@@ -189,13 +190,16 @@ impl ThreadState {
 /// A stack and what runs on it.
 pub(super) struct Fiber {
     coroutine: ManuallyDrop<Coroutine<u64, Request, ()>>,
-    state: Box<ThreadState>,
+    /// Counted rather than boxed, since a box would claim that nobody else points to it; the
+    /// count stays one.
+    state: Rc<ThreadState>,
 }
 
 // SAFETY: a suspended fiber's stack holds the frames of `run_threads`, of a kernel (C++, whose
 // contract forbids thread-locals) and of `abi` functions, which hold no value bound to an OS
 // thread across a suspension: they read their thread-locals before it and never after. The
-// pointers in `state` lead to memory that the grid owns and moves along with the fiber.
+// pointers in `state` lead to memory that the grid owns and moves along with the fiber, and
+// nobody else counts `state`.
 unsafe impl Send for Fiber {}
 
 impl Fiber {
@@ -205,7 +209,7 @@ impl Fiber {
     /// The operating system gave no memory.
     pub(super) fn new(stack_bytes: usize) -> io::Result<Fiber> {
         unsafe extern "C" fn nothing(_: *const c_void) {}
-        let state = Box::new(ThreadState {
+        let state = Rc::new(ThreadState {
             view: UnsafeCell::default(),
             job: Cell::new(Job {
                 entry: nothing,
@@ -294,8 +298,10 @@ impl Drop for Fiber {
 
 fn start(stack: DefaultStack, state: &ThreadState) -> Coroutine<u64, Request, ()> {
     let state: *const ThreadState = state;
-    // SAFETY: the state is boxed in the fiber that owns the coroutine, and outlives it.
-    Coroutine::with_stack(stack, move |yielder, _| run_threads(yielder, unsafe { &*state }))
+    Coroutine::with_stack(stack, move |yielder, _| {
+        // SAFETY: the state belongs to the fiber that owns the coroutine, and outlives it.
+        run_threads(yielder, unsafe { &*state })
+    })
 }
 
 /// The life of a fiber: ranges of threads, for ever.

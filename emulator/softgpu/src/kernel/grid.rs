@@ -14,10 +14,11 @@ use super::pool::Lease;
 use super::work::BlockId;
 use super::{Dims, Fault, Kernel, LaunchError, MAX_ARGS};
 
-/// In order, every so many turns go to a thread that spins, and to a block not yet started,
-/// even while others could run: what these wait for may be what those do.
+/// In order, every so many turns one goes to a thread that spins, and, more rarely, since
+/// each takes stacks, to threads not yet started and to the next block, even while others
+/// could go on: these may be waiting for those.
 const TURNS_TO_POLL: u32 = 16;
-const TURNS_TO_OPEN: u32 = 64;
+const TURNS_TO_START: u32 = 2048;
 
 /// What [`Grid::run`] left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,11 +106,6 @@ impl Grid {
         })
     }
 
-    /// The kernel's name.
-    pub(crate) fn name(&self) -> &'static str {
-        self.kernel.name
-    }
-
     /// Stacks that the grid holds.
     #[cfg(test)]
     pub(super) fn stacks(&self) -> usize {
@@ -182,13 +178,17 @@ impl Grid {
         }
         let can_open = self.can_open();
         let work = &mut *self.lease;
-        if self.turns.is_multiple_of(TURNS_TO_POLL)
-            && let Some(id) = work.spinning.pop_front()
-        {
-            return Turn::Resume(id);
-        }
-        if self.turns.is_multiple_of(TURNS_TO_OPEN) && can_open {
-            return Turn::Open;
+        if self.turns.is_multiple_of(TURNS_TO_POLL) {
+            let turn = if !self.turns.is_multiple_of(TURNS_TO_START) {
+                work.spinning.pop_front().map(Turn::Resume)
+            } else if self.turns.is_multiple_of(2 * TURNS_TO_START) {
+                can_open.then_some(Turn::Open)
+            } else {
+                work.starting.front().copied().map(Turn::Start)
+            };
+            if let Some(turn) = turn {
+                return turn;
+            }
         }
         if let Some(id) = work.ready.pop_front() {
             Turn::Resume(id)
@@ -215,11 +215,17 @@ impl Grid {
         };
         let mut n = rng.usize(..turns);
         if n < ready {
-            return work.ready.swap_remove_back(n).map_or(Turn::Quiet, Turn::Resume);
+            return work
+                .ready
+                .swap_remove_back(n)
+                .map_or(Turn::Quiet, Turn::Resume);
         }
         n -= ready;
         if n < spinning {
-            return work.spinning.swap_remove_back(n).map_or(Turn::Quiet, Turn::Resume);
+            return work
+                .spinning
+                .swap_remove_back(n)
+                .map_or(Turn::Quiet, Turn::Resume);
         }
         n -= spinning;
         if n < starting {
@@ -321,7 +327,11 @@ impl Grid {
             Request::Spin { again, deadline } => {
                 slot.deadline = deadline;
                 did_something = !again || at > first;
-                let queue = if again { &mut work.polled } else { &mut work.spinning };
+                let queue = if again {
+                    &mut work.polled
+                } else {
+                    &mut work.spinning
+                };
                 queue.push_back(id);
             }
             Request::Sleep { until } => {

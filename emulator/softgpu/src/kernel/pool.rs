@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::work::Work;
 
-/// Sets of tables kept for grids to come.
+/// Sets of tables kept for grids to come, and stacks kept in all of them. A stack takes two of
+/// the 65,530 mappings that Linux grants a process.
 const KEPT: usize = 8;
+const KEPT_STACKS: usize = 4096;
 
 /// Stacks and tables of grids that have ended, for the next ones: a launch in steady state
 /// allocates nothing. Clones share; a GPU has one.
 #[derive(Clone, Default)]
-pub struct GridPool(Arc<Mutex<Vec<Box<Work>>>>);
+pub struct GridPool(Arc<Mutex<Vec<Work>>>);
 
 impl GridPool {
     /// Lends a set whose stacks have `stack_bytes`, all of it idle.
@@ -21,7 +23,7 @@ impl GridPool {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let work = match kept {
             Some(work) if work.stack_bytes() == stack_bytes => work,
-            _ => Box::new(Work::new(stack_bytes)),
+            _ => Work::new(stack_bytes),
         };
         Lease {
             work: ManuallyDrop::new(work),
@@ -29,9 +31,11 @@ impl GridPool {
         }
     }
 
-    fn put(&self, work: Box<Work>) {
+    fn put(&self, mut work: Work) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < KEPT {
+            let stacks: usize = kept.iter().map(|work| work.fibers.len()).sum();
+            work.reset(KEPT_STACKS.saturating_sub(stacks));
             kept.push(work);
         }
     }
@@ -43,9 +47,9 @@ impl fmt::Debug for GridPool {
     }
 }
 
-/// A set of stacks and tables that goes back to its pool, reset, when dropped.
+/// A set of stacks and tables that goes back to its pool when dropped.
 pub(super) struct Lease {
-    work: ManuallyDrop<Box<Work>>,
+    work: ManuallyDrop<Work>,
     pool: GridPool,
 }
 
@@ -66,8 +70,7 @@ impl DerefMut for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // SAFETY: taken only here, and `work` is not looked at again.
-        let mut work = unsafe { ManuallyDrop::take(&mut self.work) };
-        work.reset();
+        let work = unsafe { ManuallyDrop::take(&mut self.work) };
         self.pool.put(work);
     }
 }

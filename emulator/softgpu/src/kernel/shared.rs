@@ -12,10 +12,13 @@ const MAX_NAMED: usize = 48 * 1024;
 const MAX_NAMES: usize = 64;
 /// What fresh shared memory holds: nothing a kernel may rely on.
 const GARBAGE: u8 = 0xa5;
+/// Dynamic memory, then named; both begin aligned as much as a variable may want.
 const LAYOUT: Layout = match Layout::from_size_align(MAX_NAMED + MAX_DYNAMIC_SHARED as usize, 128) {
     Ok(layout) => layout,
     Err(_) => panic!("a valid layout"),
 };
+
+const _: () = assert!((MAX_DYNAMIC_SHARED as usize).is_multiple_of(LAYOUT.align()));
 
 /// Shared memory that a thread asked for and cannot have.
 #[derive(Debug, thiserror::Error)]
@@ -33,31 +36,26 @@ pub(super) enum SharedError {
 pub(super) struct Shared {
     /// Allocated when the block first asks for any, kept for the blocks after it.
     base: Cell<Option<NonNull<u8>>>,
-    dynamic: Cell<usize>,
+    /// Bytes taken by variables.
     used: Cell<usize>,
+    /// Key and offset of each variable.
     names: RefCell<Vec<(usize, usize)>>,
 }
-
-// SAFETY: the memory behind `base` is owned, and only the block's threads hold pointers into
-// it, which move along with the grid that owns both.
-unsafe impl Send for Shared {}
 
 impl Shared {
     pub(super) fn new() -> Shared {
         Shared {
             base: Cell::new(None),
-            dynamic: Cell::new(0),
             used: Cell::new(0),
             names: RefCell::new(Vec::with_capacity(MAX_NAMES)),
         }
     }
 
     /// Makes it a new block's, with `dynamic` bytes of dynamic memory.
-    pub(super) fn reset(&mut self, dynamic: u32) {
+    pub(super) fn reset(&self, dynamic: u32) {
         let dynamic = dynamic as usize;
-        self.dynamic.set(dynamic);
         self.used.set(0);
-        self.names.get_mut().clear();
+        self.names.borrow_mut().clear();
         if dynamic > 0 {
             // SAFETY: at least MAX_DYNAMIC_SHARED bytes, and no thread of the block runs yet.
             unsafe { self.base().as_ptr().write_bytes(GARBAGE, dynamic) };
@@ -82,7 +80,12 @@ impl Shared {
     }
 
     /// The variable of this key, made by the first thread that asks.
-    pub(super) fn named(&self, key: usize, size: usize, align: usize) -> Result<*mut u8, SharedError> {
+    pub(super) fn named(
+        &self,
+        key: usize,
+        size: usize,
+        align: usize,
+    ) -> Result<*mut u8, SharedError> {
         let mut names = self.names.borrow_mut();
         if let Some(&(_, offset)) = names.iter().find(|name| name.0 == key) {
             // SAFETY: the offset was found to be inside the allocation below.
@@ -121,4 +124,3 @@ impl Drop for Shared {
         }
     }
 }
-const _: () = assert!(MAX_DYNAMIC_SHARED as usize % 128 == 0);

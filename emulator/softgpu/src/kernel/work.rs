@@ -7,8 +7,7 @@ use std::io;
 use super::block::{Block, FiberId, Released};
 use super::fiber::Fiber;
 
-/// Fibers and blocks kept when a grid has ended.
-const KEPT_FIBERS: usize = 1024;
+/// Blocks kept when a grid has ended.
 const KEPT_BLOCKS: usize = 64;
 
 /// Names a resident block.
@@ -145,15 +144,20 @@ impl Work {
 
     /// The earliest time at which a thread wants to look again.
     pub(super) fn deadline(&self) -> Option<u64> {
-        let waiting = self.spinning.iter().chain(&self.polled).chain(&self.sleeping);
+        let waiting = self
+            .spinning
+            .iter()
+            .chain(&self.polled)
+            .chain(&self.sleeping);
         waiting
             .map(|&id| self.fibers[id as usize].deadline)
             .min()
             .filter(|&deadline| deadline != u64::MAX)
     }
 
-    /// Forgets the grid: all fibers and blocks are idle afterwards, and not too many are kept.
-    pub(super) fn reset(&mut self) {
+    /// Forgets the grid: all fibers and blocks are idle afterwards, and at most so many fibers
+    /// are kept.
+    pub(super) fn reset(&mut self, most_fibers: usize) {
         let unfinished = self.idle.len() < self.fibers.len();
         if unfinished {
             for slot in self.fibers.iter_mut().filter(|slot| slot.busy) {
@@ -161,8 +165,8 @@ impl Work {
                 slot.busy = false;
             }
         }
-        if unfinished || self.fibers.len() > KEPT_FIBERS {
-            self.fibers.truncate(KEPT_FIBERS);
+        if unfinished || self.fibers.len() > most_fibers {
+            self.fibers.truncate(most_fibers);
             self.idle.clear();
             self.idle.extend(0..self.fibers.len() as FiberId);
         }

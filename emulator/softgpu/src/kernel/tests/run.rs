@@ -9,7 +9,13 @@ fn vector_add_over_many_blocks() {
     let mut b: Vec<f32> = (0..n).map(|i| 0.25 * i as f32).collect();
     let mut sum = vec![f32::NAN; n as usize + 1];
     let args = args(&[&a.as_mut_ptr(), &b.as_mut_ptr(), &sum.as_mut_ptr(), &n]);
-    launch(&ADD, linear(n.div_ceil(256), 256), &args, &GridConfig::default()).done();
+    launch(
+        &ADD,
+        linear(n.div_ceil(256), 256),
+        &args,
+        &GridConfig::default(),
+    )
+    .done();
     assert!((0..n as usize).all(|i| sum[i] == 1.25 * i as f32));
     assert!(sum[n as usize].is_nan(), "nothing is written past the end");
 }
@@ -28,7 +34,13 @@ fn every_thread_of_three_dimensions_runs_once_at_its_place() {
 #[test]
 fn ten_thousand_blocks_and_blocks_of_1024() {
     let mut count = vec![0_u32; 10_000];
-    launch(&WHERE, linear(10_000, 1), &args(&[&count.as_mut_ptr()]), &GridConfig::default()).done();
+    launch(
+        &WHERE,
+        linear(10_000, 1),
+        &args(&[&count.as_mut_ptr()]),
+        &GridConfig::default(),
+    )
+    .done();
     assert!(count.iter().all(|&n| n == 1));
 
     let mut input: Vec<u32> = (0..3 * 1024).collect();
@@ -45,7 +57,7 @@ fn ten_thousand_blocks_and_blocks_of_1024() {
 fn a_budget_bounds_what_one_run_does() {
     let mut count = vec![0_u32; 256];
     let args = args(&[&count.as_mut_ptr()]);
-    let mut grid = grid(&WHERE, linear(1, 256), &args);
+    let mut grid = launch(&WHERE, linear(1, 256), &args, &seeded(None));
     assert_eq!(grid.run(10), GridState::Progress);
     assert_eq!(count.iter().sum::<u32>(), 10);
     assert_eq!(grid.run(0), GridState::Progress, "at least one thread runs");
@@ -90,10 +102,17 @@ fn a_seed_is_an_order_and_none_is_the_natural_one() {
         assert_ne!(*order, natural);
         let mut sorted = order.clone();
         sorted.sort_unstable();
-        assert!((0..360).all(|i| sorted[i] == i as u32 / 3), "each thread three times");
+        assert!(
+            (0..360).all(|i| sorted[i] == i as u32 / 3),
+            "each thread three times"
+        );
         // The barrier holds in any order: a thread's second place follows all firsts.
         for block in 0..3 {
-            let places: Vec<u32> = order.iter().filter(|&&t| t / 40 == block).copied().collect();
+            let places: Vec<u32> = order
+                .iter()
+                .filter(|&&t| t / 40 == block)
+                .copied()
+                .collect();
             let mut firsts = places[..40].to_vec();
             firsts.sort_unstable();
             firsts.dedup();
@@ -102,7 +121,11 @@ fn a_seed_is_an_order_and_none_is_the_natural_one() {
     }
     assert!(orders.iter().any(|o| *o != orders[0]));
     // Threads of different blocks come between one another.
-    assert!(orders.iter().any(|o| o[..40].iter().any(|t| t / 40 != o[0] / 40)));
+    assert!(
+        orders
+            .iter()
+            .any(|o| o[..40].iter().any(|t| t / 40 != o[0] / 40))
+    );
 }
 
 #[test]
@@ -139,7 +162,11 @@ fn atomics_of_many_threads() {
         assert_eq!(w[..5], [2016, 63, 0, u32::MAX, 0]);
         // Every value exchanged in came out again, but the last, which is still there.
         assert_eq!(w[5] + w[6], 1000 + 2016);
-        assert!(w[7] >= 1 && w[7] <= 64, "thread 0 came when the word was 0: {}", w[7]);
+        assert!(
+            w[7] >= 1 && w[7] <= 64,
+            "thread 0 came when the word was 0: {}",
+            w[7]
+        );
         assert_eq!(d, [2016 << 32, 63 << 40]);
         assert_eq!(f, 32.0);
     });
@@ -154,7 +181,10 @@ fn launches_that_cannot_be_are_refused() {
         assert_eq!(large, Err(LaunchError::BlockTooLarge { block }));
     }
     let grid = [u32::MAX; 3];
-    assert_eq!(Dims::new(grid, [1, 1, 1], 0), Err(LaunchError::GridTooLarge { grid }));
+    assert_eq!(
+        Dims::new(grid, [1, 1, 1], 0),
+        Err(LaunchError::GridTooLarge { grid })
+    );
     let shared = MAX_DYNAMIC_SHARED + 1;
     let refused = Dims::new([1, 1, 1], [1, 1, 1], shared);
     assert_eq!(refused, Err(LaunchError::SharedTooLarge { shared }));
@@ -184,7 +214,11 @@ fn grids_in_turn_reuse_stacks() {
         assert_eq!(grid.grid.stacks(), if round == 0 { 0 } else { 128 });
         assert_eq!(grid.finish(), GridState::Done);
         assert_eq!(sums, [128; 2]);
-        assert_eq!(grid.grid.stacks(), 128, "the second block used the first one's stacks");
+        assert_eq!(
+            grid.grid.stacks(),
+            128,
+            "the second block used the first one's stacks"
+        );
     }
     // A thread that never suspends leaves its stack to the next.
     let mut count = vec![0_u32; 10 * 256];

@@ -36,7 +36,13 @@ fn warp_operations_against_a_reference() {
     fn reference(row: usize, lane: u64) -> u64 {
         let v = |lane: u64| 1000 + lane;
         let up = |d: u64, width: u64| if lane % width >= d { lane - d } else { lane };
-        let down = |d: u64, width: u64| if lane % width + d < width { lane + d } else { lane };
+        let down = |d: u64, width: u64| {
+            if lane % width + d < width {
+                lane + d
+            } else {
+                lane
+            }
+        };
         match row {
             0 => v(5),
             1 => v(lane / 8 * 8 + (lane + 3) % 8),
@@ -46,7 +52,11 @@ fn warp_operations_against_a_reference() {
             5 => v(down(3, 16)),
             6 => v(lane ^ 9),
             // Into a later segment is not allowed, into an earlier one it is.
-            7 => v(if lane ^ 9 <= lane / 8 * 8 + 7 { lane ^ 9 } else { lane }),
+            7 => v(if lane ^ 9 <= lane / 8 * 8 + 7 {
+                lane ^ 9
+            } else {
+                lane
+            }),
             8 => (0..32).filter(|l| l % 5 == 1).map(|l| 1 << l).sum(),
             9 => 1,
             10 => 0,
@@ -60,7 +70,7 @@ fn warp_operations_against_a_reference() {
     in_orders(|config| {
         let mut out = vec![u64::MAX; 15 * 32];
         let args = args(&[&out.as_mut_ptr()]);
-        done(launch(&WARP_OPS, linear(1, 32), &args, config).done();
+        launch(&WARP_OPS, linear(1, 32), &args, config).done();
         for (row, lanes) in out.chunks(32).enumerate() {
             for (lane, got) in lanes.iter().enumerate() {
                 assert_eq!(*got, reference(row, lane as u64), "row {row}, lane {lane}");
@@ -95,7 +105,11 @@ fn fault(kind: u32) -> Fault {
     let GridState::Faulted(fault) = grid.finish() else {
         panic!("kind {kind} must fault")
     };
-    assert_eq!(grid.run(100), GridState::Faulted(fault.clone()), "a fault stays");
+    assert_eq!(
+        grid.run(100),
+        GridState::Faulted(fault.clone()),
+        "a fault stays"
+    );
     fault
 }
 
@@ -107,7 +121,13 @@ fn a_divergence_is_a_fault_that_names_the_barriers() {
          complete: 16 of 32 live threads at __syncthreads(); \
          16 of 32 live threads at __syncwarp of warp 0, mask 0xffffffff"
     );
-    assert!(matches!(fault(0), Fault::Divergence { block: [0, 0, 0], .. }));
+    assert!(matches!(
+        fault(0),
+        Fault::Divergence {
+            block: [0, 0, 0],
+            ..
+        }
+    ));
 }
 
 #[test]
@@ -121,8 +141,16 @@ fn misuse_is_a_fault_that_names_the_thread() {
         );
     };
     expect(1, [0, 1, 0], "__syncthreads_or() after __syncthreads()");
-    expect(2, [0, 0, 0], "mask 0xfffffffe, which leaves out the calling lane");
-    expect(3, [0, 0, 0], "16 bytes of shared memory besides 49152 in use: at most 49152");
+    expect(
+        2,
+        [0, 0, 0],
+        "mask 0xfffffffe, which leaves out the calling lane",
+    );
+    expect(
+        3,
+        [0, 0, 0],
+        "16 bytes of shared memory besides 49152 in use: at most 49152",
+    );
     expect(4, [0, 0, 0], "__trap()");
 }
 
@@ -132,6 +160,9 @@ fn a_seeded_divergence_is_found_too() {
         let args = args(&[&0_u32]);
         let mut grid = launch(&DIVERGE, linear(4, 32), &args, &seeded(Some(seed)));
         let state = grid.finish();
-        assert!(matches!(state, GridState::Faulted(Fault::Divergence { .. })), "{state:?}");
+        assert!(
+            matches!(state, GridState::Faulted(Fault::Divergence { .. })),
+            "{state:?}"
+        );
     }
 }
