@@ -130,7 +130,13 @@ mod tests {
     #[test]
     fn syndromes_map_to_statuses() {
         assert_eq!(Status::from_syndrome(Syndrome::WR_FLUSH), Status::FLUSHED);
-        assert_eq!(Status::from_syndrome(Syndrome::REMOTE_ACCESS), Status::REMOTE_ACCESS);
-        assert_eq!(Status::from_syndrome(Syndrome(0xee)), Status::UNKNOWN_SYNDROME);
+        assert_eq!(
+            Status::from_syndrome(Syndrome::REMOTE_ACCESS),
+            Status::REMOTE_ACCESS
+        );
+        assert_eq!(
+            Status::from_syndrome(Syndrome(0xee)),
+            Status::UNKNOWN_SYNDROME
+        );
     }
 }

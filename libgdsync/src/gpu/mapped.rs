@@ -47,7 +47,8 @@ impl Mapped {
     fn check(&self, offset: usize, len: usize, align: usize) {
         let end = offset.checked_add(len);
         assert!(
-            end.is_some_and(|end| end <= self.len) && (self.base.as_ptr() as usize + offset) % align == 0,
+            end.is_some_and(|end| end <= self.len)
+                && (self.base.as_ptr() as usize + offset) % align == 0,
             "{len} bytes at {offset} of {}",
             self.len
         );
@@ -112,7 +113,8 @@ impl Mapped {
             if aligned && from.len() - done >= 8 {
                 let mut word = [0; 8];
                 word.copy_from_slice(&from[done..done + 8]);
-                self.word64(at).store(u64::from_ne_bytes(word), Ordering::Relaxed);
+                self.word64(at)
+                    .store(u64::from_ne_bytes(word), Ordering::Relaxed);
                 done += 8;
             } else {
                 self.byte(at).store(from[done], Ordering::Relaxed);
@@ -135,7 +137,12 @@ impl RingMemory for Mapped {
         let mut segment = [0; 16];
         let (low, high) = segment.split_at_mut(8);
         low.copy_from_slice(&self.word64(offset).load(Ordering::Relaxed).to_ne_bytes());
-        high.copy_from_slice(&self.word64(offset + 8).load(Ordering::Relaxed).to_ne_bytes());
+        high.copy_from_slice(
+            &self
+                .word64(offset + 8)
+                .load(Ordering::Relaxed)
+                .to_ne_bytes(),
+        );
         segment
     }
 

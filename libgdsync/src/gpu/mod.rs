@@ -100,8 +100,10 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation>;
     fn new_stream(&self) -> Result<StreamHandle>;
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()>;
-    fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()>;
-    fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize) -> Result<()>;
+    fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8])
+    -> Result<()>;
+    fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize)
+    -> Result<()>;
     fn capturing(&self, stream: &StreamHandle) -> Result<bool>;
     fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool>;
     fn program_kernel(&self) -> Option<&Kernel>;
@@ -212,7 +214,11 @@ impl Gpu {
     /// `Invalid` for a null pointer or length zero; `System` if the runtime refuses.
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
         if ptr.is_null() || len == 0 {
-            return Err(Error::new("register host memory", Kind::Invalid, "a null or empty range"));
+            return Err(Error::new(
+                "register host memory",
+                Kind::Invalid,
+                "a null or empty range",
+            ));
         }
         // SAFETY: the caller's promise covers the runtime's.
         let allocation = unsafe { self.0.runtime.register(ptr, len)? };
@@ -341,7 +347,11 @@ impl Stream {
 
     pub(crate) fn launch_program(&self, dims: Dims, args: &[u8]) -> Result<()> {
         let kernel = self.gpu.runtime().program_kernel().ok_or_else(|| {
-            Error::new("lower to a kernel", Kind::Unsupported, format!("{:?}", self.gpu))
+            Error::new(
+                "lower to a kernel",
+                Kind::Unsupported,
+                format!("{:?}", self.gpu),
+            )
         })?;
         self.gpu.runtime().launch(&self.handle, kernel, dims, args)
     }
@@ -360,10 +370,16 @@ impl Stream {
         }
         for span in [to, from] {
             if !span.region().gpu().is(&self.gpu) {
-                return Err(Error::new("enqueue copy", Kind::Foreign, format!("{span:?}")));
+                return Err(Error::new(
+                    "enqueue copy",
+                    Kind::Foreign,
+                    format!("{span:?}"),
+                ));
             }
         }
-        self.gpu.runtime().copy(&self.handle, to.addr(), from.addr(), to.len())
+        self.gpu
+            .runtime()
+            .copy(&self.handle, to.addr(), from.addr(), to.len())
     }
 
     /// Waits until everything enqueued so far has run; `false` if the limit passed first.

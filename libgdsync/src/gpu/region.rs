@@ -33,8 +33,14 @@ struct Inner {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, allocation, .. } = &*self.0;
-        write!(f, "{kind:?} region {:?}+{:#x}", allocation.addr, allocation.len)
+        let Inner {
+            kind, allocation, ..
+        } = &*self.0;
+        write!(
+            f,
+            "{kind:?} region {:?}+{:#x}",
+            allocation.addr, allocation.len
+        )
     }
 }
 
@@ -83,16 +89,27 @@ impl Region {
         if let Some(cpu) = self.0.allocation.cpu {
             return Ok(cpu);
         }
-        let view = self.0.view.get_or_init(|| {
-            soft::View::of(&self.0.allocation.backing).map_err(|e| e.to_string())
-        });
+        let view = self
+            .0
+            .view
+            .get_or_init(|| soft::View::of(&self.0.allocation.backing).map_err(|e| e.to_string()));
         match view {
             Ok(view) => Ok(view.mapped()),
-            Err(why) => Err(Error::new("map device memory for the CPU", Kind::System, why.clone())),
+            Err(why) => Err(Error::new(
+                "map device memory for the CPU",
+                Kind::System,
+                why.clone(),
+            )),
         }
     }
 
-    fn check(&self, operation: &'static str, offset: usize, len: usize, align: usize) -> Result<()> {
+    fn check(
+        &self,
+        operation: &'static str,
+        offset: usize,
+        len: usize,
+        align: usize,
+    ) -> Result<()> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
         if !inside || (self.addr().0 as usize).wrapping_add(offset) % align != 0 {
             return Err(Error::new(
@@ -251,6 +268,10 @@ impl Span {
 
 impl fmt::Debug for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {} of {:?}", self.len, self.offset, self.region)
+        write!(
+            f,
+            "{} bytes at {} of {:?}",
+            self.len, self.offset, self.region
+        )
     }
 }

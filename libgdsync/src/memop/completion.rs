@@ -53,10 +53,15 @@ pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKe
         })
     };
     const ALL: u32 = u32::MAX;
-    let owner = u32::from(entry.owner) ^ u32::from(crate::mutant::on(crate::mutant::Mutant::ParityOffByOne));
+    let owner = u32::from(entry.owner)
+        ^ u32::from(crate::mutant::on(crate::mutant::Mutant::ParityOffByOne));
     let success_too = !crate::mutant::on(crate::mutant::Mutant::ErrorEntryPasses);
     if caps.mask {
-        let mask = if success_too { OWNER_BIT | ERROR_BIT } else { OWNER_BIT };
+        let mask = if success_too {
+            OWNER_BIT | ERROR_BIT
+        } else {
+            OWNER_BIT
+        };
         wait(Condition::Eq, owner * OWNER_BIT, mask, entry.flush);
         return Ok(());
     }
@@ -141,12 +146,18 @@ mod tests {
                         for &op in good {
                             assert!(passes(&batch, last_dword(op, owner, 0, counter)));
                             if lap > 0 {
-                                assert!(!passes(&batch, last_dword(op, 1 - owner, 0, counter)), "stale");
+                                assert!(
+                                    !passes(&batch, last_dword(op, 1 - owner, 0, counter)),
+                                    "stale"
+                                );
                             }
                         }
                         for &op in &errors {
                             assert!(!passes(&batch, last_dword(op, owner, 0, counter)), "error");
-                            assert!(!passes(&batch, last_dword(op, 1 - owner, 0, counter)), "old error");
+                            assert!(
+                                !passes(&batch, last_dword(op, 1 - owner, 0, counter)),
+                                "old error"
+                            );
                         }
                     }
                     if lap == 0 {

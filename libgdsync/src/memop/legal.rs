@@ -30,7 +30,13 @@ pub fn rewrite(input: &Batch, caps: &Caps, out: &mut Batch) -> Result<()> {
 fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
     let op = input.ops()[i];
     let glued = input.is_glued(i);
-    let mut push = |op: Op| if glued { out.push_glued(op) } else { out.push(op) };
+    let mut push = |op: Op| {
+        if glued {
+            out.push_glued(op)
+        } else {
+            out.push(op)
+        }
+    };
     if (op.flushes() || op == Op::Flush) && !caps.flush {
         return Err(refuse("flush", &op));
     }
@@ -46,7 +52,11 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
                 value: (value >> 32) as u32,
                 fenced: false,
             };
-            if glued { out.push_glued(high) } else { out.push(high) }
+            if glued {
+                out.push_glued(high)
+            } else {
+                out.push(high)
+            }
         }
         Op::Wait64 {
             at,
@@ -55,7 +65,9 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             condition: Condition::Eq,
             flush,
         } if !caps.memops64 => {
-            for (offset, value, flush) in [(0, value as u32, false), (4, (value >> 32) as u32, flush)] {
+            for (offset, value, flush) in
+                [(0, value as u32, false), (4, (value >> 32) as u32, flush)]
+            {
                 push(Op::Wait32 {
                     at: at.offset(offset),
                     value,
@@ -66,7 +78,9 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             }
         }
         Op::Wait64 { .. } if !caps.memops64 => return Err(refuse("64-bit wait", &op)),
-        Op::Wait64 { mask, condition, .. } => {
+        Op::Wait64 {
+            mask, condition, ..
+        } => {
             if (mask != u64::MAX && !caps.mask) || (condition == Condition::Nor && !caps.nor) {
                 return Err(refuse("64-bit wait", &op));
             }
@@ -123,7 +137,12 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
 }
 
 /// The same test without what the runtime lacks, if there is one.
-fn wait32(condition: Condition, value: u32, mask: u32, caps: &Caps) -> Option<(Condition, u32, u32)> {
+fn wait32(
+    condition: Condition,
+    value: u32,
+    mask: u32,
+    caps: &Caps,
+) -> Option<(Condition, u32, u32)> {
     let (condition, value, mask) = match condition {
         _ if mask == ALL32 || caps.mask => (condition, value, mask),
         Condition::And => (Condition::And, value & mask, ALL32),
@@ -210,15 +229,53 @@ mod tests {
     /// Whatever a masked or NOR wait is rewritten to passes on exactly the same words.
     #[test]
     fn rewritten_waits_pass_on_the_same_words() {
-        let bits = [0u32, 1, 1 << 7, 1 << 24, 1 << 31, 0x8100_0000, ALL32, !1, !(1 << 24), !(1 << 31)];
-        let words = [0u32, 1, 1 << 24, 1 << 31, 0x8100_0000, 0x7fff_ffff, 0x1100_0080, 0xf1ff_ffff, ALL32];
+        let bits = [
+            0u32,
+            1,
+            1 << 7,
+            1 << 24,
+            1 << 31,
+            0x8100_0000,
+            ALL32,
+            !1,
+            !(1 << 24),
+            !(1 << 31),
+        ];
+        let words = [
+            0u32,
+            1,
+            1 << 24,
+            1 << 31,
+            0x8100_0000,
+            0x7fff_ffff,
+            0x1100_0080,
+            0xf1ff_ffff,
+            ALL32,
+        ];
         let (mut rewritten, mut refused) = (0, 0);
-        for condition in [Condition::Geq, Condition::Eq, Condition::And, Condition::Nor] {
+        for condition in [
+            Condition::Geq,
+            Condition::Eq,
+            Condition::And,
+            Condition::Nor,
+        ] {
             for &value in &bits {
                 for &mask in &bits {
-                    for (nor, can_mask) in [(true, true), (true, false), (false, true), (false, false)] {
-                        let caps = Caps { nor, mask: can_mask, ..FULL };
-                        let op = Op::Wait32 { at: DevicePtr(8), value, mask, condition, flush: false };
+                    for (nor, can_mask) in
+                        [(true, true), (true, false), (false, true), (false, false)]
+                    {
+                        let caps = Caps {
+                            nor,
+                            mask: can_mask,
+                            ..FULL
+                        };
+                        let op = Op::Wait32 {
+                            at: DevicePtr(8),
+                            value,
+                            mask,
+                            condition,
+                            flush: false,
+                        };
                         let Some(ops) = lowered(op, &caps) else {
                             refused += 1;
                             continue;
@@ -227,7 +284,12 @@ mod tests {
                         for &word in &words {
                             let want = condition.holds32(word & mask, value);
                             let got = ops.iter().all(|op| match *op {
-                                Op::Wait32 { value, mask, condition, .. } => {
+                                Op::Wait32 {
+                                    value,
+                                    mask,
+                                    condition,
+                                    ..
+                                } => {
                                     assert!(can_mask || mask == ALL32);
                                     assert!(nor || condition != Condition::Nor);
                                     condition.holds32(word & mask, value)
@@ -245,19 +307,42 @@ mod tests {
 
     #[test]
     fn a_doorbell_without_64_bits_is_two_glued_halves_and_the_first_is_fenced() {
-        let caps = Caps { memops64: false, ..FULL };
+        let caps = Caps {
+            memops64: false,
+            ..FULL
+        };
         let (mut input, mut out) = (Batch::new(), Batch::new());
-        input.push_glued(Op::Write32 { at: DevicePtr(4), value: 7, fenced: true });
-        input.push(Op::Write64 { at: DevicePtr(0x800), value: 0x1111_2222_3333_4444, fenced: true });
+        input.push_glued(Op::Write32 {
+            at: DevicePtr(4),
+            value: 7,
+            fenced: true,
+        });
+        input.push(Op::Write64 {
+            at: DevicePtr(0x800),
+            value: 0x1111_2222_3333_4444,
+            fenced: true,
+        });
         rewrite(&input, &caps, &mut out).unwrap();
         assert_eq!(
             out.ops()[1..],
             [
-                Op::Write32 { at: DevicePtr(0x800), value: 0x3333_4444, fenced: true },
-                Op::Write32 { at: DevicePtr(0x804), value: 0x1111_2222, fenced: false },
+                Op::Write32 {
+                    at: DevicePtr(0x800),
+                    value: 0x3333_4444,
+                    fenced: true
+                },
+                Op::Write32 {
+                    at: DevicePtr(0x804),
+                    value: 0x1111_2222,
+                    fenced: false
+                },
             ]
         );
-        assert_eq!(out.split(3).unwrap().collect::<Vec<_>>(), [0..3], "record and halves stay together");
+        assert_eq!(
+            out.split(3).unwrap().collect::<Vec<_>>(),
+            [0..3],
+            "record and halves stay together"
+        );
         assert!(out.split(2).is_err());
     }
 
@@ -265,8 +350,15 @@ mod tests {
     fn copies_become_the_same_bytes_by_writes() {
         let data: Vec<u8> = (1..=28).collect();
         for (memops64, at) in [(true, 64u64), (true, 68), (false, 64)] {
-            let caps = Caps { inline_copy: false, memops64, ..FULL };
-            let op = Op::Copy { at: DevicePtr(at), data: Inline::new(&data).unwrap() };
+            let caps = Caps {
+                inline_copy: false,
+                memops64,
+                ..FULL
+            };
+            let op = Op::Copy {
+                at: DevicePtr(at),
+                data: Inline::new(&data).unwrap(),
+            };
             let mut memory = [0u8; 128];
             for op in lowered(op, &caps).unwrap() {
                 let (at, bytes) = match op {
@@ -279,24 +371,52 @@ mod tests {
             }
             assert_eq!(memory[at as usize..][..28], data[..]);
         }
-        let odd = Op::Copy { at: DevicePtr(64), data: Inline::new(&data[..27]).unwrap() };
-        assert!(lowered(odd, &Caps { inline_copy: false, ..FULL }).is_none());
+        let odd = Op::Copy {
+            at: DevicePtr(64),
+            data: Inline::new(&data[..27]).unwrap(),
+        };
+        assert!(
+            lowered(
+                odd,
+                &Caps {
+                    inline_copy: false,
+                    ..FULL
+                }
+            )
+            .is_none()
+        );
     }
 
     #[test]
     fn flushes_are_kept_where_something_follows_and_never_invented() {
-        let wait = |flush| Op::Wait32 { at: DevicePtr(0), value: 0, mask: ALL32, condition: Condition::Eq, flush };
-        let write = Op::Write32 { at: DevicePtr(0), value: 0, fenced: true };
+        let wait = |flush| Op::Wait32 {
+            at: DevicePtr(0),
+            value: 0,
+            mask: ALL32,
+            condition: Condition::Eq,
+            flush,
+        };
+        let write = Op::Write32 {
+            at: DevicePtr(0),
+            value: 0,
+            fenced: true,
+        };
         let run = |ops: &[Op]| {
             let (mut input, mut out) = (Batch::new(), Batch::new());
             ops.iter().for_each(|op| input.push(*op));
             rewrite(&input, &FULL, &mut out).unwrap();
             out.ops().iter().map(Op::flushes).collect::<Vec<_>>()
         };
-        assert_eq!(run(&[wait(true), wait(true), wait(false)]), [false, false, true]);
+        assert_eq!(
+            run(&[wait(true), wait(true), wait(false)]),
+            [false, false, true]
+        );
         assert_eq!(run(&[wait(true), write, wait(true)]), [true, false, true]);
         assert_eq!(run(&[wait(false), write, wait(false)]), [false; 3]);
-        let caps = Caps { flush: false, ..FULL };
+        let caps = Caps {
+            flush: false,
+            ..FULL
+        };
         assert!(lowered(wait(true), &caps).is_none() && lowered(Op::Flush, &caps).is_none());
     }
 }

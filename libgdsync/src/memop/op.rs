@@ -193,7 +193,9 @@ mod tests {
         assert!(Condition::Nor.holds32(0xf0ff_ffff, !0x0100_0000));
         assert!(!Condition::Nor.holds32(0x0100_0000, !0x0100_0000));
         assert!(Condition::Geq.holds64(1, u64::MAX) && !Condition::Geq.holds64(1 << 63, 0));
-        assert!(Condition::Nor.holds64(0, u64::MAX - 1) && !Condition::Nor.holds64(1, u64::MAX - 1));
+        assert!(
+            Condition::Nor.holds64(0, u64::MAX - 1) && !Condition::Nor.holds64(1, u64::MAX - 1)
+        );
     }
 
     #[test]

@@ -181,7 +181,9 @@ impl Program {
             return false;
         }
         match *op {
-            Op::Write32 { at, value, fenced } => self.push(Code::Write32, at.0, u64::from(value), 0, fenced),
+            Op::Write32 { at, value, fenced } => {
+                self.push(Code::Write32, at.0, u64::from(value), 0, fenced)
+            }
             Op::Write64 { at, value, fenced } => self.push(Code::Write64, at.0, value, 0, fenced),
             Op::Wait32 {
                 at,

@@ -94,9 +94,10 @@ impl Tracer {
     #[inline]
     pub(crate) fn submission(&self, stream: u64, ops: &[Op]) {
         if self.on.load(Ordering::Relaxed) {
-            self.emit(&format!("stream {stream}: {} operations", ops.len()), |names| {
-                ops.iter().map(|op| line(op, names)).collect()
-            });
+            self.emit(
+                &format!("stream {stream}: {} operations", ops.len()),
+                |names| ops.iter().map(|op| line(op, names)).collect(),
+            );
         }
     }
 
@@ -104,9 +105,19 @@ impl Tracer {
     #[inline]
     pub(crate) fn program(&self, stream: u64, program: &Program) {
         if self.on.load(Ordering::Relaxed) {
-            self.emit(&format!("stream {stream}: kernel, {} operations", program.ops().len()), |names| {
-                program.ops().iter().map(|op| program_line(op, names)).collect()
-            });
+            self.emit(
+                &format!(
+                    "stream {stream}: kernel, {} operations",
+                    program.ops().len()
+                ),
+                |names| {
+                    program
+                        .ops()
+                        .iter()
+                        .map(|op| program_line(op, names))
+                        .collect()
+                },
+            );
         }
     }
 
@@ -125,7 +136,9 @@ impl Tracer {
                 // A trace that cannot be written is not worth failing the program for.
                 let _ = writeln!(file, "{text}");
             }
-            Sink::Captured(captured) => captured.extend(std::iter::once(head.to_owned()).chain(lines)),
+            Sink::Captured(captured) => {
+                captured.extend(std::iter::once(head.to_owned()).chain(lines))
+            }
         }
     }
 }
@@ -148,10 +161,18 @@ fn line(op: &Op, names: &Names) -> String {
     let flushed = |flush: bool| if flush { " flush" } else { "" };
     match op {
         Op::Write32 { at, value, fenced } => {
-            format!("write32 {} = {value:#010x}{}", place(*at, names), fence(*fenced))
+            format!(
+                "write32 {} = {value:#010x}{}",
+                place(*at, names),
+                fence(*fenced)
+            )
         }
         Op::Write64 { at, value, fenced } => {
-            format!("write64 {} = {value:#018x}{}", place(*at, names), fence(*fenced))
+            format!(
+                "write64 {} = {value:#018x}{}",
+                place(*at, names),
+                fence(*fenced)
+            )
         }
         Op::Wait32 {
             at,
@@ -160,9 +181,16 @@ fn line(op: &Op, names: &Names) -> String {
             condition,
             flush,
         } => {
-            let mask = if *mask == u32::MAX { String::new() } else { format!(" mask {mask:#010x}") };
+            let mask = if *mask == u32::MAX {
+                String::new()
+            } else {
+                format!(" mask {mask:#010x}")
+            };
             let at = place(*at, names);
-            format!("wait32 {at} {condition:?} {value:#010x}{mask}{}", flushed(*flush))
+            format!(
+                "wait32 {at} {condition:?} {value:#010x}{mask}{}",
+                flushed(*flush)
+            )
         }
         Op::Wait64 {
             at,
@@ -171,9 +199,16 @@ fn line(op: &Op, names: &Names) -> String {
             condition,
             flush,
         } => {
-            let mask = if *mask == u64::MAX { String::new() } else { format!(" mask {mask:#018x}") };
+            let mask = if *mask == u64::MAX {
+                String::new()
+            } else {
+                format!(" mask {mask:#018x}")
+            };
             let at = place(*at, names);
-            format!("wait64 {at} {condition:?} {value:#018x}{mask}{}", flushed(*flush))
+            format!(
+                "wait64 {at} {condition:?} {value:#018x}{mask}{}",
+                flushed(*flush)
+            )
         }
         Op::Copy { at, data } => format!("copy {} = {data:?}", place(*at, names)),
         Op::Fence => "fence".to_owned(),
@@ -183,5 +218,11 @@ fn line(op: &Op, names: &Names) -> String {
 
 fn program_line(op: &ProgramOp, names: &Names) -> String {
     let at = place(DevicePtr(op.at), names);
-    format!("phase {}: {} {at} {:#x} {:#x}", op.phase, op.name(), op.value, op.extra)
+    format!(
+        "phase {}: {} {at} {:#x} {:#x}",
+        op.phase,
+        op.name(),
+        op.value,
+        op.extra
+    )
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gds_driver::Live;
 use gds_step::{Bell, Host, Lane, MachineId, Shared};
-use vmlx5::dma::{Dma, DmaFault};
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
+use vmlx5::{Dma, DmaFault, PdId};
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
@@ -84,7 +84,7 @@ pub(crate) struct EmulatedNic {
     machine: MachineId,
     host: Arc<dyn Host>,
     name: String,
-    node: vmlx5::NodeId,
+    node: vmlx5::fabric::NodeId,
     access: std::sync::Mutex<std::collections::BTreeMap<u32, Access>>,
 }
 
@@ -142,14 +142,16 @@ impl EmulatedNic {
         let fabric: Box<dyn vmlx5::fabric::Fabric> = match options.fabric {
             Fabric::Hub(hub) => Box::new(hub.port()),
             Fabric::Host => {
-                let fail = |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
+                let fail =
+                    |e: &dyn fmt::Display| Error::new(OPERATION, Kind::System, e.to_string());
                 let live = Live::global().map_err(|e| fail(&e))?;
                 let fd = live.bell().fd();
                 let fd = std::os::fd::AsFd::as_fd(&fd)
                     .try_clone_to_owned()
                     .map_err(|e| fail(&e))?;
                 let bell = Bell::open(fd).map_err(|e| fail(&e))?;
-                let fabric = ShmFabric::open(ShmConfig::default(), Arc::new(bell)).map_err(|e| fail(&e))?;
+                let fabric =
+                    ShmFabric::open(ShmConfig::default(), Arc::new(bell)).map_err(|e| fail(&e))?;
                 Box::new(fabric)
             }
         };
@@ -183,19 +185,20 @@ impl EmulatedNic {
         &self.host
     }
 
-    pub fn alloc_pd(&self) -> Result<u32> {
-        let pd = self.nic.with(|nic| nic.alloc_pd()).map_err(|e| refused("allocate pd", e))?;
-        Ok(pd.number())
+    pub fn alloc_pd(&self) -> Result<PdId> {
+        self.nic
+            .with(|nic| nic.alloc_pd())
+            .map_err(|e| refused("allocate pd", e))
     }
 
-    pub fn dealloc_pd(&self, id: u32) {
+    pub fn dealloc_pd(&self, id: PdId) {
         // Registrations and queue pairs hold it, so it is in use by nobody.
-        let _ = self.nic.with(|nic| nic.dealloc_pd(vmlx5::PdId::from_number(id)));
+        let _ = self.nic.with(|nic| nic.dealloc_pd(id));
     }
 
-    pub fn reg_mr(&self, pd: u32, region: &Region, access: Access) -> Result<MrKeys> {
+    pub fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
         let attr = vmlx5::MrAttr {
-            pd: vmlx5::PdId::from_number(pd),
+            pd,
             va: region.addr().0,
             len: region.len() as u64,
             access: rights(access),
@@ -217,7 +220,7 @@ impl EmulatedNic {
         let _ = self.nic.with(|nic| nic.dereg_mr(keys.lkey));
     }
 
-    pub fn create_qp(&self, pd: u32, rings: &QpRings<'_>) -> Result<QpObjects> {
+    pub fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpObjects> {
         let fail = |e| refused("create queue pair", e);
         let start = rings.start;
         let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
@@ -242,7 +245,6 @@ impl EmulatedNic {
             stride: rings.recv_ring.3,
         };
         let record = (BusSpan::of(rings.record.0), rings.record.1);
-        let pd = vmlx5::PdId::from_number(pd);
         let objects = self.nic.with(|nic| {
             let uar = nic.alloc_uar(uar_mem, uar_offset)?;
             let send_cq = nic.create_cq(send_cq)?;
@@ -272,7 +274,9 @@ impl EmulatedNic {
     }
 
     fn rights(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<u32, Access>> {
-        self.access.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.access
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     pub fn connect_qp(&self, qpn: u32, peer: &QpAddress) -> Result<()> {
@@ -280,11 +284,16 @@ impl EmulatedNic {
         let id = vmlx5::Qpn(qpn);
         self.nic
             .with(|nic| {
-                nic.modify_qp(id, vmlx5::Modify::Init { access: remote_rights(access) })?;
+                nic.modify_qp(
+                    id,
+                    vmlx5::Modify::Init {
+                        access: remote_rights(access),
+                    },
+                )?;
                 nic.modify_qp(
                     id,
                     vmlx5::Modify::Rtr {
-                        remote: vmlx5::NodeId(peer.node),
+                        remote: vmlx5::fabric::NodeId(peer.node),
                         remote_qpn: vmlx5::Qpn(peer.qpn),
                         rq_psn: 0,
                         max_dest_rd_atomic: MAX_RD_ATOMIC,

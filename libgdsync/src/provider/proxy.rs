@@ -19,7 +19,10 @@ pub(crate) struct ProxyList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
 impl ProxyList {
     pub fn add(&self, core: Arc<QpCore>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(core);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(core);
     }
 }
 
@@ -43,7 +46,11 @@ impl Machine for Proxy {
         for core in list.iter() {
             busy |= serve(core);
         }
-        if busy { Step::Progress } else { Step::IdleUntil(None) }
+        if busy {
+            Step::Progress
+        } else {
+            Step::IdleUntil(None)
+        }
     }
 
     fn name(&self) -> String {

@@ -104,7 +104,11 @@ impl RemoteMemory {
             return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
         }
         let rkey = self.rkeys[0].ok_or_else(|| {
-            Error::new("name remote memory", Kind::NotRegistered, "no key for lane 0")
+            Error::new(
+                "name remote memory",
+                Kind::NotRegistered,
+                "no key for lane 0",
+            )
         })?;
         Ok(RemoteSpan {
             addr: self.addr.wrapping_add(offset),
@@ -132,14 +136,23 @@ fn head(b: &mut [u8], kind: u8) {
 fn check(bytes: &[u8], kind: u8, len: usize, operation: &'static str) -> Result<()> {
     let fail = |what: String| Err(Error::new(operation, Kind::Protocol, what));
     if bytes.len() < 8 || bytes[..4] != MAGIC {
-        return fail(format!("{} bytes that are no record of this library", bytes.len()));
+        return fail(format!(
+            "{} bytes that are no record of this library",
+            bytes.len()
+        ));
     }
     let version = u16::from_le_bytes([bytes[4], bytes[5]]);
     if version != VERSION {
-        return fail(format!("the peer has version {version}, this library version {VERSION}"));
+        return fail(format!(
+            "the peer has version {version}, this library version {VERSION}"
+        ));
     }
     if bytes[6] != kind || bytes.len() != len {
-        return fail(format!("a record of type {} and {} bytes", bytes[6], bytes.len()));
+        return fail(format!(
+            "a record of type {} and {} bytes",
+            bytes[6],
+            bytes.len()
+        ));
     }
     Ok(())
 }
@@ -166,13 +179,19 @@ mod tests {
             rkeys: [Some(7), None, Some(0), None],
         };
         assert_eq!(QpAddress::from_bytes(&qp.to_bytes()).unwrap(), qp);
-        assert_eq!(RemoteMemory::from_bytes(&memory.to_bytes()).unwrap(), memory);
+        assert_eq!(
+            RemoteMemory::from_bytes(&memory.to_bytes()).unwrap(),
+            memory
+        );
         assert!(QpAddress::from_bytes(&memory.to_bytes()).is_err());
         let mut other = qp.to_bytes();
         other[4] = 9;
         let e = QpAddress::from_bytes(&other).unwrap_err();
         assert_eq!(e.kind(), Kind::Protocol);
-        assert!(e.to_string().contains("version 9") && e.to_string().contains("version 1"), "{e}");
+        assert!(
+            e.to_string().contains("version 9") && e.to_string().contains("version 1"),
+            "{e}"
+        );
         for len in 0..QpAddress::LEN {
             assert!(QpAddress::from_bytes(&qp.to_bytes()[..len]).is_err());
         }
@@ -185,7 +204,10 @@ mod tests {
             len: 10,
             rkeys: [Some(7), None, None, None],
         };
-        assert_eq!(memory.span(4, 6).unwrap(), RemoteSpan { addr: 104, rkey: 7 });
+        assert_eq!(
+            memory.span(4, 6).unwrap(),
+            RemoteSpan { addr: 104, rkey: 7 }
+        );
         assert_eq!(memory.span(4, 7).unwrap_err().limit_value(), Some(10));
         assert!(memory.span(u64::MAX, 2).is_err());
     }

@@ -92,7 +92,7 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
     })
 }
 
-pub(super) fn build(pd: &Pd, config: &QpConfig) -> Result<Built> {
+pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
     let sizes = sizes(config)?;
@@ -153,7 +153,12 @@ pub(super) fn build(pd: &Pd, config: &QpConfig) -> Result<Built> {
             uar: (&control, 0),
             record: (&record_region, record_at),
             send_ring: (&ring, 0, config.send_blocks),
-            recv_ring: (&ring, sizes.send_bytes as u64, config.recv_entries, sizes.stride as u32),
+            recv_ring: (
+                &ring,
+                sizes.send_bytes as u64,
+                config.recv_entries,
+                sizes.stride as u32,
+            ),
             send_cq: (&cqs, 0, sizes.send_log),
             recv_cq: (&cqs, send_cq as u64, sizes.recv_log),
             access: config.access,
@@ -174,12 +179,14 @@ pub(super) fn build(pd: &Pd, config: &QpConfig) -> Result<Built> {
         config.start,
         completion_ring(&places.recv, sizes.recv_log, config.start),
     );
-    write_states(&places, config.send_blocks, sizes.send_log, sizes.recv_log, config.start);
+    write_states(
+        &places,
+        config.send_blocks,
+        sizes.send_log,
+        sizes.recv_log,
+        config.start,
+    );
     name(gpu.tracer(), &objects, &places);
-    let kind = match config.proxy {
-        true => EndpointKind::Proxy,
-        false => EndpointKind::Ring,
-    };
     Ok(Built {
         core: QpCore::new(
             Gpu::clone(gpu),
@@ -214,7 +221,10 @@ fn write_states(places: &Places, blocks: u32, send_log: u8, recv_log: u8, start:
         let state = &side.device_state.cpu;
         state.store64(STATE_RING, side.ring.gpu.0);
         state.store64(STATE_RECORD, places.record.gpu.0);
-        state.store64(STATE_DOORBELL, places.uar.gpu.0 + doorbell::BF_OFFSET as u64);
+        state.store64(
+            STATE_DOORBELL,
+            places.uar.gpu.0 + doorbell::BF_OFFSET as u64,
+        );
         state.store32(STATE_MASK, mask);
         state.store32(STATE_INDEX, start);
         for waiter in 0..WAITERS {

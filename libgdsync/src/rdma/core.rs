@@ -264,8 +264,16 @@ impl QpCore {
         send.retire_with(Vec::clear);
         recv.retire_with(Vec::clear);
         if self.kind == EndpointKind::Proxy {
-            self.places.send.done.cpu.store32(0, send.cq.completed() as u32);
-            self.places.recv.done.cpu.store32(0, recv.cq.completed() as u32);
+            self.places
+                .send
+                .done
+                .cpu
+                .store32(0, send.cq.completed() as u32);
+            self.places
+                .recv
+                .done
+                .cpu
+                .store32(0, recv.cq.completed() as u32);
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
             // Streams may go on: the device thread should look.
@@ -295,10 +303,14 @@ impl QpCore {
         let position = cq.completed();
         let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
         let waiting = position < cq.next()
-            && state.send.fifo.slot(cq.ticket(position)).is_some_and(|slot| {
-                let end = slot.start.wrapping_add(slot.blocks) as u16;
-                (rung.wrapping_sub(end) as i16) >= 0
-            });
+            && state
+                .send
+                .fifo
+                .slot(cq.ticket(position))
+                .is_some_and(|slot| {
+                    let end = slot.start.wrapping_add(slot.blocks) as u16;
+                    (rung.wrapping_sub(end) as i16) >= 0
+                });
         if !waiting {
             state.oldest = None;
             return false;
@@ -355,7 +367,10 @@ impl QpCore {
         if !state.is_idle() {
             self.places.error.cpu.store32(0, Status::CLOSED.0);
         }
-        for (places, cq) in [(&self.places.send, &state.send.cq), (&self.places.recv, &state.recv.cq)] {
+        for (places, cq) in [
+            (&self.places.send, &state.send.cq),
+            (&self.places.recv, &state.recv.cq),
+        ] {
             for position in cq.completed()..cq.next() {
                 cq.release(position);
             }
@@ -363,7 +378,10 @@ impl QpCore {
         }
         // A stream may still have to pass an ordering edge: let it see the last record value.
         let index = state.send.fifo.posted_head();
-        self.places.record.cpu.store32(doorbell::SND, doorbell::record_value(index));
+        self.places
+            .record
+            .cpu
+            .store32(doorbell::SND, doorbell::record_value(index));
         self.nic.host().ring();
     }
 }

@@ -149,8 +149,15 @@ impl Device {
             return Ok(());
         }
         let open = self.watch().open();
-        let names: Vec<String> = open.iter().map(|core| format!("{:#x}", core.qpn())).collect();
-        let what = format!("{} queue pairs not finished: {}", open.len(), names.join(", "));
+        let names: Vec<String> = open
+            .iter()
+            .map(|core| format!("{:#x}", core.qpn()))
+            .collect();
+        let what = format!(
+            "{} queue pairs not finished: {}",
+            open.len(),
+            names.join(", ")
+        );
         Err(Error::new("close device", Kind::Timeout, what))
     }
 }
@@ -177,7 +184,7 @@ pub struct Pd {
 /// whose end gives up what is in flight.
 struct PdInner {
     nic: Arc<EmulatedNic>,
-    id: u32,
+    id: vmlx5::PdId,
 }
 
 impl Drop for PdInner {
@@ -188,7 +195,7 @@ impl Drop for PdInner {
 
 impl fmt::Debug for Pd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pd {} of {:?}", self.inner.id, self.device)
+        write!(f, "pd {} of {:?}", self.inner.id.number(), self.device)
     }
 }
 
@@ -198,7 +205,7 @@ impl Pd {
         &self.device
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(super) fn id(&self) -> vmlx5::PdId {
         self.inner.id
     }
 
@@ -209,7 +216,11 @@ impl Pd {
     pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
         let device = self.device();
         if !region.gpu().is(device.gpu()) {
-            return Err(Error::new("register memory", Kind::Foreign, format!("{region:?} with {device:?}")));
+            return Err(Error::new(
+                "register memory",
+                Kind::Foreign,
+                format!("{region:?} with {device:?}"),
+            ));
         }
         let nic = Arc::clone(device.nic());
         let keys = nic.reg_mr(self.id(), region, access)?;

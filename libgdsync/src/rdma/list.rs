@@ -80,11 +80,29 @@ pub enum Descriptor<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Item {
     Op(Op),
-    Post { ring: Ring, state: DevicePtr, entries: u32 },
-    PostReceive { record: DevicePtr, value: u32, edge: Option<u32>, state: DevicePtr, entries: u32 },
-    Wait { entry: Entry, waiter: DevicePtr, advance: i64, announce: bool },
+    Post {
+        ring: Ring,
+        state: DevicePtr,
+        entries: u32,
+    },
+    PostReceive {
+        record: DevicePtr,
+        value: u32,
+        edge: Option<u32>,
+        state: DevicePtr,
+        entries: u32,
+    },
+    Wait {
+        entry: Entry,
+        waiter: DevicePtr,
+        advance: i64,
+        announce: bool,
+    },
     /// A mark that a program announces by itself.
-    Mark { at: DevicePtr, value: u32 },
+    Mark {
+        at: DevicePtr,
+        value: u32,
+    },
 }
 
 /// A wait that takes effect on queue state once it is enqueued.
@@ -132,12 +150,19 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
 
 const OPERATION: &str = "post list";
 
-fn run(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>], s: &mut Scratch) -> Result<()> {
+fn run(
+    stream: &Stream,
+    queues: &mut [&mut Qp],
+    list: &[Descriptor<'_>],
+    s: &mut Scratch,
+) -> Result<()> {
     s.items.clear();
     s.waits.clear();
     s.undo.clear();
     let mut kernel = false;
-    let decided = list.iter().try_for_each(|d| decide(stream, queues, d, s, &mut kernel));
+    let decided = list
+        .iter()
+        .try_for_each(|d| decide(stream, queues, d, s, &mut kernel));
     let lowered = decided
         .and_then(|()| announce(queues, s))
         .and_then(|()| lower(stream, s, kernel));
@@ -167,17 +192,24 @@ fn run(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>], s: &mut
 }
 
 fn find(queues: &[&mut Qp], id: u64) -> Result<usize> {
-    queues
-        .iter()
-        .position(|q| q.id == id)
-        .ok_or_else(|| Error::new(OPERATION, Kind::Foreign, "a request of a queue pair that is not given"))
+    queues.iter().position(|q| q.id == id).ok_or_else(|| {
+        Error::new(
+            OPERATION,
+            Kind::Foreign,
+            "a request of a queue pair that is not given",
+        )
+    })
 }
 
 fn check_region(stream: &Stream, region: &Region) -> Result<()> {
     if region.gpu().is(stream.gpu()) {
         return Ok(());
     }
-    Err(Error::new(OPERATION, Kind::Foreign, format!("{region:?} with {stream:?}")))
+    Err(Error::new(
+        OPERATION,
+        Kind::Foreign,
+        format!("{region:?} with {stream:?}"),
+    ))
 }
 
 fn decide(
@@ -280,14 +312,28 @@ fn check_queue(stream: &Stream, qp: &Qp) -> Result<()> {
     if qp.core.gpu.is(stream.gpu()) {
         return Ok(());
     }
-    Err(Error::new(OPERATION, Kind::Foreign, format!("{stream:?} with {qp:?}")))
+    Err(Error::new(
+        OPERATION,
+        Kind::Foreign,
+        format!("{stream:?} with {qp:?}"),
+    ))
 }
 
-fn decide_send(stream: &Stream, queue: usize, qp: &Qp, request: SendRequest, s: &mut Scratch) -> Result<()> {
+fn decide_send(
+    stream: &Stream,
+    queue: usize,
+    qp: &Qp,
+    request: SendRequest,
+    s: &mut Scratch,
+) -> Result<()> {
     check_queue(stream, qp)?;
     let mut state = qp.core.lock();
     if let Some(status) = state.failed() {
-        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+        return Err(Error::new(
+            OPERATION,
+            Kind::Failed(status),
+            format!("{qp:?}"),
+        ));
     }
     let mark = state.send.mark();
     let posted = state
@@ -310,7 +356,10 @@ fn decide_send(stream: &Stream, queue: usize, qp: &Qp, request: SendRequest, s: 
         }),
         EndpointKind::Proxy => {
             if posted.edge.is_some() {
-                s.items.push(Item::Op(equal(places.send.trigger.gpu, mark.posted() as u32)));
+                s.items.push(Item::Op(equal(
+                    places.send.trigger.gpu,
+                    mark.posted() as u32,
+                )));
             }
             s.items.push(Item::Op(Op::Write32 {
                 at: places.send.trigger.gpu,
@@ -332,11 +381,21 @@ fn equal(at: DevicePtr, value: u32) -> Op {
     }
 }
 
-fn decide_receive(stream: &Stream, queue: usize, qp: &Qp, request: ReceiveRequest, s: &mut Scratch) -> Result<()> {
+fn decide_receive(
+    stream: &Stream,
+    queue: usize,
+    qp: &Qp,
+    request: ReceiveRequest,
+    s: &mut Scratch,
+) -> Result<()> {
     check_queue(stream, qp)?;
     let mut state = qp.core.lock();
     if let Some(status) = state.failed() {
-        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+        return Err(Error::new(
+            OPERATION,
+            Kind::Failed(status),
+            format!("{qp:?}"),
+        ));
     }
     let mark = state.recv.mark();
     let (index, edge) = state
@@ -355,7 +414,8 @@ fn decide_receive(stream: &Stream, queue: usize, qp: &Qp, request: ReceiveReques
         }),
         EndpointKind::Proxy => {
             if let Some(index) = edge {
-                s.items.push(Item::Op(equal(places.recv.trigger.gpu, index)));
+                s.items
+                    .push(Item::Op(equal(places.recv.trigger.gpu, index)));
             }
             s.items.push(Item::Op(Op::Write32 {
                 at: places.recv.trigger.gpu,
@@ -379,7 +439,11 @@ fn decide_wait(
     let mut guard = qp.core.lock();
     let state = &mut *guard;
     if let Some(status) = state.failed() {
-        return Err(Error::new(OPERATION, Kind::Failed(status), format!("{qp:?}")));
+        return Err(Error::new(
+            OPERATION,
+            Kind::Failed(status),
+            format!("{qp:?}"),
+        ));
     }
     let (cq, posted, slot) = match completion.side {
         Side::Send => (
@@ -394,7 +458,10 @@ fn decide_wait(
         ),
     };
     if completion.ticket >= posted {
-        let what = format!("{qp:?}: a wait for request {}, which is not posted", completion.ticket);
+        let what = format!(
+            "{qp:?}: a wait for request {}, which is not posted",
+            completion.ticket
+        );
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
     let position = match slot {
@@ -410,7 +477,9 @@ fn decide_wait(
         return Ok(());
     }
     let places = qp.core.side(completion.side);
-    let waiter = cq.waiter(stream.id()).map_err(|e| qp.refused(OPERATION, e))?;
+    let waiter = cq
+        .waiter(stream.id())
+        .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
     // Waits of this list that are not noted yet move the program's counter too.
     let mut ahead = cq.advance_of(waiter, position);
@@ -477,7 +546,9 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
         if qp.lowering == Lowering::Kernel {
             let at = places.device_waiters.gpu.offset(64 * w.waiter as u64);
             let last = s.items.iter_mut().rev().find_map(|item| match item {
-                Item::Wait { waiter, announce, .. } if *waiter == at => Some(announce),
+                Item::Wait {
+                    waiter, announce, ..
+                } if *waiter == at => Some(announce),
                 _ => None,
             });
             if let Some(announce) = last {
@@ -545,7 +616,13 @@ fn lower(stream: &Stream, s: &mut Scratch, kernel: bool) -> Result<Sent> {
     let result = s
         .items
         .iter()
-        .try_for_each(|item| if kernel { out.by_kernel(item) } else { out.by_memops(item) })
+        .try_for_each(|item| {
+            if kernel {
+                out.by_kernel(item)
+            } else {
+                out.by_memops(item)
+            }
+        })
         .and_then(|()| out.flush_all());
     match result {
         Ok(()) => Ok(Sent::All),
@@ -568,7 +645,12 @@ impl Output<'_> {
         match item {
             Item::Op(op) => self.batch.push(*op),
             Item::Post { ring, .. } => post::push(self.batch, ring),
-            Item::PostReceive { record, value, edge, .. } => {
+            Item::PostReceive {
+                record,
+                value,
+                edge,
+                ..
+            } => {
                 if let Some(edge) = edge {
                     self.batch.push(equal(*record, *edge));
                 }
@@ -615,19 +697,33 @@ impl Output<'_> {
                     self.flush_batch()?;
                 }
             }
-            Item::Post { ring, state, entries } => {
+            Item::Post {
+                ring,
+                state,
+                entries,
+            } => {
                 if let Some(edge) = ring.edge {
                     let extra = u64::from(u32::MAX) << 32 | 1;
-                    self.program.push(Code::Wait32, ring.record.0, u64::from(edge), extra, false);
+                    self.program
+                        .push(Code::Wait32, ring.record.0, u64::from(edge), extra, false);
                 }
-                self.program.push(Code::Post, state.0, u64::from(*entries), 0, false);
+                self.program
+                    .push(Code::Post, state.0, u64::from(*entries), 0, false);
             }
-            Item::PostReceive { record, edge, state, entries, .. } => {
+            Item::PostReceive {
+                record,
+                edge,
+                state,
+                entries,
+                ..
+            } => {
                 if let Some(edge) = edge {
                     let extra = u64::from(u32::MAX) << 32 | 1;
-                    self.program.push(Code::Wait32, record.0, u64::from(*edge), extra, false);
+                    self.program
+                        .push(Code::Wait32, record.0, u64::from(*edge), extra, false);
                 }
-                self.program.push(Code::PostReceive, state.0, u64::from(*entries), 0, false);
+                self.program
+                    .push(Code::PostReceive, state.0, u64::from(*entries), 0, false);
             }
             Item::Wait {
                 entry,
@@ -635,15 +731,23 @@ impl Output<'_> {
                 advance,
                 announce,
             } => {
-                self.program
-                    .push(Code::WaitCompletion, waiter.0, *advance as u64, u64::from(*announce), false);
+                self.program.push(
+                    Code::WaitCompletion,
+                    waiter.0,
+                    *advance as u64,
+                    u64::from(*announce),
+                    false,
+                );
                 if entry.flush {
                     self.flush_program()?;
                     self.batch.push(Op::Flush);
                     self.flush_batch()?;
                 }
             }
-            Item::Mark { at, value } => self.program.push(Code::Write32, at.0, u64::from(*value), 0, true),
+            Item::Mark { at, value } => {
+                self.program
+                    .push(Code::Write32, at.0, u64::from(*value), 0, true)
+            }
         }
         Ok(())
     }
@@ -667,8 +771,12 @@ impl Output<'_> {
         if self.program.ops().is_empty() {
             return Ok(());
         }
-        self.stream.gpu().tracer().program(self.stream.id(), self.program);
-        self.stream.launch_program(Dims::linear(1, 32), self.program.bytes())?;
+        self.stream
+            .gpu()
+            .tracer()
+            .program(self.stream.id(), self.program);
+        self.stream
+            .launch_program(Dims::linear(1, 32), self.program.bytes())?;
         self.submitted = true;
         self.program.clear();
         Ok(())

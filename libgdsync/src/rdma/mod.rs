@@ -17,5 +17,8 @@ pub use address::{QpAddress, RemoteMemory, RemoteSpan};
 pub(crate) use core::{QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};
 pub use list::{Descriptor, post_on};
-pub use qp::{Completion, Field, Lowering, Qp, QpConfig, ReceiveRequest, Received, SendRequest, WaitOptions};
+pub use qp::{
+    Completion, Endpoint, Field, Lowering, Qp, QpConfig, ReceiveRequest, Received, SendRequest,
+    WaitOptions,
+};
 pub use work::{Sge, Work};

@@ -34,15 +34,61 @@ pub enum Lowering {
 
 impl Lowering {
     /// What `Auto` stands for here.
-    fn resolve(self) -> Lowering {
+    fn resolve(self) -> Result<Lowering> {
         match self {
-            Lowering::Auto => match std::env::var("GDS_LOWER").as_deref() {
-                Ok("kernel") => Lowering::Kernel,
-                _ => Lowering::MemOps,
-            },
-            other => other,
+            Lowering::Auto => env_choice(
+                "GDS_LOWER",
+                &[
+                    ("auto", Lowering::MemOps),
+                    ("memops", Lowering::MemOps),
+                    ("kernel", Lowering::Kernel),
+                ],
+            ),
+            other => Ok(other),
         }
     }
+}
+
+/// Who rings the NIC for work that is posted on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Endpoint {
+    /// The stream itself, by memory operations or a kernel.
+    Ring,
+    /// A CPU thread, on a word that the stream writes: possible with any NIC.
+    Proxy,
+    /// What the environment (`GDS_PROVIDER`) says, or the ring.
+    #[default]
+    Auto,
+}
+
+impl Endpoint {
+    fn resolve(self) -> Result<Endpoint> {
+        match self {
+            Endpoint::Auto => env_choice(
+                "GDS_PROVIDER",
+                &[
+                    ("auto", Endpoint::Ring),
+                    ("emulated", Endpoint::Ring),
+                    ("proxy", Endpoint::Proxy),
+                ],
+            ),
+            other => Ok(other),
+        }
+    }
+}
+
+/// The value of a variable that has a few; the first if it is not set.
+fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
+    let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
+    choices
+        .iter()
+        .find(|(choice, _)| *choice == value)
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| {
+            let known: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
+            let what = format!("{name}={value}: known are {}", known.join(", "));
+            Error::new("read environment", Kind::Invalid, what)
+        })
 }
 
 /// What a queue pair is made of.
@@ -66,9 +112,8 @@ pub struct QpConfig {
     pub timeout: Option<Duration>,
     /// How posts and waits on streams are lowered.
     pub lowering: Lowering,
-    /// Whether a CPU thread posts on behalf of streams (any NIC can be driven so) instead of
-    /// the streams ringing the NIC themselves.
-    pub proxy: bool,
+    /// Who rings the NIC for streams.
+    pub endpoint: Endpoint,
     /// What peers may do through this queue pair, within what registrations permit.
     pub access: Access,
     /// First index of queues and completion positions; for tests that want to see them wrap.
@@ -87,7 +132,7 @@ impl Default for QpConfig {
             record_memory: MemoryKind::Pinned,
             timeout: Some(Duration::from_secs(60)),
             lowering: Lowering::Auto,
-            proxy: matches!(std::env::var("GDS_PROVIDER").as_deref(), Ok("proxy")),
+            endpoint: Endpoint::Auto,
             access: Access::ALL,
             start: 0,
         }
@@ -195,22 +240,30 @@ impl fmt::Debug for Qp {
 
 impl Qp {
     pub(super) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
-        let kernel = config.lowering.resolve() == Lowering::Kernel;
-        if kernel && !pd.device().gpu().caps().kernels {
+        let endpoint = config.endpoint.resolve()?;
+        // The proxy's words are plain words: nothing for the kernel's counters to do.
+        let lowering = match endpoint {
+            Endpoint::Proxy => Lowering::MemOps,
+            _ => config.lowering.resolve()?,
+        };
+        if lowering == Lowering::Kernel && !pd.device().gpu().caps().kernels {
             let what = format!("kernel lowering on {:?}", pd.device().gpu());
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
-        let built = super::build::build(pd, config)?;
+        let kind = match endpoint {
+            Endpoint::Proxy => EndpointKind::Proxy,
+            _ => EndpointKind::Ring,
+        };
+        let built = super::build::build(pd, config, kind)?;
         let core = Arc::new(built.core);
         pd.device().watch().add(Arc::clone(&core));
-        if config.proxy {
+        if kind == EndpointKind::Proxy {
             pd.device().proxies().add(Arc::clone(&core));
         }
         Ok(Qp {
             core,
             id: crate::gpu::next_id(),
-            // The proxy's words are plain words: nothing for the kernel's counters to do.
-            lowering: if config.proxy { Lowering::MemOps } else { config.lowering.resolve() },
+            lowering,
             pd: pd.clone(),
             ring: built.ring,
             recv_sges: config.recv_sges,
@@ -243,7 +296,11 @@ impl Qp {
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         let mut state = self.core.lock();
         if state.connected || state.failed().is_some() {
-            return Err(Error::new("connect", Kind::WrongState, format!("{self:?} is connected or in error")));
+            return Err(Error::new(
+                "connect",
+                Kind::WrongState,
+                format!("{self:?} is connected or in error"),
+            ));
         }
         self.core.nic.connect_qp(self.core.qpn(), peer)?;
         state.connected = true;
@@ -265,27 +322,51 @@ impl Qp {
         super::build::reset(&self.core, &mut guard)
     }
 
-    fn usable<'s>(&self, state: &'s mut QpState, operation: &'static str) -> Result<&'s mut QpState> {
+    fn usable<'s>(
+        &self,
+        state: &'s mut QpState,
+        operation: &'static str,
+    ) -> Result<&'s mut QpState> {
         if let Some(status) = state.failed() {
-            return Err(Error::new(operation, Kind::Failed(status), format!("{self:?}")));
+            return Err(Error::new(
+                operation,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            ));
         }
         if !state.connected {
-            return Err(Error::new(operation, Kind::WrongState, format!("{self:?} is not connected")));
+            return Err(Error::new(
+                operation,
+                Kind::WrongState,
+                format!("{self:?} is not connected"),
+            ));
         }
         Ok(state)
     }
 
     /// Checks local segments and turns them into keys and addresses.
-    fn gather(&self, sges: &[Sge<'_>], out: &mut [wqe::Sge], need: Access, operation: &'static str) -> Result<()> {
+    fn gather(
+        &self,
+        sges: &[Sge<'_>],
+        out: &mut [wqe::Sge],
+        need: Access,
+        operation: &'static str,
+    ) -> Result<()> {
         for (sge, to) in sges.iter().zip(out) {
             let mr = sge.mr;
             let end = sge.offset.checked_add(u64::from(sge.len));
             if !mr.is_of(&self.pd) {
-                return Err(Error::new(operation, Kind::Foreign, format!("{mr:?} with {self:?}")));
+                return Err(Error::new(
+                    operation,
+                    Kind::Foreign,
+                    format!("{mr:?} with {self:?}"),
+                ));
             }
             if end.is_none_or(|end| end > mr.region().len() as u64) {
                 let what = format!("{} bytes at {} of {mr:?}", sge.len, sge.offset);
-                return Err(Error::new(operation, Kind::Invalid, what).limit(mr.region().len() as u64));
+                return Err(
+                    Error::new(operation, Kind::Invalid, what).limit(mr.region().len() as u64)
+                );
             }
             if !mr.access().permits(need) {
                 let what = format!("{mr:?} may not be written");
@@ -315,7 +396,9 @@ impl Qp {
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_SGE as u64));
         };
         let need = match work.opcode {
-            o if o == mlx5_prm::opcode::SendOpcode::RDMA_READ || work.atomic.is_some() => Access::LOCAL_WRITE,
+            o if o == mlx5_prm::opcode::SendOpcode::RDMA_READ || work.atomic.is_some() => {
+                Access::LOCAL_WRITE
+            }
             _ => Access::LOCAL_READ,
         };
         self.gather(work.sges, sges, need, OPERATION)?;
@@ -376,7 +459,11 @@ impl Qp {
         let mut guard = self.core.lock();
         // Receives may be posted before the queue pair is connected.
         if let Some(status) = guard.failed() {
-            return Err(Error::new(OPERATION, Kind::Failed(status), format!("{self:?}")));
+            return Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            ));
         }
         let ticket = guard
             .recv
@@ -428,19 +515,37 @@ impl Qp {
 
     pub(super) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
         let (kind, what, limit) = match refusal {
-            Refusal::WorkQueueFull { limit } => (Kind::QueueFull, "the work queue is full".to_owned(), Some(limit)),
-            Refusal::CompletionQueueFull { limit } => {
-                (Kind::QueueFull, "the completion queue is full".to_owned(), Some(limit))
-            }
+            Refusal::WorkQueueFull { limit } => (
+                Kind::QueueFull,
+                "the work queue is full".to_owned(),
+                Some(limit),
+            ),
+            Refusal::CompletionQueueFull { limit } => (
+                Kind::QueueFull,
+                "the completion queue is full".to_owned(),
+                Some(limit),
+            ),
             Refusal::OutOfOrder { first } => {
-                let what = format!("request {first} was prepared earlier and is neither posted nor aborted");
+                let what = format!(
+                    "request {first} was prepared earlier and is neither posted nor aborted"
+                );
                 (Kind::OutOfOrder, what, None)
             }
-            Refusal::NoSuchRequest => (Kind::NoSuchRequest, "posted, aborted, or never prepared".to_owned(), None),
-            Refusal::NotNewest => (Kind::Unsupported, "only the newest receive can be aborted".to_owned(), None),
-            Refusal::TooManyWaiters { limit } => {
-                (Kind::QueueFull, "streams that wait on one completion queue".to_owned(), Some(limit))
-            }
+            Refusal::NoSuchRequest => (
+                Kind::NoSuchRequest,
+                "posted, aborted, or never prepared".to_owned(),
+                None,
+            ),
+            Refusal::NotNewest => (
+                Kind::Unsupported,
+                "only the newest receive can be aborted".to_owned(),
+                None,
+            ),
+            Refusal::TooManyWaiters { limit } => (
+                Kind::QueueFull,
+                "streams that wait on one completion queue".to_owned(),
+                Some(limit),
+            ),
             Refusal::Format(e) => {
                 return Error::new(operation, Kind::Invalid, format!("{self:?}: {e}")).source(e);
             }
@@ -475,7 +580,12 @@ impl Qp {
             }
         }
         state.rung = state.send.fifo.posted();
-        self.core.places.send.trigger.cpu.store32(0, state.rung as u32);
+        self.core
+            .places
+            .send
+            .trigger
+            .cpu
+            .store32(0, state.rung as u32);
         self.note_counters(state);
         self.core.ring(posted.index, posted.doorbell);
         Ok(())
@@ -526,7 +636,11 @@ impl Qp {
         self.own(request.queue, OPERATION)?;
         let mut state = self.core.lock();
         if let Some(status) = state.failed() {
-            return Err(Error::new(OPERATION, Kind::Failed(status), format!("{self:?}")));
+            return Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            ));
         }
         let mark = state.recv.mark();
         let (index, edge) = state
@@ -534,7 +648,9 @@ impl Qp {
             .post(Ticket(request.ticket), Poster::Cpu)
             .map_err(|e| self.refused(OPERATION, e))?;
         let record = &self.core.places.record.cpu;
-        if edge.is_some_and(|index| doorbell::record_index(record.load32(doorbell::RCV)) != index as u16) {
+        if edge.is_some_and(|index| {
+            doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
+        }) {
             state.recv.restore(mark);
             let what = format!("{self:?}: a stream posted last and has not done so yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
@@ -585,7 +701,11 @@ impl Qp {
                 Side::Receive => state.recv.fifo.posted(),
             };
             if completion.ticket >= posted {
-                return Err(Error::new(OPERATION, Kind::NoSuchRequest, format!("{self:?}: it is not posted")));
+                return Err(Error::new(
+                    OPERATION,
+                    Kind::NoSuchRequest,
+                    format!("{self:?}: it is not posted"),
+                ));
             }
         }
         let host = Arc::clone(self.core.nic.host());
@@ -597,8 +717,16 @@ impl Qp {
         });
         match result? {
             Some(Status::SUCCESS) => Ok(()),
-            Some(status) => Err(Error::new(OPERATION, Kind::Failed(status), format!("{self:?}"))),
-            None => Err(Error::new(OPERATION, Kind::Timeout, format!("{self:?}, request {}", completion.ticket))),
+            Some(status) => Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            )),
+            None => Err(Error::new(
+                OPERATION,
+                Kind::Timeout,
+                format!("{self:?}, request {}", completion.ticket),
+            )),
         }
     }
 
@@ -610,7 +738,11 @@ impl Qp {
     pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
         const OPERATION: &str = "read receive completion";
         if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
-            return Err(Error::new(OPERATION, Kind::Failed(status), format!("{self:?}")));
+            return Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            ));
         }
         let state = self.core.lock();
         let cq = &state.recv.cq;
@@ -621,8 +753,11 @@ impl Qp {
         };
         let entry = Cqe64::from_bytes(cq.entry(position));
         use mlx5_prm::opcode::CqeOpcode;
-        let imm = matches!(entry.opcode(), CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM)
-            .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
+        let imm = matches!(
+            entry.opcode(),
+            CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM
+        )
+        .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
         Ok(Received {
             len: entry.byte_cnt.get(),
             imm,
@@ -651,7 +786,13 @@ impl Qp {
             .fifo
             .check_prepared(request.ticket)
             .map_err(|e| self.refused(operation, e))?;
-        let no = || Error::new(operation, Kind::Invalid, format!("{self:?}: the entry has no {field:?}"));
+        let no = || {
+            Error::new(
+                operation,
+                Kind::Invalid,
+                format!("{self:?}: the entry has no {field:?}"),
+            )
+        };
         let slot = state.send.fifo.slot(request.ticket).ok_or_else(no)?;
         let layout = state.send.layout(slot).ok_or_else(no)?;
         let (segment, offset) = match field {
@@ -673,7 +814,11 @@ impl Qp {
     /// request is not prepared.
     pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
         if matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new("name field", Kind::Invalid, format!("{field:?} has 64 bits")));
+            return Err(Error::new(
+                "name field",
+                Kind::Invalid,
+                format!("{field:?} has 64 bits"),
+            ));
         }
         let at = self.field(request, field, "name field")?;
         self.ring.word32(at)
@@ -685,7 +830,11 @@ impl Qp {
     /// As [`Qp::field32`].
     pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
         if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new("name field", Kind::Invalid, format!("{field:?} has 32 bits")));
+            return Err(Error::new(
+                "name field",
+                Kind::Invalid,
+                format!("{field:?} has 32 bits"),
+            ));
         }
         let at = self.field(request, field, "name field")?;
         self.ring.word64(at)
@@ -707,7 +856,11 @@ impl Qp {
         if host.wait_until(Some(deadline), idle) {
             return Ok(());
         }
-        Err(Error::new("wait for quiet", Kind::Timeout, format!("{self:?} has work in flight")))
+        Err(Error::new(
+            "wait for quiet",
+            Kind::Timeout,
+            format!("{self:?} has work in flight"),
+        ))
     }
 
     pub(super) fn tracer(&self) -> &Tracer {

@@ -85,7 +85,8 @@ impl<M: RingMemory> CompletionRing<M> {
             // The owner bit is that of the lap before, whichever lap the ring starts in.
             let stale = 1 ^ ring.owner(position);
             let op_own = (op_own & 0xf0) | (op_own & 1 & stale);
-            ring.memory.store32(ring.offset(position), u32::from(op_own) << 24);
+            ring.memory
+                .store32(ring.offset(position), u32::from(op_own) << 24);
         }
         for waiter in 0..WAITERS {
             ring.passed.store32(4 * waiter, 0);
@@ -146,8 +147,13 @@ impl<M: RingMemory> CompletionRing<M> {
     }
 
     fn enter_quarter(&mut self, quarter: u64) -> Result<(), Refusal> {
-        let full = Refusal::CompletionQueueFull { limit: self.window() };
-        if let Some(old) = quarter.checked_sub(2).filter(|q| *q >= self.quarter(self.start)) {
+        let full = Refusal::CompletionQueueFull {
+            limit: self.window(),
+        };
+        if let Some(old) = quarter
+            .checked_sub(2)
+            .filter(|q| *q >= self.quarter(self.start))
+        {
             self.advance();
             let written = self.completed >= (old + 1) * self.quarter_len();
             let passed = self.everyone_passed(old) || mutant::on(Mutant::EntryReusedEarly);
@@ -161,10 +167,13 @@ impl<M: RingMemory> CompletionRing<M> {
 
     fn everyone_passed(&self, quarter: u64) -> bool {
         let needed = &self.needed[(quarter % QUARTERS) as usize];
-        needed.iter().enumerate().all(|(waiter, count)| match count {
-            Some(count) => self.has_counted(waiter, *count),
-            None => true,
-        })
+        needed
+            .iter()
+            .enumerate()
+            .all(|(waiter, count)| match count {
+                Some(count) => self.has_counted(waiter, *count),
+                None => true,
+            })
     }
 
     fn has_counted(&self, waiter: usize, count: u32) -> bool {
@@ -190,10 +199,17 @@ impl<M: RingMemory> CompletionRing<M> {
 
     /// Looks at new entries; returns the positions below which all are successes.
     pub fn advance(&mut self) -> u64 {
-        while self.completed < self.next && matches!(self.state(self.completed), EntryState::Success(_)) {
+        while self.completed < self.next
+            && matches!(self.state(self.completed), EntryState::Success(_))
+        {
             self.completed += 1;
         }
         self.completed
+    }
+
+    /// The ticket of the newest position known to be a success.
+    pub fn newest_completed(&self) -> Option<u64> {
+        (self.completed > self.start).then(|| self.ticket(self.completed - 1))
     }
 
     /// Whether `position` is so old that its entry is known to be a success that everybody
@@ -220,9 +236,9 @@ impl<M: RingMemory> CompletionRing<M> {
             Waiter { stream: None, .. } => true,
             Waiter { marks, .. } => self.has_counted(*i, marks),
         };
-        let waiter = (0..WAITERS)
-            .find(idle)
-            .ok_or(Refusal::TooManyWaiters { limit: WAITERS as u32 })?;
+        let waiter = (0..WAITERS).find(idle).ok_or(Refusal::TooManyWaiters {
+            limit: WAITERS as u32,
+        })?;
         self.waiters[waiter].stream = Some(stream);
         Ok(waiter)
     }

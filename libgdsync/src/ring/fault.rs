@@ -13,9 +13,9 @@
 
 use mlx5_prm::cqe::{Cqe64, EntryState};
 
+use super::RingMemory;
 use super::cq::CompletionRing;
 use super::fifo::Fifo;
-use super::RingMemory;
 use crate::status::Status;
 
 /// Where the handling of errors stands for one work queue.
@@ -85,10 +85,17 @@ impl Fault {
         busy | self.release(fifo, cq, completed)
     }
 
-    fn release<M: RingMemory, H>(&self, fifo: &Fifo<H>, cq: &CompletionRing<M>, completed: u64) -> bool {
+    fn release<M: RingMemory, H>(
+        &self,
+        fifo: &Fifo<H>,
+        cq: &CompletionRing<M>,
+        completed: u64,
+    ) -> bool {
         let mut busy = false;
         for position in completed..cq.next().min(self.scan) {
-            let known = fifo.slot(cq.ticket(position)).is_none_or(|s| s.status.is_error());
+            let known = fifo
+                .slot(cq.ticket(position))
+                .is_none_or(|s| s.status.is_error());
             if known && !matches!(cq.state(position), EntryState::Success(_)) {
                 cq.release(position);
                 busy = true;

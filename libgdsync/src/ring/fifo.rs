@@ -171,8 +171,18 @@ impl<H> Fifo<H> {
     }
 
     /// Appends a request for which [`Fifo::check_room`] found room.
-    pub fn push(&mut self, blocks: u32, segments: u8, entry: Option<u64>, fill: impl FnOnce(&mut H)) -> u64 {
-        let silent_run = if entry.is_some() { 0 } else { self.silent_run() + blocks };
+    pub fn push(
+        &mut self,
+        blocks: u32,
+        segments: u8,
+        entry: Option<u64>,
+        fill: impl FnOnce(&mut H),
+    ) -> u64 {
+        let silent_run = if entry.is_some() {
+            0
+        } else {
+            self.silent_run() + blocks
+        };
         let ticket = self.next;
         let at = self.at(ticket);
         let slot = &mut self.slots[at];
@@ -232,7 +242,9 @@ impl<H> Fifo<H> {
         }
         let in_flight = self.retired < self.posted;
         let edge = match self.last_poster {
-            Some(Poster::Stream(s)) if poster != Poster::Stream(s) && in_flight => Some(self.posted_head),
+            Some(Poster::Stream(s)) if poster != Poster::Stream(s) && in_flight => {
+                Some(self.posted_head)
+            }
             _ => None,
         };
         let slot = &self.slots[self.at(ticket)];

@@ -29,7 +29,10 @@ pub(crate) mod heap {
         }
 
         pub fn bytes(&self) -> Vec<u8> {
-            self.0.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect()
+            self.0
+                .iter()
+                .flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes())
+                .collect()
         }
     }
 

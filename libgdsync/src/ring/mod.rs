@@ -13,7 +13,7 @@ pub mod recv;
 pub mod send;
 
 #[cfg(test)]
-mod loom_tests;
+mod model;
 #[cfg(test)]
 mod tests;
 

@@ -93,10 +93,12 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
 impl<M: RingMemory, H> ReceiveQueue<M, H> {
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
-        let before = self.cq.completed();
-        let completed = self.cq.advance();
-        if completed > before {
-            let ticket = self.cq.ticket(completed - 1);
+        self.cq.advance();
+        if let Some(ticket) = self
+            .cq
+            .newest_completed()
+            .filter(|t| *t >= self.fifo.retired())
+        {
             self.fifo.retire(ticket, empty);
         }
     }

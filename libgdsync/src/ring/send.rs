@@ -65,7 +65,13 @@ impl<M: RingMemory> SegmentSink for Writer<'_, M> {
 
 impl<M: RingMemory, H: Default> SendQueue<M, H> {
     /// An empty queue of `blocks` basic blocks in `memory`, whose first block has index `start`.
-    pub fn new(memory: M, qpn: u32, blocks: u32, start: u32, cq: CompletionRing<M>) -> SendQueue<M, H> {
+    pub fn new(
+        memory: M,
+        qpn: u32,
+        blocks: u32,
+        start: u32,
+        cq: CompletionRing<M>,
+    ) -> SendQueue<M, H> {
         SendQueue {
             memory,
             qpn,
@@ -78,7 +84,11 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
     ///
     /// A request that is not signaled becomes so when half the queue would otherwise be in
     /// flight without any completion entry: its slots could never be given back.
-    pub fn prepare(&mut self, wqe: &SendWqe<'_>, fill: impl FnOnce(&mut H)) -> Result<Ticket, Refusal> {
+    pub fn prepare(
+        &mut self,
+        wqe: &SendWqe<'_>,
+        fill: impl FnOnce(&mut H),
+    ) -> Result<Ticket, Refusal> {
         let segments = wqe.segments().map_err(Refusal::Format)?;
         let blocks = u32::from(segments).div_ceil((BASIC_BLOCK / SEGMENT) as u32);
         if self.fifo.check_room(blocks).is_err() {
@@ -141,9 +151,15 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         slot.status = crate::status::Status::ABORTED;
         empty(&mut slot.hold);
         let (start, segments, signaled) = (slot.start, slot.segments, slot.entry.is_some());
-        wqe::encode_nop(start as u16, qpn, segments, signaled, &mut self.writer(start))
-            .map(|_| ())
-            .map_err(Refusal::Format)
+        wqe::encode_nop(
+            start as u16,
+            qpn,
+            segments,
+            signaled,
+            &mut self.writer(start),
+        )
+        .map(|_| ())
+        .map_err(Refusal::Format)
     }
 
     fn pop(&mut self, empty: impl Fn(&mut H)) {
@@ -183,13 +199,17 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         let opcode = SendOpcode(control[3]);
         let (remote, first_data) = match opcode {
             SendOpcode::SEND | SendOpcode::SEND_IMM => (None, 1),
-            SendOpcode::RDMA_WRITE | SendOpcode::RDMA_WRITE_IMM | SendOpcode::RDMA_READ => (Some(1), 2),
+            SendOpcode::RDMA_WRITE | SendOpcode::RDMA_WRITE_IMM | SendOpcode::RDMA_READ => {
+                (Some(1), 2)
+            }
             SendOpcode::ATOMIC_CS | SendOpcode::ATOMIC_FA => (Some(1), 3),
             _ => return None,
         };
         let segments = usize::from(slot.segments);
         let ring = self.fifo.room() as usize * BASIC_BLOCK;
-        let first = self.memory.load_segment((self.offset(slot.start) + first_data * SEGMENT) % ring);
+        let first = self
+            .memory
+            .load_segment((self.offset(slot.start) + first_data * SEGMENT) % ring);
         Some(Layout {
             remote,
             first_data,
@@ -225,10 +245,12 @@ impl<M: RingMemory, H> SendQueue<M, H> {
 
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
-        let before = self.cq.completed();
-        let completed = self.cq.advance();
-        if completed > before {
-            let ticket = self.cq.ticket(completed - 1);
+        self.cq.advance();
+        if let Some(ticket) = self
+            .cq
+            .newest_completed()
+            .filter(|t| *t >= self.fifo.retired())
+        {
             self.fifo.retire(ticket, empty);
         }
     }

@@ -61,10 +61,19 @@ fn rig(blocks: u32, start: u32, first: u64) -> Rig {
 impl Rig {
     fn prepare(&mut self, sges: usize, signaled: bool) -> Result<Ticket, Refusal> {
         let tag = self.queue.fifo.next();
-        let sges: Vec<Sge> = (0..sges).map(|i| Sge { addr: tag * 64 + i as u64, lkey: 7, len: 8 }).collect();
+        let sges: Vec<Sge> = (0..sges)
+            .map(|i| Sge {
+                addr: tag * 64 + i as u64,
+                lkey: 7,
+                len: 8,
+            })
+            .collect();
         let wqe = SendWqe {
             opcode: SendOpcode::RDMA_WRITE,
-            flags: WqeFlags { signaled, ..WqeFlags::default() },
+            flags: WqeFlags {
+                signaled,
+                ..WqeFlags::default()
+            },
             remote: Some(Remote { addr: tag, rkey: 9 }),
             payload: Payload::Gather(&sges),
             ..SendWqe::default()
@@ -75,7 +84,8 @@ impl Rig {
     fn write_entry(&mut self, bytes: [u8; 64]) {
         let base = (self.written & ((1 << self.log) - 1)) as usize * 64;
         for (i, s) in bytes.chunks_exact(16).enumerate() {
-            self.entries.store_segment(base + 16 * i, s.try_into().unwrap());
+            self.entries
+                .store_segment(base + 16 * i, s.try_into().unwrap());
         }
         self.written += 1;
     }
@@ -87,12 +97,18 @@ impl Rig {
         }
         let control = self.ring.load_segment(self.queue.offset(self.consumed));
         let word = |i: usize| u32::from_be_bytes(control[4 * i..4 * i + 4].try_into().unwrap());
-        assert_eq!(word(0) >> 8 & 0xffff, self.consumed & 0xffff, "index in the control segment");
+        assert_eq!(
+            word(0) >> 8 & 0xffff,
+            self.consumed & 0xffff,
+            "index in the control segment"
+        );
         assert_eq!(word(1) >> 8, QPN);
         let counter = self.consumed as u16;
         let opcode = SendOpcode(word(0) as u8);
         let signaled = control[11] & 0x08 != 0;
-        self.consumed = self.consumed.wrapping_add(u32::from(basic_blocks(word(1) as u8 & 0x3f)));
+        self.consumed = self
+            .consumed
+            .wrapping_add(u32::from(basic_blocks(word(1) as u8 & 0x3f)));
         let owner = cqe::owner_of_lap(self.written as u32, self.log);
         if let Some(syndrome) = fail {
             let failure = Failure {
@@ -127,7 +143,13 @@ fn snapshot(rig: &Rig) -> (u32, u64, u64, u64, Vec<[u8; 16]>) {
             segments.push(rig.ring.load_segment(at & (64 * fifo.room() as usize - 1)));
         }
     }
-    (fifo.head(), fifo.next(), fifo.posted(), rig.queue.cq.next(), segments)
+    (
+        fifo.head(),
+        fifo.next(),
+        fifo.posted(),
+        rig.queue.cq.next(),
+        segments,
+    )
 }
 
 #[derive(Clone, Debug)]
@@ -253,7 +275,11 @@ fn four_requests_every_way() {
                     done[i] = true;
                     continue;
                 }
-                let poster = if way(i) == 3 { Poster::Cpu } else { Poster::Stream(u64::from(way(i))) };
+                let poster = if way(i) == 3 {
+                    Poster::Cpu
+                } else {
+                    Poster::Stream(u64::from(way(i)))
+                };
                 let before = snapshot(&rig);
                 match (waiting, rig.queue.post(t[i], poster)) {
                     (Some(j), Err(Refusal::OutOfOrder { first })) => {
@@ -276,7 +302,11 @@ fn four_requests_every_way() {
                 ran.push(opcode);
             }
             let expected = posted.last().map_or(0, |last| last + 1);
-            assert_eq!(ran.len(), expected, "{ways:#x}: holes behind the last post vanish");
+            assert_eq!(
+                ran.len(),
+                expected,
+                "{ways:#x}: holes behind the last post vanish"
+            );
             for (i, opcode) in ran.iter().enumerate() {
                 assert_eq!(*opcode == SendOpcode::NOP, way(i) == 0);
             }
@@ -303,13 +333,25 @@ fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
     let t: Vec<Ticket> = (0..6).map(|_| rig.prepare(1, true).unwrap()).collect();
     let mut edge = |i: usize, p| rig.queue.post(t[i], p).unwrap().edge;
     assert_eq!(edge(0, Poster::Cpu), None);
-    assert_eq!(edge(1, Poster::Stream(1)), None, "the CPU has rung when its call returns");
-    assert_eq!(edge(2, Poster::Stream(1)), None, "a stream is in order by itself");
+    assert_eq!(
+        edge(1, Poster::Stream(1)),
+        None,
+        "the CPU has rung when its call returns"
+    );
+    assert_eq!(
+        edge(2, Poster::Stream(1)),
+        None,
+        "a stream is in order by itself"
+    );
     assert_eq!(edge(3, Poster::Stream(2)), Some(3));
     assert_eq!(edge(4, Poster::Cpu), Some(4));
     while rig.execute(None).is_some() {}
     rig.queue.retire();
-    assert_eq!(rig.queue.post(t[5], Poster::Stream(3)).unwrap().edge, None, "all is done");
+    assert_eq!(
+        rig.queue.post(t[5], Poster::Stream(3)).unwrap().edge,
+        None,
+        "all is done"
+    );
 }
 
 #[test]
@@ -410,7 +452,11 @@ fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() 
                     t if t == failing => Status::REMOTE_ACCESS,
                     _ => Status::FLUSHED,
                 };
-                assert_eq!(status(fifo, t), Some(expected), "ticket {t}, failing {failing}");
+                assert_eq!(
+                    status(fifo, t),
+                    Some(expected),
+                    "ticket {t}, failing {failing}"
+                );
             }
             let order: Vec<u64> = sink.0.iter().map(|(t, _)| *t).collect();
             assert_eq!(order, (failing..8).collect::<Vec<_>>());

@@ -21,13 +21,19 @@ pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
 impl WatchList {
     pub fn add(&self, core: Arc<QpCore>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(core);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(core);
     }
 
     /// The queue pairs that are not finished.
     pub fn open(&self) -> Vec<Arc<QpCore>> {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter().filter(|core| !core.is_closed()).cloned().collect()
+        list.iter()
+            .filter(|core| !core.is_closed())
+            .cloned()
+            .collect()
     }
 }
 

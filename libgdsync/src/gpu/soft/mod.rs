@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gds_step::{Host, Lane, MachineId, Time};
 
-use super::{Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle, sealed};
+use super::{
+    Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle, sealed,
+};
 use crate::error::{Error, Kind, Result};
 use crate::memop::{Caps, Condition, DevicePtr, Op};
 
@@ -128,7 +130,8 @@ impl SoftRuntime {
             ..softgpu::Config::default()
         };
         let env: Arc<dyn Host> = Arc::clone(&host);
-        let (gpu, engine) = softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
+        let (gpu, engine) =
+            softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
         let engine = host.attach(Lane::Device, Box::new(engine));
         let program = options.caps.kernels.then(crate::kernels::program);
         Ok(Gpu::from_runtime(Box::new(SoftRuntime {
@@ -232,7 +235,13 @@ impl Runtime for SoftRuntime {
         }
     }
 
-    fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+    fn launch(
+        &self,
+        stream: &StreamHandle,
+        kernel: &Kernel,
+        dims: Dims,
+        args: &[u8],
+    ) -> Result<()> {
         let KernelCode::Soft(kernel) = &kernel.0;
         let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
             .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
@@ -241,9 +250,19 @@ impl Runtime for SoftRuntime {
             .map_err(|e| system("launch kernel", &e))
     }
 
-    fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize) -> Result<()> {
+    fn copy(
+        &self,
+        stream: &StreamHandle,
+        to: DevicePtr,
+        from: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
         self.soft(stream)
-            .copy(softgpu::DevAddr::from_raw(to.0), softgpu::DevAddr::from_raw(from.0), len)
+            .copy(
+                softgpu::DevAddr::from_raw(to.0),
+                softgpu::DevAddr::from_raw(from.0),
+                len,
+            )
             .map_err(|e| system("enqueue copy", &e))
     }
 

@@ -24,7 +24,9 @@ struct Words(Arc<Vec<(usize, AtomicU32)>>);
 
 impl Words {
     fn new(offsets: &[usize]) -> Words {
-        Words(Arc::new(offsets.iter().map(|o| (*o, AtomicU32::new(0))).collect()))
+        Words(Arc::new(
+            offsets.iter().map(|o| (*o, AtomicU32::new(0))).collect(),
+        ))
     }
 
     fn at(&self, offset: usize) -> Option<&AtomicU32> {
@@ -36,20 +38,26 @@ impl RingMemory for Words {
     fn store_segment(&self, offset: usize, segment: &[u8; 16]) {
         for (i, word) in segment.chunks_exact(4).enumerate() {
             if let Some(w) = self.at(offset + 4 * i) {
-                w.store(u32::from_le_bytes(word.try_into().unwrap()), Ordering::Relaxed);
+                w.store(
+                    u32::from_le_bytes(word.try_into().unwrap()),
+                    Ordering::Relaxed,
+                );
             }
         }
     }
     fn load_segment(&self, offset: usize) -> [u8; 16] {
         let mut s = [0; 16];
         for (i, word) in s.chunks_exact_mut(4).enumerate() {
-            let value = self.at(offset + 4 * i).map_or(0, |w| w.load(Ordering::Relaxed));
+            let value = self
+                .at(offset + 4 * i)
+                .map_or(0, |w| w.load(Ordering::Relaxed));
             word.copy_from_slice(&value.to_le_bytes());
         }
         s
     }
     fn load32(&self, offset: usize) -> u32 {
-        self.at(offset).map_or(u32::MAX, |w| w.load(Ordering::Acquire))
+        self.at(offset)
+            .map_or(u32::MAX, |w| w.load(Ordering::Acquire))
     }
     fn store32(&self, offset: usize, value: u32) {
         if let Some(w) = self.at(offset) {
@@ -93,7 +101,14 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
     let mut batch = Batch::new();
     completion::push(&mut batch, &entry, &CAPS).expect("memory operations suffice");
     for op in batch.ops() {
-        let Op::Wait32 { at, value, mask, condition, .. } = *op else {
+        let Op::Wait32 {
+            at,
+            value,
+            mask,
+            condition,
+            ..
+        } = *op
+        else {
             unreachable!("only waits")
         };
         while !Condition::holds32(condition, entries.load32(at.0 as usize) & mask, value) {
@@ -127,10 +142,19 @@ fn a_passed_completion_carries_its_payload_and_is_reused_only_then() {
         cq.note_wait(waiter, 1);
         cq.commit_mark(waiter);
         let stream = {
-            let (cq, entries, passed, payload) = (positions(), entries.clone(), passed.clone(), payload.clone());
+            let (cq, entries, passed, payload) = (
+                positions(),
+                entries.clone(),
+                passed.clone(),
+                payload.clone(),
+            );
             thread::spawn(move || {
                 stream_waits(&cq, &entries, 1);
-                assert_eq!(payload.load(Ordering::Relaxed), 7, "the payload of this completion");
+                assert_eq!(
+                    payload.load(Ordering::Relaxed),
+                    7,
+                    "the payload of this completion"
+                );
                 passed.store32(0, 1);
             })
         };
@@ -221,7 +245,9 @@ fn the_watcher_never_reads_half_an_error_entry() {
             thread::spawn(move || write_error(&entries))
         };
         let status = Arc::new(AtomicU32::new(0));
-        let mut sink = Publish { status: status.clone() };
+        let mut sink = Publish {
+            status: status.clone(),
+        };
         let mut fault = Fault::default();
         for _ in 0..2 {
             fault.tick(&mut fifo, &mut cq, None, &mut sink);
