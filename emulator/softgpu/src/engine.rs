@@ -139,8 +139,11 @@ impl Machine for Engine {
                 }
             }
         }
-        self.waiting = cx.waiting;
-        self.core.waiting.store(self.waiting, Ordering::Relaxed);
+        let waiting = cx.waiting;
+        if waiting != self.waiting {
+            self.waiting = waiting;
+            self.core.waiting.store(waiting, Ordering::Relaxed);
+        }
         if over {
             self.forget();
         }

@@ -123,3 +123,22 @@ impl Queue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_bus_lets_the_oldest_arrive() {
+        let memory = Arc::new(Backing::device(64, None).unwrap());
+        let word = || memory.span().word32(0).unwrap().load(Ordering::Relaxed);
+        let bus = Posted::new(1, u32::MAX);
+        let more = 3;
+        for n in 1..=MOST as u32 + more {
+            bus.write32(&memory, 0, n);
+        }
+        assert_eq!(word(), more);
+        bus.drain();
+        assert_eq!(word(), MOST as u32 + more);
+    }
+}

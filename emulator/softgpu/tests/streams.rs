@@ -569,3 +569,17 @@ fn an_impossible_configuration_is_refused() {
         assert!(matches!(refused, Err(Error::BadConfig { value: 0, .. })));
     }
 }
+
+#[test]
+fn handles_go_to_any_thread() {
+    fn check<T: Send + Sync + Clone>() {}
+    check::<softgpu::Gpu>();
+    check::<softgpu::Stream>();
+    check::<softgpu::Event>();
+    check::<softgpu::Window>();
+    check::<softgpu::CpuView>();
+    fn check_owned<T: Send + Sync>() {}
+    check_owned::<softgpu::DeviceMemory>();
+    check_owned::<softgpu::PinnedMemory>();
+    check_owned::<softgpu::HostRegistration>();
+}
