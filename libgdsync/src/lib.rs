@@ -1,4 +1,73 @@
 //! Verbs descriptors as GPU stream memory operations.
+//!
+//! A GPU application enqueues its messages on the stream that runs its kernels. A work request
+//! is *prepared* by the CPU (its entry is written into the send queue of a queue pair), and
+//! then *posted on a stream*: two memory operations of the stream write the doorbell record
+//! and the doorbell, others wait for the completion entry. Once that is enqueued the CPU has
+//! nothing more to do with the message.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use gdsync::gpu::MemoryKind;
+//! use gdsync::rdma::{Access, Descriptor, Device, QpConfig, Work};
+//! use gdsync::Gpu;
+//!
+//! # fn main() -> gdsync::Result<()> {
+//! let gpu = Gpu::soft()?; // a software GPU and a virtual NIC: they run anywhere
+//! let pd = Device::emulated(&gpu)?.alloc_pd()?;
+//! let (mut a, mut b) = (pd.create_qp(&QpConfig::default())?, pd.create_qp(&QpConfig::default())?);
+//! a.connect(&b.address())?;
+//! b.connect(&a.address())?;
+//! let memory = pd.register(&gpu.alloc(MemoryKind::Device, 64)?, Access::ALL)?;
+//! let stream = gpu.stream()?;
+//!
+//! let recv = b.prepare_receive(&[memory.sge(32, 32)])?;
+//! b.post_receive(recv)?;
+//! memory.region().write(0, b"hello, stream")?;
+//! let send = a.prepare(&Work::send(&[memory.sge(0, 13)]).signaled())?;
+//! a.post_on(&stream, &[Descriptor::Send(send), Descriptor::wait(send)])?;
+//! b.post_on(&stream, &[Descriptor::wait_flushed(recv)])?;
+//!
+//! assert!(stream.synchronize(Duration::from_secs(10))?);
+//! assert_eq!(b.received(recv)?.len, 13);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The rooms
+//! - [`gpu`]: GPUs, streams, memory that GPU, NIC and CPU share.
+//! - [`rdma`]: devices, registrations, queue pairs, requests, lists of descriptors.
+//! - [`memop`]: the vocabulary of memory operations, and readable traces of what is submitted.
+//!
+//! # Order
+//! A send queue is a FIFO. Requests are posted in the order in which they were prepared, by the
+//! CPU or by any stream; anything else is an error of kind [`Kind::OutOfOrder`]. When another
+//! stream posts next, its doorbell waits until the one before has written the doorbell record.
+//! Within one stream everything runs in order; every doorbell is fenced against what the
+//! stream wrote before.
+//!
+//! # Completion
+//! A stream passes a wait when the request has completed *with success*, and on nothing else.
+//! What completes on a stream retires by itself: queues of any length of life need no further
+//! call. Queues are bounded; a full one is an error ([`Kind::QueueFull`]) or, with the calls
+//! that end in `_within`, a bounded wait.
+//!
+//! # Errors
+//! When a request fails, its queue pair goes into error and everything behind it is flushed.
+//! A watcher stores the status of each request and the queue pair's error word, and only then
+//! lets the streams go on that wait for them, so that neither the CPU nor a stream nor a kernel
+//! hangs or takes a failure for success: after a wait, [`Qp::error_word`](rdma::Qp::error_word) is
+//! 0 unless something failed. A silent peer is an error too, after the time limit of
+//! [`QpConfig::timeout`](rdma::QpConfig) or of the wait.
+//!
+//! # Threads
+//! Everything is `Send`; regions, registrations and devices are `Sync`. One thread in the
+//! background, the watcher, looks after all queue pairs about once a millisecond; the software
+//! devices have a thread of their own, and the proxy one where it is used.
+//!
+//! # Environment
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_PROVIDER`: see `docs/env.md`.
 
 mod error;
 pub mod gpu;
@@ -18,3 +87,8 @@ pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
 pub use provider::emulated::{EmulatedOptions, Fabric};
 pub use status::Status;
+
+/// The README's programs are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use gds_step::{Lane, MachineId};
 
-use super::{Qp, QpConfig, RemoteMemory};
+use super::{Qp, QpConfig, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions, MrKeys};
@@ -282,6 +282,15 @@ impl Mr {
     /// The key by which requests of this side name it.
     pub fn lkey(&self) -> u32 {
         self.0.keys.lkey
+    }
+
+    /// The `len` bytes at `offset`, as a request names them. Checked when it is prepared.
+    pub fn sge(&self, offset: u64, len: u32) -> Sge<'_> {
+        Sge {
+            mr: self,
+            offset,
+            len,
+        }
     }
 
     /// The record by which a peer names it.

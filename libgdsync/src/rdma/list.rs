@@ -76,6 +76,22 @@ pub enum Descriptor<'a> {
     Flush,
 }
 
+impl Descriptor<'_> {
+    /// Stand still until a request has completed with success.
+    pub fn wait(completion: impl Into<Completion>) -> Self {
+        Descriptor::Wait(completion.into(), WaitOptions::default())
+    }
+
+    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then.
+    pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
+        let options = WaitOptions {
+            flush: true,
+            timeout: None,
+        };
+        Descriptor::Wait(completion.into(), options)
+    }
+}
+
 /// A descriptor whose effect on queue state is decided.
 #[derive(Clone, Copy, Debug)]
 enum Item {
