@@ -59,6 +59,16 @@ GDS_KERNEL(softgpu_test_reverse, Reversal, p) {
     p.out[global_thread()] = turned[threadIdx.x] + last;
 }
 
+// What a block finds in a variable that nobody has written.
+struct Fresh {
+    uint32_t* out;
+};
+GDS_KERNEL(softgpu_test_fresh, Fresh, p) {
+    GDS_SHARED(uint32_t, stale);
+    p.out[blockIdx.x] = stale;
+    stale = blockIdx.x;
+}
+
 struct Votes {
     uint32_t* out;  // or, and, count for each thread
 };
@@ -96,6 +106,16 @@ GDS_KERNEL(softgpu_test_warp, Warps, p) {
     *out = __shfl_sync(all, 0.5 + lane, 7) == 7.5, out += 32;
     __syncwarp();
     *out = static_cast<uint64_t>(__popc(__activemask()));
+}
+
+// Lane 0 votes with lane 2 while lane 1 already waits for it, then with lane 1.
+struct Masks {
+    uint32_t* out;
+};
+GDS_KERNEL(softgpu_test_masks, Masks, p) {
+    const unsigned lane = threadIdx.x;
+    if (lane != 1) p.out[lane] = __ballot_sync(0x5u, lane == 2);
+    if (lane != 2) p.out[lane + 3] = __ballot_sync(0x3u, 1);
 }
 
 // Lanes from `first_gone` up return at once; the others still vote and meet.
@@ -214,6 +234,17 @@ GDS_KERNEL(softgpu_test_trace, Trace, p) {
     p.order[atomicAdd(p.next, 1)] = global_thread();
     __syncwarp();
     p.order[atomicAdd(p.next, 1)] = global_thread();
+}
+
+// Threads that never wait: the order they run in, and one look at the clock each.
+struct Looks {
+    uint32_t* next;
+    uint32_t* order;
+    uint64_t* seen;
+};
+GDS_KERNEL(softgpu_test_look, Looks, p) {
+    p.order[atomicAdd(p.next, 1)] = global_thread();
+    p.seen[global_thread()] = gds::globaltimer_ns();
 }
 
 // Two stores, a fence, two stores, a release.

@@ -5,28 +5,6 @@
 //! fibers; one thread runs at a time, on whichever OS thread steps the grid, and gives way
 //! only at a barrier, a warp operation, a spin or a sleep. A run is therefore deterministic,
 //! in order or, with a seed, randomly interleaved.
-//!
-//! # Kernels of another crate
-//! This crate hands the folder of its headers to the build scripts of crates that depend on
-//! it directly:
-//! ```ignore
-//! // build.rs, with `cc` as a build dependency
-//! let include = std::env::var_os("DEP_SOFTGPU_INCLUDE").expect("softgpu is a dependency");
-//! cc::Build::new()
-//!     .cpp(true)
-//!     .std("c++17")
-//!     .cpp_link_stdlib(None)      // kernels need no C++ runtime
-//!     .flag("-fno-exceptions")    // they cannot be unwound
-//!     .opt_level(2)
-//!     .include(include)
-//!     .file("device/trigger.cpp")
-//!     .compile("my_kernels");
-//! ```
-//! ```ignore
-//! unsafe extern "C" { fn trigger(params: *const c_void); }
-//! // SAFETY: `trigger` is GDS_KERNEL(trigger, TriggerParams, p), built as above.
-//! static TRIGGER: Kernel = unsafe { Kernel::new("trigger", trigger, size_of::<TriggerParams>()) };
-//! ```
 
 mod abi;
 mod block;
@@ -55,6 +33,33 @@ pub const MAX_DYNAMIC_SHARED: u32 = 227 * 1024;
 pub const MAX_ARGS: usize = 4096;
 
 /// A kernel: a C++ function and the size of its parameters.
+///
+/// # Kernels of your own
+/// This crate hands the folder of its headers to the build scripts of crates that depend on
+/// it directly:
+/// ```ignore
+/// // build.rs, with `cc` as a build dependency
+/// let include = std::env::var_os("DEP_SOFTGPU_INCLUDE").expect("softgpu is a dependency");
+/// cc::Build::new()
+///     .cpp(true)
+///     .std("c++17")
+///     .cpp_link_stdlib(None)      // kernels need no C++ runtime
+///     .flag("-fno-exceptions")    // they cannot be unwound
+///     .opt_level(2)
+///     .include(include)
+///     .file("device/trigger.cpp")
+///     .compile("my_kernels");
+/// ```
+/// ```ignore
+/// use softgpu::Kernel;
+/// use std::ffi::c_void;
+///
+/// unsafe extern "C" {
+///     fn trigger(params: *const c_void);
+/// }
+/// // SAFETY: `trigger` is GDS_KERNEL(trigger, TriggerParams, p), built as above.
+/// static TRIGGER: Kernel = unsafe { Kernel::new("trigger", trigger, size_of::<TriggerParams>()) };
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     name: &'static str,

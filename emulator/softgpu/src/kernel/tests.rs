@@ -129,8 +129,10 @@ kernels! {
     WHERE: softgpu_test_where, 8;
     REDUCE: softgpu_test_reduce, 16;
     REVERSE: softgpu_test_reverse, 16;
+    FRESH: softgpu_test_fresh, 8;
     VOTES: softgpu_test_votes, 8;
     WARP_OPS: softgpu_test_warp, 8;
+    MASKS: softgpu_test_masks, 8;
     EARLY_EXIT: softgpu_test_early_exit, 16;
     DIVERGE: softgpu_test_diverge, 4;
     SPIN: softgpu_test_spin, 24;
@@ -139,6 +141,7 @@ kernels! {
     GATHER: softgpu_test_gather, 16;
     BUSY: softgpu_test_busy, 16;
     TRACE: softgpu_test_trace, 16;
+    LOOK: softgpu_test_look, 24;
     STORES: softgpu_test_stores, 24;
     ATOMICS: softgpu_test_atomics, 24;
     CLOCK: softgpu_test_clock, 24;

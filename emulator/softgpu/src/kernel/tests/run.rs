@@ -81,6 +81,45 @@ fn shared_memory_is_a_blocks_own() {
     });
 }
 
+#[test]
+fn no_block_finds_what_another_left_in_shared_memory() {
+    let mut out = [0_u32; 100];
+    let args = args(&[&out.as_mut_ptr()]);
+    launch(&FRESH, linear(100, 1), &args, &seeded(None)).done();
+    assert_eq!(out, [0xa5a5_a5a5; 100]);
+}
+
+/// The order in which 4 blocks of 10 threads run that never wait, and whether one stack did.
+fn looks(seed: Option<u64>) -> (Vec<u32>, bool) {
+    let (mut next, mut order, mut seen) = (0_u32, vec![u32::MAX; 40], vec![0_u64; 40]);
+    let args = args(&[&(&raw mut next), &order.as_mut_ptr(), &seen.as_mut_ptr()]);
+    let mut grid = launch(&LOOK, linear(4, 10), &args, &seeded(seed));
+    grid.hook.set_now(77);
+    assert_eq!(grid.finish(), GridState::Done);
+    assert_eq!(seen, [77; 40]);
+    (order, grid.grid.stacks() == 1)
+}
+
+#[test]
+fn threads_that_never_wait_share_a_stack_in_any_order() {
+    assert_eq!(looks(None), ((0..40).collect(), true));
+    let orders: Vec<Vec<u32>> = (0..10)
+        .map(|seed| {
+            let (order, one_stack) = looks(Some(seed));
+            assert!(one_stack, "one look at the clock does not suspend");
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..40).collect::<Vec<u32>>());
+            order
+        })
+        .collect();
+    // Within a block and among blocks.
+    let first_block = |o: &[u32]| -> Vec<u32> { o.iter().filter(|&&t| t < 10).copied().collect() };
+    assert!(orders.iter().any(|o| !first_block(o).is_sorted()));
+    let changes = |o: &Vec<u32>| o.windows(2).filter(|w| w[0] / 10 != w[1] / 10).count();
+    assert!(orders.iter().any(|o| changes(o) > 3));
+}
+
 /// The order in which 3 blocks of 40 threads got to each place.
 fn trace(seed: Option<u64>) -> Vec<u32> {
     let mut order = vec![u32::MAX; 3 * 40 * 3];

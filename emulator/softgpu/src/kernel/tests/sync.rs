@@ -80,6 +80,16 @@ fn warp_operations_against_a_reference() {
 }
 
 #[test]
+fn only_lanes_of_one_mask_meet() {
+    in_orders(|config| {
+        let mut out = [u32::MAX; 6];
+        let args = args(&[&out.as_mut_ptr()]);
+        launch(&MASKS, linear(1, 3), &args, config).done();
+        assert_eq!(out, [0b100, u32::MAX, 0b100, 0b11, 0b11, u32::MAX]);
+    });
+}
+
+#[test]
 fn threads_that_have_ended_do_not_hold_up_the_others() {
     in_orders(|config| {
         for (threads, gone) in [(64, 40), (64, 32), (64, 1), (50, 49), (1024, 700)] {
