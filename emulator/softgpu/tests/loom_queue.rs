@@ -99,85 +99,89 @@ fn receive(rx: &mut Rx, n: u64, items: u64) {
     assert!(rx.finish(), "the submission has no more items");
 }
 
-#[test]
-fn submissions_arrive_whole_and_slots_are_reused_after_they_retire() {
-    loom::model(|| {
-        // Two slots: the second submission needs the first one's.
-        let (mut tx, mut rx) = Ring::<_, Loom>::channel(2, 2);
-        let sender = thread::spawn(move || {
-            send(&mut tx, 0, 2);
-            send(&mut tx, 1, 1);
-            send(&mut tx, 2, 2);
-            tx
-        });
-        for (n, items) in [(0, 2), (1, 1), (2, 2)] {
-            receive(&mut rx, n, items);
-            rx.retire();
-        }
-        let tx = sender.join().unwrap();
-        assert_eq!(tx.submitted(), 3);
-        assert_eq!(tx.ring().retired(), 3);
-        assert_eq!(rx.pop(), None);
-    });
-}
+mod model {
+    use super::*;
 
-#[test]
-fn the_bound_holds_and_what_retired_work_wrote_is_visible() {
-    loom::model(|| {
-        let (mut tx, mut rx) = Ring::<_, Loom>::channel(1, 4);
-        // What the consumer's work writes; plain memory, so loom sees a missing order.
-        let result = loom::sync::Arc::new(UnsafeCell::new(0));
-        let written = loom::sync::Arc::clone(&result);
-        let worker = thread::spawn(move || {
-            receive(&mut rx, 0, 1);
-            // SAFETY: the sender reads only when this submission is retired.
-            written.with_mut(|p| unsafe { *p = 7 });
-            assert!(rx.owes());
-            rx.retire();
-            receive(&mut rx, 1, 1);
-            rx.retire();
-        });
-        send(&mut tx, 0, 1);
-        if tx.ring().retired() == 0 {
-            thread::yield_now();
-        }
-        send(&mut tx, 1, 1);
-        // The bound is one, so the first is retired now.
-        assert!(tx.ring().retired() >= 1);
-        // SAFETY: the worker does not write it again.
-        result.with(|p| assert_eq!(unsafe { *p }, 7));
-        worker.join().unwrap();
-    });
-}
-
-#[test]
-fn late_retirement_keeps_slots() {
-    loom::model(|| {
-        let (mut tx, mut rx) = Ring::<_, Loom>::channel(4, 4);
-        let sender = thread::spawn(move || {
-            for n in 0..3 {
-                send(&mut tx, n, 2);
+    #[test]
+    fn submissions_arrive_whole_and_slots_are_reused_after_they_retire() {
+        loom::model(|| {
+            // Two slots: the second submission needs the first one's.
+            let (mut tx, mut rx) = Ring::<_, Loom>::channel(2, 2);
+            let sender = thread::spawn(move || {
+                send(&mut tx, 0, 2);
+                send(&mut tx, 1, 1);
+                send(&mut tx, 2, 2);
+                tx
+            });
+            for (n, items) in [(0, 2), (1, 1), (2, 2)] {
+                receive(&mut rx, n, items);
+                rx.retire();
             }
+            let tx = sender.join().unwrap();
+            assert_eq!(tx.submitted(), 3);
+            assert_eq!(tx.ring().retired(), 3);
+            assert_eq!(rx.pop(), None);
         });
-        // Finished but not retired, as under weak memory: one retirement for both.
-        receive(&mut rx, 0, 2);
-        receive(&mut rx, 1, 2);
-        rx.retire();
-        receive(&mut rx, 2, 2);
-        sender.join().unwrap();
-    });
-}
+    }
 
-#[test]
-fn an_abandoned_submission_leaves_no_trace() {
-    loom::model(|| {
-        let (mut tx, mut rx) = Ring::<_, Loom>::channel(2, 2);
-        let mut abandoned = tx.begin(2).unwrap();
-        abandoned.push((9, 9));
-        drop(abandoned);
-        let sender = thread::spawn(move || send(&mut tx, 0, 1));
-        receive(&mut rx, 0, 1);
-        sender.join().unwrap();
-        assert_eq!(rx.pop(), None);
-    });
+    #[test]
+    fn the_bound_holds_and_what_retired_work_wrote_is_visible() {
+        loom::model(|| {
+            let (mut tx, mut rx) = Ring::<_, Loom>::channel(1, 4);
+            // What the consumer's work writes; plain memory, so loom sees a missing order.
+            let result = loom::sync::Arc::new(UnsafeCell::new(0));
+            let written = loom::sync::Arc::clone(&result);
+            let worker = thread::spawn(move || {
+                receive(&mut rx, 0, 1);
+                // SAFETY: the sender reads only when this submission is retired.
+                written.with_mut(|p| unsafe { *p = 7 });
+                assert!(rx.owes());
+                rx.retire();
+                receive(&mut rx, 1, 1);
+                rx.retire();
+            });
+            send(&mut tx, 0, 1);
+            if tx.ring().retired() == 0 {
+                thread::yield_now();
+            }
+            send(&mut tx, 1, 1);
+            // The bound is one, so the first is retired now.
+            assert!(tx.ring().retired() >= 1);
+            // SAFETY: the worker does not write it again.
+            result.with(|p| assert_eq!(unsafe { *p }, 7));
+            worker.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn late_retirement_keeps_slots() {
+        loom::model(|| {
+            let (mut tx, mut rx) = Ring::<_, Loom>::channel(4, 4);
+            let sender = thread::spawn(move || {
+                for n in 0..3 {
+                    send(&mut tx, n, 2);
+                }
+            });
+            // Finished but not retired, as under weak memory: one retirement for both.
+            receive(&mut rx, 0, 2);
+            receive(&mut rx, 1, 2);
+            rx.retire();
+            receive(&mut rx, 2, 2);
+            sender.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn an_abandoned_submission_leaves_no_trace() {
+        loom::model(|| {
+            let (mut tx, mut rx) = Ring::<_, Loom>::channel(2, 2);
+            let mut abandoned = tx.begin(2).unwrap();
+            abandoned.push((9, 9));
+            drop(abandoned);
+            let sender = thread::spawn(move || send(&mut tx, 0, 1));
+            receive(&mut rx, 0, 1);
+            sender.join().unwrap();
+            assert_eq!(rx.pop(), None);
+        });
+    }
 }
