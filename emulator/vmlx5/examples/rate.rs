@@ -33,7 +33,10 @@ fn main() {
                 };
                 let slot = 8 * (posted % 16);
                 let (target, sges) = (b.remote(slot), [a.sge(slot, 8)]);
-                a.prepare(&SendWqe { flags, ..write(target, &sges) });
+                a.prepare(&SendWqe {
+                    flags,
+                    ..write(target, &sges)
+                });
                 posted += 1;
                 if posted % 16 == 0 {
                     a.ring();
@@ -43,13 +46,20 @@ fn main() {
             while a.send.poll().is_some() {
                 done += 16;
                 for i in 0..16 {
-                    assert!(b.get64(8 * i) >= done - 16, "payload of write {}", done - 16 + i);
+                    assert!(
+                        b.get64(8 * i) >= done - 16,
+                        "payload of write {}",
+                        done - 16 + i
+                    );
                 }
             }
         }
         let took = start.elapsed();
         let rate = n as f64 / took.as_secs_f64() / 1e6;
-        println!("{nics} NIC(s): {rate:.2} M writes/s, {:?} each", took / n as u32);
+        println!(
+            "{nics} NIC(s): {rate:.2} M writes/s, {:?} each",
+            took / n as u32
+        );
 
         let (n, mut done) = (4000, 0);
         let start = Instant::now();

@@ -85,7 +85,13 @@ impl Cq {
                 limit: max_log.into(),
             });
         }
-        check_span(object, &*attr.mem, attr.offset, (SIZE as u64) << attr.log_entries, 64)?;
+        check_span(
+            object,
+            &*attr.mem,
+            attr.offset,
+            (SIZE as u64) << attr.log_entries,
+            64,
+        )?;
         if let Some((mem, offset)) = &attr.record {
             check_span(object, &**mem, *offset, 8, 8)?;
         } else if !attr.ignore_overrun {
@@ -128,7 +134,11 @@ impl Cq {
         if self.failure.is_some() {
             return;
         }
-        let done = if self.full() { Err(CqFailure::Overrun) } else { self.write(entry) };
+        let done = if self.full() {
+            Err(CqFailure::Overrun)
+        } else {
+            self.write(entry)
+        };
         if let Err(failure) = done {
             self.failure = Some(failure);
             self.fresh_failure = true;

@@ -131,7 +131,9 @@ impl HostMemory {
     }
 
     fn check(&self, offset: u64, len: usize, align: u64) -> Result<NonNull<u8>, DmaFault> {
-        let fits = offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64);
+        let fits = offset
+            .checked_add(len as u64)
+            .is_some_and(|end| end <= self.len as u64);
         if !fits || offset & (align - 1) != 0 {
             return Err(DmaFault {
                 offset,
@@ -168,7 +170,9 @@ macro_rules! load {
 }
 macro_rules! store {
     ($at:expr, $atomic:ty, $value:expr) => {
-        $at.cast::<$atomic>().as_ref().store($value, Ordering::Relaxed)
+        $at.cast::<$atomic>()
+            .as_ref()
+            .store($value, Ordering::Relaxed)
     };
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Fault, vendor};
 use crate::fabric::{Budget, PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind};
 use crate::nic::{Core, Ctx, Nic, REGISTERS};
-use crate::qp::{Qp, QpState};
+use crate::qp::{Origin, Qp, QpState};
 use crate::requester::{Allowance, Turn};
 use crate::wire::Wire;
 
@@ -101,9 +101,9 @@ impl Core {
             self.turn_away(peer, &frame, Kind::Gone);
             return Ok(());
         };
-        let known = qp.remote.is_some_and(|r| r.peer == peer && r.qpn == frame.src_qpn);
+        let origin = qp.origin(peer, &frame);
         match qp.state {
-            QpState::Rtr | QpState::Rts if known => {
+            QpState::Rtr | QpState::Rts if origin == Origin::Partner => {
                 if request {
                     if !qp.request(&mut ctx, &frame, payload) {
                         return Ok(());
@@ -115,7 +115,8 @@ impl Core {
             }
             QpState::Reset | QpState::Init => self.turn_away(peer, &frame, Kind::NotReady),
             // Its own last word comes first.
-            QpState::Err if known && !qp.resp.answers.is_empty() => {}
+            QpState::Err if origin == Origin::Partner && !qp.resp.answers.is_empty() => {}
+            QpState::Rtr | QpState::Rts if origin == Origin::OtherLife => {}
             _ => self.turn_away(peer, &frame, Kind::Gone),
         }
         Ok(())
@@ -126,7 +127,8 @@ impl Core {
         let carries = matches!(frame.kind, Kind::Send | Kind::Write);
         if frame.kind.is_request() && (!carries || frame.is(FIRST)) {
             let answer = Frame::new(kind, frame.src_qpn, frame.dst_qpn, frame.seq);
-            self.stray(peer, answer);
+            let echo = frame.life;
+            self.stray(peer, Frame { echo, ..answer });
         }
     }
 

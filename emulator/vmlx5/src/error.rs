@@ -66,7 +66,9 @@ pub enum NicError {
         users: u32,
     },
     /// The object's bytes do not lie in the memory given, or not aligned as they must be.
-    #[error("{object} at offset {offset:#x}, {len:#x} bytes aligned to {align}, in {limit:#x} bytes")]
+    #[error(
+        "{object} at offset {offset:#x}, {len:#x} bytes aligned to {align}, in {limit:#x} bytes"
+    )]
     Span {
         /// What kind.
         object: Object,

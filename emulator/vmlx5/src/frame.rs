@@ -2,10 +2,11 @@
 //!
 //! A message is cut into frames; the first carries what the responder must know, each says
 //! where its bytes belong. `seq` numbers the messages of one direction of a connection,
-//! modulo 2^24, starting where both sides were told to.
+//! modulo 2^24, starting where both sides were told to. A queue pair that becomes ready says
+//! so by a [`Kind::Resume`]; what its former life sent is told apart by that.
 
 use thiserror::Error;
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The most payload bytes one frame carries.
@@ -54,8 +55,10 @@ pub struct FrameHeader {
     pub compare: U64,
     /// Immediate data, as it stood in the work queue entry.
     pub imm: [u8; 4],
-    /// Zero.
-    pub reserved: [u8; 4],
+    /// Which life of the source queue pair this frame is from: every RESET begins another.
+    pub life: U16,
+    /// In an answer to a request that nobody took: the life it came from. Else zero.
+    pub echo: U16,
 }
 
 /// First frame of a message.
@@ -93,6 +96,8 @@ pub enum Kind {
     NotReady = 20,
     /// Go on, from message `seq`.
     Resume = 21,
+    /// The other end's [`Kind::Resume`] was heard; this is who speaks.
+    Hello = 23,
     /// The queue pair that was waiting for message `seq` answers no more.
     Gone = 22,
 }
@@ -113,6 +118,7 @@ impl Kind {
             20 => Kind::NotReady,
             21 => Kind::Resume,
             22 => Kind::Gone,
+            23 => Kind::Hello,
             _ => return None,
         })
     }
@@ -184,6 +190,8 @@ pub(crate) struct Frame {
     pub operand: u64,
     pub compare: u64,
     pub imm: [u8; 4],
+    pub life: u16,
+    pub echo: u16,
 }
 
 impl Frame {
@@ -203,6 +211,8 @@ impl Frame {
             operand: 0,
             compare: 0,
             imm: [0; 4],
+            life: 0,
+            echo: 0,
         }
     }
 
@@ -228,7 +238,8 @@ impl Frame {
             operand: self.operand.into(),
             compare: self.compare.into(),
             imm: self.imm,
-            reserved: [0; 4],
+            life: self.life.into(),
+            echo: self.echo.into(),
         }
     }
 }
@@ -252,6 +263,8 @@ impl FrameHeader {
             operand: self.operand.get(),
             compare: self.compare.get(),
             imm: self.imm,
+            life: self.life.get(),
+            echo: self.echo.get(),
         };
         if payload > MAX_PAYLOAD {
             return Err(FrameError::Length {

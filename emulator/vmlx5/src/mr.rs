@@ -140,7 +140,10 @@ impl MrTable {
             });
         }
         let limit = attr.mem.len();
-        let fits = attr.mem_offset.checked_add(attr.len).is_some_and(|end| end <= limit);
+        let fits = attr
+            .mem_offset
+            .checked_add(attr.len)
+            .is_some_and(|end| end <= limit);
         if attr.len == 0 || !fits || attr.va.checked_add(attr.len - 1).is_none() {
             return Err(NicError::Span {
                 object,

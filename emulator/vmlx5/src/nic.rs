@@ -188,7 +188,7 @@ impl Core {
             return;
         };
         if let Some(to) = qp.remote {
-            let frame = Frame::new(Kind::Gone, to.qpn, qp.number, qp.resp.expect);
+            let frame = qp.frame(Kind::Gone, to, qp.resp.expect);
             self.stray(to.peer, frame);
         }
     }
@@ -476,14 +476,15 @@ impl Nic {
                 limit("remote_qpn", remote_qpn.0, seq::MASK)?;
                 limit("rq_psn", rq_psn, seq::MASK)?;
                 limit("max_dest_rd_atomic", max_dest_rd_atomic.into(), most.into())?;
-                let peer = self.wire.connect(remote).map_err(|source| NicError::Link {
-                    qpn: qpn.0,
-                    source,
-                })?;
+                let peer = self
+                    .wire
+                    .connect(remote)
+                    .map_err(|source| NicError::Link { qpn: qpn.0, source })?;
                 qp.remote = Some(Remote {
                     node: remote,
                     peer,
                     qpn: remote_qpn.0,
+                    life: None,
                 });
                 qp.resp.expect = rq_psn;
                 qp.resp.max_reads = max_dest_rd_atomic;

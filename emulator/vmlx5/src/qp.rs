@@ -13,7 +13,7 @@ use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
 use crate::fabric::{NodeId, PeerId};
-use crate::frame::seq;
+use crate::frame::{Frame, Kind, seq};
 use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
 use crate::requester::Requester;
@@ -163,6 +163,8 @@ pub(crate) struct Remote {
     pub node: NodeId,
     pub peer: PeerId,
     pub qpn: u32,
+    /// Its present life, once it has said that it is ready.
+    pub life: Option<u16>,
 }
 
 pub(crate) struct Qp {
@@ -175,6 +177,8 @@ pub(crate) struct Qp {
     pub state: QpState,
     pub access: Access,
     pub remote: Option<Remote>,
+    /// Which life this is: every RESET begins another. Never zero.
+    pub life: u16,
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
@@ -183,6 +187,18 @@ pub(crate) struct Qp {
     pub queued: bool,
     /// It is in the list of those whose receive record is looked at.
     pub watched: bool,
+}
+
+/// Who sent a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The other end, in this connection.
+    Partner,
+    /// The other end, in a former life, or before it was heard to be ready: it will send
+    /// again what matters.
+    OtherLife,
+    /// Anybody else.
+    Stranger,
 }
 
 pub(crate) struct RecvQueue {
@@ -209,6 +225,7 @@ impl Qp {
             state: QpState::Reset,
             access: Access::NONE,
             remote: None,
+            life: 1,
             record: attr.record,
             sq: Requester::new(attr.sq, attr.sq_start),
             rq: attr.rq.map(|rq| RecvQueue {
@@ -239,11 +256,19 @@ impl Qp {
             if value > limit { Err(error) } else { Ok(()) }
         };
         let sq = &attr.sq;
-        limit("sq.log_blocks", sq.log_blocks.into(), config.max_log_sq.min(15).into())?;
+        limit(
+            "sq.log_blocks",
+            sq.log_blocks.into(),
+            config.max_log_sq.min(15).into(),
+        )?;
         let bytes = (BASIC_BLOCK as u64) << sq.log_blocks;
         check_span(object, &*sq.mem, sq.offset, bytes, BASIC_BLOCK as u64)?;
         if let Some(rq) = &attr.rq {
-            limit("rq.log_entries", rq.log_entries.into(), config.max_log_rq.min(15).into())?;
+            limit(
+                "rq.log_entries",
+                rq.log_entries.into(),
+                config.max_log_rq.min(15).into(),
+            )?;
             limit("rq.stride", rq.stride.into(), MAX_STRIDE.into())?;
             if !rq.stride.is_power_of_two() || rq.stride < SEGMENT as u32 {
                 return Err(NicError::Limit {
@@ -283,6 +308,7 @@ impl Qp {
         self.state = QpState::Reset;
         self.access = Access::NONE;
         self.remote = None;
+        self.life = self.life.wrapping_add(1).max(1);
         self.sq.reset();
         if let Some(rq) = &mut self.rq {
             rq.next = rq.start;
@@ -318,6 +344,36 @@ impl Qp {
             }
         }
         rq.posted != rq.next
+    }
+
+    /// A frame from this life to the other end.
+    pub fn frame(&self, kind: Kind, to: Remote, s: u32) -> Frame {
+        Frame {
+            life: self.life,
+            ..Frame::new(kind, to.qpn, self.number, s)
+        }
+    }
+
+    /// Who sent a frame.
+    pub fn origin(&mut self, peer: PeerId, frame: &Frame) -> Origin {
+        let Some(remote) = &mut self.remote else {
+            return Origin::Stranger;
+        };
+        if remote.peer != peer || remote.qpn != frame.src_qpn {
+            return Origin::Stranger;
+        }
+        if remote.life == Some(frame.life) || frame.echo == self.life {
+            return Origin::Partner;
+        }
+        if !matches!(frame.kind, Kind::Resume | Kind::Hello) {
+            return Origin::OtherLife;
+        }
+        remote.life = Some(frame.life);
+        if frame.kind == Kind::Resume && self.state != QpState::Err {
+            // It may have become ready only now, after we said that we are.
+            self.resp.answers.push_back(Answer::Hello);
+        }
+        Origin::Partner
     }
 
     /// Into ERR: from here on all work is flushed, and the other end learns that its requests

@@ -42,6 +42,9 @@ pub(crate) struct Requester {
     psn: u32,
     /// Every message before this number was answered.
     acked: u32,
+    /// The number after the last message of which anything was ever sent. Not the same as
+    /// that of `cursor`, which may have gone back.
+    top: u32,
     max_rd_atomic: u8,
     /// Reads and atomics that wait for their answer, in order.
     reads: VecDeque<ReadCtx>,
@@ -121,6 +124,7 @@ impl Requester {
             wqe: Box::new([0; MAX_WQE]),
             psn: 0,
             acked: 0,
+            top: 0,
             max_rd_atomic: 0,
             reads: VecDeque::new(),
             spare: Vec::new(),
@@ -142,16 +146,21 @@ impl Requester {
     }
 
     /// Drops what was under way of the entry at `cursor`.
-    fn stop(&mut self) {
+    fn drop_current(&mut self) {
         self.sent = 0;
         self.loaded = false;
-        self.held = false;
         self.fault = None;
+    }
+
+    fn stop(&mut self) {
+        self.drop_current();
+        self.held = false;
     }
 
     pub fn begin(&mut self, psn: u32, max_rd_atomic: u8) {
         self.psn = psn;
         self.acked = psn;
+        self.top = psn;
         self.max_rd_atomic = max_rd_atomic;
     }
 
@@ -160,23 +169,14 @@ impl Requester {
         self.pending.front().map_or(self.next, |p| p.index)
     }
 
-    /// The number after that of the last message sent, or begun if `begun`.
-    fn sent_end(&self, begun: bool) -> u32 {
-        match self.pending.get(self.cursor) {
-            Some(p) if begun && self.sent > 0 => seq::next(p.seq),
-            Some(p) => p.seq,
-            None => self.psn,
-        }
-    }
-
-    /// True if message `s` was sent (or begun) and not answered.
-    fn waits_for(&self, s: u32, begun: bool) -> bool {
-        seq::after(self.acked, s) < seq::after(self.acked, self.sent_end(begun))
+    /// True if (a part of) message `s` was sent and not answered.
+    fn waits_for(&self, s: u32) -> bool {
+        seq::after(self.acked, s) < seq::after(self.acked, self.top)
     }
 
     /// True if something was sent that was not answered.
     pub fn outstanding(&self) -> bool {
-        self.acked != self.sent_end(true)
+        self.acked != self.top
     }
 
     /// True if a read or atomic before message `s` waits for its answer.
@@ -265,10 +265,11 @@ impl Qp {
 
     /// Sends the next frame of the entry at `cursor`.
     fn transmit(&mut self, ctx: &mut Ctx<'_>, wire: &mut Wire, may: &mut Allowance) -> Turn {
-        let sq = &mut self.sq;
-        let (Some(&p), Some(remote)) = (sq.pending.get(sq.cursor), self.remote) else {
+        let (Some(&p), Some(remote)) = (self.sq.pending.get(self.sq.cursor), self.remote) else {
             return Turn::Done;
         };
+        let mut frame = self.frame(Kind::Send, remote, p.seq);
+        let sq = &mut self.sq;
         if p.flags.fence && sq.read_before(p.seq) {
             return Turn::Done;
         }
@@ -287,7 +288,6 @@ impl Qp {
         let Ok(wqe) = parse_send(&sq.wqe[..]) else {
             return Turn::Done;
         };
-        let mut frame = Frame::new(Kind::Send, remote.qpn, self.number, p.seq);
         frame.total = p.total;
         frame.offset = sq.sent;
         if let Some(at) = wqe.remote {
@@ -358,6 +358,9 @@ impl Qp {
                 sges,
             });
         }
+        if !before(p.seq, sq.top) {
+            sq.top = seq::next(p.seq);
+        }
         sq.sent += len as u32;
         if answered || frame.is(LAST) {
             sq.advance();
@@ -368,12 +371,17 @@ impl Qp {
     /// Completes what is answered, in order.
     fn retire(&mut self, ctx: &mut Ctx<'_>) {
         while let Some(&p) = self.sq.pending.front() {
-            let answered = !p.numbered || before(p.seq, self.sq.acked);
-            if self.sq.cursor == 0 || !answered {
+            let answered = p.numbered && before(p.seq, self.sq.acked);
+            if !answered && (p.numbered || self.sq.cursor == 0) {
                 break;
             }
             self.sq.pending.pop_front();
-            self.sq.cursor -= 1;
+            if self.sq.cursor > 0 {
+                self.sq.cursor -= 1;
+            } else {
+                // It was to be sent again, and need not.
+                self.sq.drop_current();
+            }
             if !p.flags.signaled {
                 continue;
             }
@@ -414,8 +422,7 @@ impl Qp {
             return;
         }
         let s = frame.seq;
-        let waits = self.sq.waits_for(s, false);
-        let begun = self.sq.waits_for(s, true);
+        let waits = self.sq.waits_for(s);
         let bad = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
         let gone = Fault::new(Syndrome::TRANSPORT_RETRY, vendor::PEER_GONE);
         match frame.kind {
@@ -427,7 +434,7 @@ impl Qp {
                 self.sq.acked = seq::next(s);
                 self.retire(ctx);
             }
-            Kind::Nak if begun => {
+            Kind::Nak if waits => {
                 if self.sq.read_before(s) {
                     self.fail_front(ctx, bad);
                     return;
@@ -436,16 +443,16 @@ impl Qp {
                 self.fail_message(ctx, s, fault);
             }
             Kind::ReadData | Kind::AtomicData if waits => self.take(ctx, frame, payload),
-            Kind::NotReady if begun => {
+            Kind::NotReady if waits => {
                 self.sq.go_back(s);
                 self.sq.held = true;
             }
-            Kind::Resume if begun => self.sq.go_back(s),
+            Kind::Resume if waits => self.sq.go_back(s),
             // It waits for something that was never sent, or long ago: another connection's.
-            Kind::Resume if self.sq.outstanding() && s != self.sq.sent_end(true) => {
+            Kind::Resume if self.sq.outstanding() && s != self.sq.top => {
                 self.fail_front(ctx, gone);
             }
-            Kind::Gone if begun => self.fail_front(ctx, gone),
+            Kind::Gone if waits => self.fail_front(ctx, gone),
             // Late word from a former connection.
             _ => {}
         }
@@ -471,7 +478,9 @@ impl Qp {
             self.fail_front(ctx, bad);
             return;
         }
-        let put = ctx.mrs.scatter(self.pd, &read.sges, read.got.into(), bytes, last);
+        let put = ctx
+            .mrs
+            .scatter(self.pd, &read.sges, read.got.into(), bytes, last);
         read.got += bytes.len() as u32;
         if let Err(why) = put {
             let fault = Fault::new(Syndrome::LOCAL_PROT, why);

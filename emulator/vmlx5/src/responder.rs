@@ -55,6 +55,7 @@ pub(crate) enum Answer {
     Nak(u32, Fault),
     NotReady(u32),
     Resume(u32),
+    Hello,
     Gone(u32),
     Read {
         seq: u32,
@@ -143,7 +144,9 @@ impl Qp {
             return false;
         }
         self.resp.starved = false;
-        self.resp.answers.push_back(Answer::Resume(self.resp.expect));
+        self.resp
+            .answers
+            .push_back(Answer::Resume(self.resp.expect));
         true
     }
 
@@ -234,8 +237,8 @@ impl Qp {
         rq.mem
             .read(rq.offset + slot * u64::from(rq.stride), entry)
             .map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::MEMORY)))?;
-        let list = parse_recv(entry)
-            .map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+        let list =
+            parse_recv(entry).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
         resp.sges.clear();
         resp.sges.extend(list);
         let room: u64 = resp.sges.iter().map(|sge| u64::from(sge.len)).sum();
@@ -255,7 +258,11 @@ impl Qp {
             self.may(mrs, frame, frame.total, Access::REMOTE_WRITE)
                 .map_err(|fault| Outcome::Refused(fault, None))?;
         }
-        if frame.is(IMM) { self.have_receive() } else { Ok(()) }
+        if frame.is(IMM) {
+            self.have_receive()
+        } else {
+            Ok(())
+        }
     }
 
     /// Makes sure that a receive is posted.
@@ -370,12 +377,17 @@ impl Qp {
     ) -> Result<bool, SendRefused> {
         let remote = self.remote.ok_or(SendRefused::Lost)?;
         let pd = self.pd;
-        let frame = |kind, s| Frame::new(kind, remote.qpn, self.number, s);
+        let (life, number) = (self.life, self.number);
+        let frame = |kind, s| Frame {
+            life,
+            ..Frame::new(kind, remote.qpn, number, s)
+        };
         let simple = |kind, s| (frame(kind, s), 0, None);
         let (frame, len, source) = match answer {
             Answer::Ack(s) => simple(Kind::Ack, s),
             Answer::NotReady(s) => simple(Kind::NotReady, s),
             Answer::Resume(s) => simple(Kind::Resume, s),
+            Answer::Hello => simple(Kind::Hello, 0),
             Answer::Gone(s) => simple(Kind::Gone, s),
             Answer::Nak(s, fault) => {
                 let mut nak = frame(Kind::Nak, s);

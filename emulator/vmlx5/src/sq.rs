@@ -65,11 +65,15 @@ impl Ring {
         let before_end = into.len().min((blocks - at) * BASIC_BLOCK);
         let (head, tail) = into.split_at_mut(before_end);
         let from = self.offset + (at * BASIC_BLOCK) as u64;
-        self.mem.read(from, head).map_err(|_| malformed(vendor::MEMORY))?;
+        self.mem
+            .read(from, head)
+            .map_err(|_| malformed(vendor::MEMORY))?;
         if tail.is_empty() {
             return Ok(());
         }
-        self.mem.read(self.offset, tail).map_err(|_| malformed(vendor::MEMORY))
+        self.mem
+            .read(self.offset, tail)
+            .map_err(|_| malformed(vendor::MEMORY))
     }
 
     /// The control segment at `index`.
@@ -151,7 +155,11 @@ fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault>
         _ if writes_back => {}
         _ => return Err(malformed(vendor::WQE_OPCODE)),
     }
-    let need = if writes_back { Access::LOCAL_WRITE } else { Access::NONE };
+    let need = if writes_back {
+        Access::LOCAL_WRITE
+    } else {
+        Access::NONE
+    };
     let mut total = 0;
     for data in parsed.data() {
         total += data.len();

@@ -83,7 +83,9 @@ impl<T> Table<T> {
 
     /// The object of a number.
     pub fn get(&self, number: u32) -> Result<&T, NicError> {
-        let value = self.slot(number).and_then(|s| self.slots[s as usize].value.as_ref());
+        let value = self
+            .slot(number)
+            .and_then(|s| self.slots[s as usize].value.as_ref());
         value.ok_or(NicError::Unknown {
             object: self.object,
             number,

@@ -47,15 +47,21 @@ impl Wire {
             return self.fabric.connect(node);
         }
         if self.own.is_none() {
-            let region = Region::private(self.own_bytes)
-                .map_err(|errno| LinkError::System { what: "mmap", errno })?;
+            let region = Region::private(self.own_bytes).map_err(|errno| LinkError::System {
+                what: "mmap",
+                errno,
+            })?;
             self.own = Some((Writer::new(region.clone(), false), Reader::new(region)));
         }
         Ok(OWN)
     }
 
     pub fn state(&self, node: NodeId, peer: PeerId) -> LinkState {
-        if node == self.node { LinkState::Up } else { self.fabric.state(peer) }
+        if node == self.node {
+            LinkState::Up
+        } else {
+            self.fabric.state(peer)
+        }
     }
 
     /// Sends a frame of `len` payload bytes that `fill` writes.
@@ -72,11 +78,13 @@ impl Wire {
             self.fabric.send(peer, &header, fill)
         } else {
             let (writer, _) = self.own.as_mut().ok_or(SendRefused::Lost)?;
-            writer.write(&header, fill).map_err(|refused| match refused {
-                Refused::Full => SendRefused::Full,
-                Refused::Unfilled => SendRefused::Unfilled,
-                Refused::Garbage(_) => SendRefused::Lost,
-            })
+            writer
+                .write(&header, fill)
+                .map_err(|refused| match refused {
+                    Refused::Full => SendRefused::Full,
+                    Refused::Unfilled => SendRefused::Unfilled,
+                    Refused::Garbage(_) => SendRefused::Lost,
+                })
         };
         self.sent += u64::from(sent.is_ok());
         sent

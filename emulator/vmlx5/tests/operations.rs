@@ -16,9 +16,7 @@ fn each(mut test: impl FnMut(World, End, End)) {
     }
 }
 
-const SIZES: [usize; 12] = [
-    1, 2, 7, 8, 9, 63, 64, 4096, 32767, 32768, 32769, 300_001,
-];
+const SIZES: [usize; 12] = [1, 2, 7, 8, 9, 63, 64, 4096, 32767, 32768, 32769, 300_001];
 
 #[test]
 fn send_and_receive() {
@@ -34,7 +32,10 @@ fn send_and_receive() {
             assert_eq!(b.get(3 + len as u64, 5), [0xee; 5]);
             let done = a.send.poll().unwrap();
             assert_ok(&done, CqeOpcode::REQ, s);
-            assert_eq!((done.send_opcode(), done.qpn()), (SendOpcode::SEND, a.qpn.0));
+            assert_eq!(
+                (done.send_opcode(), done.qpn()),
+                (SendOpcode::SEND, a.qpn.0)
+            );
             let got = b.recv.poll().unwrap();
             assert_ok(&got, CqeOpcode::RESP_SEND, r);
             assert_eq!((got.byte_cnt.get(), got.qpn()), (len as u32, b.qpn.0));
@@ -62,7 +63,10 @@ fn immediate_and_solicited() {
         a.post(&wqe);
         world.settle();
         let empty = b.recv.poll().unwrap();
-        assert_eq!((empty.opcode(), empty.byte_cnt.get()), (CqeOpcode::RESP_SEND, 0));
+        assert_eq!(
+            (empty.opcode(), empty.byte_cnt.get()),
+            (CqeOpcode::RESP_SEND, 0)
+        );
         let got = b.recv.poll().unwrap();
         assert_ok(&got, CqeOpcode::RESP_SEND_IMM, r);
         assert_eq!((got.imm_inval_pkey, got.solicited()), ([1, 2, 3, 4], true));
@@ -74,7 +78,12 @@ fn immediate_and_solicited() {
 fn gathered_and_scattered() {
     each(|mut world, mut a, mut b| {
         a.put(0, &pattern(9, 200_000));
-        let from = [a.sge(5, 3), a.sge(1000, 40_000), a.sge(11, 1), a.sge(90_000, 777)];
+        let from = [
+            a.sge(5, 3),
+            a.sge(1000, 40_000),
+            a.sge(11, 1),
+            a.sge(90_000, 777),
+        ];
         let to = [b.sge(0, 1), b.sge(50_000, 33_000), b.sge(200_000, 100_000)];
         let mut sent = Vec::new();
         for (at, len) in [(5, 3), (1000, 40_000), (11, 1), (90_000, 777)] {
@@ -104,8 +113,14 @@ fn inline() {
             let payload = Payload::Inline(&pieces);
             let target = b.remote(2000);
             b.post_recv(&[b.sge(0, 1000)]);
-            a.post(&SendWqe { payload, ..send(&[]) });
-            a.post(&SendWqe { payload, ..write(target, &[]) });
+            a.post(&SendWqe {
+                payload,
+                ..send(&[])
+            });
+            a.post(&SendWqe {
+                payload,
+                ..write(target, &[])
+            });
             world.settle();
             assert_eq!(b.get(0, len), data);
             assert_eq!(b.get(2000, len), data);
@@ -158,7 +173,10 @@ fn write_with_immediate_uses_a_receive_and_leaves_its_memory_alone() {
         assert_eq!(b.get(1000, 70_000), a.get(0, 70_000));
         let got = b.recv.poll().unwrap();
         assert_ok(&got, CqeOpcode::RESP_WR_IMM, r);
-        assert_eq!((got.imm_inval_pkey, got.byte_cnt.get()), ([9, 8, 7, 6], 70_000));
+        assert_eq!(
+            (got.imm_inval_pkey, got.byte_cnt.get()),
+            ([9, 8, 7, 6], 70_000)
+        );
         assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
     });
 }
@@ -221,7 +239,10 @@ fn atomics() {
         assert_eq!(b.get64(16), 0x1122_3344_5566_7788);
         let done = a.send.poll().unwrap();
         assert_ok(&done, CqeOpcode::REQ, first);
-        assert_eq!((done.send_opcode(), done.byte_cnt.get()), (SendOpcode::ATOMIC_FA, 8));
+        assert_eq!(
+            (done.send_opcode(), done.byte_cnt.get()),
+            (SendOpcode::ATOMIC_FA, 8)
+        );
         assert_eq!(a.send.drain().len(), 2);
     });
 }
@@ -232,10 +253,19 @@ fn unsignaled_work_leaves_no_entry_and_nops_keep_their_place() {
         let quiet = WqeFlags::default();
         let target = b.remote(0);
         let sges = [a.sge(0, 8)];
-        a.post(&SendWqe { flags: quiet, ..nop() });
-        a.post(&SendWqe { flags: quiet, ..write(target, &sges) });
+        a.post(&SendWqe {
+            flags: quiet,
+            ..nop()
+        });
+        a.post(&SendWqe {
+            flags: quiet,
+            ..write(target, &sges)
+        });
         let n = a.post(&nop());
-        a.post(&SendWqe { flags: quiet, ..rig::read(target, &sges) });
+        a.post(&SendWqe {
+            flags: quiet,
+            ..rig::read(target, &sges)
+        });
         let w = a.post(&write(target, &sges));
         let m = a.post(&nop());
         world.settle();
@@ -255,7 +285,11 @@ fn completions_come_in_order_whatever_the_answers() {
     for i in 0..20 {
         let sges = [a.sge(0, if i % 3 == 0 { 100_000 } else { 8 })];
         let at = b.remote(0);
-        let wqe = if i % 3 == 0 { rig::read(at, &sges) } else { write(at, &sges) };
+        let wqe = if i % 3 == 0 {
+            rig::read(at, &sges)
+        } else {
+            write(at, &sges)
+        };
         posted.push(a.post(&wqe));
     }
     world.settle();

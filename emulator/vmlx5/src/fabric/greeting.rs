@@ -68,7 +68,11 @@ pub fn send(socket: BorrowedFd<'_>, say: &Greeting, fds: &[BorrowedFd<'_>]) -> R
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(say.as_bytes())], &mut control, flags)?;
-    if sent == SIZE { Ok(()) } else { Err(Errno::MSGSIZE) }
+    if sent == SIZE {
+        Ok(())
+    } else {
+        Err(Errno::MSGSIZE)
+    }
 }
 
 /// What a socket had to say.

@@ -14,9 +14,7 @@ use gds_step::{Machine, Step, Time};
 use rustix::io::Errno;
 
 use super::ring::{Delivery, MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
-use super::{
-    Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
-};
+use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
 use crate::frame::FrameHeader;
 
 const ALIVE: u8 = 0;
@@ -98,7 +96,10 @@ impl Hub {
     /// A hub without nodes.
     pub fn new(config: HubConfig) -> Hub {
         Hub(Arc::new(State {
-            ring_bytes: config.ring_bytes.clamp(MIN_RING, MAX_RING).next_power_of_two(),
+            ring_bytes: config
+                .ring_bytes
+                .clamp(MIN_RING, MAX_RING)
+                .next_power_of_two(),
             scheduled: config.scheduled,
             changes: AtomicU64::new(1),
             all: Mutex::default(),
@@ -139,7 +140,11 @@ impl Hub {
     /// Stops (or starts again) passing frames to and from `node`, which notices nothing, nor
     /// do its peers: a peer that hangs. False if there is no such node.
     pub fn silence(&self, node: NodeId, silent: bool) -> bool {
-        let (from, to) = if silent { (ALIVE, SILENT) } else { (SILENT, ALIVE) };
+        let (from, to) = if silent {
+            (ALIVE, SILENT)
+        } else {
+            (SILENT, ALIVE)
+        };
         let Some(node) = self.find(node) else {
             return false;
         };
@@ -201,7 +206,11 @@ impl Hub {
 
 impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes = lock(&self.0.all).nodes.iter().map(|n| n.id).collect::<Vec<_>>();
+        let nodes = lock(&self.0.all)
+            .nodes
+            .iter()
+            .map(|n| n.id)
+            .collect::<Vec<_>>();
         f.debug_struct("Hub").field("nodes", &nodes).finish()
     }
 }
@@ -218,9 +227,8 @@ impl Machine for HubLinks {
     fn step(&mut self, _now: Time) -> Step {
         if self.hub.news(&mut self.seen) {
             self.links.append(&mut lock(&self.hub.0.all).fresh);
-            self.links.retain(|l| {
-                l.open.load(Ordering::Relaxed) && !l.from.is(DEAD) && !l.to.is(DEAD)
-            });
+            self.links
+                .retain(|l| l.open.load(Ordering::Relaxed) && !l.from.is(DEAD) && !l.to.is(DEAD));
         }
         let waits = |l: &Link| l.from.is(ALIVE) && l.to.is(ALIVE) && l.delivery.ready();
         let waiting = self.links.iter().filter(|l| waits(l)).count();
@@ -304,7 +312,10 @@ impl HubPort {
     fn lose(&mut self, i: usize, why: LinkError) {
         let peer = &mut self.peers[i];
         let (out, inward) = (peer.out.take(), peer.inward.take());
-        for open in [out.map(|o| o.1), inward.map(|o| o.1)].into_iter().flatten() {
+        for open in [out.map(|o| o.1), inward.map(|o| o.1)]
+            .into_iter()
+            .flatten()
+        {
             open.store(false, Ordering::Relaxed);
         }
         peer.state = LinkState::Lost(why);
@@ -360,7 +371,13 @@ impl Fabric for HubPort {
             match self.hub.link(&self.node, to) {
                 Ok(link) => slot.out = Some(link),
                 Err(errno) => {
-                    self.lose(i, LinkError::System { what: "mmap", errno });
+                    self.lose(
+                        i,
+                        LinkError::System {
+                            what: "mmap",
+                            errno,
+                        },
+                    );
                     return Err(SendRefused::Lost);
                 }
             }

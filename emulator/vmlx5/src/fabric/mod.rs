@@ -5,8 +5,8 @@
 //! carry frames in byte rings (`ring`), so a payload goes from the source's memory into a
 //! ring and from there into the target's memory, and nothing is allocated per message.
 
-pub mod hub;
 mod greeting;
+pub mod hub;
 pub(crate) mod ring;
 pub mod shm;
 
@@ -159,8 +159,12 @@ pub trait Fabric: Send {
     ///
     /// # Errors
     /// See [`SendRefused`]; nothing was sent.
-    fn send(&mut self, peer: PeerId, header: &FrameHeader, fill: Fill<'_>)
-    -> Result<(), SendRefused>;
+    fn send(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        fill: Fill<'_>,
+    ) -> Result<(), SendRefused>;
 
     /// Hands received frames to `sink` as far as `budget` goes, fairly among links. Returns
     /// how many.

@@ -150,7 +150,11 @@ impl Region {
         let to_end = (self.size - (head as usize & (self.size - 1))) as u64;
         let there = (tail - head).min(to_end) - HEADER as u64;
         let len = u64::from(header.len.get());
-        let limit = if header.kind == PADDING { there } else { there.min(MAX_PAYLOAD as u64) };
+        let limit = if header.kind == PADDING {
+            there
+        } else {
+            there.min(MAX_PAYLOAD as u64)
+        };
         if len > limit {
             return Err(FrameError::Length { len, limit });
         }
@@ -168,7 +172,9 @@ impl Region {
     }
 }
 
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 impl Drop for Region {
     fn drop(&mut self) {
@@ -273,7 +279,9 @@ impl Writer {
     pub fn publish(&mut self) -> bool {
         let news = self.published != self.written;
         if news {
-            self.region.word(self.publish).store(self.written, Ordering::Release);
+            self.region
+                .word(self.publish)
+                .store(self.written, Ordering::Release);
             self.published = self.written;
         }
         news
@@ -303,8 +311,7 @@ impl Reader {
 
     /// True if a record waits.
     pub fn ready(&self) -> bool {
-        self.tail != self.taken
-            || self.region.word(At::Tail).load(Ordering::Acquire) != self.taken
+        self.tail != self.taken || self.region.word(At::Tail).load(Ordering::Acquire) != self.taken
     }
 
     /// Hands the next record to `take`. `None`: there is none.
@@ -345,7 +352,9 @@ impl Reader {
     pub fn release(&mut self) -> bool {
         let news = self.released != self.taken;
         if news {
-            self.region.word(At::Head).store(self.taken, Ordering::Release);
+            self.region
+                .word(At::Head)
+                .store(self.taken, Ordering::Release);
             self.released = self.taken;
         }
         news
@@ -380,7 +389,9 @@ impl Delivery {
                 return false;
             };
             self.delivered += record;
-            self.region.word(At::Tail).store(self.delivered, Ordering::Release);
+            self.region
+                .word(At::Tail)
+                .store(self.delivered, Ordering::Release);
             if header.kind != PADDING {
                 return true;
             }

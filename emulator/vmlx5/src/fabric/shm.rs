@@ -22,9 +22,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::greeting::{self, Greeting, Heard, PROTOCOL_VERSION};
 use super::ring::{MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
-use super::{
-    Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
-};
+use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
 use crate::frame::FrameHeader;
 
 /// How often sockets are looked at.
@@ -126,7 +124,10 @@ impl ShmFabric {
     /// # Errors
     /// The system refused a socket.
     pub fn open(mut config: ShmConfig, bell: Arc<Bell>) -> Result<ShmFabric, LinkError> {
-        config.ring_bytes = config.ring_bytes.clamp(MIN_RING, MAX_RING).next_power_of_two();
+        config.ring_bytes = config
+            .ring_bytes
+            .clamp(MIN_RING, MAX_RING)
+            .next_power_of_two();
         let mut rng = fastrand::Rng::new();
         loop {
             let node = NodeId(rng.u64(1..));
@@ -298,7 +299,10 @@ impl ShmFabric {
             return;
         }
         let peer = &mut self.peers[i];
-        let emptied = peer.inward.as_ref().is_none_or(|inward| !inward.reader.ready());
+        let emptied = peer
+            .inward
+            .as_ref()
+            .is_none_or(|inward| !inward.reader.ready());
         if peer.ended && emptied {
             self.lose(i, LinkError::Closed);
         }
@@ -443,7 +447,10 @@ impl Fabric for ShmFabric {
     fn flush(&mut self) {
         for peer in &mut self.peers {
             let mut news = peer.out.as_mut().is_some_and(|out| out.writer.publish());
-            news |= peer.inward.as_mut().is_some_and(|inward| inward.reader.release());
+            news |= peer
+                .inward
+                .as_mut()
+                .is_some_and(|inward| inward.reader.release());
             if !news {
                 continue;
             }

@@ -83,7 +83,9 @@ impl CqView {
         let mut bytes = [0; SIZE];
         self.mem.read(at, &mut bytes).unwrap();
         self.next = self.next.wrapping_add(1);
-        self.mem.store32(self.record, doorbell::cq_ci_value(self.next)).unwrap();
+        self.mem
+            .store32(self.record, doorbell::cq_ci_value(self.next))
+            .unwrap();
         Some(Cqe64::from_bytes(bytes))
     }
 
@@ -134,7 +136,8 @@ impl End {
         let uar = nic.alloc_uar(dma.clone(), 0).unwrap();
         let mut cq = |offset, record| {
             preset(&mem, offset, config.log_cq, config.cq_start);
-            mem.store32(record, doorbell::cq_ci_value(config.cq_start)).unwrap();
+            mem.store32(record, doorbell::cq_ci_value(config.cq_start))
+                .unwrap();
             let cqn = nic.create_cq(CqAttr {
                 mem: dma.clone(),
                 offset,
@@ -209,8 +212,12 @@ impl End {
     /// The doorbell record as it must be when the queue pair starts.
     pub fn reset_records(&self) {
         let value = |index: u16| doorbell::record_value(index.into());
-        self.mem.store32(self.record, value(self.config.rq_start)).unwrap();
-        self.mem.store32(self.record + 4, value(self.config.sq_start)).unwrap();
+        self.mem
+            .store32(self.record, value(self.config.rq_start))
+            .unwrap();
+        self.mem
+            .store32(self.record + 4, value(self.config.sq_start))
+            .unwrap();
     }
 
     /// The address of a byte of the registered data.
@@ -325,7 +332,8 @@ pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
         let mut entry = Cqe64::preset();
         // The owner bit that the entry's next lap does not have.
         entry.op_own = entry.op_own & !1 | mlx5_prm::cqe::owner_of_lap(number, log) ^ 1;
-        mem.write(offset + slot * SIZE as u64, &entry.to_bytes()).unwrap();
+        mem.write(offset + slot * SIZE as u64, &entry.to_bytes())
+            .unwrap();
     }
 }
 
@@ -520,7 +528,12 @@ pub fn nop() -> SendWqe<'static> {
 pub fn assert_ok(cqe: &Cqe64, opcode: CqeOpcode, index: u16) {
     if cqe.opcode().is_error() {
         let e = cqe.as_error();
-        panic!("{} {} (vendor {:#x}) instead of {opcode}", cqe.opcode(), e.reason(), e.vendor_err);
+        panic!(
+            "{} {} (vendor {:#x}) instead of {opcode}",
+            cqe.opcode(),
+            e.reason(),
+            e.vendor_err
+        );
     }
     assert_eq!((cqe.opcode(), cqe.wqe_counter.get()), (opcode, index));
     assert_eq!(cqe.srqn_uidx.get(), 0x77);
@@ -531,7 +544,12 @@ pub fn assert_ok(cqe: &Cqe64, opcode: CqeOpcode, index: u16) {
 pub fn assert_err(cqe: &Cqe64, opcode: CqeOpcode, index: u16, why: Syndrome) {
     assert_eq!(cqe.opcode(), opcode, "expected {why}");
     let e = cqe.as_error();
-    assert_eq!((e.reason(), e.wqe_counter.get()), (why, index), "vendor {:#x}", e.vendor_err);
+    assert_eq!(
+        (e.reason(), e.wqe_counter.get()),
+        (why, index),
+        "vendor {:#x}",
+        e.vendor_err
+    );
     assert_ne!(e.vendor_err, 0);
     assert_eq!(e.srqn_uidx.get(), 0x77);
 }

@@ -1,0 +1,424 @@
+//! Random bytes where the NIC reads entries, records and frames: nothing panics, errors stay
+//! with whom they belong to, and everybody else is served. And random good work, which is
+//! carried out exactly.
+//!
+//! `GDS_CASES` sets the number of cases of each test.
+
+mod rig;
+
+use gds_step::{Machine, Time};
+use mlx5_prm::doorbell;
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::wqe::{Atomic, Payload, SendWqe, WqeFlags};
+use proptest::prelude::*;
+use rig::*;
+use vmlx5::fabric::{Budget, Fabric};
+use vmlx5::*;
+
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases.unwrap_or(64))
+    }
+}
+
+/// Another pair on the same NICs still works.
+fn others_are_served(world: &mut World, c: &mut End, d: &mut End) {
+    let n = c.get64(0) + 1;
+    c.put64(0, n);
+    d.post_recv(&[d.sge(0, 8)]);
+    let s = c.post(&send(&[c.sge(0, 8)]));
+    world.settle();
+    assert_ok(&c.send.poll().unwrap(), CqeOpcode::REQ, s);
+    assert_ok(&d.recv.poll().unwrap(), CqeOpcode::RESP_SEND, s);
+    assert_eq!(d.get64(0), n);
+}
+
+/// A control segment that looks right up to the opcode, for random entries to get past the
+/// first check.
+fn ctrl(qpn: u32, index: u16, opcode: u8, ds: u8, flags: u8) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..4].copy_from_slice(&(u32::from(index) << 8 | u32::from(opcode)).to_be_bytes());
+    bytes[4..8].copy_from_slice(&(qpn << 8 | u32::from(ds)).to_be_bytes());
+    bytes[11] = flags;
+    bytes
+}
+
+const OPCODES: [u8; 10] = [0, 1, 8, 9, 0xa, 0xb, 0x10, 0x11, 0x12, 0x3f];
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn entries_of_random_bytes(
+        seed: u64,
+        bytes in prop::collection::vec(any::<u8>(), 0..1500),
+        shape in prop::collection::vec((any::<bool>(), 0..10_usize, 0..70_u8, any::<u8>()), 1..8),
+        blocks in 1..30_u16,
+    ) {
+        let mut world = World::scheduled(2, seed);
+        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
+        for _ in 0..8 {
+            b.post_recv(&[b.sge(0, 100_000)]);
+        }
+        let start = a.sq;
+        a.prepare_raw(&bytes, 0);
+        let (keys, qpn) = (a.keys, a.qpn.0);
+        for (i, (good, op, ds, flags)) in shape.into_iter().enumerate() {
+            if good {
+                // Sometimes a data segment with a key that is right, too.
+                let mut entry = ctrl(qpn, start + i as u16, OPCODES[op], ds, flags).to_vec();
+                if flags & 1 == 0 {
+                    entry.extend(b.addr(8).to_be_bytes());
+                    entry.extend(b.keys.rkey.to_be_bytes());
+                    entry.extend([0; 4]);
+                    entry.extend(u32::from(flags).to_be_bytes());
+                    entry.extend(keys.lkey.to_be_bytes());
+                    entry.extend(a.addr(0).to_be_bytes());
+                }
+                a.sq = start + i as u16;
+                a.prepare_raw(&entry, 0);
+            }
+        }
+        a.sq = start + blocks;
+        a.ring();
+        world.settle();
+        others_are_served(&mut world, &mut c, &mut d);
+        let info = world.nics[0].query_qp(a.qpn).unwrap();
+        // All of it was executed or flushed, or waits for a receive.
+        prop_assert!(info.sq_done == a.sq || info.state == QpState::Rts && info.outstanding > 0);
+    }
+
+    #[test]
+    fn receives_of_random_bytes(
+        seed: u64,
+        bytes in prop::collection::vec(any::<u8>(), 1024),
+        keyed in any::<u16>(),
+        posted in any::<u16>(),
+        len in 0..100_u32,
+    ) {
+        let mut world = World::scheduled(2, seed);
+        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
+        b.mem.write(b.rq_at, &bytes).unwrap();
+        for i in (0..16).filter(|i| keyed & 1 << i != 0) {
+            b.mem.write(b.rq_at + 64 * i + 4, &b.keys.lkey.to_be_bytes()).unwrap();
+            b.mem.write(b.rq_at + 64 * i, &[0, 0, 0]).unwrap();
+            b.mem.write(b.rq_at + 64 * i + 8, &b.addr(64).to_be_bytes()).unwrap();
+        }
+        let value = doorbell::record_value(posted.into());
+        b.mem.store32(b.record, value).unwrap();
+        for _ in 0..20 {
+            a.post(&send(&[a.sge(0, len)]));
+            world.settle();
+        }
+        others_are_served(&mut world, &mut c, &mut d);
+    }
+
+    #[test]
+    fn random_records_and_doorbells(
+        seed: u64,
+        stores in prop::collection::vec((0..6_u64, any::<u32>()), 1..20),
+    ) {
+        let mut world = World::scheduled(2, seed);
+        let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
+        for (at, value) in stores {
+            let place = [0x800, 0x804, 0x900, a.record, a.record + 4, a.record + 64];
+            a.mem.store32(place[at as usize], value).unwrap();
+            world.step();
+        }
+        world.settle();
+        others_are_served(&mut world, &mut c, &mut d);
+        drop(b);
+    }
+
+    #[test]
+    fn random_frames(
+        frames in prop::collection::vec(
+            ((0..24_u8, 0..16_u8, any::<u8>()), (0..4_u32, 0..5_u32, 0..4_u32), (0..6_u32, 0..6_u32),
+             any::<u64>(), 0..80_usize, 0..3_u16),
+            1..60,
+        ),
+        work in 0..6_u32,
+    ) {
+        // A port of the hub that is no NIC plays the other end of `a`.
+        let mut world = World::new(2);
+        let mut port = world.hub.port();
+        let mut a = world.end(0, EndConfig::default());
+        world.init(&a);
+        let change = Modify::Rtr {
+            remote: port.node(),
+            remote_qpn: Qpn(3),
+            rq_psn: 1,
+            max_dest_rd_atomic: 4,
+        };
+        world.modify(&a, change);
+        world.rts(&a, 1);
+        let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
+        let nic = world.nics[0].node();
+        let to = port.connect(nic).unwrap();
+        a.post_recv(&[a.sge(0, 64)]);
+        let there = a.remote(0);
+        let (list, big) = ([a.sge(0, 8)], [a.sge(0, 40_000)]);
+        for i in 0..work {
+            let add = Atomic::FetchAdd { add: 1 };
+            match i {
+                0 => a.post(&write(there, &big)),
+                1 => a.post(&read(there, &big)),
+                2 => a.post(&nop()),
+                3 => a.post(&atomic(there, add, &list)),
+                4 => a.post(&send(&list)),
+                _ => a.post(&SendWqe { flags: fenced(), ..write(there, &list) }),
+            };
+        }
+        world.step();
+        for ((kind, flags, code), (dst, src, seq), (total, offset), va, len, life) in frames {
+            let sizes = [0, 8, len as u32, 40_000, 1 << 31, u32::MAX];
+            let header = FrameHeader {
+                len: (len as u32).into(),
+                kind,
+                flags,
+                code,
+                dst_qpn: [a.qpn.0, a.qpn.0, 5, u32::MAX][dst as usize].into(),
+                src_qpn: [3, 3, 3, 4, 1 << 24][src as usize].into(),
+                seq: seq.into(),
+                rkey: (if va & 1 == 0 { a.keys.rkey } else { va as u32 }).into(),
+                total: sizes[total as usize].into(),
+                offset: sizes[offset as usize].into(),
+                va: (if va & 2 == 0 { a.addr(va & 0xff) } else { va }).into(),
+                operand: va.into(),
+                life: life.into(),
+                echo: u16::from(code & 3 == 0).into(),
+                ..FrameHeader::default()
+            };
+            // The link may be lost by now: then it is made again.
+            if port.send(to, &header, &mut |room| { room.fill(code); true }).is_err() {
+                port.step(Time::ZERO);
+                port.connect(nic).unwrap();
+            }
+            port.flush();
+            world.step();
+            let budget = Budget { frames: 100, bytes: 1 << 20 };
+            port.receive(budget, &mut |_, _, _| Ok(()));
+            port.flush();
+            port.step(Time::ZERO);
+        }
+        world.settle();
+        others_are_served(&mut world, &mut c, &mut d);
+        // The queue pair can be used again, whatever became of it.
+        world.modify(&a, Modify::Reset);
+        world.modify(&c, Modify::Reset);
+        (a.sq, a.rq, c.sq, c.rq) = (0, 0, 0, 0);
+        a.reset_records();
+        c.reset_records();
+        a.send.drain();
+        world.connect(&a, &c);
+        let s = a.post(&write(c.remote(8), &[a.sge(0, 8)]));
+        world.settle();
+        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+    }
+}
+
+/// One queue pair's part in `random_work`.
+struct Worker {
+    a: End,
+    b: End,
+    /// Opcode, length and whether it is signaled, of each operation posted.
+    posted: Vec<(SendOpcode, usize, bool)>,
+    indices: Vec<u16>,
+    sends: usize,
+    completed: usize,
+    received: usize,
+}
+
+const SLOT: u64 = 40_000;
+const OPS: usize = 60;
+
+impl Worker {
+    /// Posts one more operation; each has a slot of memory of its own at both ends.
+    fn post(&mut self, rng: &mut fastrand::Rng) {
+        let i = self.posted.len();
+        let in_flight = self.a.sq.wrapping_sub(self.completed_block());
+        if i == OPS || in_flight > 50 {
+            return;
+        }
+        let slot = SLOT * i as u64;
+        let (a, b) = (&mut self.a, &self.b);
+        let mut len = [0, 1, 8, 200, 33_000][rng.usize(..5)];
+        let flags = WqeFlags {
+            // The last one is, so that the end is seen.
+            signaled: i == OPS - 1 || rng.bool(),
+            fence: rng.u8(..4) == 0,
+            solicited: rng.bool(),
+        };
+        let cut = rng.usize(..=len);
+        let sges = [a.sge(slot, cut as u32), a.sge(slot + cut as u64, (len - cut) as u32)];
+        let eight = [a.sge(slot, 8)];
+        let at = b.remote(slot);
+        let bytes = a.get(slot, len);
+        let inline = [&bytes[..]];
+        let mut wqe = match rng.u8(..8) {
+            0 | 1 => send(&sges),
+            2 => write(at, &sges),
+            3 => read(at, &sges),
+            4 => atomic(at, Atomic::FetchAdd { add: 5 }, &eight),
+            5 => atomic(at, Atomic::CompareSwap { compare: b.get64(slot), swap: 3 }, &eight),
+            6 => SendWqe { opcode: SendOpcode::RDMA_WRITE_IMM, ..write(at, &sges) },
+            _ => nop(),
+        };
+        if wqe.atomic.is_some() {
+            len = 8;
+        } else if len <= 200 && rng.bool() && wqe.opcode != SendOpcode::RDMA_READ && wqe.opcode != SendOpcode::NOP {
+            wqe.payload = Payload::Inline(&inline);
+        }
+        let index = a.prepare(&SendWqe { flags, ..wqe });
+        if rng.bool() || i == OPS - 1 {
+            a.ring();
+        }
+        self.posted.push((wqe.opcode, len, flags.signaled));
+        self.indices.push(index);
+    }
+
+    fn completed_block(&self) -> u16 {
+        let start = self.a.config.sq_start;
+        self.indices.get(self.completed).copied().unwrap_or(if self.indices.is_empty() { start } else { self.a.sq })
+    }
+
+    fn receives(&self) -> Vec<(usize, SendOpcode, usize)> {
+        let with = |op| op == SendOpcode::SEND || op == SendOpcode::RDMA_WRITE_IMM;
+        let all = self.posted.iter().enumerate();
+        all.filter(|(_, p)| with(p.0)).map(|(i, p)| (i, p.0, p.1)).collect()
+    }
+
+    fn poll(&mut self) {
+        while let Some(cqe) = self.a.send.poll() {
+            while !self.posted[self.completed].2 {
+                self.completed += 1;
+            }
+            assert_ok(&cqe, CqeOpcode::REQ, self.indices[self.completed]);
+            assert_eq!(cqe.send_opcode(), self.posted[self.completed].0);
+            self.completed += 1;
+        }
+        while let Some(cqe) = self.b.recv.poll() {
+            let (i, op, len) = self.receives()[self.received];
+            let kind = if op == SendOpcode::SEND { CqeOpcode::RESP_SEND } else { CqeOpcode::RESP_WR_IMM };
+            assert_ok(&cqe, kind, self.b.config.rq_start.wrapping_add(self.received as u16));
+            assert_eq!(cqe.byte_cnt.get() as usize, len, "operation {i}");
+            self.received += 1;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    /// Sends, writes, reads and atomics of three connections over links that are late, with
+    /// receives that are later, near the wraps of all indices: all is carried out exactly.
+    #[test]
+    fn random_work(seed: u64) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = World::scheduled(3, seed);
+        let config = EndConfig {
+            sq_start: 0xffe0,
+            rq_start: 0xfffa,
+            cq_start: 0xff_fff0,
+            log_cq: 6,
+            data: SLOT as usize * (OPS + 1),
+            ..EndConfig::default()
+        };
+        let mut workers = Vec::new();
+        for (x, y) in [(0, 1), (1, 2), (2, 2)] {
+            let a = world.end(x, config.clone());
+            let b = world.end(y, config.clone());
+            world.connect(&a, &b);
+            a.put(0, &pattern(seed, config.data));
+            b.put(0, &pattern(!seed, config.data));
+            workers.push(Worker {
+                a,
+                b,
+                posted: Vec::new(),
+                indices: Vec::new(),
+                sends: 0,
+                completed: 0,
+                received: 0,
+            });
+        }
+        let before: Vec<_> = workers.iter().map(|w| (w.a.get(0, w.a.config.data), w.b.get(0, w.b.config.data))).collect();
+        for _ in 0..1_000_000 {
+            let i = rng.usize(..workers.len());
+            let w = &mut workers[i];
+            if rng.u8(..3) == 0 {
+                w.post(&mut rng);
+            }
+            // Receives land in the slot of the operation that they are for.
+            let receives = w.receives();
+            if w.sends < receives.len() && w.sends - w.received < 16 && rng.u8(..3) == 0 {
+                let slot = SLOT * receives[w.sends].0 as u64;
+                let pieces = [w.b.sge(slot, 10), w.b.sge(slot + 10, SLOT as u32 - 10)];
+                w.b.post_recv(&pieces);
+                w.sends += 1;
+            }
+            world.step();
+            workers.iter_mut().for_each(Worker::poll);
+            if workers.iter().all(|w| w.completed == OPS) {
+                break;
+            }
+        }
+        world.settle();
+        for (w, (a, b)) in workers.iter_mut().zip(before) {
+            w.poll();
+            prop_assert_eq!(w.completed, OPS);
+            prop_assert_eq!(w.received, w.receives().len());
+            for (i, &(op, len, _)) in w.posted.iter().enumerate() {
+                let slot = SLOT as usize * i;
+                let range = slot..slot + SLOT as usize;
+                let (mut at_a, mut at_b) = (a[range.clone()].to_vec(), b[range.clone()].to_vec());
+                let word = u64::from_ne_bytes(at_b[..8].try_into().unwrap());
+                match op {
+                    SendOpcode::NOP => {}
+                    SendOpcode::RDMA_READ => at_a[..len].copy_from_slice(&at_b[..len]),
+                    SendOpcode::ATOMIC_FA => {
+                        at_a[..8].copy_from_slice(&at_b[..8]);
+                        at_b[..8].copy_from_slice(&word.wrapping_add(5).to_ne_bytes());
+                    }
+                    SendOpcode::ATOMIC_CS => {
+                        at_a[..8].copy_from_slice(&at_b[..8]);
+                        at_b[..8].copy_from_slice(&3_u64.to_ne_bytes());
+                    }
+                    _ => at_b[..len].copy_from_slice(&at_a[..len]),
+                }
+                prop_assert!(w.a.get(slot as u64, SLOT as usize) == at_a, "operation {} {}", i, op);
+                prop_assert!(w.b.get(slot as u64, SLOT as usize) == at_b, "operation {} {}", i, op);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let run = |seed| {
+        let mut world = World::scheduled(2, seed);
+        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        for _ in 0..10 {
+            b.post_recv(&[b.sge(0, 50_000)]);
+            a.post(&send(&[a.sge(0, 50_000)]));
+            a.post(&read(b.remote(0), &[a.sge(0, 70_000)]));
+            world.settle();
+        }
+        let mut entries: Vec<_> = a.send.drain().iter().map(|c| c.to_bytes()).collect();
+        entries.extend(b.recv.drain().iter().map(|c| c.to_bytes()));
+        (world.now, entries, world.nics[0].stats())
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).0, run(8).0);
+}
+
+#[test]
+fn a_name_for_traces() {
+    let world = World::new(1);
+    assert_eq!(world.nics[0].name(), "nic0");
+    assert_eq!(world.links.name(), "hub.links");
+}

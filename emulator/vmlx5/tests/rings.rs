@@ -1,0 +1,307 @@
+//! Rings over many laps, with every index near its wrap; doorbells and records; overruns.
+
+mod rig;
+
+use mlx5_prm::cqe::{Cqe64, SIZE};
+use mlx5_prm::doorbell::{self, BF_OFFSET};
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::wqe::{Payload, SendWqe, WqeFlags};
+use rig::*;
+use vmlx5::{CqFailure, Dma, QpState};
+
+/// Rings of 8 blocks, 4 receives, 16 entries, all close to the wrap of their index.
+fn near_wrap() -> EndConfig {
+    EndConfig {
+        log_sq: 3,
+        log_rq: 2,
+        log_cq: 4,
+        sq_start: 0xfff0,
+        rq_start: 0xfffd,
+        cq_start: 0x00ff_fff5,
+        ..EndConfig::default()
+    }
+}
+
+#[test]
+fn laps_of_every_ring() {
+    // Entries of 1, 2 and 3 blocks in a ring of 8: every way to lie across its end.
+    for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
+        let config = EndConfig {
+            cq_start,
+            ..near_wrap()
+        };
+        let mut world = World::new(2);
+        let (mut a, mut b) = world.pair(config.clone(), config);
+        for i in 0..200_u64 {
+            let len = [16, 80, 150][i as usize % 3];
+            let data = pattern(i, len);
+            let r = b.post_recv(&[b.sge(0, 200)]);
+            let pieces = [&data[..]];
+            let payload = Payload::Inline(&pieces);
+            let s = a.post(&SendWqe {
+                payload,
+                ..send(&[])
+            });
+            world.settle();
+            assert_eq!(b.get(0, len), data, "message {i}");
+            assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+            assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+        }
+        // 200 messages of 1, 2, 3 blocks: 50 laps of the send ring and over its index's wrap.
+        assert!(a.sq < 0xfff0);
+        assert_eq!(a.send.next, cq_start.wrapping_add(200));
+    }
+}
+
+#[test]
+fn a_full_ring_rung_once() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(near_wrap(), near_wrap());
+    for lap in 0..30 {
+        for i in 0..8 {
+            a.put64(i * 8, lap * 8 + i);
+            let (to, sges) = (b.remote(i * 8), [a.sge(i * 8, 8)]);
+            a.prepare(&write(to, &sges));
+        }
+        a.ring();
+        world.settle();
+        assert_eq!(a.send.drain().len(), 8);
+        assert_eq!(b.get64(56), lap * 8 + 7);
+    }
+}
+
+#[test]
+fn owner_bits_are_those_of_the_lap() {
+    let mut world = World::new(2);
+    let (mut a, _b) = world.pair(near_wrap(), near_wrap());
+    let config = EndConfig {
+        cq_start: 0,
+        ..near_wrap()
+    };
+    let (mut fresh, _other) = world.pair(config, near_wrap());
+    for end in [&mut a, &mut fresh] {
+        for i in 0..64_u32 {
+            let number = end.send.next;
+            let at = end.send.offset + u64::from(number % 16) * SIZE as u64;
+            end.post(&nop());
+            world.settle();
+            let mut bytes = [0; SIZE];
+            end.mem.read(at, &mut bytes).unwrap();
+            let cqe = Cqe64::from_bytes(bytes);
+            assert_eq!(cqe.owner(), (number / 16 % 2) as u8, "entry {i}");
+            assert_eq!(cqe.opcode(), CqeOpcode::REQ);
+            end.send.poll().unwrap();
+        }
+    }
+}
+
+#[test]
+fn nothing_happens_without_both_record_and_doorbell() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (to, sges) = (b.remote(0), [a.sge(8, 8)]);
+    a.put64(8, 77);
+    // The entry alone.
+    a.prepare(&write(to, &sges));
+    world.settle();
+    assert_eq!(b.get64(0), 0);
+    // The doorbell without the record.
+    a.store_doorbell();
+    world.settle();
+    assert_eq!(b.get64(0), 0);
+    // The record without the doorbell.
+    a.store_record();
+    world.settle();
+    assert_eq!((b.get64(0), a.send.poll()), (0, None));
+    // Both.
+    a.store_doorbell();
+    world.settle();
+    assert_eq!(b.get64(0), 77);
+    assert!(a.send.poll().is_some());
+    // The doorbell again.
+    a.store_doorbell();
+    world.settle();
+    assert!(a.send.poll().is_none());
+}
+
+#[test]
+fn a_doorbell_in_two_halves() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let register = BF_OFFSET as u64;
+    for halves in [[0, 1], [1, 0]] {
+        a.put64(8, a.get64(8) + 1);
+        let (to, sges) = (b.remote(0), [a.sge(8, 8)]);
+        a.prepare(&write(to, &sges));
+        a.store_record();
+        let value = a.doorbell;
+        for half in halves {
+            let word = (value >> (32 * half)) as u32;
+            a.mem.store32(register + 4 * half, word).unwrap();
+            world.settle();
+        }
+        assert_eq!(b.get64(0), a.get64(8));
+        assert_eq!(a.send.drain().len(), 1);
+        assert_eq!(a.mem.load64(register).unwrap(), 0, "picked up");
+    }
+}
+
+#[test]
+fn a_shared_page_serves_all_its_queue_pairs() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    // Its doorbell is overwritten by a neighbour's before the NIC looks: nothing is lost, for
+    // the records are what counts. Here the neighbour rings for both.
+    a.prepare(&nop());
+    a.store_record();
+    a.doorbell = 0xdead_beef;
+    a.store_doorbell();
+    world.settle();
+    assert_eq!(a.send.drain().len(), 1);
+    drop(b);
+}
+
+#[test]
+fn overrun_of_a_queue_that_minds() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        log_cq: 3,
+        ..EndConfig::default()
+    };
+    let (mut a, mut b) = world.pair(config, EndConfig::default());
+    for _ in 0..9 {
+        a.post(&nop());
+        world.settle();
+    }
+    let info = world.nics[0].query_cq(a.send.cqn).unwrap();
+    assert_eq!(info.failure, Some(CqFailure::Overrun));
+    assert_eq!(info.producer, 8);
+    assert_eq!(world.state(&a), QpState::Err);
+    // What was completed is intact.
+    assert_eq!(a.send.drain().len(), 8);
+    // The other end learns when it asks.
+    let (to, sges) = (a.remote(0), [b.sge(0, 8)]);
+    b.post(&write(to, &sges));
+    world.settle();
+    assert_eq!(world.state(&b), QpState::Err);
+}
+
+#[test]
+fn no_overrun_while_the_consumer_keeps_up() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        log_cq: 3,
+        cq_start: 0x00ff_fffe,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    for i in 0..100 {
+        for _ in 0..8 {
+            a.post(&nop());
+        }
+        world.settle();
+        assert_eq!(a.send.drain().len(), 8, "round {i}");
+    }
+    assert_eq!(world.state(&a), QpState::Rts);
+    drop(b);
+}
+
+#[test]
+fn a_queue_that_ignores_overruns_writes_on() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        log_cq: 2,
+        ignore_overrun: true,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    for _ in 0..11 {
+        a.post(&nop());
+        world.settle();
+    }
+    let info = world.nics[0].query_cq(a.send.cqn).unwrap();
+    assert_eq!((info.producer, info.failure), (11, None));
+    // Its slots hold the last four.
+    let mut bytes = [0; SIZE];
+    a.mem
+        .read(a.send.offset + 2 * SIZE as u64, &mut bytes)
+        .unwrap();
+    assert_eq!(Cqe64::from_bytes(bytes).wqe_counter.get(), 10);
+    drop(b);
+}
+
+#[test]
+fn a_cq_of_one_entry() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        log_cq: 0,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    for i in 0..10 {
+        let s = a.post(&nop());
+        world.settle();
+        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+        assert_eq!(a.send.next, i + 1);
+    }
+    drop(b);
+}
+
+#[test]
+fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
+    let mut world = World::new(2);
+    for stride in [16, 32, 512] {
+        let config = EndConfig {
+            stride,
+            ..EndConfig::default()
+        };
+        let (mut a, mut b) = world.pair(EndConfig::default(), config);
+        let n = u64::from(stride) / 16;
+        for _ in 0..40 {
+            let list: Vec<_> = (0..n).map(|i| b.sge(i * 100, 10)).collect();
+            b.post_recv(&list);
+            let data = pattern(3, n as usize * 10);
+            a.put(0, &data);
+            a.post(&send(&[a.sge(0, n as u32 * 10)]));
+            world.settle();
+            let mut got = Vec::new();
+            for i in 0..n {
+                got.extend(b.get(i * 100, 10));
+            }
+            assert_eq!(got, data);
+            assert!(a.send.poll().is_some() && b.recv.poll().is_some());
+        }
+    }
+}
+
+#[test]
+fn more_work_than_may_be_outstanding() {
+    // A ring of 4096 blocks rung at once: more than is fetched ahead.
+    let config = EndConfig {
+        log_sq: 12,
+        log_cq: 13,
+        ..EndConfig::default()
+    };
+    let mut world = World::scheduled(2, 11);
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    let quiet = WqeFlags::default();
+    for i in 0..4096_u64 {
+        let data = i.to_ne_bytes();
+        let pieces = [&data[..]];
+        let (to, payload) = (b.remote(8 * (i % 512)), Payload::Inline(&pieces));
+        let flags = if i % 64 == 63 { signaled() } else { quiet };
+        a.prepare(&SendWqe {
+            flags,
+            payload,
+            ..write(to, &[])
+        });
+    }
+    a.ring();
+    world.settle();
+    assert_eq!(a.send.drain().len(), 64);
+    for i in 0..512 {
+        assert_eq!(b.get64(8 * i), 4096 - 512 + i);
+    }
+    let value = a.mem.load32(a.record + 4).unwrap();
+    assert_eq!(doorbell::record_index(value), 4096);
+}
