@@ -26,7 +26,8 @@ pub(crate) struct Lane {
     memory: Arc<StreamMemory>,
 }
 
-/// The operation that is under way.
+/// The operation that is under way. A grid lies in place, so that a launch allocates nothing.
+#[allow(clippy::large_enum_variant)]
 enum Current {
     Nothing,
     /// Weak memory: an operation that starts when all that the stream wrote is visible.
@@ -45,7 +46,7 @@ enum Current {
         left: usize,
         byte: u8,
     },
-    Grid(Box<Grid>),
+    Grid(Grid),
 }
 
 /// An unsatisfied wait.
@@ -247,7 +248,7 @@ impl Lane {
                     config: cx.kernels.clone(),
                 };
                 match Grid::new(&launch.kernel, launch.dims, &launch.args, context) {
-                    Ok(grid) => self.current = Current::Grid(Box::new(grid)),
+                    Ok(grid) => self.current = Current::Grid(grid),
                     // The arguments' length was checked when it was enqueued.
                     Err(refused) => {
                         debug_assert!(false, "{refused}");

@@ -54,7 +54,7 @@ pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;
 pub use gpu::Gpu;
 pub use kernel::{
-    Dims, Entry, Fault as KernelFault, GridPool, Kernel, GridConfig, LaunchError, MAX_ARGS,
+    Dims, Entry, Fault as KernelFault, GridConfig, GridPool, Kernel, LaunchError, MAX_ARGS,
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,
 };
 pub use memory::{CpuView, DeviceMemory, HostRegistration, PinnedMemory};

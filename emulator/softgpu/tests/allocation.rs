@@ -1,4 +1,4 @@
-//! Enqueueing and executing memory operations allocates nothing in steady state.
+//! Enqueueing and executing allocates nothing in steady state.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use common::{rig, sync, wait32, write32};
-use softgpu::{Config, InlineData, MemOp};
+use softgpu::{Config, Dims, InlineData, Kernel, MemOp};
 
 struct Counting;
 
@@ -29,6 +29,11 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
+
+extern "C" fn nothing(_: *const std::ffi::c_void) {}
+
+// SAFETY: takes nothing, does nothing.
+static NOTHING: Kernel = unsafe { Kernel::new("nothing", nothing, 0) };
 
 #[test]
 fn no_allocation_in_steady_state() {
@@ -54,6 +59,8 @@ fn no_allocation_in_steady_state() {
         a.record(&event).unwrap();
         b.wait_event(&event).unwrap();
         b.copy(pin.addr() + 64, dev.addr(), 128).unwrap();
+        b.launch(&NOTHING, Dims::linear(2, 32).unwrap(), &[])
+            .unwrap();
         env.steps(3);
         pin.window().store32(0, n).unwrap();
         sync(&b);

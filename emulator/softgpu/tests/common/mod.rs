@@ -11,13 +11,15 @@ use softgpu::{Config, DevAddr, Engine, Gpu, MemOp, Stream, Weak};
 /// Steps without progress after which a wait without deadline counts as hung.
 const HUNG: u64 = 20_000;
 
+type EachStep = Box<dyn FnMut(u64) + Send>;
+
 #[derive(Default)]
 pub struct TestEnv {
     engines: Mutex<Vec<Engine>>,
     now: AtomicU64,
     rings: AtomicU64,
     /// Called once a step, inside waits and outside, with the number of the step.
-    each_step: Mutex<Option<Box<dyn FnMut(u64) + Send>>>,
+    each_step: Mutex<Option<EachStep>>,
 }
 
 impl TestEnv {
