@@ -93,7 +93,7 @@ fn registered_memory_is_seen_at_its_own_address_and_only_once() {
     let (_env, gpu) = rig(Config::default());
     let mut words = vec![0_u32; 64];
     let ptr: *mut u8 = words.as_mut_ptr().cast();
-    // SAFETY (of all registrations here): inside `words`, which outlives their use.
+    // SAFETY: inside `words`, which outlives its use, as for all registrations here.
     let half = unsafe { gpu.register_host(ptr, 128) }.unwrap();
     // SAFETY: as above.
     let rest = unsafe { gpu.register_host(ptr.wrapping_add(128), 128) }.unwrap();
@@ -112,10 +112,8 @@ fn registered_memory_is_seen_at_its_own_address_and_only_once() {
     assert!(unsafe { gpu.register_host(ptr, 0) }.is_err());
     let pin = gpu.alloc_pinned(64).unwrap();
     // SAFETY: as above.
-    assert!(
-        unsafe { gpu.register_host(pin.as_ptr(), 4) }.is_err(),
-        "pinned is known already"
-    );
+    let known = unsafe { gpu.register_host(pin.as_ptr(), 4) };
+    assert!(known.is_err(), "pinned memory is known already");
 
     let stream = gpu.stream().unwrap();
     assert_eq!(half.addr().raw(), ptr as u64);
