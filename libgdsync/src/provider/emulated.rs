@@ -279,7 +279,7 @@ impl EmulatedNic {
             .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    pub fn connect_qp(&self, qpn: u32, peer: &QpAddress) -> Result<()> {
+    pub fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         let access = self.rights().get(&qpn).copied().unwrap_or_default();
         let id = vmlx5::Qpn(qpn);
         self.nic
@@ -295,14 +295,14 @@ impl EmulatedNic {
                     vmlx5::Modify::Rtr {
                         remote: vmlx5::fabric::NodeId(peer.node),
                         remote_qpn: vmlx5::Qpn(peer.qpn),
-                        rq_psn: 0,
+                        rq_psn: peer.psn,
                         max_dest_rd_atomic: MAX_RD_ATOMIC,
                     },
                 )?;
                 nic.modify_qp(
                     id,
                     vmlx5::Modify::Rts {
-                        sq_psn: 0,
+                        sq_psn: psn,
                         max_rd_atomic: MAX_RD_ATOMIC,
                     },
                 )

@@ -18,6 +18,8 @@ pub struct QpAddress {
     pub node: u64,
     /// The queue pair's number there.
     pub qpn: u32,
+    /// Number of the first packet it sends, fresh for each connection.
+    pub psn: u32,
 }
 
 impl QpAddress {
@@ -31,6 +33,7 @@ impl QpAddress {
         head(&mut b, Self::TYPE);
         b[8..16].copy_from_slice(&self.node.to_le_bytes());
         b[16..20].copy_from_slice(&self.qpn.to_le_bytes());
+        b[20..24].copy_from_slice(&self.psn.to_le_bytes());
         b
     }
 
@@ -43,6 +46,7 @@ impl QpAddress {
         Ok(QpAddress {
             node: u64::from_le_bytes(take(bytes, 8)),
             qpn: u32::from_le_bytes(take(bytes, 16)),
+            psn: u32::from_le_bytes(take(bytes, 20)),
         })
     }
 }
@@ -172,6 +176,7 @@ mod tests {
         let qp = QpAddress {
             node: 0x1122_3344_5566_7788,
             qpn: 0x00ab_cdef,
+            psn: 0x0012_3456,
         };
         let memory = RemoteMemory {
             addr: 0x7fff_0000_1000,

@@ -196,6 +196,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             kind,
             config.timeout,
             regions,
+            Arc::clone(pd.inner()),
             send,
             recv,
         ),
@@ -287,9 +288,11 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     };
     let send_cq = cq(&places.send, send_log, send_next);
     let recv_cq = cq(&places.recv, recv_log, recv_next);
+    let epoch = state.epoch + 1;
     *state = QpState::new(
         SendQueue::<Mapped, Hold>::new(places.send.ring.cpu, core.qpn(), blocks, 0, send_cq),
         ReceiveQueue::<Mapped, Hold>::new(places.recv.ring.cpu, recv_entries, stride, 0, recv_cq),
     );
+    state.epoch = epoch;
     Ok(())
 }

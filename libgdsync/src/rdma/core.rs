@@ -12,6 +12,7 @@ use gds_step::Time;
 use mlx5_prm::doorbell;
 
 use super::Mr;
+use super::device::PdInner;
 use crate::gpu::{Gpu, Mapped, Region};
 use crate::memop::DevicePtr;
 use crate::provider::emulated::{EmulatedNic, QpObjects};
@@ -91,6 +92,9 @@ pub(crate) enum EndpointKind {
 pub(crate) struct Timer {
     pub side: Side,
     pub waiter: usize,
+    /// The completion waited for.
+    pub position: u64,
+    /// The waiter's count by which its stream says that it has arrived.
     pub mark: u32,
     pub limit: Duration,
     /// When the stream was first seen to stand at the wait.
@@ -110,8 +114,9 @@ pub(crate) struct QpCore {
     closing: AtomicBool,
     /// Set once nobody will touch the queue pair again.
     closed: AtomicBool,
-    /// The memory that devices use; held, never read.
+    /// The memory that devices use, and the protection domain: held, never read.
     _regions: Vec<Region>,
+    _pd: Arc<PdInner>,
 }
 
 /// What the lock guards.
@@ -120,9 +125,12 @@ pub(crate) struct QpState {
     pub recv: ReceiveQueue<Mapped, Hold>,
     pub send_fault: Fault,
     pub recv_fault: Fault,
-    /// Why the library itself put the queue pair in error, if it did.
-    pub cause: Option<Status>,
+    /// Why the library itself put the queue pair in error, if it did, and for whose sake: the
+    /// oldest request of that side gets the status, the others are flushed.
+    pub cause: Option<(Side, Status)>,
     pub connected: bool,
+    /// How often the queue pair was reset.
+    pub epoch: u32,
     pub timers: Vec<Timer>,
     /// Send requests that the proxy has rung for.
     pub rung: u64,
@@ -158,6 +166,7 @@ impl QpCore {
         kind: EndpointKind,
         timeout: Option<Duration>,
         regions: Vec<Region>,
+        pd: Arc<PdInner>,
         send: SendQueue<Mapped, Hold>,
         recv: ReceiveQueue<Mapped, Hold>,
     ) -> QpCore {
@@ -172,11 +181,19 @@ impl QpCore {
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             _regions: regions,
+            _pd: pd,
         }
     }
 
     pub fn qpn(&self) -> u32 {
         self.objects.qpn
+    }
+
+    /// Number of the first packet of a connection made now: another one after each reset, so
+    /// that what a former connection left behind is not taken for this one's.
+    pub fn psn(&self, state: &QpState) -> u32 {
+        let mixed = self.qpn().wrapping_mul(0x9e37_79b1) ^ state.epoch.wrapping_mul(0x85eb_ca6b);
+        mixed >> 8
     }
 
     pub fn side(&self, side: Side) -> &SidePlaces {
@@ -250,6 +267,11 @@ impl QpCore {
             cause,
             ..
         } = state;
+        let cause_of = |side| {
+            cause
+                .filter(|(of, _)| *of == side)
+                .map(|(_, status)| status)
+        };
         let before = (send.fifo.retired(), recv.fifo.retired());
         let mut busy = false;
         let mut sink = Publisher {
@@ -257,10 +279,20 @@ impl QpCore {
             error: &self.places.error.cpu,
             slots: u64::from(send.fifo.room()),
         };
-        busy |= send_fault.tick(&mut send.fifo, &mut send.cq, *cause, &mut sink);
+        busy |= send_fault.tick(
+            &mut send.fifo,
+            &mut send.cq,
+            cause_of(Side::Send),
+            &mut sink,
+        );
         sink.statuses = &self.places.recv.statuses.cpu;
         sink.slots = u64::from(recv.fifo.room());
-        busy |= recv_fault.tick(&mut recv.fifo, &mut recv.cq, *cause, &mut sink);
+        busy |= recv_fault.tick(
+            &mut recv.fifo,
+            &mut recv.cq,
+            cause_of(Side::Receive),
+            &mut sink,
+        );
         send.retire_with(Vec::clear);
         recv.retire_with(Vec::clear);
         if self.kind == EndpointKind::Proxy {
@@ -287,11 +319,14 @@ impl QpCore {
         if state.failed().is_some() {
             return false;
         }
-        let expired = self.send_is_overdue(state, now) || self.wait_is_overdue(state, now);
-        if expired {
-            self.fail(state, Status::TIMEOUT);
+        let overdue = match self.send_is_overdue(state, now) {
+            true => Some(Side::Send),
+            false => self.overdue_wait(state, now),
+        };
+        if let Some(side) = overdue {
+            self.fail(state, side, Status::TIMEOUT);
         }
-        expired
+        overdue.is_some()
     }
 
     /// Whether the oldest completion whose doorbell was rung is older than the time limit.
@@ -324,18 +359,26 @@ impl QpCore {
         }
     }
 
-    /// Whether a stream has stood at a wait for longer than that wait's limit.
-    fn wait_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
-        let reached = |word: u32, mark: u32| (word.wrapping_sub(mark) as i32) >= 0;
-        let mut overdue = false;
-        state.timers.retain_mut(|timer| {
-            let places = self.side(timer.side);
-            if reached(places.passed.cpu.load32(4 * timer.waiter), timer.mark) {
+    /// Which side's wait a stream has stood at for longer than that wait's limit, if any.
+    fn overdue_wait(&self, state: &mut QpState, now: Time) -> Option<Side> {
+        let QpState {
+            send, recv, timers, ..
+        } = state;
+        let mut overdue = None;
+        timers.retain_mut(|timer| {
+            let (completed, places) = match timer.side {
+                Side::Send => (send.cq.completed(), &self.places.send),
+                Side::Receive => (recv.cq.completed(), &self.places.recv),
+            };
+            if completed > timer.position {
                 return false;
             }
-            if reached(places.arrived.cpu.load32(4 * timer.waiter), timer.mark) {
+            let arrived = places.arrived.cpu.load32(4 * timer.waiter);
+            if (arrived.wrapping_sub(timer.mark) as i32) >= 0 {
                 let since = *timer.since.get_or_insert(now);
-                overdue |= now.since(since) >= timer.limit;
+                if now.since(since) >= timer.limit {
+                    overdue = Some(timer.side);
+                }
             }
             true
         });
@@ -344,11 +387,11 @@ impl QpCore {
 
     /// Puts the queue pair in error for a reason of the library's own. What is outstanding is
     /// flushed by the NIC, and the flushed entries release the streams.
-    pub fn fail(&self, state: &mut QpState, status: Status) {
+    pub fn fail(&self, state: &mut QpState, side: Side, status: Status) {
         if state.failed().is_some() {
             return;
         }
-        state.cause = Some(status);
+        state.cause = Some((side, status));
         state.connected = false;
         self.places.error.cpu.store32(0, status.0);
         self.nic.modify_to_error(self.objects.qpn);
@@ -376,12 +419,7 @@ impl QpCore {
             }
             places.done.cpu.store32(0, cq.next() as u32);
         }
-        // A stream may still have to pass an ordering edge: let it see the last record value.
-        let index = state.send.fifo.posted_head();
-        self.places
-            .record
-            .cpu
-            .store32(doorbell::SND, doorbell::record_value(index));
+        // Ordering edges need no help: streams write the record whether or not a NIC reads it.
         self.nic.host().ring();
     }
 }
@@ -396,6 +434,7 @@ impl QpState {
             recv_fault: Fault::default(),
             cause: None,
             connected: false,
+            epoch: 0,
             timers: Vec::new(),
             rung: 0,
             oldest: None,
@@ -406,6 +445,7 @@ impl QpState {
     pub fn failed(&self) -> Option<Status> {
         let flush = |s: &Status| *s != Status::FLUSHED;
         self.cause
+            .map(|(_, status)| status)
             .or(self.send_fault.first().filter(flush))
             .or(self.recv_fault.first().filter(flush))
             .or(self.send_fault.first())

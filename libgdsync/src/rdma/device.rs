@@ -182,7 +182,7 @@ pub struct Pd {
 
 /// Shared with registrations, which requests in flight keep alive: it must not hold the device,
 /// whose end gives up what is in flight.
-struct PdInner {
+pub(crate) struct PdInner {
     nic: Arc<EmulatedNic>,
     id: vmlx5::PdId,
 }
@@ -203,6 +203,10 @@ impl Pd {
     /// Its device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    pub(super) fn inner(&self) -> &Arc<PdInner> {
+        &self.inner
     }
 
     pub(super) fn id(&self) -> vmlx5::PdId {

@@ -190,7 +190,7 @@ fn run(
         Ok(Sent::Part(e)) => {
             for queue in queues.iter_mut() {
                 let mut state = queue.core.lock();
-                queue.core.fail(&mut state, Status::CLOSED);
+                queue.core.fail(&mut state, Side::Send, Status::CLOSED);
             }
             Err(e)
         }
@@ -593,6 +593,7 @@ fn commit(queues: &mut [&mut Qp], s: &mut Scratch) {
             state.timers.push(Timer {
                 side: w.side,
                 waiter: w.waiter,
+                position: w.position,
                 mark: cq.next_mark(w.waiter),
                 limit,
                 since: None,

@@ -190,7 +190,8 @@ pub struct WaitOptions {
     /// orders them; refused as `Unsupported` where the runtime cannot flush.
     pub flush: bool,
     /// How long the stream may stand at this wait before the queue pair is put in error with
-    /// [`Status::TIMEOUT`]. Counted from when the stream arrives there.
+    /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
+    /// limits on one completion queue in one list, from when it arrives at the first.
     pub timeout: Option<Duration>,
 }
 
@@ -280,11 +281,12 @@ impl Qp {
         self.lowering
     }
 
-    /// The record that the peer connects to.
+    /// The record that the peer connects to. Another one after each [`Qp::reset`].
     pub fn address(&self) -> QpAddress {
         QpAddress {
             node: self.core.nic.node(),
             qpn: self.core.qpn(),
+            psn: self.core.psn(&self.core.lock()),
         }
     }
 
@@ -302,7 +304,8 @@ impl Qp {
                 format!("{self:?} is connected or in error"),
             ));
         }
-        self.core.nic.connect_qp(self.core.qpn(), peer)?;
+        let psn = self.core.psn(&state);
+        self.core.nic.connect_qp(self.core.qpn(), psn, peer)?;
         state.connected = true;
         Ok(())
     }
@@ -775,6 +778,24 @@ impl Qp {
     /// Kernels may read it after a wait to learn whether they were released by a failure.
     pub fn error_word(&self) -> crate::memop::DevicePtr {
         self.core.places.error.gpu
+    }
+
+    /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
+    /// status, stored before a stream that waits for it goes on. A kernel that runs after the
+    /// wait learns so what became of the request; after a success the word is still 0. It
+    /// belongs to the request until as many later ones as the queue has blocks are prepared.
+    ///
+    /// # Errors
+    /// `Foreign` for a request of another queue pair.
+    pub fn status_word(
+        &self,
+        completion: impl Into<Completion>,
+    ) -> Result<crate::memop::DevicePtr> {
+        let completion = completion.into();
+        self.own(completion.queue, "name status word")?;
+        let statuses = self.core.side(completion.side).statuses;
+        let slots = (statuses.cpu.len() / 4) as u64;
+        Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
     }
 
     fn field(&self, request: SendRequest, field: Field, operation: &'static str) -> Result<usize> {

@@ -27,13 +27,6 @@ pub(crate) mod heap {
         pub fn new(bytes: usize) -> Heap {
             Heap((0..bytes / 4).map(|_| AtomicU32::new(0)).collect())
         }
-
-        pub fn bytes(&self) -> Vec<u8> {
-            self.0
-                .iter()
-                .flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes())
-                .collect()
-        }
     }
 
     impl RingMemory for Heap {
