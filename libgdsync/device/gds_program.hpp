@@ -64,12 +64,12 @@ GDS_DEVICE u32 swap_bytes(u32 v) {
 }
 
 template <class T>
-GDS_DEVICE bool passes(T word, T value, u32 condition) {
+GDS_DEVICE bool passes(T word, T value, T mask, u32 condition) {
     switch (condition) {
-        case 0: return static_cast<T>(word - value) >> (8 * sizeof(T) - 1) == 0;
-        case 1: return word == value;
-        case 2: return (word & value) != 0;
-        default: return static_cast<T>(~(word | value)) != 0;
+        case 0: return static_cast<T>((word & mask) - value) >> (8 * sizeof(T) - 1) == 0;
+        case 1: return (word & mask) == value;
+        case 2: return (word & mask & value) != 0;
+        default: return (~(word | value) & mask) != 0;
     }
 }
 
@@ -126,12 +126,12 @@ GDS_DEVICE void run(const ProgramOp& op) {
             const u32 mask = static_cast<u32>(op.extra >> 32), condition = static_cast<u32>(op.extra);
             const u32 value = static_cast<u32>(op.value);
             const u32* word = reinterpret_cast<const u32*>(op.at);
-            GDS_SPIN_UNTIL(passes<u32>(load_acquire_sys(word) & mask, value, condition), 0);
+            GDS_SPIN_UNTIL(passes<u32>(load_acquire_sys(word), value, mask, condition), 0);
             break;
         }
         case kWait64: {
             const u64* word = reinterpret_cast<const u64*>(op.at);
-            GDS_SPIN_UNTIL(passes<u64>(load_acquire_sys(word), op.value, static_cast<u32>(op.extra)), 0);
+            GDS_SPIN_UNTIL(passes<u64>(load_acquire_sys(word), op.value, ~0ull, static_cast<u32>(op.extra)), 0);
             break;
         }
         case kPost: post(reinterpret_cast<QueueState*>(op.at), static_cast<u32>(op.value)); break;

@@ -107,7 +107,7 @@ mod tests {
                 mask,
                 condition,
                 ..
-            } => condition.holds32(word & mask, value),
+            } => condition.holds32(word, value, mask),
             _ => panic!("only 32-bit waits are expected"),
         })
     }

@@ -146,8 +146,8 @@ fn wait32(
     let (condition, value, mask) = match condition {
         _ if mask == ALL32 || caps.mask => (condition, value, mask),
         Condition::And => (Condition::And, value & mask, ALL32),
-        // With every unmasked bit excluded by `value` already, the mask changes nothing.
-        Condition::Nor if mask | value == ALL32 => (Condition::Nor, value, ALL32),
+        // A bit that `value` has takes no part: the same as one outside the mask.
+        Condition::Nor => (Condition::Nor, value | !mask, ALL32),
         Condition::Eq if mask.is_power_of_two() && value & !mask == 0 => {
             if value == 0 {
                 (Condition::Nor, !mask, ALL32)
@@ -159,9 +159,9 @@ fn wait32(
     };
     if condition == Condition::Nor && !caps.nor {
         // One bit clear: by mask, or for the sign bit by comparison.
-        let bit = !value;
+        let bit = !value & mask;
         return match bit {
-            _ if !bit.is_power_of_two() || bit & !mask != 0 => None,
+            _ if !bit.is_power_of_two() => None,
             _ if caps.mask => Some((Condition::Eq, 0, bit)),
             0x8000_0000 => Some((Condition::Geq, 0, ALL32)),
             _ => None,
@@ -282,7 +282,7 @@ mod tests {
                         };
                         rewritten += 1;
                         for &word in &words {
-                            let want = condition.holds32(word & mask, value);
+                            let want = condition.holds32(word, value, mask);
                             let got = ops.iter().all(|op| match *op {
                                 Op::Wait32 {
                                     value,
@@ -292,7 +292,7 @@ mod tests {
                                 } => {
                                     assert!(can_mask || mask == ALL32);
                                     assert!(nor || condition != Condition::Nor);
-                                    condition.holds32(word & mask, value)
+                                    condition.holds32(word, value, mask)
                                 }
                                 _ => false,
                             });

@@ -22,8 +22,8 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
-/// When a wait passes, with the meaning that CUDA's `cuStreamWaitValue` gives it.
-/// `*at` is the word after masking.
+/// When a wait passes, with the meaning that CUDA's `cuStreamWaitValue` gives it. Bits outside
+/// the mask do not count: `*at` stands for the masked word, and `NOR` looks at masked bits only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Condition {
     /// `*at - value`, taken as a signed number, is not negative: a cyclic *greater or equal*.
@@ -38,22 +38,22 @@ pub enum Condition {
 
 impl Condition {
     /// Whether a 32-bit word passes.
-    pub fn holds32(self, word: u32, value: u32) -> bool {
+    pub fn holds32(self, word: u32, value: u32, mask: u32) -> bool {
         match self {
-            Condition::Geq => (word.wrapping_sub(value) as i32) >= 0,
-            Condition::Eq => word == value,
-            Condition::And => word & value != 0,
-            Condition::Nor => !(word | value) != 0,
+            Condition::Geq => ((word & mask).wrapping_sub(value) as i32) >= 0,
+            Condition::Eq => word & mask == value,
+            Condition::And => word & mask & value != 0,
+            Condition::Nor => !(word | value) & mask != 0,
         }
     }
 
     /// Whether a 64-bit word passes.
-    pub fn holds64(self, word: u64, value: u64) -> bool {
+    pub fn holds64(self, word: u64, value: u64, mask: u64) -> bool {
         match self {
-            Condition::Geq => (word.wrapping_sub(value) as i64) >= 0,
-            Condition::Eq => word == value,
-            Condition::And => word & value != 0,
-            Condition::Nor => !(word | value) != 0,
+            Condition::Geq => ((word & mask).wrapping_sub(value) as i64) >= 0,
+            Condition::Eq => word & mask == value,
+            Condition::And => word & mask & value != 0,
+            Condition::Nor => !(word | value) & mask != 0,
         }
     }
 }
@@ -187,15 +187,24 @@ mod tests {
 
     #[test]
     fn conditions_mean_what_the_driver_documents() {
-        assert!(Condition::Geq.holds32(5, 5) && Condition::Geq.holds32(2, u32::MAX));
-        assert!(!Condition::Geq.holds32(u32::MAX, 2) && !Condition::Geq.holds32(0x8000_0000, 0));
-        assert!(Condition::And.holds32(0x0100_0000, 0x0100_0000) && !Condition::And.holds32(0, 1));
-        assert!(Condition::Nor.holds32(0xf0ff_ffff, !0x0100_0000));
-        assert!(!Condition::Nor.holds32(0x0100_0000, !0x0100_0000));
-        assert!(Condition::Geq.holds64(1, u64::MAX) && !Condition::Geq.holds64(1 << 63, 0));
+        use Condition::{And, Eq, Geq, Nor};
+        let yes32 = |c: Condition, word, value| assert!(c.holds32(word, value, u32::MAX));
+        let no32 = |c: Condition, word, value| assert!(!c.holds32(word, value, u32::MAX));
+        yes32(Geq, 5, 5);
+        yes32(Geq, 2, u32::MAX);
+        no32(Geq, u32::MAX, 2);
+        no32(Geq, 0x8000_0000, 0);
+        yes32(And, 0x0100_0000, 0x0100_0000);
+        no32(And, 0, 1);
+        yes32(Nor, 0xf0ff_ffff, !0x0100_0000);
+        no32(Nor, 0x0100_0000, !0x0100_0000);
+        assert!(Eq.holds32(0xff05, 5, 0xff) && !Eq.holds32(5, 0xff05, 0xff));
         assert!(
-            Condition::Nor.holds64(0, u64::MAX - 1) && !Condition::Nor.holds64(1, u64::MAX - 1)
+            Nor.holds32(!2, 0, 2) && !Nor.holds32(2, 0, 2),
+            "bits outside the mask do not count"
         );
+        assert!(Geq.holds64(1, u64::MAX, u64::MAX) && !Geq.holds64(1 << 63, 0, u64::MAX));
+        assert!(Nor.holds64(0, !1, u64::MAX) && !Nor.holds64(1, !1, u64::MAX));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::cq::ENTRY;
 use super::fault::{Fault, StatusSink};
 use super::fifo::Fifo;
 use super::{CompletionRing, Poster, RingMemory};
-use crate::memop::{Batch, Caps, Condition, DevicePtr, Op, completion};
+use crate::memop::{Batch, Caps, DevicePtr, Op, completion};
 use crate::status::Status;
 
 /// Ring memory made of loom's words. Only the words that a test names are atomic objects of
@@ -111,7 +111,7 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
         else {
             unreachable!("only waits")
         };
-        while !Condition::holds32(condition, entries.load32(at.0 as usize) & mask, value) {
+        while !condition.holds32(entries.load32(at.0 as usize), value, mask) {
             thread::yield_now();
         }
     }
