@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::ops::BitOr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gds_step::{Lane, MachineId};
 
-use super::{Qp, QpConfig, RemoteMemory, Sge};
+use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions, MrKeys};
@@ -60,7 +60,8 @@ pub(super) struct DeviceInner {
     watch: WatchList,
     watcher: MachineId,
     proxies: ProxyList,
-    proxy: MachineId,
+    /// Attached with the first queue pair that wants one.
+    proxy: OnceLock<MachineId>,
 }
 
 impl fmt::Debug for Device {
@@ -88,16 +89,14 @@ impl Device {
         let host = gpu.host();
         let (watch, proxies) = (WatchList::default(), ProxyList::default());
         let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
-        let proxy = Proxy::new(proxies.clone(), format!("{}.proxy", nic.name()));
         let watcher = host.attach(Lane::Watch, Box::new(watcher));
-        let proxy = host.attach(Lane::Proxy, Box::new(proxy));
         Ok(Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
             watch,
             watcher,
             proxies,
-            proxy,
+            proxy: OnceLock::new(),
         })))
     }
 
@@ -119,8 +118,16 @@ impl Device {
         &self.0.watch
     }
 
-    pub(super) fn proxies(&self) -> &ProxyList {
-        &self.0.proxies
+    /// Has the proxy serve a queue pair.
+    pub(super) fn serve_by_proxy(&self, core: Arc<QpCore>) {
+        self.0.proxies.add(core);
+        self.0.proxy.get_or_init(|| {
+            let proxy = Proxy::new(
+                self.0.proxies.clone(),
+                format!("{}.proxy", self.nic().name()),
+            );
+            self.0.gpu.host().attach(Lane::Proxy, Box::new(proxy))
+        });
     }
 
     /// Makes a protection domain.
@@ -166,7 +173,9 @@ impl Drop for DeviceInner {
     fn drop(&mut self) {
         let host = self.gpu.host();
         host.detach(self.watcher);
-        host.detach(self.proxy);
+        if let Some(proxy) = self.proxy.get() {
+            host.detach(*proxy);
+        }
         for core in self.watch.open() {
             core.abandon();
         }

@@ -259,7 +259,7 @@ impl Qp {
         let core = Arc::new(built.core);
         pd.device().watch().add(Arc::clone(&core));
         if kind == EndpointKind::Proxy {
-            pd.device().proxies().add(Arc::clone(&core));
+            pd.device().serve_by_proxy(Arc::clone(&core));
         }
         Ok(Qp {
             core,
