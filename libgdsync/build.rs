@@ -1,18 +1,29 @@
-//! Compiles the library's kernels with the host compiler, for the soft GPU.
+//! Compiles the library's kernels, and those of its tests, with the host compiler, for the
+//! soft GPU.
 
 fn main() {
     println!("cargo::rerun-if-changed=device");
+    println!("cargo::rerun-if-changed=tests/kernels");
     let include = std::env::var("DEP_SOFTGPU_INCLUDE").expect("softgpu exports its headers");
-    cc::Build::new()
+    compiler(&include)
+        .flag("-x")
+        .flag("c++")
+        .include("device")
+        .file("device/gds_program.cu")
+        .compile("gds_kernels");
+    compiler(&include)
+        .file("tests/kernels/witness.cpp")
+        .compile("gds_test_kernels");
+}
+
+fn compiler(include: &str) -> cc::Build {
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .cpp_link_stdlib(None)
         .flag("-fno-exceptions")
         .opt_level(2)
-        .flag("-x")
-        .flag("c++")
-        .include(include)
-        .include("device")
-        .file("device/gds_program.cu")
-        .compile("gds_kernels");
+        .include(include);
+    build
 }

@@ -1,0 +1,72 @@
+//! The kernel that notes what it sees, `tests/kernels/witness.cpp`.
+
+use std::ffi::c_void;
+
+use gdsync::Status;
+use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
+use gdsync::memop::DevicePtr;
+use gdsync::rdma::{Completion, Qp};
+
+unsafe extern "C" {
+    fn gds_test_witness(params: *const c_void);
+}
+
+/// The kernel's parameters.
+#[repr(C)]
+struct Params {
+    error: u64,
+    status: u64,
+    saw: u64,
+}
+
+/// What the kernel found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The queue pair's error word.
+    pub error: Status,
+    /// The request's status word.
+    pub status: Status,
+}
+
+/// A place for what one run of the kernel saw.
+pub struct Witness {
+    saw: Region,
+}
+
+impl Witness {
+    /// Enqueues the kernel: it looks at the error word of `qp` and at the status of `request`.
+    pub fn launch(stream: &Stream, qp: &Qp, request: impl Into<Completion>) -> Witness {
+        let saw = stream.gpu().alloc(MemoryKind::Device, 64).unwrap();
+        let DevicePtr(error) = qp.error_word();
+        let DevicePtr(status) = qp.status_word(request).unwrap();
+        let params = Params {
+            error,
+            status,
+            saw: saw.addr().0,
+        };
+        let args: Vec<u8> = [params.error, params.status, params.saw]
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .collect();
+        // SAFETY: defined by GDS_KERNEL in tests/kernels/witness.cpp with these parameters.
+        let kernel = unsafe {
+            softgpu::Kernel::new("gds_test_witness", gds_test_witness, size_of::<Params>())
+        };
+        // SAFETY: the pointers are words of the queue pair, which the caller keeps until the
+        // stream is done, and of `saw`, which this value keeps.
+        unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 32), &args) }.unwrap();
+        Witness { saw }
+    }
+
+    /// What it saw; the stream must have run it.
+    pub fn seen(&self) -> Seen {
+        let mut words = [0; 12];
+        self.saw.read(0, &mut words).unwrap();
+        let word = |i: usize| u32::from_le_bytes(words[4 * i..][..4].try_into().unwrap());
+        assert_eq!(word(2), 1, "the kernel did not run");
+        Seen {
+            error: Status(word(0)),
+            status: Status(word(1)),
+        }
+    }
+}
