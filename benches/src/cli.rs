@@ -1,0 +1,244 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{self, QpConfig};
+use serde::{Deserialize, Serialize};
+
+use crate::{bandwidth, pingpong, post, rate, suite};
+
+/// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// The process that started this one, with which it ends.
+    #[arg(long, hide = true)]
+    pub parent: Option<u32>,
+    #[command(subcommand)]
+    #[allow(missing_docs)]
+    pub command: Command,
+}
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// One-way latency: two ranks play ping-pong on their streams while their CPUs sleep.
+    Pingpong(pingpong::Options),
+    /// What it costs the host to prepare and post on a stream.
+    Post(post::Options),
+    /// Small writes a second, posted by the CPU.
+    Rate(rate::Options),
+    /// Large writes between two processes.
+    Bandwidth(bandwidth::Options),
+    /// All of the above, against their targets.
+    Suite(suite::Options),
+    /// One rank of another command, started by it.
+    #[command(hide = true)]
+    Rank(RankSpec),
+}
+
+/// What a rank process is told.
+#[derive(Debug, Args)]
+pub struct RankSpec {
+    /// Its number.
+    #[arg(long)]
+    pub number: u32,
+    /// How long it may take, in milliseconds.
+    #[arg(long)]
+    pub limit_ms: u64,
+    /// What to do, as JSON.
+    #[arg(long)]
+    pub job: String,
+}
+
+/// Where payloads lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Memory {
+    /// In the GPU.
+    Device,
+    /// In the host, pinned.
+    Pinned,
+}
+
+/// How doorbells and waits become work of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lowering {
+    /// Stream memory operations.
+    Memops,
+    /// Small kernels.
+    Kernel,
+    /// As GDS_LOWER says, or what the library prefers.
+    Auto,
+}
+
+/// Who rings the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// The stream itself.
+    Ring,
+    /// A CPU thread on its behalf.
+    Proxy,
+    /// As GDS_PROVIDER says, or the stream.
+    Auto,
+}
+
+/// Where ranks live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ranks {
+    /// Each in a process of its own.
+    Processes,
+    /// Both in this one.
+    Threads,
+}
+
+/// Options about GPU and NIC.
+#[derive(Clone, Copy, Debug, Args, Serialize, Deserialize)]
+pub struct Setup {
+    /// Where payloads lie.
+    #[arg(long, value_enum, default_value = "device")]
+    pub memory: Memory,
+    /// How doorbells and waits become work of a stream.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub lowering: Lowering,
+    /// Who rings the NIC.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub provider: Provider,
+}
+
+impl Setup {
+    /// Where payloads lie.
+    pub fn memory(&self) -> MemoryKind {
+        match self.memory {
+            Memory::Device => MemoryKind::Device,
+            Memory::Pinned => MemoryKind::Pinned,
+        }
+    }
+
+    /// Queue pairs as asked for, with `entries` entries in each queue.
+    pub fn queues(&self, entries: u32) -> QpConfig {
+        QpConfig {
+            send_blocks: entries,
+            recv_entries: entries,
+            lowering: match self.lowering {
+                Lowering::Memops => rdma::Lowering::MemOps,
+                Lowering::Kernel => rdma::Lowering::Kernel,
+                Lowering::Auto => rdma::Lowering::Auto,
+            },
+            endpoint: match self.provider {
+                Provider::Ring => rdma::Endpoint::Ring,
+                Provider::Proxy => rdma::Endpoint::Proxy,
+                Provider::Auto => rdma::Endpoint::Auto,
+            },
+            ..QpConfig::default()
+        }
+    }
+}
+
+/// Options about the run and its results.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Run {
+    /// Seconds after which the benchmark is given up.
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub timeout: Duration,
+    /// Write all figures, machine and program to this file.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// A time limit in seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(s) if s > 0.0 && s <= 86_400.0 => Ok(Duration::from_secs_f64(s)),
+        _ => Err("a number of seconds, at most a day, is needed".to_owned()),
+    }
+}
+
+/// Largest payload.
+const LARGEST: u64 = 256 << 20;
+
+/// A number of bytes: `8`, `64Ki`, `1Mi`.
+pub fn size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let (digits, shift) = match text.strip_suffix("Mi") {
+        Some(digits) => (digits, 20),
+        None => text
+            .strip_suffix("Ki")
+            .map_or((text, 0), |digits| (digits, 10)),
+    };
+    match digits.trim().parse::<u64>() {
+        Ok(n) if n > 0 && n <= LARGEST >> shift => Ok(n << shift),
+        _ => Err(format!(
+            "sizes are 8, 64Ki, 1Mi and the like, from 1 to {LARGEST} bytes"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(
+            ["8", "64Ki", " 1Mi", "256Mi"].map(size),
+            [Ok(8), Ok(65536), Ok(1 << 20), Ok(256 << 20)]
+        );
+        for bad in [
+            "",
+            "0",
+            "-1",
+            "1Gi",
+            "x",
+            "257Mi",
+            "99999999999999999999",
+            "18014398509481984Ki",
+        ] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_are_read() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "-1", "nan", "inf", "1e9", "x"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn options_travel_to_rank_processes() {
+        let cli = Cli::parse_from([
+            "mpbench",
+            "pingpong",
+            "--sizes",
+            "8,4Ki",
+            "--memory",
+            "pinned",
+            "--lowering",
+            "kernel",
+        ]);
+        let Command::Pingpong(options) = cli.command else {
+            panic!("{cli:?}")
+        };
+        let json = serde_json::to_string(&options).unwrap();
+        let back: pingpong::Options = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), json);
+        assert_eq!(back.sizes, [8, 4096]);
+        assert_eq!(back.setup.memory(), MemoryKind::Pinned);
+        assert_eq!(back.setup.queues(64).lowering, rdma::Lowering::Kernel);
+    }
+}

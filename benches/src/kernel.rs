@@ -1,0 +1,260 @@
+//! The benchmark's kernel as the host launches it: a rank's turn.
+
+use std::ffi::c_void;
+
+use anyhow::{Context, Result, bail};
+use gdsync::gpu::{Dims, Kernel, MemoryKind, Region};
+use gdsync::{Gpu, Stream};
+
+use crate::pattern;
+
+unsafe extern "C" {
+    fn mpbench_turn(params: *const c_void);
+}
+
+/// Says that there is nothing to verify, write, stamp or spoil.
+const NONE: u64 = 0;
+const NOWHERE: u64 = u64::MAX;
+/// Bytes of one block's stretch from which a turn is spread over several blocks.
+const STRETCH: u64 = 64 << 10;
+/// Most blocks of a turn.
+const BLOCKS: u64 = 4;
+
+/// Parameters of `mpbench_turn`, see `device/mpbench_turn.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Turn {
+    arrived: u64,
+    expect: u64,
+    leaving: u64,
+    tag: u64,
+    bytes: u64,
+    tally: u64,
+    stamp: u64,
+    flip: u64,
+}
+
+impl Turn {
+    /// A turn over payloads of `bytes`, which so far does nothing.
+    pub fn new(bytes: u64, tally: &Tally) -> Turn {
+        Turn {
+            arrived: NONE,
+            expect: 0,
+            leaving: NONE,
+            tag: 0,
+            bytes,
+            tally: tally.0.addr().0,
+            stamp: NONE,
+            flip: NOWHERE,
+        }
+    }
+
+    /// Verifies the payload at `offset` of `region`.
+    #[must_use]
+    pub fn verify(mut self, region: &Region, offset: u64, tag: u64) -> Turn {
+        self.arrived = region.addr().0 + offset;
+        self.expect = tag;
+        self
+    }
+
+    /// Writes a payload at `offset` of `region`.
+    #[must_use]
+    pub fn write(mut self, region: &Region, offset: u64, tag: u64) -> Turn {
+        self.leaving = region.addr().0 + offset;
+        self.tag = tag;
+        self
+    }
+
+    /// Notes the time in the 64-bit word at `offset` of `region`.
+    #[must_use]
+    pub fn stamp(mut self, region: &Region, offset: u64) -> Turn {
+        self.stamp = region.addr().0 + offset;
+        self
+    }
+
+    /// Gets one bit wrong in what it writes, at byte `offset`.
+    #[must_use]
+    pub fn spoil(mut self, offset: u64) -> Turn {
+        self.flip = offset;
+        self
+    }
+
+    fn bytes(&self) -> [u8; size_of::<Turn>()] {
+        let words = [
+            self.arrived,
+            self.expect,
+            self.leaving,
+            self.tag,
+            self.bytes,
+            self.tally,
+            self.stamp,
+            self.flip,
+        ];
+        let mut bytes = [0; size_of::<Turn>()];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+}
+
+/// Launches turns.
+pub struct Turns(Kernel);
+
+impl Turns {
+    /// The kernel, for the soft GPU.
+    pub fn soft() -> Turns {
+        // SAFETY: the entry is GDS_KERNEL(mpbench_turn, mpbench::Turn, ..), compiled by build.rs
+        // against softgpu's headers; the sizes of the two `Turn`s are asserted to be equal.
+        let kernel =
+            unsafe { softgpu::Kernel::new("mpbench_turn", mpbench_turn, size_of::<Turn>()) };
+        Turns(Kernel::soft(kernel))
+    }
+
+    /// Enqueues a turn. A thread of the soft GPU is a fiber, so few of them do more.
+    ///
+    /// # Safety
+    /// The regions that the turn names live until the stream has run it, and nobody relies on
+    /// what it overwrites.
+    pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
+        let blocks = turn.bytes.div_ceil(STRETCH).clamp(1, BLOCKS) as u32;
+        // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
+        unsafe { stream.launch(&self.0, Dims::linear(blocks, 1), &turn.bytes())? };
+        Ok(())
+    }
+}
+
+/// What verification found, added up by all turns since the last look.
+pub struct Tally(Region);
+
+/// Layout of `mpbench::Tally`.
+const VERIFIED: usize = 0;
+const WRONG: usize = 8;
+const FIRST: usize = 16;
+
+impl Tally {
+    /// An empty tally.
+    pub fn new(gpu: &Gpu) -> Result<Tally> {
+        let tally = Tally(gpu.alloc(MemoryKind::Pinned, 64)?);
+        tally.clear()?;
+        Ok(tally)
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.0.word64(VERIFIED)?.store(0)?;
+        self.0.word64(WRONG)?.store(0)?;
+        self.0.word64(FIRST)?.store(NOWHERE)?;
+        Ok(())
+    }
+
+    /// Takes the tally after the stream is done: every one of `expected` bytes must have been
+    /// verified, none may be wrong.
+    pub fn take(&self, expected: u64) -> Result<()> {
+        let verified = self.0.word64(VERIFIED)?.load()?;
+        let wrong = self.0.word64(WRONG)?.load()?;
+        let first = self.0.word64(FIRST)?.load()?;
+        self.clear().context("clearing the tally")?;
+        if wrong != 0 {
+            let (message, sender) = pattern::untag(first >> 32);
+            let offset = first & u64::from(u32::MAX);
+            bail!(
+                "{wrong} wrong bytes among {verified}: the first is byte {offset} of message \
+                 {message} from rank {sender}"
+            );
+        }
+        if verified != expected {
+            bail!("{verified} bytes were verified, {expected} should have been");
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(size_of::<Turn>() == 64);
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Runs a turn on a soft GPU and waits for it.
+    fn run(stream: &Stream, turn: &Turn) {
+        // SAFETY: every test keeps its regions until it ends.
+        unsafe { Turns::soft().launch(stream, turn).unwrap() };
+        assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+    }
+
+    #[test]
+    fn the_kernel_writes_what_the_host_computes_and_finds_every_wrong_byte() {
+        let gpu = Gpu::soft().unwrap();
+        let stream = gpu.stream().unwrap();
+        let tally = Tally::new(&gpu).unwrap();
+        // One word, ragged, one block, several blocks, several blocks and ragged.
+        for len in [8usize, 13, 4096, 256 << 10, (128 << 10) + 5] {
+            let region = gpu.alloc(MemoryKind::Device, len).unwrap();
+            let mut got = vec![0; len];
+            run(
+                &stream,
+                &Turn::new(len as u64, &tally).write(&region, 0, 77),
+            );
+            region.read(0, &mut got).unwrap();
+            assert!(got == pattern::bytes(77, len), "{len} bytes");
+            let verify = Turn::new(len as u64, &tally).verify(&region, 0, 77);
+            run(&stream, &verify);
+            tally.take(len as u64).unwrap();
+            for at in [0, len / 2, len - 1] {
+                region.write(at, &[got[at] ^ 0x40]).unwrap();
+                run(&stream, &verify);
+                let e = tally.take(len as u64).unwrap_err().to_string();
+                assert!(e.contains("1 wrong bytes"), "{e}");
+                assert!(
+                    e.contains(&format!("byte {at} of message 38 from rank 1")),
+                    "{e}"
+                );
+                region.write(at, &got[at..=at]).unwrap();
+            }
+            // A spoiled payload differs in one byte, a payload of another tag in nearly all.
+            run(
+                &stream,
+                &Turn::new(len as u64, &tally)
+                    .write(&region, 0, 77)
+                    .spoil(len as u64 - 1),
+            );
+            run(&stream, &verify);
+            assert!(
+                tally
+                    .take(len as u64)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("1 wrong")
+            );
+            run(
+                &stream,
+                &Turn::new(len as u64, &tally).write(&region, 0, 78),
+            );
+            run(&stream, &verify);
+            assert!(tally.take(len as u64).is_err());
+        }
+    }
+
+    #[test]
+    fn bytes_that_nobody_verified_are_missed() {
+        let gpu = Gpu::soft().unwrap();
+        let e = Tally::new(&gpu).unwrap().take(8).unwrap_err().to_string();
+        assert_eq!(e, "0 bytes were verified, 8 should have been");
+    }
+
+    #[test]
+    fn a_stamp_is_the_time() {
+        let gpu = Gpu::soft().unwrap();
+        let stream = gpu.stream().unwrap();
+        let (tally, stamps) = (
+            Tally::new(&gpu).unwrap(),
+            gpu.alloc(MemoryKind::Pinned, 16).unwrap(),
+        );
+        let word = |i: usize| stamps.word64(8 * i).unwrap().load().unwrap();
+        run(&stream, &Turn::new(8, &tally).stamp(&stamps, 0));
+        run(&stream, &Turn::new(8, &tally).stamp(&stamps, 8));
+        assert!(word(0) > 0 && word(1) > word(0), "{} {}", word(0), word(1));
+    }
+}

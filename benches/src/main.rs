@@ -1,0 +1,59 @@
+//! `mpbench`: what the library costs and what it reaches, measured on the machine it runs on.
+//!
+//! Each command is one question: `pingpong` (one-way latency of messages that streams send while
+//! the CPU sleeps), `post` (what enqueueing costs the host), `rate` (small messages a second),
+//! `bandwidth` (large messages between processes), `suite` (all of them, against their targets).
+//! All print a table and write their figures as JSON.
+
+mod alloc;
+mod bandwidth;
+mod cli;
+mod endpoint;
+mod kernel;
+mod link;
+mod machine;
+mod pattern;
+mod pingpong;
+mod plot;
+mod post;
+mod rank;
+mod rate;
+mod report;
+mod stats;
+mod suite;
+mod table;
+mod world;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+#[global_allocator]
+static ALLOCATOR: alloc::Counting = alloc::Counting;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(parent) = cli.parent
+        && let Err(e) = world::end_with(parent)
+    {
+        eprintln!("mpbench: {e:#}");
+        return ExitCode::FAILURE;
+    }
+    let result = match cli.command {
+        Command::Pingpong(options) => pingpong::run(&options),
+        Command::Post(options) => post::run(&options),
+        Command::Rate(options) => rate::run(&options),
+        Command::Bandwidth(options) => bandwidth::run(&options),
+        Command::Suite(options) => suite::run(&options),
+        Command::Rank(spec) => return world::rank_main(&spec),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("mpbench: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Who did the work: processor time of each thread between gate and last completion, and what
+//! the stream was given to do.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gds_driver::{ThreadTime, thread_times};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// Processor time between opening gates and the last completions behind them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CpuTimes {
+    /// How long that was, in nanoseconds.
+    pub gated_ns: u64,
+    /// What the thread used that enqueued and opened the gate, in nanoseconds.
+    pub application_ns: u64,
+    /// What the other threads of the process used, by name. (A running thread's time may be
+    /// a scheduler tick old, so a short run is inexact.)
+    pub others_ns: BTreeMap<String, u64>,
+}
+
+/// The moment before the gate is opened.
+#[derive(Clone, Copy)]
+pub struct Parked {
+    at: Instant,
+    own: Duration,
+}
+
+/// The other threads at a moment.
+pub struct Look(Vec<ThreadTime>);
+
+impl CpuTimes {
+    /// Looks at the other threads.
+    pub fn look(&self) -> Result<Look> {
+        let mut times = thread_times().context("reading processor times")?;
+        // Ranks look at their own thread more exactly.
+        times.retain(|t| !matches!(t.name.as_str(), "rank0" | "rank1"));
+        Ok(Look(times))
+    }
+
+    /// Looks at this thread.
+    pub fn park(&self) -> Parked {
+        Parked {
+            at: Instant::now(),
+            own: own_time(),
+        }
+    }
+
+    /// Adds what was used since.
+    pub fn add(&mut self, since: Parked, before: &Look) -> Result<()> {
+        self.application_ns += (own_time().saturating_sub(since.own)).as_nanos() as u64;
+        self.gated_ns += since.at.elapsed().as_nanos() as u64;
+        for now in self.look()?.0 {
+            let then = before.0.iter().find(|t| t.tid == now.tid);
+            let then = then.map_or(Duration::ZERO, |t| t.cpu);
+            let used = now.cpu.saturating_sub(then).as_nanos() as u64;
+            *self.others_ns.entry(now.name).or_default() += used;
+        }
+        Ok(())
+    }
+}
+
+/// Processor time of the calling thread so far, exact.
+fn own_time() -> Duration {
+    let t = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec.unsigned_abs() as u32)
+}
+
+/// What a few rounds are, operation by operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    /// Sends enqueued while it was taken.
+    pub sends: u64,
+    /// How often the stream itself rang.
+    pub rung: u64,
+    /// What it does to ring.
+    pub by: String,
+    /// All lines.
+    pub lines: Vec<String>,
+}
+
+/// What ringing looks like, by lowering and provider: lines that begin and contain these.
+const RINGS: [(&str, &[(&str, &str)]); 3] = [
+    (
+        "doorbell record, then UAR",
+        &[("write32", ".record "), ("write", ".uar")],
+    ),
+    (
+        "a kernel that writes doorbell record and UAR",
+        &[("phase", ": post qp")],
+    ),
+    (
+        "a word that the proxy reads",
+        &[("write32", ".send-trigger ")],
+    ),
+];
+
+impl Trace {
+    /// Looks for the doorbells of `sends` sends.
+    ///
+    /// # Errors
+    /// They are not there.
+    pub fn of(lines: &[String], sends: u64) -> Result<Trace> {
+        for (by, steps) in RINGS {
+            let rung = count(lines, steps);
+            if rung > 0 {
+                ensure!(
+                    rung == sends,
+                    "the trace has {sends} sends, but the stream rang {rung} times"
+                );
+                return Ok(Trace {
+                    sends,
+                    rung,
+                    by: by.to_owned(),
+                    lines: lines.to_vec(),
+                });
+            }
+        }
+        let text = lines.join("\n");
+        Err(anyhow::anyhow!(
+            "the trace does not show the stream ringing:\n{text}"
+        ))
+    }
+
+    /// The lines of the first submission that rings.
+    pub fn example(&self) -> &[String] {
+        let rings = |line: &String| RINGS.iter().any(|(_, steps)| matches(line, steps[0]));
+        let at = self.lines.iter().position(rings).unwrap_or(0);
+        let head = |line: &String| line.starts_with("stream ");
+        let start = self.lines[..at].iter().rposition(head).unwrap_or(0);
+        let rest = &self.lines[start..];
+        let len = rest
+            .iter()
+            .skip(1)
+            .position(head)
+            .map_or(rest.len(), |n| n + 1);
+        &rest[..len]
+    }
+}
+
+fn matches(line: &str, (begins, contains): (&str, &str)) -> bool {
+    line.starts_with(begins) && line.contains(contains)
+}
+
+/// How often the steps appear, each in the line after the one before.
+fn count(lines: &[String], steps: &[(&str, &str)]) -> u64 {
+    let all = |w: &[String]| w.iter().zip(steps).all(|(line, step)| matches(line, *step));
+    lines.windows(steps.len()).filter(|w| all(w)).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(|l| l.trim().to_owned()).collect()
+    }
+
+    const MEMOPS: &str = "stream 3: 1 operations
+        wait32 0x1 Geq 0x1
+        stream 3: 4 operations
+        write32 qp0x101.record+0x4 = 0x01000000 fenced
+        write64 qp0x101.uar+0x800 = 0x0302010000000b00 fenced
+        wait32 qp0x101.recv-cq+0x3c Geq 0x00000000 flush
+        write32 qp0x101.recv-passed = 0x00000001 fenced
+        stream 3: 2 operations
+        write32 qp0x101.record+0x4 = 0x02000000 fenced
+        write64 qp0x101.uar+0x800 = 0x0302010000010b00 fenced";
+
+    #[test]
+    fn doorbells_are_found_and_counted() {
+        let trace = Trace::of(&lines(MEMOPS), 2).unwrap();
+        assert_eq!((trace.rung, trace.sends), (2, 2));
+        assert_eq!(trace.example().len(), 5);
+        assert_eq!(trace.example()[0], "stream 3: 4 operations");
+        let kernel = "stream 3: kernel, 2 operations
+            phase 0: post qp0x101.send-state 0x1 0x0
+            phase 1: wait-completion qp0x101.recv-waiters 0x0 0x1";
+        assert_eq!(Trace::of(&lines(kernel), 1).unwrap().by, RINGS[1].0);
+        let proxy = "stream 3: 1 operations
+            write32 qp0x101.send-trigger = 0x00000001 fenced";
+        assert_eq!(Trace::of(&lines(proxy), 1).unwrap().by, RINGS[2].0);
+    }
+
+    #[test]
+    fn a_trace_without_every_doorbell_is_refused() {
+        assert!(Trace::of(&lines(MEMOPS), 3).is_err());
+        let no_uar = lines(MEMOPS)
+            .into_iter()
+            .filter(|l| !l.contains(".uar"))
+            .collect::<Vec<_>>();
+        assert!(Trace::of(&no_uar, 2).is_err());
+        assert!(Trace::of(&[], 1).is_err());
+        let mut backwards = lines(MEMOPS);
+        backwards.swap(3, 4);
+        assert!(
+            Trace::of(&backwards, 2).is_err(),
+            "the UAR before the record"
+        );
+    }
+}

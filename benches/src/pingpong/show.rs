@@ -1,0 +1,206 @@
+//! What ping-pong prints: a bar while it plays, rows as they come, the proof at the end.
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::proof::CpuTimes;
+use super::{Figures, Header, Options, Row};
+use crate::cli::{Memory, Ranks};
+use crate::pingpong::Operation;
+use crate::stats::Summary;
+use crate::table::{self, Table, micros};
+
+const HEADS: [&str; 8] = [
+    "size",
+    "rounds",
+    "min",
+    "median",
+    "p99",
+    "of which kernel",
+    "bandwidth",
+    "enqueue",
+];
+
+/// The bar on standard error (hidden where that is no terminal) and the table below it.
+pub struct Screen {
+    bar: ProgressBar,
+    table: Table,
+}
+
+impl Screen {
+    /// For so many rounds in all.
+    pub fn new(rounds: u64) -> Screen {
+        let bar = ProgressBar::new(rounds);
+        // The template is a constant that the tests read.
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        Screen {
+            bar,
+            table: Table::new(&HEADS, 10),
+        }
+    }
+
+    /// So many more rounds are played.
+    pub fn progress(&self, rounds: u64) {
+        self.bar.inc(rounds);
+    }
+
+    /// What is played with.
+    pub fn header(&self, options: &Options, header: &Header) {
+        self.bar.suspend(|| {
+            println!(
+                "mpbench pingpong: kernel, send and wait enqueued ahead on each rank's stream"
+            );
+            println!("GPU runtime   {}", header.names.gpu);
+            println!("provider      {}", header.names.provider);
+            println!("lowering      {}", header.names.lowering);
+            println!(
+                "payload       {} in {} memory, every byte verified by a kernel",
+                match options.operation {
+                    Operation::Send => "SEND",
+                    Operation::Write => "RDMA WRITE with immediate",
+                },
+                match options.setup.memory {
+                    Memory::Device => "device",
+                    Memory::Pinned => "pinned host",
+                }
+            );
+            println!(
+                "ranks         {}",
+                match header.ranks {
+                    Ranks::Processes => "2, a process each",
+                    Ranks::Threads => "2, threads of one process",
+                }
+            );
+            println!();
+            println!(
+                "one-way latency: half a round trip, the kernel that verifies and writes included"
+            );
+            println!("{}", self.table.line(&HEADS));
+        });
+    }
+
+    /// A size is done.
+    pub fn row(&self, row: &Row) {
+        let line = self.table.line(&cells(row));
+        self.bar.suspend(|| println!("{line}"));
+    }
+
+    /// No bar any more.
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+const TEMPLATE: &str = "{bar:40} {pos}/{len} rounds, {elapsed}";
+
+fn cells(row: &Row) -> [String; 8] {
+    let Summary {
+        min, median, p99, ..
+    } = row.latency_ns;
+    [
+        table::bytes(row.size),
+        row.iterations.to_string(),
+        micros(min as f64),
+        micros(median as f64),
+        micros(p99 as f64),
+        micros(row.kernel_ns as f64),
+        table::per_second(row.bandwidth),
+        format!("{:.0} ns/op", row.enqueue_ns),
+    ]
+}
+
+/// Who did the work.
+pub fn proof(figures: &Figures) {
+    println!();
+    println!("between gate and last completion, processor time by thread:");
+    for (number, outcome) in figures.proof.iter().enumerate() {
+        let shared = figures.header.ranks == Ranks::Threads && number == 1;
+        for line in times(number, &outcome.cpu, !shared) {
+            println!("  {line}");
+        }
+    }
+    let Some(trace) = figures.proof.first().map(|o| &o.trace) else {
+        return;
+    };
+    println!();
+    println!(
+        "of {} sends traced, the stream rang for {} by {}:",
+        trace.sends, trace.rung, trace.by
+    );
+    for line in trace.example() {
+        let indent = if line.starts_with("stream ") {
+            ""
+        } else {
+            "  "
+        };
+        println!("  {indent}{line}");
+    }
+}
+
+fn times(number: usize, cpu: &CpuTimes, others: bool) -> Vec<String> {
+    let share = |ns: u64| 100.0 * ns as f64 / cpu.gated_ns.max(1) as f64;
+    let line = |name: &str, ns: u64| {
+        format!(
+            "rank {number}  {name:<24}  {:>10}  {:>5.1} %",
+            micros(ns as f64),
+            share(ns)
+        )
+    };
+    let mut lines = vec![format!(
+        "rank {number}  {:<24}  {:>10}",
+        "elapsed",
+        micros(cpu.gated_ns as f64)
+    )];
+    lines.push(line("application, enqueueing", cpu.application_ns));
+    if others {
+        lines.extend(cpu.others_ns.iter().map(|(name, ns)| line(name, *ns)));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::Samples;
+
+    #[test]
+    fn a_row_has_a_cell_under_every_head() {
+        let mut samples = Samples::new();
+        samples.record(2000);
+        let row = Row {
+            size: 4096,
+            iterations: 7,
+            latency_ns: samples.summary(),
+            kernel_ns: 100,
+            bandwidth: 1.5e9,
+            enqueue_ns: 250.4,
+        };
+        let cells = cells(&row);
+        assert_eq!(cells[..2], ["4 KiB", "7"]);
+        assert_eq!(cells[5..], ["0.10 us", "1.50 GB/s", "250 ns/op"]);
+        let table = Table::new(&HEADS, 10);
+        assert_eq!(table.line(&cells).len(), table.line(&HEADS).len());
+    }
+
+    #[test]
+    fn the_bar_is_understood() {
+        assert!(ProgressStyle::with_template(TEMPLATE).is_ok());
+    }
+
+    #[test]
+    fn shares_are_of_the_time_behind_the_gate() {
+        let cpu = CpuTimes {
+            gated_ns: 1_000_000,
+            application_ns: 5_000,
+            others_ns: [("gds-device".to_owned(), 900_000)].into(),
+        };
+        let lines = times(0, &cpu, true);
+        assert!(lines[1].ends_with("5.00 us    0.5 %"), "{lines:?}");
+        assert!(
+            lines[2].contains("gds-device") && lines[2].ends_with("90.0 %"),
+            "{lines:?}"
+        );
+        assert_eq!(times(1, &cpu, false).len(), 2);
+    }
+}

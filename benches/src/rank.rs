@@ -1,0 +1,122 @@
+//! One rank of a benchmark: its number, its peer, its time limit, and how it reports.
+
+use std::io::Write;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use gdsync::Stream;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::link::Link;
+use crate::{bandwidth, pingpong};
+
+/// What two ranks are started for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Job {
+    /// See [`pingpong`].
+    Pingpong(pingpong::Options),
+    /// See [`bandwidth`].
+    Bandwidth(bandwidth::Options),
+}
+
+/// What a rank tells whoever started it.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Note {
+    /// So much more is done.
+    Progress(u64),
+    /// A part of the result, to be shown at once.
+    Part(Value),
+    /// The result: the rank is done.
+    Result(Value),
+    /// It failed, and why.
+    Failed(String),
+}
+
+/// Where notes go.
+pub enum Outbox {
+    /// To this process's standard output, one JSON text a line.
+    Stdout,
+    /// To a thread of this process.
+    Channel(Sender<(usize, Note)>),
+}
+
+/// A rank.
+pub struct Rank {
+    /// 0 or 1.
+    pub number: u32,
+    /// Its peer.
+    pub link: Link,
+    deadline: Instant,
+    outbox: Outbox,
+}
+
+impl Rank {
+    /// A rank that gives up at `deadline`.
+    pub fn new(number: u32, link: Link, deadline: Instant, outbox: Outbox) -> Rank {
+        Rank {
+            number,
+            link,
+            deadline,
+            outbox,
+        }
+    }
+
+    /// Does the job and reports how it went; `true` if well.
+    pub fn work(mut self, job: &Job) -> bool {
+        let result = match job {
+            Job::Pingpong(options) => pingpong::play(&mut self, options),
+            Job::Bandwidth(options) => bandwidth::play(&mut self, options),
+        };
+        // A rank takes its NIC down only when the other needs it no more.
+        let result = result.and_then(|value| self.link.barrier().map(|()| value));
+        let note = match result {
+            Ok(value) => Note::Result(value),
+            Err(e) => Note::Failed(format!("{e:#}")),
+        };
+        let well = matches!(note, Note::Result(_));
+        self.tell(note) && well
+    }
+
+    /// Reports; `false` if nobody listens any more.
+    pub fn tell(&self, note: Note) -> bool {
+        match &self.outbox {
+            Outbox::Stdout => {
+                let line = serde_json::to_string(&note).unwrap_or_default();
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "{line}").and_then(|()| out.flush()).is_ok()
+            }
+            Outbox::Channel(sender) => sender.send((self.number as usize, note)).is_ok(),
+        }
+    }
+
+    /// Reports a part of the result.
+    pub fn part(&self, part: &impl Serialize) -> Result<()> {
+        self.tell(Note::Part(serde_json::to_value(part)?));
+        Ok(())
+    }
+
+    /// What is left of the time limit.
+    pub fn left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Sleeps until the stream is done. Looks seldom, so that this thread leaves the processors
+    /// to the devices: after a millisecond, then whenever a quarter more time has passed.
+    pub fn park(&self, stream: &Stream) -> Result<()> {
+        let start = Instant::now();
+        let mut nap = Duration::from_millis(1);
+        while !stream
+            .synchronize(Duration::ZERO)
+            .context("waiting for the stream")?
+        {
+            if self.left().is_zero() {
+                bail!("the stream was not done within the time limit");
+            }
+            std::thread::sleep(nap.min(self.left()));
+            nap = (start.elapsed() / 4).max(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,226 @@
+//! Small messages a second: 8-byte RDMA writes between two queue pairs of one NIC, posted by
+//! the CPU, one in sixteen signaled. Each carries its number into a slot of its own, so that the
+//! memory tells at any time which writes have arrived.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+use clap::Args;
+use gdsync::Status;
+use gdsync::rdma::{Mr, Qp, SendRequest, Work};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::{Run, Setup};
+use crate::endpoint::{Endpoint, Names};
+use crate::report::{self, Report, Target};
+
+/// Blocks of the send queue; a write takes one.
+const QUEUE: u32 = 1024;
+/// Most writes in flight: a group less than the queue holds.
+const WINDOW: u64 = QUEUE as u64 - GROUP;
+/// Writes to one signaled.
+const GROUP: u64 = 16;
+/// Slots of 8 bytes that the writes go to in turn.
+const SLOTS: u64 = 4096;
+/// Every so many groups the slots just written are looked at.
+const SPOT: u64 = 64;
+
+/// Options of `mpbench rate`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Writes.
+    #[arg(long, default_value = "4000000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub messages: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what.
+    pub names: Names,
+    /// Writes.
+    pub messages: u64,
+    /// From the first post to the last completion, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// Writes a second.
+    pub rate: f64,
+    /// Payloads that were looked at while others were in flight.
+    pub spot_checks: u64,
+}
+
+struct Bench {
+    endpoint: Endpoint,
+    qp: Qp,
+    _peer: Qp,
+    slots: Mr,
+    /// Signaled writes in flight, oldest first, each with its number.
+    signaled: VecDeque<(SendRequest, u64)>,
+    /// Writes known to be complete.
+    completed: u64,
+    spot_checks: u64,
+    deadline: Instant,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let endpoint = Endpoint::open()?;
+    let config = options.setup.queues(QUEUE);
+    let (qp, peer) = endpoint.pair(&config)?;
+    let names = endpoint.names(&qp);
+    println!("mpbench rate: 8-byte RDMA writes posted by the CPU, one in {GROUP} signaled");
+    println!("{}; {}", names.gpu, names.provider);
+    let mut bench = Bench {
+        slots: endpoint.memory(options.setup.memory(), 8 * SLOTS)?,
+        signaled: VecDeque::with_capacity((WINDOW / GROUP + 2) as usize),
+        completed: 0,
+        spot_checks: 0,
+        deadline: Instant::now() + options.run.timeout,
+        endpoint,
+        qp,
+        _peer: peer,
+    };
+    let elapsed = bench.write(options.messages)?;
+    bench.verify(options.messages)?;
+    let figures = Figures {
+        names,
+        messages: options.messages,
+        elapsed_ns: elapsed.as_nanos() as u64,
+        rate: options.messages as f64 / elapsed.as_secs_f64(),
+        spot_checks: bench.spot_checks,
+    };
+    println!(
+        "{} writes in {:.2} s: {:.3} million a second; payloads checked at the end and {} on the way",
+        figures.messages,
+        elapsed.as_secs_f64(),
+        figures.rate / 1e6,
+        figures.spot_checks
+    );
+    if let Some(path) = &options.run.json {
+        let target = Target::at_least(
+            "rate: 8 B writes in one process",
+            figures.rate / 1e6,
+            1.0,
+            "M/s",
+        );
+        report::write_json(path, &Report::new("rate", options, &figures, vec![target])?)?;
+    }
+    Ok(())
+}
+
+/// What write `number` carries: never zero, which is what slots hold before.
+fn payload(number: u64) -> u64 {
+    number + 1
+}
+
+/// The last of the first `messages` writes to `slot`, if any.
+fn last_to(slot: u64, messages: u64) -> Option<u64> {
+    let newest = messages.checked_sub(1)?;
+    newest.checked_sub((newest + SLOTS - slot) % SLOTS)
+}
+
+impl Bench {
+    /// Writes `messages` numbers; returns once all are complete.
+    fn write(&mut self, messages: u64) -> Result<Duration> {
+        let remote = self.slots.remote();
+        let start = Instant::now();
+        for number in 0..messages {
+            if number - self.completed >= WINDOW {
+                self.complete_one()?;
+            }
+            let bytes = payload(number).to_le_bytes();
+            let pieces: [&[u8]; 1] = [&bytes];
+            let work = Work::write_inline(&pieces, remote.span(number % SLOTS * 8, 8)?);
+            let last = number % GROUP == GROUP - 1 || number + 1 == messages;
+            let request = self
+                .qp
+                .prepare(&if last { work.signaled() } else { work })?;
+            self.qp.post(request)?;
+            if last {
+                self.signaled.push_back((request, number));
+            }
+        }
+        while self.completed < messages {
+            self.complete_one()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Spins until the oldest signaled write is complete; with it are all before.
+    fn complete_one(&mut self) -> Result<()> {
+        let Some((request, number)) = self.signaled.pop_front() else {
+            bail!("nothing signaled is in flight");
+        };
+        let mut looks = 0u32;
+        loop {
+            match self.qp.poll(request)? {
+                Some(Status::SUCCESS) => break,
+                Some(status) => bail!("write {number} failed: {status}"),
+                None => std::hint::spin_loop(),
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) {
+                ensure!(Instant::now() < self.deadline, "the time limit passed");
+                std::thread::yield_now();
+            }
+        }
+        self.completed = number + 1;
+        if number / GROUP % SPOT == 0 {
+            self.look_at(number)?;
+        }
+        Ok(())
+    }
+
+    /// A write that is complete has arrived, or one that went to the same slot later.
+    fn look_at(&mut self, number: u64) -> Result<()> {
+        let found = self.slot(number % SLOTS)?;
+        if found < payload(number) || !(found - payload(number)).is_multiple_of(SLOTS) {
+            bail!("write {number} is complete, but its slot holds {found}");
+        }
+        self.spot_checks += 1;
+        Ok(())
+    }
+
+    /// Every slot holds what was written to it last.
+    fn verify(&self, messages: u64) -> Result<()> {
+        for slot in 0..SLOTS {
+            let found = self.slot(slot)?;
+            let wanted = last_to(slot, messages).map_or(0, payload);
+            ensure!(
+                found == wanted,
+                "slot {slot} holds {found} instead of {wanted}"
+            );
+        }
+        Ok(())
+    }
+
+    fn slot(&self, slot: u64) -> Result<u64> {
+        let mut bytes = [0; 8];
+        self.slots.region().read(8 * slot as usize, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_write_to_a_slot() {
+        assert_eq!(last_to(0, 0), None);
+        assert_eq!(last_to(0, 1), Some(0));
+        assert_eq!(last_to(1, 1), None);
+        for messages in [SLOTS - 1, SLOTS, SLOTS + 1, 3 * SLOTS + 7] {
+            for slot in [0, 1, 6, 7, SLOTS - 1] {
+                let slow = (0..messages).rev().find(|n| n % SLOTS == slot);
+                assert_eq!(last_to(slot, messages), slow, "slot {slot} of {messages}");
+            }
+        }
+    }
+}

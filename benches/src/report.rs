@@ -1,0 +1,161 @@
+//! The JSON that every benchmark writes: figures, targets, and what they were measured with.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::machine::{Machine, Program};
+
+/// Which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Times, counts of what should not be.
+    Lower,
+    /// Rates.
+    Higher,
+}
+
+/// A figure and what it should be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// What was measured.
+    pub name: String,
+    /// The figure.
+    pub measured: f64,
+    /// What it should be at least, or at most.
+    pub target: f64,
+    /// Its unit.
+    pub unit: String,
+    /// Which of the two.
+    pub better: Better,
+}
+
+impl Target {
+    /// At most `target`.
+    pub fn at_most(name: &str, measured: f64, target: f64, unit: &str) -> Target {
+        Target {
+            name: name.to_owned(),
+            measured,
+            target,
+            unit: unit.to_owned(),
+            better: Better::Lower,
+        }
+    }
+
+    /// At least `target`.
+    pub fn at_least(name: &str, measured: f64, target: f64, unit: &str) -> Target {
+        Target {
+            better: Better::Higher,
+            ..Target::at_most(name, measured, target, unit)
+        }
+    }
+
+    /// How good the figure is: 1 is just on target, 2 twice as good.
+    pub fn ratio(&self) -> f64 {
+        match self.better {
+            Better::Lower if self.measured <= self.target && self.target == 0.0 => 1.0,
+            Better::Lower => self.target / self.measured,
+            Better::Higher => self.measured / self.target,
+        }
+    }
+}
+
+/// What one benchmark has to say.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Which benchmark.
+    pub benchmark: String,
+    /// With what it was measured.
+    pub program: Program,
+    /// And where.
+    pub machine: Machine,
+    /// How: the options, given or not.
+    pub options: Value,
+    /// What was measured; durations are in nanoseconds.
+    pub figures: Value,
+    /// What was aimed at.
+    pub targets: Vec<Target>,
+}
+
+impl Report {
+    /// A report of this program on this machine.
+    pub fn new(
+        benchmark: &str,
+        options: &impl Serialize,
+        figures: &impl Serialize,
+        targets: Vec<Target>,
+    ) -> Result<Report> {
+        Ok(Report {
+            benchmark: benchmark.to_owned(),
+            program: Program::this()?,
+            machine: Machine::here(),
+            options: serde_json::to_value(options)?,
+            figures: serde_json::to_value(figures)?,
+            targets,
+        })
+    }
+}
+
+/// Writes `value` to `path`, whole or not at all.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)? + "\n";
+    write_text(path, &text)
+}
+
+/// Writes `text` to `path`, whole or not at all, making the folder if need be.
+pub fn write_text(path: &Path, text: &str) -> Result<()> {
+    let write = || {
+        if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
+            fs::create_dir_all(folder)?;
+        }
+        let part = path.with_extension("part");
+        fs::write(&part, text)?;
+        fs::rename(&part, path)
+    };
+    write().with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_above_one_is_better_than_asked() {
+        assert_eq!(Target::at_most("t", 5.0, 10.0, "us").ratio(), 2.0);
+        assert_eq!(Target::at_least("r", 5.0, 10.0, "M/s").ratio(), 0.5);
+        assert_eq!(Target::at_most("a", 0.0, 0.0, "").ratio(), 1.0);
+        assert_eq!(Target::at_most("a", 3.0, 0.0, "").ratio(), 0.0);
+    }
+
+    #[test]
+    fn a_report_has_everything_and_survives_the_trip() {
+        let figures = serde_json::json!({ "ns": 7 });
+        let targets = vec![Target::at_most("t", 7.0, 15.0, "us")];
+        let report = Report::new("pingpong", &["option"], &figures, targets.clone()).unwrap();
+        let folder = std::env::temp_dir().join(format!("mpbench-report-{}", std::process::id()));
+        let path = folder.join("new").join("r.json");
+        write_json(&path, &report).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        for at in [
+            "/benchmark",
+            "/program/executable_sha256",
+            "/program/commit",
+            "/machine/cpu",
+            "/machine/cores",
+            "/machine/kernel",
+            "/options/0",
+            "/figures/ns",
+            "/targets/0/better",
+        ] {
+            assert!(value.pointer(at).is_some(), "{at} in {text}");
+        }
+        let back: Report = serde_json::from_str(&text).unwrap();
+        assert_eq!((back.figures, back.targets), (figures, targets));
+    }
+}

@@ -1,0 +1,91 @@
+//! Distributions of durations.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+/// The percentiles that are kept of a distribution.
+const PERCENTILES: [f64; 13] = [
+    0.0, 1.0, 5.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9, 99.99, 100.0,
+];
+
+/// Longest duration that is told from longer ones: a minute, in nanoseconds.
+const LONGEST: u64 = 60_000_000_000;
+
+/// What is kept of many durations, in nanoseconds, exact to a thousandth.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How many.
+    pub count: u64,
+    /// The shortest.
+    pub min: u64,
+    /// Half are at most this.
+    pub median: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// 99 in 100 are at most this.
+    pub p99: u64,
+    /// The longest.
+    pub max: u64,
+    /// Pairs of a percentile and its value.
+    pub percentiles: Vec<(f64, u64)>,
+}
+
+/// Many durations.
+pub struct Samples(Histogram<u64>);
+
+impl Samples {
+    /// None so far. All memory that recording takes is allocated here.
+    pub fn new() -> Samples {
+        // The bounds are within what the crate takes, by its documentation.
+        Samples(Histogram::new_with_bounds(1, LONGEST, 3).expect("constant bounds"))
+    }
+
+    /// Adds one duration in nanoseconds.
+    pub fn record(&mut self, ns: u64) {
+        self.0.saturating_record(ns);
+    }
+
+    /// What to keep of them.
+    pub fn summary(&self) -> Summary {
+        let h = &self.0;
+        Summary {
+            count: h.len(),
+            min: h.min(),
+            median: h.value_at_percentile(50.0),
+            mean: h.mean(),
+            p99: h.value_at_percentile(99.0),
+            max: h.max(),
+            percentiles: PERCENTILES.map(|p| (p, h.value_at_percentile(p))).into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_that_of_its_samples() {
+        let mut samples = Samples::new();
+        (1..=1000).for_each(|n| samples.record(n * 1000));
+        let s = samples.summary();
+        let near = |got: u64, want: f64| (got as f64 / want - 1.0).abs() < 0.002;
+        assert_eq!(s.count, 1000);
+        assert!(
+            near(s.min, 1e3) && near(s.median, 5e5) && near(s.p99, 9.9e5) && near(s.max, 1e6),
+            "{s:?}"
+        );
+        assert!((s.mean / 500_500.0 - 1.0).abs() < 0.002);
+        assert!(s.percentiles.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+        let json = serde_json::to_string(&s).unwrap();
+        assert_eq!(serde_json::from_str::<Summary>(&json).unwrap(), s);
+    }
+
+    #[test]
+    fn a_duration_beyond_the_longest_counts_as_the_longest() {
+        let mut samples = Samples::new();
+        samples.record(u64::MAX);
+        assert_eq!(samples.summary().count, 1);
+        assert!(samples.summary().max >= LONGEST);
+    }
+}

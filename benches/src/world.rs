@@ -1,0 +1,276 @@
+//! Starts two ranks, as processes or as threads, and hears them out. Nothing here waits without
+//! a limit: a rank that dies or falls silent ends the run.
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+
+use crate::cli::{RankSpec, Ranks};
+use crate::link::Link;
+use crate::rank::{Job, Note, Outbox, Rank};
+
+/// How long the second rank may take to follow the first one into failure, or out.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Runs `job` on two ranks; `hear` is called with their notes of progress and parts. Returns
+/// what each had for a result.
+///
+/// # Errors
+/// A rank failed or died, or the limit passed. No process is left behind.
+pub fn run(
+    ranks: Ranks,
+    job: &Job,
+    limit: Duration,
+    hear: &mut dyn FnMut(usize, Note),
+) -> Result<[Value; 2]> {
+    let deadline = Instant::now() + limit;
+    // Ranks keep the limit themselves and say where they stood; this is for those that do not.
+    let last = deadline + GRACE / 2;
+    let (sender, notes) = channel();
+    let sockets = UnixStream::pair().context("making a socket pair")?;
+    match ranks {
+        Ranks::Threads => {
+            for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
+                start_thread(number, socket, job.clone(), deadline, sender.clone())?;
+            }
+            drop(sender);
+            listen(&notes, last, hear)
+        }
+        Ranks::Processes => {
+            let mut children = Vec::new();
+            for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
+                children.push(Process::start(number, socket, job, limit, sender.clone())?);
+            }
+            drop(sender);
+            let result = listen(&notes, last, hear);
+            // What ended by itself tells more than what it left unsaid.
+            let ends: Vec<Result<()>> = children.into_iter().map(Process::end).collect();
+            let result =
+                result.map_err(|e| match ends.iter().find_map(|end| end.as_ref().err()) {
+                    Some(end) => anyhow!("{e:#}; {end:#}"),
+                    None => e,
+                })?;
+            ends.into_iter().collect::<Result<()>>()?;
+            Ok(result)
+        }
+    }
+}
+
+fn start_thread(
+    number: u32,
+    socket: UnixStream,
+    job: Job,
+    deadline: Instant,
+    sender: Sender<(usize, Note)>,
+) -> Result<()> {
+    std::thread::Builder::new()
+        .name(format!("rank{number}"))
+        .spawn(move || {
+            let link = Link::new(socket, deadline);
+            Rank::new(number, link, deadline, Outbox::Channel(sender)).work(&job)
+        })
+        .context("starting a rank's thread")?;
+    Ok(())
+}
+
+/// Hears both ranks until each is done or one has failed.
+fn listen(
+    notes: &Receiver<(usize, Note)>,
+    mut deadline: Instant,
+    hear: &mut dyn FnMut(usize, Note),
+) -> Result<[Value; 2]> {
+    let mut results = [None, None];
+    let mut failures: Vec<String> = Vec::new();
+    let fail = |failures: Vec<String>| Err(anyhow!("{}", failures.join("; ")));
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match notes.recv_timeout(left) {
+            Ok((rank, Note::Result(value))) => {
+                results[rank] = Some(value);
+                if let [Some(_), Some(_)] = results {
+                    return Ok(results.map(|r| r.unwrap_or_default()));
+                }
+            }
+            Ok((rank, Note::Failed(why))) => {
+                failures.push(format!("rank {rank}: {why}"));
+                if failures.len() == 2 {
+                    return fail(failures);
+                }
+                // The other one will fail as well, and may know more.
+                deadline = deadline.min(Instant::now() + GRACE);
+            }
+            Ok((rank, note)) => hear(rank, note),
+            Err(e) if failures.is_empty() => bail!(match e {
+                RecvTimeoutError::Timeout => "the time limit passed",
+                RecvTimeoutError::Disconnected => "a rank ended without a result",
+            }),
+            Err(_) => return fail(failures),
+        }
+    }
+}
+
+/// A rank in a process of its own.
+struct Process {
+    number: u32,
+    child: Child,
+}
+
+impl Process {
+    fn start(
+        number: u32,
+        socket: UnixStream,
+        job: &Job,
+        limit: Duration,
+        sender: Sender<(usize, Note)>,
+    ) -> Result<Process> {
+        let mut child = Command::new("/proc/self/exe")
+            .args(["--parent", &std::process::id().to_string(), "rank"])
+            .args(["--number", &number.to_string()])
+            .args(["--limit-ms", &limit.as_millis().to_string()])
+            .args(["--job", &serde_json::to_string(job)?])
+            // Its standard input is the socket to its peer.
+            .stdin(Stdio::from(OwnedFd::from(socket)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting rank {number}"))?;
+        let stdout = child.stdout.take();
+        let process = Process { number, child };
+        let stdout = stdout.context("the rank has no output")?;
+        std::thread::Builder::new()
+            .name(format!("hear{number}"))
+            .spawn(move || forward(number as usize, BufReader::new(stdout), &sender))
+            .context("starting a thread")?;
+        Ok(process)
+    }
+
+    /// Waits for the process, which has nothing left to say, and ends it if it takes too long.
+    fn end(mut self) -> Result<()> {
+        let number = self.number;
+        let deadline = Instant::now() + GRACE;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return judge(number, status),
+                Ok(None) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
+                Ok(None) => bail!("rank {number} had to be ended"),
+                Err(e) => return Err(e).with_context(|| format!("waiting for rank {number}")),
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Both fail only for a process that is gone.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn judge(number: u32, status: ExitStatus) -> Result<()> {
+    match status.success() {
+        true => Ok(()),
+        false => bail!("rank {number} ended with {status}"),
+    }
+}
+
+/// Hands on what a rank process says, and tells when it falls silent without a result.
+fn forward(rank: usize, out: impl BufRead, sender: &Sender<(usize, Note)>) {
+    let mut last_word = false;
+    for line in out.lines() {
+        let note = match line
+            .map_err(anyhow::Error::from)
+            .and_then(|l| Ok(serde_json::from_str(&l)?))
+        {
+            Ok(note) => note,
+            Err(e) => Note::Failed(format!("said what is no note: {e:#}")),
+        };
+        last_word = matches!(note, Note::Result(_) | Note::Failed(_));
+        if sender.send((rank, note)).is_err() || last_word {
+            break;
+        }
+    }
+    if !last_word {
+        let _ = sender.send((rank, Note::Failed("died".to_owned())));
+    }
+}
+
+/// Ends this process when its parent ends, whatever that dies of.
+pub fn end_with(parent: u32) -> Result<()> {
+    use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    if getppid().is_none_or(|pid| pid.as_raw_nonzero().get() as u32 != parent) {
+        bail!("the process that started this one has ended");
+    }
+    Ok(())
+}
+
+/// The main function of a rank process.
+pub fn rank_main(spec: &RankSpec) -> ExitCode {
+    match rank_process(spec) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("mpbench rank {}: {e:#}", spec.number);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn rank_process(spec: &RankSpec) -> Result<bool> {
+    let name = std::ffi::CString::new(format!("rank{}", spec.number))?;
+    rustix::thread::set_name(&name)?;
+    let deadline = Instant::now() + Duration::from_millis(spec.limit_ms);
+    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let job = serde_json::from_str(&spec.job).context("reading the job")?;
+    let rank = Rank::new(
+        spec.number,
+        Link::new(socket, deadline),
+        deadline,
+        Outbox::Stdout,
+    );
+    Ok(rank.work(&job))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_dies_or_babbles_is_heard_of() {
+        let hear = |text: &str| {
+            let (sender, notes) = channel();
+            forward(1, text.as_bytes(), &sender);
+            drop(sender);
+            listen(
+                &notes,
+                Instant::now() + Duration::from_secs(60),
+                &mut |_, _| {},
+            )
+            .unwrap_err()
+            .to_string()
+        };
+        assert_eq!(hear(""), "rank 1: died");
+        assert_eq!(hear("{\"Progress\":3}\n"), "rank 1: died");
+        assert_eq!(hear("{\"Failed\":\"why\"}\n"), "rank 1: why");
+        assert!(hear("panic\n").starts_with("rank 1: said what is no note"));
+        // A result of one alone is none.
+        assert_eq!(hear("{\"Result\":1}\n"), "a rank ended without a result");
+    }
+
+    #[test]
+    fn silence_ends_at_the_limit() {
+        let (_sender, notes) = channel();
+        let soon = Instant::now() + Duration::from_millis(20);
+        let e = listen(&notes, soon, &mut |_, _| {}).unwrap_err();
+        assert_eq!(e.to_string(), "the time limit passed");
+    }
+}

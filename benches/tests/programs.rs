@@ -1,0 +1,269 @@
+//! The program as users run it: ranks as processes and as threads, every lowering, wrong bytes,
+//! dead ranks, limits. One test at a time: each starts processes that want the processors.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest time that any of these programs may take, however slow the machine.
+const LIMIT: Duration = Duration::from_secs(100);
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn mpbench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpbench"));
+    command
+        .args(["--parent", &std::process::id().to_string()])
+        .args(arguments)
+        .env_remove("GDS_LOWER")
+        .env_remove("GDS_PROVIDER")
+        .env_remove("GDS_TRACE")
+        .stdin(Stdio::null());
+    command
+}
+
+fn start(arguments: &[&str]) -> Child {
+    mpbench(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the program; kills it, and fails, if it does not end.
+fn end(mut child: Child) -> Output {
+    let deadline = Instant::now() + LIMIT;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            panic!("the program hangs: {:?}", child.wait_with_output());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn run(arguments: &[&str]) -> Output {
+    end(start(arguments))
+}
+
+fn text(output: &Output) -> String {
+    let (out, err) = (&output.stdout, &output.stderr);
+    format!("{}\n{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+}
+
+/// A folder that goes when the test does.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("mpbench-test-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn json(path: impl AsRef<Path>) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn number(value: &Value, at: &str) -> f64 {
+    value
+        .pointer(at)
+        .and_then(Value::as_f64)
+        .unwrap_or_else(|| panic!("no number {at} in {value:#}"))
+}
+
+/// Plays, and checks what the program printed and wrote.
+fn play(name: &str, arguments: &[&str], lowering: &str, ringing: &str) -> Value {
+    let _alone = alone();
+    let folder = Folder::new(name);
+    let (file, svg) = (folder.at("r.json"), folder.at("r.svg"));
+    let mut all = vec!["pingpong", "--sizes", "8,4096", "--iterations", "50"];
+    all.extend(["--json", &file, "--svg", &svg]);
+    all.extend(arguments);
+    let output = run(&all);
+    assert!(output.status.success(), "{}", text(&output));
+    let printed = text(&output);
+    for words in ["soft gpu", "emulated nic", lowering, ringing, "4 KiB", "application"] {
+        assert!(printed.contains(words), "{words} is not in\n{printed}");
+    }
+    let report = json(&file);
+    assert_eq!(report["benchmark"], "pingpong");
+    assert_eq!(report["program"]["executable_sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(report["figures"]["header"]["names"]["lowering"], lowering);
+    for (row, size) in [(0, 8.0), (1, 4096.0)] {
+        let row = &report["figures"]["sizes"][row];
+        assert_eq!(number(row, "/size"), size);
+        assert_eq!(number(row, "/latency_ns/count"), 50.0);
+        let (min, median, max) = (
+            number(row, "/latency_ns/min"),
+            number(row, "/latency_ns/median"),
+            number(row, "/latency_ns/max"),
+        );
+        assert!(0.0 < min && min <= median && median <= max, "{row:#}");
+        assert!(number(row, "/bandwidth") > 0.0 && number(row, "/enqueue_ns") > 0.0);
+    }
+    for rank in ["/figures/proof/0", "/figures/proof/1"] {
+        let proof = report.pointer(rank).unwrap();
+        assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
+        // Enqueueing happened before the gate, so what remains is opening it and some looks.
+        let (used, gated) = (number(proof, "/cpu/application_ns"), number(proof, "/cpu/gated_ns"));
+        assert!(used < gated, "{proof:#}");
+        assert!(proof["cpu"]["others_ns"]["gds-device"].is_number(), "{proof:#}");
+    }
+    let curve = std::fs::read_to_string(&svg).unwrap();
+    assert!(curve.starts_with("<svg"));
+    report
+}
+
+const BY_MEMOPS: &str = "doorbell record, then UAR";
+const BY_KERNEL: &str = "a kernel that writes doorbell record and UAR";
+const BY_PROXY: &str = "a word that the proxy reads";
+
+#[test]
+fn processes_play_by_memory_operations() {
+    let report = play("pm", &["--lowering", "memops"], "memops", BY_MEMOPS);
+    assert_eq!(report["figures"]["header"]["ranks"], "processes");
+    assert_eq!(report["targets"][0]["target"], 15.0);
+}
+
+#[test]
+fn processes_play_by_kernels() {
+    play("pk", &["--lowering", "kernel"], "kernel", BY_KERNEL);
+}
+
+#[test]
+fn threads_play_by_memory_operations() {
+    let report = play("tm", &["--threads", "--lowering", "memops"], "memops", BY_MEMOPS);
+    assert_eq!(report["figures"]["header"]["ranks"], "threads");
+    assert_eq!(report["targets"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn threads_play_by_kernels() {
+    play("tk", &["--threads", "--lowering", "kernel"], "kernel", BY_KERNEL);
+}
+
+#[test]
+fn processes_play_by_proxy_with_writes_to_pinned_memory() {
+    let more = ["--provider", "proxy", "--memory", "pinned", "--operation", "write"];
+    play("pp", &more, "memops", BY_PROXY);
+}
+
+#[test]
+fn ragged_sizes_and_writes_are_played() {
+    let _alone = alone();
+    for ranks in [&["--threads"][..], &[]] {
+        let mut all = vec!["pingpong", "--sizes", "1,13,70001", "--iterations", "7"];
+        all.extend(["--operation", "write"]);
+        all.extend(ranks);
+        let output = run(&all);
+        assert!(output.status.success(), "{}", text(&output));
+    }
+}
+
+#[test]
+fn one_wrong_bit_fails_the_run() {
+    let _alone = alone();
+    for ranks in [&["--threads"][..], &[]] {
+        let mut all = vec!["pingpong", "--sizes", "4096", "--iterations", "50", "--corrupt", "40"];
+        all.extend(ranks);
+        let output = run(&all);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        let said = text(&output);
+        assert!(said.contains("1 wrong bytes"), "{said}");
+        assert!(said.contains("byte 2048 of message 40 from rank 1"), "{said}");
+    }
+}
+
+#[test]
+fn a_dead_rank_ends_the_run() {
+    let _alone = alone();
+    let child = start(&["pingpong", "--sizes", "64", "--iterations", "10000000"]);
+    let deadline = Instant::now() + LIMIT;
+    let list = format!("/proc/{0}/task/{0}/children", child.id());
+    let ranks: Vec<i32> = loop {
+        let text = std::fs::read_to_string(&list).unwrap();
+        let ranks: Vec<i32> = text.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        if ranks.len() == 2 {
+            break ranks;
+        }
+        assert!(Instant::now() < deadline, "no ranks start");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    // In the middle of things, most likely; whenever it is, the run must end.
+    std::thread::sleep(Duration::from_millis(500));
+    let victim = rustix::process::Pid::from_raw(ranks[1]).unwrap();
+    rustix::process::kill_process(victim, rustix::process::Signal::KILL).unwrap();
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("rank 1: died"), "{}", text(&output));
+    for rank in ranks {
+        assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left behind");
+    }
+}
+
+#[test]
+fn a_limit_that_passes_ends_the_run() {
+    let _alone = alone();
+    for ranks in [&["--threads"][..], &[]] {
+        let mut all = vec!["pingpong", "--sizes", "64", "--iterations", "10000000"];
+        all.extend(["--timeout", "0.5"]);
+        all.extend(ranks);
+        let output = run(&all);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains("time limit"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn bad_options_are_refused() {
+    for bad in [
+        &["pingpong", "--sizes", "0"][..],
+        &["pingpong", "--sizes", "1Gi"],
+        &["pingpong", "--iterations", "0"],
+        &["pingpong", "--timeout", "-1"],
+        &["bandwidth", "--depth", "33"],
+    ] {
+        assert_eq!(run(bad).status.code(), Some(2), "{bad:?}");
+    }
+}
+
+#[test]
+fn the_suite_writes_all_figures() {
+    let _alone = alone();
+    let folder = Folder::new("suite");
+    let output = run(&["suite", "--quick", "--json", &folder.at("all")]);
+    assert!(output.status.success(), "{}", text(&output));
+    for name in ["post", "rate", "bandwidth", "pingpong"] {
+        let report = json(folder.at(&format!("all/{name}.json")));
+        assert_eq!(report["benchmark"], name);
+        assert!(!report["targets"].as_array().unwrap().is_empty(), "{name}");
+    }
+    assert!(Path::new(&folder.at("all/pingpong.svg")).exists());
+    let posts = json(folder.at("all/post.json"));
+    assert_eq!(posts["figures"]["rows"].as_array().map(Vec::len), Some(3));
+    for row in posts["figures"]["rows"].as_array().unwrap() {
+        assert_eq!(row["allocations"], 0, "{row:#}");
+    }
+    assert!(number(&json(folder.at("all/rate.json")), "/figures/spot_checks") > 0.0);
+    assert_eq!(number(&json(folder.at("all/bandwidth.json")), "/figures/verified"), 8.0 * 1048576.0);
+}
