@@ -7,18 +7,23 @@
 
 mod address;
 mod build;
+mod config;
 mod core;
 mod device;
+mod field;
 mod list;
+mod lower;
+mod post;
+mod progress;
 mod qp;
+mod request;
 mod work;
 
 pub use address::{QpAddress, RemoteMemory, RemoteSpan};
+pub use config::{Endpoint, Lowering, QpConfig};
 pub(crate) use core::{QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};
 pub use list::{Descriptor, post_on};
-pub use qp::{
-    Completion, Endpoint, Field, Lowering, Qp, QpConfig, ReceiveRequest, Received, SendRequest,
-    WaitOptions,
-};
+pub use qp::Qp;
+pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, WaitOptions};
 pub use work::{Sge, Work};

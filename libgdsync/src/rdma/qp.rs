@@ -4,221 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mlx5_prm::cqe::Cqe64;
-use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{self, SendWqe};
 
-use super::core::{EndpointKind, Side};
+use super::core::EndpointKind;
 use super::list::{self, Descriptor};
-use super::{Access, Device, Pd, QpAddress, QpCore, QpState, Sge, Work};
+use super::{
+    Access, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState, ReceiveRequest,
+    SendRequest, Sge, Work,
+};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{MemoryKind, Region, Stream, Word32, Word64};
+use crate::gpu::{Region, Stream};
 use crate::memop::trace::Tracer;
-use crate::ring::{Poster, Refusal, RingMemory, Ticket};
-use crate::status::Status;
+use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
 pub(super) const MAX_SGE: usize = 30;
-
-/// How doorbells and waits become work of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Lowering {
-    /// Stream memory operations: no SM is used, enqueueing is cheap.
-    MemOps,
-    /// One tiny kernel a submission, whose counters live with the queues.
-    Kernel,
-    /// Whichever the environment (`GDS_LOWER`) or the runtime prefers.
-    #[default]
-    Auto,
-}
-
-impl Lowering {
-    /// What `Auto` stands for here.
-    fn resolve(self) -> Result<Lowering> {
-        match self {
-            Lowering::Auto => env_choice(
-                "GDS_LOWER",
-                &[
-                    ("auto", Lowering::MemOps),
-                    ("memops", Lowering::MemOps),
-                    ("kernel", Lowering::Kernel),
-                ],
-            ),
-            other => Ok(other),
-        }
-    }
-}
-
-/// Who rings the NIC for work that is posted on a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Endpoint {
-    /// The stream itself, by memory operations or a kernel.
-    Ring,
-    /// A CPU thread, on a word that the stream writes: possible with any NIC.
-    Proxy,
-    /// What the environment (`GDS_PROVIDER`) says, or the ring.
-    #[default]
-    Auto,
-}
-
-impl Endpoint {
-    fn resolve(self) -> Result<Endpoint> {
-        match self {
-            Endpoint::Auto => env_choice(
-                "GDS_PROVIDER",
-                &[
-                    ("auto", Endpoint::Ring),
-                    ("emulated", Endpoint::Ring),
-                    ("proxy", Endpoint::Proxy),
-                ],
-            ),
-            other => Ok(other),
-        }
-    }
-}
-
-/// The value of a variable that has a few; the first if it is not set.
-fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
-    let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
-    choices
-        .iter()
-        .find(|(choice, _)| *choice == value)
-        .map(|(_, meaning)| *meaning)
-        .ok_or_else(|| {
-            let known: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
-            let what = format!("{name}={value}: known are {}", known.join(", "));
-            Error::new("read environment", Kind::Invalid, what)
-        })
-}
-
-/// What a queue pair is made of.
-#[derive(Clone, Debug)]
-pub struct QpConfig {
-    /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
-    /// to 3 or a write with up to 2 segments takes one.
-    pub send_blocks: u32,
-    /// Entries of the receive queue, a power of two, 4 to 32768.
-    pub recv_entries: u32,
-    /// Segments of a receive, 1 to 16.
-    pub recv_sges: u32,
-    /// Where work queues lie.
-    pub ring_memory: MemoryKind,
-    /// Where completion queues lie.
-    pub cq_memory: MemoryKind,
-    /// Where the doorbell record lies.
-    pub record_memory: MemoryKind,
-    /// A send whose doorbell was rung and that does not complete for this long puts the queue
-    /// pair in error, with [`Status::TIMEOUT`]. `None`: never.
-    pub timeout: Option<Duration>,
-    /// How posts and waits on streams are lowered.
-    pub lowering: Lowering,
-    /// Who rings the NIC for streams.
-    pub endpoint: Endpoint,
-    /// What peers may do through this queue pair, within what registrations permit.
-    pub access: Access,
-    /// First index of queues and completion positions; for tests that want to see them wrap.
-    #[doc(hidden)]
-    pub start: u32,
-}
-
-impl Default for QpConfig {
-    fn default() -> QpConfig {
-        QpConfig {
-            send_blocks: 256,
-            recv_entries: 256,
-            recv_sges: 4,
-            ring_memory: MemoryKind::Pinned,
-            cq_memory: MemoryKind::Pinned,
-            record_memory: MemoryKind::Pinned,
-            timeout: Some(Duration::from_secs(60)),
-            lowering: Lowering::Auto,
-            endpoint: Endpoint::Auto,
-            access: Access::ALL,
-            start: 0,
-        }
-    }
-}
-
-/// A request that was prepared on a send queue. A plain value: dropping it changes nothing,
-/// the request waits to be posted or aborted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SendRequest {
-    pub(super) queue: u64,
-    pub(super) ticket: u64,
-}
-
-/// A receive that was prepared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ReceiveRequest {
-    pub(super) queue: u64,
-    pub(super) ticket: u64,
-}
-
-/// The completion of a request: what streams and the CPU wait for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Completion {
-    pub(super) queue: u64,
-    pub(super) side: Side,
-    pub(super) ticket: u64,
-}
-
-impl From<SendRequest> for Completion {
-    fn from(r: SendRequest) -> Completion {
-        Completion {
-            queue: r.queue,
-            side: Side::Send,
-            ticket: r.ticket,
-        }
-    }
-}
-
-impl From<ReceiveRequest> for Completion {
-    fn from(r: ReceiveRequest) -> Completion {
-        Completion {
-            queue: r.queue,
-            side: Side::Receive,
-            ticket: r.ticket,
-        }
-    }
-}
-
-/// How a stream waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct WaitOptions {
-    /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
-    /// stream does next. Needed for receives and READs into device memory, unless the platform
-    /// orders them; refused as `Unsupported` where the runtime cannot flush.
-    pub flush: bool,
-    /// How long the stream may stand at this wait before the queue pair is put in error with
-    /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
-    /// limits on one completion queue in one list, from when it arrives at the first.
-    pub timeout: Option<Duration>,
-}
-
-/// What a completed receive tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Received {
-    /// Bytes that arrived.
-    pub len: u32,
-    /// The four bytes that travelled with the message, if any did.
-    pub imm: Option<u32>,
-}
-
-/// A field of a prepared entry that a stream or kernel may change before the doorbell.
-/// All fields are big-endian.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Field {
-    /// Byte count of a data segment.
-    Length(usize),
-    /// Local key of a data segment.
-    Key(usize),
-    /// Address of a data segment.
-    Address(usize),
-    /// The peer's address.
-    RemoteAddress,
-    /// The peer's key.
-    RemoteKey,
-}
 
 /// A reliable connected queue pair.
 ///
@@ -229,7 +29,7 @@ pub struct Qp {
     pub(super) id: u64,
     pub(super) lowering: Lowering,
     pub(super) pd: Pd,
-    ring: Region,
+    pub(super) ring: Region,
     recv_sges: u32,
 }
 
@@ -281,6 +81,14 @@ impl Qp {
         self.lowering
     }
 
+    /// Who rings the NIC for work that is posted on a stream.
+    pub fn endpoint(&self) -> Endpoint {
+        match self.core.kind {
+            EndpointKind::Ring => Endpoint::Ring,
+            EndpointKind::Proxy => Endpoint::Proxy,
+        }
+    }
+
     /// The record that the peer connects to. Another one after each [`Qp::reset`].
     pub fn address(&self) -> QpAddress {
         QpAddress {
@@ -325,7 +133,7 @@ impl Qp {
         super::build::reset(&self.core, &mut guard)
     }
 
-    fn usable<'s>(
+    pub(super) fn usable<'s>(
         &self,
         state: &'s mut QpState,
         operation: &'static str,
@@ -560,111 +368,6 @@ impl Qp {
         }
     }
 
-    /// Posts a prepared request from the CPU.
-    ///
-    /// # Errors
-    /// `OutOfOrder` if an earlier request is neither posted nor aborted; `Busy` if a stream
-    /// posted last and has not rung yet (see [`Qp::post_within`]); `NoSuchRequest`, `Failed`.
-    pub fn post(&mut self, request: SendRequest) -> Result<()> {
-        const OPERATION: &str = "post send";
-        self.own(request.queue, OPERATION)?;
-        let mut guard = self.core.lock();
-        let state = self.usable(&mut guard, OPERATION)?;
-        let mark = state.send.mark();
-        let posted = state
-            .send
-            .post(Ticket(request.ticket), Poster::Cpu)
-            .map_err(|e| self.refused(OPERATION, e))?;
-        if let Some(index) = posted.edge {
-            if !self.has_rung(state, index, mark.posted()) {
-                state.send.restore(mark);
-                let what = format!("{self:?}: a stream posted last and has not rung yet");
-                return Err(Error::new(OPERATION, Kind::Busy, what));
-            }
-        }
-        state.rung = state.send.fifo.posted();
-        self.core
-            .places
-            .send
-            .trigger
-            .cpu
-            .store32(0, state.rung as u32);
-        self.note_counters(state);
-        self.core.ring(posted.index, posted.doorbell);
-        Ok(())
-    }
-
-    /// Whether the stream that posted last has rung: the record shows `index`.
-    fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
-        match self.core.kind {
-            EndpointKind::Ring => {
-                let record = self.core.places.record.cpu.load32(doorbell::SND);
-                doorbell::record_index(record) == index as u16
-            }
-            EndpointKind::Proxy => state.rung >= posted,
-        }
-    }
-
-    /// Tells the program kernel's counters what the CPU has posted.
-    fn note_counters(&self, state: &QpState) {
-        let words = &self.core.places.send.device_state.cpu;
-        words.store32(super::build::STATE_INDEX, state.send.fifo.posted_head());
-        let words = &self.core.places.recv.device_state.cpu;
-        words.store32(super::build::STATE_INDEX, state.recv.fifo.posted_head());
-    }
-
-    /// As [`Qp::post`], waiting at most `limit` for a stream that posted last.
-    ///
-    /// # Errors
-    /// As [`Qp::post`]; `Busy` after the limit.
-    pub fn post_within(&mut self, request: SendRequest, limit: Duration) -> Result<()> {
-        let host = Arc::clone(self.core.nic.host());
-        let deadline = host.now() + limit;
-        let mut result = self.post(request);
-        host.wait_until(Some(deadline), &mut || {
-            if matches!(&result, Err(e) if e.kind() == Kind::Busy) {
-                result = self.post(request);
-            }
-            !matches!(&result, Err(e) if e.kind() == Kind::Busy)
-        });
-        result
-    }
-
-    /// Posts a prepared receive from the CPU.
-    ///
-    /// # Errors
-    /// As [`Qp::post`].
-    pub fn post_receive(&mut self, request: ReceiveRequest) -> Result<()> {
-        const OPERATION: &str = "post receive";
-        self.own(request.queue, OPERATION)?;
-        let mut state = self.core.lock();
-        if let Some(status) = state.failed() {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
-        }
-        let mark = state.recv.mark();
-        let (index, edge) = state
-            .recv
-            .post(Ticket(request.ticket), Poster::Cpu)
-            .map_err(|e| self.refused(OPERATION, e))?;
-        let record = &self.core.places.record.cpu;
-        if edge.is_some_and(|index| {
-            doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
-        }) {
-            state.recv.restore(mark);
-            let what = format!("{self:?}: a stream posted last and has not done so yet");
-            return Err(Error::new(OPERATION, Kind::Busy, what));
-        }
-        self.core.places.recv.trigger.cpu.store32(0, index);
-        self.note_counters(&state);
-        record.store32(doorbell::RCV, doorbell::record_value(index));
-        self.core.nic.host().ring();
-        Ok(())
-    }
-
     /// Posts, waits and does word operations on `stream`, all in one submission where the
     /// runtime's limit allows. Same as [`post_on`](super::post_on) with this queue pair alone.
     ///
@@ -672,216 +375,6 @@ impl Qp {
     /// See [`post_on`](super::post_on).
     pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
         list::post_on(stream, &mut [self], list)
-    }
-
-    /// Whether the request has completed: `None` while it is in flight or not posted.
-    /// Unsignaled requests are known to have completed once a later one has.
-    pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
-        let completion = completion.into();
-        self.own(completion.queue, "poll")?;
-        let mut state = self.core.lock();
-        self.core.settle(&mut state);
-        match state.status(completion.side, Ticket(completion.ticket)) {
-            None => Err(self.refused("poll", Refusal::NoSuchRequest)),
-            Some(Status::PENDING) => Ok(None),
-            Some(status) => Ok(Some(status)),
-        }
-    }
-
-    /// Waits on the CPU until the request has completed.
-    ///
-    /// # Errors
-    /// `Failed` with its status if it failed; `Timeout` after `limit`, the request stays in
-    /// flight; `NoSuchRequest` if nothing of that name is posted.
-    pub fn wait(&mut self, completion: impl Into<Completion>, limit: Duration) -> Result<()> {
-        const OPERATION: &str = "wait for completion";
-        let completion = completion.into();
-        self.own(completion.queue, OPERATION)?;
-        {
-            let state = self.core.lock();
-            let posted = match completion.side {
-                Side::Send => state.send.fifo.posted(),
-                Side::Receive => state.recv.fifo.posted(),
-            };
-            if completion.ticket >= posted {
-                return Err(Error::new(
-                    OPERATION,
-                    Kind::NoSuchRequest,
-                    format!("{self:?}: it is not posted"),
-                ));
-            }
-        }
-        let host = Arc::clone(self.core.nic.host());
-        let deadline = host.now() + limit;
-        let mut result = Ok(None);
-        host.wait_until(Some(deadline), &mut || {
-            result = self.poll(completion);
-            !matches!(result, Ok(None))
-        });
-        match result? {
-            Some(Status::SUCCESS) => Ok(()),
-            Some(status) => Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            )),
-            None => Err(Error::new(
-                OPERATION,
-                Kind::Timeout,
-                format!("{self:?}, request {}", completion.ticket),
-            )),
-        }
-    }
-
-    /// What a completed receive brought.
-    ///
-    /// # Errors
-    /// `NoSuchRequest` if it has not completed, or so long ago that its entry has been reused;
-    /// `Failed` if it failed.
-    pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
-        const OPERATION: &str = "read receive completion";
-        if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
-        }
-        let state = self.core.lock();
-        let cq = &state.recv.cq;
-        let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
-        let Some(position) = position.filter(|p| *p < cq.completed() && !cq.is_behind(*p)) else {
-            let what = format!("{self:?}: not complete, or its entry has been reused");
-            return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
-        };
-        let entry = Cqe64::from_bytes(cq.entry(position));
-        use mlx5_prm::opcode::CqeOpcode;
-        let imm = matches!(
-            entry.opcode(),
-            CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM
-        )
-        .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
-        Ok(Received {
-            len: entry.byte_cnt.get(),
-            imm,
-        })
-    }
-
-    /// The status of the first request that failed, if the queue pair is in error.
-    pub fn error(&mut self) -> Option<Status> {
-        let mut state = self.core.lock();
-        self.core.settle(&mut state);
-        state.failed()
-    }
-
-    /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
-    /// Kernels may read it after a wait to learn whether they were released by a failure.
-    pub fn error_word(&self) -> crate::memop::DevicePtr {
-        self.core.places.error.gpu
-    }
-
-    /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
-    /// status, stored before a stream that waits for it goes on. A kernel that runs after the
-    /// wait learns so what became of the request; after a success the word is still 0. It
-    /// belongs to the request until as many later ones as the queue has blocks are prepared.
-    ///
-    /// # Errors
-    /// `Foreign` for a request of another queue pair.
-    pub fn status_word(
-        &self,
-        completion: impl Into<Completion>,
-    ) -> Result<crate::memop::DevicePtr> {
-        let completion = completion.into();
-        self.own(completion.queue, "name status word")?;
-        let statuses = self.core.side(completion.side).statuses;
-        let slots = (statuses.cpu.len() / 4) as u64;
-        Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
-    }
-
-    fn field(&self, request: SendRequest, field: Field, operation: &'static str) -> Result<usize> {
-        use mlx5_prm::wqe::{DataSeg, RaddrSeg, SEGMENT};
-        self.own(request.queue, operation)?;
-        let state = self.core.lock();
-        state
-            .send
-            .fifo
-            .check_prepared(request.ticket)
-            .map_err(|e| self.refused(operation, e))?;
-        let no = || {
-            Error::new(
-                operation,
-                Kind::Invalid,
-                format!("{self:?}: the entry has no {field:?}"),
-            )
-        };
-        let slot = state.send.fifo.slot(request.ticket).ok_or_else(no)?;
-        let layout = state.send.layout(slot).ok_or_else(no)?;
-        let (segment, offset) = match field {
-            Field::Length(i) => (layout.data(i).ok_or_else(no)?, DataSeg::BYTE_COUNT),
-            Field::Key(i) => (layout.data(i).ok_or_else(no)?, DataSeg::LKEY),
-            Field::Address(i) => (layout.data(i).ok_or_else(no)?, DataSeg::ADDR),
-            Field::RemoteAddress => (layout.remote.ok_or_else(no)?, RaddrSeg::ADDR),
-            Field::RemoteKey => (layout.remote.ok_or_else(no)?, RaddrSeg::RKEY),
-        };
-        let ring = state.send.fifo.room() as usize * wqe::BASIC_BLOCK;
-        Ok((state.send.offset(slot.start) + segment * SEGMENT + offset) % ring)
-    }
-
-    /// A 32-bit field of a prepared request, to be written, big-endian, by the stream that posts
-    /// it, earlier on. For lengths and keys.
-    ///
-    /// # Errors
-    /// `Invalid` if the entry has no such field or it is an address; `NoSuchRequest` if the
-    /// request is not prepared.
-    pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
-        if matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new(
-                "name field",
-                Kind::Invalid,
-                format!("{field:?} has 64 bits"),
-            ));
-        }
-        let at = self.field(request, field, "name field")?;
-        self.ring.word32(at)
-    }
-
-    /// A 64-bit field of a prepared request; see [`Qp::field32`]. For addresses.
-    ///
-    /// # Errors
-    /// As [`Qp::field32`].
-    pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
-        if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
-            return Err(Error::new(
-                "name field",
-                Kind::Invalid,
-                format!("{field:?} has 32 bits"),
-            ));
-        }
-        let at = self.field(request, field, "name field")?;
-        self.ring.word64(at)
-    }
-
-    /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted and every stream has passed its waits.
-    ///
-    /// # Errors
-    /// `Timeout` after the limit; the work stays in flight.
-    pub fn quiet(&mut self, limit: Duration) -> Result<()> {
-        let host = Arc::clone(self.core.nic.host());
-        let deadline = host.now() + limit;
-        let idle = &mut || {
-            let mut state = self.core.lock();
-            self.core.settle(&mut state);
-            state.is_idle()
-        };
-        if host.wait_until(Some(deadline), idle) {
-            return Ok(());
-        }
-        Err(Error::new(
-            "wait for quiet",
-            Kind::Timeout,
-            format!("{self:?} has work in flight"),
-        ))
     }
 
     pub(super) fn tracer(&self) -> &Tracer {

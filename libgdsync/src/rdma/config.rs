@@ -1,0 +1,126 @@
+//! What a queue pair is made of, and what the environment may say about it.
+
+use std::time::Duration;
+
+use super::Access;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::MemoryKind;
+
+/// How doorbells and waits become work of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Lowering {
+    /// Stream memory operations: no SM is used, enqueueing is cheap.
+    MemOps,
+    /// One tiny kernel a submission, whose counters live with the queues.
+    Kernel,
+    /// Whichever the environment (`GDS_LOWER`) or the runtime prefers.
+    #[default]
+    Auto,
+}
+
+impl Lowering {
+    /// What `Auto` stands for here.
+    pub(super) fn resolve(self) -> Result<Lowering> {
+        match self {
+            Lowering::Auto => env_choice(
+                "GDS_LOWER",
+                &[
+                    ("auto", Lowering::MemOps),
+                    ("memops", Lowering::MemOps),
+                    ("kernel", Lowering::Kernel),
+                ],
+            ),
+            other => Ok(other),
+        }
+    }
+}
+
+/// Who rings the NIC for work that is posted on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Endpoint {
+    /// The stream itself, by memory operations or a kernel.
+    Ring,
+    /// A CPU thread, on a word that the stream writes: possible with any NIC.
+    Proxy,
+    /// What the environment (`GDS_PROVIDER`) says, or the ring.
+    #[default]
+    Auto,
+}
+
+impl Endpoint {
+    pub(super) fn resolve(self) -> Result<Endpoint> {
+        match self {
+            Endpoint::Auto => env_choice(
+                "GDS_PROVIDER",
+                &[
+                    ("auto", Endpoint::Ring),
+                    ("emulated", Endpoint::Ring),
+                    ("proxy", Endpoint::Proxy),
+                ],
+            ),
+            other => Ok(other),
+        }
+    }
+}
+
+/// The value of a variable that has a few; the first if it is not set.
+fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
+    let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
+    choices
+        .iter()
+        .find(|(choice, _)| *choice == value)
+        .map(|(_, meaning)| *meaning)
+        .ok_or_else(|| {
+            let known: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
+            let what = format!("{name}={value}: known are {}", known.join(", "));
+            Error::new("read environment", Kind::Invalid, what)
+        })
+}
+
+/// What a queue pair is made of.
+#[derive(Clone, Debug)]
+pub struct QpConfig {
+    /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
+    /// to 3 or a write with up to 2 segments takes one.
+    pub send_blocks: u32,
+    /// Entries of the receive queue, a power of two, 4 to 32768.
+    pub recv_entries: u32,
+    /// Segments of a receive, 1 to 16.
+    pub recv_sges: u32,
+    /// Where work queues lie.
+    pub ring_memory: MemoryKind,
+    /// Where completion queues lie.
+    pub cq_memory: MemoryKind,
+    /// Where the doorbell record lies.
+    pub record_memory: MemoryKind,
+    /// A send whose doorbell was rung and that does not complete for this long puts the queue
+    /// pair in error, with [`Status::TIMEOUT`]. `None`: never.
+    pub timeout: Option<Duration>,
+    /// How posts and waits on streams are lowered.
+    pub lowering: Lowering,
+    /// Who rings the NIC for streams.
+    pub endpoint: Endpoint,
+    /// What peers may do through this queue pair, within what registrations permit.
+    pub access: Access,
+    /// First index of queues and completion positions; for tests that want to see them wrap.
+    #[doc(hidden)]
+    pub start: u32,
+}
+
+impl Default for QpConfig {
+    fn default() -> QpConfig {
+        QpConfig {
+            send_blocks: 256,
+            recv_entries: 256,
+            recv_sges: 4,
+            ring_memory: MemoryKind::Pinned,
+            cq_memory: MemoryKind::Pinned,
+            record_memory: MemoryKind::Pinned,
+            timeout: Some(Duration::from_secs(60)),
+            lowering: Lowering::Auto,
+            endpoint: Endpoint::Auto,
+            access: Access::ALL,
+            start: 0,
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The fields of a prepared entry that a stream or kernel may change before the doorbell.
+
+use mlx5_prm::wqe::{BASIC_BLOCK, DataSeg, RaddrSeg, SEGMENT};
+
+use super::{Field, Qp, SendRequest};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Word32, Word64};
+
+impl Qp {
+    fn field(&self, request: SendRequest, field: Field, operation: &'static str) -> Result<usize> {
+        self.own(request.queue, operation)?;
+        let state = self.core.lock();
+        state
+            .send
+            .fifo
+            .check_prepared(request.ticket)
+            .map_err(|e| self.refused(operation, e))?;
+        let no = || {
+            Error::new(
+                operation,
+                Kind::Invalid,
+                format!("{self:?}: the entry has no {field:?}"),
+            )
+        };
+        let slot = state.send.fifo.slot(request.ticket).ok_or_else(no)?;
+        let layout = state.send.layout(slot).ok_or_else(no)?;
+        let (segment, offset) = match field {
+            Field::Length(i) => (layout.data(i).ok_or_else(no)?, DataSeg::BYTE_COUNT),
+            Field::Key(i) => (layout.data(i).ok_or_else(no)?, DataSeg::LKEY),
+            Field::Address(i) => (layout.data(i).ok_or_else(no)?, DataSeg::ADDR),
+            Field::RemoteAddress => (layout.remote.ok_or_else(no)?, RaddrSeg::ADDR),
+            Field::RemoteKey => (layout.remote.ok_or_else(no)?, RaddrSeg::RKEY),
+        };
+        let ring = state.send.fifo.room() as usize * BASIC_BLOCK;
+        Ok((state.send.offset(slot.start) + segment * SEGMENT + offset) % ring)
+    }
+
+    /// A 32-bit field of a prepared request, to be written, big-endian, by the stream that posts
+    /// it, earlier on. For lengths and keys.
+    ///
+    /// # Errors
+    /// `Invalid` if the entry has no such field or it is an address; `NoSuchRequest` if the
+    /// request is not prepared.
+    pub fn field32(&self, request: SendRequest, field: Field) -> Result<Word32> {
+        if matches!(field, Field::Address(_) | Field::RemoteAddress) {
+            return Err(Error::new(
+                "name field",
+                Kind::Invalid,
+                format!("{field:?} has 64 bits"),
+            ));
+        }
+        let at = self.field(request, field, "name field")?;
+        self.ring.word32(at)
+    }
+
+    /// A 64-bit field of a prepared request; see [`Qp::field32`]. For addresses.
+    ///
+    /// # Errors
+    /// As [`Qp::field32`].
+    pub fn field64(&self, request: SendRequest, field: Field) -> Result<Word64> {
+        if !matches!(field, Field::Address(_) | Field::RemoteAddress) {
+            return Err(Error::new(
+                "name field",
+                Kind::Invalid,
+                format!("{field:?} has 32 bits"),
+            ));
+        }
+        let at = self.field(request, field, "name field")?;
+        self.ring.word64(at)
+    }
+}

@@ -1,0 +1,247 @@
+//! From decided descriptors to submissions: memory operations or programs.
+
+use crate::error::{Error, Result};
+use crate::gpu::{Dims, Stream};
+use crate::memop::completion::Entry;
+use crate::memop::post::Ring;
+use crate::memop::program::{Code, Program};
+use crate::memop::{Batch, Condition, DevicePtr, Op, completion, post};
+
+/// A descriptor whose effect on queue state is decided.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Item {
+    Op(Op),
+    Post {
+        ring: Ring,
+        state: DevicePtr,
+        entries: u32,
+    },
+    PostReceive {
+        record: DevicePtr,
+        value: u32,
+        edge: Option<u32>,
+        state: DevicePtr,
+        entries: u32,
+    },
+    Wait {
+        entry: Entry,
+        waiter: DevicePtr,
+        advance: i64,
+        announce: bool,
+    },
+    /// A mark that a program announces by itself.
+    Mark {
+        at: DevicePtr,
+        value: u32,
+    },
+}
+
+/// A wait until a 32-bit word has a value.
+pub(super) fn equal(at: DevicePtr, value: u32) -> Op {
+    Op::Wait32 {
+        at,
+        value,
+        mask: u32::MAX,
+        condition: Condition::Eq,
+        flush: false,
+    }
+}
+
+/// How much of a list reached the stream before something failed.
+pub(super) enum Sent {
+    All,
+    Part(Error),
+}
+
+/// Memory that is kept from call to call.
+#[derive(Default)]
+pub(super) struct Buffers {
+    batch: Batch,
+    lowered: Batch,
+    program: Program,
+}
+
+/// Hands `items` to the stream.
+pub(super) fn lower(
+    stream: &Stream,
+    items: &[Item],
+    buffers: &mut Buffers,
+    kernel: bool,
+) -> Result<Sent> {
+    let mut out = Output {
+        stream,
+        batch: &mut buffers.batch,
+        lowered: &mut buffers.lowered,
+        program: &mut buffers.program,
+        submitted: false,
+    };
+    out.batch.clear();
+    out.program.clear();
+    let result = items
+        .iter()
+        .try_for_each(|item| {
+            if kernel {
+                out.by_kernel(item)
+            } else {
+                out.by_memops(item)
+            }
+        })
+        .and_then(|()| out.flush_all());
+    match result {
+        Ok(()) => Ok(Sent::All),
+        Err(e) if out.submitted => Ok(Sent::Part(e)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Collects operations and hands them to the stream when they are complete or must be.
+struct Output<'a> {
+    stream: &'a Stream,
+    batch: &'a mut Batch,
+    lowered: &'a mut Batch,
+    program: &'a mut Program,
+    submitted: bool,
+}
+
+impl Output<'_> {
+    fn by_memops(&mut self, item: &Item) -> Result<()> {
+        match item {
+            Item::Op(op) => self.batch.push(*op),
+            Item::Post { ring, .. } => post::push(self.batch, ring),
+            Item::PostReceive {
+                record,
+                value,
+                edge,
+                ..
+            } => {
+                if let Some(edge) = edge {
+                    self.batch.push(equal(*record, *edge));
+                }
+                self.batch.push(Op::Write32 {
+                    at: *record,
+                    value: *value,
+                    fenced: true,
+                });
+            }
+            Item::Wait { entry, .. } => {
+                if completion::push(self.batch, entry, self.stream.gpu().caps()).is_err() {
+                    self.flush_batch()?;
+                    let (word, owner) = (entry.word.0, u64::from(entry.owner));
+                    self.program.push(Code::WaitEntry, word, owner, 0, false);
+                    self.flush_program()?;
+                    if entry.flush {
+                        self.batch.push(Op::Flush);
+                    }
+                }
+            }
+            Item::Mark { at, value } => self.batch.push(Op::Write32 {
+                at: *at,
+                value: *value,
+                fenced: true,
+            }),
+        }
+        Ok(())
+    }
+
+    fn by_kernel(&mut self, item: &Item) -> Result<()> {
+        if !self.program.has_room(8) {
+            self.flush_program()?;
+        }
+        match item {
+            Item::Op(op) => {
+                self.lowered.clear();
+                self.batch.clear();
+                self.batch.push(*op);
+                if self.program.push_batch(self.batch) {
+                    self.batch.clear();
+                } else {
+                    // Flushes, and whatever else only the front end can do.
+                    self.flush_program()?;
+                    self.flush_batch()?;
+                }
+            }
+            Item::Post {
+                ring,
+                state,
+                entries,
+            } => {
+                if let Some(edge) = ring.edge {
+                    let extra = u64::from(u32::MAX) << 32 | 1;
+                    self.program
+                        .push(Code::Wait32, ring.record.0, u64::from(edge), extra, false);
+                }
+                self.program
+                    .push(Code::Post, state.0, u64::from(*entries), 0, false);
+            }
+            Item::PostReceive {
+                record,
+                edge,
+                state,
+                entries,
+                ..
+            } => {
+                if let Some(edge) = edge {
+                    let extra = u64::from(u32::MAX) << 32 | 1;
+                    self.program
+                        .push(Code::Wait32, record.0, u64::from(*edge), extra, false);
+                }
+                self.program
+                    .push(Code::PostReceive, state.0, u64::from(*entries), 0, false);
+            }
+            Item::Wait {
+                entry,
+                waiter,
+                advance,
+                announce,
+            } => {
+                self.program.push(
+                    Code::WaitCompletion,
+                    waiter.0,
+                    *advance as u64,
+                    u64::from(*announce),
+                    false,
+                );
+                if entry.flush {
+                    self.flush_program()?;
+                    self.batch.push(Op::Flush);
+                    self.flush_batch()?;
+                }
+            }
+            Item::Mark { at, value } => {
+                self.program
+                    .push(Code::Write32, at.0, u64::from(*value), 0, true)
+            }
+        }
+        Ok(())
+    }
+
+    fn flush_all(&mut self) -> Result<()> {
+        self.flush_program()?;
+        self.flush_batch()
+    }
+
+    fn flush_batch(&mut self) -> Result<()> {
+        if self.batch.is_empty() {
+            return Ok(());
+        }
+        let gpu = self.stream.gpu();
+        gpu.submit(self.stream, self.batch, self.lowered, &mut self.submitted)?;
+        self.batch.clear();
+        Ok(())
+    }
+
+    fn flush_program(&mut self) -> Result<()> {
+        if self.program.ops().is_empty() {
+            return Ok(());
+        }
+        self.stream
+            .gpu()
+            .tracer()
+            .program(self.stream.id(), self.program);
+        self.stream
+            .launch_program(Dims::linear(1, 32), self.program.bytes())?;
+        self.submitted = true;
+        self.program.clear();
+        Ok(())
+    }
+}

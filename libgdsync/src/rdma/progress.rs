@@ -1,0 +1,162 @@
+//! What has become of requests: polling, waiting on the CPU, received lengths.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mlx5_prm::cqe::Cqe64;
+use mlx5_prm::opcode::CqeOpcode;
+
+use super::core::Side;
+use super::{Completion, Qp, ReceiveRequest, Received};
+use crate::error::{Error, Kind, Result};
+use crate::memop::DevicePtr;
+use crate::ring::{Refusal, Ticket};
+use crate::status::Status;
+
+impl Qp {
+    /// Whether the request has completed: `None` while it is in flight or not posted.
+    /// Unsignaled requests are known to have completed once a later one has.
+    pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
+        let completion = completion.into();
+        self.own(completion.queue, "poll")?;
+        let mut state = self.core.lock();
+        self.core.settle(&mut state);
+        match state.status(completion.side, Ticket(completion.ticket)) {
+            None => Err(self.refused("poll", Refusal::NoSuchRequest)),
+            Some(Status::PENDING) => Ok(None),
+            Some(status) => Ok(Some(status)),
+        }
+    }
+
+    /// Waits on the CPU until the request has completed.
+    ///
+    /// # Errors
+    /// `Failed` with its status if it failed; `Timeout` after `limit`, the request stays in
+    /// flight; `NoSuchRequest` if nothing of that name is posted.
+    pub fn wait(&mut self, completion: impl Into<Completion>, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "wait for completion";
+        let completion = completion.into();
+        self.own(completion.queue, OPERATION)?;
+        {
+            let state = self.core.lock();
+            let posted = match completion.side {
+                Side::Send => state.send.fifo.posted(),
+                Side::Receive => state.recv.fifo.posted(),
+            };
+            if completion.ticket >= posted {
+                return Err(Error::new(
+                    OPERATION,
+                    Kind::NoSuchRequest,
+                    format!("{self:?}: it is not posted"),
+                ));
+            }
+        }
+        let host = Arc::clone(self.core.nic.host());
+        let deadline = host.now() + limit;
+        let mut result = Ok(None);
+        host.wait_until(Some(deadline), &mut || {
+            result = self.poll(completion);
+            !matches!(result, Ok(None))
+        });
+        match result? {
+            Some(Status::SUCCESS) => Ok(()),
+            Some(status) => Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            )),
+            None => Err(Error::new(
+                OPERATION,
+                Kind::Timeout,
+                format!("{self:?}, request {}", completion.ticket),
+            )),
+        }
+    }
+
+    /// What a completed receive brought.
+    ///
+    /// # Errors
+    /// `NoSuchRequest` if it has not completed, or so long ago that its entry has been reused;
+    /// `Failed` if it failed.
+    pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
+        const OPERATION: &str = "read receive completion";
+        if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
+            return Err(Error::new(
+                OPERATION,
+                Kind::Failed(status),
+                format!("{self:?}"),
+            ));
+        }
+        let state = self.core.lock();
+        let cq = &state.recv.cq;
+        let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
+        let Some(position) = position.filter(|p| *p < cq.completed() && !cq.is_behind(*p)) else {
+            let what = format!("{self:?}: not complete, or its entry has been reused");
+            return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
+        };
+        let entry = Cqe64::from_bytes(cq.entry(position));
+        let imm = matches!(
+            entry.opcode(),
+            CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM
+        )
+        .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
+        Ok(Received {
+            len: entry.byte_cnt.get(),
+            imm,
+        })
+    }
+
+    /// The status of the first request that failed, if the queue pair is in error.
+    pub fn error(&mut self) -> Option<Status> {
+        let mut state = self.core.lock();
+        self.core.settle(&mut state);
+        state.failed()
+    }
+
+    /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
+    /// Kernels may read it after a wait to learn whether they were released by a failure.
+    pub fn error_word(&self) -> DevicePtr {
+        self.core.places.error.gpu
+    }
+
+    /// The status word of a request: [`Status::PENDING`] (0) until the request fails, then its
+    /// status, stored before a stream that waits for it goes on. A kernel that runs after the
+    /// wait learns so what became of the request; after a success the word is still 0. It
+    /// belongs to the request until as many later ones as the queue has blocks are prepared.
+    ///
+    /// # Errors
+    /// `Foreign` for a request of another queue pair.
+    pub fn status_word(
+        &self,
+        completion: impl Into<Completion>,
+    ) -> Result<crate::memop::DevicePtr> {
+        let completion = completion.into();
+        self.own(completion.queue, "name status word")?;
+        let statuses = self.core.side(completion.side).statuses;
+        let slots = (statuses.cpu.len() / 4) as u64;
+        Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
+    }
+
+    /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
+    /// with what was posted and every stream has passed its waits.
+    ///
+    /// # Errors
+    /// `Timeout` after the limit; the work stays in flight.
+    pub fn quiet(&mut self, limit: Duration) -> Result<()> {
+        let host = Arc::clone(self.core.nic.host());
+        let deadline = host.now() + limit;
+        let idle = &mut || {
+            let mut state = self.core.lock();
+            self.core.settle(&mut state);
+            state.is_idle()
+        };
+        if host.wait_until(Some(deadline), idle) {
+            return Ok(());
+        }
+        Err(Error::new(
+            "wait for quiet",
+            Kind::Timeout,
+            format!("{self:?} has work in flight"),
+        ))
+    }
+}

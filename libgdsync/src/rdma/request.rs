@@ -1,0 +1,86 @@
+//! The small values that callers keep: prepared requests, completions, fields.
+
+use std::time::Duration;
+
+use super::core::Side;
+
+/// A request that was prepared on a send queue. A plain value: dropping it changes nothing,
+/// the request waits to be posted or aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendRequest {
+    pub(super) queue: u64,
+    pub(super) ticket: u64,
+}
+
+/// A receive that was prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveRequest {
+    pub(super) queue: u64,
+    pub(super) ticket: u64,
+}
+
+/// The completion of a request: what streams and the CPU wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Completion {
+    pub(super) queue: u64,
+    pub(super) side: Side,
+    pub(super) ticket: u64,
+}
+
+impl From<SendRequest> for Completion {
+    fn from(r: SendRequest) -> Completion {
+        Completion {
+            queue: r.queue,
+            side: Side::Send,
+            ticket: r.ticket,
+        }
+    }
+}
+
+impl From<ReceiveRequest> for Completion {
+    fn from(r: ReceiveRequest) -> Completion {
+        Completion {
+            queue: r.queue,
+            side: Side::Receive,
+            ticket: r.ticket,
+        }
+    }
+}
+
+/// How a stream waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct WaitOptions {
+    /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
+    /// stream does next. Needed for receives and READs into device memory, unless the platform
+    /// orders them; refused as `Unsupported` where the runtime cannot flush.
+    pub flush: bool,
+    /// How long the stream may stand at this wait before the queue pair is put in error with
+    /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
+    /// limits on one completion queue in one list, from when it arrives at the first.
+    pub timeout: Option<Duration>,
+}
+
+/// What a completed receive tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes that arrived.
+    pub len: u32,
+    /// The four bytes that travelled with the message, if any did.
+    pub imm: Option<u32>,
+}
+
+/// A field of a prepared entry that a stream or kernel may change before the doorbell.
+/// All fields are big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// Byte count of a data segment.
+    Length(usize),
+    /// Local key of a data segment.
+    Key(usize),
+    /// Address of a data segment.
+    Address(usize),
+    /// The peer's address.
+    RemoteAddress,
+    /// The peer's key.
+    RemoteKey,
+}
