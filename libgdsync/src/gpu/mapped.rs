@@ -48,7 +48,7 @@ impl Mapped {
         let end = offset.checked_add(len);
         assert!(
             end.is_some_and(|end| end <= self.len)
-                && (self.base.as_ptr() as usize + offset) % align == 0,
+                && (self.base.as_ptr() as usize + offset).is_multiple_of(align),
             "{len} bytes at {offset} of {}",
             self.len
         );
@@ -89,7 +89,7 @@ impl Mapped {
         let mut done = 0;
         while done < into.len() {
             let at = offset + done;
-            let aligned = (self.base.as_ptr() as usize + at) % 8 == 0;
+            let aligned = (self.base.as_ptr() as usize + at).is_multiple_of(8);
             if aligned && into.len() - done >= 8 {
                 let word = self.word64(at).load(Ordering::Relaxed);
                 into[done..done + 8].copy_from_slice(&word.to_ne_bytes());
@@ -109,7 +109,7 @@ impl Mapped {
         let mut done = 0;
         while done < from.len() {
             let at = offset + done;
-            let aligned = (self.base.as_ptr() as usize + at) % 8 == 0;
+            let aligned = (self.base.as_ptr() as usize + at).is_multiple_of(8);
             if aligned && from.len() - done >= 8 {
                 let mut word = [0; 8];
                 word.copy_from_slice(&from[done..done + 8]);

@@ -111,7 +111,11 @@ impl Region {
         align: usize,
     ) -> Result<()> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        if !inside || (self.addr().0 as usize).wrapping_add(offset) % align != 0 {
+        if !inside
+            || !(self.addr().0 as usize)
+                .wrapping_add(offset)
+                .is_multiple_of(align)
+        {
             return Err(Error::new(
                 operation,
                 Kind::Invalid,

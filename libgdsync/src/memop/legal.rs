@@ -338,11 +338,8 @@ mod tests {
                 },
             ]
         );
-        assert_eq!(
-            out.split(3).unwrap().collect::<Vec<_>>(),
-            [0..3],
-            "record and halves stay together"
-        );
+        let cuts = out.split(3).unwrap().count();
+        assert_eq!(cuts, 1, "record and halves stay together");
         assert!(out.split(2).is_err());
     }
 

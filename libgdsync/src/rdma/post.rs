@@ -26,12 +26,12 @@ impl Qp {
             .send
             .post(Ticket(request.ticket), Poster::Cpu)
             .map_err(|e| self.refused(OPERATION, e))?;
-        if let Some(index) = posted.edge {
-            if !self.has_rung(state, index, mark.posted()) {
-                state.send.restore(mark);
-                let what = format!("{self:?}: a stream posted last and has not rung yet");
-                return Err(Error::new(OPERATION, Kind::Busy, what));
-            }
+        if let Some(index) = posted.edge
+            && !self.has_rung(state, index, mark.posted())
+        {
+            state.send.restore(mark);
+            let what = format!("{self:?}: a stream posted last and has not rung yet");
+            return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         state.rung = state.send.fifo.posted();
         self.core

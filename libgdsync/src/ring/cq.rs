@@ -137,7 +137,7 @@ impl<M: RingMemory> CompletionRing<M> {
     /// Gives the next position to `ticket`.
     pub fn reserve(&mut self, ticket: u64) -> Result<u64, Refusal> {
         let position = self.next;
-        if position % self.quarter_len() == 0 {
+        if position.is_multiple_of(self.quarter_len()) {
             self.enter_quarter(self.quarter(position))?;
         }
         let index = self.index(position);
