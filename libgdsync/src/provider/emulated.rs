@@ -311,10 +311,14 @@ impl EmulatedNic {
     }
 
     pub fn modify_to_error(&self, qpn: u32) {
-        // Refused only in state RESET, where nothing is outstanding.
-        let _ = self
-            .nic
-            .with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), vmlx5::Modify::Error));
+        let id = vmlx5::Qpn(qpn);
+        self.nic.with(|nic| {
+            // Receives may be posted before a connection, in state RESET, from which the way to
+            // ERR leads over INIT. From any other state the first step is refused.
+            let access = vmlx5::Access::NONE;
+            let _ = nic.modify_qp(id, vmlx5::Modify::Init { access });
+            let _ = nic.modify_qp(id, vmlx5::Modify::Error);
+        });
         self.host.ring();
     }
 
