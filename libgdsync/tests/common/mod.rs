@@ -9,6 +9,8 @@ mod witness;
 
 use std::time::Duration;
 
+use gds_driver::{Sim, SimConfig};
+use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{
@@ -37,6 +39,14 @@ pub enum Net {
     Hub,
     /// Two NICs that meet as those of two processes do.
     Host,
+}
+
+/// A play of devices on this thread, with a virtual clock: whatever takes seconds in it takes
+/// none here, and is equally long each time. The GPU has to be dropped before the play.
+pub fn play(seed: u64) -> (Sim, Gpu) {
+    let sim = Sim::new(SimConfig::seed(seed));
+    let gpu = Gpu::soft_with(sim.host(), SoftOptions::default()).unwrap();
+    (sim, gpu)
 }
 
 /// Every way work gets from a stream to the NIC, by name.
@@ -79,6 +89,8 @@ pub fn paths() -> Vec<(&'static str, QpConfig)> {
 /// Two connected queue pairs on one GPU.
 pub struct Pair {
     pub gpu: Gpu,
+    /// Joins the NICs, unless they meet as those of two processes do.
+    pub hub: Hub,
     pub pd_a: Pd,
     pub pd_b: Pd,
     pub a: Qp,
@@ -93,17 +105,26 @@ impl Pair {
 
     /// `a` and `b` of two kinds.
     pub fn of(gpu: &Gpu, net: Net, a: &QpConfig, b: &QpConfig) -> Pair {
-        let open = |fabric| Device::emulated_with(gpu, EmulatedOptions { fabric }).unwrap();
-        let (first, second) = match net {
-            Net::One => {
-                let device = open(Fabric::Host);
-                (device.clone(), device)
-            }
-            Net::Hub => {
-                let hub = Hub::new(HubConfig::default());
-                (open(Fabric::Hub(hub.clone())), open(Fabric::Hub(hub)))
-            }
-            Net::Host => (open(Fabric::Host), open(Fabric::Host)),
+        let mut pair = Pair::apart(gpu, net, a, b);
+        pair.connect();
+        pair
+    }
+
+    /// As [`Pair::of`], not connected yet.
+    pub fn apart(gpu: &Gpu, net: Net, a: &QpConfig, b: &QpConfig) -> Pair {
+        let hub = Hub::new(HubConfig::default());
+        let open = || {
+            let fabric = match net {
+                Net::Host => Fabric::Host,
+                _ => Fabric::Hub(hub.clone()),
+            };
+            Device::emulated_with(gpu, EmulatedOptions { fabric }).unwrap()
+        };
+        let first = open();
+        let second = if net == Net::One {
+            first.clone()
+        } else {
+            open()
         };
         let pd_a = first.alloc_pd().unwrap();
         let pd_b = match net {
@@ -112,15 +133,14 @@ impl Pair {
         };
         let a = pd_a.create_qp(a).unwrap();
         let b = pd_b.create_qp(b).unwrap();
-        let mut pair = Pair {
+        Pair {
             gpu: gpu.clone(),
+            hub,
             pd_a,
             pd_b,
             a,
             b,
-        };
-        pair.connect();
-        pair
+        }
     }
 
     /// Connects the two, after creation or reset.
@@ -206,6 +226,12 @@ pub fn finish(stream: &Stream, what: &str) {
         stream.synchronize(LIMIT).unwrap(),
         "{what}: the stream stands still"
     );
+}
+
+/// Lets time pass.
+pub fn pass(gpu: &Gpu, time: Duration) {
+    let deadline = gpu.host().now() + time;
+    assert!(!gpu.host().wait_until(Some(deadline), &mut || false));
 }
 
 /// Waits until `condition` holds.

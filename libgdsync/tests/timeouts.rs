@@ -1,0 +1,271 @@
+//! Time limits: a peer that is silent, a completion that never comes, and no false alarm. All in
+//! plays with a virtual clock, so that limits are exact and nothing depends on the machine.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, Witness, finish, kind, pass, paths, play, sge};
+use gds_driver::sim::seeds;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, QpConfig, WaitOptions, Work};
+use gdsync::{Gpu, Kind, Status};
+
+const MS: Duration = Duration::from_millis(1);
+const SHORT: Duration = Duration::from_millis(200);
+
+const TIMEOUT: Option<Kind> = Some(Kind::Failed(Status::TIMEOUT));
+const FLUSHED: Option<Kind> = Some(Kind::Failed(Status::FLUSHED));
+
+/// Runs a test over every path, each with some seeds.
+fn plays(mut test: impl FnMut(&Gpu, &QpConfig, &str)) {
+    seeds(3, |seed| {
+        for (path, config) in paths() {
+            let (_sim, gpu) = play(seed);
+            test(&gpu, &config, path);
+        }
+        Ok::<_, String>(())
+    });
+}
+
+fn limited(config: &QpConfig, timeout: Option<Duration>) -> QpConfig {
+    QpConfig {
+        timeout,
+        ..config.clone()
+    }
+}
+
+fn wait_at_most(timeout: Duration) -> WaitOptions {
+    WaitOptions {
+        flush: false,
+        timeout: Some(timeout),
+    }
+}
+
+#[test]
+fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
+    plays(|gpu, config, path| {
+        let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
+        let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
+        let (gate, done) = (Gate::new(gpu), Flag::new(gpu));
+        let list = [sge(&mem, 0, 8)];
+        let own = p.a.prepare_receive(&[sge(&mem, 32, 8)]).unwrap();
+        p.a.post_receive(own).unwrap();
+        let sends = [(); 3].map(|()| p.a.prepare(&Work::send(&list).signaled()).unwrap());
+        let head = [
+            gate.wait(),
+            Descriptor::Send(sends[0]),
+            Descriptor::Send(sends[1]),
+            Descriptor::Wait(sends[0].into(), PLAIN),
+        ];
+        p.a.post_on(&stream, &head).unwrap();
+        let first = Witness::launch(&stream, &p.a, sends[0]);
+        // This one is rung for when the queue pair is in error already.
+        let tail = [
+            Descriptor::Send(sends[2]),
+            Descriptor::Wait(sends[2].into(), PLAIN),
+            done.set(),
+        ];
+        p.a.post_on(&stream, &tail).unwrap();
+        let last = Witness::launch(&stream, &p.a, sends[2]);
+
+        // Nothing is late while the gate holds the doorbell back.
+        pass(gpu, 10 * SHORT);
+        assert_eq!(p.a.error(), None, "{path}: a false alarm");
+        gate.open();
+        let opened = gpu.host().now();
+        finish(&stream, path);
+        let took = gpu.host().now() - opened;
+        assert!(SHORT <= took && took < 2 * SHORT, "{path}: {took:?}");
+        assert!(done.is_set());
+        assert_eq!(first.seen().error, Status::TIMEOUT, "{path}");
+        assert_eq!(first.seen().status, Status::TIMEOUT, "{path}");
+        assert_eq!(last.seen().error, Status::TIMEOUT, "{path}");
+        assert_eq!(last.seen().status, Status::FLUSHED, "{path}");
+        assert_eq!(kind(p.a.wait(sends[0], LIMIT)), TIMEOUT, "{path}");
+        assert_eq!(kind(p.a.wait(sends[1], LIMIT)), FLUSHED, "{path}");
+        assert_eq!(kind(p.a.wait(own, LIMIT)), FLUSHED, "{path}");
+        assert_eq!(p.a.error(), Some(Status::TIMEOUT), "{path}");
+        assert_eq!(p.b.error(), None, "{path}: the peer knows nothing");
+        p.recover(path);
+    });
+}
+
+#[test]
+fn a_silent_peer_is_noticed_within_the_limit_and_a_dead_one_at_once() {
+    plays(|gpu, config, path| {
+        for dead in [false, true] {
+            let what = format!("{path}, dead {dead}");
+            let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
+            p.check(&what);
+            let (near, far) = (
+                p.mem_a(MemoryKind::Device, 64),
+                p.mem_b(MemoryKind::Device, 64),
+            );
+            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(gpu));
+            let list = [sge(&near, 0, 8)];
+            let to = far.remote().span(0, 8).unwrap();
+            let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+            let post = [
+                gate.wait(),
+                Descriptor::Send(write),
+                Descriptor::Wait(write.into(), PLAIN),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+            let saw = Witness::launch(&stream, &p.a, write);
+            let node = vmlx5::fabric::NodeId(p.b.address().node);
+            let (found, status) = match dead {
+                true => (p.hub.kill(node), Status::TRANSPORT_RETRY),
+                false => (p.hub.silence(node, true), Status::TIMEOUT),
+            };
+            assert!(found);
+            gate.open();
+            let opened = gpu.host().now();
+            finish(&stream, &what);
+            let took = gpu.host().now() - opened;
+            assert!(
+                took < 2 * SHORT && (dead || took >= SHORT),
+                "{what}: {took:?}"
+            );
+            assert_eq!((saw.seen().error, saw.seen().status), (status, status));
+            assert_eq!(
+                kind(p.a.wait(write, LIMIT)),
+                Some(Kind::Failed(status)),
+                "{what}"
+            );
+            if !dead {
+                assert!(p.hub.silence(node, false));
+                p.recover(&what);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
+    plays(|gpu, config, path| {
+        // Not connected either: receives may be posted, and waited for, before.
+        for connected in [true, false] {
+            let what = format!("{path}, connected {connected}");
+            let config = limited(config, None);
+            let mut p = Pair::apart(gpu, Net::Hub, &config, &config);
+            if connected {
+                p.connect();
+            }
+            let (mem, stream) = (p.mem_b(MemoryKind::Device, 64), gpu.stream().unwrap());
+            let (gate, done) = (Gate::new(gpu), Flag::new(gpu));
+            let receives = [0, 8].map(|at| p.b.prepare_receive(&[sge(&mem, at, 8)]).unwrap());
+            let list = [
+                Descriptor::Receive(receives[0]),
+                Descriptor::Receive(receives[1]),
+                gate.wait(),
+                Descriptor::Wait(receives[0].into(), wait_at_most(SHORT)),
+            ];
+            p.b.post_on(&stream, &list).unwrap();
+            let saw = Witness::launch(&stream, &p.b, receives[0]);
+            let tail = [Descriptor::Wait(receives[1].into(), PLAIN), done.set()];
+            p.b.post_on(&stream, &tail).unwrap();
+            // It counts from when the stream arrives.
+            pass(gpu, 10 * SHORT);
+            assert_eq!(p.b.error(), None, "{what}: a false alarm");
+            gate.open();
+            let opened = gpu.host().now();
+            finish(&stream, &what);
+            let took = gpu.host().now() - opened;
+            assert!(SHORT <= took && took < 2 * SHORT, "{what}: {took:?}");
+            assert!(done.is_set());
+            assert_eq!(saw.seen().error, Status::TIMEOUT, "{what}");
+            assert_eq!(saw.seen().status, Status::TIMEOUT, "{what}");
+            assert_eq!(kind(p.b.wait(receives[0], LIMIT)), TIMEOUT, "{what}");
+            assert_eq!(kind(p.b.wait(receives[1], LIMIT)), FLUSHED, "{what}");
+            assert_eq!(p.b.error(), Some(Status::TIMEOUT), "{what}");
+            p.b.reset().unwrap();
+            p.a.reset().unwrap();
+            p.connect();
+            p.check(&what);
+        }
+    });
+}
+
+#[test]
+fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere() {
+    plays(|gpu, config, path| {
+        let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
+        let (near, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(gpu));
+        let list = [sge(&near, 0, 8)];
+        let to = far.remote().span(0, 8).unwrap();
+        let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let post = [
+            Descriptor::Send(write),
+            Descriptor::Wait(write.into(), wait_at_most(SHORT)),
+            gate.wait(),
+        ];
+        p.a.post_on(&stream, &post).unwrap();
+        pass(gpu, 10 * SHORT);
+        assert_eq!(p.a.error(), None, "{path}: a false alarm");
+        gate.open();
+        finish(&stream, path);
+        p.check(path);
+    });
+}
+
+#[test]
+fn a_slow_peer_is_not_a_silent_one() {
+    plays(|gpu, config, path| {
+        let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
+        let (near, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        let stream = gpu.stream().unwrap();
+        let list = [sge(&near, 0, 8)];
+        let mut last = None;
+        for _ in 0..6 {
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            p.a.post_on(&stream, &post).unwrap();
+            last = Some(send);
+        }
+        // Each takes nearly as long as it may, all together far longer.
+        for _ in 0..6 {
+            pass(gpu, SHORT - 40 * MS);
+            let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+            p.b.post_receive(recv).unwrap();
+            p.b.wait(recv, LIMIT).unwrap();
+        }
+        finish(&stream, path);
+        p.a.wait(last.unwrap(), LIMIT).unwrap();
+        assert_eq!(p.a.error(), None, "{path}");
+    });
+}
+
+#[test]
+fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
+    plays(|gpu, config, path| {
+        let mut p = Pair::new(gpu, Net::Hub, &limited(config, None));
+        let (near, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        let list = [sge(&near, 0, 8)];
+        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        // The CPU's own limit says nothing about the request.
+        let before = gpu.host().now();
+        let error = p.a.wait(send, 20 * SHORT).unwrap_err();
+        assert_eq!(error.kind(), Kind::Timeout, "{path}");
+        assert!(error.to_string().contains("request 0"), "{error}");
+        assert!(gpu.host().now() - before >= 20 * SHORT);
+        assert_eq!(kind(p.a.quiet(SHORT)), Some(Kind::Timeout), "{path}");
+        assert_eq!(p.a.poll(send).unwrap(), None, "{path}");
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        p.b.wait(recv, LIMIT).unwrap();
+        p.check(path);
+    });
+}
