@@ -1,6 +1,8 @@
-//! What payloads hold, as the host computes it: the same words as `device/pattern.hpp`.
+//! What payloads hold: their names, and for the tests the words as the host computes them, the
+//! same as `device/pattern.hpp`.
 
 /// Multiplier of the pattern: 2^64 divided by the golden ratio.
+#[cfg(test)]
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Names one payload: which message it is, and which rank wrote it.
@@ -23,6 +25,7 @@ pub fn seed(tag: u64) -> u64 {
 }
 
 /// A word of a seed: bytes `8 * index` and on, the lowest in the lowest bits.
+#[cfg(test)]
 pub fn word(seed: u64, index: u64) -> u64 {
     let x = seed.wrapping_add(index).wrapping_mul(GOLDEN);
     x ^ (x >> 29)

@@ -56,7 +56,7 @@ pub struct Figures {
 }
 
 struct Bench {
-    endpoint: Endpoint,
+    _endpoint: Endpoint,
     qp: Qp,
     _peer: Qp,
     slots: Mr,
@@ -82,7 +82,7 @@ pub fn run(options: &Options) -> Result<()> {
         completed: 0,
         spot_checks: 0,
         deadline: Instant::now() + options.run.timeout,
-        endpoint,
+        _endpoint: endpoint,
         qp,
         _peer: peer,
     };

@@ -56,7 +56,11 @@ fn run(arguments: &[&str]) -> Output {
 
 fn text(output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
-    format!("{}\n{}", String::from_utf8_lossy(out), String::from_utf8_lossy(err))
+    format!(
+        "{}\n{}",
+        String::from_utf8_lossy(out),
+        String::from_utf8_lossy(err)
+    )
 }
 
 /// A folder that goes when the test does.
@@ -102,12 +106,24 @@ fn play(name: &str, arguments: &[&str], lowering: &str, ringing: &str) -> Value 
     let output = run(&all);
     assert!(output.status.success(), "{}", text(&output));
     let printed = text(&output);
-    for words in ["soft gpu", "emulated nic", lowering, ringing, "4 KiB", "application"] {
+    for words in [
+        "soft gpu",
+        "emulated nic",
+        lowering,
+        ringing,
+        "4 KiB",
+        "application",
+    ] {
         assert!(printed.contains(words), "{words} is not in\n{printed}");
     }
     let report = json(&file);
     assert_eq!(report["benchmark"], "pingpong");
-    assert_eq!(report["program"]["executable_sha256"].as_str().map(str::len), Some(64));
+    assert_eq!(
+        report["program"]["executable_sha256"]
+            .as_str()
+            .map(str::len),
+        Some(64)
+    );
     assert_eq!(report["figures"]["header"]["names"]["lowering"], lowering);
     for (row, size) in [(0, 8.0), (1, 4096.0)] {
         let row = &report["figures"]["sizes"][row];
@@ -125,9 +141,15 @@ fn play(name: &str, arguments: &[&str], lowering: &str, ringing: &str) -> Value 
         let proof = report.pointer(rank).unwrap();
         assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
         // Enqueueing happened before the gate, so what remains is opening it and some looks.
-        let (used, gated) = (number(proof, "/cpu/application_ns"), number(proof, "/cpu/gated_ns"));
+        let (used, gated) = (
+            number(proof, "/cpu/application_ns"),
+            number(proof, "/cpu/gated_ns"),
+        );
         assert!(used < gated, "{proof:#}");
-        assert!(proof["cpu"]["others_ns"]["gds-device"].is_number(), "{proof:#}");
+        assert!(
+            proof["cpu"]["others_ns"]["gds-device"].is_number(),
+            "{proof:#}"
+        );
     }
     let curve = std::fs::read_to_string(&svg).unwrap();
     assert!(curve.starts_with("<svg"));
@@ -152,19 +174,36 @@ fn processes_play_by_kernels() {
 
 #[test]
 fn threads_play_by_memory_operations() {
-    let report = play("tm", &["--threads", "--lowering", "memops"], "memops", BY_MEMOPS);
+    let report = play(
+        "tm",
+        &["--threads", "--lowering", "memops"],
+        "memops",
+        BY_MEMOPS,
+    );
     assert_eq!(report["figures"]["header"]["ranks"], "threads");
     assert_eq!(report["targets"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
 fn threads_play_by_kernels() {
-    play("tk", &["--threads", "--lowering", "kernel"], "kernel", BY_KERNEL);
+    play(
+        "tk",
+        &["--threads", "--lowering", "kernel"],
+        "kernel",
+        BY_KERNEL,
+    );
 }
 
 #[test]
 fn processes_play_by_proxy_with_writes_to_pinned_memory() {
-    let more = ["--provider", "proxy", "--memory", "pinned", "--operation", "write"];
+    let more = [
+        "--provider",
+        "proxy",
+        "--memory",
+        "pinned",
+        "--operation",
+        "write",
+    ];
     play("pp", &more, "memops", BY_PROXY);
 }
 
@@ -184,13 +223,24 @@ fn ragged_sizes_and_writes_are_played() {
 fn one_wrong_bit_fails_the_run() {
     let _alone = alone();
     for ranks in [&["--threads"][..], &[]] {
-        let mut all = vec!["pingpong", "--sizes", "4096", "--iterations", "50", "--corrupt", "40"];
+        let mut all = vec![
+            "pingpong",
+            "--sizes",
+            "4096",
+            "--iterations",
+            "50",
+            "--corrupt",
+            "40",
+        ];
         all.extend(ranks);
         let output = run(&all);
         assert_eq!(output.status.code(), Some(1), "{}", text(&output));
         let said = text(&output);
         assert!(said.contains("1 wrong bytes"), "{said}");
-        assert!(said.contains("byte 2048 of message 40 from rank 1"), "{said}");
+        assert!(
+            said.contains("byte 2048 of message 40 from rank 1"),
+            "{said}"
+        );
     }
 }
 
@@ -202,7 +252,10 @@ fn a_dead_rank_ends_the_run() {
     let list = format!("/proc/{0}/task/{0}/children", child.id());
     let ranks: Vec<i32> = loop {
         let text = std::fs::read_to_string(&list).unwrap();
-        let ranks: Vec<i32> = text.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        let ranks: Vec<i32> = text
+            .split_whitespace()
+            .map(|pid| pid.parse().unwrap())
+            .collect();
         if ranks.len() == 2 {
             break ranks;
         }
@@ -217,7 +270,10 @@ fn a_dead_rank_ends_the_run() {
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("rank 1: died"), "{}", text(&output));
     for rank in ranks {
-        assert!(!Path::new(&format!("/proc/{rank}")).exists(), "rank process {rank} is left behind");
+        assert!(
+            !Path::new(&format!("/proc/{rank}")).exists(),
+            "rank process {rank} is left behind"
+        );
     }
 }
 
@@ -265,5 +321,8 @@ fn the_suite_writes_all_figures() {
         assert_eq!(row["allocations"], 0, "{row:#}");
     }
     assert!(number(&json(folder.at("all/rate.json")), "/figures/spot_checks") > 0.0);
-    assert_eq!(number(&json(folder.at("all/bandwidth.json")), "/figures/verified"), 8.0 * 1048576.0);
+    assert_eq!(
+        number(&json(folder.at("all/bandwidth.json")), "/figures/verified"),
+        8.0 * 1048576.0
+    );
 }

@@ -85,7 +85,7 @@ pub struct Trace {
 const RINGS: [(&str, &[(&str, &str)]); 3] = [
     (
         "doorbell record, then UAR",
-        &[("write32", ".record "), ("write", ".uar")],
+        &[("write32", ".record"), ("write", ".uar")],
     ),
     (
         "a kernel that writes doorbell record and UAR",
@@ -93,7 +93,7 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
     ),
     (
         "a word that the proxy reads",
-        &[("write32", ".send-trigger ")],
+        &[("write32", ".send-trigger")],
     ),
 ];
 
