@@ -20,8 +20,7 @@ pub const HEADER: usize = size_of::<FrameHeader>();
 
 const _: () = assert!(HEADER == 64, "a header fills one cache line");
 
-/// A frame's header as it lies in a ring. Little-endian; not yet checked: see
-/// [`FrameHeader::decode`].
+/// A frame's header as it lies in a ring. Little-endian, and not yet checked.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FrameHeader {

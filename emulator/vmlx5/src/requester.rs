@@ -452,6 +452,8 @@ impl Qp {
             Kind::Resume if self.sq.outstanding() && s != self.sq.top => {
                 self.fail_front(ctx, gone);
             }
+            // Nothing to send again, but it listens again.
+            Kind::Resume => self.sq.held = false,
             Kind::Gone if waits => self.fail_front(ctx, gone),
             // Late word from a former connection.
             _ => {}

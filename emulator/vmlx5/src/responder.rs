@@ -308,7 +308,7 @@ impl Qp {
     }
 
     fn queue_atomic(&mut self, mrs: &MrTable, frame: &Frame) -> Outcome {
-        if frame.va % 8 != 0 {
+        if !frame.va.is_multiple_of(8) {
             return Outcome::Refused(invalid(vendor::MISALIGNED), None);
         }
         if let Err(fault) = self.may(mrs, frame, 8, Access::REMOTE_ATOMIC) {

@@ -215,7 +215,7 @@ fn deregistered_while_in_flight() {
         Syndrome::LOCAL_PROT,
     );
     assert_eq!(world.state(&a), QpState::Err);
-    assert_eq!(world.nics[0].dereg_mr(a.keys.lkey).is_err(), true);
+    assert!(world.nics[0].dereg_mr(a.keys.lkey).is_err());
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn cases() -> ProptestConfig {
     let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(cases.unwrap_or(64))
+        ..ProptestConfig::with_cases(cases.unwrap_or(128))
     }
 }
 
@@ -255,7 +255,10 @@ impl Worker {
             solicited: rng.bool(),
         };
         let cut = rng.usize(..=len);
-        let sges = [a.sge(slot, cut as u32), a.sge(slot + cut as u64, (len - cut) as u32)];
+        let sges = [
+            a.sge(slot, cut as u32),
+            a.sge(slot + cut as u64, (len - cut) as u32),
+        ];
         let eight = [a.sge(slot, 8)];
         let at = b.remote(slot);
         let bytes = a.get(slot, len);
@@ -265,13 +268,27 @@ impl Worker {
             2 => write(at, &sges),
             3 => read(at, &sges),
             4 => atomic(at, Atomic::FetchAdd { add: 5 }, &eight),
-            5 => atomic(at, Atomic::CompareSwap { compare: b.get64(slot), swap: 3 }, &eight),
-            6 => SendWqe { opcode: SendOpcode::RDMA_WRITE_IMM, ..write(at, &sges) },
+            5 => atomic(
+                at,
+                Atomic::CompareSwap {
+                    compare: b.get64(slot),
+                    swap: 3,
+                },
+                &eight,
+            ),
+            6 => SendWqe {
+                opcode: SendOpcode::RDMA_WRITE_IMM,
+                ..write(at, &sges)
+            },
             _ => nop(),
         };
         if wqe.atomic.is_some() {
             len = 8;
-        } else if len <= 200 && rng.bool() && wqe.opcode != SendOpcode::RDMA_READ && wqe.opcode != SendOpcode::NOP {
+        } else if len <= 200
+            && rng.bool()
+            && wqe.opcode != SendOpcode::RDMA_READ
+            && wqe.opcode != SendOpcode::NOP
+        {
             wqe.payload = Payload::Inline(&inline);
         }
         let index = a.prepare(&SendWqe { flags, ..wqe });
@@ -284,13 +301,22 @@ impl Worker {
 
     fn completed_block(&self) -> u16 {
         let start = self.a.config.sq_start;
-        self.indices.get(self.completed).copied().unwrap_or(if self.indices.is_empty() { start } else { self.a.sq })
+        self.indices
+            .get(self.completed)
+            .copied()
+            .unwrap_or(if self.indices.is_empty() {
+                start
+            } else {
+                self.a.sq
+            })
     }
 
     fn receives(&self) -> Vec<(usize, SendOpcode, usize)> {
         let with = |op| op == SendOpcode::SEND || op == SendOpcode::RDMA_WRITE_IMM;
         let all = self.posted.iter().enumerate();
-        all.filter(|(_, p)| with(p.0)).map(|(i, p)| (i, p.0, p.1)).collect()
+        all.filter(|(_, p)| with(p.0))
+            .map(|(i, p)| (i, p.0, p.1))
+            .collect()
     }
 
     fn poll(&mut self) {
@@ -304,8 +330,16 @@ impl Worker {
         }
         while let Some(cqe) = self.b.recv.poll() {
             let (i, op, len) = self.receives()[self.received];
-            let kind = if op == SendOpcode::SEND { CqeOpcode::RESP_SEND } else { CqeOpcode::RESP_WR_IMM };
-            assert_ok(&cqe, kind, self.b.config.rq_start.wrapping_add(self.received as u16));
+            let kind = if op == SendOpcode::SEND {
+                CqeOpcode::RESP_SEND
+            } else {
+                CqeOpcode::RESP_WR_IMM
+            };
+            assert_ok(
+                &cqe,
+                kind,
+                self.b.config.rq_start.wrapping_add(self.received as u16),
+            );
             assert_eq!(cqe.byte_cnt.get() as usize, len, "operation {i}");
             self.received += 1;
         }

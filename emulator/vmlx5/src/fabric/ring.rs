@@ -162,13 +162,13 @@ impl Region {
     }
 
     /// Checks one end's word against the other's.
-    fn check(&self, head: u64, tail: u64) -> Result<u64, FrameError> {
-        let used = tail.wrapping_sub(head);
+    fn check(&self, head: u64, tail: u64) -> Result<(), FrameError> {
         let size = self.size as u64;
-        if used > size || (head | tail) & (LINE as u64 - 1) != 0 {
+        let possible = tail.checked_sub(head).is_some_and(|used| used <= size);
+        if !possible || (head | tail) & (LINE as u64 - 1) != 0 {
             return Err(FrameError::Indices { head, tail, size });
         }
-        Ok(used)
+        Ok(())
     }
 }
 
@@ -235,10 +235,10 @@ impl Writer {
         let to_end = size - (self.written & (size - 1));
         let padding = if record > to_end { to_end } else { 0 };
         if self.written + padding + record - self.head > size {
-            self.head = self.region.word(At::Head).load(Ordering::Acquire);
-            self.region
-                .check(self.head, self.written)
-                .map_err(Refused::Garbage)?;
+            let head = self.region.word(At::Head).load(Ordering::Acquire);
+            let checked = self.region.check(head, self.written);
+            checked.map_err(Refused::Garbage)?;
+            self.head = head;
             if self.written + padding + record - self.head > size {
                 return Err(Refused::Full);
             }
@@ -399,3 +399,7 @@ impl Delivery {
         false
     }
 }
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+pub(crate) mod tests;

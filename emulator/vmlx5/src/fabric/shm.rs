@@ -473,3 +473,7 @@ impl Fabric for ShmFabric {
         Some(self.next_look)
     }
 }
+
+#[cfg(test)]
+#[path = "shm_tests.rs"]
+mod tests;

@@ -10,8 +10,8 @@ use mlx5_prm::doorbell::{self, BF_OFFSET, BF_SIZE};
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, Sge, WqeFlags, encode_recv};
-use vmlx5::fabric::NodeId;
 use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
+use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
     Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Nic, NicConfig, PdId, QpAttr,
     QpState, Qpn, RqAttr, SqAttr, UarId,
@@ -357,25 +357,42 @@ impl World {
         World::build(nics, Some(seed))
     }
 
+    /// NICs on any fabrics.
+    pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
+        let hub = Hub::new(HubConfig::default());
+        let nic = |(i, fabric)| {
+            let config = NicConfig {
+                name: format!("nic{i}"),
+                ..NicConfig::default()
+            };
+            Nic::new(config, fabric)
+        };
+        World {
+            nics: fabrics.into_iter().enumerate().map(nic).collect(),
+            links: hub.link_machine(0),
+            chance: None,
+            hub,
+            now: 0,
+        }
+    }
+
     fn build(nics: usize, seed: Option<u64>) -> World {
         let hub = Hub::new(HubConfig {
             scheduled: seed.is_some(),
             ..HubConfig::default()
         });
-        let nic = |i| {
-            let config = NicConfig {
-                name: format!("nic{i}"),
-                ..NicConfig::default()
-            };
-            Nic::new(config, Box::new(hub.port()))
-        };
+        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
         World {
-            nics: (0..nics).map(nic).collect(),
             links: hub.link_machine(seed.unwrap_or(0)),
             chance: seed.map(fastrand::Rng::with_seed),
-            hub,
-            now: 0,
+            ..World::on(ports.collect())
         }
+        .with_hub(hub)
+    }
+
+    fn with_hub(mut self, hub: Hub) -> World {
+        self.hub = hub;
+        self
     }
 
     pub fn end(&mut self, nic: usize, config: EndConfig) -> End {

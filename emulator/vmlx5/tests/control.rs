@@ -1,0 +1,388 @@
+//! Control operations: states, limits, and what is refused.
+
+mod rig;
+
+use std::sync::Arc;
+
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use rig::*;
+use vmlx5::*;
+
+const REQ: CqeOpcode = CqeOpcode::REQ;
+const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
+
+#[test]
+fn transitions() {
+    let mut world = World::new(1);
+    let a = world.end(0, EndConfig::default());
+    let node = world.node(&a);
+    let access = remote_rights();
+    let ways = [
+        Modify::Reset,
+        Modify::Init { access },
+        Modify::Rtr {
+            remote: node,
+            remote_qpn: a.qpn,
+            rq_psn: 0,
+            max_dest_rd_atomic: 1,
+        },
+        Modify::Rts {
+            sq_psn: 0,
+            max_rd_atomic: 1,
+        },
+        Modify::Error,
+    ];
+    // From each state (reached by the first `n` of RESET, INIT, RTR, RTS; 4 is ERR).
+    let allowed = [
+        [true, true, false, false, false],
+        [true, false, true, false, true],
+        [true, false, false, true, true],
+        [true, false, false, false, true],
+        [true, false, false, false, true],
+    ];
+    for (n, row) in allowed.iter().enumerate() {
+        for (way, &ok) in ways.iter().zip(row) {
+            world.modify(&a, Modify::Reset);
+            for step in &ways[1..n.min(3) + 1] {
+                world.modify(&a, *step);
+            }
+            if n == 4 {
+                world.modify(&a, Modify::Error);
+            }
+            let from = world.state(&a);
+            let result = world.nics[0].modify_qp(a.qpn, *way);
+            if ok {
+                assert_eq!(result, Ok(()));
+                assert_eq!(world.state(&a), way.target());
+            } else {
+                let to = way.target();
+                let qpn = a.qpn.0;
+                assert_eq!(result, Err(NicError::Transition { qpn, from, to }));
+                assert_eq!(world.state(&a), from);
+            }
+            world.settle();
+        }
+    }
+}
+
+#[test]
+fn refused_control_operations() {
+    let mut world = World::new(1);
+    let a = world.end(0, EndConfig::default());
+    let nic = &mut world.nics[0];
+    let mem: Arc<dyn Dma> = Arc::new(HostMemory::new(1 << 16));
+    let mr = MrAttr {
+        pd: a.pd,
+        va: 0x1000,
+        len: 4096,
+        access: Access::LOCAL_WRITE,
+        mem: mem.clone(),
+        mem_offset: 0,
+    };
+    let span = |r: Result<MrKeys, NicError>| {
+        assert!(
+            matches!(
+                r,
+                Err(NicError::Span {
+                    object: Object::Mr,
+                    ..
+                })
+            ),
+            "{r:?}"
+        );
+    };
+    span(nic.reg_mr(MrAttr {
+        len: 0,
+        ..mr.clone()
+    }));
+    span(nic.reg_mr(MrAttr {
+        mem_offset: 61441,
+        ..mr.clone()
+    }));
+    span(nic.reg_mr(MrAttr {
+        mem_offset: u64::MAX,
+        ..mr.clone()
+    }));
+    span(nic.reg_mr(MrAttr {
+        va: u64::MAX - 4094,
+        ..mr.clone()
+    }));
+    for access in [
+        Access::REMOTE_WRITE,
+        Access::REMOTE_ATOMIC | Access::REMOTE_READ,
+    ] {
+        let r = nic.reg_mr(MrAttr {
+            access,
+            ..mr.clone()
+        });
+        assert!(matches!(r, Err(NicError::Access { .. })));
+    }
+    assert_eq!(Access::from_bits(0x31), Err(0x30));
+    let r = nic.alloc_uar(mem.clone(), 8);
+    assert!(matches!(
+        r,
+        Err(NicError::Span {
+            object: Object::Uar,
+            align: 4096,
+            ..
+        })
+    ));
+    assert!(nic.alloc_uar(mem.clone(), 1 << 16).is_err());
+    let cq = CqAttr {
+        mem: mem.clone(),
+        offset: 0,
+        log_entries: 4,
+        record: None,
+        ignore_overrun: true,
+        start: 0,
+    };
+    assert_eq!(
+        nic.create_cq(CqAttr {
+            ignore_overrun: false,
+            ..cq.clone()
+        }),
+        Err(NicError::NoRecord)
+    );
+    let r = nic.create_cq(CqAttr {
+        log_entries: 23,
+        ..cq.clone()
+    });
+    assert!(matches!(
+        r,
+        Err(NicError::Limit {
+            what: "log_entries",
+            value: 23,
+            limit: 22,
+            ..
+        })
+    ));
+    assert!(matches!(
+        nic.create_cq(CqAttr {
+            log_entries: 11,
+            ..cq.clone()
+        }),
+        Err(NicError::Span {
+            object: Object::Cq,
+            ..
+        })
+    ));
+    let cqn = nic.create_cq(cq).unwrap();
+    let qp = QpAttr {
+        pd: a.pd,
+        uar: a.uar,
+        send_cq: cqn,
+        recv_cq: cqn,
+        sq: SqAttr {
+            mem: mem.clone(),
+            offset: 0,
+            log_blocks: 4,
+        },
+        rq: Some(RqAttr {
+            mem: mem.clone(),
+            offset: 4096,
+            log_entries: 4,
+            stride: 16,
+        }),
+        record: (mem.clone(), 8192),
+        uidx: 0,
+        sq_start: 0,
+        rq_start: 0,
+    };
+    let mut refused = |change: &dyn Fn(&mut QpAttr)| {
+        let mut attr = qp.clone();
+        change(&mut attr);
+        nic.create_qp(attr).unwrap_err()
+    };
+    let limit = |what, value, limit| NicError::Limit {
+        object: Object::Qp,
+        what,
+        value,
+        limit,
+    };
+    assert_eq!(
+        refused(&|q| q.sq.log_blocks = 16),
+        limit("sq.log_blocks", 16, 15)
+    );
+    let log_entries = limit("rq.log_entries", 16, 15);
+    assert_eq!(
+        refused(&|q| q.rq.as_mut().unwrap().log_entries = 16),
+        log_entries
+    );
+    for stride in [0, 8, 24, 1024] {
+        let error = refused(&|q| q.rq.as_mut().unwrap().stride = stride);
+        assert!(
+            matches!(error, NicError::Limit { value, limit: 512, .. } if value == stride.into())
+        );
+    }
+    assert!(matches!(
+        refused(&|q| q.sq.offset = 16),
+        NicError::Span { align: 64, .. }
+    ));
+    assert!(matches!(
+        refused(&|q| q.record.1 = 4),
+        NicError::Span { align: 8, .. }
+    ));
+    assert!(matches!(
+        refused(&|q| q.sq.offset = 65536 - 64),
+        NicError::Span { .. }
+    ));
+    let unknown = |object, number| NicError::Unknown { object, number };
+    assert_eq!(refused(&|q| q.send_cq = Cqn(1)), unknown(Object::Cq, 1));
+    let qpn = nic.create_qp(qp).unwrap();
+    // In use; then free, once.
+    let users = |object, number| NicError::InUse {
+        object,
+        number,
+        users: 2,
+    };
+    assert_eq!(nic.destroy_cq(cqn), Err(users(Object::Cq, cqn.0)));
+    assert!(matches!(
+        nic.free_uar(a.uar),
+        Err(NicError::InUse { users: 2, .. })
+    ));
+    assert!(matches!(
+        nic.dealloc_pd(a.pd),
+        Err(NicError::InUse { users: 3, .. })
+    ));
+    let remote = nic.node();
+    let over = nic.modify_qp(
+        qpn,
+        Modify::Init {
+            access: Access::LOCAL_WRITE,
+        },
+    );
+    assert!(matches!(
+        over,
+        Err(NicError::Access {
+            object: Object::Qp,
+            ..
+        })
+    ));
+    nic.modify_qp(
+        qpn,
+        Modify::Init {
+            access: Access::NONE,
+        },
+    )
+    .unwrap();
+    let rtr = |remote_qpn, rq_psn, max_dest_rd_atomic| Modify::Rtr {
+        remote,
+        remote_qpn,
+        rq_psn,
+        max_dest_rd_atomic,
+    };
+    let wide = 1 << 24;
+    for (change, what) in [
+        (rtr(Qpn(wide), 0, 1), "remote_qpn"),
+        (rtr(qpn, wide, 1), "rq_psn"),
+        (rtr(qpn, 0, 17), "max_dest_rd_atomic"),
+    ] {
+        let error = nic.modify_qp(qpn, change).unwrap_err();
+        assert!(
+            matches!(error, NicError::Limit { what: w, .. } if w == what),
+            "{error}"
+        );
+        assert_eq!(nic.query_qp(qpn).unwrap().state, QpState::Init);
+    }
+    nic.destroy_qp(qpn).unwrap();
+    assert_eq!(nic.destroy_qp(qpn), Err(unknown(Object::Qp, qpn.0)));
+    assert_eq!(nic.query_qp(qpn), Err(unknown(Object::Qp, qpn.0)));
+    nic.destroy_cq(cqn).unwrap();
+    assert_eq!(nic.query_cq(cqn), Err(unknown(Object::Cq, cqn.0)));
+    nic.destroy_qp(a.qpn).unwrap();
+    nic.free_uar(a.uar).unwrap();
+    assert!(nic.free_uar(a.uar).is_err());
+    nic.dereg_mr(a.keys.lkey).unwrap();
+    nic.dealloc_pd(a.pd).unwrap();
+    assert!(nic.dealloc_pd(a.pd).is_err());
+    assert!(nic.reg_mr(mr).is_err(), "its domain is gone");
+}
+
+#[test]
+fn objects_are_limited() {
+    let hub = fabric::hub::Hub::new(Default::default());
+    let config = NicConfig {
+        log_max_pd: 1,
+        log_max_mr: 2,
+        log_max_uar: 0,
+        log_max_cq: 0,
+        ..NicConfig::default()
+    };
+    let mut nic = Nic::new(config, Box::new(hub.port()));
+    let full = |object, limit| NicError::Full { object, limit };
+    let pd = nic.alloc_pd().unwrap();
+    nic.alloc_pd().unwrap();
+    assert_eq!(nic.alloc_pd(), Err(full(Object::Pd, 2)));
+    let mem: Arc<dyn Dma> = Arc::new(HostMemory::new(8192));
+    let mr = MrAttr {
+        pd,
+        va: 0,
+        len: 8,
+        access: Access::NONE,
+        mem: mem.clone(),
+        mem_offset: 0,
+    };
+    for _ in 0..4 {
+        nic.reg_mr(mr.clone()).unwrap();
+    }
+    assert_eq!(nic.reg_mr(mr), Err(full(Object::Mr, 4)));
+    nic.alloc_uar(mem.clone(), 0).unwrap();
+    assert_eq!(nic.alloc_uar(mem, 4096), Err(full(Object::Uar, 1)));
+}
+
+#[test]
+fn a_queue_pair_without_receive_queue() {
+    let mut world = World::new(2);
+    let (a, _b) = world.pair(EndConfig::default(), EndConfig::default());
+    let mut c = world.end(0, EndConfig::default());
+    let uar = a.uar;
+    let nic = &mut world.nics[0];
+    let d = nic.create_qp(QpAttr {
+        pd: a.pd,
+        uar,
+        send_cq: a.send.cqn,
+        recv_cq: a.recv.cqn,
+        sq: SqAttr {
+            mem: a.mem.clone(),
+            offset: a.sq_at,
+            log_blocks: 2,
+        },
+        rq: None,
+        record: (a.mem.clone(), a.record + 192),
+        uidx: 0,
+        sq_start: 0,
+        rq_start: 0,
+    });
+    let d = d.unwrap();
+    let node = nic.node();
+    let rtr = |qpn| Modify::Rtr {
+        remote: node,
+        remote_qpn: qpn,
+        rq_psn: 0,
+        max_dest_rd_atomic: 1,
+    };
+    for (x, y) in [(d, c.qpn), (c.qpn, d)] {
+        let access = remote_rights();
+        nic.modify_qp(x, Modify::Init { access }).unwrap();
+        nic.modify_qp(x, rtr(y)).unwrap();
+        nic.modify_qp(
+            x,
+            Modify::Rts {
+                sq_psn: 0,
+                max_rd_atomic: 1,
+            },
+        )
+        .unwrap();
+    }
+    let w = c.post(&write(a.remote(0), &[c.sge(0, 8)]));
+    let s = c.post(&send(&[]));
+    world.settle();
+    assert_ok(&c.send.poll().unwrap(), REQ, w);
+    assert_err(
+        &c.send.poll().unwrap(),
+        REQ_ERR,
+        s,
+        Syndrome::REMOTE_INVAL_REQ,
+    );
+}

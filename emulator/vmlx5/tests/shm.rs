@@ -1,0 +1,360 @@
+//! NICs over shared memory: in one process, and in two, one of which dies.
+
+mod rig;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gds_step::{Bell, Machine, Step, Time};
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, WqeFlags};
+use rig::*;
+use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
+use vmlx5::fabric::{LinkError, LinkState, NodeId};
+use vmlx5::*;
+
+const REQ: CqeOpcode = CqeOpcode::REQ;
+
+fn world(nics: usize) -> World {
+    let fabric = |_| {
+        let bell = Arc::new(Bell::new().unwrap());
+        let fabric = ShmFabric::open(ShmConfig::default(), bell).unwrap();
+        Box::new(fabric) as Box<dyn fabric::Fabric>
+    };
+    World::on((0..nics).map(fabric).collect())
+}
+
+/// Steps until `done`, with time passing quickly.
+#[track_caller]
+fn until(world: &mut World, mut done: impl FnMut(&mut World) -> bool) {
+    for _ in 0..1_000_000 {
+        if done(world) {
+            return;
+        }
+        world.now += 20_000;
+        world.step();
+    }
+    panic!("it does not come to pass");
+}
+
+#[test]
+fn every_operation_between_two_fabrics() {
+    let mut world = world(2);
+    let (a, b) = (
+        world.end(0, EndConfig::default()),
+        world.end(1, EndConfig::default()),
+    );
+    let (mut a, mut b) = (a, b);
+    world.connect(&a, &b);
+    a.put(0, &pattern(1, 1 << 20));
+    for (i, len) in [0, 1, 8, 32_768, 32_769, 500_000].into_iter().enumerate() {
+        let sges = [a.sge(0, len)];
+        let back = [a.sge(500_000, len)];
+        let r = b.post_recv(&[b.sge(0, 600_000)]);
+        let with_imm = SendWqe {
+            opcode: mlx5_prm::opcode::SendOpcode::RDMA_WRITE_IMM,
+            imm: [i as u8; 4],
+            ..write(b.remote(0), &sges)
+        };
+        b.post_recv(&[]);
+        a.post(&send(&sges));
+        a.post(&with_imm);
+        a.post(&read(b.remote(0), &back));
+        a.post(&atomic(
+            b.remote(1 << 19),
+            Atomic::FetchAdd { add: 2 },
+            &[a.sge(8, 8)],
+        ));
+        let last = a.post(&SendWqe {
+            flags: fenced(),
+            ..write(b.remote(0), &sges)
+        });
+        let mut done = Vec::new();
+        until(&mut world, |_| {
+            done.extend(a.send.poll());
+            done.len() == 5
+        });
+        assert_ok(&done[4], REQ, last);
+        assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+        let imm = b.recv.poll().unwrap();
+        assert_eq!(
+            (imm.opcode(), imm.imm_inval_pkey),
+            (CqeOpcode::RESP_WR_IMM, [i as u8; 4])
+        );
+        assert_eq!(a.get64(8), 2 * i as u64);
+        // Word 1 of what was written is what the atomic before had found.
+        let mut sent = a.get(0, len as usize);
+        assert_eq!(b.get(0, len as usize), sent);
+        if len > 8 {
+            sent[8..16].copy_from_slice(&a.get(500_008, 8));
+        }
+        assert_eq!(a.get(500_000, len as usize), sent);
+    }
+}
+
+#[test]
+fn a_peer_that_goes_away() {
+    let mut world = world(2);
+    let (mut a, b) = (
+        world.end(0, EndConfig::default()),
+        world.end(1, EndConfig::default()),
+    );
+    world.connect(&a, &b);
+    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    until(&mut world, |_| a.send.poll().is_some());
+    // This one waits for a receive that will never be.
+    let waiting = a.post(&send(&[]));
+    until(&mut world, |w| w.nics[1].query_qp(b.qpn).unwrap().starved);
+    assert_eq!(s.wrapping_add(1), waiting);
+    drop(world.nics.pop());
+    let mut error = None;
+    until(&mut world, |_| {
+        error = a.send.poll();
+        error.is_some()
+    });
+    assert_err(
+        &error.unwrap(),
+        CqeOpcode::REQ_ERR,
+        waiting,
+        Syndrome::TRANSPORT_RETRY,
+    );
+    assert_eq!(error.unwrap().as_error().vendor_err, vendor::LINK_LOST);
+    let state = world.nics[0].link_state(a.qpn).unwrap();
+    assert_eq!(state, Some(LinkState::Lost(LinkError::Closed)));
+}
+
+#[test]
+fn another_version_shows_at_the_queue_pair() {
+    let fabric = |version| {
+        let config = ShmConfig {
+            version,
+            ..ShmConfig::default()
+        };
+        let bell = Arc::new(Bell::new().unwrap());
+        Box::new(ShmFabric::open(config, bell).unwrap()) as Box<dyn fabric::Fabric>
+    };
+    let mut world = World::on(vec![fabric(1), fabric(2)]);
+    let (mut a, b) = (
+        world.end(0, EndConfig::default()),
+        world.end(1, EndConfig::default()),
+    );
+    world.connect(&a, &b);
+    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    let mut error = None;
+    until(&mut world, |_| {
+        error = a.send.poll();
+        error.is_some()
+    });
+    assert_err(
+        &error.unwrap(),
+        CqeOpcode::REQ_ERR,
+        s,
+        Syndrome::TRANSPORT_RETRY,
+    );
+    let version = |ours, theirs| LinkError::Version { ours, theirs };
+    let state = world.nics[0].link_state(a.qpn).unwrap();
+    assert_eq!(state, Some(LinkState::Lost(version(1, 2))));
+    assert_eq!(world.nics[1].link_refusal(), Some(version(2, 1)));
+}
+
+/// What one process must know of the other's end, as text.
+struct Record {
+    node: NodeId,
+    qpn: Qpn,
+    at: Remote,
+}
+
+impl Record {
+    fn of(nic: &Nic, end: &End) -> String {
+        let (node, Remote { addr, rkey }) = (nic.node(), end.remote(0));
+        format!("{node} {} {addr} {rkey}", end.qpn.0)
+    }
+
+    fn parse(text: &str) -> Record {
+        let mut parts = text.split_whitespace();
+        let mut next = || parts.next().expect("a record of four parts");
+        Record {
+            node: NodeId(u64::from_str_radix(next(), 16).unwrap()),
+            qpn: Qpn(next().parse().unwrap()),
+            at: Remote {
+                addr: next().parse().unwrap(),
+                rkey: next().parse().unwrap(),
+            },
+        }
+    }
+}
+
+/// One process: a NIC with one end, stepped by this thread, which sleeps on its bell.
+struct Process {
+    nic: Nic,
+    end: End,
+    bell: Arc<Bell>,
+    start: Instant,
+}
+
+impl Process {
+    fn new() -> Process {
+        let bell = Arc::new(Bell::new().unwrap());
+        let fabric = ShmFabric::open(ShmConfig::default(), bell.clone()).unwrap();
+        let mut nic = Nic::new(NicConfig::default(), Box::new(fabric));
+        let end = End::new(&mut nic, 0, EndConfig::default());
+        Process {
+            nic,
+            end,
+            bell,
+            start: Instant::now(),
+        }
+    }
+
+    fn connect(&mut self, to: &Record) {
+        let access = remote_rights();
+        for change in [
+            Modify::Init { access },
+            Modify::Rtr {
+                remote: to.node,
+                remote_qpn: to.qpn,
+                rq_psn: 0,
+                max_dest_rd_atomic: 4,
+            },
+            Modify::Rts {
+                sq_psn: 0,
+                max_rd_atomic: 4,
+            },
+        ] {
+            self.nic.modify_qp(self.end.qpn, change).unwrap();
+        }
+    }
+
+    fn step(&mut self) {
+        let ns = self.start.elapsed().as_nanos() as u64;
+        let nic = &mut self.nic;
+        if nic.step(Time::from_nanos(ns)) != Step::Progress {
+            self.bell.sleep(Duration::from_micros(50), || {
+                nic.step(Time::from_nanos(ns)) == Step::Progress
+            });
+        }
+    }
+}
+
+const ROLE: &str = "VMLX5_TEST_ECHO";
+
+/// The other process: sends back whatever it receives, until it is killed.
+fn echo(parent: &str) -> ! {
+    let mut me = Process::new();
+    for _ in 0..8 {
+        let whole = me.end.sge(0, 1 << 20);
+        me.end.post_recv(&[whole]);
+    }
+    println!("RECORD {}", Record::of(&me.nic, &me.end));
+    std::io::stdout().flush().unwrap();
+    me.connect(&Record::parse(parent));
+    loop {
+        me.step();
+        me.end.send.drain();
+        for cqe in me.end.recv.drain() {
+            assert_eq!(cqe.opcode(), CqeOpcode::RESP_SEND);
+            let list = [me.end.sge(0, cqe.byte_cnt.get())];
+            me.end.post_recv(&list);
+            me.end.post(&send(&list));
+        }
+    }
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn two_processes() {
+    if let Ok(parent) = std::env::var(ROLE) {
+        echo(&parent);
+    }
+    let mut me = Process::new();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "two_processes", "--nocapture"])
+        .env(ROLE, Record::of(&me.nic, &me.end))
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = Killed(child.unwrap());
+    let said = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    let mut records = said.map_while(Result::ok).filter_map(|line| {
+        let (_, record) = line.split_once("RECORD ")?;
+        Some(Record::parse(record))
+    });
+    let other = records.next().expect("the other process says who it is");
+    me.connect(&other);
+    // Messages there and back, each compared; the last one longer than any ring.
+    for (i, len) in [8, 1, 4096, 40_000, 1 << 20, 8, 1 << 20]
+        .into_iter()
+        .enumerate()
+    {
+        let data = pattern(i as u64, len);
+        me.end.put(0, &data);
+        let list = [me.end.sge(0, len as u32)];
+        me.end.post(&send(&list));
+        until_done(&mut me, |end| {
+            end.send
+                .poll()
+                .map(|c| assert_ok(&c, REQ, c.wqe_counter.get()))
+        });
+        me.end.put(0, &vec![0; len]);
+        me.end.post_recv(&list);
+        let got = until_done(&mut me, |end| end.recv.poll());
+        assert_eq!(
+            (got.opcode(), got.byte_cnt.get() as usize),
+            (CqeOpcode::RESP_SEND, len)
+        );
+        assert!(me.end.get(0, len) == data, "message {i}");
+    }
+    // One-sided work, with nobody's help over there.
+    let word = 77_u64.to_ne_bytes();
+    let pieces = [&word[..]];
+    let back = [me.end.sge(64, 8)];
+    me.end.post(&SendWqe {
+        payload: Payload::Inline(&pieces),
+        ..write(other.at, &[])
+    });
+    me.end
+        .post(&atomic(other.at, Atomic::FetchAdd { add: 1 }, &back));
+    me.end.post(&SendWqe {
+        flags: WqeFlags {
+            fence: true,
+            ..signaled()
+        },
+        ..read(other.at, &[me.end.sge(72, 8)])
+    });
+    for _ in 0..3 {
+        let cqe = until_done(&mut me, |end| end.send.poll());
+        assert_ok(&cqe, REQ, cqe.wqe_counter.get());
+    }
+    assert_eq!((me.end.get64(64), me.end.get64(72)), (77, 78));
+    // It dies; what is under way ends in error, and so does what comes after.
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let s = me.end.post(&send(&[me.end.sge(0, 8)]));
+    let error = until_done(&mut me, |end| end.send.poll());
+    assert_err(&error, CqeOpcode::REQ_ERR, s, Syndrome::TRANSPORT_RETRY);
+    let state = me.nic.link_state(me.end.qpn).unwrap();
+    assert_eq!(state, Some(LinkState::Lost(LinkError::Closed)));
+}
+
+/// Steps until `look` finds something.
+#[track_caller]
+fn until_done<T>(me: &mut Process, mut look: impl FnMut(&mut End) -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look(&mut me.end) {
+            return found;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "nothing happens");
+        me.step();
+    }
+}
