@@ -58,6 +58,8 @@ pub(crate) struct MrKeys {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpObjects {
     pub qpn: u32,
+    /// First index of the work queues, after a reset too.
+    pub start: u32,
     send_cq: vmlx5::Cqn,
     recv_cq: vmlx5::Cqn,
     uar: vmlx5::UarId,
@@ -263,6 +265,7 @@ impl EmulatedNic {
             })?;
             Ok(QpObjects {
                 qpn: qpn.0,
+                start,
                 send_cq,
                 recv_cq,
                 uar,

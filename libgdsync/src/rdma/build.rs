@@ -265,7 +265,7 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
     }
 }
 
-/// Brings an idle queue pair back to how [`build`] left it, at index 0.
+/// Brings an idle queue pair back to how [`build`] left it.
 pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     core.nic.reset_qp(core.objects.qpn)?;
     let places = &core.places;
@@ -274,7 +274,8 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let (send_log, recv_log) = (log(places.send.cq.cpu.len()), log(places.recv.cq.cpu.len()));
     let recv_entries = state.recv.fifo.room();
     let stride = places.recv.ring.cpu.len() / recv_entries as usize;
-    write_states(places, blocks, send_log, recv_log, 0);
+    let start = core.objects.start;
+    write_states(places, blocks, send_log, recv_log, start);
     // The completion queues go on where the NIC stands: only work queues restart.
     let (send_next, recv_next) = core.nic.cq_indices(&core.objects)?;
     let cq = |side: &SidePlaces, log: u8, next: u64| {
@@ -290,8 +291,14 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let recv_cq = cq(&places.recv, recv_log, recv_next);
     let epoch = state.epoch + 1;
     *state = QpState::new(
-        SendQueue::<Mapped, Hold>::new(places.send.ring.cpu, core.qpn(), blocks, 0, send_cq),
-        ReceiveQueue::<Mapped, Hold>::new(places.recv.ring.cpu, recv_entries, stride, 0, recv_cq),
+        SendQueue::<Mapped, Hold>::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq),
+        ReceiveQueue::<Mapped, Hold>::new(
+            places.recv.ring.cpu,
+            recv_entries,
+            stride,
+            start,
+            recv_cq,
+        ),
     );
     state.epoch = epoch;
     Ok(())

@@ -230,8 +230,13 @@ impl QpCore {
 
     /// Marks the queue pair as dropped by its owner.
     pub fn close(&self) {
-        // Pairs with the load in `tick`; the lock orders everything else.
+        // Pairs with the load in `is_closing`; the lock orders everything else.
         self.closing.store(true, Ordering::Release);
+    }
+
+    /// Whether the queue pair was dropped by its owner.
+    pub fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
     }
 
     /// Whether the queue pair is gone for good.
@@ -249,10 +254,14 @@ impl QpCore {
         }
         let mut busy = self.settle(&mut state);
         busy |= self.watch_timers(&mut state, now);
-        if self.closing.load(Ordering::Acquire) && state.is_idle() {
-            self.nic.destroy_qp(&self.objects);
-            self.closed.store(true, Ordering::Release);
-            busy = true;
+        if self.is_closing() {
+            state.take_prepared_back();
+            self.drain(&mut state);
+            if state.is_idle() {
+                self.nic.destroy_qp(&self.objects);
+                self.closed.store(true, Ordering::Release);
+                busy = true;
+            }
         }
         busy
     }
@@ -463,16 +472,8 @@ impl QpState {
     /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
     /// and not matched do not count: nothing comes of them any more.
     pub fn is_idle(&self) -> bool {
-        let sent = match self.failed() {
-            None => {
-                let unsignaled_tail = self.send.cq.completed() == self.send.cq.next();
-                self.send.fifo.retired() == self.send.fifo.posted() || unsignaled_tail
-            }
-            Some(_) => {
-                let sent = self.send.fifo.retired() == self.send.fifo.posted();
-                sent || self.send_fault.settled(&self.send.fifo)
-            }
-        };
+        let sent = self.send.fifo.retired() == self.send.fifo.posted()
+            || self.send_fault.settled(&self.send.fifo);
         sent && self.send.cq.all_passed() && self.recv.cq.all_passed()
     }
 }

@@ -152,10 +152,15 @@ impl Device {
     pub fn close(&self, limit: Duration) -> Result<()> {
         let host = self.0.gpu.host();
         let deadline = host.now() + limit;
-        if host.wait_until(Some(deadline), &mut || self.watch().open().is_empty()) {
+        let dropped = || {
+            let mut open = self.watch().open();
+            open.retain(|core| core.is_closing());
+            open
+        };
+        if host.wait_until(Some(deadline), &mut || dropped().is_empty()) {
             return Ok(());
         }
-        let open = self.watch().open();
+        let open = dropped();
         let names: Vec<String> = open
             .iter()
             .map(|core| format!("{:#x}", core.qpn()))

@@ -1,13 +1,17 @@
-//! Posting from the CPU.
+//! Posting from the CPU, by the owner or, behind unsignaled requests, by the library itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use mlx5_prm::doorbell;
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::wqe::{SendWqe, WqeFlags};
 
-use super::core::EndpointKind;
+use super::build::STATE_INDEX;
+use super::core::{EndpointKind, QpCore};
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
 use crate::error::{Error, Kind, Result};
+use crate::ring::send::Posted;
 use crate::ring::{Poster, RingMemory, Ticket};
 
 impl Qp {
@@ -27,41 +31,14 @@ impl Qp {
             .post(Ticket(request.ticket), Poster::Cpu)
             .map_err(|e| self.refused(OPERATION, e))?;
         if let Some(index) = posted.edge
-            && !self.has_rung(state, index, mark.posted())
+            && !self.core.has_rung(state, index, mark.posted())
         {
             state.send.restore(mark);
             let what = format!("{self:?}: a stream posted last and has not rung yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
-        state.rung = state.send.fifo.posted();
-        self.core
-            .places
-            .send
-            .trigger
-            .cpu
-            .store32(0, state.rung as u32);
-        self.note_counters(state);
-        self.core.ring(posted.index, posted.doorbell);
+        self.core.ring_posted(state, &posted);
         Ok(())
-    }
-
-    /// Whether the stream that posted last has rung: the record shows `index`.
-    fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
-        match self.core.kind {
-            EndpointKind::Ring => {
-                let record = self.core.places.record.cpu.load32(doorbell::SND);
-                doorbell::record_index(record) == index as u16
-            }
-            EndpointKind::Proxy => state.rung >= posted,
-        }
-    }
-
-    /// Tells the program kernel's counters what the CPU has posted.
-    fn note_counters(&self, state: &QpState) {
-        let words = &self.core.places.send.device_state.cpu;
-        words.store32(super::build::STATE_INDEX, state.send.fifo.posted_head());
-        let words = &self.core.places.recv.device_state.cpu;
-        words.store32(super::build::STATE_INDEX, state.recv.fifo.posted_head());
     }
 
     /// As [`Qp::post`], waiting at most `limit` for a stream that posted last.
@@ -110,9 +87,90 @@ impl Qp {
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         self.core.places.recv.trigger.cpu.store32(0, index);
-        self.note_counters(&state);
+        let counters = &self.core.places.recv.device_state.cpu;
+        counters.store32(STATE_INDEX, index);
         record.store32(doorbell::RCV, doorbell::record_value(index));
         self.core.nic.host().ring();
         Ok(())
+    }
+}
+
+impl QpCore {
+    /// Rings for everything posted up to `posted`, which was handed to the CPU.
+    fn ring_posted(&self, state: &mut QpState, posted: &Posted) {
+        let places = &self.places.send;
+        state.rung = state.send.fifo.posted();
+        places.trigger.cpu.store32(0, state.rung as u32);
+        // The program kernel goes on from here.
+        places.device_state.cpu.store32(STATE_INDEX, posted.index);
+        self.ring(posted.index, posted.doorbell);
+    }
+
+    /// Whether a stream has rung for everything below the request `posted`, behind whose
+    /// entries the index is `index`.
+    fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
+        match self.kind {
+            EndpointKind::Ring => {
+                let record = self.places.record.cpu.load32(doorbell::SND);
+                doorbell::record_index(record) == index as u16
+            }
+            EndpointKind::Proxy => state.rung >= posted,
+        }
+    }
+
+    /// Sees to it that the end of everything posted will show. Unsignaled requests do not tell
+    /// when they are done: once they are rung for, a signaled NOP is posted behind them, whose
+    /// completion speaks for all. `false`: a prepared request stands in its place.
+    pub fn drain(&self, state: &mut QpState) -> bool {
+        if !state.ends_silently() {
+            return true;
+        }
+        let fifo = &state.send.fifo;
+        if fifo.next() != fifo.posted() {
+            return false;
+        }
+        if !self.has_rung(state, fifo.posted_head(), fifo.posted()) {
+            return true;
+        }
+        let nop = SendWqe {
+            opcode: SendOpcode::NOP,
+            flags: WqeFlags {
+                signaled: true,
+                ..WqeFlags::default()
+            },
+            ..SendWqe::default()
+        };
+        // No room now: the next visitor tries again.
+        if let Ok(ticket) = state.send.prepare(&nop, Vec::clear)
+            && let Ok(posted) = state.send.post(ticket, Poster::Cpu)
+        {
+            self.ring_posted(state, &posted);
+        }
+        true
+    }
+}
+
+impl QpState {
+    /// Whether requests are in flight of which none raises an entry if it succeeds.
+    fn ends_silently(&self) -> bool {
+        let fifo = &self.send.fifo;
+        let mut flight = (fifo.retired()..fifo.posted()).map(|ticket| fifo.slot(ticket));
+        fifo.retired() < fifo.posted()
+            && !self.send_fault.settled(fifo)
+            && flight.all(|slot| slot.is_some_and(|slot| slot.entry.is_none()))
+    }
+
+    /// Takes every prepared request back.
+    pub fn take_prepared_back(&mut self) {
+        while let Some(newest) = self.send.fifo.newest_prepared() {
+            if self.send.abort(Ticket(newest), Vec::clear).is_err() {
+                break;
+            }
+        }
+        while let Some(newest) = self.recv.fifo.newest_prepared() {
+            if self.recv.abort(Ticket(newest), Vec::clear).is_err() {
+                break;
+            }
+        }
     }
 }

@@ -138,19 +138,28 @@ impl Qp {
     }
 
     /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted and every stream has passed its waits.
+    /// with what was posted and every stream has passed its waits. The end of unsignaled
+    /// requests is told by a NOP, which is posted behind them and takes a block of the queue.
     ///
     /// # Errors
-    /// `Timeout` after the limit; the work stays in flight.
+    /// `Timeout` after the limit; the work stays in flight. `Busy` if a prepared request stands
+    /// where that NOP would have to.
     pub fn quiet(&mut self, limit: Duration) -> Result<()> {
         let host = Arc::clone(self.core.nic.host());
         let deadline = host.now() + limit;
+        let mut possible = true;
         let idle = &mut || {
             let mut state = self.core.lock();
             self.core.settle(&mut state);
-            state.is_idle()
+            possible = self.core.drain(&mut state);
+            !possible || state.is_idle()
         };
-        if host.wait_until(Some(deadline), idle) {
+        let done = host.wait_until(Some(deadline), idle);
+        if !possible {
+            let what = format!("{self:?}: requests are prepared behind unsignaled ones");
+            return Err(Error::new("wait for quiet", Kind::Busy, what));
+        }
+        if done {
             return Ok(());
         }
         Err(Error::new(

@@ -119,18 +119,25 @@ impl Qp {
     }
 
     /// Brings a queue pair in error, or a connected one with nothing in flight, back to the
-    /// state after creation. Prepared requests are aborted; statuses are forgotten.
+    /// state after creation. Prepared requests are aborted, also if the answer is `Busy`; all
+    /// requests from before are unknown afterwards.
     ///
     /// # Errors
-    /// `Busy` while the NIC or a stream still has work of this queue pair.
+    /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
+    /// unsignaled requests are done shows a moment later. [`Qp::quiet`] waits for that.
     pub fn reset(&mut self) -> Result<()> {
         let mut guard = self.core.lock();
         self.core.settle(&mut guard);
+        guard.take_prepared_back();
+        self.core.drain(&mut guard);
         if !guard.is_idle() {
             let what = format!("{self:?} has work in flight");
             return Err(Error::new("reset queue pair", Kind::Busy, what));
         }
-        super::build::reset(&self.core, &mut guard)
+        super::build::reset(&self.core, &mut guard)?;
+        drop(guard);
+        self.id = crate::gpu::next_id();
+        Ok(())
     }
 
     pub(super) fn usable<'s>(
@@ -320,7 +327,7 @@ impl Qp {
         if queue == self.id {
             return Ok(());
         }
-        let what = format!("a request of another queue pair with {self:?}");
+        let what = format!("a request of another queue pair, or from before a reset: {self:?}");
         Err(Error::new(operation, Kind::Foreign, what))
     }
 

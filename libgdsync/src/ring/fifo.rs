@@ -227,6 +227,11 @@ impl<H> Fifo<H> {
         entry
     }
 
+    /// The newest request, if it has not been posted.
+    pub fn newest_prepared(&self) -> Option<u64> {
+        (self.next > self.posted).then(|| self.next - 1)
+    }
+
     /// Whether the newest request is a hole that has not been posted.
     pub fn newest_is_hole(&self) -> bool {
         self.next > self.posted && self.slots[self.at(self.next - 1)].hole
