@@ -5,9 +5,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{
-    Flag, Gate, LIMIT, Net, PLAIN, Pair, Witness, finish, kind, memory, pass, paths, play, sge,
-};
+use common::witness::Witness;
+use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, memory, pass, paths, play, sge};
 use gdsync::gpu::{MemoryKind, Word32, Word64};
 use gdsync::rdma::{
     Access, Descriptor, Field, Mr, QpConfig, RemoteSpan, SendRequest, WaitOptions, Work,

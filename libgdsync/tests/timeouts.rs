@@ -5,7 +5,8 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, Witness, finish, kind, pass, paths, play, sge};
+use common::witness::Witness;
+use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, pass, paths, play, sge};
 use gds_driver::sim::seeds;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, QpConfig, WaitOptions, Work};

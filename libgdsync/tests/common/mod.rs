@@ -5,7 +5,7 @@
 
 #![allow(dead_code)]
 
-mod witness;
+pub mod witness;
 
 use std::time::Duration;
 
@@ -18,8 +18,6 @@ use gdsync::rdma::{
 };
 use gdsync::{EmulatedOptions, Error, Fabric, Gpu, Kind};
 use vmlx5::fabric::hub::{Hub, HubConfig};
-
-pub use witness::Witness;
 
 /// Ends what hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);

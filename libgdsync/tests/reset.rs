@@ -1,0 +1,243 @@
+//! Reset and reconnect: where a queue pair starts again, what forbids it, what is forgotten.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, QpConfig, SendRequest, Work};
+use gdsync::{Gpu, Kind, Status};
+
+/// Queues so short that a few messages lead around them.
+fn short(config: &QpConfig, start: u32) -> QpConfig {
+    QpConfig {
+        send_blocks: 4,
+        recv_entries: 8,
+        start,
+        ..config.clone()
+    }
+}
+
+#[test]
+fn after_a_reset_traffic_flows_from_wherever_the_queues_stood() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        // 0xfffd: the indices wrap soon; odd starts lie inside laps and quarters.
+        for start in [0, 5, 0xfffd, 0x2_0003] {
+            let mut p = Pair::new(&gpu, Net::Hub, &short(&config, start));
+            let mut rng = fastrand::Rng::with_seed(u64::from(start));
+            for round in 0..24 {
+                let what = format!("{path}, start {start:#x}, round {round}");
+                let messages = rng.u32(..12);
+                traffic(&mut p, messages, &mut rng, &what);
+                match rng.u32(..3) {
+                    0 => fail(&mut p, true, &what),
+                    1 => fail(&mut p, false, &what),
+                    _ => {}
+                }
+                p.recover(&what);
+            }
+        }
+    }
+}
+
+/// Messages from `a` to `b`, posted and waited for by CPU or stream as chance has it.
+fn traffic(p: &mut Pair, messages: u32, rng: &mut fastrand::Rng, what: &str) {
+    let (near, far) = (
+        p.mem_a(MemoryKind::Device, 64),
+        p.mem_b(MemoryKind::Device, 64),
+    );
+    let stream = p.gpu.stream().unwrap();
+    for i in 0..messages {
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 4)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        near.region().write(0, &i.to_le_bytes()).unwrap();
+        let list = [sge(&near, 0, 4)];
+        let signaled = rng.bool();
+        let work = Work::send(&list);
+        let work = if signaled { work.signaled() } else { work };
+        let send = p.a.prepare_within(&work, LIMIT).unwrap();
+        if rng.bool() {
+            p.a.post_within(send, LIMIT).unwrap();
+        } else {
+            p.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
+        }
+        if signaled && rng.bool() {
+            let wait = [Descriptor::Wait(send.into(), PLAIN)];
+            p.a.post_on(&stream, &wait).unwrap();
+        }
+        p.b.wait(recv, LIMIT)
+            .unwrap_or_else(|e| panic!("{what}, message {i}: {e}"));
+        let mut got = [0; 4];
+        far.region().read(0, &mut got).unwrap();
+        assert_eq!(u32::from_le_bytes(got), i, "{what}");
+    }
+    finish(&stream, what);
+}
+
+/// A write with a wrong key.
+fn fail(p: &mut Pair, signaled: bool, what: &str) {
+    let (near, far) = (
+        p.mem_a(MemoryKind::Pinned, 64),
+        p.mem_b(MemoryKind::Pinned, 64),
+    );
+    let list = [sge(&near, 0, 8)];
+    let mut to = far.remote().span(0, 8).unwrap();
+    to.rkey ^= 0x00ab_cd00;
+    let work = Work::write(&list, to);
+    let work = if signaled { work.signaled() } else { work };
+    let bad = p.a.prepare_within(&work, LIMIT);
+    let bad = bad.unwrap_or_else(|e| panic!("{what}: {e}"));
+    p.a.post_within(bad, LIMIT).unwrap();
+    let expect = Kind::Failed(Status::REMOTE_ACCESS);
+    assert_eq!(kind(p.a.wait(bad, LIMIT)), Some(expect), "{what}");
+}
+
+/// Something of `a` that is under way until the gate opens, or until `b` receives.
+type Start = fn(&mut Pair, &gdsync::Stream, &Gate);
+
+fn nothing_yet(p: &mut Pair, stream: &gdsync::Stream, gate: &Gate, work: Work<'_>) {
+    let send = p.a.prepare(&work).unwrap();
+    let list = [gate.wait(), Descriptor::Send(send)];
+    p.a.post_on(stream, &list).unwrap();
+}
+
+#[test]
+fn work_in_flight_forbids_a_reset_until_it_is_done() {
+    let starts: [(&str, Start); 5] = [
+        ("a signaled send behind a gate", |p, stream, gate| {
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            nothing_yet(p, stream, gate, Work::send(&list).signaled());
+        }),
+        ("an unsignaled send behind a gate", |p, stream, gate| {
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            nothing_yet(p, stream, gate, Work::send(&list));
+        }),
+        ("a send that nobody receives", |p, _, _| {
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            p.a.post(send).unwrap();
+        }),
+        ("an unsignaled send that nobody receives", |p, _, _| {
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            let send = p.a.prepare(&Work::send(&list)).unwrap();
+            p.a.post(send).unwrap();
+        }),
+        (
+            "a stream that has not arrived at its wait",
+            |p, stream, gate| {
+                let mem = p.mem_a(MemoryKind::Pinned, 64);
+                let list = [sge(&mem, 0, 8)];
+                let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+                p.a.post(send).unwrap();
+                // In submissions of their own: those of one may be waited for side by side.
+                p.a.post_on(stream, &[gate.wait()]).unwrap();
+                let list = [Descriptor::Wait(send.into(), PLAIN)];
+                p.a.post_on(stream, &list).unwrap();
+            },
+        ),
+    ];
+    for (path, config) in paths() {
+        for (name, start) in starts {
+            let what = format!("{path}: {name}");
+            let gpu = Gpu::soft().unwrap();
+            let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
+            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+            start(&mut p, &stream, &gate);
+            let late = name.starts_with("a stream");
+            let mut receive = late.then(|| receive_one(&mut p));
+            std::thread::sleep(Duration::from_millis(3));
+            let busy = p.a.reset();
+            assert_eq!(kind(busy), Some(Kind::Busy), "{what}");
+            let quiet = p.a.quiet(Duration::from_millis(3));
+            assert_eq!(kind(quiet), Some(Kind::Timeout), "{what}");
+            gate.open();
+            let receive = receive.take().unwrap_or_else(|| receive_one(&mut p));
+            p.b.wait(receive, LIMIT)
+                .unwrap_or_else(|e| panic!("{what}: {e}"));
+            finish(&stream, &what);
+            p.check(&what);
+            p.recover(&what);
+        }
+    }
+}
+
+fn receive_one(p: &mut Pair) -> gdsync::rdma::ReceiveRequest {
+    let mem = p.mem_b(MemoryKind::Pinned, 64);
+    let recv = p.b.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
+    p.b.post_receive(recv).unwrap();
+    recv
+}
+
+#[test]
+fn receives_that_nothing_matched_do_not_forbid_a_reset() {
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
+        let recv = receive_one(&mut p);
+        assert_eq!(p.b.poll(recv).unwrap(), None);
+        p.recover(path);
+    }
+}
+
+#[test]
+fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
+    // `b` has sent without signal, and then fails as a receiver: nothing on its send queue will
+    // ever complete.
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
+        let (near, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        let list = [sge(&far, 0, 8)];
+        let to = near.remote().span(0, 8).unwrap();
+        let silent = p.b.prepare(&Work::write(&list, to)).unwrap();
+        p.b.post(silent).unwrap();
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 4)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        let list = [sge(&near, 0, 8)];
+        let long = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        p.a.post(long).unwrap();
+        let expect = Some(Kind::Failed(Status::LOCAL_LENGTH));
+        assert_eq!(kind(p.b.wait(recv, LIMIT)), expect, "{path}");
+        p.recover(path);
+    }
+}
+
+#[test]
+fn requests_from_before_a_reset_are_not_taken_for_later_ones() {
+    let gpu = Gpu::soft().unwrap();
+    let (_, config) = paths().remove(0);
+    let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
+    let mem = p.mem_a(MemoryKind::Pinned, 64);
+    let list = [sge(&mem, 0, 8)];
+    let prepared = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+    let receive = p.a.prepare_receive(&list).unwrap();
+    p.recover("prepared requests are given up");
+    // As many as before, so that the old names could be those of new ones.
+    let new = p.a.prepare(&Work::nop().signaled()).unwrap();
+    let stream = gpu.stream().unwrap();
+    let old = |p: &mut Pair, old: SendRequest| {
+        let names: &[&str] = &["qp 0x"];
+        refused(p.a.post(old), Kind::Foreign, None, names);
+        refused(p.a.abort(old), Kind::Foreign, None, names);
+        refused(p.a.poll(old), Kind::Foreign, None, names);
+        refused(p.a.wait(old, LIMIT), Kind::Foreign, None, names);
+        refused(p.a.status_word(old), Kind::Foreign, None, names);
+    };
+    old(&mut p, prepared);
+    let list = [Descriptor::Send(prepared)];
+    refused(p.a.post_on(&stream, &list), Kind::Foreign, None, &[]);
+    refused(p.a.post_receive(receive), Kind::Foreign, None, &["qp 0x"]);
+    p.a.post(new).unwrap();
+    p.a.wait(new, LIMIT).unwrap();
+    old(&mut p, prepared);
+    p.check("after names from before");
+}
