@@ -371,7 +371,7 @@ impl Qp {
         remote.life = Some(frame.life);
         if frame.kind == Kind::Resume && self.state != QpState::Err {
             // It may have become ready only now, after we said that we are.
-            self.resp.answers.push_back(Answer::Hello);
+            self.resp.hello();
         }
         Origin::Partner
     }

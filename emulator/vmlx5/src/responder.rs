@@ -85,6 +85,10 @@ pub(crate) enum AtomicOp {
     FetchAdd { add: u64 },
 }
 
+/// Most answers of one queue pair that wait for room. Sane peers stay far below: reads are
+/// limited, and acknowledgements in a row are one.
+const MAX_ANSWERS: usize = 1024;
+
 /// What the other end is told when the fault is on this side.
 const REMOTE_OP: Fault = Fault::new(Syndrome::REMOTE_OP, vendor::RESPONDER);
 
@@ -110,6 +114,10 @@ enum Outcome {
 impl Qp {
     /// Takes a request from the other end. True if there is something to answer.
     pub fn request(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) -> bool {
+        if self.resp.answers.len() >= MAX_ANSWERS {
+            // No sane NIC lets so many wait.
+            return false;
+        }
         if frame.seq != self.resp.expect {
             // What follows a message that was turned away, or late word from a former
             // connection.
@@ -463,6 +471,14 @@ impl Responder {
             *last = s;
         } else {
             self.answers.push_back(Answer::Ack(s));
+        }
+    }
+
+    /// Queues word of who speaks here, if it is not queued already.
+    pub fn hello(&mut self) {
+        let queued = |a: &Answer| matches!(a, Answer::Hello);
+        if !self.answers.iter().any(queued) {
+            self.answers.push_back(Answer::Hello);
         }
     }
 

@@ -191,6 +191,8 @@ pub struct Writer {
     /// Bytes written, and how far the reader may see.
     written: u64,
     published: u64,
+    /// `written` when the reader was last woken.
+    told: u64,
     /// The reader's word as last seen.
     head: u64,
 }
@@ -214,6 +216,7 @@ impl Writer {
             publish: if scheduled { At::Sent } else { At::Tail },
             written: 0,
             published: 0,
+            told: 0,
             head: 0,
         }
     }
@@ -264,7 +267,7 @@ impl Writer {
         self.put(at, header);
         self.written += padding + record;
         if self.written - self.published >= LAG {
-            self.publish();
+            self.show();
         }
         Ok(())
     }
@@ -275,16 +278,19 @@ impl Writer {
         unsafe { at.copy_from_nonoverlapping(NonNull::from(header).cast(), HEADER) };
     }
 
-    /// Lets the reader see everything written. True if there was something to see.
-    pub fn publish(&mut self) -> bool {
-        let news = self.published != self.written;
-        if news {
-            self.region
-                .word(self.publish)
-                .store(self.written, Ordering::Release);
+    fn show(&mut self) {
+        if self.published != self.written {
+            let word = self.region.word(self.publish);
+            word.store(self.written, Ordering::Release);
             self.published = self.written;
         }
-        news
+    }
+
+    /// Lets the reader see everything written. True if that is more than after the last call,
+    /// so that the reader should be woken.
+    pub fn publish(&mut self) -> bool {
+        self.show();
+        std::mem::replace(&mut self.told, self.written) != self.written
     }
 }
 
@@ -294,6 +300,8 @@ pub struct Reader {
     /// Bytes taken, and what the writer knows of it.
     taken: u64,
     released: u64,
+    /// `taken` when the writer was last woken.
+    told: u64,
     /// The writer's word as last seen.
     tail: u64,
 }
@@ -305,6 +313,7 @@ impl Reader {
             region,
             taken: 0,
             released: 0,
+            told: 0,
             tail: 0,
         }
     }
@@ -342,22 +351,25 @@ impl Reader {
             let result = take(&header, payload);
             self.taken += record;
             if self.taken - self.released >= LAG {
-                self.release();
+                self.give();
             }
             return Ok(Some(result));
         }
     }
 
-    /// Gives what was taken back to the writer. True if there was something to give.
-    pub fn release(&mut self) -> bool {
-        let news = self.released != self.taken;
-        if news {
-            self.region
-                .word(At::Head)
-                .store(self.taken, Ordering::Release);
+    fn give(&mut self) {
+        if self.released != self.taken {
+            let word = self.region.word(At::Head);
+            word.store(self.taken, Ordering::Release);
             self.released = self.taken;
         }
-        news
+    }
+
+    /// Gives what was taken back to the writer. True if that is more than after the last
+    /// call, so that the writer should be woken.
+    pub fn release(&mut self) -> bool {
+        self.give();
+        std::mem::replace(&mut self.told, self.taken) != self.taken
     }
 }
 

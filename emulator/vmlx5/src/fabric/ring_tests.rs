@@ -90,6 +90,24 @@ fn nothing_is_seen_before_it_is_published() {
 }
 
 #[test]
+fn whoever_sleeps_is_told_also_of_what_was_shown_early() {
+    let (mut writer, mut reader, _region) = ends(false);
+    for tag in 0..2 {
+        // Together just more than what is shown before the end of a step.
+        writer
+            .write(&header(MAX_PAYLOAD, tag), &mut |_| true)
+            .unwrap();
+    }
+    assert!(writer.published == writer.written);
+    assert!(writer.publish() && !writer.publish());
+    for _ in 0..2 {
+        assert_eq!(reader.read(|_, _| ()), Ok(Some(())));
+    }
+    assert!(reader.released == reader.taken);
+    assert!(reader.release() && !reader.release());
+}
+
+#[test]
 fn a_payload_that_cannot_be_had_leaves_no_trace() {
     let (mut writer, mut reader, _region) = ends(false);
     let refused = writer.write(&header(100, 0), &mut |_| false);

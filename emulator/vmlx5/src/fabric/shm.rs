@@ -12,6 +12,7 @@
 //! do more than close its own link.
 
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use gds_step::{Bell, Time};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::greeting::{self, Greeting, Heard, PROTOCOL_VERSION};
+pub use super::greeting::PROTOCOL_VERSION;
+use super::greeting::{self, Greeting, Heard};
 use super::ring::{MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
 use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
 use crate::frame::FrameHeader;
@@ -128,9 +130,9 @@ impl ShmFabric {
             .ring_bytes
             .clamp(MIN_RING, MAX_RING)
             .next_power_of_two();
-        let mut rng = fastrand::Rng::new();
         loop {
-            let node = NodeId(rng.u64(1..));
+            // The standard library's source of random bits: keys of hash tables.
+            let node = NodeId(RandomState::new().hash_one(std::process::id()));
             let listener = socket()?;
             let address = greeting::address(node).map_err(system("socket name"))?;
             match rustix::net::bind(&listener, &address) {

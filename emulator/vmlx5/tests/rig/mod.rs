@@ -32,6 +32,10 @@ pub struct EndConfig {
     pub mr_access: Access,
     pub qp_access: Access,
     pub max_rd_atomic: u8,
+    /// A page to share instead of one of its own.
+    pub uar: Option<UarId>,
+    /// What the NIC sees of the memory.
+    pub view: fn(Arc<HostMemory>) -> Arc<dyn Dma>,
 }
 
 pub fn all_rights() -> Access {
@@ -57,6 +61,8 @@ impl Default for EndConfig {
             mr_access: all_rights(),
             qp_access: remote_rights(),
             max_rd_atomic: 4,
+            uar: None,
+            view: |mem| mem,
         }
     }
 }
@@ -131,9 +137,10 @@ impl End {
         let record = rcq_at + page(64 << config.log_cq);
         let data_at = record + PAGE;
         let mem = Arc::new(HostMemory::new(data_at as usize + config.data));
-        let dma: Arc<dyn Dma> = mem.clone();
+        let dma = (config.view)(mem.clone());
         let pd = nic.alloc_pd().unwrap();
-        let uar = nic.alloc_uar(dma.clone(), 0).unwrap();
+        let own = |nic: &mut Nic| nic.alloc_uar(dma.clone(), 0).unwrap();
+        let uar = config.uar.unwrap_or_else(|| own(nic));
         let mut cq = |offset, record| {
             preset(&mem, offset, config.log_cq, config.cq_start);
             mem.store32(record, doorbell::cq_ci_value(config.cq_start))
