@@ -17,7 +17,9 @@ mod tests;
 /// How the live driver shares the processor between looking and sleeping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveConfig {
-    /// How long the device and the proxy thread spin after the last progress. Default 50 us.
+    /// How long the device and the proxy thread spin after the last progress. Default 500 us:
+    /// several times what a peer needs to wake up, or two ranks that play ping-pong would put
+    /// each other to sleep at every turn.
     pub spin: Duration,
     /// The longest sleep of the device and the proxy thread while a machine is attached:
     /// the time in which a store that nobody rang for is noticed. Default 40 us, which leaves
@@ -41,7 +43,7 @@ impl Default for LiveConfig {
     fn default() -> LiveConfig {
         let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
         LiveConfig {
-            spin: Duration::from_micros(50),
+            spin: Duration::from_micros(500),
             nap: Duration::from_micros(40),
             watch: Duration::from_millis(1),
             wait_spin: Duration::from_micros(if alone { 0 } else { 5 }),
