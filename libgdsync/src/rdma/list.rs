@@ -329,6 +329,7 @@ fn decide_send(
     let places = &qp.core.places;
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::Post {
+            kernel: qp.lowering == Lowering::Kernel,
             ring: Ring {
                 record: places.record.gpu.offset(doorbell::SND as u64),
                 record_value: doorbell::record_value(posted.index),
@@ -381,6 +382,7 @@ fn decide_receive(
     let places = &qp.core.places;
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::PostReceive {
+            kernel: qp.lowering == Lowering::Kernel,
             record: places.record.gpu.offset(doorbell::RCV as u64),
             value: doorbell::record_value(index),
             edge: edge.map(doorbell::record_value),
@@ -472,6 +474,7 @@ fn decide_wait(
     let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::Wait {
+            kernel: qp.lowering == Lowering::Kernel,
             entry: Entry {
                 word: places.cq.gpu.offset(spot.offset as u64),
                 owner: spot.owner,

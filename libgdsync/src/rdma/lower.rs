@@ -7,16 +7,20 @@ use crate::memop::post::Ring;
 use crate::memop::program::{Code, Program};
 use crate::memop::{Batch, Condition, DevicePtr, Op, completion, post};
 
-/// A descriptor whose effect on queue state is decided.
+/// A descriptor whose effect on queue state is decided. What is about a queue pair says by
+/// `kernel` which way that queue pair is lowered: the counters of one way know nothing of the
+/// other.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Op(Op),
     Post {
+        kernel: bool,
         ring: Ring,
         state: DevicePtr,
         entries: u32,
     },
     PostReceive {
+        kernel: bool,
         record: DevicePtr,
         value: u32,
         edge: Option<u32>,
@@ -24,6 +28,7 @@ pub(super) enum Item {
         entries: u32,
     },
     Wait {
+        kernel: bool,
         entry: Entry,
         waiter: DevicePtr,
         advance: i64,
@@ -61,7 +66,7 @@ pub(super) struct Buffers {
     program: Program,
 }
 
-/// Hands `items` to the stream.
+/// Hands `items` to the stream. `kernel`: word operations go into programs where they can.
 pub(super) fn lower(
     stream: &Stream,
     items: &[Item],
@@ -79,12 +84,11 @@ pub(super) fn lower(
     out.program.clear();
     let result = items
         .iter()
-        .try_for_each(|item| {
-            if kernel {
-                out.by_kernel(item)
-            } else {
-                out.by_memops(item)
-            }
+        .try_for_each(|item| match *item {
+            Item::Post { kernel, .. }
+            | Item::PostReceive { kernel, .. }
+            | Item::Wait { kernel, .. } => out.put(item, kernel),
+            Item::Op(_) | Item::Mark { .. } => out.put(item, kernel),
         })
         .and_then(|()| out.flush_all());
     match result {
@@ -104,6 +108,16 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
+    fn put(&mut self, item: &Item, kernel: bool) -> Result<()> {
+        if kernel {
+            self.flush_batch()?;
+            self.by_kernel(item)
+        } else {
+            self.flush_program()?;
+            self.by_memops(item)
+        }
+    }
+
     fn by_memops(&mut self, item: &Item) -> Result<()> {
         match item {
             Item::Op(op) => self.batch.push(*op),
@@ -164,6 +178,7 @@ impl Output<'_> {
                 ring,
                 state,
                 entries,
+                ..
             } => {
                 if let Some(edge) = ring.edge {
                     let extra = u64::from(u32::MAX) << 32 | 1;
@@ -193,6 +208,7 @@ impl Output<'_> {
                 waiter,
                 advance,
                 announce,
+                ..
             } => {
                 self.program.push(
                     Code::WaitCompletion,
