@@ -1,0 +1,125 @@
+//! CPU and streams post on the two queues of one queue pair, and one list posts on queue pairs
+//! of several kinds: nobody's counters are disturbed by the others.
+
+mod common;
+
+use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, paths, sge};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, Qp, QpConfig, SendRequest, Work, post_on};
+use gdsync::{Gpu, Status};
+
+#[test]
+fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
+    for (path, config) in paths() {
+        for receive_by_stream in [true, false] {
+            let what = format!("{path}, receive by stream {receive_by_stream}");
+            let gpu = Gpu::soft().unwrap();
+            let mut p = Pair::new(&gpu, Net::One, &config);
+            p.check(&what);
+            let (near, far) = (
+                p.mem_a(MemoryKind::Pinned, 64),
+                p.mem_b(MemoryKind::Pinned, 64),
+            );
+            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+            for round in 0..20 {
+                let gate = if round == 0 { &gate } else { &Gate::new(&gpu) };
+                let send = p.b.prepare(&Work::nop().signaled()).unwrap();
+                let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+                p.b.post_on(&stream, &[gate.wait()]).unwrap();
+                // One by the stream, which cannot get there yet, the other by the CPU.
+                if receive_by_stream {
+                    p.b.post_on(&stream, &[Descriptor::Receive(recv)]).unwrap();
+                    p.b.post(send).unwrap();
+                } else {
+                    p.b.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
+                    p.b.post_receive(recv).unwrap();
+                }
+                gate.open();
+                finish(&stream, &what);
+                let list = [sge(&near, 0, 8)];
+                let message = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+                p.a.post(message).unwrap();
+                let ok = |r: gdsync::Result<()>| {
+                    r.unwrap_or_else(|e| panic!("{what}, round {round}: {e:?}"));
+                };
+                ok(p.a.wait(message, LIMIT));
+                ok(p.b.wait(send, LIMIT));
+                ok(p.b.wait(recv, LIMIT));
+            }
+            p.check(&what);
+        }
+    }
+}
+
+#[test]
+fn one_list_serves_queue_pairs_of_every_kind() {
+    let gpu = Gpu::soft().unwrap();
+    let mut pairs: Vec<Pair> = paths()
+        .into_iter()
+        .map(|(_, config)| {
+            let config = QpConfig {
+                send_blocks: 8,
+                ..config
+            };
+            Pair::new(&gpu, Net::One, &config)
+        })
+        .collect();
+    let stream = gpu.stream().unwrap();
+    let far: Vec<_> = pairs
+        .iter()
+        .map(|p| p.mem_b(MemoryKind::Pinned, 64))
+        .collect();
+    let near: Vec<_> = pairs
+        .iter()
+        .map(|p| p.mem_a(MemoryKind::Pinned, 64))
+        .collect();
+    for round in 0..40u64 {
+        // Each queue pair has done something alone, by CPU or stream, before the list.
+        for p in &mut pairs {
+            let nop = p.a.prepare(&Work::nop().signaled()).unwrap();
+            match round % 3 {
+                0 => p.a.post(nop).unwrap(),
+                _ => {
+                    let list = [Descriptor::Send(nop), Descriptor::Wait(nop.into(), PLAIN)];
+                    p.a.post_on(&stream, &list).unwrap();
+                    finish(&stream, "alone");
+                }
+            }
+            p.a.wait(nop, LIMIT).unwrap();
+        }
+        let sends: Vec<SendRequest> = pairs
+            .iter_mut()
+            .zip(near.iter().zip(&far))
+            .map(|(p, (near, far))| {
+                near.region().write(0, &round.to_le_bytes()).unwrap();
+                let to = far.remote().span(0, 8).unwrap();
+                let list = [sge(near, 0, 8)];
+                p.a.prepare(&Work::write(&list, to).signaled()).unwrap()
+            })
+            .collect();
+        let posts = sends.iter().map(|send| Descriptor::Send(*send));
+        let waits = sends
+            .iter()
+            .map(|send| Descriptor::Wait((*send).into(), PLAIN));
+        let list: Vec<_> = match round % 2 {
+            0 => posts.chain(waits).collect(),
+            _ => posts.zip(waits).flat_map(|(p, w)| [p, w]).collect(),
+        };
+        let mut queues: Vec<&mut Qp> = pairs.iter_mut().map(|p| &mut p.a).collect();
+        // The order of queues says nothing.
+        let len = queues.len();
+        queues.rotate_left(round as usize % len);
+        post_on(&stream, &mut queues, &list).unwrap();
+        finish(&stream, &format!("round {round}"));
+        for (i, (p, send)) in pairs.iter_mut().zip(&sends).enumerate() {
+            // The stream waited: the CPU needs not.
+            assert_eq!(p.a.poll(*send).unwrap(), Some(Status::SUCCESS), "queue {i}");
+            let mut got = [0; 8];
+            far[i].region().read(0, &mut got).unwrap();
+            assert_eq!(u64::from_le_bytes(got), round, "queue {i}");
+        }
+    }
+    for (p, (path, _)) in pairs.iter_mut().zip(paths()) {
+        p.check(path);
+    }
+}
