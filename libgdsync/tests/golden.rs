@@ -554,3 +554,32 @@ fn aborts_holes_patches_and_time_limits() {
     assert!(r.sge(0).len == 8);
     r.finish("aborts-patches-limits");
 }
+
+/// Sends that follow each other in one list share one doorbell; anything between keeps them apart.
+#[test]
+fn sends_in_a_row_ring_once() {
+    for (name, lowering) in [
+        ("row-memops", Lowering::MemOps),
+        ("row-kernel", Lowering::Kernel),
+    ] {
+        let config = QpConfig {
+            send_blocks: 16,
+            recv_entries: 16,
+            lowering,
+            ..small()
+        };
+        let mut r = rig(cuda(), config);
+        for _ in 0..6 {
+            let recv = r.receive();
+            r.b.post_receive(recv).unwrap();
+        }
+        let sends: Vec<SendRequest> = (0..6).map(|_| r.send()).collect();
+        let ring = |i: usize| Descriptor::Send(sends[i]);
+        r.post("three in a row", 0, &[ring(0), ring(1), ring(2)]);
+        let wait = Descriptor::wait(sends[3]);
+        r.post("a wait between", 0, &[ring(3), wait, ring(4), ring(5)]);
+        assert!(r.streams[0].synchronize(LIMIT).unwrap());
+        r.a.wait(sends[5], LIMIT).unwrap();
+        r.finish(name);
+    }
+}

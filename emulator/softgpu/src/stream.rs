@@ -232,6 +232,19 @@ impl Stream {
     /// Too many operations; an operation that the GPU lacks; an address that is misaligned or
     /// lies in no live memory; the stream is capturing; the GPU has stopped.
     pub fn submit(&self, ops: &[MemOp]) -> Result<(), Error> {
+        self.submit_ops(ops.iter().copied(), true)
+    }
+
+    /// Like [`submit`](Self::submit), for operations that are made as they are enqueued: no
+    /// list of them has to exist.
+    ///
+    /// # Errors
+    /// As for [`submit`](Self::submit).
+    #[inline]
+    pub fn submit_each(
+        &self,
+        ops: impl ExactSizeIterator<Item = MemOp> + Clone,
+    ) -> Result<(), Error> {
         self.submit_ops(ops, true)
     }
 
@@ -240,20 +253,24 @@ impl Stream {
     /// # Errors
     /// [`Error::StreamFull`], and those of [`submit`](Self::submit).
     pub fn try_submit(&self, ops: &[MemOp]) -> Result<(), Error> {
-        self.submit_ops(ops, false)
+        self.submit_ops(ops.iter().copied(), false)
     }
 
     #[inline]
-    fn submit_ops(&self, ops: &[MemOp], block: bool) -> Result<(), Error> {
+    fn submit_ops(
+        &self,
+        ops: impl ExactSizeIterator<Item = MemOp> + Clone,
+        block: bool,
+    ) -> Result<(), Error> {
         let limit = self.0.gpu.core().caps.batch_limit;
         if ops.len() > limit {
             let (stream, ops) = (self.id(), ops.len());
             return Err(Error::BatchTooLong { stream, ops, limit });
         }
-        let n = ops.iter().map(items).sum();
+        let n = ops.clone().map(|op| items(&op)).sum();
         self.enqueue(n, block, |submission, operands| {
-            for (n, op) in ops.iter().enumerate() {
-                operands.push(submission, n, op)?;
+            for (n, op) in ops.clone().enumerate() {
+                operands.push(submission, n, &op)?;
             }
             Ok(())
         })?;

@@ -241,14 +241,21 @@ impl Gpu {
     pub(crate) fn submit(
         &self,
         stream: &Stream,
-        batch: &Batch,
+        batch: &mut Batch,
         scratch: &mut Batch,
         submitted: &mut bool,
     ) -> Result<()> {
-        scratch.clear();
-        legal::rewrite(batch, &self.0.caps, scratch)?;
-        for range in scratch.split(self.0.caps.batch_limit)? {
-            let ops = &scratch.ops()[range];
+        let caps = &self.0.caps;
+        let batch = if legal::is_legal(batch, caps) {
+            legal::keep_last_flush(batch.ops_mut());
+            batch
+        } else {
+            scratch.clear();
+            legal::rewrite(batch, caps, scratch)?;
+            scratch
+        };
+        for range in batch.split(caps.batch_limit)? {
+            let ops = &batch.ops()[range];
             self.0.tracer.submission(stream.id, ops);
             self.0.runtime.submit(&stream.handle, ops)?;
             *submitted = true;
@@ -329,7 +336,8 @@ impl Stream {
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
         self.check(&self.gpu, "submit batch")?;
         let mut scratch = Batch::with_capacity(batch.len() + 8);
-        self.gpu.submit(self, batch, &mut scratch, &mut false)
+        self.gpu
+            .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
     /// Enqueues a kernel. `args` are the bytes of its parameter structure.

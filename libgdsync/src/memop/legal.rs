@@ -11,6 +11,38 @@ use crate::mutant::{self, Mutant};
 
 const ALL32: u32 = u32::MAX;
 
+/// Whether the runtime runs every operation as it is.
+pub fn is_legal(batch: &Batch, caps: &Caps) -> bool {
+    batch.ops().iter().all(|op| match *op {
+        Op::Write32 { .. } => true,
+        Op::Write64 { .. } => caps.memops64,
+        Op::Wait32 {
+            mask,
+            condition,
+            flush,
+            ..
+        } => {
+            (mask == ALL32 || caps.mask)
+                && (caps.nor || condition != Condition::Nor)
+                && (caps.flush || !flush)
+        }
+        Op::Wait64 {
+            mask,
+            condition,
+            flush,
+            ..
+        } => {
+            caps.memops64
+                && (mask == u64::MAX || caps.mask)
+                && (caps.nor || condition != Condition::Nor)
+                && (caps.flush || !flush)
+        }
+        Op::Copy { .. } => caps.inline_copy,
+        Op::Fence => caps.fence,
+        Op::Flush => caps.flush,
+    })
+}
+
 /// Appends to `out` what `input` means on a runtime with `caps`.
 ///
 /// # Errors
@@ -171,7 +203,7 @@ fn wait32(
 }
 
 /// Of the flushes within an uninterrupted run of waits only one on the last wait is kept.
-fn keep_last_flush(ops: &mut [Op]) {
+pub fn keep_last_flush(ops: &mut [Op]) {
     let mut i = 0;
     while i < ops.len() {
         let run = ops[i..].iter().take_while(|op| op.is_wait()).count();

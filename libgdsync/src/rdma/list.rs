@@ -327,8 +327,8 @@ fn decide_send(
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Send, mark));
     let places = &qp.core.places;
-    match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::Post {
+    let item = match qp.core.kind {
+        EndpointKind::Ring => Item::Post {
             kernel: qp.lowering == Lowering::Kernel,
             ring: Ring {
                 record: places.record.gpu.offset(doorbell::SND as u64),
@@ -339,20 +339,21 @@ fn decide_send(
             },
             state: places.send.device_state.gpu,
             entries: posted.entries,
-        }),
+        },
         EndpointKind::Proxy => {
             if posted.edge.is_some() {
-                s.items.push(Item::Op(equal(
-                    places.send.trigger.gpu,
-                    mark.posted() as u32,
-                )));
+                let before = equal(places.send.trigger.gpu, mark.posted() as u32);
+                s.items.push(Item::Op(before));
             }
-            s.items.push(Item::Op(Op::Write32 {
+            Item::Op(Op::Write32 {
                 at: places.send.trigger.gpu,
                 value: state.send.fifo.posted() as u32,
                 fenced: true,
-            }));
+            })
         }
+    };
+    if !s.items.last_mut().is_some_and(|last| last.absorb(&item)) {
+        s.items.push(item);
     }
     Ok(())
 }

@@ -41,6 +41,29 @@ pub(super) enum Item {
     },
 }
 
+impl Item {
+    /// Takes over a ring for the same queue that follows at once: one doorbell, the later one,
+    /// hands over what both were for. Returns whether it did.
+    pub fn absorb(&mut self, next: &Item) -> bool {
+        match (self, next) {
+            (
+                Item::Post { ring, entries, .. },
+                Item::Post {
+                    ring: later,
+                    entries: more,
+                    ..
+                },
+            ) if ring.record == later.record => {
+                let edge = ring.edge;
+                *ring = Ring { edge, ..*later };
+                *entries += more;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
 /// A wait until a 32-bit word has a value.
 pub(super) fn equal(at: DevicePtr, value: u32) -> Op {
     Op::Wait32 {

@@ -226,13 +226,9 @@ impl Runtime for SoftRuntime {
     }
 
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()> {
-        // Small batches are the hot ones: they should not pay for an array of the largest.
-        match ops.len() {
-            0 => Ok(()),
-            1..=8 => submit_array::<8>(self.soft(stream), ops),
-            9..=40 => submit_array::<40>(self.soft(stream), ops),
-            _ => submit_array::<255>(self.soft(stream), ops),
-        }
+        self.soft(stream)
+            .submit_each(ops.iter().map(translate))
+            .map_err(|e| system("submit batch", &e))
     }
 
     fn launch(
@@ -281,19 +277,8 @@ impl Runtime for SoftRuntime {
     }
 }
 
-fn submit_array<const N: usize>(stream: &softgpu::Stream, ops: &[Op]) -> Result<()> {
-    let mut soft = [const { softgpu::MemOp::Fence }; N];
-    let Some(used) = soft.get_mut(..ops.len()) else {
-        let what = format!("{} operations", ops.len());
-        return Err(Error::new("submit batch", Kind::Unsupported, what).limit(N as u64));
-    };
-    for (to, op) in used.iter_mut().zip(ops) {
-        *to = translate(op)?;
-    }
-    stream.submit(used).map_err(|e| system("submit batch", &e))
-}
-
-fn translate(op: &Op) -> Result<softgpu::MemOp> {
+#[inline]
+fn translate(op: &Op) -> softgpu::MemOp {
     let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
     let cond = |c: Condition| match c {
         Condition::Geq => softgpu::Cond::Geq,
@@ -301,7 +286,7 @@ fn translate(op: &Op) -> Result<softgpu::MemOp> {
         Condition::And => softgpu::Cond::And,
         Condition::Nor => softgpu::Cond::Nor,
     };
-    Ok(match *op {
+    match *op {
         Op::Write32 { at, value, fenced } => softgpu::MemOp::Write32 {
             addr: addr(at),
             value,
@@ -340,11 +325,11 @@ fn translate(op: &Op) -> Result<softgpu::MemOp> {
         },
         Op::Copy { at, data } => softgpu::MemOp::Copy {
             addr: addr(at),
-            data: softgpu::InlineData::new(data.bytes()).map_err(|e| system("submit batch", &e))?,
+            data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),
         },
         Op::Fence => softgpu::MemOp::Fence,
         Op::Flush => softgpu::MemOp::FlushRemote,
-    })
+    }
 }
 
 fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {
