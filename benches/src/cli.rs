@@ -149,6 +149,7 @@ pub struct Run {
     pub timeout: Duration,
     /// Write all figures, machine and program to this file.
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub json: Option<PathBuf>,
 }
 

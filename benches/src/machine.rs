@@ -32,8 +32,6 @@ pub struct Program {
     pub commit: Option<String>,
     /// Whether tracked files differ from that commit.
     pub modified: Option<bool>,
-    /// The command line, without the program.
-    pub arguments: Vec<String>,
 }
 
 impl Machine {
@@ -74,7 +72,6 @@ impl Program {
             commit: git(&["rev-parse", "HEAD"]),
             modified: git(&["status", "--porcelain", "--untracked-files=no"])
                 .map(|s| !s.is_empty()),
-            arguments: std::env::args().skip(1).collect(),
         })
     }
 }

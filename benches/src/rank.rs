@@ -63,14 +63,13 @@ impl Rank {
         }
     }
 
-    /// Does the job and reports how it went; `true` if well.
+    /// Does the job and reports how it went; `true` if well. Each job ends with a barrier, since
+    /// a rank takes its NIC down when it leaves.
     pub fn work(mut self, job: &Job) -> bool {
         let result = match job {
             Job::Pingpong(options) => pingpong::play(&mut self, options),
             Job::Bandwidth(options) => bandwidth::play(&mut self, options),
         };
-        // A rank takes its NIC down only when the other needs it no more.
-        let result = result.and_then(|value| self.link.barrier().map(|()| value));
         let note = match result {
             Ok(value) => Note::Result(value),
             Err(e) => Note::Failed(format!("{e:#}")),

@@ -171,7 +171,7 @@ impl Bench {
             }
         }
         self.completed = number + 1;
-        if number / GROUP % SPOT == 0 {
+        if (number / GROUP).is_multiple_of(SPOT) {
             self.look_at(number)?;
         }
         Ok(())

@@ -244,36 +244,59 @@ fn one_wrong_bit_fails_the_run() {
     }
 }
 
-#[test]
-fn a_dead_rank_ends_the_run() {
-    let _alone = alone();
+/// Starts a run without end, and returns it with its ranks' processes.
+fn start_endless() -> (Child, [i32; 2]) {
     let child = start(&["pingpong", "--sizes", "64", "--iterations", "10000000"]);
     let deadline = Instant::now() + LIMIT;
     let list = format!("/proc/{0}/task/{0}/children", child.id());
-    let ranks: Vec<i32> = loop {
+    loop {
         let text = std::fs::read_to_string(&list).unwrap();
         let ranks: Vec<i32> = text
             .split_whitespace()
             .map(|pid| pid.parse().unwrap())
             .collect();
-        if ranks.len() == 2 {
-            break ranks;
+        if let [first, second] = ranks[..] {
+            // In the middle of things, most likely; whenever it is, the run must end.
+            std::thread::sleep(Duration::from_millis(500));
+            return (child, [first, second]);
         }
         assert!(Instant::now() < deadline, "no ranks start");
         std::thread::sleep(Duration::from_millis(5));
-    };
-    // In the middle of things, most likely; whenever it is, the run must end.
-    std::thread::sleep(Duration::from_millis(500));
-    let victim = rustix::process::Pid::from_raw(ranks[1]).unwrap();
-    rustix::process::kill_process(victim, rustix::process::Signal::KILL).unwrap();
+    }
+}
+
+fn kill(process: i32) {
+    let process = rustix::process::Pid::from_raw(process).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+}
+
+/// Whether a process runs: neither gone nor a zombie.
+fn runs(process: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{process}/stat"))
+        .is_ok_and(|stat| !stat[stat.rfind(')').unwrap()..].starts_with(") Z"))
+}
+
+#[test]
+fn a_dead_rank_ends_the_run() {
+    let _alone = alone();
+    let (child, ranks) = start_endless();
+    kill(ranks[1]);
     let output = end(child);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains("rank 1: died"), "{}", text(&output));
-    for rank in ranks {
-        assert!(
-            !Path::new(&format!("/proc/{rank}")).exists(),
-            "rank process {rank} is left behind"
-        );
+    assert!(!ranks.into_iter().any(runs), "a rank is left behind");
+}
+
+#[test]
+fn ranks_end_with_who_started_them() {
+    let _alone = alone();
+    let (child, ranks) = start_endless();
+    kill(child.id() as i32);
+    end(child);
+    let deadline = Instant::now() + LIMIT;
+    while ranks.into_iter().any(runs) {
+        assert!(Instant::now() < deadline, "a rank is left behind");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -25,7 +25,7 @@ use rounds::{Player, WARM_UP};
 /// Bytes that a size's iterations move in one direction, if their number is not given.
 const VOLUME: u64 = 1 << 30;
 /// Iterations of a size, if their number is not given.
-const ITERATIONS: (u64, u64) = (100, 10_000);
+const ITERATIONS: (u64, u64) = (100, 5000);
 /// Iterations of the run whose submissions are traced.
 const TRACED: u64 = 4;
 
@@ -46,7 +46,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = cli::size,
           default_value = "8,64,1Ki,4Ki,64Ki,256Ki,1Mi")]
     pub sizes: Vec<u64>,
-    /// Round trips for each size [default: 10000, fewer for large messages].
+    /// Round trips for each size [default: 5000, fewer for large messages].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iterations: Option<u64>,
     /// How messages travel.
@@ -63,6 +63,7 @@ pub struct Options {
     pub run: Run,
     /// Draw latency over size into this file.
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub svg: Option<PathBuf>,
     /// Get one bit of this message wrong, to see that it is noticed.
     #[arg(long, value_name = "ITERATION", hide = true)]

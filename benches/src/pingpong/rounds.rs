@@ -140,10 +140,10 @@ impl<'e> Player<'e> {
         })
     }
 
-    /// Waits until the NIC is done with everything.
+    /// Returns once no rank needs the other's NIC any more.
     pub fn finish(&mut self, rank: &mut Rank) -> Result<()> {
-        rank.link.barrier()?;
-        Ok(self.qp.quiet(rank.left())?)
+        self.qp.quiet(rank.left())?;
+        rank.link.barrier()
     }
 
     fn post_receives(&mut self, size: u64, n: u64) -> Result<Vec<ReceiveRequest>> {
