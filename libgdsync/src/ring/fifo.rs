@@ -53,6 +53,9 @@ pub struct Slot<H> {
 pub struct Fifo<H> {
     slots: Box<[Slot<H>]>,
     next: u64,
+    /// The highest `next` so far: slots were overwritten up to there, also by requests that were
+    /// taken back.
+    high: u64,
     posted: u64,
     retired: u64,
     head: u32,
@@ -94,6 +97,7 @@ impl<H: Default> Fifo<H> {
         Fifo {
             slots: (0..room).map(|_| slot()).collect(),
             next: 0,
+            high: 0,
             posted: 0,
             retired: 0,
             head: start,
@@ -112,13 +116,13 @@ impl<H> Fifo<H> {
 
     /// The request's slot, if it has not been retired and overwritten.
     pub fn slot(&self, ticket: u64) -> Option<&Slot<H>> {
-        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.next;
+        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.high;
         known.then(|| &self.slots[self.at(ticket)])
     }
 
     /// As [`Fifo::slot`], to change it.
     pub fn slot_mut(&mut self, ticket: u64) -> Option<&mut Slot<H>> {
-        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.next;
+        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.high;
         let at = self.at(ticket);
         known.then(|| &mut self.slots[at])
     }
@@ -196,6 +200,7 @@ impl<H> Fifo<H> {
         fill(&mut slot.hold);
         self.head = self.head.wrapping_add(blocks);
         self.next += 1;
+        self.high = self.high.max(self.next);
         ticket
     }
 

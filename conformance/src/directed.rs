@@ -1,0 +1,1 @@
+//! Scenarios that a random program would meet too rarely.
