@@ -259,6 +259,51 @@ fn late_words_from_another_connection_change_nothing() {
 }
 
 #[test]
+fn a_former_life_s_answers_do_not_count() {
+    for (echo, fails) in [(1, false), (2, true)] {
+        let mut fake = Fake::new();
+        let (remote, max_rd_atomic) = (fake.port.node(), 1);
+        fake.post_write();
+        fake.listen();
+        fake.world.modify(&fake.end, Modify::Reset);
+        fake.end.sq = 0;
+        fake.end.reset_records();
+        fake.world.init(&fake.end);
+        let rtr = Modify::Rtr {
+            remote,
+            remote_qpn: Qpn(FAKE),
+            rq_psn: 1,
+            max_dest_rd_atomic: 1,
+        };
+        let sq_psn = 1;
+        fake.world.modify(&fake.end, rtr);
+        fake.world.modify(
+            &fake.end,
+            Modify::Rts {
+                sq_psn,
+                max_rd_atomic,
+            },
+        );
+        let s = fake.post_write();
+        let said = fake.listen();
+        let expect = [(Kind::Gone, 1), (Kind::Resume, 1), (Kind::Write, 1)];
+        assert_eq!(kinds(&said), expect);
+        let lives: Vec<u16> = said.iter().map(|(h, _)| h.life.get()).collect();
+        assert_eq!(lives, [1, 2, 2]);
+        // Nobody takes the write: which of the two?
+        fake.tell(Kind::Gone, 1, |h| {
+            (h.life, h.echo) = (0.into(), echo.into())
+        });
+        if fails {
+            fake.failed(s, Syndrome::TRANSPORT_RETRY);
+        } else {
+            assert_eq!(fake.end.send.poll(), None);
+            assert_eq!(fake.world.state(&fake.end), QpState::Rts);
+        }
+    }
+}
+
+#[test]
 fn a_connection_that_waits_for_other_numbers_is_none() {
     let mut fake = Fake::new();
     let s = fake.post_write();
@@ -288,6 +333,32 @@ fn copies_of_messages_are_received_once() {
     assert_ok(&fake.end.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
     assert_eq!(fake.end.recv.poll(), None);
     assert_eq!(fake.world.state(&fake.end), QpState::Rts);
+}
+
+#[test]
+fn a_message_with_a_gap_is_not_received() {
+    let mut fake = Fake::new();
+    let r = fake.end.post_recv(&[fake.end.sge(0, 12)]);
+    let four = |at: u32| {
+        move |h: &mut FrameHeader| {
+            (h.len, h.total, h.offset, h.code) = (4.into(), 12.into(), at.into(), 1 + at as u8);
+            h.flags = [FIRST, 0, LAST][at as usize / 4];
+        }
+    };
+    // The middle is missing; then another kind, then another length go on.
+    for at in [0, 8] {
+        assert!(fake.tell(Kind::Send, 1, four(at)).is_empty());
+    }
+    assert!(fake.tell(Kind::Write, 1, four(4)).is_empty());
+    assert!(fake.tell(Kind::Send, 1, |h| part(h, 4, 9)).is_empty());
+    assert_eq!(
+        (fake.end.recv.poll(), fake.end.get(0, 12)[4..].to_vec()),
+        (None, vec![0; 8])
+    );
+    assert!(fake.tell(Kind::Send, 1, four(4)).is_empty());
+    assert_eq!(kinds(&fake.tell(Kind::Send, 1, four(8))), [(Kind::Ack, 1)]);
+    assert_ok(&fake.end.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    assert_eq!(fake.end.get(0, 12), [1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9]);
 }
 
 #[test]

@@ -286,6 +286,9 @@ impl HubPort {
         }
         let inbox = std::mem::take(&mut *lock(&self.node.inbox));
         for Incoming { from, reader, open } in inbox {
+            if from.is(DEAD) || !open.load(Ordering::Relaxed) {
+                continue;
+            }
             let i = self.slot(from.id);
             let peer = &mut self.peers[i];
             peer.node = Some(from);
@@ -448,5 +451,103 @@ impl Fabric for HubPort {
 impl Drop for HubPort {
     fn drop(&mut self) {
         self.hub.kill(self.node.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Kind;
+
+    fn send(port: &mut HubPort, to: NodeId, tag: u32) -> Result<(), SendRefused> {
+        let header = FrameHeader {
+            kind: Kind::Ack as u8,
+            seq: tag.into(),
+            ..FrameHeader::default()
+        };
+        let peer = port.connect(to).unwrap();
+        let sent = port.send(peer, &header, &mut |_| true);
+        port.flush();
+        sent
+    }
+
+    fn receive(port: &mut HubPort) -> Vec<u32> {
+        let mut got = Vec::new();
+        port.step(Time::ZERO);
+        let budget = Budget {
+            frames: 1000,
+            bytes: 1000,
+        };
+        port.receive(budget, &mut |_, header, _| {
+            got.push(header.seq.get());
+            Ok(())
+        });
+        port.flush();
+        got
+    }
+
+    /// What arrives at one node, one frame per step of the links, from four that send at once.
+    fn arrivals(seed: u64) -> Vec<u32> {
+        let hub = Hub::new(HubConfig {
+            scheduled: true,
+            ..HubConfig::default()
+        });
+        let mut to = hub.port();
+        let mut from: Vec<_> = (0..4).map(|_| hub.port()).collect();
+        for tag in 0..10 {
+            for (i, port) in from.iter_mut().enumerate() {
+                send(port, to.node(), i as u32 * 100 + tag).unwrap();
+            }
+        }
+        let mut links = hub.link_machine(seed);
+        let mut got = receive(&mut to);
+        assert!(got.is_empty());
+        while links.step(Time::ZERO) == Step::Progress {
+            let one = receive(&mut to);
+            assert_eq!(one.len(), 1);
+            got.extend(one);
+        }
+        got
+    }
+
+    #[test]
+    fn links_take_turns_by_chance_and_keep_their_own_order() {
+        let runs: Vec<_> = (0..8).map(arrivals).collect();
+        for got in &runs {
+            assert_eq!(got.len(), 40);
+            for link in 0..4 {
+                let of_link = got.iter().filter(|tag| **tag / 100 == link);
+                assert!(of_link.is_sorted());
+            }
+        }
+        assert_eq!(runs[0], arrivals(0));
+        assert!(runs[1..].iter().all(|run| *run != runs[0]));
+    }
+
+    #[test]
+    fn silence_and_death() {
+        let hub = Hub::new(HubConfig::default());
+        let (mut a, mut b) = (hub.port(), hub.port());
+        assert_eq!((a.node(), b.node()), (NodeId(1), NodeId(2)));
+        send(&mut a, NodeId(2), 1).unwrap();
+        assert_eq!(receive(&mut b), [1]);
+        for frozen in [NodeId(1), NodeId(2)] {
+            assert!(hub.silence(frozen, true));
+            send(&mut a, NodeId(2), 2).unwrap();
+            assert!(receive(&mut b).is_empty());
+            assert!(hub.silence(frozen, false));
+            assert_eq!(receive(&mut b), [2]);
+        }
+        let peer = a.connect(NodeId(2)).unwrap();
+        send(&mut b, NodeId(1), 3).unwrap();
+        drop(b);
+        assert!(receive(&mut a).is_empty());
+        assert_eq!(a.state(peer), LinkState::Lost(LinkError::Closed));
+        assert_eq!((a.lost(), a.lost()), (Some(peer), None));
+        assert_eq!(send(&mut a, NodeId(2), 4), Err(SendRefused::Lost));
+        assert!(!hub.silence(NodeId(2), true) && !hub.kill(NodeId(2)));
+        assert!(hub.silence(NodeId(1), true) && hub.kill(NodeId(1)));
+        let mut c = hub.port();
+        assert_eq!(send(&mut c, NodeId(1), 5), Err(SendRefused::Lost));
     }
 }
