@@ -5,6 +5,8 @@
 //! found there. Every slot is longer than its message and was filled before, so whatever was
 //! aborted and arrives all the same is found too.
 
+use std::time::Duration;
+
 use gds_driver::{SimError, SimReport};
 use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync::rdma::{
@@ -153,10 +155,15 @@ impl Player {
     fn act(&mut self, i: usize, step: &Step) {
         self.fill(i, self.rank.me, step.len);
         let hole = step.hole.then(|| self.junk(i)).flatten();
-        let request = self.prepare(i, step);
+        let mut prepared = self.prepare(i, step, Duration::ZERO);
         if let Some(hole) = hole {
+            // Behind the request, or, where there is no room for both, before it.
             self.place.qp.abort(hole).unwrap();
         }
+        if matches!(&prepared, Err(e) if e.kind() == ErrorKind::QueueFull) {
+            prepared = self.prepare(i, step, LIMIT);
+        }
+        let request = prepared.unwrap();
         if step.newest_aborted
             && let Some(newest) = self.junk(i)
         {
@@ -228,7 +235,7 @@ impl Player {
         }
     }
 
-    fn prepare(&mut self, i: usize, step: &Step) -> SendRequest {
+    fn prepare(&mut self, i: usize, step: &Step, limit: Duration) -> gdsync::Result<SendRequest> {
         let (source, landing) = (self.source.clone(), self.landing.clone());
         let at = (i * SLOT) as u64;
         let out = match step.patched {
@@ -252,7 +259,7 @@ impl Player {
             }
         };
         let work = if step.signaled { work.signaled() } else { work };
-        self.place.qp.prepare_within(&work, LIMIT).unwrap()
+        self.place.qp.prepare_within(&work, limit)
     }
 
     fn receive(&mut self, i: usize, step: &Step) {

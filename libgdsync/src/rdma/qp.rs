@@ -231,13 +231,18 @@ impl Qp {
         };
         let mut guard = self.core.lock();
         let state = self.usable(&mut guard, OPERATION)?;
-        let ticket = state
-            .send
-            .prepare(&wqe, |hold| {
-                hold.clear();
-                hold.extend(work.sges.iter().map(|sge| sge.mr.clone()));
-            })
-            .map_err(|e| self.refused(OPERATION, e))?;
+        let prepared = state.send.prepare(&wqe, |hold| {
+            hold.clear();
+            hold.extend(work.sges.iter().map(|sge| sge.mr.clone()));
+        });
+        let ticket = match prepared {
+            Ok(ticket) => ticket,
+            Err(refusal) => {
+                // Unsignaled requests at the end give no room back by themselves.
+                self.core.drain(state);
+                return Err(self.refused(OPERATION, refusal));
+            }
+        };
         Ok(SendRequest {
             queue: self.id,
             ticket: ticket.0,
