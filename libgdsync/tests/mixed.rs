@@ -20,11 +20,15 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 p.mem_a(MemoryKind::Pinned, 64),
                 p.mem_b(MemoryKind::Pinned, 64),
             );
-            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-            for round in 0..20 {
-                let gate = if round == 0 { &gate } else { &Gate::new(&gpu) };
+            let stream = gpu.stream().unwrap();
+            for round in 0..12u64 {
+                let ok = |r: gdsync::Result<()>| {
+                    r.unwrap_or_else(|e| panic!("{what}, round {round}: {e:?}"));
+                };
+                let gate = Gate::new(&gpu);
+                let at = round % 2 * 16;
                 let send = p.b.prepare(&Work::nop().signaled()).unwrap();
-                let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+                let recv = p.b.prepare_receive(&[sge(&far, at, 8)]).unwrap();
                 p.b.post_on(&stream, &[gate.wait()]).unwrap();
                 // One by the stream, which cannot get there yet, the other by the CPU.
                 if receive_by_stream {
@@ -36,15 +40,29 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 }
                 gate.open();
                 finish(&stream, &what);
-                let list = [sge(&near, 0, 8)];
-                let message = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-                p.a.post(message).unwrap();
-                let ok = |r: gdsync::Result<()>| {
-                    r.unwrap_or_else(|e| panic!("{what}, round {round}: {e:?}"));
-                };
-                ok(p.a.wait(message, LIMIT));
+                // Two messages for one receive: the second has to wait for its own.
+                for i in 0..2 {
+                    let value = 2 * round + i;
+                    near.region()
+                        .write(8 * i as usize, &value.to_le_bytes())
+                        .unwrap();
+                    let list = [sge(&near, 8 * i, 8)];
+                    let message = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+                    p.a.post(message).unwrap();
+                }
                 ok(p.b.wait(send, LIMIT));
                 ok(p.b.wait(recv, LIMIT));
+                std::thread::sleep(std::time::Duration::from_millis(1));
+                let second = p.b.prepare_receive(&[sge(&far, at + 8, 8)]).unwrap();
+                p.b.post_receive(second).unwrap();
+                ok(p.b.wait(second, LIMIT));
+                for i in 0..2 {
+                    let mut got = [0; 8];
+                    let place = (at + 8 * i) as usize;
+                    far.region().read(place, &mut got).unwrap();
+                    assert_eq!(u64::from_le_bytes(got), 2 * round + i, "{what}");
+                }
+                ok(p.a.quiet(LIMIT));
             }
             p.check(&what);
         }
