@@ -446,3 +446,33 @@ fn one_acknowledgement_for_many_messages() {
     fake.port.flush();
     assert_eq!(kinds(&fake.listen()), [(Kind::Ack, 19)]);
 }
+
+#[test]
+fn a_loss_before_does_not_hit_the_connection_made_after() {
+    let mut world = World::new(1);
+    let end = world.end(0, EndConfig::default());
+    let remote = vmlx5::fabric::NodeId(2);
+    let rtr = Modify::Rtr {
+        remote,
+        remote_qpn: Qpn(FAKE),
+        rq_psn: 1,
+        max_dest_rd_atomic: 1,
+    };
+    // There is no such node; then there is.
+    world.init(&end);
+    world.modify(&end, rtr);
+    let mut port = world.hub.port();
+    assert_eq!(port.node(), remote);
+    world.modify(&end, Modify::Reset);
+    world.init(&end);
+    world.modify(&end, rtr);
+    let nic = port.connect(world.nics[0].node()).unwrap();
+    let mut fake = Fake {
+        world,
+        end,
+        port,
+        nic,
+    };
+    let said = fake.listen();
+    assert_eq!(kinds(&said).last(), Some(&(Kind::Resume, 1)));
+}
