@@ -244,11 +244,14 @@ fn one_wrong_bit_fails_the_run() {
     }
 }
 
-/// Starts a run without end, and returns it with its ranks' processes.
-fn start_endless() -> (Child, [i32; 2]) {
-    let child = start(&["pingpong", "--sizes", "64", "--iterations", "10000000"]);
+/// A run without end, practically.
+const ENDLESS: [&str; 5] = ["pingpong", "--sizes", "64", "--iterations", "10000000"];
+
+/// The processes of a run's ranks, once they have most likely begun to play; whenever it is
+/// that one dies, the run must end.
+fn ranks_of(run: &Child) -> [i32; 2] {
     let deadline = Instant::now() + LIMIT;
-    let list = format!("/proc/{0}/task/{0}/children", child.id());
+    let list = format!("/proc/{0}/task/{0}/children", run.id());
     loop {
         let text = std::fs::read_to_string(&list).unwrap();
         let ranks: Vec<i32> = text
@@ -256,9 +259,8 @@ fn start_endless() -> (Child, [i32; 2]) {
             .map(|pid| pid.parse().unwrap())
             .collect();
         if let [first, second] = ranks[..] {
-            // In the middle of things, most likely; whenever it is, the run must end.
             std::thread::sleep(Duration::from_millis(500));
-            return (child, [first, second]);
+            return [first, second];
         }
         assert!(Instant::now() < deadline, "no ranks start");
         std::thread::sleep(Duration::from_millis(5));
@@ -279,7 +281,8 @@ fn runs(process: i32) -> bool {
 #[test]
 fn a_dead_rank_ends_the_run() {
     let _alone = alone();
-    let (child, ranks) = start_endless();
+    let child = start(&ENDLESS);
+    let ranks = ranks_of(&child);
     kill(ranks[1]);
     let output = end(child);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
@@ -290,7 +293,8 @@ fn a_dead_rank_ends_the_run() {
 #[test]
 fn ranks_end_with_who_started_them() {
     let _alone = alone();
-    let (child, ranks) = start_endless();
+    let child = start(&ENDLESS);
+    let ranks = ranks_of(&child);
     kill(child.id() as i32);
     end(child);
     let deadline = Instant::now() + LIMIT;
