@@ -1,2 +1,139 @@
-//! x
-fn main() {}
+//! Committed mutants: each breaks one rule of the library on purpose, and some seed or check
+//! must notice. Runs only with the feature `mutants`; one mutant at a time, since the switch is
+//! for the whole process.
+
+use libtest_mimic::{Arguments, Trial};
+
+#[cfg(feature = "mutants")]
+mod hunt {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use conformance::{directed, exchange};
+    use gds_driver::{SimError, SimReport};
+    use gdsync::mutant::{self, Mutant};
+    use libtest_mimic::Failed;
+
+    /// Seeds that a mutant has to survive before it counts as alive.
+    const SEEDS: u64 = 150;
+
+    type Scenario = (&'static str, fn(u64) -> Result<SimReport, SimError>);
+
+    const SCENARIOS: [Scenario; 4] = [
+        ("exchange", exchange::run),
+        ("failure", directed::failure),
+        ("held stream", directed::held_stream),
+        ("silence", directed::silence),
+    ];
+
+    /// What a seed says: nothing, or how it failed.
+    fn verdict(scenario: &Scenario, seed: u64) -> Option<String> {
+        match catch_unwind(AssertUnwindSafe(|| (scenario.1)(seed))) {
+            Ok(Ok(_)) => None,
+            Ok(Err(e)) => Some(e.to_string()),
+            Err(_) => Some("a panic outside the ranks".to_owned()),
+        }
+    }
+
+    /// The first scenario and seed that notice the mutant.
+    fn first_killer() -> Option<(&'static Scenario, u64, String)> {
+        (0..SEEDS).find_map(|seed| {
+            SCENARIOS
+                .iter()
+                .find_map(|s| verdict(s, seed).map(|why| (s, seed, why)))
+        })
+    }
+
+    /// Shows that `mutant` is noticed.
+    pub fn kill(mutant: Mutant) -> Result<(), Failed> {
+        if mutant == Mutant::PresetF0 {
+            return preset();
+        }
+        mutant::set(Some(mutant));
+        let killer = first_killer();
+        mutant::set(None);
+        let Some((scenario, seed, why)) = killer else {
+            return Err(format!("{mutant:?} survived {SEEDS} seeds of every scenario").into());
+        };
+        let why = why.lines().next().unwrap_or_default().to_owned();
+        println!("{mutant:?}: killed by {}, seed {seed}: {why}", scenario.0);
+        match verdict(scenario, seed) {
+            None => Ok(()),
+            Some(why) => Err(format!("seed {seed} fails without the mutant too: {why}").into()),
+        }
+    }
+
+    /// Our own waits test two bits and are immune to this one, by design: what is checked is
+    /// the promise itself, for whoever tests the owner bit alone.
+    fn preset() -> Result<(), Failed> {
+        let (sound, broken) = (mutant::preset_byte(), {
+            mutant::set(Some(Mutant::PresetF0));
+            let byte = mutant::preset_byte();
+            mutant::set(None);
+            byte
+        });
+        if sound != 0xf1 || broken == 0xf1 {
+            return Err(format!("preset {sound:#x}, with the mutant {broken:#x}").into());
+        }
+        println!("PresetF0: killed by the check of the preset byte");
+        Ok(())
+    }
+
+    /// A failing seed of a mutant fails the same way, ten times over.
+    pub fn replay() -> Result<(), Failed> {
+        mutant::set(Some(Mutant::NoFenceBeforeDoorbell));
+        let found = first_killer();
+        let Some((scenario, seed, first)) = found else {
+            mutant::set(None);
+            return Err("no failing seed to replay".into());
+        };
+        let again: Vec<Option<String>> = (0..10).map(|_| verdict(scenario, seed)).collect();
+        mutant::set(None);
+        println!("replayed {}, seed {seed}, ten times: {first}", scenario.0);
+        // Devices are numbered through the life of the process; everything else is the same.
+        let plain = |text: &str| -> String {
+            let mut out = String::new();
+            let mut number = false;
+            for c in text.chars() {
+                let starts = out.ends_with("gpu") || out.ends_with("nic");
+                number = c.is_ascii_digit() && (number || starts);
+                if !number {
+                    out.push(c);
+                }
+            }
+            out
+        };
+        match again
+            .iter()
+            .position(|w| w.as_deref().map(plain) != Some(plain(&first)))
+        {
+            None => Ok(()),
+            Some(i) => Err(format!("run {i} differs: {:?} instead of {first}", again[i]).into()),
+        }
+    }
+}
+
+#[cfg(feature = "mutants")]
+fn trials() -> Vec<Trial> {
+    let kill = |m: &gdsync::mutant::Mutant| {
+        let m = *m;
+        Trial::test(format!("{m:?} is noticed"), move || hunt::kill(m))
+    };
+    let mut trials: Vec<Trial> = gdsync::mutant::Mutant::ALL.iter().map(kill).collect();
+    trials.push(Trial::test("a failing seed replays", hunt::replay));
+    trials
+}
+
+#[cfg(not(feature = "mutants"))]
+fn trials() -> Vec<Trial> {
+    let why = "mutants (needs the feature mutants: ./build.sh test mutants)";
+    let never = || -> Result<(), libtest_mimic::Failed> { Err("built without the feature mutants".into()) };
+    vec![Trial::test(why, never).with_ignored_flag(true)]
+}
+
+fn main() {
+    // What a rank says when a mutant makes it panic is told by the verdict.
+    std::panic::set_hook(Box::new(|_| ()));
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, trials()).exit();
+}
