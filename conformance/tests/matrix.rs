@@ -1,2 +1,326 @@
-//! x
-fn main() {}
+//! The matrix: GPU runtime x endpoint and lowering x memories x capabilities x operation, with
+//! real threads. A pairwise cover runs: any two settings meet in at least one cell. The cells'
+//! names are printed as the tests' names. What is not there is shown as ignored, and
+//! `GDS_REQUIRE` turns that into a failure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gds_driver::Live;
+use gds_step::Host;
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::memop::Caps;
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Sge, WaitOptions, Work,
+    post_on,
+};
+use gdsync::{Gpu, Status};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Messages each way in one cell: several laps of every ring.
+const MESSAGES: usize = 150;
+
+/// The settings of each axis, by name.
+const AXES: [(&str, &[&str]); 7] = [
+    ("posts", &["memops", "kernel", "proxy"]),
+    (
+        "caps",
+        &[
+            "cuda",
+            "masks",
+            "no-nor",
+            "32-bit",
+            "no-flush",
+            "small-batches",
+        ],
+    ),
+    ("rings", &["pinned", "device"]),
+    ("completions", &["pinned", "device"]),
+    ("record", &["pinned", "device"]),
+    ("payload", &["pinned", "device"]),
+    (
+        "operation",
+        &["send", "send-inline", "write-imm", "write", "read"],
+    ),
+];
+
+type Cell = [usize; AXES.len()];
+
+/// Whether a cell means something: without a flush, device memory shows a payload late.
+fn makes_sense(cell: &Cell) -> bool {
+    !(AXES[1].1[cell[1]] == "no-flush" && AXES[5].1[cell[5]] == "device")
+}
+
+/// A greedy pairwise cover: as long as some pair of settings has not met, the cell that brings
+/// most new pairs together. The same cells on every run.
+fn cover() -> Vec<Cell> {
+    let mut open: Vec<(usize, usize, usize, usize)> = Vec::new();
+    for a in 0..AXES.len() {
+        for b in a + 1..AXES.len() {
+            for x in 0..AXES[a].1.len() {
+                for y in 0..AXES[b].1.len() {
+                    open.push((a, x, b, y));
+                }
+            }
+        }
+    }
+    let met = |c: &Cell, p: &(usize, usize, usize, usize)| c[p.0] == p.1 && c[p.2] == p.3;
+    open.retain(|p| {
+        !(p.0 == 1 && AXES[1].1[p.1] == "no-flush" && p.2 == 5 && AXES[5].1[p.3] == "device")
+    });
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut cells: Vec<Cell> = Vec::new();
+    while let Some(first) = open.first().copied() {
+        let candidate = |rng: &mut fastrand::Rng| {
+            let mut c: Cell = std::array::from_fn(|i| rng.usize(0..AXES[i].1.len()));
+            c[first.0] = first.1;
+            c[first.2] = first.3;
+            c
+        };
+        let best = (0..300)
+            .map(|_| candidate(&mut rng))
+            .filter(makes_sense)
+            .max_by_key(|c| open.iter().filter(|p| met(c, p)).count())
+            .expect("some candidate makes sense");
+        open.retain(|p| !met(&best, p));
+        cells.push(best);
+    }
+    cells
+}
+
+fn name(cell: &Cell) -> String {
+    let parts = cell.iter().enumerate().map(|(i, s)| {
+        let (axis, settings) = AXES[i];
+        format!("{axis} {}", settings[*s])
+    });
+    format!(
+        "soft, virtual ConnectX: {}",
+        parts.collect::<Vec<_>>().join(", ")
+    )
+}
+
+fn memory(which: usize) -> MemoryKind {
+    [MemoryKind::Pinned, MemoryKind::Device][which]
+}
+
+fn caps(which: usize) -> Caps {
+    let cuda = SoftOptions::default().caps;
+    match AXES[1].1[which] {
+        "masks" => Caps {
+            mask: true,
+            nor: false,
+            ..cuda
+        },
+        "no-nor" => Caps { nor: false, ..cuda },
+        "32-bit" => Caps {
+            memops64: false,
+            fence: false,
+            ..cuda
+        },
+        "no-flush" => Caps {
+            flush: false,
+            ..cuda
+        },
+        "small-batches" => Caps {
+            batch_limit: 4,
+            inline_copy: true,
+            ..cuda
+        },
+        _ => cuda,
+    }
+}
+
+struct Bench {
+    gpu: Gpu,
+    qps: [Qp; 2],
+    source: Mr,
+    landing: Mr,
+    seen: gdsync::gpu::Region,
+    flush: bool,
+}
+
+const SLOT: usize = 4096;
+
+fn open(cell: &Cell) -> Bench {
+    let [posts, which, rings, completions, record, payload, _] = *cell;
+    let options = SoftOptions {
+        caps: caps(which),
+        ..SoftOptions::default()
+    };
+    let live: Arc<dyn Host> = Live::global().expect("a device thread");
+    let gpu = Gpu::soft_with(live, options).expect("a soft GPU");
+    let pd = Device::emulated(&gpu)
+        .and_then(|d| d.alloc_pd())
+        .expect("a virtual NIC");
+    let config = QpConfig {
+        send_blocks: 16,
+        recv_entries: 16,
+        ring_memory: memory(rings),
+        cq_memory: memory(completions),
+        record_memory: memory(record),
+        lowering: if posts == 1 {
+            Lowering::Kernel
+        } else {
+            Lowering::MemOps
+        },
+        endpoint: if posts == 2 {
+            Endpoint::Proxy
+        } else {
+            Endpoint::Ring
+        },
+        start: 0u32.wrapping_sub(9),
+        ..QpConfig::default()
+    };
+    let mut qps = [
+        pd.create_qp(&config).unwrap(),
+        pd.create_qp(&config).unwrap(),
+    ];
+    let addresses = [qps[0].address(), qps[1].address()];
+    qps[0].connect(&addresses[1]).unwrap();
+    qps[1].connect(&addresses[0]).unwrap();
+    let region = |kind| gpu.alloc(kind, 2 * SLOT).unwrap();
+    Bench {
+        source: pd.register(&region(memory(payload)), Access::ALL).unwrap(),
+        landing: pd.register(&region(memory(payload)), Access::ALL).unwrap(),
+        seen: region(MemoryKind::Pinned),
+        flush: gpu.caps().flush,
+        qps,
+        gpu,
+    }
+}
+
+/// Sizes that change from message to message, odd ones among them.
+fn len(i: usize, operation: &str) -> usize {
+    let sizes = [8, 1, 64, 100, 0, 4096, 777, 1024];
+    match operation {
+        "send-inline" => sizes[i % 4],
+        "read" => sizes[i % 8].max(1),
+        _ => sizes[i % 8],
+    }
+}
+
+fn run(cell: &Cell) -> Result<(), Failed> {
+    let operation = AXES[6].1[cell[6]];
+    let mut b = open(cell);
+    let stream = b.gpu.stream().map_err(|e| e.to_string())?;
+    for i in 0..MESSAGES {
+        for from in 0..2 {
+            let n = len(i, operation);
+            let bytes: Vec<u8> = (0..n).map(|at| (i * 7 + from * 131 + at) as u8).collect();
+            let at = from * SLOT;
+            b.source
+                .region()
+                .write(at, &bytes)
+                .map_err(|e| e.to_string())?;
+            b.landing
+                .region()
+                .write(at, &[0xee; SLOT])
+                .map_err(|e| e.to_string())?;
+            message(&mut b, operation, from, &bytes, &stream)
+                .map_err(|e| format!("message {i}: {e:?}"))?;
+            if !stream.synchronize(LIMIT).map_err(|e| e.to_string())? {
+                return Err(format!("message {i} from {from}: the stream hangs").into());
+            }
+            let mut got = vec![0; SLOT];
+            b.seen.read(at, &mut got).map_err(|e| e.to_string())?;
+            let mut want = bytes;
+            want.resize(SLOT, 0xee);
+            if got != want {
+                return Err(format!("message {i} from {from} of {n} bytes: wrong bytes").into());
+            }
+        }
+    }
+    match [b.qps[0].error(), b.qps[1].error()] {
+        [None, None] => Ok(()),
+        errors => Err(format!("{errors:?}").into()),
+    }
+}
+
+/// One message from one queue pair to the other; the stream copies what it sees behind its wait.
+fn message(
+    b: &mut Bench,
+    operation: &str,
+    from: usize,
+    bytes: &[u8],
+    stream: &gdsync::Stream,
+) -> gdsync::Result<()> {
+    let (source, landing) = (b.source.clone(), b.landing.clone());
+    let at = (from * SLOT) as u64;
+    let out: [Sge<'_>; 1] = [source.sge(at, bytes.len() as u32)];
+    let into = [landing.sge(at, bytes.len() as u32)];
+    let room = [landing.sge(at, SLOT as u32)];
+    let there = landing.remote().span(at, SLOT as u64)?;
+    let pieces = [bytes];
+    let takes_receive = matches!(operation, "send" | "send-inline" | "write-imm");
+    let work = match operation {
+        "send" => Work::send(&out),
+        "send-inline" => Work::send_inline(&pieces),
+        "write-imm" => Work::write(&out, there).with_imm(5),
+        "write" => Work::write(&out, there),
+        _ => Work::read(&into, source.remote().span(at, bytes.len() as u64)?),
+    };
+    let wait = |completion| {
+        Descriptor::Wait(
+            completion,
+            WaitOptions {
+                flush: b.flush,
+                timeout: None,
+            },
+        )
+    };
+    let send = b.qps[from].prepare_within(&work.signaled(), LIMIT)?;
+    let mut list = Vec::new();
+    let mut receive = None;
+    if takes_receive {
+        let r = b.qps[1 - from].prepare_receive(&room)?;
+        list.push(Descriptor::Receive(r));
+        receive = Some(r);
+    }
+    list.push(Descriptor::Send(send));
+    list.push(wait(send.into()));
+    list.extend(receive.map(|r| wait(r.into())));
+    let [a, z] = &mut b.qps;
+    post_on(stream, &mut [a, z], &list)?;
+    let span = |region: &gdsync::gpu::Region| region.span(from * SLOT, SLOT);
+    stream.copy(&span(&b.seen)?, &span(landing.region())?)?;
+    b.qps[from].wait(send, LIMIT)?;
+    assert_eq!(b.qps[from].poll(send)?, Some(Status::SUCCESS));
+    Ok(())
+}
+
+/// What this version cannot run at all, and why.
+const ABSENT: [(&str, &str); 3] = [
+    ("cuda", "this version has no CUDA runtime"),
+    ("hip", "this version has no HIP runtime"),
+    ("rdma_core", "this version has no rdma-core provider"),
+];
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
+    let required: Vec<&str> = required
+        .split(',')
+        .map(str::trim)
+        .filter(|r| !r.is_empty())
+        .collect();
+    let mut trials: Vec<Trial> = cover()
+        .into_iter()
+        .map(|cell| Trial::test(name(&cell), move || run(&cell)))
+        .collect();
+    for (what, why) in ABSENT {
+        let wanted = required.contains(&what);
+        let trial = move || Err(format!("GDS_REQUIRE wants {what}: {why}").into());
+        trials.push(Trial::test(format!("needs {what}: {why}"), trial).with_ignored_flag(!wanted));
+    }
+    let known = ["soft", "virt", "cuda", "hip", "rdma_core"];
+    for unknown in required.iter().filter(|r| !known.contains(r)) {
+        let text = format!(
+            "GDS_REQUIRE names {unknown}: known are {}",
+            known.join(", ")
+        );
+        trials.push(Trial::test(text.clone(), move || Err(text.into())));
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}

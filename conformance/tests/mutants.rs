@@ -126,7 +126,8 @@ fn trials() -> Vec<Trial> {
 #[cfg(not(feature = "mutants"))]
 fn trials() -> Vec<Trial> {
     let why = "mutants (needs the feature mutants: ./build.sh test mutants)";
-    let never = || -> Result<(), libtest_mimic::Failed> { Err("built without the feature mutants".into()) };
+    let never =
+        || -> Result<(), libtest_mimic::Failed> { Err("built without the feature mutants".into()) };
     vec![Trial::test(why, never).with_ignored_flag(true)]
 }
 
