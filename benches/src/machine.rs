@@ -19,6 +19,8 @@ pub struct Machine {
     pub kernel: Option<String>,
     /// Main memory in bytes.
     pub memory: Option<u64>,
+    /// Its load, averaged over the last minute: with others at work, figures are worse.
+    pub load: Option<f64>,
 }
 
 /// The program.
@@ -48,6 +50,9 @@ impl Machine {
             memory: field(&meminfo, "MemTotal")
                 .and_then(|v| v.strip_suffix(" kB")?.parse().ok())
                 .map(|kib: u64| kib << 10),
+            load: fs::read_to_string("/proc/loadavg")
+                .ok()
+                .and_then(|s| s.split_ascii_whitespace().next()?.parse().ok()),
         }
     }
 }
