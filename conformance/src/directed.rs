@@ -77,14 +77,14 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
                 .map(|i| words.word32(4 + 4 * i).unwrap())
                 .collect();
             let mut requests: Vec<SendRequest> = Vec::new();
-            for i in 0..count {
+            for (i, signaled) in signaled.iter().enumerate() {
                 let mut to = theirs.span(64 * i as u64, 8).unwrap();
                 if i == failing {
                     to.rkey ^= 0x7700;
                 }
                 let sges = [memory.sge(8 * i as u64, 8)];
                 let work = Work::write(&sges, to);
-                let work = if signaled[i] { work.signaled() } else { work };
+                let work = if *signaled { work.signaled() } else { work };
                 requests.push(place.qp.prepare(&work).unwrap());
             }
             for i in 0..count {

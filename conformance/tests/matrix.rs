@@ -57,13 +57,10 @@ fn makes_sense(cell: &Cell) -> bool {
 /// most new pairs together. The same cells on every run.
 fn cover() -> Vec<Cell> {
     let mut open: Vec<(usize, usize, usize, usize)> = Vec::new();
-    for a in 0..AXES.len() {
-        for b in a + 1..AXES.len() {
-            for x in 0..AXES[a].1.len() {
-                for y in 0..AXES[b].1.len() {
-                    open.push((a, x, b, y));
-                }
-            }
+    for (a, (_, xs)) in AXES.iter().enumerate() {
+        for (b, (_, ys)) in AXES.iter().enumerate().skip(a + 1) {
+            let pairs = (0..xs.len()).flat_map(|x| (0..ys.len()).map(move |y| (a, x, b, y)));
+            open.extend(pairs);
         }
     }
     let met = |c: &Cell, p: &(usize, usize, usize, usize)| c[p.0] == p.1 && c[p.2] == p.3;
