@@ -1,0 +1,309 @@
+//! Handles that go away while work is in flight: in every order, nothing crashes, nothing hangs,
+//! no memory goes that a device still touches, and `close` tells what is left.
+
+mod common;
+
+use std::any::Any;
+use std::time::Duration;
+
+use common::witness::Witness;
+use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use gds_driver::Live;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+
+const SOON: Duration = Duration::from_millis(2);
+
+/// Every order of `n` things.
+fn orders(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![Vec::new()];
+    }
+    let mut all = Vec::new();
+    for shorter in orders(n - 1) {
+        for at in 0..n {
+            let mut order = shorter.clone();
+            order.insert(at, n - 1);
+            all.push(order);
+        }
+    }
+    all
+}
+
+/// No machine of the driver has panicked.
+fn nothing_panicked() {
+    let failures = Live::global().unwrap().failures();
+    assert!(failures.is_empty(), "{failures:?}");
+}
+
+fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
+    let mut things: Vec<_> = things.into_iter().map(Some).collect();
+    for i in order {
+        drop(things[*i].take());
+    }
+    assert!(things.iter().all(Option::is_none));
+}
+
+#[test]
+fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        for (n, order) in orders(4).into_iter().enumerate() {
+            for signaled in [true, false] {
+                let what = format!("{path}, order {order:?}, signaled {signaled}");
+                let mut p = Pair::new(&gpu, Net::One, &config);
+                let device = p.a.device().clone();
+                let far = p.mem_b(MemoryKind::Pinned, 64);
+                let near = p.mem_a(MemoryKind::Device, 64);
+                let value = 0xfeed_0000 + n as u64;
+                near.region().write(8, &value.to_le_bytes()).unwrap();
+                let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+                let done = Flag::new(&gpu);
+                let to = far.remote().span(16, 8).unwrap();
+                let list = [sge(&near, 8, 8)];
+                let work = Work::write(&list, to);
+                let work = if signaled { work.signaled() } else { work };
+                let send = p.a.prepare(&work).unwrap();
+                // Prepared and never posted: of no account.
+                p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+                let mut post = vec![gate.wait(), Descriptor::Send(send)];
+                if signaled {
+                    post.push(Descriptor::Wait(send.into(), PLAIN));
+                }
+                post.push(done.set());
+                p.a.post_on(&stream, &post).unwrap();
+                let qpn = format!("{:#x}", p.a.address().qpn);
+                let region = near.region().clone();
+                let Pair { a, b, pd_a, .. } = p;
+                let things: Vec<Box<dyn Any>> = vec![
+                    Box::new(a),
+                    Box::new(near),
+                    Box::new(region),
+                    Box::new(pd_a),
+                ];
+                drop_in(&order, things);
+
+                let close = device.close(SOON);
+                refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
+                gate.open();
+                finish(&stream, &what);
+                assert!(done.is_set(), "{what}");
+                device
+                    .close(LIMIT)
+                    .unwrap_or_else(|e| panic!("{what}: {e}"));
+                let mut got = [0; 8];
+                far.region().read(16, &mut got).unwrap();
+                assert_eq!(u64::from_le_bytes(got), value, "{what}");
+                drop(b);
+            }
+        }
+    }
+    nothing_panicked();
+}
+
+#[test]
+fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        for order in orders(5) {
+            let what = format!("{path}, order {order:?}");
+            let mut p = Pair::new(&gpu, Net::Hub, &config);
+            let near = p.mem_a(MemoryKind::Device, 64);
+            let (stream, done) = (gpu.stream().unwrap(), Flag::new(&gpu));
+            let list = [sge(&near, 0, 8)];
+            // Nobody receives: this never completes.
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let recv = p.a.prepare_receive(&list).unwrap();
+            let post = [
+                Descriptor::Receive(recv),
+                Descriptor::Send(send),
+                Descriptor::Wait(send.into(), PLAIN),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+            let saw = Witness::launch(&stream, &p.a, send);
+            let post = [Descriptor::Wait(recv.into(), PLAIN), done.set()];
+            p.a.post_on(&stream, &post).unwrap();
+            let device = p.a.device().clone();
+            let Pair {
+                a, b, pd_a, pd_b, ..
+            } = p;
+            let (region, _peer) = (near.region().clone(), (b, pd_b));
+            let things: Vec<Box<dyn Any>> = vec![
+                Box::new(a),
+                Box::new(near),
+                Box::new(region),
+                Box::new(pd_a),
+                Box::new(device),
+            ];
+            drop_in(&order, things);
+            finish(&stream, &what);
+            assert!(done.is_set(), "{what}");
+            assert_eq!(saw.seen().error, Status::CLOSED, "{what}");
+        }
+    }
+    nothing_panicked();
+}
+
+#[test]
+fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::Hub, &config);
+        let near = p.mem_a(MemoryKind::Device, 64);
+        let (gate, done) = (Gate::new(&gpu), Flag::new(&gpu));
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let list = [sge(&near, 0, 8)];
+        p.a.post_on(&streams[0], &[gate.wait()]).unwrap();
+        // Posts change from stream to stream, so each waits for the other's.
+        for i in 0..8 {
+            let stream = &streams[i % 2];
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            p.a.post_on(stream, &post).unwrap();
+        }
+        p.a.post_on(&streams[1], &[done.set()]).unwrap();
+        drop(p);
+        drop(near);
+        std::thread::sleep(SOON);
+        assert!(!done.is_set());
+        gate.open();
+        for stream in &streams {
+            finish(stream, path);
+        }
+        assert!(done.is_set(), "{path}");
+    }
+    nothing_panicked();
+}
+
+#[test]
+fn everything_may_go_in_any_order_the_gpu_too() {
+    for (path, config) in paths() {
+        // Some of the 5040 orders, spread over all of them.
+        for order in orders(7).into_iter().step_by(101) {
+            let gpu = Gpu::soft().unwrap();
+            let mut p = Pair::new(&gpu, Net::Hub, &config);
+            let (near, far) = (
+                p.mem_a(MemoryKind::Device, 64),
+                p.mem_b(MemoryKind::Pinned, 64),
+            );
+            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+            let list = [sge(&near, 0, 8)];
+            let to = far.remote().span(0, 8).unwrap();
+            let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+            let post = [
+                gate.wait(),
+                Descriptor::Send(send),
+                Descriptor::Wait(send.into(), PLAIN),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+            let _ = Witness::launch(&stream, &p.a, send);
+            let Pair {
+                a,
+                b,
+                pd_a,
+                pd_b,
+                gpu: again,
+                ..
+            } = p;
+            drop(again);
+            let things: Vec<Box<dyn Any>> = vec![
+                Box::new(a),
+                Box::new((b, pd_b)),
+                Box::new(near),
+                Box::new(pd_a),
+                Box::new(stream),
+                Box::new(gate),
+                Box::new(gpu),
+            ];
+            drop_in(&order, things);
+            drop(far);
+        }
+        // The driver is alive and well.
+        let gpu = Gpu::soft().unwrap();
+        Pair::new(&gpu, Net::Hub, &config).check(path);
+    }
+    nothing_panicked();
+}
+
+#[test]
+fn close_waits_for_what_was_dropped_and_for_nothing_else() {
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        let config = QpConfig {
+            timeout: None,
+            ..config
+        };
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let device = p.a.device().clone();
+        // A queue pair that is in use is not in the way.
+        device.close(Duration::ZERO).unwrap();
+        let mut doomed = p.pd_a.create_qp(&config).unwrap();
+        let mut peer = p.pd_a.create_qp(&config).unwrap();
+        common::connect(&mut doomed, &mut peer);
+        let mem = p.mem_a(MemoryKind::Pinned, 64);
+        let list = [sge(&mem, 0, 8)];
+        let send = doomed.prepare(&Work::send(&list).signaled()).unwrap();
+        doomed.post(send).unwrap();
+        let qpn = format!("{:#x}", doomed.address().qpn);
+        drop(doomed);
+        for _ in 0..2 {
+            let close = device.close(SOON);
+            refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
+        }
+        // The message of a queue pair that was dropped is received like any other.
+        let recv = peer.prepare_receive(&[sge(&mem, 8, 8)]).unwrap();
+        peer.post_receive(recv).unwrap();
+        peer.wait(recv, LIMIT).unwrap();
+        device.close(LIMIT).unwrap();
+        p.check(path);
+    }
+    nothing_panicked();
+}
+
+#[test]
+fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        let config = QpConfig {
+            timeout: Some(Duration::from_millis(30)),
+            ..config
+        };
+        for signaled in [true, false] {
+            let mut p = Pair::new(&gpu, Net::One, &config);
+            let device = p.a.device().clone();
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            let work = Work::send(&list);
+            let work = if signaled { work.signaled() } else { work };
+            let send = p.a.prepare(&work).unwrap();
+            p.a.post(send).unwrap();
+            drop(p);
+            device
+                .close(LIMIT)
+                .unwrap_or_else(|e| panic!("{path}, signaled {signaled}: {e}"));
+        }
+    }
+}
+
+#[test]
+fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        for net in [Net::One, Net::Hub, Net::Host] {
+            let what = format!("{path}, {net:?}");
+            let mut p = Pair::new(&gpu, net, &config);
+            p.check(&what);
+            let near = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&near, 0, 8)];
+            // One before it goes, which finds no receive, and one after.
+            let before = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            p.a.post(before).unwrap();
+            let Pair { mut a, b, pd_b, .. } = p;
+            drop((b, pd_b));
+            let expect = Some(Kind::Failed(Status::TRANSPORT_RETRY));
+            assert_eq!(kind(a.wait(before, LIMIT)), expect, "{what}");
+            assert_eq!(a.error(), Some(Status::TRANSPORT_RETRY), "{what}");
+        }
+    }
+}
