@@ -3,8 +3,8 @@
 //! Everything here is pure: it computes lists, touches no device and no memory. An [`Op`] is
 //! one operation of a stream's front end: write a word, wait for a word, copy a few bytes,
 //! fence, flush. A [`Batch`] is a list of them with the places where it must not be cut.
-//! [`post`] and [`completion`] say which operations ring a doorbell and which wait for a
-//! completion entry, [`legal`] rewrites a batch into what a runtime's [`Caps`] allow, and
+//! `post` and `completion` say which operations ring a doorbell and which wait for a
+//! completion entry, `legal` rewrites a batch into what a runtime's [`Caps`] allow, and
 //! [`trace`] prints what is submitted.
 
 mod batch;

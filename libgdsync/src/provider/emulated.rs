@@ -310,7 +310,9 @@ impl EmulatedNic {
                     },
                 )
             })
-            .map_err(|e| refused("connect", e))
+            .map_err(|e| refused("connect", e))?;
+        self.host.ring();
+        Ok(())
     }
 
     pub fn modify_to_error(&self, qpn: u32) {
@@ -350,6 +352,7 @@ impl EmulatedNic {
             let _ = nic.destroy_cq(objects.recv_cq);
             let _ = nic.free_uar(objects.uar);
         });
+        self.host.ring();
         self.rights().remove(&objects.qpn);
     }
 }

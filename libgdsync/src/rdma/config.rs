@@ -94,7 +94,7 @@ pub struct QpConfig {
     /// Where the doorbell record lies.
     pub record_memory: MemoryKind,
     /// A send whose doorbell was rung and that does not complete for this long puts the queue
-    /// pair in error, with [`Status::TIMEOUT`]. `None`: never.
+    /// pair in error, with [`Status::TIMEOUT`](crate::Status::TIMEOUT). `None`: never.
     pub timeout: Option<Duration>,
     /// How posts and waits on streams are lowered.
     pub lowering: Lowering,

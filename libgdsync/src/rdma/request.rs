@@ -55,7 +55,7 @@ pub struct WaitOptions {
     /// orders them; refused as `Unsupported` where the runtime cannot flush.
     pub flush: bool,
     /// How long the stream may stand at this wait before the queue pair is put in error with
-    /// [`Status::TIMEOUT`]. Counted from when the stream arrives there; of several waits with
+    /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). Counted from when the stream arrives there; of several waits with
     /// limits on one completion queue in one list, from when it arrives at the first.
     pub timeout: Option<Duration>,
 }
