@@ -10,6 +10,7 @@ impl Qp {
     fn field(&self, request: SendRequest, field: Field, operation: &'static str) -> Result<usize> {
         self.own(request.queue, operation)?;
         let state = self.core.lock();
+        self.known(&state, request.into(), operation)?;
         state
             .send
             .fifo

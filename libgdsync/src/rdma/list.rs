@@ -320,6 +320,7 @@ fn decide_send(
             format!("{qp:?}"),
         ));
     }
+    qp.known(&state, request.into(), OPERATION)?;
     let mark = state.send.mark();
     let posted = state
         .send
@@ -374,6 +375,7 @@ fn decide_receive(
             format!("{qp:?}"),
         ));
     }
+    qp.known(&state, request.into(), OPERATION)?;
     let mark = state.recv.mark();
     let (index, edge) = state
         .recv
@@ -423,6 +425,7 @@ fn decide_wait(
             format!("{qp:?}"),
         ));
     }
+    qp.known(state, completion, OPERATION)?;
     let (cq, posted, slot) = match completion.side {
         Side::Send => (
             &mut state.send.cq,

@@ -1,11 +1,11 @@
 //! From decided descriptors to submissions: memory operations or programs.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
 use crate::memop::completion::Entry;
 use crate::memop::post::Ring;
 use crate::memop::program::{Code, Program};
-use crate::memop::{Batch, Condition, DevicePtr, Op, completion, post};
+use crate::memop::{Batch, Condition, DevicePtr, Op, completion, legal, post};
 
 /// A descriptor whose effect on queue state is decided. What is about a queue pair says by
 /// `kernel` which way that queue pair is lowered: the counters of one way know nothing of the
@@ -105,6 +105,7 @@ pub(super) fn lower(
     };
     out.batch.clear();
     out.program.clear();
+    out.check(items, kernel)?;
     let result = items
         .iter()
         .try_for_each(|item| match *item {
@@ -131,6 +132,43 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
+    /// Refuses what the runtime cannot do, before anything is handed over.
+    fn check(&mut self, items: &[Item], kernel: bool) -> Result<()> {
+        let caps = *self.stream.gpu().caps();
+        if caps.flush && caps.memops64 && caps.nor {
+            return Ok(());
+        }
+        for item in items {
+            self.batch.clear();
+            self.program.clear();
+            let mut expressed = false;
+            match item {
+                Item::Op(op) => {
+                    self.batch.push(*op);
+                    expressed = kernel && self.program.push_batch(self.batch);
+                }
+                Item::Wait { entry, kernel, .. } => {
+                    if entry.flush {
+                        self.batch.push(Op::Flush);
+                    }
+                    let done = *kernel || completion::push(self.batch, entry, &caps).is_ok();
+                    if !done && !caps.kernels {
+                        let what = format!("a completion wait on {:?}", self.stream.gpu());
+                        return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
+                    }
+                }
+                Item::Post { .. } | Item::PostReceive { .. } | Item::Mark { .. } => {}
+            }
+            if !expressed {
+                self.lowered.clear();
+                legal::rewrite(self.batch, &caps, self.lowered)?;
+            }
+        }
+        self.batch.clear();
+        self.program.clear();
+        Ok(())
+    }
+
     fn put(&mut self, item: &Item, kernel: bool) -> Result<()> {
         if kernel {
             self.flush_batch()?;

@@ -24,6 +24,7 @@ impl Qp {
         const OPERATION: &str = "post send";
         self.own(request.queue, OPERATION)?;
         let mut guard = self.core.lock();
+        self.known(&guard, request.into(), OPERATION)?;
         let state = self.usable(&mut guard, OPERATION)?;
         let mark = state.send.mark();
         let posted = state
@@ -73,6 +74,7 @@ impl Qp {
                 format!("{self:?}"),
             ));
         }
+        self.known(&state, request.into(), OPERATION)?;
         let mark = state.recv.mark();
         let (index, edge) = state
             .recv

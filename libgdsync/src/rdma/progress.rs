@@ -21,6 +21,7 @@ impl Qp {
         self.own(completion.queue, "poll")?;
         let mut state = self.core.lock();
         self.core.settle(&mut state);
+        self.known(&state, completion, "poll")?;
         match state.status(completion.side, Ticket(completion.ticket)) {
             None => Err(self.refused("poll", Refusal::NoSuchRequest)),
             Some(Status::PENDING) => Ok(None),
@@ -39,6 +40,7 @@ impl Qp {
         self.own(completion.queue, OPERATION)?;
         {
             let state = self.core.lock();
+            self.known(&state, completion, OPERATION)?;
             let posted = match completion.side {
                 Side::Send => state.send.fifo.posted(),
                 Side::Receive => state.recv.fifo.posted(),

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mlx5_prm::wqe::{self, SendWqe};
+use mlx5_prm::wqe::{self, FormatError, SendWqe};
 
-use super::core::EndpointKind;
+use super::core::{EndpointKind, Side};
 use super::list::{self, Descriptor};
 use super::{
-    Access, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState, ReceiveRequest,
-    SendRequest, Sge, Work,
+    Access, Completion, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
+    ReceiveRequest, SendRequest, Sge, Work,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Region, Stream};
@@ -19,6 +19,9 @@ use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
 pub(super) const MAX_SGE: usize = 30;
+
+/// Bytes that an atomic operation works on.
+const ATOMIC: u64 = 8;
 
 /// A reliable connected queue pair.
 ///
@@ -220,6 +223,11 @@ impl Qp {
             _ => Access::LOCAL_READ,
         };
         self.gather(work.sges, sges, need, OPERATION)?;
+        let total: u64 = work.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        if work.atomic.is_some() && total != ATOMIC {
+            let what = format!("{self:?}: {total} bytes for the old value of an atomic");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
+        }
         let wqe = SendWqe {
             opcode: work.opcode,
             flags: work.flags,
@@ -246,6 +254,7 @@ impl Qp {
         Ok(SendRequest {
             queue: self.id,
             ticket: ticket.0,
+            serial: state.send.fifo.serial(ticket.0),
         })
     }
 
@@ -298,6 +307,7 @@ impl Qp {
         Ok(ReceiveRequest {
             queue: self.id,
             ticket: ticket.0,
+            serial: guard.recv.fifo.serial(ticket.0),
         })
     }
 
@@ -309,6 +319,7 @@ impl Qp {
     pub fn abort(&mut self, request: SendRequest) -> Result<()> {
         self.own(request.queue, "abort")?;
         let mut state = self.core.lock();
+        self.known(&state, request.into(), "abort")?;
         state
             .send
             .abort(Ticket(request.ticket), Vec::clear)
@@ -322,6 +333,7 @@ impl Qp {
     pub fn abort_receive(&mut self, request: ReceiveRequest) -> Result<()> {
         self.own(request.queue, "abort receive")?;
         let mut state = self.core.lock();
+        self.known(&state, request.into(), "abort receive")?;
         state
             .recv
             .abort(Ticket(request.ticket), Vec::clear)
@@ -334,6 +346,20 @@ impl Qp {
         }
         let what = format!("a request of another queue pair, or from before a reset: {self:?}");
         Err(Error::new(operation, Kind::Foreign, what))
+    }
+
+    /// Refuses the name of a request that was taken back, whose ticket another may have now.
+    pub(super) fn known(
+        &self,
+        state: &QpState,
+        request: Completion,
+        operation: &'static str,
+    ) -> Result<()> {
+        match request.side {
+            Side::Send => state.send.fifo.check_serial(request.ticket, request.serial),
+            Side::Receive => state.recv.fifo.check_serial(request.ticket, request.serial),
+        }
+        .map_err(|e| self.refused(operation, e))
     }
 
     pub(super) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
@@ -369,8 +395,19 @@ impl Qp {
                 "streams that wait on one completion queue".to_owned(),
                 Some(limit),
             ),
+            Refusal::TooLarge { blocks, limit } => {
+                let what = format!("an entry of {blocks} blocks in a smaller queue");
+                (Kind::Invalid, what, Some(limit))
+            }
             Refusal::Format(e) => {
-                return Error::new(operation, Kind::Invalid, format!("{self:?}: {e}")).source(e);
+                let error = Error::new(operation, Kind::Invalid, format!("{self:?}: {e}"));
+                let error = match e {
+                    FormatError::TooManySegments { .. } => error.limit(wqe::MAX_SEGMENTS),
+                    FormatError::InlineTooLong { .. } => error.limit(wqe::MAX_INLINE),
+                    FormatError::SgeTooLong { .. } => error.limit(wqe::MAX_SGE_LEN),
+                    _ => error,
+                };
+                return error.source(e);
             }
         };
         let error = Error::new(operation, kind, format!("{self:?}: {what}"));

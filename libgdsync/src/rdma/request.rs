@@ -10,6 +10,7 @@ use super::core::Side;
 pub struct SendRequest {
     pub(super) queue: u64,
     pub(super) ticket: u64,
+    pub(super) serial: u64,
 }
 
 /// A receive that was prepared.
@@ -17,6 +18,7 @@ pub struct SendRequest {
 pub struct ReceiveRequest {
     pub(super) queue: u64,
     pub(super) ticket: u64,
+    pub(super) serial: u64,
 }
 
 /// The completion of a request: what streams and the CPU wait for.
@@ -25,6 +27,7 @@ pub struct Completion {
     pub(super) queue: u64,
     pub(super) side: Side,
     pub(super) ticket: u64,
+    pub(super) serial: u64,
 }
 
 impl From<SendRequest> for Completion {
@@ -33,6 +36,7 @@ impl From<SendRequest> for Completion {
             queue: r.queue,
             side: Side::Send,
             ticket: r.ticket,
+            serial: r.serial,
         }
     }
 }
@@ -43,6 +47,7 @@ impl From<ReceiveRequest> for Completion {
             queue: r.queue,
             side: Side::Receive,
             ticket: r.ticket,
+            serial: r.serial,
         }
     }
 }

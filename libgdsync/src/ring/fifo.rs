@@ -42,6 +42,9 @@ pub struct Slot<H> {
     pub entry: Option<u64>,
     /// Known outcome, for requests that failed or were aborted.
     pub status: Status,
+    /// How many requests had been prepared before, those taken back too: tells it from others
+    /// that had its ticket.
+    pub serial: u64,
     /// Blocks prepared without a completion entry up to and including this one.
     pub silent_run: u32,
     /// What must stay alive while the NIC may touch it.
@@ -56,6 +59,7 @@ pub struct Fifo<H> {
     /// The highest `next` so far: slots were overwritten up to there, also by requests that were
     /// taken back.
     high: u64,
+    pushes: u64,
     posted: u64,
     retired: u64,
     head: u32,
@@ -91,6 +95,7 @@ impl<H: Default> Fifo<H> {
             hole: false,
             entry: None,
             status: Status::PENDING,
+            serial: 0,
             silent_run: 0,
             hold: H::default(),
         };
@@ -98,6 +103,7 @@ impl<H: Default> Fifo<H> {
             slots: (0..room).map(|_| slot()).collect(),
             next: 0,
             high: 0,
+            pushes: 0,
             posted: 0,
             retired: 0,
             head: start,
@@ -196,12 +202,28 @@ impl<H> Fifo<H> {
         slot.hole = false;
         slot.entry = entry;
         slot.status = Status::PENDING;
+        slot.serial = self.pushes;
         slot.silent_run = silent_run;
         fill(&mut slot.hold);
         self.head = self.head.wrapping_add(blocks);
         self.next += 1;
+        self.pushes += 1;
         self.high = self.high.max(self.next);
         ticket
+    }
+
+    /// Which of the requests that have had this ticket has it now: 0 if that is forgotten.
+    pub fn serial(&self, ticket: u64) -> u64 {
+        self.slot(ticket).map_or(0, |slot| slot.serial)
+    }
+
+    /// Whether `ticket` is still that of the request with this serial: one that was taken back
+    /// leaves its ticket to the next. Of what is long past nothing is known.
+    pub fn check_serial(&self, ticket: u64, serial: u64) -> Result<(), Refusal> {
+        match self.slot(ticket) {
+            Some(slot) if slot.serial != serial => Err(Refusal::NoSuchRequest),
+            _ => Ok(()),
+        }
     }
 
     /// Whether `ticket` is prepared, neither posted nor aborted.

@@ -38,6 +38,8 @@ pub enum Refusal {
     NotNewest,
     /// More streams wait on one completion queue than it keeps track of.
     TooManyWaiters { limit: u32 },
+    /// The request takes more blocks than the queue has.
+    TooLarge { blocks: u32, limit: u32 },
     /// The request cannot be encoded.
     Format(mlx5_prm::wqe::FormatError),
 }

@@ -92,6 +92,10 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         let segments = wqe.segments().map_err(Refusal::Format)?;
         let blocks = u32::from(segments).div_ceil((BASIC_BLOCK / SEGMENT) as u32);
         if self.fifo.check_room(blocks).is_err() {
+            let limit = self.fifo.room();
+            if blocks > limit {
+                return Err(Refusal::TooLarge { blocks, limit });
+            }
             self.retire();
             self.fifo.check_room(blocks)?;
         }
