@@ -1,0 +1,683 @@
+//! Requests and lists that make no sense: each is refused with a typed error that names object
+//! and limit, and leaves everything as it was.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, memory, paths, refused, sge};
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Access, Descriptor, Field, Mr, QpConfig, Sge, WaitOptions, Work};
+use gdsync::{Gpu, Kind, Status};
+
+const SOON: Duration = Duration::from_millis(5);
+
+/// A pair with short queues, memory and a stream, for every path.
+fn each(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
+    for (path, config) in paths() {
+        let config = QpConfig {
+            send_blocks: 8,
+            recv_entries: 4,
+            ..config
+        };
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let mem = p.mem_a(MemoryKind::Device, 4096);
+        let stream = gpu.stream().unwrap();
+        test(&mut p, &mem, &stream, path);
+        // No state was lost.
+        p.check(path);
+        p.recover(path);
+    }
+}
+
+#[test]
+fn requests_that_cannot_be_encoded() {
+    each(|p, mem, _, _| {
+        let to = mem.remote().span(0, 8).unwrap();
+        let long = [0u8; 1024];
+        let list = [sge(mem, 0, 8); 31];
+        let a = &mut p.a;
+        let names = &["qp 0x"];
+        let invalid = Kind::Invalid;
+        refused(
+            a.prepare(&Work::send(&list)),
+            invalid,
+            Some(30),
+            &["31 segments"],
+        );
+        refused(
+            a.prepare(&Work::write(&list, to)),
+            invalid,
+            Some(30),
+            &["31 segments"],
+        );
+        refused(
+            a.prepare(&Work::send_inline(&[&long])),
+            invalid,
+            Some(1023),
+            names,
+        );
+        refused(
+            a.prepare(&Work::write_inline(&[&long[..1000], &long[..24]], to)),
+            invalid,
+            Some(1023),
+            names,
+        );
+        // 1023 bytes can be said, but do not fit an entry.
+        refused(
+            a.prepare(&Work::send_inline(&[&long[..1023]])),
+            invalid,
+            Some(63),
+            names,
+        );
+        // Atomics work on eight bytes, and need a place for them.
+        for len in [0, 4, 7] {
+            let old = [sge(mem, 0, len)];
+            refused(
+                a.prepare(&Work::fetch_add(&old, to, 1)),
+                invalid,
+                Some(8),
+                names,
+            );
+        }
+        refused(
+            a.prepare(&Work::compare_swap(&[], to, 0, 1)),
+            invalid,
+            Some(8),
+            names,
+        );
+    });
+}
+
+#[test]
+fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
+    let gpu = Gpu::soft().unwrap();
+    let config = QpConfig {
+        send_blocks: 4,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(&gpu, Net::One, &config);
+    let mem = p.mem_a(MemoryKind::Pinned, 64);
+    let list = [sge(&mem, 0, 2); 16];
+    let work = Work::send(&list);
+    refused(p.a.prepare(&work), Kind::Invalid, Some(4), &["qp 0x"]);
+    // Nor does it wait.
+    let before = gpu.host().now();
+    let within = p.a.prepare_within(&work, LIMIT);
+    refused(within, Kind::Invalid, Some(4), &["qp 0x"]);
+    assert!(gpu.host().now() - before < LIMIT);
+    // As large as the queue is just right: 4 blocks are 16 segments, one for control.
+    let recv_mem = p.mem_b(MemoryKind::Pinned, 64);
+    let recv = p.b.prepare_receive(&[sge(&recv_mem, 0, 64)]).unwrap();
+    p.b.post_receive(recv).unwrap();
+    let send = p.a.prepare(&Work::send(&list[..15]).signaled()).unwrap();
+    p.a.post(send).unwrap();
+    p.b.wait(recv, LIMIT).unwrap();
+    assert_eq!(p.b.received(recv).unwrap().len, 30);
+    p.check("after");
+}
+
+#[test]
+fn memory_that_is_not_where_or_whose_it_should_be() {
+    each(|p, mem, stream, path| {
+        let gpu = p.gpu.clone();
+        let to = mem.remote().span(0, 8).unwrap();
+        let len = Some(4096);
+        for (offset, size) in [
+            (4089, 8),
+            (4096, 1),
+            (u64::MAX, 8),
+            (u64::MAX - 7, 8),
+            (0, 4097),
+        ] {
+            let list = [sge(mem, 0, 4), sge(mem, offset, size)];
+            let names = &["registration 0x", "region"];
+            refused(p.a.prepare(&Work::send(&list)), Kind::Invalid, len, names);
+            refused(
+                p.a.prepare(&Work::read(&list, to)),
+                Kind::Invalid,
+                len,
+                names,
+            );
+            refused(p.a.prepare_receive(&list), Kind::Invalid, len, names);
+        }
+        // Another domain of this device, another device, another GPU.
+        let stranger = Gpu::soft().unwrap();
+        let far_away = Pair::new(&stranger, Net::Hub, &QpConfig::default());
+        let strangers = [
+            memory(
+                &p.a.device().alloc_pd().unwrap(),
+                MemoryKind::Pinned,
+                64,
+                Access::ALL,
+            ),
+            far_away.mem_a(MemoryKind::Pinned, 64),
+        ];
+        for mr in &strangers {
+            let names = &["registration 0x", "qp 0x"];
+            let list = [sge(mr, 0, 8)];
+            refused(p.a.prepare(&Work::send(&list)), Kind::Foreign, None, names);
+            refused(p.a.prepare_receive(&list), Kind::Foreign, None, names);
+        }
+        let region = strangers[1].region();
+        let names = &["region", "emulated nic"];
+        refused(
+            p.pd_a.register(region, Access::ALL),
+            Kind::Foreign,
+            None,
+            names,
+        );
+        // Memory that may not be written.
+        let read_only = memory(
+            &p.pd_a,
+            MemoryKind::Pinned,
+            64,
+            Access::LOCAL_READ | Access::REMOTE_READ,
+        );
+        let list = [sge(&read_only, 0, 8)];
+        let names = &["registration 0x"];
+        let not = Kind::NotRegistered;
+        refused(p.a.prepare_receive(&list), not, None, names);
+        refused(p.a.prepare(&Work::read(&list, to)), not, None, names);
+        refused(
+            p.a.prepare(&Work::fetch_add(&list, to, 1)),
+            not,
+            None,
+            names,
+        );
+        // Words, spans and streams of another GPU.
+        let other = stranger.stream().unwrap();
+        let flag = Flag::new(&stranger);
+        let gate = Gate::new(&stranger);
+        let span = region.span(0, 8).unwrap();
+        let send = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let foreign = [
+            flag.set(),
+            gate.wait(),
+            Descriptor::WriteMemory {
+                to: &span,
+                data: &[0; 8],
+            },
+        ];
+        for bad in foreign {
+            let list = [Descriptor::Send(send), bad];
+            let names = &["region", "stream"];
+            refused(p.a.post_on(stream, &list), Kind::Foreign, None, names);
+        }
+        let names = &["stream", "qp 0x"];
+        for list in [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)] {
+            refused(p.a.post_on(&other, &[list]), Kind::Foreign, None, names);
+        }
+        let recv = p.a.prepare_receive(&[sge(mem, 0, 8)]).unwrap();
+        let list = [Descriptor::Receive(recv)];
+        refused(p.a.post_on(&other, &list), Kind::Foreign, None, names);
+        p.a.abort_receive(recv).unwrap();
+        let own = mem.region().span(0, 8).unwrap();
+        refused(stream.copy(&own, &span), Kind::Foreign, None, &["region"]);
+        refused(other.copy(&own, &span), Kind::Foreign, None, &["region"]);
+        // None of it was posted.
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        finish(stream, path);
+        assert!(other.synchronize(LIMIT).unwrap() && !flag.is_set());
+        drop(gpu);
+    });
+}
+
+#[test]
+fn word_operations_with_wrong_sizes() {
+    each(|p, mem, stream, _| {
+        let region = mem.region();
+        let done = Flag::new(&p.gpu);
+        let whole = |offset, len| region.span(offset, len).unwrap();
+        let data = [7u8; 64];
+        for (span, bytes) in [
+            (whole(0, 8), 4),
+            (whole(0, 4), 8),
+            (whole(0, 6), 6),
+            (whole(2, 8), 8),
+        ] {
+            let list = [
+                done.set(),
+                Descriptor::WriteMemory {
+                    to: &span,
+                    data: &data[..bytes],
+                },
+            ];
+            let names = &["bytes", "region"];
+            refused(p.a.post_on(stream, &list), Kind::Invalid, None, names);
+        }
+        // Nothing to write is fine.
+        let nothing = whole(0, 0);
+        let list = [Descriptor::WriteMemory {
+            to: &nothing,
+            data: &[],
+        }];
+        p.a.post_on(stream, &list).unwrap();
+        p.a.post_on(stream, &[]).unwrap();
+        let (to, from) = (whole(0, 8), whole(8, 16));
+        refused(
+            stream.copy(&to, &from),
+            Kind::Invalid,
+            None,
+            &["16 bytes", "8 bytes"],
+        );
+        let overlapping = whole(4, 8);
+        refused(stream.copy(&to, &overlapping), Kind::Invalid, None, &[]);
+        finish(stream, "after refusals");
+        assert!(!done.is_set());
+    });
+}
+
+#[test]
+fn posts_out_of_order_twice_or_of_something_else() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let to = mem.remote().span(64, 8).unwrap();
+        let sends = [(); 3].map(|()| p.a.prepare(&Work::write(&list, to).signaled()).unwrap());
+        let Pair { a, b, .. } = p;
+        let names = &["qp 0x"];
+        let first: &[&str] = &["qp 0x", "request 0"];
+        let on = |request| [Descriptor::Send(request)];
+        let unknown = Kind::NoSuchRequest;
+        // Out of order.
+        refused(a.post(sends[1]), Kind::OutOfOrder, None, first);
+        refused(
+            a.post_on(stream, &on(sends[2])),
+            Kind::OutOfOrder,
+            None,
+            first,
+        );
+        let both = [Descriptor::Send(sends[0]), Descriptor::Send(sends[2])];
+        refused(
+            a.post_on(stream, &both),
+            Kind::OutOfOrder,
+            None,
+            &["request 1"],
+        );
+        // Not posted yet: waits, in a list too that posts something else.
+        let text: &[&str] = &["qp 0x", "not posted"];
+        refused(a.wait(sends[0], LIMIT), unknown, None, text);
+        let wait = [Descriptor::Wait(sends[0].into(), PLAIN)];
+        refused(a.post_on(stream, &wait), unknown, None, text);
+        let list = [
+            Descriptor::Send(sends[0]),
+            Descriptor::Wait(sends[1].into(), PLAIN),
+        ];
+        refused(a.post_on(stream, &list), unknown, None, text);
+        assert_eq!(a.poll(sends[0]).unwrap(), None, "nothing of it was posted");
+        // Of another queue pair.
+        let other: &[&str] = &["another queue pair"];
+        refused(b.post(sends[0]), Kind::Foreign, None, other);
+        refused(b.abort(sends[0]), Kind::Foreign, None, other);
+        refused(b.poll(sends[0]), Kind::Foreign, None, other);
+        refused(b.wait(sends[0], LIMIT), Kind::Foreign, None, other);
+        refused(
+            b.field32(sends[0], Field::Key(0)),
+            Kind::Foreign,
+            None,
+            other,
+        );
+        refused(b.status_word(sends[0]), Kind::Foreign, None, other);
+        let not_given: &[&str] = &["not given"];
+        refused(
+            b.post_on(stream, &on(sends[0])),
+            Kind::Foreign,
+            None,
+            not_given,
+        );
+        refused(b.post_on(stream, &wait), Kind::Foreign, None, not_given);
+        // In order they go, once.
+        a.post(sends[0]).unwrap();
+        refused(a.post(sends[0]), unknown, None, names);
+        a.post_on(stream, &on(sends[1])).unwrap();
+        refused(a.post_on(stream, &on(sends[1])), unknown, None, names);
+        refused(a.post(sends[1]), unknown, None, names);
+        let twice = [Descriptor::Send(sends[2]), Descriptor::Send(sends[2])];
+        refused(a.post_on(stream, &twice), unknown, None, names);
+        refused(a.abort(sends[0]), unknown, None, names);
+        // Aborts.
+        a.abort(sends[2]).unwrap();
+        refused(a.abort(sends[2]), unknown, None, names);
+        refused(a.post(sends[2]), unknown, None, names);
+        refused(a.poll(sends[2]), unknown, None, names);
+        refused(a.field32(sends[2], Field::Key(0)), unknown, None, names);
+        finish(stream, path);
+        for send in &sends[..2] {
+            a.wait(*send, LIMIT).unwrap();
+            refused(a.abort(*send), unknown, None, names);
+            refused(a.post(*send), unknown, None, names);
+        }
+        // An older one that was aborted is known as such, and is not aborted again.
+        let hole = a.prepare(&Work::nop().signaled()).unwrap();
+        let after = a.prepare(&Work::nop().signaled()).unwrap();
+        a.abort(hole).unwrap();
+        refused(a.abort(hole), unknown, None, names);
+        refused(a.post(hole), unknown, None, names);
+        assert_eq!(a.poll(hole).unwrap(), Some(Status::ABORTED));
+        a.post(after).unwrap();
+        a.wait(after, LIMIT).unwrap();
+        assert_eq!(
+            kind(a.wait(hole, LIMIT)),
+            Some(Kind::Failed(Status::ABORTED))
+        );
+    });
+}
+
+#[test]
+fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
+    each(|p, mem, stream, _| {
+        let names = &["qp 0x"];
+        let unknown = Kind::NoSuchRequest;
+        let old = p.a.prepare(&Work::nop().signaled()).unwrap();
+        p.a.abort(old).unwrap();
+        let new = p.a.prepare(&Work::nop().signaled()).unwrap();
+        assert_ne!(old, new);
+        refused(p.a.abort(old), unknown, None, names);
+        refused(p.a.post(old), unknown, None, names);
+        refused(
+            p.a.post_on(stream, &[Descriptor::Send(old)]),
+            unknown,
+            None,
+            names,
+        );
+        p.a.post(new).unwrap();
+        p.a.wait(new, LIMIT).unwrap();
+        refused(p.a.wait(old, LIMIT), unknown, None, names);
+        refused(p.a.poll(old), unknown, None, names);
+        let wait = [Descriptor::Wait(old.into(), PLAIN)];
+        refused(p.a.post_on(stream, &wait), unknown, None, names);
+        let list = [sge(mem, 0, 8)];
+        let old = p.a.prepare_receive(&list).unwrap();
+        p.a.abort_receive(old).unwrap();
+        let new = p.a.prepare_receive(&list).unwrap();
+        refused(p.a.abort_receive(old), unknown, None, names);
+        refused(p.a.post_receive(old), unknown, None, names);
+        refused(p.a.poll(old), unknown, None, names);
+        refused(p.a.received(old), unknown, None, names);
+        p.a.abort_receive(new).unwrap();
+    });
+}
+
+#[test]
+fn waits_for_what_does_not_complete() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let to = mem.remote().span(64, 8).unwrap();
+        let silent = p.a.prepare(&Work::write(&list, to)).unwrap();
+        p.a.post(silent).unwrap();
+        let done = Flag::new(&p.gpu);
+        let wait = [done.set(), Descriptor::Wait(silent.into(), PLAIN)];
+        let text: &[&str] = &["qp 0x", "no completion"];
+        refused(p.a.post_on(stream, &wait), Kind::Invalid, None, text);
+        let text: &[&str] = &["qp 0x", "request 0"];
+        refused(p.a.wait(silent, SOON), Kind::Timeout, None, text);
+        // It is known once a later one has completed.
+        let loud = p.a.prepare(&Work::nop().signaled()).unwrap();
+        p.a.post(loud).unwrap();
+        p.a.wait(loud, LIMIT).unwrap();
+        p.a.wait(silent, LIMIT).unwrap();
+        // A receive that has not completed brought nothing.
+        let recv = p.a.prepare_receive(&list).unwrap();
+        p.a.post_receive(recv).unwrap();
+        refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
+        refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        p.a.wait(recv, LIMIT).unwrap();
+        assert_eq!(p.a.received(recv).unwrap().len, 1);
+        finish(stream, path);
+        assert!(!done.is_set(), "{path}: nothing of a refused list runs");
+    });
+}
+
+#[test]
+fn receives_that_make_no_sense() {
+    each(|p, mem, stream, _| {
+        let list: [Sge<'_>; 5] = [sge(mem, 0, 8); 5];
+        let a = &mut p.a;
+        refused(
+            a.prepare_receive(&list),
+            Kind::Invalid,
+            Some(4),
+            &["5 segments"],
+        );
+        let many = [sge(mem, 0, 8); 31];
+        refused(
+            a.prepare_receive(&many),
+            Kind::Invalid,
+            Some(4),
+            &["31 segments"],
+        );
+        let receives = [(); 4].map(|()| a.prepare_receive(&list[..4]).unwrap());
+        let names = &["qp 0x", "work queue is full"];
+        refused(
+            a.prepare_receive(&list[..1]),
+            Kind::QueueFull,
+            Some(4),
+            names,
+        );
+        let names = &["qp 0x"];
+        refused(a.abort_receive(receives[0]), Kind::Unsupported, None, names);
+        refused(
+            a.post_receive(receives[1]),
+            Kind::OutOfOrder,
+            None,
+            &["request 0"],
+        );
+        let post = [Descriptor::Receive(receives[1])];
+        refused(
+            a.post_on(stream, &post),
+            Kind::OutOfOrder,
+            None,
+            &["request 0"],
+        );
+        a.post_receive(receives[0]).unwrap();
+        refused(
+            a.post_receive(receives[0]),
+            Kind::NoSuchRequest,
+            None,
+            names,
+        );
+        refused(
+            a.abort_receive(receives[0]),
+            Kind::NoSuchRequest,
+            None,
+            names,
+        );
+        for r in receives[1..].iter().rev() {
+            a.abort_receive(*r).unwrap();
+            refused(a.abort_receive(*r), Kind::NoSuchRequest, None, names);
+        }
+        refused(p.b.post_receive(receives[0]), Kind::Foreign, None, names);
+        refused(p.b.abort_receive(receives[0]), Kind::Foreign, None, names);
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        p.a.wait(receives[0], LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn fields_that_an_entry_does_not_have() {
+    each(|p, mem, _, _| {
+        let list = [sge(mem, 0, 8), sge(mem, 8, 0), sge(mem, 16, 8)];
+        let to = mem.remote().span(0, 8).unwrap();
+        let a = &mut p.a;
+        let write = a.prepare(&Work::write(&list, to)).unwrap();
+        let send = a.prepare(&Work::send(&list)).unwrap();
+        let inline = a.prepare(&Work::send_inline(&[b"abc"])).unwrap();
+        let nop = a.prepare(&Work::nop()).unwrap();
+        let names = &["qp 0x"];
+        for field in [Field::Key(0), Field::Length(1), Field::RemoteKey] {
+            a.field32(write, field).unwrap();
+            refused(a.field64(write, field), Kind::Invalid, None, &["32 bits"]);
+        }
+        for field in [Field::Address(0), Field::RemoteAddress] {
+            a.field64(write, field).unwrap();
+            refused(a.field32(write, field), Kind::Invalid, None, &["64 bits"]);
+        }
+        for i in [2, 29, usize::MAX] {
+            refused(a.field32(write, Field::Key(i)), Kind::Invalid, None, names);
+            refused(
+                a.field64(write, Field::Address(i)),
+                Kind::Invalid,
+                None,
+                names,
+            );
+        }
+        refused(
+            a.field32(send, Field::RemoteKey),
+            Kind::Invalid,
+            None,
+            names,
+        );
+        refused(
+            a.field64(send, Field::RemoteAddress),
+            Kind::Invalid,
+            None,
+            names,
+        );
+        refused(a.field32(inline, Field::Key(0)), Kind::Invalid, None, names);
+        refused(a.field32(nop, Field::Length(0)), Kind::Invalid, None, names);
+        for request in [nop, inline, send, write] {
+            a.abort(request).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_capturing_stream_takes_nothing() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let to = mem.remote().span(64, 8).unwrap();
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let done = Flag::new(&p.gpu);
+        stream.as_soft().unwrap().begin_capture().unwrap();
+        let names: &[&str] = &["stream", "captured"];
+        for bad in [Descriptor::Send(send), done.set(), Descriptor::Flush] {
+            refused(p.a.post_on(stream, &[bad]), Kind::Unsupported, None, names);
+        }
+        refused(p.a.post_on(stream, &[]), Kind::Unsupported, None, names);
+        let (one, two) = (
+            mem.region().span(0, 8).unwrap(),
+            mem.region().span(8, 8).unwrap(),
+        );
+        let copy = stream.copy(&one, &two);
+        assert_eq!(kind(copy), Some(Kind::Unsupported));
+        stream.as_soft().unwrap().end_capture().unwrap();
+        let post = [
+            Descriptor::Send(send),
+            Descriptor::Wait(send.into(), PLAIN),
+            done.set(),
+        ];
+        p.a.post_on(stream, &post).unwrap();
+        finish(stream, path);
+        assert!(done.is_set());
+    });
+}
+
+#[test]
+fn nine_streams_wait_on_eight_places() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let recv = p.a.prepare_receive(&list).unwrap();
+        p.a.post_receive(recv).unwrap();
+        let wait = [Descriptor::Wait(recv.into(), PLAIN)];
+        let streams: Vec<Stream> = (0..8).map(|_| p.gpu.stream().unwrap()).collect();
+        for stream in &streams {
+            p.a.post_on(stream, &wait).unwrap();
+        }
+        let names: &[&str] = &["qp 0x", "streams that wait"];
+        refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
+        // One of the eight may come again.
+        p.a.post_on(&streams[0], &wait).unwrap();
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        for stream in &streams {
+            finish(stream, path);
+        }
+        p.a.post_on(stream, &wait).unwrap();
+        finish(stream, path);
+    });
+}
+
+#[test]
+fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
+    for (path, config) in paths() {
+        let mut options = SoftOptions::default();
+        options.caps.flush = false;
+        options.caps.memops64 = false;
+        let live = gds_driver::Live::global().unwrap();
+        let gpu = Gpu::soft_with(live, options).unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
+        let list = [sge(&mem, 0, 8)];
+        let to = mem.remote().span(32, 8).unwrap();
+        let word = mem.region().word64(0).unwrap();
+        let done = Flag::new(&gpu);
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let flush = WaitOptions {
+            flush: true,
+            timeout: None,
+        };
+        let wide = Descriptor::WaitValue64 {
+            word: &word,
+            condition: Condition::Geq,
+            value: 0,
+            flush: true,
+        };
+        for bad in [
+            Descriptor::Wait(send.into(), flush),
+            Descriptor::Flush,
+            wide,
+        ] {
+            // Behind so much that some of it is submitted before the bad one is looked at.
+            let mut list = vec![done.set(), Descriptor::Send(send)];
+            list.extend([Descriptor::Wait(send.into(), PLAIN)]);
+            list.extend([done.set(); 300]);
+            list.push(bad);
+            let result = p.a.post_on(&stream, &list);
+            assert_eq!(kind(result), Some(Kind::Unsupported), "{path}, {bad:?}");
+            finish(&stream, path);
+            assert!(!done.is_set(), "{path}, {bad:?}");
+            assert_eq!(p.a.error(), None, "{path}, {bad:?}");
+        }
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        p.check(path);
+    }
+}
+
+#[test]
+fn a_queue_pair_that_is_not_connected_only_receives() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::apart(&gpu, Net::Hub, &config, &config);
+        let mem = p.mem_a(MemoryKind::Pinned, 64);
+        let list = [sge(&mem, 0, 8)];
+        let names: &[&str] = &["qp 0x", "not connected"];
+        refused(p.a.prepare(&Work::nop()), Kind::WrongState, None, names);
+        refused(
+            p.a.prepare(&Work::send(&list)),
+            Kind::WrongState,
+            None,
+            names,
+        );
+        let within = p.a.prepare_within(&Work::send(&list), LIMIT);
+        refused(within, Kind::WrongState, None, names);
+        let recv = p.a.prepare_receive(&list).unwrap();
+        p.a.post_receive(recv).unwrap();
+        p.connect();
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        p.a.wait(recv, LIMIT).unwrap();
+        // Once is enough.
+        let peer = p.b.address();
+        let names: &[&str] = &["qp 0x", "connected"];
+        refused(p.a.connect(&peer), Kind::WrongState, None, names);
+        p.check(path);
+    }
+}
