@@ -76,6 +76,13 @@ impl Error {
         self
     }
 
+    /// Names whose concern it is, before what is known of it.
+    #[cold]
+    pub(crate) fn of(mut self, owner: impl fmt::Debug) -> Error {
+        self.0.object = format!("{owner:?}: {}", self.0.object);
+        self
+    }
+
     /// Keeps the cause.
     #[cold]
     pub(crate) fn source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {

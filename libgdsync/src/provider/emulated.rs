@@ -285,30 +285,29 @@ impl EmulatedNic {
     pub fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         let access = self.rights().get(&qpn).copied().unwrap_or_default();
         let id = vmlx5::Qpn(qpn);
+        let states = [
+            vmlx5::Modify::Init {
+                access: remote_rights(access),
+            },
+            vmlx5::Modify::Rtr {
+                remote: vmlx5::fabric::NodeId(peer.node),
+                remote_qpn: vmlx5::Qpn(peer.qpn),
+                rq_psn: peer.psn,
+                max_dest_rd_atomic: MAX_RD_ATOMIC,
+            },
+            vmlx5::Modify::Rts {
+                sq_psn: psn,
+                max_rd_atomic: MAX_RD_ATOMIC,
+            },
+        ];
         self.nic
             .with(|nic| {
-                nic.modify_qp(
-                    id,
-                    vmlx5::Modify::Init {
-                        access: remote_rights(access),
-                    },
-                )?;
-                nic.modify_qp(
-                    id,
-                    vmlx5::Modify::Rtr {
-                        remote: vmlx5::fabric::NodeId(peer.node),
-                        remote_qpn: vmlx5::Qpn(peer.qpn),
-                        rq_psn: peer.psn,
-                        max_dest_rd_atomic: MAX_RD_ATOMIC,
-                    },
-                )?;
-                nic.modify_qp(
-                    id,
-                    vmlx5::Modify::Rts {
-                        sq_psn: psn,
-                        max_rd_atomic: MAX_RD_ATOMIC,
-                    },
-                )
+                let connected = states.iter().try_for_each(|to| nic.modify_qp(id, *to));
+                if connected.is_err() {
+                    // Back to where it may be tried again.
+                    let _ = nic.modify_qp(id, vmlx5::Modify::Reset);
+                }
+                connected
             })
             .map_err(|e| refused("connect", e))?;
         self.host.ring();
@@ -394,5 +393,14 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
         E::Limit { .. } | E::Access { .. } | E::Span { .. } => Kind::Invalid,
         _ => Kind::System,
     };
-    Error::new(operation, kind, e.to_string()).source(e)
+    let limit = match &e {
+        E::Limit { limit, .. } | E::Span { limit, .. } => Some(*limit),
+        E::Full { limit, .. } => Some(u64::from(*limit)),
+        _ => None,
+    };
+    let error = Error::new(operation, kind, e.to_string());
+    match limit {
+        Some(limit) => error.limit(limit).source(e),
+        None => error.source(e),
+    }
 }

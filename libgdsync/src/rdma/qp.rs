@@ -104,8 +104,10 @@ impl Qp {
     /// Connects to a peer's queue pair, which must do the same.
     ///
     /// # Errors
-    /// `WrongState` if it is connected already; `Protocol` if the peer speaks another version;
-    /// `System` if the peer's NIC cannot be reached.
+    /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
+    /// has; `System` if the NIC holds no more links. It may be tried again. A peer that cannot
+    /// be reached, or speaks another version, shows when something is sent to it:
+    /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         let mut state = self.core.lock();
         if state.connected || state.failed().is_some() {
@@ -116,7 +118,9 @@ impl Qp {
             ));
         }
         let psn = self.core.psn(&state);
-        self.core.nic.connect_qp(self.core.qpn(), psn, peer)?;
+        let nic = &self.core.nic;
+        nic.connect_qp(self.core.qpn(), psn, peer)
+            .map_err(|e| e.of(&self))?;
         state.connected = true;
         Ok(())
     }

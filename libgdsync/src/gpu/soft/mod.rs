@@ -347,9 +347,20 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::BadLength { .. }
         | E::Overlap { .. }
         | E::InlineTooLong { .. }
+        | E::BadConfig { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
         E::StreamFull { .. } => Kind::QueueFull,
         _ => Kind::System,
     };
-    Error::new(operation, kind, e.to_string()).source(e.clone())
+    let limit = match e {
+        E::BatchTooLong { limit, .. } | E::InlineTooLong { limit, .. } => Some(*limit),
+        E::StreamFull { bound, .. } => Some(*bound),
+        E::BadConfig { max, .. } => Some(*max),
+        _ => None,
+    };
+    let error = Error::new(operation, kind, e.to_string());
+    match limit {
+        Some(limit) => error.limit(limit as u64).source(e.clone()),
+        None => error.source(e.clone()),
+    }
 }
