@@ -28,6 +28,14 @@ pub struct Seen {
     pub status: Status,
 }
 
+/// The kernel.
+pub fn kernel() -> Kernel {
+    // SAFETY: defined by GDS_KERNEL in tests/kernels/witness.cpp with these parameters.
+    Kernel::soft(unsafe {
+        softgpu::Kernel::new("gds_test_witness", gds_test_witness, size_of::<Params>())
+    })
+}
+
 /// A place for what one run of the kernel saw.
 pub struct Witness {
     saw: Region,
@@ -48,13 +56,9 @@ impl Witness {
             .iter()
             .flat_map(|word| word.to_ne_bytes())
             .collect();
-        // SAFETY: defined by GDS_KERNEL in tests/kernels/witness.cpp with these parameters.
-        let kernel = unsafe {
-            softgpu::Kernel::new("gds_test_witness", gds_test_witness, size_of::<Params>())
-        };
         // SAFETY: the pointers are words of the queue pair, which the caller keeps until the
         // stream is done, and of `saw`, which this value keeps.
-        unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 32), &args) }.unwrap();
+        unsafe { stream.launch(&kernel(), Dims::linear(1, 32), &args) }.unwrap();
         Witness { saw }
     }
 

@@ -1,0 +1,622 @@
+//! Objects, memory, addresses and settings that make no sense: each is refused with a typed error
+//! that names object and limit.
+
+mod common;
+
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Gate, LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refused, sge};
+use gds_driver::Live;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{Dims, MemoryKind};
+use gdsync::memop::{Batch, DevicePtr, Op};
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Qp, QpAddress, QpConfig, RemoteMemory, Work,
+};
+use gdsync::{Gpu, Kind, Status};
+
+const SOON: Duration = Duration::from_millis(5);
+
+#[test]
+fn sizes_of_queue_pairs_out_of_range() {
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::emulated(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let base = QpConfig::default();
+    for n in [0, 1, 2, 3, 5, 255, 32769, 65536, u32::MAX, 1 << 31] {
+        let config = QpConfig {
+            send_blocks: n,
+            ..base.clone()
+        };
+        let names = &["send queue", &n.to_string()];
+        refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
+        let config = QpConfig {
+            recv_entries: n,
+            ..base.clone()
+        };
+        let names = &["receive queue", &n.to_string()];
+        refused(pd.create_qp(&config), Kind::Invalid, Some(32768), names);
+    }
+    for n in [0, 17, u32::MAX] {
+        let config = QpConfig {
+            recv_sges: n,
+            ..base.clone()
+        };
+        let names = &["segments", &n.to_string()];
+        refused(pd.create_qp(&config), Kind::Invalid, Some(16), names);
+    }
+    // Ends of the ranges work, with traffic.
+    for (send_blocks, recv_entries, recv_sges) in [(4, 4, 1), (32768, 32768, 16), (4, 8, 3)] {
+        let config = QpConfig {
+            send_blocks,
+            recv_entries,
+            recv_sges,
+            ..base.clone()
+        };
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        p.check("ends of the ranges");
+        p.recover("ends of the ranges");
+    }
+}
+
+#[test]
+fn a_kernel_where_none_can_be_launched() {
+    let mut options = SoftOptions::default();
+    options.caps.kernels = false;
+    options.caps.nor = false;
+    let gpu = Gpu::soft_with(Live::global().unwrap(), options).unwrap();
+    let device = Device::emulated(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let (_, config) = paths().remove(0);
+    let by_kernel = QpConfig {
+        lowering: Lowering::Kernel,
+        ..config.clone()
+    };
+    let names = &["kernel", "soft gpu"];
+    refused(pd.create_qp(&by_kernel), Kind::Unsupported, None, names);
+    // Without NOR a receive in an even lap needs one too; sends do not, nor do odd laps.
+    let config = QpConfig {
+        send_blocks: 4,
+        recv_entries: 4,
+        ..config
+    };
+    let mut p = Pair::new(&gpu, Net::One, &config);
+    let mem = p.mem_a(MemoryKind::Pinned, 64);
+    let (stream, sender) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut refusals = 0;
+    for i in 0..32 {
+        let recv = p.a.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
+        let list = [
+            Descriptor::Receive(recv),
+            Descriptor::Wait(recv.into(), PLAIN),
+        ];
+        if let Err(e) = p.a.post_on(&stream, &list) {
+            assert_eq!(e.kind(), Kind::Unsupported, "{e:?}");
+            refusals += 1;
+            // Neither the receive nor the wait was posted: the CPU does it.
+            p.a.post_receive(recv).unwrap();
+        }
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        let list = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+        p.b.post_on(&sender, &list).unwrap();
+        finish(&sender, &format!("message {i}"));
+        finish(&stream, &format!("message {i}"));
+        p.a.wait(recv, LIMIT).unwrap();
+    }
+    // Laps of 8 entries: the first is told apart otherwise, the third is even.
+    assert_eq!(refusals, 8);
+}
+
+#[test]
+fn memory_of_no_or_too_much_length() {
+    let gpu = Gpu::soft().unwrap();
+    for memory in [MemoryKind::Device, MemoryKind::Pinned] {
+        refused(gpu.alloc(memory, 0), Kind::Invalid, None, &["0 bytes"]);
+        for len in [usize::MAX, usize::MAX / 2, 1 << 60] {
+            assert!(gpu.alloc(memory, len).is_err());
+        }
+        let region = gpu.alloc(memory, 64).unwrap();
+        let names = &["region"];
+        let (invalid, len) = (Kind::Invalid, Some(64));
+        for offset in [1, 2, 61, 64, usize::MAX, usize::MAX - 3] {
+            refused(region.word32(offset), invalid, len, names);
+        }
+        for offset in [4, 57, 60, 64, usize::MAX - 7] {
+            refused(region.word64(offset), invalid, len, names);
+        }
+        for (offset, n) in [(0, 65), (64, 1), (65, 0), (usize::MAX, 2), (1, usize::MAX)] {
+            refused(region.span(offset, n), invalid, len, names);
+        }
+        refused(region.read(60, &mut [0; 5]), invalid, len, names);
+        refused(region.write(65, &[]), invalid, len, names);
+        region.write(64, &[]).unwrap();
+    }
+    // SAFETY: refused before anything is touched.
+    let null = unsafe { gpu.register_host(std::ptr::null_mut(), 8) };
+    refused(null, Kind::Invalid, None, &[]);
+    let mut bytes = vec![0u64; 8];
+    let ptr = bytes.as_mut_ptr().cast::<u8>();
+    // SAFETY: as above.
+    refused(
+        unsafe { gpu.register_host(ptr, 0) },
+        Kind::Invalid,
+        None,
+        &[],
+    );
+    // SAFETY: the vector outlives the region, which is dropped first, and nobody else uses it.
+    let first = unsafe { gpu.register_host(ptr, 64) }.unwrap();
+    // SAFETY: as above.
+    let again = unsafe { gpu.register_host(ptr.wrapping_add(32), 8) };
+    assert_eq!(kind(again), Some(Kind::Invalid));
+    drop(first);
+    // SAFETY: as above.
+    let again = unsafe { gpu.register_host(ptr, 64) };
+    again.unwrap();
+}
+
+#[test]
+fn raw_operations_on_no_memory() {
+    let gpu = Gpu::soft().unwrap();
+    let stream = gpu.stream().unwrap();
+    let region = gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let DevicePtr(base) = region.addr();
+    let write = |at| Op::Write32 {
+        at: DevicePtr(at),
+        value: 7,
+        fenced: true,
+    };
+    for bad in [0, 8, base + 2, base + 64, u64::MAX - 3] {
+        let mut batch = Batch::new();
+        batch.push(write(base));
+        batch.push(write(bad));
+        // SAFETY: the first word is the region's; the other is refused.
+        let result = unsafe { stream.submit(&batch) };
+        assert_eq!(kind(result), Some(Kind::Invalid), "{bad:#x}");
+    }
+    finish(&stream, "raw operations");
+    let mut word = [0; 4];
+    region.read(0, &mut word).unwrap();
+    assert_eq!(word, [0; 4], "all or nothing");
+}
+
+#[test]
+fn kernels_of_no_shape() {
+    let gpu = Gpu::soft().unwrap();
+    let stream = gpu.stream().unwrap();
+    let kernel = common::witness::kernel();
+    for (dims, bytes) in [
+        (Dims::linear(0, 1), 24),
+        (Dims::linear(1, 0), 24),
+        (Dims::linear(1, 1025), 24),
+        (
+            Dims {
+                shared: u32::MAX,
+                ..Dims::linear(1, 1)
+            },
+            24,
+        ),
+        (Dims::linear(1, 1), 23),
+        (Dims::linear(1, 1), 0),
+    ] {
+        // SAFETY: refused before it runs.
+        let result = unsafe { stream.launch(&kernel, dims, &vec![0; bytes]) };
+        assert_eq!(kind(result), Some(Kind::Invalid), "{dims:?}, {bytes}");
+    }
+    finish(&stream, "after refusals");
+}
+
+#[test]
+fn settings_of_a_gpu_that_make_no_sense() {
+    let live = || Live::global().unwrap();
+    let with = |change: fn(&mut SoftOptions)| {
+        let mut options = SoftOptions::default();
+        change(&mut options);
+        Gpu::soft_with(live(), options)
+    };
+    for (bad, most, name) in [
+        (with(|o| o.stream_bound = 0), 1 << 20, "stream_bound"),
+        (
+            with(|o| o.stream_bound = usize::MAX),
+            1 << 20,
+            "stream_bound",
+        ),
+        (with(|o| o.channels = 0), u64::MAX, "channels"),
+        (with(|o| o.caps.batch_limit = 0), 1 << 16, "batch_limit"),
+    ] {
+        refused(bad, Kind::Invalid, Some(most), &[name]);
+    }
+    // One operation a batch: a record and its doorbell cannot stay together.
+    let gpu = with(|o| o.caps.batch_limit = 1).unwrap();
+    let (_, config) = paths().remove(0);
+    let mut p = Pair::new(&gpu, Net::One, &config);
+    let stream = gpu.stream().unwrap();
+    let send = p.a.prepare(&Work::nop().signaled()).unwrap();
+    let post = p.a.post_on(&stream, &[Descriptor::Send(send)]);
+    refused(post, Kind::Unsupported, Some(1), &[]);
+    p.a.post(send).unwrap();
+    p.a.wait(send, LIMIT).unwrap();
+}
+
+#[test]
+fn peers_that_are_not_there() {
+    let (_, config) = paths().remove(0);
+    let gpu = Gpu::soft().unwrap();
+    for net in [Net::One, Net::Hub, Net::Host] {
+        let mut p = Pair::apart(&gpu, net, &config, &config);
+        let (a, b) = (p.a.address(), p.b.address());
+        // A number that no queue pair has; the next attempt may be right.
+        let wide = QpAddress { qpn: 1 << 24, ..b };
+        let limit = Some(0xff_ffff);
+        refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
+        let wide = QpAddress { psn: u32::MAX, ..b };
+        refused(p.a.connect(&wide), Kind::Invalid, limit, &["qp 0x"]);
+        p.connect();
+        p.check("after wrong numbers");
+        p.recover("after wrong numbers");
+        // Nobody of that name, or no such queue pair there: it shows when something is sent.
+        for nobody in [
+            QpAddress {
+                node: b.node ^ 0x5a5a_0000_0000,
+                ..b
+            },
+            QpAddress {
+                qpn: 0x00ab_cdef,
+                ..b
+            },
+        ] {
+            let mut lost = p.pd_a.create_qp(&config).unwrap();
+            lost.connect(&nobody).unwrap();
+            let mem = p.mem_a(MemoryKind::Pinned, 64);
+            let list = [sge(&mem, 0, 8)];
+            let send = lost.prepare(&Work::send(&list).signaled()).unwrap();
+            let stream = gpu.stream().unwrap();
+            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            lost.post_on(&stream, &post).unwrap();
+            finish(&stream, "nobody there");
+            let expect = Kind::Failed(Status::TRANSPORT_RETRY);
+            assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");
+            // In error, it does not connect; after a reset it does.
+            let names = &["qp 0x", "in error"];
+            refused(lost.connect(&b), Kind::WrongState, None, names);
+            lost.quiet(LIMIT).unwrap();
+            lost.reset().unwrap();
+            let mut peer = p.pd_b.create_qp(&config).unwrap();
+            connect(&mut lost, &mut peer);
+        }
+        let _ = a;
+        p.check("beside lost ones");
+    }
+}
+
+#[test]
+fn records_that_cannot_be_read() {
+    let gpu = Gpu::soft().unwrap();
+    let (_, config) = paths().remove(0);
+    let p = Pair::apart(&gpu, Net::Hub, &config, &config);
+    let address = p.a.address().to_bytes();
+    let mr = p.mem_a(MemoryKind::Pinned, 64);
+    let remote = mr.remote().to_bytes();
+    assert_eq!(QpAddress::from_bytes(&address).unwrap(), p.a.address());
+    assert_eq!(RemoteMemory::from_bytes(&remote).unwrap(), mr.remote());
+    let protocol = Kind::Protocol;
+    for len in 0..address.len() {
+        refused(QpAddress::from_bytes(&address[..len]), protocol, None, &[]);
+    }
+    for len in 0..remote.len() {
+        refused(
+            RemoteMemory::from_bytes(&remote[..len]),
+            protocol,
+            None,
+            &[],
+        );
+    }
+    let longer = [&address[..], &[0]].concat();
+    refused(
+        QpAddress::from_bytes(&longer),
+        protocol,
+        None,
+        &["25 bytes"],
+    );
+    // One taken for the other, another version, another magic.
+    refused(QpAddress::from_bytes(&remote), protocol, None, &["type 2"]);
+    refused(
+        RemoteMemory::from_bytes(&address),
+        protocol,
+        None,
+        &["type 1"],
+    );
+    let mut other = address;
+    other[4] = 7;
+    let names = &["version 7", "version 1"];
+    refused(QpAddress::from_bytes(&other), protocol, None, names);
+    let mut other = remote;
+    other[5] = 1;
+    let names = &["version 257", "version 1"];
+    refused(RemoteMemory::from_bytes(&other), protocol, None, names);
+    for bit in 0..32 {
+        let mut other = address;
+        other[bit / 8] ^= 1 << (bit % 8);
+        refused(
+            QpAddress::from_bytes(&other),
+            protocol,
+            None,
+            &["no record"],
+        );
+    }
+    // Whatever comes, nothing panics; what is read makes sense or is refused later.
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..10_000 {
+        let mut bytes = remote;
+        for _ in 0..rng.usize(..6) {
+            let at = rng.usize(..bytes.len());
+            bytes[at] = rng.u8(..);
+        }
+        if let Ok(remote) = RemoteMemory::from_bytes(&bytes) {
+            let _ = remote.span(rng.u64(..), rng.u64(..));
+        }
+        let _ = QpAddress::from_bytes(&bytes[..rng.usize(..=24)]);
+    }
+    // Spans of remote memory.
+    let names = &["9 bytes at 56"];
+    refused(mr.remote().span(56, 9), Kind::Invalid, Some(64), names);
+    refused(mr.remote().span(u64::MAX, 1), Kind::Invalid, Some(64), &[]);
+    let keyless = RemoteMemory {
+        rkeys: [None, Some(1), None, None],
+        ..mr.remote()
+    };
+    refused(keyless.span(0, 1), Kind::NotRegistered, None, &["lane 0"]);
+}
+
+#[test]
+fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
+    for (path, config) in paths() {
+        let config = QpConfig {
+            send_blocks: 4,
+            ..config
+        };
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (mem, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        let list = [sge(&mem, 0, 8)];
+        let work = Work::send(&list).signaled();
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+        let names = &["qp 0x", "work queue is full"];
+        // Prepared, posted behind a gate, or in flight: full is full.
+        let sends = [(); 4].map(|()| p.a.prepare(&work).unwrap());
+        refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
+        p.a.post_on(&stream, &[gate.wait()]).unwrap();
+        for send in sends {
+            p.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
+        }
+        refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
+        let before = gpu.host().now();
+        refused(
+            p.a.prepare_within(&work, SOON),
+            Kind::QueueFull,
+            Some(4),
+            names,
+        );
+        assert!(gpu.host().now() - before >= SOON, "{path}");
+        gate.open();
+        finish(&stream, path);
+        refused(
+            p.a.prepare_within(&work, SOON),
+            Kind::QueueFull,
+            Some(4),
+            names,
+        );
+        // Room comes while somebody waits for it.
+        let mut receives = Vec::new();
+        for _ in 0..5 {
+            receives.push(p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap());
+        }
+        let Pair { a, b, .. } = &mut p;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(SOON);
+                for recv in &receives {
+                    b.post_receive(*recv).unwrap();
+                }
+            });
+            let send = a.prepare_within(&work, LIMIT).unwrap();
+            a.post_within(send, LIMIT).unwrap();
+            a.wait(send, LIMIT).unwrap();
+        });
+        for recv in receives {
+            p.b.wait(recv, LIMIT).unwrap();
+        }
+        p.check(path);
+    }
+}
+
+#[test]
+fn a_completion_queue_is_full_until_its_stream_has_passed() {
+    for (path, config) in paths() {
+        let config = QpConfig {
+            send_blocks: 4,
+            ..config
+        };
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+        p.a.post_on(&stream, &[gate.wait()]).unwrap();
+        let mut done = 0;
+        // All complete at once, but a stream still has to look at them.
+        let refusal = loop {
+            let send = match p.a.prepare(&Work::nop().signaled()) {
+                Ok(send) => send,
+                Err(e) => break e,
+            };
+            p.a.post(send).unwrap();
+            p.a.wait(send, LIMIT).unwrap();
+            let wait = [Descriptor::Wait(send.into(), PLAIN)];
+            p.a.post_on(&stream, &wait).unwrap();
+            done += 1;
+            assert!(done < 100, "{path}: entries are used again too early");
+        };
+        let names = &["qp 0x", "completion queue is full"];
+        refused::<()>(Err(refusal), Kind::QueueFull, Some(4), names);
+        assert_eq!(done, 4, "{path}");
+        let Pair { a, .. } = &mut p;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(SOON);
+                gate.open();
+            });
+            let send = a.prepare_within(&Work::nop().signaled(), LIMIT).unwrap();
+            a.post(send).unwrap();
+            a.wait(send, LIMIT).unwrap();
+        });
+        finish(&stream, path);
+        p.check(path);
+    }
+}
+
+#[test]
+fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+        let first = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let second = p.a.prepare(&Work::nop().signaled()).unwrap();
+        p.a.post_on(&stream, &[gate.wait()]).unwrap();
+        p.a.post_on(&stream, &[Descriptor::Send(first)]).unwrap();
+        let names = &["qp 0x", "has not rung"];
+        refused(p.a.post(second), Kind::Busy, None, names);
+        refused(p.a.post_within(second, SOON), Kind::Busy, None, names);
+        let Pair { a, .. } = &mut p;
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(SOON);
+                gate.open();
+            });
+            a.post_within(second, LIMIT).unwrap();
+        });
+        p.a.wait(second, LIMIT).unwrap();
+        p.a.wait(first, LIMIT).unwrap();
+        // The same for receives.
+        let (mem, gate) = (p.mem_a(MemoryKind::Pinned, 64), Gate::new(&gpu));
+        let first = p.a.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
+        let second = p.a.prepare_receive(&[sge(&mem, 8, 8)]).unwrap();
+        p.a.post_on(&stream, &[gate.wait()]).unwrap();
+        p.a.post_on(&stream, &[Descriptor::Receive(first)]).unwrap();
+        refused(p.a.post_receive(second), Kind::Busy, None, &["qp 0x"]);
+        gate.open();
+        finish(&stream, path);
+        common::until(&gpu, path, || p.a.post_receive(second).is_ok());
+        for recv in [first, second] {
+            let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+            p.b.post(send).unwrap();
+            p.a.wait(recv, LIMIT).unwrap();
+        }
+        p.check(path);
+    }
+}
+
+#[test]
+fn registrations_that_the_nic_does_not_have_room_for() {
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::emulated(&gpu).unwrap();
+    let mut pds = Vec::new();
+    let refusal = loop {
+        match device.alloc_pd() {
+            Ok(pd) => pds.push(pd),
+            Err(e) => break e,
+        }
+        assert!(pds.len() < 100_000);
+    };
+    refused::<()>(Err(refusal), Kind::System, Some(256), &["PD"]);
+    pds.pop();
+    pds.push(device.alloc_pd().unwrap());
+    let pd = pds.swap_remove(0);
+    let mut qps: Vec<Qp> = Vec::new();
+    let config = QpConfig {
+        send_blocks: 4,
+        recv_entries: 4,
+        ..QpConfig::default()
+    };
+    let refusal = loop {
+        match pd.create_qp(&config) {
+            Ok(qp) => qps.push(qp),
+            Err(e) => break e,
+        }
+        assert!(qps.len() < 100_000);
+    };
+    refused::<()>(Err(refusal), Kind::System, Some(1024), &["limit"]);
+    // What was made before the refusal was given back: one goes, one comes, again and again.
+    for _ in 0..5 {
+        qps.pop();
+        device.close(LIMIT).unwrap();
+        qps.push(pd.create_qp(&config).unwrap());
+    }
+    let (mut a, mut b) = (qps.pop().unwrap(), qps.pop().unwrap());
+    connect(&mut a, &mut b);
+    let mem = memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
+    let list = [sge(&mem, 0, 8)];
+    let to = mem.remote().span(8, 8).unwrap();
+    let write = a.prepare(&Work::write(&list, to).signaled()).unwrap();
+    a.post(write).unwrap();
+    a.wait(write, LIMIT).unwrap();
+}
+
+/// Runs [`child`] in a process of its own, with one variable set; returns what it wrote.
+fn in_child(name: &str, value: &str) -> String {
+    let exe = std::env::current_exe().unwrap();
+    let out = Command::new(exe)
+        .args(["--exact", "child", "--ignored", "--nocapture"])
+        .env_remove("GDS_LOWER")
+        .env_remove("GDS_PROVIDER")
+        .env(name, value)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{name}={value}: {text}");
+    text
+}
+
+#[test]
+#[ignore = "run by settings_from_the_environment in a process of its own"]
+fn child() {
+    let gpu = Gpu::soft().unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    match pd.create_qp(&QpConfig::default()) {
+        Ok(qp) => println!("made {:?} {:?}", qp.lowering(), qp.endpoint()),
+        Err(e) => println!("refused {:?} {e}", e.kind()),
+    }
+    // What the program says goes before the environment.
+    let config = QpConfig {
+        lowering: Lowering::MemOps,
+        endpoint: Endpoint::Ring,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(&gpu, Net::One, &config);
+    p.check("child");
+}
+
+#[test]
+fn settings_from_the_environment() {
+    for (name, value, expect) in [
+        ("GDS_LOWER", "auto", "made MemOps Ring"),
+        ("GDS_LOWER", "memops", "made MemOps Ring"),
+        ("GDS_LOWER", "kernel", "made Kernel Ring"),
+        ("GDS_PROVIDER", "auto", "made MemOps Ring"),
+        ("GDS_PROVIDER", "emulated", "made MemOps Ring"),
+        ("GDS_PROVIDER", "proxy", "made MemOps Proxy"),
+        ("GDS_LOWER", "nonsense", "refused Invalid"),
+        ("GDS_LOWER", "", "refused Invalid"),
+        ("GDS_LOWER", "MEMOPS", "refused Invalid"),
+        ("GDS_PROVIDER", "rdma", "refused Invalid"),
+    ] {
+        let text = in_child(name, value);
+        assert!(text.contains(expect), "{name}={value}: {text}");
+        if expect.starts_with("refused") {
+            let named = format!("{name}={value}: known are auto, ");
+            assert!(text.contains(&named), "{name}={value}: {text}");
+        }
+    }
+}
