@@ -81,7 +81,9 @@ fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
 #[derive(Clone, Debug)]
 pub struct QpConfig {
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
-    /// to 3 or a write with up to 2 segments takes one.
+    /// to 3 or a write with up to 2 segments takes one. Signaled requests also need places for
+    /// their completions, which come free by the quarter: between half and all of the blocks
+    /// are to be had for them at once.
     pub send_blocks: u32,
     /// Entries of the receive queue, a power of two, 4 to 32768.
     pub recv_entries: u32,
