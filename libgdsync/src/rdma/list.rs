@@ -5,12 +5,13 @@
 //! hands them to the runtime. Both work in buffers that are kept from call to call.
 
 use std::cell::Cell;
+use std::sync::MutexGuard;
 
 use mlx5_prm::doorbell;
 
 use super::core::{EndpointKind, Side, Timer};
 use super::lower::{Buffers, Item, Sent, equal, lower};
-use super::{Completion, Lowering, Qp, ReceiveRequest, SendRequest, WaitOptions};
+use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Region, Span, Stream, Word32, Word64};
 use crate::memop::completion::Entry;
@@ -293,15 +294,22 @@ fn decide(
     }
 }
 
-fn check_queue(stream: &Stream, qp: &Qp) -> Result<()> {
-    if qp.core.gpu.is(stream.gpu()) {
-        return Ok(());
+/// Locks a queue pair that is of the stream's GPU, is not in error, and knows the request.
+fn enter<'q>(stream: &Stream, qp: &'q Qp, request: Completion) -> Result<MutexGuard<'q, QpState>> {
+    if !qp.core.gpu.is(stream.gpu()) {
+        let what = format!("{stream:?} with {qp:?}");
+        return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
-    Err(Error::new(
-        OPERATION,
-        Kind::Foreign,
-        format!("{stream:?} with {qp:?}"),
-    ))
+    let state = qp.core.lock();
+    if let Some(status) = state.failed() {
+        return Err(Error::new(
+            OPERATION,
+            Kind::Failed(status),
+            format!("{qp:?}"),
+        ));
+    }
+    qp.known(&state, request, OPERATION)?;
+    Ok(state)
 }
 
 fn decide_send(
@@ -311,16 +319,7 @@ fn decide_send(
     request: SendRequest,
     s: &mut Scratch,
 ) -> Result<()> {
-    check_queue(stream, qp)?;
-    let mut state = qp.core.lock();
-    if let Some(status) = state.failed() {
-        return Err(Error::new(
-            OPERATION,
-            Kind::Failed(status),
-            format!("{qp:?}"),
-        ));
-    }
-    qp.known(&state, request.into(), OPERATION)?;
+    let mut state = enter(stream, qp, request.into())?;
     let mark = state.send.mark();
     let posted = state
         .send
@@ -366,16 +365,7 @@ fn decide_receive(
     request: ReceiveRequest,
     s: &mut Scratch,
 ) -> Result<()> {
-    check_queue(stream, qp)?;
-    let mut state = qp.core.lock();
-    if let Some(status) = state.failed() {
-        return Err(Error::new(
-            OPERATION,
-            Kind::Failed(status),
-            format!("{qp:?}"),
-        ));
-    }
-    qp.known(&state, request.into(), OPERATION)?;
+    let mut state = enter(stream, qp, request.into())?;
     let mark = state.recv.mark();
     let (index, edge) = state
         .recv
@@ -415,17 +405,8 @@ fn decide_wait(
     options: WaitOptions,
     s: &mut Scratch,
 ) -> Result<()> {
-    check_queue(stream, qp)?;
-    let mut guard = qp.core.lock();
+    let mut guard = enter(stream, qp, completion)?;
     let state = &mut *guard;
-    if let Some(status) = state.failed() {
-        return Err(Error::new(
-            OPERATION,
-            Kind::Failed(status),
-            format!("{qp:?}"),
-        ));
-    }
-    qp.known(state, completion, OPERATION)?;
     let (cq, posted, slot) = match completion.side {
         Side::Send => (
             &mut state.send.cq,
