@@ -75,7 +75,8 @@ impl Qp {
         }
     }
 
-    /// What a completed receive brought.
+    /// What a completed receive brought. It is kept until as many more receives are prepared as
+    /// the queue has entries.
     ///
     /// # Errors
     /// `NoSuchRequest` if it has not completed, or so long ago that its entry has been reused;
@@ -92,7 +93,7 @@ impl Qp {
         let state = self.core.lock();
         let cq = &state.recv.cq;
         let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
-        let Some(position) = position.filter(|p| *p < cq.completed() && !cq.is_behind(*p)) else {
+        let Some(position) = position.filter(|p| cq.is_kept(*p)) else {
             let what = format!("{self:?}: not complete, or its entry has been reused");
             return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
         };

@@ -218,6 +218,13 @@ impl<M: RingMemory> CompletionRing<M> {
         position < self.next && self.quarter(position) + 2 <= self.quarter(self.next.max(1) - 1)
     }
 
+    /// Whether `position` holds a success whose entry is still there to be read. No more than
+    /// half of the buffer is given after it, so that a failing queue pair has not overwritten it
+    /// either.
+    pub fn is_kept(&self, position: u64) -> bool {
+        position < self.completed && self.next - position <= u64::from(self.window())
+    }
+
     /// What to test for `position`.
     pub fn spot(&self, position: u64) -> WaitSpot {
         WaitSpot {
