@@ -426,18 +426,23 @@ fn decide_wait(
         );
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
+    let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
     let position = match slot {
         // So old that its slot is used again: complete.
-        None => return Ok(()),
+        None => None,
         Some(None) => {
             let what = format!("{qp:?}: request {} raises no completion", completion.ticket);
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
-        Some(Some(position)) => position,
+        Some(Some(position)) => Some(position),
     };
-    if cq.is_behind(position) {
+    let Some(position) = position.filter(|p| !cq.is_behind(*p)) else {
+        // Nothing to wait for; what it brought may still have to be made visible.
+        if flush {
+            s.items.push(Item::Op(Op::Flush));
+        }
         return Ok(());
-    }
+    };
     let places = qp.core.side(completion.side);
     let waiter = cq
         .waiter(stream.id())
@@ -456,7 +461,6 @@ fn decide_wait(
             fenced: true,
         }));
     }
-    let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::Wait {
             kernel: qp.lowering == Lowering::Kernel,
