@@ -34,9 +34,10 @@ pub struct LiveConfig {
     pub wait_first: Duration,
     /// The longest sleep of [`Env::wait_until`]. Default 500 us.
     pub wait_longest: Duration,
-    /// Spins give the processor to other threads at each turn. Default: only on a machine of
-    /// one processor.
-    pub yields: bool,
+    /// How long a spin keeps the processor; after that it gives other threads a turn at each
+    /// look, or two ranks that share a processor would wait out each other's spins. Default
+    /// 2 us, zero on a machine of one processor.
+    pub keep: Duration,
 }
 
 impl Default for LiveConfig {
@@ -49,7 +50,7 @@ impl Default for LiveConfig {
             wait_spin: Duration::from_micros(if alone { 0 } else { 5 }),
             wait_first: Duration::from_micros(20),
             wait_longest: Duration::from_micros(500),
-            yields: alone,
+            keep: Duration::from_micros(if alone { 0 } else { 2 }),
         }
     }
 }
@@ -186,7 +187,7 @@ impl Live {
         Pace {
             spin: config.spin,
             nap: config.nap,
-            yields: config.yields,
+            keep: config.keep,
         }
     }
 
@@ -203,7 +204,7 @@ impl Live {
                 let pace = Pace {
                     spin: Duration::ZERO,
                     nap: self.config.watch,
-                    yields: false,
+                    keep: Duration::ZERO,
                 };
                 let start = || self.start_worker("gds-watch", pace);
                 (self.watch.get_or_init(start).as_ref(), WATCH)

@@ -31,8 +31,8 @@ pub(super) struct Pace {
     pub spin: Duration,
     /// The longest sleep while any machine is attached.
     pub nap: Duration,
-    /// Give the processor away between two looks of a spin.
-    pub yields: bool,
+    /// How long to spin before giving the processor away between two looks.
+    pub keep: Duration,
 }
 
 /// A machine on its thread. The name is asked once, when it is attached.
@@ -140,8 +140,11 @@ impl Worker {
             if now < spin_until && !slots.is_empty() {
                 match self.round(&mut slots, now) {
                     Round::Progress => spin_until = now + self.pace.spin,
-                    Round::Idle(_) if self.pace.yields => std::thread::yield_now(),
-                    Round::Idle(_) => std::hint::spin_loop(),
+                    // `spin_until` lies `spin` after the last progress.
+                    Round::Idle(_) if now + self.pace.spin < spin_until + self.pace.keep => {
+                        std::hint::spin_loop()
+                    }
+                    Round::Idle(_) => std::thread::yield_now(),
                 }
                 continue;
             }
