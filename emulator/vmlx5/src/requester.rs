@@ -217,7 +217,8 @@ impl Qp {
             }
             if self.sq.loaded {
                 match self.transmit(ctx, wire, may) {
-                    Turn::More => continue,
+                    // A link that proved to be lost leaves work to flush.
+                    Turn::More if self.state == QpState::Rts => continue,
                     turn => return turn,
                 }
             }
