@@ -15,7 +15,7 @@ pub struct Machine {
     pub cpu: Option<String>,
     /// Processors that this process may use.
     pub cores: usize,
-    /// The kernel's release.
+    /// The kernel's version, without what its builder added.
     pub kernel: Option<String>,
     /// Main memory in bytes.
     pub memory: Option<u64>,
@@ -46,7 +46,7 @@ impl Machine {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: fs::read_to_string("/proc/sys/kernel/osrelease")
                 .ok()
-                .map(|s| s.trim().to_owned()),
+                .map(|s| s.trim().split('-').next().unwrap_or_default().to_owned()),
             memory: field(&meminfo, "MemTotal")
                 .and_then(|v| v.strip_suffix(" kB")?.parse().ok())
                 .map(|kib: u64| kib << 10),
