@@ -433,6 +433,8 @@ impl Qp {
                     return;
                 }
                 self.sq.acked = seq::next(s);
+                // It listens: a message that crossed its word to wait was taken after all.
+                self.sq.held = false;
                 self.retire(ctx);
             }
             Kind::Nak if waits => {
