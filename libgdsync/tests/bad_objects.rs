@@ -4,9 +4,8 @@
 mod common;
 
 use std::process::Command;
-use std::time::Duration;
 
-use common::{Gate, LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refused, sge};
+use common::{LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refused, sge};
 use gds_driver::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, MemoryKind};
@@ -15,8 +14,6 @@ use gdsync::rdma::{
     Access, Descriptor, Device, Endpoint, Lowering, Qp, QpAddress, QpConfig, RemoteMemory, Work,
 };
 use gdsync::{Gpu, Kind, Status};
-
-const SOON: Duration = Duration::from_millis(5);
 
 #[test]
 fn sizes_of_queue_pairs_out_of_range() {
@@ -366,156 +363,6 @@ fn records_that_cannot_be_read() {
         ..mr.remote()
     };
     refused(keyless.span(0, 1), Kind::NotRegistered, None, &["lane 0"]);
-}
-
-#[test]
-fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
-    for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 4,
-            ..config
-        };
-        let gpu = Gpu::soft().unwrap();
-        let mut p = Pair::new(&gpu, Net::One, &config);
-        let (mem, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
-        let list = [sge(&mem, 0, 8)];
-        let work = Work::send(&list).signaled();
-        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-        let names = &["qp 0x", "work queue is full"];
-        // Prepared, posted behind a gate, or in flight: full is full.
-        let sends = [(); 4].map(|()| p.a.prepare(&work).unwrap());
-        refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
-        p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        for send in sends {
-            p.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
-        }
-        refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
-        let before = gpu.host().now();
-        refused(
-            p.a.prepare_within(&work, SOON),
-            Kind::QueueFull,
-            Some(4),
-            names,
-        );
-        assert!(gpu.host().now() - before >= SOON, "{path}");
-        gate.open();
-        finish(&stream, path);
-        refused(
-            p.a.prepare_within(&work, SOON),
-            Kind::QueueFull,
-            Some(4),
-            names,
-        );
-        // Room comes while somebody waits for it.
-        let mut receives = Vec::new();
-        for _ in 0..5 {
-            receives.push(p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap());
-        }
-        let Pair { a, b, .. } = &mut p;
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                std::thread::sleep(SOON);
-                for recv in &receives {
-                    b.post_receive(*recv).unwrap();
-                }
-            });
-            let send = a.prepare_within(&work, LIMIT).unwrap();
-            a.post_within(send, LIMIT).unwrap();
-            a.wait(send, LIMIT).unwrap();
-        });
-        for recv in receives {
-            p.b.wait(recv, LIMIT).unwrap();
-        }
-        p.check(path);
-    }
-}
-
-#[test]
-fn a_completion_queue_is_full_until_its_stream_has_passed() {
-    for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 4,
-            ..config
-        };
-        let gpu = Gpu::soft().unwrap();
-        let mut p = Pair::new(&gpu, Net::One, &config);
-        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-        p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        let mut done = 0;
-        // All complete at once, but a stream still has to look at them.
-        let refusal = loop {
-            let send = match p.a.prepare(&Work::nop().signaled()) {
-                Ok(send) => send,
-                Err(e) => break e,
-            };
-            p.a.post(send).unwrap();
-            p.a.wait(send, LIMIT).unwrap();
-            let wait = [Descriptor::Wait(send.into(), PLAIN)];
-            p.a.post_on(&stream, &wait).unwrap();
-            done += 1;
-            assert!(done < 100, "{path}: entries are used again too early");
-        };
-        let names = &["qp 0x", "completion queue is full"];
-        refused::<()>(Err(refusal), Kind::QueueFull, Some(4), names);
-        assert_eq!(done, 4, "{path}");
-        let Pair { a, .. } = &mut p;
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                std::thread::sleep(SOON);
-                gate.open();
-            });
-            let send = a.prepare_within(&Work::nop().signaled(), LIMIT).unwrap();
-            a.post(send).unwrap();
-            a.wait(send, LIMIT).unwrap();
-        });
-        finish(&stream, path);
-        p.check(path);
-    }
-}
-
-#[test]
-fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says() {
-    for (path, config) in paths() {
-        let gpu = Gpu::soft().unwrap();
-        let mut p = Pair::new(&gpu, Net::One, &config);
-        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-        let first = p.a.prepare(&Work::nop().signaled()).unwrap();
-        let second = p.a.prepare(&Work::nop().signaled()).unwrap();
-        p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        p.a.post_on(&stream, &[Descriptor::Send(first)]).unwrap();
-        let names = &["qp 0x", "has not rung"];
-        refused(p.a.post(second), Kind::Busy, None, names);
-        refused(p.a.post_within(second, SOON), Kind::Busy, None, names);
-        let Pair { a, .. } = &mut p;
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                std::thread::sleep(SOON);
-                gate.open();
-            });
-            a.post_within(second, LIMIT).unwrap();
-        });
-        p.a.wait(second, LIMIT).unwrap();
-        p.a.wait(first, LIMIT).unwrap();
-        // The same for receives.
-        let (mem, gate) = (p.mem_a(MemoryKind::Pinned, 64), Gate::new(&gpu));
-        let first = p.a.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
-        let second = p.a.prepare_receive(&[sge(&mem, 8, 8)]).unwrap();
-        p.a.post_on(&stream, &[gate.wait()]).unwrap();
-        p.a.post_on(&stream, &[Descriptor::Receive(first)]).unwrap();
-        refused(p.a.post_receive(second), Kind::Busy, None, &["qp 0x"]);
-        gate.open();
-        finish(&stream, path);
-        common::until(&gpu, path, || p.a.post_receive(second).is_ok());
-        for recv in [first, second] {
-            let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-            p.b.post(send).unwrap();
-            p.a.wait(recv, LIMIT).unwrap();
-        }
-        p.check(path);
-    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Time limits: a peer that is silent, a completion that never comes, and no false alarm. All in
-//! plays with a virtual clock, so that limits are exact and nothing depends on the machine.
+//! Time limits: a peer that is silent, a completion that never comes, and no false alarm. In plays
+//! with a virtual clock, so that limits are exact and nothing depends on the machine; once live.
 
 mod common;
 
@@ -269,4 +269,86 @@ fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
         p.b.wait(recv, LIMIT).unwrap();
         p.check(path);
     });
+}
+
+#[test]
+fn the_same_limits_end_waits_on_the_live_driver() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::Host, &limited(&config, Some(20 * MS)));
+        let (near, far) = (
+            p.mem_a(MemoryKind::Device, 64),
+            p.mem_b(MemoryKind::Device, 64),
+        );
+        let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+        let (list, gate) = ([sge(&near, 0, 8)], Gate::new(&gpu));
+        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let post = [
+            gate.wait(),
+            Descriptor::Send(send),
+            Descriptor::Wait(send.into(), PLAIN),
+        ];
+        p.a.post_on(&sender, &post).unwrap();
+        std::thread::sleep(60 * MS);
+        assert_eq!(p.a.error(), None, "{path}: a false alarm");
+        gate.open();
+        finish(&sender, path);
+        assert_eq!(kind(p.a.wait(send, LIMIT)), TIMEOUT, "{path}");
+        // The other end never heard of it in time, and waits for something else by a limit.
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+        let post = [
+            Descriptor::Receive(recv),
+            Descriptor::Wait(recv.into(), wait_at_most(20 * MS)),
+        ];
+        p.b.post_on(&receiver, &post).unwrap();
+        finish(&receiver, path);
+        assert_eq!(kind(p.b.wait(recv, LIMIT)), TIMEOUT, "{path}");
+        p.recover(path);
+    }
+}
+
+#[test]
+fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
+    for (path, config) in paths() {
+        if path == "proxy" {
+            // The proxy, which has to run, looks after failures as well.
+            continue;
+        }
+        for seed in 0..4 {
+            let what = format!("{path}, seed {seed}");
+            let (sim, gpu) = play(seed);
+            let mut p = Pair::new(&gpu, Net::Hub, &config);
+            let (near, far) = (
+                p.mem_a(MemoryKind::Pinned, 64),
+                p.mem_b(MemoryKind::Pinned, 64),
+            );
+            let name = p.a.device().name();
+            let nic = name.strip_prefix("emulated ").unwrap();
+            let watcher = format!("{nic}.watcher");
+            sim.freeze(&watcher);
+            let (stream, passed) = (gpu.stream().unwrap(), Flag::new(&gpu));
+            let list = [sge(&near, 0, 8)];
+            let mut to = far.remote().span(0, 8).unwrap();
+            to.rkey ^= 0x00ab_cd00;
+            let bad = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+            let post = [
+                Descriptor::Send(bad),
+                Descriptor::Wait(bad.into(), PLAIN),
+                passed.set(),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+            let saw = Witness::launch(&stream, &p.a, bad);
+            pass(&gpu, Duration::from_secs(1));
+            assert!(
+                !passed.is_set(),
+                "{what}: an error entry let the stream pass"
+            );
+            sim.unfreeze(&watcher);
+            finish(&stream, &what);
+            assert!(passed.is_set());
+            let status = Status::REMOTE_ACCESS;
+            assert_eq!((saw.seen().error, saw.seen().status), (status, status));
+            p.recover(&what);
+        }
+    }
 }

@@ -1,0 +1,214 @@
+//! Lists for a stream that make no sense: each is refused as a whole, with a typed error that
+//! names object and limit, and nothing of it runs.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Descriptor, Mr, QpConfig, WaitOptions, Work};
+use gdsync::{Gpu, Kind};
+
+const SOON: Duration = Duration::from_millis(5);
+
+/// A pair with short queues, memory and a stream, for every path.
+fn each(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
+    for (path, config) in paths() {
+        let config = QpConfig {
+            send_blocks: 8,
+            recv_entries: 4,
+            ..config
+        };
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let mem = p.mem_a(MemoryKind::Device, 4096);
+        let stream = gpu.stream().unwrap();
+        test(&mut p, &mem, &stream, path);
+        // No state was lost.
+        p.check(path);
+        p.recover(path);
+    }
+}
+
+#[test]
+fn word_operations_with_wrong_sizes() {
+    each(|p, mem, stream, _| {
+        let region = mem.region();
+        let done = Flag::new(&p.gpu);
+        let whole = |offset, len| region.span(offset, len).unwrap();
+        let data = [7u8; 64];
+        for (span, bytes) in [
+            (whole(0, 8), 4),
+            (whole(0, 4), 8),
+            (whole(0, 6), 6),
+            (whole(2, 8), 8),
+        ] {
+            let list = [
+                done.set(),
+                Descriptor::WriteMemory {
+                    to: &span,
+                    data: &data[..bytes],
+                },
+            ];
+            let names = &["bytes", "region"];
+            refused(p.a.post_on(stream, &list), Kind::Invalid, None, names);
+        }
+        // Nothing to write is fine.
+        let nothing = whole(0, 0);
+        let list = [Descriptor::WriteMemory {
+            to: &nothing,
+            data: &[],
+        }];
+        p.a.post_on(stream, &list).unwrap();
+        p.a.post_on(stream, &[]).unwrap();
+        let (to, from) = (whole(0, 8), whole(8, 16));
+        refused(
+            stream.copy(&to, &from),
+            Kind::Invalid,
+            None,
+            &["16 bytes", "8 bytes"],
+        );
+        let overlapping = whole(4, 8);
+        refused(stream.copy(&to, &overlapping), Kind::Invalid, None, &[]);
+        finish(stream, "after refusals");
+        assert!(!done.is_set());
+    });
+}
+
+#[test]
+fn waits_for_what_does_not_complete() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let to = mem.remote().span(64, 8).unwrap();
+        let silent = p.a.prepare(&Work::write(&list, to)).unwrap();
+        p.a.post(silent).unwrap();
+        let done = Flag::new(&p.gpu);
+        let wait = [done.set(), Descriptor::Wait(silent.into(), PLAIN)];
+        let text: &[&str] = &["qp 0x", "no completion"];
+        refused(p.a.post_on(stream, &wait), Kind::Invalid, None, text);
+        let text: &[&str] = &["qp 0x", "request 0"];
+        refused(p.a.wait(silent, SOON), Kind::Timeout, None, text);
+        // It is known once a later one has completed.
+        let loud = p.a.prepare(&Work::nop().signaled()).unwrap();
+        p.a.post(loud).unwrap();
+        p.a.wait(loud, LIMIT).unwrap();
+        p.a.wait(silent, LIMIT).unwrap();
+        // A receive that has not completed brought nothing.
+        let recv = p.a.prepare_receive(&list).unwrap();
+        p.a.post_receive(recv).unwrap();
+        refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
+        refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        p.a.wait(recv, LIMIT).unwrap();
+        assert_eq!(p.a.received(recv).unwrap().len, 1);
+        finish(stream, path);
+        assert!(!done.is_set(), "{path}: nothing of a refused list runs");
+    });
+}
+
+#[test]
+fn a_capturing_stream_takes_nothing() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let to = mem.remote().span(64, 8).unwrap();
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let done = Flag::new(&p.gpu);
+        stream.as_soft().unwrap().begin_capture().unwrap();
+        let names: &[&str] = &["stream", "captured"];
+        for bad in [Descriptor::Send(send), done.set(), Descriptor::Flush] {
+            refused(p.a.post_on(stream, &[bad]), Kind::Unsupported, None, names);
+        }
+        refused(p.a.post_on(stream, &[]), Kind::Unsupported, None, names);
+        let (one, two) = (
+            mem.region().span(0, 8).unwrap(),
+            mem.region().span(8, 8).unwrap(),
+        );
+        let copy = stream.copy(&one, &two);
+        assert_eq!(kind(copy), Some(Kind::Unsupported));
+        stream.as_soft().unwrap().end_capture().unwrap();
+        let post = [
+            Descriptor::Send(send),
+            Descriptor::Wait(send.into(), PLAIN),
+            done.set(),
+        ];
+        p.a.post_on(stream, &post).unwrap();
+        finish(stream, path);
+        assert!(done.is_set());
+    });
+}
+
+#[test]
+fn nine_streams_wait_on_eight_places() {
+    each(|p, mem, stream, path| {
+        let list = [sge(mem, 0, 8)];
+        let recv = p.a.prepare_receive(&list).unwrap();
+        p.a.post_receive(recv).unwrap();
+        let wait = [Descriptor::Wait(recv.into(), PLAIN)];
+        let streams: Vec<Stream> = (0..8).map(|_| p.gpu.stream().unwrap()).collect();
+        for stream in &streams {
+            p.a.post_on(stream, &wait).unwrap();
+        }
+        let names: &[&str] = &["qp 0x", "streams that wait"];
+        refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
+        // One of the eight may come again.
+        p.a.post_on(&streams[0], &wait).unwrap();
+        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
+        p.b.post(send).unwrap();
+        for stream in &streams {
+            finish(stream, path);
+        }
+        p.a.post_on(stream, &wait).unwrap();
+        finish(stream, path);
+    });
+}
+
+#[test]
+fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
+    for (path, config) in paths() {
+        let mut options = SoftOptions::default();
+        options.caps.flush = false;
+        options.caps.memops64 = false;
+        let live = gds_driver::Live::global().unwrap();
+        let gpu = Gpu::soft_with(live, options).unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
+        let list = [sge(&mem, 0, 8)];
+        let to = mem.remote().span(32, 8).unwrap();
+        let word = mem.region().word64(0).unwrap();
+        let done = Flag::new(&gpu);
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let flush = WaitOptions {
+            flush: true,
+            timeout: None,
+        };
+        let wide = Descriptor::WaitValue64 {
+            word: &word,
+            condition: Condition::Geq,
+            value: 0,
+            flush: true,
+        };
+        for bad in [
+            Descriptor::Wait(send.into(), flush),
+            Descriptor::Flush,
+            wide,
+        ] {
+            // Behind so much that some of it is submitted before the bad one is looked at.
+            let mut list = vec![done.set(), Descriptor::Send(send)];
+            list.extend([Descriptor::Wait(send.into(), PLAIN)]);
+            list.extend([done.set(); 300]);
+            list.push(bad);
+            let result = p.a.post_on(&stream, &list);
+            assert_eq!(kind(result), Some(Kind::Unsupported), "{path}, {bad:?}");
+            finish(&stream, path);
+            assert!(!done.is_set(), "{path}, {bad:?}");
+            assert_eq!(p.a.error(), None, "{path}, {bad:?}");
+        }
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        p.check(path);
+    }
+}

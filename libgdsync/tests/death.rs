@@ -1,0 +1,155 @@
+//! The process at the other end dies: requests in flight and later ones end with a status,
+//! streams go on.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use common::witness::Witness;
+use common::{Gate, LIMIT, PLAIN, finish, kind, memory, paths, sge};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{
+    Access, Descriptor, Device, QpAddress, QpConfig, ReceiveRequest, RemoteMemory, Work,
+};
+use gdsync::{Gpu, Kind, Status};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = hex.trim().as_bytes().chunks(2);
+    digits
+        .map(|d| u8::from_str_radix(std::str::from_utf8(d).unwrap(), 16).unwrap())
+        .collect()
+}
+
+/// Kills its process when dropped, so that no test leaves one behind.
+struct Peer(Child);
+
+impl Peer {
+    fn start() -> Peer {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "peer", "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Peer(child)
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The other process: receives one message, answers nothing, and waits for its end.
+#[test]
+#[ignore = "run by the_peer_dies in a process of its own"]
+fn peer() {
+    let gpu = Gpu::soft().unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    let mem = memory(&pd, MemoryKind::Device, 64, Access::ALL);
+    let recv: ReceiveRequest = qp.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
+    qp.post_receive(recv).unwrap();
+    let address = hex(&qp.address().to_bytes());
+    println!("\npeer {address} {}", hex(&mem.remote().to_bytes()));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    qp.connect(&QpAddress::from_bytes(&bytes(&line)).unwrap())
+        .unwrap();
+    println!("connected");
+    qp.wait(recv, LIMIT).unwrap();
+    // Until it is killed, or its parent is gone.
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+#[test]
+fn the_peer_dies() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let device = Device::emulated(&gpu).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let mut qp = pd.create_qp(&config).unwrap();
+        let mem = memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
+        let mut peer = Peer::start();
+        let mut lines = BufReader::new(peer.0.stdout.take().unwrap()).lines();
+        let mut said = |word: &str| {
+            let found = lines.by_ref().map(Result::unwrap);
+            let mut found = found.filter(|line| line.starts_with(word));
+            found.next().expect("the peer ended early")
+        };
+        let line = said("peer");
+        let words: Vec<&str> = line.split(' ').collect();
+        let address = QpAddress::from_bytes(&bytes(words[1])).unwrap();
+        let remote = RemoteMemory::from_bytes(&bytes(words[2])).unwrap();
+        let own = hex(&qp.address().to_bytes());
+        writeln!(peer.0.stdin.as_mut().unwrap(), "{own}").unwrap();
+        qp.connect(&address).unwrap();
+        said("connected");
+
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+        let list = [sge(&mem, 0, 8)];
+        let to = remote.span(8, 8).unwrap();
+        let taken = qp.prepare(&Work::send(&list).signaled()).unwrap();
+        let waiting = qp.prepare(&Work::send(&list).signaled()).unwrap();
+        let later = qp.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let own = qp.prepare_receive(&[sge(&mem, 32, 8)]).unwrap();
+        qp.post_receive(own).unwrap();
+        qp.post(taken).unwrap();
+        qp.wait(taken, LIMIT).unwrap();
+        // One waits for a receive that never comes; another is behind a gate.
+        let list = [
+            Descriptor::Send(waiting),
+            Descriptor::Wait(waiting.into(), PLAIN),
+        ];
+        qp.post_on(&stream, &list).unwrap();
+        let saw = Witness::launch(&stream, &qp, waiting);
+        let list = [
+            gate.wait(),
+            Descriptor::Send(later),
+            Descriptor::Wait(later.into(), PLAIN),
+        ];
+        qp.post_on(&stream, &list).unwrap();
+        let last = Witness::launch(&stream, &qp, later);
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert_eq!(qp.error(), None, "{path}");
+        peer.kill();
+        let lost = Status::TRANSPORT_RETRY;
+        let failed = |status| Some(Kind::Failed(status));
+        assert_eq!(kind(qp.wait(waiting, LIMIT)), failed(lost), "{path}");
+        gate.open();
+        finish(&stream, path);
+        assert_eq!(
+            (saw.seen().error, saw.seen().status),
+            (lost, lost),
+            "{path}"
+        );
+        let seen = last.seen();
+        assert_eq!((seen.error, seen.status), (lost, Status::FLUSHED), "{path}");
+        assert_eq!(kind(qp.wait(later, LIMIT)), failed(Status::FLUSHED));
+        assert_eq!(kind(qp.wait(own, LIMIT)), failed(Status::FLUSHED));
+        // What is left is of use with others.
+        qp.quiet(LIMIT).unwrap();
+        qp.reset().unwrap();
+        let mut other = pd.create_qp(&config).unwrap();
+        common::connect(&mut qp, &mut other);
+        let write = qp
+            .prepare(&Work::write(&[sge(&mem, 0, 8)], mem.remote().span(8, 8).unwrap()).signaled())
+            .unwrap();
+        qp.post(write).unwrap();
+        qp.wait(write, LIMIT).unwrap();
+        drop((qp, other));
+        device.close(LIMIT).unwrap();
+    }
+}
