@@ -9,9 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use common::{LIMIT, PLAIN, connect, finish, kind, memory, paths, sge};
 use gds_driver::Live;
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, RemoteSpan, WaitOptions, Work,
-};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Gpu, Kind, Status};
 
 const PAIRS: u32 = 64;
@@ -30,9 +28,6 @@ impl Couple {
         let mut a = pd.create_qp(config).unwrap();
         let mut b = pd.create_qp(config).unwrap();
         connect(&mut a, &mut b);
-        for end in [&mut a, &mut b] {
-            greet(end);
-        }
         let memory = [(); 2].map(|()| memory(pd, MemoryKind::Device, 64, Access::ALL));
         Couple {
             ends: [a, b],
@@ -118,18 +113,7 @@ impl Couple {
         }
         let [a, b] = &mut self.ends;
         connect(a, b);
-        for end in &mut self.ends {
-            greet(end);
-        }
     }
-}
-
-/// A write of nothing, so that both ends are known to be up before the first message.
-fn greet(end: &mut Qp) {
-    let nowhere = RemoteSpan { addr: 0, rkey: 0 };
-    let write = end.prepare(&Work::write(&[], nowhere).signaled()).unwrap();
-    end.post(write).unwrap();
-    assert_eq!(kind(end.wait(write, LIMIT)), None, "{end:?}");
 }
 
 #[test]

@@ -352,3 +352,31 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
         }
     }
 }
+
+#[test]
+fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
+    seeds(300, |seed| {
+        let (_sim, gpu) = play(seed);
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (_, config) = paths().remove(0);
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (near, far) = (
+            p.mem_a(MemoryKind::Pinned, 64),
+            p.mem_b(MemoryKind::Pinned, 64),
+        );
+        // Sent at once, received a moment later.
+        let list = [sge(&near, 0, 8)];
+        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        pass(&gpu, Duration::from_nanos(rng.u64(..2000)));
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        // A write needs no receive, so none will come.
+        let to = far.remote().span(8, 8).unwrap();
+        let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        p.a.post(write).unwrap();
+        let done = p.a.wait(write, 5 * SHORT);
+        done.map_err(|e| e.to_string())
+    });
+}
