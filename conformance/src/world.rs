@@ -1,44 +1,51 @@
-//! Two ranks under the simulation: their GPUs, devices, queue pairs, and what they tell each
-//! other outside the library.
+//! Ranks under the simulation: their GPUs and NICs, and what they tell each other outside the
+//! library.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimControl, SimError, SimReport};
+use gds_driver::{Sim, SimConfig, SimControl, SimError, SimReport, When};
 use gds_step::{Host, Lane};
+use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Device, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
+use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, RemoteMemory};
 use gdsync::{EmulatedOptions, Fabric, Gpu};
+use vmlx5::fabric::NodeId;
 use vmlx5::fabric::hub::{Hub, HubConfig};
+
+use crate::digest;
 
 /// Virtual time after which something that should have happened counts as hung.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
 /// What the ranks tell each other outside the library.
 #[derive(Default)]
-pub struct Board {
-    addresses: [Option<QpAddress>; 2],
-    memories: [Option<[RemoteMemory; 2]>; 2],
-    arrived: [u64; 2],
+struct Board {
+    /// Records by writer and reader, oldest first.
+    records: BTreeMap<(usize, usize), Vec<Vec<u8>>>,
+    /// How many barriers each rank has come to.
+    arrived: Vec<u64>,
 }
 
 /// One rank's view of the world.
 #[derive(Clone)]
 pub struct Rank {
-    /// 0 or 1.
+    /// Its number.
     pub me: usize,
+    /// How many there are.
+    pub ranks: usize,
     /// The driver.
     pub host: Arc<dyn Host>,
-    /// To freeze machines.
+    /// To freeze machines and ranks.
     pub control: SimControl,
     hub: Hub,
     board: Rc<RefCell<Board>>,
-    seed: u64,
 }
 
-/// A rank's objects.
+/// A rank's machines.
 pub struct Place {
     /// Its GPU.
     pub gpu: Gpu,
@@ -46,95 +53,170 @@ pub struct Place {
     pub device: Device,
     /// Its protection domain.
     pub pd: Pd,
-    /// Its queue pair, to the other rank.
-    pub qp: Qp,
+}
+
+impl Place {
+    /// Registers new memory with all rights.
+    pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
+        self.memory_with(kind, len, Access::ALL)
+    }
+
+    /// Registers new memory.
+    pub fn memory_with(&self, kind: MemoryKind, len: usize, access: Access) -> Mr {
+        let region = self.gpu.alloc(kind, len).expect("memory");
+        self.pd.register(&region, access).expect("a registration")
+    }
+
+    /// The name of the NIC among the machines; its watcher and proxy are called after it.
+    pub fn nic(&self) -> String {
+        self.device.name().replace("emulated ", "")
+    }
+
+    /// The name of the GPU among the machines.
+    pub fn engine(&self) -> String {
+        self.gpu.name().replace("soft ", "") + ".engine"
+    }
 }
 
 impl Rank {
-    /// The other rank's number.
+    /// The other one of two.
     pub fn peer(&self) -> usize {
         1 - self.me
     }
 
-    /// Opens GPU and device and makes a queue pair, with weak memory drawn from the seed.
-    pub fn open(&self, options: SoftOptions, config: &QpConfig) -> Place {
-        let options = SoftOptions {
-            weak: Some(softgpu::Weak::seeded(self.seed ^ self.me as u64)),
-            ..options
-        };
+    /// Opens GPU and NIC.
+    pub fn open(&self, options: SoftOptions) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
         let fabric = Fabric::Hub(self.hub.clone());
         let device =
             Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a virtual NIC");
         let pd = device.alloc_pd().expect("a protection domain");
-        let qp = pd.create_qp(config).expect("a queue pair");
-        Place {
-            gpu,
-            device,
-            pd,
-            qp,
-        }
+        Place { gpu, device, pd }
     }
 
-    /// Exchanges address records and connects.
-    pub fn connect(&self, qp: &mut Qp) {
-        self.board.borrow_mut().addresses[self.me] = Some(qp.address());
-        self.wait(|board, peer| board.addresses[peer].is_some());
-        let address = self.board.borrow().addresses[self.peer()].expect("it is there");
-        qp.connect(&address).expect("connected");
-        self.barrier();
-        self.board.borrow_mut().addresses[self.me] = None;
-        self.barrier();
-    }
-
-    /// Exchanges memory records, once.
-    pub fn swap_memory(&self, mine: [RemoteMemory; 2]) -> [RemoteMemory; 2] {
-        self.board.borrow_mut().memories[self.me] = Some(mine);
-        self.wait(|board, peer| board.memories[peer].is_some());
-        self.board.borrow().memories[self.peer()].expect("it is there")
-    }
-
-    fn wait(&self, ready: impl Fn(&Board, usize) -> bool) {
+    /// Leaves a record for another rank.
+    pub fn tell(&self, to: usize, record: &[u8]) {
+        let mut board = self.board.borrow_mut();
+        let records = board.records.entry((self.me, to)).or_default();
+        records.push(record.to_vec());
+        drop(board);
         self.host.ring();
-        let deadline = self.host.now() + LIMIT;
-        let there = self.host.wait_until(Some(deadline), &mut || {
-            ready(&self.board.borrow(), self.peer())
-        });
-        assert!(there, "the other rank did not come");
     }
 
-    /// Waits until both ranks are here.
+    /// Takes the oldest record that another rank left.
+    pub fn hear(&self, from: usize) -> Vec<u8> {
+        let key = (from, self.me);
+        let there = |board: &Board| board.records.get(&key).is_some_and(|r| !r.is_empty());
+        self.wait(there);
+        let mut board = self.board.borrow_mut();
+        let records = board.records.get_mut(&key).expect("it is there");
+        records.remove(0)
+    }
+
+    /// Exchanges address records with another rank and connects.
+    pub fn connect(&self, qp: &mut Qp, to: usize) {
+        self.tell(to, &qp.address().to_bytes());
+        let address = QpAddress::from_bytes(&self.hear(to)).expect("an address record");
+        qp.connect(&address).expect("connected");
+        // Nobody sends before the other end is there.
+        self.tell(to, &[]);
+        self.hear(to);
+    }
+
+    /// Exchanges memory records with another rank.
+    pub fn swap_memory(&self, mine: &Mr, with: usize) -> RemoteMemory {
+        self.tell(with, &mine.remote().to_bytes());
+        RemoteMemory::from_bytes(&self.hear(with)).expect("a memory record")
+    }
+
+    fn wait(&self, ready: impl Fn(&Board) -> bool) {
+        let deadline = self.host.now() + LIMIT;
+        let there = self
+            .host
+            .wait_until(Some(deadline), &mut || ready(&self.board.borrow()));
+        assert!(there, "another rank did not come");
+    }
+
+    /// Waits until all ranks are here.
     pub fn barrier(&self) {
         let mine = {
             let mut board = self.board.borrow_mut();
             board.arrived[self.me] += 1;
             board.arrived[self.me]
         };
-        self.wait(|board, peer| board.arrived[peer] >= mine);
+        self.host.ring();
+        self.wait(|board| board.arrived.iter().all(|a| *a >= mine));
+    }
+
+    /// Lets virtual time pass.
+    pub fn pass(&self, time: Duration) {
+        let deadline = self.host.now() + time;
+        self.host.wait_until(Some(deadline), &mut || false);
+    }
+
+    /// Freezes a machine or rank for a while.
+    pub fn pause(&self, name: &str, after: Duration, lasts: Duration) {
+        let start = self.host.now() + after;
+        self.control.freeze_at(When::Time(start), name);
+        self.control.unfreeze_at(When::Time(start + lasts), name);
+    }
+
+    /// Cuts a NIC off for good: its peers see their links lost.
+    pub fn cut(&self, node: u64) {
+        assert!(self.hub.kill(NodeId(node)), "there is no node {node}");
+        self.host.ring();
+    }
+
+    /// Tries until the answer is another one than that the object is `busy`.
+    pub fn retry<T>(
+        &self,
+        busy: gdsync::Kind,
+        mut attempt: impl FnMut() -> gdsync::Result<T>,
+    ) -> gdsync::Result<T> {
+        let mut result = None;
+        let deadline = self.host.now() + LIMIT;
+        self.host.wait_until(Some(deadline), &mut || {
+            let answer = attempt();
+            let again = matches!(&answer, Err(e) if e.kind() == busy);
+            result = Some(answer);
+            !again
+        });
+        result.expect("tried at least once")
     }
 }
 
-/// Runs `body` as both ranks under the schedule that `seed` draws.
+/// Runs `body` as each of so many ranks under the schedule that `seed` draws.
 ///
 /// # Errors
 /// What the simulation found: a panic, a hang, a limit passed; it names the seed.
-pub fn two_ranks(seed: u64, body: impl Fn(Rank) + Clone + 'static) -> Result<SimReport, SimError> {
+pub fn play(
+    seed: u64,
+    ranks: usize,
+    body: impl Fn(Rank) + Clone + 'static,
+) -> Result<SimReport, SimError> {
     let mut sim = Sim::new(SimConfig::seed(seed));
+    if let Some(digest) = digest::wanted() {
+        sim.trace_to(digest);
+    }
     let host = sim.host();
     let hub = Hub::new(HubConfig {
         scheduled: true,
         ..HubConfig::default()
     });
     host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
-    let board: Rc<RefCell<Board>> = Rc::default();
-    for me in 0..2 {
+    let board = Board {
+        arrived: vec![0; ranks],
+        ..Board::default()
+    };
+    let board = Rc::new(RefCell::new(board));
+    for me in 0..ranks {
         let rank = Rank {
             me,
+            ranks,
             host: Arc::clone(&host),
             control: sim.control(),
             hub: hub.clone(),
             board: Rc::clone(&board),
-            seed,
         };
         let body = body.clone();
         sim.rank(format!("rank{me}"), move || body(rank));

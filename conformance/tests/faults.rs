@@ -4,12 +4,12 @@ use conformance::directed;
 
 #[test]
 fn a_failure_holds_its_stream_until_it_is_looked_after_and_the_queue_pairs_recover() {
-    gds_driver::sim::seeds(100, directed::failure);
+    gds_driver::sim::seeds(200, directed::failure);
 }
 
 #[test]
 fn a_silent_peer_is_a_typed_error_within_the_time_limit() {
-    gds_driver::sim::seeds(60, directed::silence);
+    gds_driver::sim::seeds(200, directed::silence);
 }
 
 #[test]

@@ -1,0 +1,76 @@
+//! A stream stands before a gate with more and more waits behind it: entries are not used
+//! again under it.
+
+use fastrand::Rng;
+use gds_driver::{SimError, SimReport};
+use gdsync::Kind;
+use gdsync::gpu::MemoryKind;
+use gdsync::memop::Condition;
+use gdsync::rdma::{Descriptor, Endpoint, QpConfig, Work};
+
+use super::{config, weak};
+use crate::world::{LIMIT, play};
+
+/// A stream stands at a closed gate in front of its waits while the CPU posts more and more:
+/// the queue says that it is full before an entry would be used again, and when the gate opens
+/// every wait passes.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
+    play(seed, 2, move |rank| {
+        let mut rng = Rng::with_seed(seed);
+        let config = QpConfig {
+            send_blocks: 4,
+            recv_entries: 4,
+            endpoint: Endpoint::Ring,
+            ..config(&mut rng)
+        };
+        let place = rank.open(weak(&mut rng));
+        let mut qp = place.pd.create_qp(&config).unwrap();
+        let memory = place.memory(MemoryKind::Pinned, 4096);
+        let theirs = rank.swap_memory(&memory, rank.peer());
+        rank.connect(&mut qp, rank.peer());
+        let stream = place.gpu.stream().unwrap();
+        let gate = place
+            .gpu
+            .alloc(MemoryKind::Pinned, 64)
+            .unwrap()
+            .word32(0)
+            .unwrap();
+        let mut posted = 0u32;
+        for round in 1..=14u32 {
+            let closed = Descriptor::WaitValue32 {
+                word: &gate,
+                condition: Condition::Geq,
+                value: round,
+                flush: false,
+            };
+            qp.post_on(&stream, &[closed]).unwrap();
+            // Everything completes at once, but no wait passes: after at most two quarters
+            // of the entries there are no more positions.
+            let full = loop {
+                let sges = [memory.sge(0, 8)];
+                let work = Work::write(&sges, theirs.span(0, 8).unwrap()).signaled();
+                match qp.prepare(&work) {
+                    Ok(request) => {
+                        qp.post_within(request, LIMIT).unwrap();
+                        qp.wait(request, LIMIT).unwrap();
+                        qp.post_on(&stream, &[Descriptor::wait(request)]).unwrap();
+                        posted += 1;
+                    }
+                    Err(e) => break e,
+                }
+                assert!(
+                    posted <= 4 * round,
+                    "entries are used again under a waiting stream"
+                );
+            };
+            assert_eq!(full.kind(), Kind::QueueFull, "{full}");
+            gate.store(round).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap(), "a wait was overtaken");
+        }
+        assert!(posted >= 24, "three laps of eight entries: {posted}");
+        rank.barrier();
+    })
+}
