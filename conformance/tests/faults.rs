@@ -14,5 +14,5 @@ fn a_silent_peer_is_a_typed_error_within_the_time_limit() {
 
 #[test]
 fn a_held_stream_is_never_overtaken() {
-    gds_driver::sim::seeds(60, directed::held_stream);
+    gds_driver::sim::seeds(200, directed::held_stream);
 }

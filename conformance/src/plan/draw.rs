@@ -10,15 +10,13 @@ use gdsync::rdma::{Access, Endpoint, Lowering, QpConfig};
 use softgpu::Weak;
 
 use super::{
-    By, GUARD, Hiccup, Ink, Kind, Plan, Receive, Seat, Step, Victim, Waiter, When, agenda,
+    By, GUARD, Hiccup, Ink, Kind, Plan, Receive, Seat, Step, Victim, Waiter, When, agenda, is_words,
 };
 
 /// The longest message.
 const LONGEST: usize = 16 << 10;
 /// The longest message that travels in its entry.
 const INLINE: usize = 150;
-/// The longest message that a stream writes word by word.
-const WORDS: usize = 256;
 /// How often every ring is gone through at least.
 const LAPS: u32 = 3;
 
@@ -275,7 +273,7 @@ fn step(
     let ink = match rng.u8(0..6) {
         _ if by == By::Cpu || inline || !kind.carries() => Ink::Cpu,
         0..2 => Ink::Copy,
-        2 if len > 0 && len % 4 == 0 && len <= WORDS => Ink::Words,
+        2 if is_words(len) => Ink::Words,
         2..4 => handed(rng, caps),
         _ => Ink::Cpu,
     };

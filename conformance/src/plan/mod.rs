@@ -19,6 +19,11 @@ pub use draw::draw;
 /// Bytes of a slot behind its message: they must stay as they were.
 pub const GUARD: usize = 24;
 
+/// Whether a stream can write a message of that length word by word.
+pub fn is_words(len: usize) -> bool {
+    (4..=256).contains(&len) && len.is_multiple_of(4)
+}
+
 /// What the acting rank asks its NIC to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -7,7 +7,7 @@ use gdsync::{Kind as ErrorKind, Status};
 use super::{Player, pieces};
 use crate::list::{After, Todo};
 use crate::oracle::message;
-use crate::plan::{By, Ink, Kind, Step, Waiter};
+use crate::plan::{By, Ink, Kind, Step, Waiter, is_words};
 use crate::world::LIMIT;
 
 impl Player {
@@ -157,8 +157,16 @@ impl Player {
                 self.list(s).todos.push(bytes);
             }
             Ink::Handed { condition, wide } => {
-                self.hand_over();
-                copy(self, 1 - s);
+                // In words, where that is possible: nothing but the fence before the token
+                // keeps those in order.
+                if is_words(step.len) {
+                    let to = self.source_span(i, step.len);
+                    let bytes = Todo::Bytes(to, message(i, step.len));
+                    self.list(1 - s).todos.push(bytes);
+                } else {
+                    self.hand_over();
+                    copy(self, 1 - s);
+                }
                 let value = match condition {
                     Condition::Nor => u64::MAX >> 1,
                     _ => 1,
