@@ -10,8 +10,9 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS)
   test  [STEP..] every test; steps: unit mutants
-  check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences
+  check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
+  kernels        regenerates the library's kernels for CUDA, libgdsync/device/ptx
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
   help           this list
 USAGE
@@ -23,7 +24,12 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # need PROGRAM PACKAGE: PROGRAM is there, or Debian's PACKAGE brings it, or we say so.
 need() {
-    has "$1" && return
+    has "$1" || bring "$1" "$2"
+    has "$1" || die "$1 is still missing after installing $2"
+}
+
+# bring WHAT PACKAGE: installs Debian's PACKAGE for the sake of WHAT.
+bring() {
     local root=""
     if [ "$(id -u)" -ne 0 ]; then
         root=sudo
@@ -38,13 +44,19 @@ need() {
     $root apt-get install -q -y --no-install-recommends "$2" ||
         die "$1 is missing and could not be installed; install what Debian calls $2"
     hash -r
-    has "$1" || die "$1 is still missing after installing $2"
 }
 
 need_toolchain() {
     has cargo || die "cargo is missing; install Rust 1.95 or later from https://rustup.rs"
     need cc gcc
     need g++ g++ # kernels of the software GPU are C++
+}
+
+# nvcc comes as Python wheels, with pip as the only client; it preprocesses by g++.
+need_nvcc() {
+    need g++ g++
+    need python3 python3
+    python3 -c 'import ensurepip' 2>/dev/null || bring "python3's venv" python3-venv
 }
 
 need_component() {
@@ -113,6 +125,20 @@ step_licences() {
         say "licences: cargo-deny is here, so bans, licences and sources once more by it"
         cargo deny check bans licenses sources
     fi
+}
+
+step_kernels() {
+    say "kernels: libgdsync/device/ptx is what nvcc makes of libgdsync/device today"
+    need_nvcc
+    local fresh
+    fresh=$(mktemp -d)
+    configure-helpers/kernels/generate "$fresh/gds_kernels.ptx"
+    diff -u libgdsync/device/ptx/gds_kernels.ptx "$fresh/gds_kernels.ptx" >"$fresh/diff" || {
+        head -n 40 "$fresh/diff"
+        rm -rf "$fresh"
+        die "libgdsync/device/ptx is out of date; run: ./build.sh kernels"
+    }
+    rm -rf "$fresh"
 }
 
 # --- test --------------------------------------------------------------------------------
@@ -197,13 +223,18 @@ test)
 check)
     say "check: formatting, lints, documentation, licences; runs no test"
     need_toolchain
-    run_steps "lock fmt clippy doc env licences" "$@"
+    run_steps "lock fmt clippy doc env licences kernels" "$@"
     ;;
 bench)
     say "bench: runs the benchmark suite on this machine"
     need_toolchain
     [ $# -gt 0 ] || set -- --json benches/results/suite.json
     cargo run --release -p mpbench -- suite "$@"
+    ;;
+kernels)
+    say "kernels: compiles libgdsync/device to libgdsync/device/ptx/gds_kernels.ptx"
+    need_nvcc
+    configure-helpers/kernels/generate
     ;;
 tsan)
     [ $# -gt 0 ] || set -- gds-step gds-driver softgpu gdsync
