@@ -1,0 +1,318 @@
+//! The driver's types as cuda.h 13.0 lays them out.
+
+#![allow(non_camel_case_types)]
+
+use std::ffi::{c_int, c_uint, c_ulonglong, c_ushort, c_void};
+
+/// An opaque object of the driver, known by its address alone.
+macro_rules! opaque {
+    ($($(#[$meta:meta])* $handle:ident -> $object:ident;)*) => { $(
+        #[doc = concat!("What a [`", stringify!($handle), "`] points to.")]
+        #[repr(C)]
+        #[derive(Debug)]
+        pub struct $object {
+            _opaque: [u8; 0],
+        }
+
+        $(#[$meta])*
+        pub type $handle = *mut $object;
+    )* };
+}
+
+opaque! {
+    /// A context: an address space and its streams on one device.
+    CUcontext -> CUctx_st;
+    /// A stream; see [`CU_STREAM_LEGACY`](super::consts::CU_STREAM_LEGACY) for the two that
+    /// are not pointers.
+    CUstream -> CUstream_st;
+    /// An event.
+    CUevent -> CUevent_st;
+    /// A module: loaded code.
+    CUmodule -> CUmod_st;
+    /// A kernel of a module.
+    CUfunction -> CUfunc_st;
+    /// A graph, what a capture ends with.
+    CUgraph -> CUgraph_st;
+}
+
+/// A device, by its ordinal.
+pub type CUdevice = c_int;
+/// An address in device memory, or in memory that the device sees.
+pub type CUdeviceptr = c_ulonglong;
+/// What `cuDeviceGetAttribute` is asked for: `CU_DEVICE_ATTRIBUTE_*`.
+pub type CUdevice_attribute = c_uint;
+/// What `cuPointerGetAttribute` is asked for: `CU_POINTER_ATTRIBUTE_*`.
+pub type CUpointer_attribute = c_uint;
+/// What `cuFuncGetAttribute` is asked for: `CU_FUNC_ATTRIBUTE_*`.
+pub type CUfunction_attribute = c_uint;
+/// `CU_STREAM_CAPTURE_STATUS_*`.
+pub type CUstreamCaptureStatus = c_uint;
+/// `CU_STREAM_CAPTURE_MODE_*`.
+pub type CUstreamCaptureMode = c_uint;
+/// `CU_MEM_HANDLE_TYPE_*`.
+pub type CUmemAllocationHandleType = c_uint;
+/// `CU_MEM_RANGE_HANDLE_TYPE_*`.
+pub type CUmemRangeHandleType = c_uint;
+/// `CU_MEM_ALLOC_GRANULARITY_*`.
+pub type CUmemAllocationGranularity_flags = c_uint;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_*`.
+pub type CUflushGPUDirectRDMAWritesTarget = c_uint;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_*`.
+pub type CUflushGPUDirectRDMAWritesScope = c_uint;
+/// Physical memory made by `cuMemCreate`.
+pub type CUmemGenericAllocationHandle = c_ulonglong;
+
+/// 16 bytes that name a device for good.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CUuuid {
+    /// The bytes, as they are written out.
+    pub bytes: [u8; 16],
+}
+
+/// A device allocation's name for another process of the host.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CUipcMemHandle {
+    /// What to hand to the other process.
+    pub reserved: [u8; 64],
+}
+
+/// A wait of [`CUstreamBatchMemOpParams`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUstreamMemOpWaitValueParams {
+    /// `CU_STREAM_MEM_OP_WAIT_VALUE_32` or `_64`.
+    pub operation: c_uint,
+    /// The word waited for.
+    pub address: CUdeviceptr,
+    /// The value compared with; a 32-bit wait looks at the low half.
+    pub value64: u64,
+    /// `CU_STREAM_WAIT_VALUE_*`.
+    pub flags: c_uint,
+    /// The driver's own; any value.
+    pub alias: CUdeviceptr,
+}
+
+/// A write of [`CUstreamBatchMemOpParams`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUstreamMemOpWriteValueParams {
+    /// `CU_STREAM_MEM_OP_WRITE_VALUE_32` or `_64`.
+    pub operation: c_uint,
+    /// The word written.
+    pub address: CUdeviceptr,
+    /// The value; a 32-bit write takes the low half.
+    pub value64: u64,
+    /// `CU_STREAM_WRITE_VALUE_*`.
+    pub flags: c_uint,
+    /// The driver's own; any value.
+    pub alias: CUdeviceptr,
+}
+
+/// A flush of remote writes of [`CUstreamBatchMemOpParams`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUstreamMemOpFlushRemoteWritesParams {
+    /// `CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES`.
+    pub operation: c_uint,
+    /// 0.
+    pub flags: c_uint,
+}
+
+/// A memory barrier of [`CUstreamBatchMemOpParams`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUstreamMemOpMemoryBarrierParams {
+    /// `CU_STREAM_MEM_OP_BARRIER`.
+    pub operation: c_uint,
+    /// `CU_STREAM_MEMORY_BARRIER_TYPE_*`.
+    pub flags: c_uint,
+}
+
+/// One stream memory operation; its first word says which member holds.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union CUstreamBatchMemOpParams {
+    /// Which operation: `CU_STREAM_MEM_OP_*`.
+    pub operation: c_uint,
+    /// A wait.
+    pub wait_value: CUstreamMemOpWaitValueParams,
+    /// A write.
+    pub write_value: CUstreamMemOpWriteValueParams,
+    /// A flush of remote writes.
+    pub flush_remote_writes: CUstreamMemOpFlushRemoteWritesParams,
+    /// A memory barrier.
+    pub memory_barrier: CUstreamMemOpMemoryBarrierParams,
+    /// The whole.
+    pub pad: [u64; 6],
+}
+
+impl CUstreamBatchMemOpParams {
+    /// All zero, which is no operation that the driver knows.
+    pub const ZERO: CUstreamBatchMemOpParams = CUstreamBatchMemOpParams { pad: [0; 6] };
+
+    /// Writes the low 32 bits of `value` to `address`.
+    pub const fn write32(address: CUdeviceptr, value: u32, flags: c_uint) -> Self {
+        Self::write(
+            super::consts::CU_STREAM_MEM_OP_WRITE_VALUE_32,
+            address,
+            value as u64,
+            flags,
+        )
+    }
+
+    /// Writes `value` to `address`.
+    pub const fn write64(address: CUdeviceptr, value: u64, flags: c_uint) -> Self {
+        Self::write(
+            super::consts::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+            address,
+            value,
+            flags,
+        )
+    }
+
+    /// Waits until the 32-bit word at `address` compares with `value` as `flags` say.
+    pub const fn wait32(address: CUdeviceptr, value: u32, flags: c_uint) -> Self {
+        Self::wait(
+            super::consts::CU_STREAM_MEM_OP_WAIT_VALUE_32,
+            address,
+            value as u64,
+            flags,
+        )
+    }
+
+    /// Waits until the 64-bit word at `address` compares with `value` as `flags` say.
+    pub const fn wait64(address: CUdeviceptr, value: u64, flags: c_uint) -> Self {
+        Self::wait(
+            super::consts::CU_STREAM_MEM_OP_WAIT_VALUE_64,
+            address,
+            value,
+            flags,
+        )
+    }
+
+    /// Makes remote writes that have arrived visible to what follows.
+    pub const fn flush_remote_writes() -> Self {
+        Self::short(super::consts::CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES, 0)
+    }
+
+    /// A memory barrier; `flags` is `CU_STREAM_MEMORY_BARRIER_TYPE_*`.
+    pub const fn barrier(flags: c_uint) -> Self {
+        Self::short(super::consts::CU_STREAM_MEM_OP_BARRIER, flags)
+    }
+
+    // Members are assigned over zeroes, so that no byte that the driver may read is undefined.
+
+    const fn write(operation: c_uint, address: CUdeviceptr, value64: u64, flags: c_uint) -> Self {
+        Self {
+            pad: [operation as u64, address, value64, flags as u64, 0, 0],
+        }
+    }
+
+    const fn wait(operation: c_uint, address: CUdeviceptr, value64: u64, flags: c_uint) -> Self {
+        // A wait is laid out as a write is.
+        Self::write(operation, address, value64, flags)
+    }
+
+    const fn short(operation: c_uint, flags: c_uint) -> Self {
+        Self {
+            pad: [operation as u64 | (flags as u64) << 32, 0, 0, 0, 0, 0],
+        }
+    }
+}
+
+impl std::fmt::Debug for CUstreamBatchMemOpParams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: every member is plain integers, and values are made from `pad` (above) or
+        // zeroed before a member is assigned, so all 48 bytes are initialised.
+        let pad = unsafe { self.pad };
+        f.debug_tuple("CUstreamBatchMemOpParams")
+            .field(&pad)
+            .finish()
+    }
+}
+
+/// Where physical memory is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CUmemLocation {
+    /// `CU_MEM_LOCATION_TYPE_*`.
+    pub kind: c_uint,
+    /// Of a device, its ordinal.
+    pub id: c_int,
+}
+
+/// What `cuMemCreate` is asked for.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUmemAllocationProp {
+    /// `CU_MEM_ALLOCATION_TYPE_*`.
+    pub kind: c_uint,
+    /// `CU_MEM_HANDLE_TYPE_*` that it may be exported as, or 0.
+    pub requested_handle_types: CUmemAllocationHandleType,
+    /// Where.
+    pub location: CUmemLocation,
+    /// Null on Linux.
+    pub win32_handle_meta_data: *mut c_void,
+    /// Compression: 0 for none.
+    pub compression_type: u8,
+    /// 1 if RDMA devices are to reach it.
+    pub gpu_direct_rdma_capable: u8,
+    /// 0 but for tile pools.
+    pub usage: c_ushort,
+    /// 0.
+    pub reserved: [u8; 4],
+}
+
+/// Who may access mapped memory, and how.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CUmemAccessDesc {
+    /// Who.
+    pub location: CUmemLocation,
+    /// `CU_MEM_ACCESS_FLAGS_PROT_*`.
+    pub flags: c_uint,
+}
+
+// The sizes and offsets that cuda.h 13.0 has on 64-bit Linux.
+const _: () = {
+    use std::mem::{align_of, offset_of, size_of};
+
+    assert!(size_of::<CUstreamBatchMemOpParams>() == 48);
+    assert!(align_of::<CUstreamBatchMemOpParams>() == 8);
+    assert!(size_of::<CUstreamMemOpWaitValueParams>() == 40);
+    assert!(offset_of!(CUstreamMemOpWaitValueParams, address) == 8);
+    assert!(offset_of!(CUstreamMemOpWaitValueParams, value64) == 16);
+    assert!(offset_of!(CUstreamMemOpWaitValueParams, flags) == 24);
+    assert!(offset_of!(CUstreamMemOpWaitValueParams, alias) == 32);
+    assert!(size_of::<CUstreamMemOpWriteValueParams>() == 40);
+    assert!(offset_of!(CUstreamMemOpWriteValueParams, address) == 8);
+    assert!(offset_of!(CUstreamMemOpWriteValueParams, value64) == 16);
+    assert!(offset_of!(CUstreamMemOpWriteValueParams, flags) == 24);
+    assert!(offset_of!(CUstreamMemOpWriteValueParams, alias) == 32);
+    assert!(size_of::<CUstreamMemOpFlushRemoteWritesParams>() == 8);
+    assert!(offset_of!(CUstreamMemOpFlushRemoteWritesParams, flags) == 4);
+    assert!(size_of::<CUstreamMemOpMemoryBarrierParams>() == 8);
+    assert!(offset_of!(CUstreamMemOpMemoryBarrierParams, flags) == 4);
+
+    assert!(size_of::<CUmemAllocationProp>() == 32);
+    assert!(offset_of!(CUmemAllocationProp, requested_handle_types) == 4);
+    assert!(offset_of!(CUmemAllocationProp, location) == 8);
+    assert!(offset_of!(CUmemAllocationProp, win32_handle_meta_data) == 16);
+    assert!(offset_of!(CUmemAllocationProp, compression_type) == 24);
+    assert!(offset_of!(CUmemAllocationProp, gpu_direct_rdma_capable) == 25);
+    assert!(offset_of!(CUmemAllocationProp, usage) == 26);
+    assert!(size_of::<CUmemLocation>() == 8);
+    assert!(offset_of!(CUmemLocation, id) == 4);
+    assert!(size_of::<CUmemAccessDesc>() == 12);
+    assert!(offset_of!(CUmemAccessDesc, flags) == 8);
+
+    assert!(size_of::<CUipcMemHandle>() == 64 && align_of::<CUipcMemHandle>() == 1);
+    assert!(size_of::<CUuuid>() == 16 && align_of::<CUuuid>() == 1);
+    assert!(size_of::<CUdevice>() == 4);
+    assert!(size_of::<CUdeviceptr>() == 8);
+    assert!(size_of::<CUmemGenericAllocationHandle>() == 8);
+    assert!(size_of::<CUstream>() == 8);
+    assert!(size_of::<super::CudaResult>() == 4);
+};

@@ -1,0 +1,18 @@
+//! Tables of vendor libraries' functions, filled at run time.
+//!
+//! Nothing here is linked: [`dl_api!`] declares a table of C functions, [`library`] opens the
+//! shared library behind it, and a library that is not there, or too old, is a [`LoadError`]
+//! that says what was tried. Tables are raw: their functions are `unsafe extern "C"` under the
+//! exact names that the library exports, and foreign codes stay integers, so that a code never
+//! seen before is a number and not undefined behaviour.
+//!
+//! | table | library | override |
+//! | --- | --- | --- |
+//! | [`cuda::Cuda`] | `libcuda.so.1`, NVIDIA's CUDA driver | `GDS_CUDA_LIB` |
+
+#[macro_use]
+mod table;
+pub mod cuda;
+pub mod library;
+
+pub use library::{Library, LoadError, Tried};

@@ -1,0 +1,161 @@
+//! A shared library opened for good, and why one could not be.
+//!
+//! Libraries are never closed: pointers into them live in tables that anyone may hold, vendor
+//! libraries start threads and register exit handlers, and few of them survive `dlclose`.
+
+use std::error::Error as _;
+use std::ffi::{CStr, OsStr, OsString};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+
+/// One path that was tried and what the dynamic linker said about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tried {
+    /// The path or soname, as handed to the dynamic linker.
+    pub path: PathBuf,
+    /// The text of `dlerror`.
+    pub reason: String,
+}
+
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The linker's text mostly opens with the path.
+        let path = self.path.display().to_string();
+        match self.reason.starts_with(&path) {
+            true => f.write_str(&self.reason),
+            false => write!(f, "{path}: {}", self.reason),
+        }
+    }
+}
+
+/// Why a table of functions could not be filled.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// None of the paths could be opened.
+    #[error("no {api} library could be opened ({})", list(tried))]
+    NotFound {
+        /// What the library is, such as "CUDA driver".
+        api: &'static str,
+        /// Every path tried, in order.
+        tried: Vec<Tried>,
+    },
+    /// A library was opened, and lacks a function that the table cannot do without: it is too
+    /// old, or another library by the same name.
+    #[error("{} has no {symbol}, which the {api} table requires", library.display())]
+    MissingSymbol {
+        /// What the library is, such as "CUDA driver".
+        api: &'static str,
+        /// The library as it was opened.
+        library: PathBuf,
+        /// The name looked up, as exported.
+        symbol: &'static str,
+    },
+}
+
+fn list(tried: &[Tried]) -> String {
+    match tried {
+        [] => "no path to try".into(),
+        some => some
+            .iter()
+            .map(Tried::to_string)
+            .collect::<Vec<_>>()
+            .join("; "),
+    }
+}
+
+/// A shared library, open until the process ends.
+#[derive(Debug)]
+pub struct Library {
+    api: &'static str,
+    path: PathBuf,
+    // Never dropped, so never closed: what was looked up stays callable.
+    handle: ManuallyDrop<libloading::Library>,
+}
+
+impl Library {
+    /// Opens the first of `paths` that can be opened.
+    ///
+    /// A path with a slash is opened as such, a bare soname is searched for as the dynamic
+    /// linker does. `api` says in errors what the library is.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] with every path and its reason.
+    ///
+    /// # Safety
+    /// Opening a library runs its initialisers: what `paths` name must be sound to load.
+    pub unsafe fn open<P: AsRef<OsStr>>(
+        api: &'static str,
+        paths: impl IntoIterator<Item = P>,
+    ) -> Result<Library, LoadError> {
+        let mut tried = Vec::new();
+        for path in paths {
+            let path = PathBuf::from(path.as_ref());
+            if path.as_os_str().is_empty() {
+                // The linker would hand out the program itself.
+                tried.push(Tried {
+                    path,
+                    reason: "an empty path names no library".into(),
+                });
+                continue;
+            }
+            // SAFETY: the caller vouches for the library's initialisers.
+            match unsafe { libloading::Library::new(&path) } {
+                Ok(handle) => {
+                    return Ok(Library {
+                        api,
+                        path,
+                        handle: ManuallyDrop::new(handle),
+                    });
+                }
+                Err(e) => tried.push(Tried {
+                    path,
+                    // The cause is in `source`, the error itself says "dlopen failed".
+                    reason: e.source().map_or_else(|| e.to_string(), |s| s.to_string()),
+                }),
+            }
+        }
+        Err(LoadError::NotFound { api, tried })
+    }
+
+    /// The path or soname under which the library was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The function `name`, if the library exports it.
+    ///
+    /// # Safety
+    /// `F` must be a function pointer of the type that the library gives `name`.
+    pub unsafe fn optional<F: Copy>(&self, name: &'static CStr) -> Option<F> {
+        // SAFETY: the caller vouches for the type; the library is never closed, so the pointer
+        // outlives the borrow that `Symbol` stands for.
+        unsafe { self.handle.get::<F>(name) }.ok().map(|f| *f)
+    }
+
+    /// The function `name`.
+    ///
+    /// # Errors
+    /// [`LoadError::MissingSymbol`] if the library does not export it.
+    ///
+    /// # Safety
+    /// As [`optional`](Library::optional).
+    pub unsafe fn required<F: Copy>(&self, name: &'static CStr) -> Result<F, LoadError> {
+        // SAFETY: handed on.
+        unsafe { self.optional(name) }.ok_or_else(|| LoadError::MissingSymbol {
+            api: self.api,
+            library: self.path.clone(),
+            symbol: name.to_str().unwrap_or("a symbol that is not UTF-8"),
+        })
+    }
+}
+
+/// Where to look: what the variable `env` names and nothing else if it is set, otherwise
+/// `sonames` in order.
+pub fn candidates(env: &str, sonames: &[&str]) -> Vec<OsString> {
+    match std::env::var_os(env) {
+        Some(path) => vec![path],
+        None => sonames.iter().map(OsString::from).collect(),
+    }
+}

@@ -1,0 +1,160 @@
+//! [`dl_api!`](crate::dl_api): the declaration of a table of a library's functions.
+
+/// Declares a table of functions of a shared library that is opened at run time.
+///
+/// ```
+/// gdsync_sys::dl_api! {
+///     /// A little of the C library's mathematics.
+///     pub struct Maths("mathematics") {
+///         sonames: ["libm.so.6"],
+///         env: "EXAMPLE_MATHS_LIB",
+///         required {
+///             /// The cosine of an angle in radians.
+///             fn cos(x: f64) -> f64;
+///         }
+///         optional {
+///             /// Not every library has it.
+///             fn cos_of_the_future(x: f64) -> f64;
+///         }
+///     }
+/// }
+///
+/// let maths = Maths::get().expect("libm.so.6 is here");
+/// // SAFETY: `cos` takes any number.
+/// assert_eq!(unsafe { (maths.cos)(0.0) }, 1.0);
+/// assert!(maths.cos_of_the_future.is_none());
+/// ```
+///
+/// The struct has a public field for each function: a plain `unsafe extern "C" fn` for a
+/// required one, an `Option` of that for an optional one. `load_from(paths)` fills a table from
+/// the first path that opens, `load()` from the variable's path or the sonames, and `get()` is
+/// `load()` done once for the process. A table that is not a `'static` one may be dropped; its
+/// library stays open, so copied pointers stay good.
+#[macro_export]
+macro_rules! dl_api {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $Table:ident($api:literal) {
+            sonames: [$($soname:literal),+ $(,)?],
+            env: $env:literal,
+            required { $(
+                $(#[$req_meta:meta])*
+                fn $req:ident($($req_arg:ident: $req_ty:ty),* $(,)?) $(-> $req_ret:ty)?;
+            )* }
+            optional { $(
+                $(#[$opt_meta:meta])*
+                fn $opt:ident($($opt_arg:ident: $opt_ty:ty),* $(,)?) $(-> $opt_ret:ty)?;
+            )* }
+        }
+    ) => {
+        $(#[$meta])*
+        #[allow(non_snake_case)]
+        $vis struct $Table {
+            library: $crate::Library,
+            $(
+                $(#[$req_meta])*
+                pub $req: unsafe extern "C" fn($($req_arg: $req_ty),*) $(-> $req_ret)?,
+            )*
+            $(
+                $(#[$opt_meta])*
+                pub $opt: ::std::option::Option<
+                    unsafe extern "C" fn($($opt_arg: $opt_ty),*) $(-> $opt_ret)?
+                >,
+            )*
+        }
+
+        #[allow(dead_code)]
+        impl $Table {
+            /// What is opened if the variable is not set, in order.
+            pub const SONAMES: &'static [&'static str] = &[$($soname),+];
+
+            /// The environment variable whose path, if set, is opened instead.
+            pub const ENV: &'static str = $env;
+
+            /// Every function that the table cannot do without, as exported.
+            pub const REQUIRED: &'static [&'static str] = &[$(::std::stringify!($req)),*];
+
+            /// Every function that the table can do without, as exported.
+            pub const OPTIONAL: &'static [&'static str] = &[$(::std::stringify!($opt)),*];
+
+            /// A table of the first of `paths` that can be opened.
+            ///
+            /// # Errors
+            /// [`LoadError`]($crate::LoadError): nothing could be opened, or what was opened
+            /// lacks a required function.
+            ///
+            /// # Safety
+            /// What `paths` name must be sound to load (its initialisers run) and must export
+            /// functions of the types that this table gives them.
+            pub unsafe fn load_from<P: ::std::convert::AsRef<::std::ffi::OsStr>>(
+                paths: impl ::std::iter::IntoIterator<Item = P>,
+            ) -> ::std::result::Result<Self, $crate::LoadError> {
+                // SAFETY: the caller vouches for the library.
+                let library = unsafe { $crate::Library::open($api, paths) }?;
+                ::std::result::Result::Ok($Table {
+                    $($req: {
+                        // SAFETY: the caller vouches for the functions' types.
+                        unsafe { library.required($crate::c_name!($req)) }?
+                    },)*
+                    $($opt: {
+                        // SAFETY: the caller vouches for the functions' types.
+                        unsafe { library.optional($crate::c_name!($opt)) }
+                    },)*
+                    library,
+                })
+            }
+
+            /// A table of the library where it is expected: at the path in the environment
+            /// variable [`ENV`](Self::ENV) if that is set, else the first of
+            /// [`SONAMES`](Self::SONAMES).
+            ///
+            /// # Errors
+            /// As [`load_from`](Self::load_from).
+            pub fn load() -> ::std::result::Result<Self, $crate::LoadError> {
+                let paths = $crate::library::candidates(Self::ENV, Self::SONAMES);
+                // SAFETY: the soname stands for the vendor's ABI, which this table declares;
+                // whoever sets the variable vouches for its library as for any LD_LIBRARY_PATH.
+                unsafe { Self::load_from(paths) }
+            }
+
+            /// [`load`](Self::load), done once for the process.
+            ///
+            /// # Errors
+            /// As [`load_from`](Self::load_from); the outcome of the first call stays.
+            pub fn get() -> ::std::result::Result<&'static Self, &'static $crate::LoadError> {
+                static TABLE: ::std::sync::OnceLock<
+                    ::std::result::Result<$Table, $crate::LoadError>,
+                > = ::std::sync::OnceLock::new();
+                TABLE.get_or_init(Self::load).as_ref()
+            }
+
+            /// The path or soname under which the library was opened.
+            pub fn path(&self) -> &::std::path::Path {
+                self.library.path()
+            }
+        }
+
+        impl ::std::fmt::Debug for $Table {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.debug_struct(::std::stringify!($Table))
+                    .field("library", &self.library.path())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}
+
+/// An identifier as a C string literal.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! c_name {
+    ($name:ident) => {
+        const {
+            let bytes = ::std::concat!(::std::stringify!($name), "\0").as_bytes();
+            match ::std::ffi::CStr::from_bytes_with_nul(bytes) {
+                ::std::result::Result::Ok(name) => name,
+                ::std::result::Result::Err(_) => ::std::panic!("an identifier holds no NUL"),
+            }
+        }
+    };
+}
