@@ -89,16 +89,19 @@ macro_rules! dl_api {
             pub unsafe fn load_from<P: ::std::convert::AsRef<::std::ffi::OsStr>>(
                 paths: impl ::std::iter::IntoIterator<Item = P>,
             ) -> ::std::result::Result<Self, $crate::LoadError> {
+                let api: &'static str = $api;
                 // SAFETY: the caller vouches for the library.
-                let library = unsafe { $crate::Library::open($api, paths) }?;
+                let library = unsafe { $crate::Library::open(api, paths) }?;
                 ::std::result::Result::Ok($Table {
                     $($req: {
+                        let name = $crate::c_name!($req);
                         // SAFETY: the caller vouches for the functions' types.
-                        unsafe { library.required($crate::c_name!($req)) }?
+                        unsafe { library.required(name) }?
                     },)*
                     $($opt: {
+                        let name = $crate::c_name!($opt);
                         // SAFETY: the caller vouches for the functions' types.
-                        unsafe { library.optional($crate::c_name!($opt)) }
+                        unsafe { library.optional(name) }
                     },)*
                     library,
                 })
