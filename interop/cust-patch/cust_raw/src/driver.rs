@@ -16,8 +16,11 @@ static LIBRARY: OnceLock<Result<Library, CString>> = OnceLock::new();
 
 fn library() -> &'static Result<Library, CString> {
     LIBRARY.get_or_init(|| {
-        let file = std::env::var_os("GDS_CUDA_LIB").filter(|file| !file.is_empty());
-        let file = file.unwrap_or_else(|| OsString::from(SONAME));
+        let file = std::env::var_os("GDS_CUDA_LIB").unwrap_or_else(|| OsString::from(SONAME));
+        if file.is_empty() {
+            // The linker would hand out the program itself.
+            return Err(c"GDS_CUDA_LIB is empty, which names no library".to_owned());
+        }
         // SAFETY: running the library's initialisers is what the program asks for by using it.
         unsafe { Library::new(&file) }.map_err(|error| {
             // The loader's own words are in the source.

@@ -51,6 +51,11 @@ fn absence_is_a_result_with_a_reason() {
 }
 
 #[test]
+fn an_empty_path_is_not_the_program_itself() {
+    run("with_an_empty_path", "");
+}
+
+#[test]
 fn unlisted_numbers_never_reach_an_enum() {
     run("with_the_odd_library", odd_library().to_str().unwrap());
 }
@@ -65,6 +70,13 @@ fn without_the_library() {
     let result = unsafe { cuInit(0) };
     assert_eq!(result, CUresult::CUDA_ERROR_SHARED_OBJECT_INIT_FAILED);
     assert_eq!(error_text(result), why);
+}
+
+#[test]
+#[ignore = "a case of an_empty_path_is_not_the_program_itself"]
+fn with_an_empty_path() {
+    let why = absent().unwrap().to_str().unwrap();
+    assert!(why.contains("GDS_CUDA_LIB is empty"), "{why}");
 }
 
 #[test]
