@@ -1,0 +1,147 @@
+// The part of the CUDA driver's binary interface that the stand-in has: numbers as in cuda.h 13.0.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define STANDIN_API extern "C" __attribute__((visibility("default")))
+
+namespace standin {
+
+using u32 = uint32_t;
+using u64 = uint64_t;
+
+enum Code : int {
+    kOk = 0,
+    kInvalidValue = 1,
+    kOutOfMemory = 2,
+    kNotInitialized = 3,
+    kNoDevice = 100,
+    kInvalidDevice = 101,
+    kInvalidImage = 200,
+    kInvalidContext = 201,
+    kMapFailed = 205,
+    kOperatingSystem = 304,
+    kInvalidHandle = 400,
+    kNotFound = 500,
+    kNotReady = 600,
+    kIllegalAddress = 700,
+    kContextIsDestroyed = 709,
+    kHostMemoryAlreadyRegistered = 712,
+    kHostMemoryNotRegistered = 713,
+    kMisalignedAddress = 716,
+    kLaunchFailed = 719,
+    kNotPermitted = 800,
+    kNotSupported = 801,
+    kCaptureUnsupported = 900,
+    kCaptureUnmatched = 903,
+    kUnknown = 999,
+};
+
+enum MemOpCode : u32 {
+    kWaitValue32 = 1,
+    kWriteValue32 = 2,
+    kFlushRemoteWrites = 3,
+    kWaitValue64 = 4,
+    kWriteValue64 = 5,
+    kBarrier = 6,
+};
+
+enum : u32 {
+    kWaitGeq = 0,
+    kWaitEq = 1,
+    kWaitAnd = 2,
+    kWaitNor = 3,
+    kWaitFlush = 1u << 30,
+    kHostPortable = 1,
+    kHostDeviceMap = 2,
+    kHostWriteCombined = 4,
+    kRegisterIoMemory = 4,
+    kRegisterReadOnly = 8,
+    kHandlePosixFd = 1,
+    kRangeHandleDmaBuf = 1,
+    kLocationDevice = 1,
+    kAllocationPinned = 1,
+    kAccessNone = 0,
+    kAccessRead = 1,
+    kAccessReadWrite = 3,
+};
+
+enum Attribute : int {
+    kMaxThreadsPerBlock = 1,
+    kMaxSharedPerBlock = 8,
+    kWarpSize = 10,
+    kMultiprocessorCount = 16,
+    kCanMapHostMemory = 19,
+    kConcurrentKernels = 31,
+    kPciBusId = 33,
+    kPciDeviceId = 34,
+    kAsyncEngineCount = 40,
+    kUnifiedAddressing = 41,
+    kPciDomainId = 50,
+    kComputeMajor = 75,
+    kComputeMinor = 76,
+    kHostPointerForRegistered = 91,
+    kFlushCapability = 98,
+    kHostRegisterSupported = 99,
+    kVirtualMemory = 102,
+    kPosixFdSupported = 103,
+    kRdmaWithVmm = 110,
+    kReadOnlyRegister = 113,
+    kRdmaSupported = 116,
+    kRdmaFlushOptions = 117,
+    kRdmaOrdering = 118,
+    kMemOps64 = 122,
+    kWaitNorCapability = 123,
+    kDmaBuf = 124,
+    kIpcEvents = 125,
+    kFabricHandles = 128,
+};
+
+// One entry of a batch. `value` of a 32-bit operation stands in its low half.
+union BatchOp {
+    u32 operation;
+    struct {
+        u32 operation;
+        u64 address;
+        u64 value;
+        u32 flags;
+        u64 alias;
+    } value;
+    struct {
+        u32 operation;
+        u32 flags;
+    } order;
+    u64 pad[6];
+};
+static_assert(sizeof(BatchOp) == 48, "CUstreamBatchMemOpParams");
+
+struct Location {
+    u32 type;
+    int id;
+};
+
+struct AllocationProp {
+    u32 type;
+    u32 handle_types;
+    Location location;
+    void* win32;
+    struct {
+        unsigned char compression, gpu_direct_rdma;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } flags;
+};
+static_assert(sizeof(AllocationProp) == 32, "CUmemAllocationProp");
+
+struct AccessDesc {
+    Location location;
+    u32 flags;
+};
+static_assert(sizeof(AccessDesc) == 12, "CUmemAccessDesc");
+
+struct IpcHandle {
+    unsigned char bytes[64];
+};
+
+}  // namespace standin

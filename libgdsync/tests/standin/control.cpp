@@ -1,0 +1,139 @@
+// What tests see and switch.
+#include <cstring>
+
+#include "machine.hpp"
+
+using namespace standin;
+
+namespace {
+
+size_t give(const std::vector<std::string>& lines, char* out, size_t len) {
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
+    if (out != nullptr && len > 0) {
+        const size_t n = text.size() < len - 1 ? text.size() : len - 1;
+        memcpy(out, text.data(), n);
+        out[n] = '\0';
+    }
+    return text.size();
+}
+
+}  // namespace
+
+// Starts with an empty log, or stops.
+STANDIN_API void standin_record(int on) {
+    Lock lock;
+    Log& log = machine().log;
+    log.on = on != 0;
+    if (on != 0) {
+        log.first += log.lines.size();
+        log.lines.clear();
+    }
+}
+
+// The log: `thread function arguments = error`, then indented what the call carries. Returns the
+// length of all of it.
+STANDIN_API size_t standin_calls(char* out, size_t len) {
+    Lock lock;
+    return give(machine().log.lines, out, len);
+}
+
+// The function gives this code from now on, after so many more calls that do not; 0 ends that.
+STANDIN_API void standin_fail(const char* name, int code, u64 after) {
+    Lock lock;
+    if (code == 0) {
+        machine().faults.erase(name);
+    } else {
+        machine().faults[name] = Fault{code, after};
+    }
+}
+
+// The device is lost, now or once so many more memory operations have run.
+STANDIN_API void standin_lose_device(int code, u64 after) {
+    Lock lock;
+    Machine& m = machine();
+    if (after == 0) {
+        m.lose(code);
+    } else {
+        m.lose_code = code;
+        m.lose_after = after;
+    }
+}
+
+STANDIN_API void standin_set_attribute(int attribute, int value) {
+    Lock lock;
+    machine().attributes[attribute] = value;
+}
+
+// Makes [at, at + len) I/O memory, or ordinary memory again if `len` is 0.
+STANDIN_API void standin_io_memory(void* at, size_t len) {
+    Lock lock;
+    if (len == 0) {
+        machine().io_memory.erase(bits(at));
+    } else {
+        machine().io_memory[bits(at)] = len;
+    }
+}
+
+// Calls that stood still behind waiting streams: `thread function`, a line each.
+STANDIN_API size_t standin_blocked(char* out, size_t len) {
+    Lock lock;
+    return give(machine().blocked, out, len);
+}
+
+// Enqueues that stood still before a full stream.
+STANDIN_API u64 standin_full() {
+    Lock lock;
+    return machine().full;
+}
+
+// Memory operations that have run.
+STANDIN_API u64 standin_operations() {
+    Lock lock;
+    return machine().operations;
+}
+
+// Streams that stand still and hold a channel.
+STANDIN_API u64 standin_waiting() {
+    Lock lock;
+    u64 n = 0;
+    for (Context* context : machine().contexts) n += context->waiting;
+    return n;
+}
+
+// What is alive, a line `name number` each.
+STANDIN_API size_t standin_live(char* out, size_t len) {
+    Lock lock;
+    Machine& m = machine();
+    u64 kinds[5] = {}, contexts = 0, streams = 0, commands = 0;
+    for (auto& [base, range] : m.memory) kinds[static_cast<int>(range.kind)]++;
+    for (Context* context : m.contexts) {
+        contexts += context->alive;
+        streams += context->streams.size();
+        // The legacy stream is not the library's.
+        streams -= context->alive;
+        for (auto& stream : context->streams) commands += stream->queue.size();
+    }
+    auto line = [](const char* name, u64 n) { return std::string(name) + " " + std::to_string(n); };
+    return give({line("device", kinds[0]), line("host", kinds[1]), line("registered", kinds[2]), line("ipc", kinds[3]),
+                 line("mapped", kinds[4]), line("physical", m.physical.size()), line("reserved", m.reserved.size()),
+                 line("contexts", contexts), line("streams", streams), line("commands", commands), line("events", m.events.size()),
+                 line("modules", m.modules.size())},
+                out, len);
+}
+
+// Faults, attributes, log and counts as at the start, and a lost device back; what is alive stays.
+STANDIN_API void standin_reset() {
+    Lock lock;
+    Machine& m = machine();
+    m.faults.clear();
+    m.attributes.clear();
+    m.io_memory.clear();
+    m.blocked.clear();
+    m.log.on = false;
+    m.log.first += m.log.lines.size();
+    m.log.lines.clear();
+    m.full = m.operations = m.lose_after = 0;
+    m.lost = m.lose_code = 0;
+    m.work.notify_all();
+}

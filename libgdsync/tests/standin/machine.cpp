@@ -1,0 +1,147 @@
+// The state itself, the log, and who may call what.
+#include "machine.hpp"
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace standin {
+namespace {
+
+int told(const char* variable, int otherwise) {
+    const char* text = getenv(variable);
+    return text != nullptr ? atoi(text) : otherwise;
+}
+
+}  // namespace
+
+Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)) {}
+
+Machine& machine() {
+    // Never destroyed: the worker may outlive main().
+    static Machine* m = new Machine;
+    return *m;
+}
+
+u64 thread_id() { return static_cast<u64>(syscall(SYS_gettid)); }
+
+std::vector<Context*>& current_stack() {
+    static thread_local std::vector<Context*> stack;
+    return stack;
+}
+
+Context* current_context() {
+    auto& stack = current_stack();
+    return stack.empty() ? nullptr : stack.back();
+}
+
+Lock::Lock() : std::unique_lock<std::mutex>(machine().mutex, std::defer_lock) {
+    Machine& m = machine();
+    m.callers++;
+    lock();
+    m.callers--;
+}
+
+u64 Log::begin(const char* name, const u64* args, size_t count) {
+    if (!on) return ~0ull;
+    std::string line = std::to_string(thread_id()) + " " + name;
+    char text[32];
+    for (size_t i = 0; i < count; i++) {
+        snprintf(text, sizeof text, " %#" PRIx64, args[i]);
+        line += text;
+    }
+    lines.push_back(line);
+    return first + lines.size() - 1;
+}
+
+void Log::end(u64 line, int code) {
+    if (code == kOk || line == ~0ull || line < first || line - first >= lines.size()) return;
+    lines[line - first] += " = " + std::to_string(code);
+}
+
+void Log::note(const std::string& line) {
+    if (on) lines.push_back("  " + line);
+}
+
+int refusal(const char* name, Need need) {
+    Machine& m = machine();
+    auto fault = m.faults.find(name);
+    if (fault != m.faults.end()) {
+        if (fault->second.after == 0) return fault->second.code;
+        fault->second.after--;
+    }
+    if (need == Need::nothing) return kOk;
+    if (m.lost != 0) return m.lost;
+    if (need == Need::device) return kOk;
+    if (!m.initialised) return kNotInitialized;
+    if (need == Need::init) return kOk;
+    Context* context = current_context();
+    if (context == nullptr) return kInvalidContext;
+    return context->alive ? kOk : kContextIsDestroyed;
+}
+
+int Machine::attribute(int which) const {
+    auto set = attributes.find(which);
+    if (set != attributes.end()) return set->second;
+    switch (which) {
+        case kMaxThreadsPerBlock: return 1024;
+        case kMaxSharedPerBlock: return 48 << 10;
+        case kWarpSize: return 32;
+        case kMultiprocessorCount: return 132;
+        case kAsyncEngineCount: return 3;
+        case kComputeMajor: return 9;
+        case kPciBusId: return 0x41;
+        case kRdmaOrdering: return 100;
+        case kCanMapHostMemory:
+        case kConcurrentKernels:
+        case kUnifiedAddressing:
+        case kHostPointerForRegistered:
+        case kHostRegisterSupported:
+        case kVirtualMemory:
+        case kPosixFdSupported:
+        case kRdmaWithVmm:
+        case kReadOnlyRegister:
+        case kRdmaSupported:
+        case kRdmaFlushOptions:
+        case kMemOps64:
+        case kWaitNorCapability:
+        case kDmaBuf:
+        case kIpcEvents: return 1;
+        default: return 0;
+    }
+}
+
+void Machine::lose(int code) {
+    lost = code;
+    changed.notify_all();
+}
+
+Stream* Machine::stream(void* handle, Context* current) {
+    // Null and the two special handles: the streams that every context has.
+    if (reinterpret_cast<uintptr_t>(handle) <= 2) return current != nullptr ? current->legacy : nullptr;
+    for (Context* context : contexts) {
+        for (auto& stream : context->streams) {
+            if (stream.get() == handle && !stream->destroyed) return stream.get();
+        }
+    }
+    return nullptr;
+}
+
+const Range* Machine::find(u64 address, u64 len) const {
+    auto after = memory.upper_bound(address);
+    if (after == memory.begin()) return nullptr;
+    const Range& range = std::prev(after)->second;
+    const u64 offset = address - range.base;
+    return offset < range.len && len <= range.len - offset ? &range : nullptr;
+}
+
+const Range* Machine::overlapping(u64 begin, u64 end) const {
+    for (auto& [base, range] : memory) {
+        if (base < end && begin < base + range.len) return &range;
+    }
+    return nullptr;
+}
+
+}  // namespace standin

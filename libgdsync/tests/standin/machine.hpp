@@ -1,0 +1,220 @@
+// The state of the stand-in: contexts, streams, memory, the log of calls, and what a test switched.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "abi.hpp"
+
+namespace standin {
+
+struct Context;
+using Entry = void (*)(const void*);
+
+// What an attempt to run the command at the head of a stream came to.
+enum class Step {
+    done,
+    waits,    // stands still, and holds a hardware channel
+    runs,     // a kernel that has not ended
+    running,  // the same, and it got somewhere
+};
+
+using Command = std::function<Step()>;
+
+struct Stream {
+    Context* context;
+    u64 id;
+    std::deque<Command> queue;
+    u64 submitted = 0, finished = 0;
+    bool holds = false, runs = false, destroyed = false;
+    // A capture that is under way, and the commands it took.
+    bool capturing = false;
+    u64 captured = 0;
+};
+
+struct Context {
+    int device;
+    u64 id;
+    bool primary;
+    int retained = 0;
+    bool alive = true;
+    // Streams that hold a channel.
+    unsigned waiting = 0;
+    std::vector<std::unique_ptr<Stream>> streams;
+    Stream* legacy = nullptr;
+};
+
+struct Event {
+    Context* context;
+    // Records enqueued, and the last one that was reached.
+    u64 recorded = 0, reached = 0;
+};
+
+struct Module;
+
+// Memory without an address yet.
+struct Physical {
+    int file;
+    u64 len;
+};
+
+enum class Kind { device, host, registered, ipc, mapped };
+
+struct Range {
+    u64 base, len;
+    Kind kind;
+    Context* context;
+    // Usable from every context.
+    bool portable;
+    // Where the stand-in itself reaches it.
+    char* alias;
+    u64 id;
+    u32 flags;
+    int references = 1;
+};
+
+// Calls in the order in which they were made.
+struct Log {
+    bool on = false;
+    u64 first = 0;
+    std::vector<std::string> lines;
+
+    u64 begin(const char* name, const u64* args, size_t count);
+    void end(u64 line, int code);
+    void note(const std::string& line);
+};
+
+// A kernel of a module: its compiled twin, and the size of its parameters.
+struct Function {
+    std::string name;
+    Module* module;
+    Entry entry;
+    u64 params;
+    bool loaded;
+};
+
+struct Module {
+    Context* context;
+    std::string text;
+    std::map<std::string, Function> functions;
+};
+
+struct Fault {
+    int code;
+    u64 after;
+};
+
+struct Machine {
+    std::mutex mutex;
+    // Calls that wait for the mutex: the worker lets them pass.
+    std::atomic<int> callers{0};
+    // The worker got somewhere, or the device was lost.
+    std::condition_variable changed;
+    // There is work for a sleeping worker.
+    std::condition_variable work;
+    bool worker = false;
+    u64 passes = 0;
+
+    bool initialised = false;
+    // What the process was told to have: STANDIN_VERSION, STANDIN_DEVICES.
+    int version, devices;
+    unsigned channels = 8;
+    std::map<int, int> attributes;
+
+    std::vector<Context*> primary;
+    std::set<Context*> contexts;
+    std::map<Event*, std::shared_ptr<Event>> events;
+    std::map<Module*, std::unique_ptr<Module>> modules;
+    std::map<u64, Physical> physical;
+    // Address space that is reserved: where, how long.
+    std::map<u64, u64> reserved;
+    std::set<void*> graphs;
+    std::map<u64, Range> memory;
+    std::map<u64, u64> io_memory;
+    u64 next_id = 1;
+    u64 allocated = 0;
+
+    int lost = 0;
+    int lose_code = 0;
+    u64 lose_after = 0;
+    std::map<std::string, Fault> faults;
+    Log log;
+    u64 operations = 0;
+    // Calls that stood still behind waiting streams, as lines `thread function`.
+    std::vector<std::string> blocked;
+    // Enqueues that stood still before a full stream.
+    u64 full = 0;
+    // Mappings that operations under way may still use; gone once nothing is left to do.
+    std::vector<std::pair<char*, u64>> unmapped;
+
+    Machine();
+    int attribute(int which) const;
+    void lose(int code);
+    Stream* stream(void* handle, Context* current);
+    const Range* find(u64 address, u64 len) const;
+    const Range* overlapping(u64 begin, u64 end) const;
+};
+
+Machine& machine();
+u64 thread_id();
+
+// The contexts of the calling thread, the current one last.
+std::vector<Context*>& current_stack();
+Context* current_context();
+
+class Lock : public std::unique_lock<std::mutex> {
+  public:
+    Lock();
+};
+
+enum class Need { nothing, device, init, context };
+
+inline u64 bits(u64 v) { return v; }
+template <class T>
+u64 bits(T* v) {
+    return reinterpret_cast<u64>(v);
+}
+
+int refusal(const char* name, Need need);
+
+// Every call of the table: locked, noted, refused if a test or the state of things says so.
+template <class Body, class... Args>
+int call(const char* name, Need need, Body body, Args... args) {
+    Lock lock;
+    Machine& m = machine();
+    const u64 values[] = {bits(args)..., 0};
+    const u64 line = m.log.begin(name, values, sizeof...(args));
+    int code = refusal(name, need);
+    if (code == kOk) code = body(m, lock);
+    m.log.end(line, code);
+    return code;
+}
+
+// Streams and their one worker, engine.cpp.
+constexpr u64 kStreamBound = 1020;
+Stream* make_stream(Context* context);
+int enqueue(Lock& lock, Stream* stream, Command command);
+// Returns once everything enqueued in the context so far has run.
+int settle(Lock& lock, const char* name, Context* context);
+int settle_stream(Lock& lock, const char* name, Stream* stream);
+
+// Memory of the device, arena.cpp: the CPU cannot reach it but through the stand-in.
+bool arena_alloc(u64 len, u64* address, char** alias);
+void arena_free(u64 address, u64 len);
+void arena_open(bool open);
+int arena_file();
+u64 arena_offset(u64 address);
+
+// Kernels, kernel.cpp.
+
+Command grid(Entry entry, const u32 blocks[3], const u32 threads[3], u32 shared, std::vector<char> params);
+
+}  // namespace standin

@@ -1,0 +1,365 @@
+//! A stand-in for `libcuda.so.1`, built from the C++ beside this file: the driver's functions
+//! with their order, their refusals and what they block behind, on memory of this process.
+//! `inside!` runs a test in a process of its own with it; [`Control`] sees and switches it.
+
+#![allow(dead_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Tells a child which test it is.
+const CHILD: &str = "STANDIN_CHILD";
+/// Where the library is, as gdsync reads it.
+pub const LIBRARY: &str = "GDS_CUDA_LIB";
+/// Ends a child that hangs.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// One build of the stand-in, and the process it is loaded into.
+#[derive(Clone, Debug, Default)]
+pub struct Variant {
+    /// A function that it does not export.
+    pub without: Option<&'static str>,
+    /// Environment of the process: `STANDIN_VERSION`, `STANDIN_DEVICES`,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS`, ...
+    pub env: &'static [(&'static str, &'static str)],
+}
+
+/// Goes on in a process of its own in which the stand-in is libcuda; the first line of a test.
+macro_rules! inside {
+    ($variant:expr) => {
+        fn here() {}
+        let path = std::any::type_name_of_val(&here);
+        let (_, name) = path
+            .strip_suffix("::here")
+            .unwrap()
+            .split_once("::")
+            .unwrap();
+        if !crate::standin::is_child(name, &$variant) {
+            return;
+        }
+    };
+}
+pub(crate) use inside;
+
+/// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, it
+/// is started, and its failure is this test's.
+pub fn is_child(name: &str, variant: &Variant) -> bool {
+    match std::env::var(CHILD) {
+        Ok(child) if child == name => return true,
+        Ok(child) => panic!("the process for {child} runs {name}"),
+        Err(_) => {}
+    }
+    run(name, &build(variant), variant);
+    false
+}
+
+/// Runs the test `name` in a process of its own in which `library` is libcuda.
+pub fn run(name: &str, library: &Path, variant: &Variant) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--include-ignored"])
+        .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
+        .env_remove("CUDA_MODULE_LOADING")
+        .env_remove("GDS_GPU")
+        .env(CHILD, name)
+        .env(LIBRARY, library)
+        .envs(variant.env.iter().copied())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{name}: {status}");
+            return;
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("{name}: hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The library, built if its sources have changed.
+pub fn build(variant: &Variant) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let include = [
+        root.join("tests/standin"),
+        root.join("device"),
+        root.join("../emulator/softgpu/device"),
+    ];
+    let mut sources = Vec::new();
+    for (folder, extension) in [
+        ("tests/standin", "cpp"),
+        ("device", "cu"),
+        ("tests/kernels", "cpp"),
+    ] {
+        sources.extend(files(&root.join(folder), &[extension]));
+    }
+    let mut hasher = DefaultHasher::new();
+    for folder in include.iter().chain([&root.join("tests/kernels")]) {
+        for file in files(folder, &["cpp", "hpp", "cu"]) {
+            (&file, std::fs::read(&file).unwrap()).hash(&mut hasher);
+        }
+    }
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("standin-{:x}", hasher.finish()));
+    if !out.join("objects").exists() {
+        once(&out.join("objects"), |folder| {
+            compile(&sources, &include, folder)
+        });
+    }
+    let name = variant.without.unwrap_or("all");
+    once(&out.join(name), |folder| {
+        link(&out.join("objects"), variant, folder)
+    });
+    out.join(name).join("libcuda.so.1")
+}
+
+/// Makes a folder, whole or not at all: tests of several processes build at the same time.
+fn once(folder: &Path, make: impl FnOnce(&Path)) {
+    if folder.exists() {
+        return;
+    }
+    // Two threads of one process, too.
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let partial = folder.with_extension(format!("{}-{count}", std::process::id()));
+    std::fs::create_dir_all(&partial).unwrap();
+    make(&partial);
+    if std::fs::rename(&partial, folder).is_err() {
+        assert!(folder.exists(), "cannot make {}", folder.display());
+        std::fs::remove_dir_all(&partial).unwrap();
+    }
+}
+
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| {
+            let extension = path.extension().and_then(OsStr::to_str);
+            extensions.iter().any(|e| extension == Some(e))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn compiler() -> Command {
+    Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()))
+}
+
+fn compile(sources: &[PathBuf], include: &[PathBuf], out: &Path) {
+    let children = sources.iter().enumerate().map(|(i, source)| {
+        let mut command = compiler();
+        // Fibers jump from stack to stack, which the fortified longjmp takes for an error.
+        command.args([
+            "-std=c++17",
+            "-fPIC",
+            "-O1",
+            "-pthread",
+            "-U_FORTIFY_SOURCE",
+        ]);
+        for folder in include {
+            command.arg("-I").arg(folder);
+        }
+        command.args(["-x", "c++", "-c"]).arg(source);
+        command.arg("-o").arg(out.join(format!("{i}.o")));
+        (source, command.spawn().expect("a C++ compiler"))
+    });
+    let children: Vec<_> = children.collect();
+    for (source, mut child) in children {
+        assert!(child.wait().unwrap().success(), "{}", source.display());
+    }
+}
+
+fn link(objects: &Path, variant: &Variant, out: &Path) {
+    let mut command = compiler();
+    // It has a thread that never ends, so it is never unloaded.
+    command.args([
+        "-shared",
+        "-pthread",
+        "-Wl,-Bsymbolic",
+        "-Wl,-z,nodelete",
+        "-Wl,-soname,libcuda.so.1",
+    ]);
+    if let Some(name) = variant.without {
+        let script = out.join("exports");
+        std::fs::write(&script, format!("{{ local: {name}; }};")).unwrap();
+        command.arg(format!("-Wl,--version-script={}", script.display()));
+    }
+    command.args(files(objects, &["o"]));
+    command.arg("-o").arg(out.join("libcuda.so.1"));
+    assert!(command.status().unwrap().success());
+}
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// The stand-in of this process: its functions, and what tests see and switch.
+#[derive(Clone, Copy, Debug)]
+pub struct Control(*mut c_void);
+
+impl Control {
+    /// The library that gdsync loads in this process.
+    pub fn open() -> Control {
+        let path = std::env::var(LIBRARY).expect("not in a process of `inside!`");
+        let path = CString::new(path).unwrap();
+        const NOW: c_int = 2;
+        // SAFETY: a string that ends; the library's initialisers touch nothing of ours.
+        let handle = unsafe { dlopen(path.as_ptr(), NOW) };
+        assert!(!handle.is_null(), "{path:?} cannot be loaded");
+        Control(handle)
+    }
+
+    /// A function of the library.
+    ///
+    /// # Safety
+    /// `F` is the type of the function of this name.
+    pub unsafe fn get<F: Copy>(&self, name: &str) -> F {
+        let symbol = CString::new(name).unwrap();
+        // SAFETY: a handle that stays, a string that ends.
+        let at = unsafe { dlsym(self.0, symbol.as_ptr()) };
+        assert!(!at.is_null(), "{name} is missing");
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        // SAFETY: the caller says that it is a function of this type; the sizes agree.
+        unsafe { std::mem::transmute_copy(&at) }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        // SAFETY: the counters in control.cpp have this type.
+        let f: unsafe extern "C" fn() -> u64 = unsafe { self.get(name) };
+        // SAFETY: no arguments.
+        unsafe { f() }
+    }
+
+    fn text(&self, name: &str) -> String {
+        type Give = unsafe extern "C" fn(*mut c_char, usize) -> usize;
+        // SAFETY: the texts in control.cpp have this type.
+        let f: Give = unsafe { self.get(name) };
+        // SAFETY: no place to write to is allowed for.
+        let len = unsafe { f(std::ptr::null_mut(), 0) };
+        // Meanwhile there may be more: that is cut off.
+        let mut out = vec![0u8; len + 1];
+        // SAFETY: a place of this length.
+        unsafe { f(out.as_mut_ptr().cast(), out.len()) };
+        CStr::from_bytes_until_nul(&out)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    }
+
+    /// Notes calls from now on, or ceases to.
+    pub fn record(&self, on: bool) {
+        // SAFETY: as control.cpp defines it.
+        let f: unsafe extern "C" fn(c_int) = unsafe { self.get("standin_record") };
+        // SAFETY: any argument is allowed.
+        unsafe { f(c_int::from(on)) };
+    }
+
+    /// The calls noted: `thread function arguments = error`, indented what they carry.
+    pub fn calls(&self) -> String {
+        self.text("standin_calls")
+    }
+
+    /// From now on, once it was called `after` more times, the function gives this code.
+    pub fn fail(&self, name: &str, code: i32, after: u64) {
+        type Fail = unsafe extern "C" fn(*const c_char, c_int, u64);
+        // SAFETY: as control.cpp defines it.
+        let f: Fail = unsafe { self.get("standin_fail") };
+        let name = CString::new(name).unwrap();
+        // SAFETY: a string that ends.
+        unsafe { f(name.as_ptr(), code, after) };
+    }
+
+    /// The device is lost, now (0) or with the operation `after` from here.
+    pub fn lose_device(&self, code: i32, after: u64) {
+        // SAFETY: as control.cpp defines it.
+        let f: unsafe extern "C" fn(c_int, u64) = unsafe { self.get("standin_lose_device") };
+        // SAFETY: any arguments are allowed.
+        unsafe { f(code, after) };
+    }
+
+    /// Sets a device attribute.
+    pub fn set_attribute(&self, attribute: i32, value: i32) {
+        // SAFETY: as control.cpp defines it.
+        let f: unsafe extern "C" fn(c_int, c_int) = unsafe { self.get("standin_set_attribute") };
+        // SAFETY: any arguments are allowed.
+        unsafe { f(attribute, value) };
+    }
+
+    /// Makes memory I/O memory; with length 0, ordinary memory again.
+    pub fn io_memory(&self, at: *mut u8, len: usize) {
+        // SAFETY: as control.cpp defines it.
+        let f: unsafe extern "C" fn(*mut u8, usize) = unsafe { self.get("standin_io_memory") };
+        // SAFETY: the numbers are noted, nothing is accessed.
+        unsafe { f(at, len) };
+    }
+
+    /// Calls that stood still behind waiting streams: thread and function.
+    pub fn blocked(&self) -> Vec<(u64, String)> {
+        self.text("standin_blocked")
+            .lines()
+            .map(|line| {
+                let (thread, function) = line.split_once(' ').unwrap();
+                (thread.parse().unwrap(), function.to_owned())
+            })
+            .collect()
+    }
+
+    /// Enqueues that stood still before a full stream.
+    pub fn full(&self) -> u64 {
+        self.count("standin_full")
+    }
+
+    /// Memory operations that have run.
+    pub fn operations(&self) -> u64 {
+        self.count("standin_operations")
+    }
+
+    /// Streams that wait now.
+    pub fn waiting(&self) -> u64 {
+        self.count("standin_waiting")
+    }
+
+    /// What is alive, by name.
+    pub fn live(&self) -> HashMap<String, u64> {
+        self.text("standin_live")
+            .lines()
+            .map(|line| {
+                let (name, n) = line.split_once(' ').unwrap();
+                (name.to_owned(), n.parse().unwrap())
+            })
+            .collect()
+    }
+
+    /// Faults, attributes, log and counts as at the start, a lost device back.
+    pub fn reset(&self) {
+        // SAFETY: as control.cpp defines it.
+        let f: unsafe extern "C" fn() = unsafe { self.get("standin_reset") };
+        // SAFETY: no arguments.
+        unsafe { f() };
+    }
+}
+
+/// The calling thread, as the stand-in names it.
+pub fn thread() -> u64 {
+    let path = std::fs::read_link("/proc/thread-self").unwrap();
+    path.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Waits until `condition` holds.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: never");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
