@@ -305,6 +305,8 @@ crate::dl_api! {
                 scope: CUflushGPUDirectRDMAWritesScope,
             ) -> CudaResult;
 
+            /// Swaps the calling thread's capture mode with the one pointed to.
+            fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) -> CudaResult;
             /// Begins a capture.
             fn cuStreamBeginCapture_v2(
                 stream: CUstream,
