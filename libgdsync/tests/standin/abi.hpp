@@ -34,6 +34,7 @@ enum Code : int {
     kNotPermitted = 800,
     kNotSupported = 801,
     kCaptureUnsupported = 900,
+    kCaptureInvalidated = 901,
     kCaptureUnmatched = 903,
     kUnknown = 999,
 };

@@ -34,6 +34,7 @@ const std::map<int, const char*>& names() {
         {kNotPermitted, "CUDA_ERROR_NOT_PERMITTED"},
         {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
         {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+        {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
         {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
         {kUnknown, "CUDA_ERROR_UNKNOWN"},
     };

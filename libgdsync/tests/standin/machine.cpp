@@ -15,7 +15,36 @@ int told(const char* variable, int otherwise) {
     return text != nullptr ? atoi(text) : otherwise;
 }
 
+// Calls that may wait for streams, which a capture under way forbids.
+bool unsafe_in_capture(const std::string& name) {
+    static const auto* names = new std::set<std::string>{
+        "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister",
+        "cuEventQuery", "cuStreamQuery", "cuModuleLoadData", "cuModuleUnload", "cuIpcCloseMemHandle"};
+    return names->count(name) != 0;
+}
+
+// Whether a capture forbids the call; it is spoilt by the attempt.
+bool spoils_capture(Machine& m, const char* name) {
+    if (capture_mode() == kCaptureRelaxed || !unsafe_in_capture(name)) return false;
+    bool spoilt = false;
+    for (Context* context : m.contexts) {
+        for (auto& stream : context->streams) {
+            if (!stream->capturing || stream->capture_mode == kCaptureRelaxed) continue;
+            const bool other = stream->capture_mode == kCaptureGlobal && capture_mode() == kCaptureGlobal;
+            if (!other && stream->capture_thread != thread_id()) continue;
+            stream->invalidated = true;
+            spoilt = true;
+        }
+    }
+    return spoilt;
+}
+
 }  // namespace
+
+int& capture_mode() {
+    static thread_local int mode = kCaptureGlobal;
+    return mode;
+}
 
 Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)) {}
 
@@ -76,6 +105,7 @@ int refusal(const char* name, Need need) {
     if (m.lost != 0) return m.lost;
     if (need == Need::device) return kOk;
     if (!m.initialised) return kNotInitialized;
+    if (spoils_capture(m, name)) return kCaptureUnsupported;
     if (need == Need::init) return kOk;
     Context* context = current_context();
     if (context == nullptr) return kInvalidContext;

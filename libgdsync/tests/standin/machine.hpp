@@ -35,8 +35,10 @@ struct Stream {
     std::deque<Command> queue;
     u64 submitted = 0, finished = 0;
     bool holds = false, runs = false, destroyed = false;
-    // A capture that is under way, and the commands it took.
-    bool capturing = false;
+    // A capture that is under way: its mode, its thread, the commands it took.
+    bool capturing = false, invalidated = false;
+    int capture_mode = 0;
+    u64 capture_thread = 0;
     u64 captured = 0;
 };
 
@@ -184,6 +186,10 @@ u64 bits(T* v) {
 }
 
 int refusal(const char* name, Need need);
+
+// The capture mode of the calling thread: what it may do while streams are captured.
+enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
+int& capture_mode();
 
 // Every call of the table: locked, noted, refused if a test or the state of things says so.
 template <class Body, class... Args>

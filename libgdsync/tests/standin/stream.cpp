@@ -21,7 +21,11 @@ int own_stream(Machine& m, void* handle, Stream** out) {
 int word(const Machine& m, const Context* context, u64 address, u64 len, char** out) {
     if (address % len != 0) return kInvalidValue;
     const Range* range = m.find(address, len);
-    if (range == nullptr || (!range->portable && range->context != context)) return kInvalidValue;
+    if (range == nullptr) return kInvalidValue;
+    // Device memory is every context's of its device; pinned memory only if it was made so.
+    const bool host = range->kind == Kind::host || range->kind == Kind::registered;
+    if (host && !range->portable && range->context != context) return kInvalidValue;
+    if (range->kind == Kind::mapped && range->flags != kAccessReadWrite) return kInvalidValue;
     *out = range->alias + (address - range->base);
     return kOk;
 }
@@ -230,7 +234,7 @@ STANDIN_API int cuStreamIsCapturing(void* handle, int* status) {
     return call("cuStreamIsCapturing", Need::context, [&](Machine& m, Lock&) -> int {
         Stream* stream;
         const int code = own_stream(m, handle, &stream);
-        if (code == kOk) *status = stream->capturing ? 1 : 0;
+        if (code == kOk) *status = !stream->capturing ? 0 : stream->invalidated ? 2 : 1;
         return code;
     }, handle);
 }
@@ -242,6 +246,9 @@ STANDIN_API int cuStreamBeginCapture_v2(void* handle, int mode) {
         if (code != kOk) return code;
         if (stream == stream->context->legacy) return kCaptureUnsupported;
         stream->capturing = true;
+        stream->invalidated = false;
+        stream->capture_mode = mode;
+        stream->capture_thread = thread_id();
         stream->captured = 0;
         return kOk;
     }, handle, static_cast<u64>(mode));
@@ -254,10 +261,19 @@ STANDIN_API int cuStreamEndCapture(void* handle, void** graph) {
         if (code != kOk) return code;
         if (!stream->capturing) return kCaptureUnmatched;
         stream->capturing = false;
+        if (stream->invalidated) return kCaptureInvalidated;
         *graph = new u64(stream->captured);
         m.graphs.insert(*graph);
         return kOk;
     }, handle);
+}
+
+STANDIN_API int cuThreadExchangeStreamCaptureMode(int* mode) {
+    return call("cuThreadExchangeStreamCaptureMode", Need::init, [&](Machine&, Lock&) -> int {
+        if (*mode < kCaptureGlobal || *mode > kCaptureRelaxed) return kInvalidValue;
+        std::swap(*mode, capture_mode());
+        return kOk;
+    });
 }
 
 STANDIN_API int cuGraphDestroy(void* graph) {
