@@ -1,6 +1,12 @@
 //! Compiles the library's kernels, and those of its tests, with the host compiler, for the
 //! soft GPU.
 
+const KERNELS: [&str; 3] = [
+    "device/gds_pattern.cu",
+    "device/gds_program.cu",
+    "device/gds_trigger.cu",
+];
+
 fn main() {
     println!("cargo::rerun-if-changed=device");
     println!("cargo::rerun-if-changed=tests/kernels");
@@ -9,7 +15,7 @@ fn main() {
         .flag("-x")
         .flag("c++")
         .include("device")
-        .file("device/gds_program.cu")
+        .files(KERNELS)
         .compile("gds_kernels");
     compiler(&include)
         .file("tests/kernels/witness.cpp")

@@ -1,17 +1,7 @@
-// The program kernel: runs a list of operations on one warp, phase after phase. Launched with
-// one block of 32 threads.
+// The program kernels: each runs a list of operations, step after step, on one block of 32
+// threads. They differ in how many operations their parameter holds.
 #include "gds_program.hpp"
 
-GDS_KERNEL(gds_program, gds::Program, p) {
-    const unsigned lane = threadIdx.x;
-    unsigned begin = 0;
-    while (begin < p.count) {
-        unsigned end = begin + 1;
-        while (end < p.count && p.ops[end].phase == p.ops[begin].phase) end++;
-        for (unsigned i = begin + lane; i < end; i += 32) gds::run(p.ops[i]);
-        // What this phase wrote is visible before the next one writes.
-        gds::fence_sys();
-        __syncthreads();
-        begin = end;
-    }
-}
+GDS_KERNEL(gds_program_8, gds::Program<8>, p) { gds::run_program(p); }
+GDS_KERNEL(gds_program_40, gds::Program<40>, p) { gds::run_program(p); }
+GDS_KERNEL(gds_program, gds::Program<120>, p) { gds::run_program(p); }

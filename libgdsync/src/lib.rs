@@ -38,6 +38,7 @@
 //! # The rooms
 //! - [`gpu`]: GPUs, streams, memory that GPU, NIC and CPU share.
 //! - [`rdma`]: devices, registrations, queue pairs, requests, lists of descriptors.
+//! - [`kernels`]: the library's own kernels and what they take.
 //! - [`memop`]: the vocabulary of memory operations, and readable traces of what is submitted.
 //!
 //! # Order
@@ -71,7 +72,7 @@
 
 mod error;
 pub mod gpu;
-mod kernels;
+pub mod kernels;
 pub mod memop;
 #[doc(hidden)]
 pub mod mutant;

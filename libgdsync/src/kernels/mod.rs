@@ -1,0 +1,107 @@
+//! The library's own kernels: their names, their parameters, their code.
+//!
+//! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
+//! CUDA, and by the host compiler, for the soft GPU. An [`Entry`] names one; the structures here
+//! are the parameters, to the byte.
+
+mod params;
+
+use std::ffi::c_void;
+
+use crate::gpu::Kernel;
+
+pub use params::{Fill, QUEUES, Report, Trigger, TriggerQueue, Verify, Wait, Waited, pattern};
+
+/// All kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
+/// NUL, as `cuModuleLoadData` wants it.
+pub const PTX: &str = concat!(include_str!("../../device/ptx/gds_kernels.ptx"), "\0");
+
+unsafe extern "C" {
+    fn gds_program_8(params: *const c_void);
+    fn gds_program_40(params: *const c_void);
+    fn gds_program(params: *const c_void);
+    fn gds_trigger(params: *const c_void);
+    fn gds_wait(params: *const c_void);
+    fn gds_fill(params: *const c_void);
+    fn gds_verify(params: *const c_void);
+}
+
+/// One of the library's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Entry {
+    /// Runs a program of up to 8 operations. One block of 32 threads.
+    Program8,
+    /// Runs a program of up to 40 operations. One block of 32 threads.
+    Program40,
+    /// Runs a program of up to 120 operations. One block of 32 threads.
+    Program,
+    /// Posts what comes next on up to [`QUEUES`] queues, see [`Trigger`]. One block of 32 threads.
+    Trigger,
+    /// Waits for what comes next on up to [`QUEUES`] completion queues, see [`Wait`]. One block of
+    /// 32 threads.
+    Wait,
+    /// Writes a pattern, see [`Fill`]. Any number of blocks and threads.
+    Fill,
+    /// Compares with a pattern, see [`Verify`]. Any number of blocks and threads.
+    Verify,
+}
+
+impl Entry {
+    /// All of them.
+    pub const ALL: [Entry; 7] = [
+        Entry::Program8,
+        Entry::Program40,
+        Entry::Program,
+        Entry::Trigger,
+        Entry::Wait,
+        Entry::Fill,
+        Entry::Verify,
+    ];
+
+    /// Its name in the module.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Entry::Program8 => "gds_program_8",
+            Entry::Program40 => "gds_program_40",
+            Entry::Program => "gds_program",
+            Entry::Trigger => "gds_trigger",
+            Entry::Wait => "gds_wait",
+            Entry::Fill => "gds_fill",
+            Entry::Verify => "gds_verify",
+        }
+    }
+
+    /// The size of its one parameter in bytes.
+    pub const fn param_size(self) -> usize {
+        match self {
+            Entry::Program8 => 8 + 32 * 8,
+            Entry::Program40 => 8 + 32 * 40,
+            Entry::Program => 8 + 32 * 120,
+            Entry::Trigger => size_of::<Trigger>(),
+            Entry::Wait => size_of::<Wait>(),
+            Entry::Fill => size_of::<Fill>(),
+            Entry::Verify => size_of::<Verify>(),
+        }
+    }
+
+    /// The kernel for the soft GPU.
+    pub fn soft(self) -> Kernel {
+        let entry = match self {
+            Entry::Program8 => gds_program_8,
+            Entry::Program40 => gds_program_40,
+            Entry::Program => gds_program,
+            Entry::Trigger => gds_trigger,
+            Entry::Wait => gds_wait,
+            Entry::Fill => gds_fill,
+            Entry::Verify => gds_verify,
+        };
+        // SAFETY: the entry was compiled by build.rs against softgpu's headers, and takes one
+        // parameter of this size: the headers assert the size of each, as this file does.
+        Kernel::soft(unsafe { softgpu::Kernel::new(self.name(), entry, self.param_size()) })
+    }
+}
+
+/// The program kernel with the largest parameter, for the soft GPU.
+pub(crate) fn program() -> Kernel {
+    Entry::Program.soft()
+}

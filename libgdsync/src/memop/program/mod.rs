@@ -1,0 +1,342 @@
+//! The other lowering: one tiny kernel that runs a list of operations.
+//!
+//! A [`Program`] is the kernel's parameter (`device/gds_program.hpp` has the same layout). The
+//! kernel is one warp, and goes through the program in *steps*, with a barrier between them.
+//! A step is a set of *chains* that run side by side, one on each thread; a chain is a run of
+//! operations in order. What may go side by side is decided here, as operations are appended:
+//!
+//! - [`Program::push`] and its kin take what the library knows more about: waits that stay
+//!   passed once they have, writes of words that no two share, bells of different queues.
+//!   Their like stand side by side in one step.
+//! - [`Program::push_batch`] takes operations of which nothing is known but what
+//!   [`Op`](super::Op) says: all keep their order, except for unfenced writes among themselves.
+//!   They are chained on one thread, so order costs no barrier.
+//!
+//! Doorbells and completion waits come in two forms. With constants, as in memory operations,
+//! or without values: the kernel then reads how far a queue stands from memory that lives with
+//! the queue, so that launching the same program again posts and waits for what comes *next*.
+
+mod batch;
+#[cfg(test)]
+mod tests;
+
+use super::DevicePtr;
+use super::post::Ring;
+use crate::kernels::Entry;
+
+/// Operations one program holds.
+pub const MAX_OPS: usize = 120;
+
+/// What a program operation does. The numbers are the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// Stores 32 bits.
+    Write32 = 1,
+    /// Stores 64 bits.
+    Write64 = 2,
+    /// Waits for a 32-bit word; `extra` is mask and condition.
+    Wait32 = 3,
+    /// Waits for a 64-bit word; `extra` is the mask, `more` the condition.
+    Wait64 = 4,
+    /// Rings for the next `value` entries of the send queue whose state is at `at`.
+    Post = 5,
+    /// Advances the record of the receive queue whose state is at `at` by `value` entries.
+    PostReceive = 6,
+    /// Waits for the completion `value` (signed) positions ahead of where the waiter, whose
+    /// state is at `at`, stands; `extra` 1 announces that it has passed.
+    WaitCompletion = 7,
+    /// Waits until the completion entry whose last dword is at `at` is a success with owner
+    /// bit `value`.
+    WaitEntry = 8,
+    /// Stores `more` into the doorbell record at `at`, then `value` into the doorbell at `extra`.
+    Ring = 9,
+}
+
+impl Code {
+    const ALL: [Code; 9] = [
+        Code::Write32,
+        Code::Write64,
+        Code::Wait32,
+        Code::Wait64,
+        Code::Post,
+        Code::PostReceive,
+        Code::WaitCompletion,
+        Code::WaitEntry,
+        Code::Ring,
+    ];
+
+    /// Its name in traces.
+    fn name(self) -> &'static str {
+        match self {
+            Code::Write32 => "write32",
+            Code::Write64 => "write64",
+            Code::Wait32 => "wait32",
+            Code::Wait64 => "wait64",
+            Code::Post => "post",
+            Code::PostReceive => "post-receive",
+            Code::WaitCompletion => "wait-completion",
+            Code::WaitEntry => "wait-entry",
+            Code::Ring => "ring",
+        }
+    }
+}
+
+/// What was written before is visible before this is.
+const FENCED: u8 = 1;
+/// Run by the thread that runs the operation before, after it.
+const CHAINED: u8 = 2;
+
+/// One operation, as the kernel reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ProgramOp {
+    /// A [`Code`].
+    code: u8,
+    /// [`FENCED`], [`CHAINED`].
+    flags: u8,
+    /// How many operations come before this one and must.
+    pub phase: u8,
+    /// At the first operation of a step: how many operations the step has.
+    step: u8,
+    /// See [`Code`].
+    pub more: u32,
+    /// The address it is about.
+    pub at: u64,
+    /// See [`Code`].
+    pub value: u64,
+    /// See [`Code`].
+    pub extra: u64,
+}
+
+impl ProgramOp {
+    const NOTHING: ProgramOp = ProgramOp {
+        code: 0,
+        flags: 0,
+        phase: 0,
+        step: 0,
+        more: 0,
+        at: 0,
+        value: 0,
+        extra: 0,
+    };
+
+    fn new(code: Code, at: DevicePtr, value: u64) -> ProgramOp {
+        ProgramOp {
+            code: code as u8,
+            at: at.0,
+            value,
+            ..ProgramOp::NOTHING
+        }
+    }
+
+    fn fenced(self, fenced: bool) -> ProgramOp {
+        let flags = if fenced {
+            self.flags | FENCED
+        } else {
+            self.flags & !FENCED
+        };
+        ProgramOp { flags, ..self }
+    }
+
+    /// What it does.
+    pub fn code(&self) -> Option<Code> {
+        Code::ALL.into_iter().find(|code| *code as u8 == self.code)
+    }
+
+    /// Its name in traces.
+    pub fn name(&self) -> &'static str {
+        self.code().map_or("nothing", Code::name)
+    }
+
+    /// Whether the two touch a common byte, or ring the same doorbell: of two threads that
+    /// store into one word at once, only one does.
+    fn overlaps(&self, other: &ProgramOp) -> bool {
+        if self.code == Code::Ring as u8 && other.code == self.code && self.extra == other.extra {
+            return true;
+        }
+        let len = |op: &ProgramOp| match op.code() {
+            Some(Code::Write64 | Code::Wait64) => 8,
+            _ => 4,
+        };
+        self.at < other.at + len(other) && other.at < self.at + len(self)
+    }
+}
+
+/// What stands side by side in the step that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Order matters: a chain.
+    Ordered,
+    /// Unfenced writes.
+    Writes,
+    /// Words that others watch, each with a fence.
+    Marks,
+    /// Waits that stay passed.
+    Waits,
+    /// Bells of different queues.
+    Rings,
+}
+
+/// Where a program ends: what is appended goes on from here.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    count: u32,
+    /// The first operation of the open step.
+    first: u32,
+    /// Threads that the open step takes.
+    chains: u32,
+    kind: Kind,
+    /// There was a fence: every write is fenced from here on.
+    fenced: bool,
+}
+
+/// A list of operations for one launch.
+#[derive(Clone, Debug)]
+#[repr(C)]
+pub struct Program {
+    count: u32,
+    reserved: u32,
+    ops: [ProgramOp; MAX_OPS],
+    /// The host's own; the kernels' parameters end before it.
+    end: End,
+}
+
+const _: () = assert!(size_of::<ProgramOp>() == 32 && std::mem::offset_of!(Program, ops) == 8);
+const _: () = assert!(std::mem::offset_of!(Program, end) == Entry::Program.param_size());
+const _: () = assert!(MAX_OPS <= u8::MAX as usize);
+
+const START: End = End {
+    count: 0,
+    first: 0,
+    chains: 0,
+    kind: Kind::Ordered,
+    fenced: false,
+};
+
+impl Default for Program {
+    fn default() -> Program {
+        Program {
+            count: 0,
+            reserved: 0,
+            ops: [ProgramOp::NOTHING; MAX_OPS],
+            end: START,
+        }
+    }
+}
+
+impl Program {
+    /// The operations in order.
+    pub fn ops(&self) -> &[ProgramOp] {
+        &self.ops[..self.count as usize]
+    }
+
+    /// Forgets them.
+    pub fn clear(&mut self) {
+        self.restore(START);
+    }
+
+    /// Whether `n` more fit.
+    pub fn has_room(&self, n: usize) -> bool {
+        self.count as usize + n <= MAX_OPS
+    }
+
+    /// The kernel to launch, on one block of 32 threads, and its parameter: those with the
+    /// smallest parameter that holds the operations.
+    pub fn image(&self) -> (Entry, &[u8]) {
+        let entry = match self.count {
+            0..=8 => Entry::Program8,
+            9..=40 => Entry::Program40,
+            _ => Entry::Program,
+        };
+        (entry, &self.bytes()[..entry.param_size()])
+    }
+
+    /// The parameter of the largest of the kernels.
+    pub fn bytes(&self) -> &[u8] {
+        let len = Entry::Program.param_size();
+        // SAFETY: `Program` is repr(C), and its first `len` bytes are `count`, `reserved` and
+        // `ops` (asserted above), which have no padding and are all initialised; a byte has no
+        // alignment or validity requirement.
+        unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), len) }
+    }
+
+    /// Appends an operation on what belongs to the library. Waits (each stays passed once it has)
+    /// stand beside waits, unfenced writes beside unfenced writes; all else keeps its order.
+    pub fn push(&mut self, code: Code, at: u64, value: u64, extra: u64, fenced: bool) {
+        let kind = match code {
+            Code::Wait32 | Code::Wait64 | Code::WaitCompletion | Code::WaitEntry => Kind::Waits,
+            Code::Write32 | Code::Write64 if fenced => Kind::Ordered,
+            Code::Write32 | Code::Write64 => Kind::Writes,
+            Code::Ring => Kind::Rings,
+            // Their doorbells are not known here, and two threads must not write one at once.
+            Code::Post | Code::PostReceive => Kind::Ordered,
+        };
+        let op = ProgramOp {
+            extra,
+            ..ProgramOp::new(code, DevicePtr(at), value).fenced(fenced)
+        };
+        self.append(op, kind);
+    }
+
+    /// Appends a fenced write of a word that others watch and no other mark of the program
+    /// shares. Marks stand beside marks.
+    pub fn push_mark(&mut self, at: DevicePtr, value: u32) {
+        let op = ProgramOp::new(Code::Write32, at, u64::from(value)).fenced(true);
+        self.append(op, Kind::Marks);
+    }
+
+    /// Appends what rings, with constants: the edge, if there is one, then record and doorbell.
+    /// Bells with doorbells of their own stand side by side. Takes room for two.
+    pub fn push_ring(&mut self, ring: &Ring) {
+        if let Some(edge) = ring.edge {
+            let equal = u64::from(u32::MAX) << 32 | 1;
+            self.push(Code::Wait32, ring.record.0, u64::from(edge), equal, false);
+        }
+        self.append(ring_op(ring), Kind::Rings);
+    }
+
+    /// Appends `op`: beside its like in the open step, at the end of the step's one chain if
+    /// order is all that matters, or in a step of its own.
+    fn append(&mut self, mut op: ProgramOp, kind: Kind) {
+        let (count, first) = (self.count as usize, self.end.first as usize);
+        let step = &self.ops[first..count];
+        let beside = kind != Kind::Ordered
+            && kind == self.end.kind
+            && !step.iter().any(|other| other.overlaps(&op));
+        let chained = !beside && kind == Kind::Ordered && self.end.chains == 1;
+        let before = self.ops().last().map(|last| last.phase);
+        op.phase = before.map_or(0, |phase| phase + u8::from(!beside));
+        if chained {
+            op.flags |= CHAINED;
+            self.end.kind = Kind::Ordered;
+        } else if beside {
+            self.end.chains += 1;
+        } else {
+            self.end.first = self.count;
+            self.end.chains = 1;
+            self.end.kind = kind;
+        }
+        self.ops[count] = op;
+        self.count += 1;
+        self.end.count = self.count;
+        self.ops[self.end.first as usize].step = (self.count - self.end.first) as u8;
+    }
+
+    /// Takes back what was appended since `end` was the end.
+    fn restore(&mut self, end: End) {
+        self.end = end;
+        self.count = end.count;
+        if end.count > end.first {
+            self.ops[end.first as usize].step = (end.count - end.first) as u8;
+        }
+    }
+}
+
+fn ring_op(ring: &Ring) -> ProgramOp {
+    ProgramOp {
+        more: ring.record_value,
+        extra: ring.doorbell.0,
+        ..ProgramOp::new(Code::Ring, ring.record, ring.doorbell_value)
+    }
+}
