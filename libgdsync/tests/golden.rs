@@ -2,201 +2,48 @@
 //! descriptor and every fall-back. The expected text lies in `tests/golden/`; `GDS_BLESS=1`
 //! writes it anew, so that a change of lowering is a diff of text to be read.
 
-use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::time::Duration;
+#[path = "common/golden_rig.rs"]
+mod golden_rig;
 
+use gdsync::Gpu;
+use gdsync::gpu::Stream;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Region, Stream};
-use gdsync::memop::{Caps, Condition};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Field, Lowering, Mr, Qp, QpConfig, ReceiveRequest,
-    SendRequest, Sge, WaitOptions, Work, post_on,
-};
-use gdsync::{Gpu, Kind};
+use gdsync::memop::Caps;
+use gdsync::rdma::Lowering;
+use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
 
-const LIMIT: Duration = Duration::from_secs(20);
+/// The GPU's own tracer.
+struct Traced;
 
-/// A runtime as CUDA's: everything but masks and inline copies.
-fn cuda() -> Caps {
-    SoftOptions::default().caps
+impl Watch for Traced {
+    fn start(&mut self, gpu: &Gpu) {
+        gpu.tracer().capture();
+    }
+
+    fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String> {
+        let lines = gpu.tracer().take();
+        lines.iter().map(|line| renumber(line, streams)).collect()
+    }
+
+    fn expected(&self, golden: String) -> String {
+        golden
+    }
 }
 
-/// Two connected queue pairs, two streams, and memory.
-struct Rig {
-    gpu: Gpu,
-    a: Qp,
-    b: Qp,
-    streams: [Stream; 2],
-    memory: Mr,
-    text: String,
-    /// Stream numbers as the trace has them.
-    ids: [u64; 2],
-}
-
-fn rig(caps: Caps, config: QpConfig) -> Rig {
+/// A soft GPU that can do this.
+fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     let options = SoftOptions {
         caps,
         ..SoftOptions::default()
     };
     let live = gds_driver::Live::global().unwrap();
     let gpu = Gpu::soft_with(live, options).unwrap();
-    let device = Device::emulated(&gpu).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let mut a = pd.create_qp(&config).unwrap();
-    let mut b = pd.create_qp(&config).unwrap();
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
-    let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
-    let ids = [streams[0].id(), streams[1].id()];
-    Rig {
-        gpu,
-        a,
-        b,
-        streams,
-        memory,
-        text: String::new(),
-        ids,
-    }
-}
-
-fn small() -> QpConfig {
-    QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        lowering: Lowering::MemOps,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    }
-}
-
-impl Rig {
-    fn sge(&self, offset: u64) -> Sge<'_> {
-        Sge {
-            mr: &self.memory,
-            offset,
-            len: 8,
-        }
-    }
-
-    fn send(&mut self) -> SendRequest {
-        let memory = self.memory.clone();
-        let sge = [Sge {
-            mr: &memory,
-            offset: 0,
-            len: 8,
-        }];
-        self.a.prepare(&Work::send(&sge).signaled()).unwrap()
-    }
-
-    fn receive(&mut self) -> ReceiveRequest {
-        let memory = self.memory.clone();
-        let sge = [Sge {
-            mr: &memory,
-            offset: 2048,
-            len: 8,
-        }];
-        self.b.prepare_receive(&sge).unwrap()
-    }
-
-    /// Posts on a stream and takes down what the stream was given, under a title.
-    fn post(&mut self, title: &str, stream: usize, list: &[Descriptor<'_>]) {
-        let stream = self.streams[stream].clone();
-        self.gpu.tracer().capture();
-        post_on(&stream, &mut [&mut self.a, &mut self.b], list).unwrap();
-        self.note(title);
-    }
-
-    fn note(&mut self, title: &str) {
-        writeln!(self.text, "# {title}").unwrap();
-        for line in self.gpu.tracer().take() {
-            let line = line
-                .replace(&format!("stream {}:", self.ids[0]), "stream 0:")
-                .replace(&format!("stream {}:", self.ids[1]), "stream 1:")
-                .replace("qp0x1000", "A")
-                .replace("qp0x1001", "B");
-            let indent = if line.starts_with("stream") { "" } else { "  " };
-            writeln!(self.text, "{indent}{line}").unwrap();
-        }
-    }
-
-    /// One message without a trace, to move the rings on.
-    fn quietly(&mut self) {
-        let recv = self.receive();
-        self.b.post_receive(recv).unwrap();
-        let send = self.send();
-        let stream = self.streams[0].clone();
-        let waits = [
-            Descriptor::Send(send),
-            Descriptor::Wait(send.into(), WaitOptions::default()),
-            Descriptor::Wait(recv.into(), WaitOptions::default()),
-        ];
-        post_on(&stream, &mut [&mut self.a, &mut self.b], &waits).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-    }
-
-    fn finish(self, name: &str) {
-        for stream in &self.streams {
-            assert!(
-                stream.synchronize(LIMIT).unwrap(),
-                "{name}: a stream is stuck"
-            );
-        }
-        let path =
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.txt"));
-        if std::env::var("GDS_BLESS").is_ok() {
-            std::fs::write(&path, &self.text).unwrap();
-            return;
-        }
-        let expected = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(
-            self.text,
-            expected,
-            "{name}: the trace differs from {}",
-            path.display()
-        );
-    }
-
-    /// One message by stream operations, with its trace: posted receive, send, both waits.
-    fn message(&mut self, title: &str) {
-        let recv = self.receive();
-        self.post(
-            &format!("{title}: receive"),
-            0,
-            &[Descriptor::Receive(recv)],
-        );
-        let send = self.send();
-        self.post(
-            &format!("{title}: send and wait"),
-            0,
-            &[
-                Descriptor::Send(send),
-                Descriptor::Wait(send.into(), WaitOptions::default()),
-            ],
-        );
-        let wait = Descriptor::Wait(recv.into(), WaitOptions::default());
-        self.post(&format!("{title}: wait for the receive"), 0, &[wait]);
-        assert!(self.streams[0].synchronize(LIMIT).unwrap(), "{title}");
-    }
-
-    /// A message in each of the first four laps of both completion queues (8 entries each).
-    fn laps(&mut self) {
-        for lap in 0..4 {
-            self.message(&format!("lap {lap}"));
-            for _ in 0..7 {
-                self.quietly();
-            }
-        }
-    }
+    (gpu, Box::new(Traced))
 }
 
 #[test]
 fn a_message_in_each_lap_as_on_cuda() {
-    let mut r = rig(cuda(), small());
-    r.laps();
-    r.finish("laps-cuda");
+    golden_rig::laps("laps-cuda", &soft, cuda(), small());
 }
 
 #[test]
@@ -206,9 +53,7 @@ fn a_message_in_each_lap_with_masked_waits_as_on_hip() {
         nor: false,
         ..cuda()
     };
-    let mut r = rig(caps, small());
-    r.laps();
-    r.finish("laps-mask");
+    golden_rig::laps("laps-mask", &soft, caps, small());
 }
 
 #[test]
@@ -217,9 +62,7 @@ fn a_message_in_each_lap_without_nor() {
         nor: false,
         ..cuda()
     };
-    let mut r = rig(caps, small());
-    r.laps();
-    r.finish("laps-no-nor");
+    golden_rig::laps("laps-no-nor", &soft, caps, small());
 }
 
 #[test]
@@ -228,143 +71,34 @@ fn a_message_in_each_lap_without_64_bits() {
         memops64: false,
         ..cuda()
     };
-    let mut r = rig(caps, small());
-    r.laps();
-    r.finish("laps-32-bit");
+    golden_rig::laps("laps-32-bit", &soft, caps, small());
 }
 
 #[test]
 fn a_message_in_each_lap_by_kernel() {
-    let config = QpConfig {
-        lowering: Lowering::Kernel,
-        ..small()
-    };
-    let mut r = rig(cuda(), config);
-    r.laps();
-    r.finish("laps-kernel");
+    golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
 }
 
 #[test]
 fn a_message_in_each_lap_by_proxy() {
-    let config = QpConfig {
-        endpoint: Endpoint::Proxy,
-        ..small()
-    };
-    let mut r = rig(cuda(), config);
-    r.laps();
-    r.finish("laps-proxy");
+    golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
 }
 
-/// A change of poster waits for the record, on both queues; nothing else does.
 #[test]
 fn a_change_of_stream() {
-    for (name, config) in [
-        ("edges-ring", small()),
-        (
-            "edges-kernel",
-            QpConfig {
-                lowering: Lowering::Kernel,
-                ..small()
-            },
-        ),
-        (
-            "edges-proxy",
-            QpConfig {
-                endpoint: Endpoint::Proxy,
-                ..small()
-            },
-        ),
-    ] {
-        let mut r = rig(cuda(), config);
-        // The first receive is not matched before the second is posted: no send yet.
-        let (r0, r1) = (r.receive(), r.receive());
-        r.post("receive by stream 0", 0, &[Descriptor::Receive(r0)]);
-        r.post("receive by stream 1", 1, &[Descriptor::Receive(r1)]);
-        // A gate, so that the first send is still in flight when the second is posted.
-        let gate = r
-            .gpu
-            .alloc(MemoryKind::Pinned, 64)
-            .unwrap()
-            .word32(0)
-            .unwrap();
-        let wait_gate = Descriptor::WaitValue32 {
-            word: &gate,
-            condition: Condition::Eq,
-            value: 1,
-            flush: false,
-        };
-        let stream = r.streams[0].clone();
-        r.a.post_on(&stream, &[wait_gate]).unwrap();
-        let (s0, s1) = (r.send(), r.send());
-        r.post("send by stream 0", 0, &[Descriptor::Send(s0)]);
-        r.post("send by stream 1", 1, &[Descriptor::Send(s1)]);
-        let s2 = r.send();
-        assert_eq!(
-            r.a.post(s2).unwrap_err().kind(),
-            Kind::Busy,
-            "stream 1 has not rung"
-        );
-        gate.store(1).unwrap();
-        r.a.wait(s1, LIMIT).unwrap();
-        r.a.abort(s2).unwrap();
-        r.finish(name);
-    }
+    golden_rig::edges("edges-ring", &soft, small());
+    golden_rig::edges("edges-kernel", &soft, by_kernel());
+    golden_rig::edges("edges-proxy", &soft, by_proxy());
 }
 
 #[test]
 fn flushes() {
-    let mut r = rig(cuda(), small());
-    let word = r
-        .gpu
-        .alloc(MemoryKind::Pinned, 64)
-        .unwrap()
-        .word32(0)
-        .unwrap();
-    let flushing = WaitOptions {
-        flush: true,
-        timeout: None,
-    };
-    let mut recvs = Vec::new();
-    for _ in 0..3 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
-        let send = r.send();
-        r.a.post(send).unwrap();
-        recvs.push(Descriptor::Wait(recv.into(), flushing));
-    }
-    r.post(
-        "three waits, nothing between: one flush, on the last",
-        0,
-        &recvs,
-    );
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 7,
-    };
-    r.post(
-        "a write between: each keeps its flush",
-        0,
-        &[recvs[0], write, recvs[1]],
-    );
-    r.post("a flush by itself", 0, &[Descriptor::Flush]);
-    let text = std::mem::take(&mut r.text).replace(&format!("{:?}", word.addr()), "word");
-    r.text = text;
-    r.finish("flushes");
+    golden_rig::flushes(&soft);
     let caps = Caps {
         flush: false,
         ..cuda()
     };
-    let mut r = rig(caps, small());
-    let recv = r.receive();
-    r.b.post_receive(recv).unwrap();
-    let stream = r.streams[0].clone();
-    let refused =
-        r.b.post_on(&stream, &[Descriptor::Wait(recv.into(), flushing)]);
-    assert_eq!(
-        refused.unwrap_err().kind(),
-        Kind::Unsupported,
-        "never silently skipped"
-    );
+    golden_rig::no_flush(&soft, caps);
 }
 
 /// Every word operation, on a runtime with everything and on the barest one.
@@ -381,205 +115,25 @@ fn word_operations() {
         fence: false,
         ..cuda()
     };
-    for (name, caps) in [
-        ("words-full", full),
-        ("words-cuda", cuda()),
-        ("words-bare", bare),
-    ] {
-        let mut r = rig(caps, small());
-        let memory: Region = r.gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-        let (w32, w64) = (memory.word32(0).unwrap(), memory.word64(8).unwrap());
-        let span = memory.span(64, 44).unwrap();
-        let data: Vec<u8> = (1..=44).collect();
-        w32.store(5).unwrap();
-        w64.store(6).unwrap();
-        let wait32 = |condition, value| Descriptor::WaitValue32 {
-            word: &w32,
-            condition,
-            value,
-            flush: false,
-        };
-        let list = [
-            wait32(Condition::Geq, 4),
-            wait32(Condition::Eq, 5),
-            wait32(Condition::And, 1),
-            Descriptor::WaitValue64 {
-                word: &w64,
-                condition: Condition::Eq,
-                value: 6,
-                flush: false,
-            },
-            Descriptor::WriteValue32 {
-                word: &w32,
-                value: 0x11,
-            },
-            Descriptor::WriteValue64 {
-                word: &w64,
-                value: 0x2222_0000_3333,
-            },
-            Descriptor::WriteMemory {
-                to: &span,
-                data: &data,
-            },
-        ];
-        r.post("words", 0, &list);
-        assert!(r.streams[0].synchronize(LIMIT).unwrap());
-        let mut got = [0; 44];
-        memory.read(64, &mut got).unwrap();
-        assert_eq!(
-            (got.as_slice(), w64.load().unwrap()),
-            (&data[..], 0x2222_0000_3333)
-        );
-        let text = std::mem::take(&mut r.text);
-        let base = memory.addr().0;
-        r.text = text
-            .lines()
-            .map(|line| {
-                let words = line.split(' ').map(|word| {
-                    let hex = word
-                        .strip_prefix("0x")
-                        .and_then(|h| u64::from_str_radix(h, 16).ok());
-                    match hex {
-                        Some(at) if (base..base + 4096).contains(&at) => {
-                            format!("memory+{:#x}", at - base)
-                        }
-                        _ => word.to_owned(),
-                    }
-                });
-                words.collect::<Vec<_>>().join(" ") + "\n"
-            })
-            .collect();
-        r.finish(name);
-    }
+    golden_rig::words("words-full", &soft, full);
+    golden_rig::words("words-cuda", &soft, cuda());
+    golden_rig::words("words-bare", &soft, bare);
 }
 
-/// What a 26-neighbour exchange enqueues is more than one submission takes: it is cut, and
-/// never between record and doorbell.
 #[test]
 fn a_long_list_is_cut_between_groups() {
     for limit in [3, 8, 255] {
-        let caps = Caps {
-            batch_limit: limit,
-            ..cuda()
-        };
-        let config = QpConfig {
-            send_blocks: 256,
-            recv_entries: 256,
-            ..small()
-        };
-        let mut r = rig(caps, config);
-        let mut list = Vec::new();
-        for _ in 0..90 {
-            let recv = r.receive();
-            r.b.post_receive(recv).unwrap();
-            let send = r.send();
-            list.push(Descriptor::Send(send));
-            list.push(Descriptor::Wait(send.into(), WaitOptions::default()));
-        }
-        r.gpu.tracer().capture();
-        let stream = r.streams[0].clone();
-        r.a.post_on(&stream, &list).unwrap();
-        let lines = r.gpu.tracer().take();
-        let mut submissions: Vec<Vec<String>> = Vec::new();
-        for line in lines {
-            match line.starts_with("stream") {
-                true => submissions.push(Vec::new()),
-                false => submissions.last_mut().unwrap().push(line),
-            }
-        }
-        let total: usize = submissions.iter().map(Vec::len).sum();
-        assert_eq!(
-            total,
-            3 * 90 + 1,
-            "record, doorbell and wait each, one mark"
-        );
-        assert!(submissions.len() >= total.div_ceil(limit));
-        for s in &submissions {
-            assert!(s.len() <= limit, "{} operations, limit {limit}", s.len());
-            assert!(
-                !s.last().unwrap().contains(".record"),
-                "cut between record and doorbell"
-            );
-        }
-        assert!(stream.synchronize(LIMIT).unwrap());
+        golden_rig::long_list(&soft, limit);
     }
 }
 
 #[test]
 fn aborts_holes_patches_and_time_limits() {
-    let mut r = rig(
-        cuda(),
-        QpConfig {
-            send_blocks: 16,
-            recv_entries: 16,
-            ..small()
-        },
-    );
-    let (s0, s1, s2) = (r.send(), r.send(), r.send());
-    r.a.abort(s2).unwrap();
-    r.a.abort(s0).unwrap();
-    for _ in 0..2 {
-        let recv = r.receive();
-        r.b.post_receive(recv).unwrap();
-    }
-    r.post("a hole before it, rung with it", 0, &[Descriptor::Send(s1)]);
-    let s3 = r.send();
-    let (length, address) = (
-        r.a.field32(s3, Field::Length(0)).unwrap(),
-        r.a.field64(s3, Field::Address(0)).unwrap(),
-    );
-    let at = r.memory.region().addr().0 + 16;
-    let list = [
-        Descriptor::WriteValue32 {
-            word: &length,
-            value: 4u32.to_be(),
-        },
-        Descriptor::WriteValue64 {
-            word: &address,
-            value: at.to_be(),
-        },
-        Descriptor::Send(s3),
-    ];
-    r.post("length and address patched before the doorbell", 0, &list);
-    r.text = r.text.replace(&format!("{:#018x}", at.to_be()), "ADDRESS");
-    let limited = WaitOptions {
-        flush: false,
-        timeout: Some(Duration::from_secs(30)),
-    };
-    r.post(
-        "a wait with a time limit says that it has arrived",
-        0,
-        &[Descriptor::Wait(s3.into(), limited)],
-    );
-    assert!(r.sge(0).len == 8);
-    r.finish("aborts-patches-limits");
+    golden_rig::aborts_holes_patches_and_time_limits(&soft);
 }
 
-/// Sends that follow each other in one list share one doorbell; anything between keeps them apart.
 #[test]
 fn sends_in_a_row_ring_once() {
-    for (name, lowering) in [
-        ("row-memops", Lowering::MemOps),
-        ("row-kernel", Lowering::Kernel),
-    ] {
-        let config = QpConfig {
-            send_blocks: 16,
-            recv_entries: 16,
-            lowering,
-            ..small()
-        };
-        let mut r = rig(cuda(), config);
-        for _ in 0..6 {
-            let recv = r.receive();
-            r.b.post_receive(recv).unwrap();
-        }
-        let sends: Vec<SendRequest> = (0..6).map(|_| r.send()).collect();
-        let ring = |i: usize| Descriptor::Send(sends[i]);
-        r.post("three in a row", 0, &[ring(0), ring(1), ring(2)]);
-        let wait = Descriptor::wait(sends[3]);
-        r.post("a wait between", 0, &[ring(3), wait, ring(4), ring(5)]);
-        assert!(r.streams[0].synchronize(LIMIT).unwrap());
-        r.a.wait(sends[5], LIMIT).unwrap();
-        r.finish(name);
-    }
+    golden_rig::row("row-memops", &soft, Lowering::MemOps);
+    golden_rig::row("row-kernel", &soft, Lowering::Kernel);
 }
