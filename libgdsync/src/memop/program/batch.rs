@@ -77,7 +77,11 @@ impl Program {
                     self.write(ProgramOp::new(Code::Write32, at, u64::from(value)), false);
                 }
             }
-            Op::Fence => self.end.fenced = true,
+            Op::Fence => {
+                self.end.fenced = true;
+                // Nothing joins what is before the fence.
+                self.end.kind = Kind::Ordered;
+            }
             Op::Flush | Op::Wait32 { .. } | Op::Wait64 { .. } => return false,
         }
         true

@@ -1,1 +1,568 @@
+//! Random programs keep the order that memory operations have: on a model that lets the threads
+//! of a step run in any order, and by the kernels on the soft GPU.
 
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestCaseError;
+
+use super::*;
+use crate::gpu::{Dims, Gpu, MemoryKind};
+use crate::memop::{Batch, Condition, Inline, Op};
+use crate::testing::cases;
+
+/// Words of 32 bits that programs work on, few enough to meet again.
+const WORDS: usize = 12;
+const BASE: u64 = 0x1000;
+/// Words 16 on belong to the library's operations: they are in no two of them.
+const OWN: usize = 16;
+const ALL_WORDS: usize = 160;
+
+/// A store or a look at one word of 32 bits: what every operation comes down to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    Store { word: usize, value: u32 },
+    Look { word: usize, wide: bool },
+}
+
+/// Operations of one class may change places with each other, if any may.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Class {
+    Ordered,
+    Unfenced,
+    Stable,
+    Mark,
+    /// A bell's operations stay in order among themselves.
+    Bell(usize),
+}
+
+/// An act as the list asks for it.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    act: Act,
+    class: Class,
+    /// Stores before it are visible before it is.
+    fenced: bool,
+    /// Acts of one store, the halves of 64 bits, have the same.
+    part: usize,
+    /// How many fences the list has before it.
+    epoch: usize,
+}
+
+impl Asked {
+    fn may_swap(&self, later: &Asked) -> bool {
+        let apart = self.act.word() != later.act.word();
+        let free = match (self.class, later.class) {
+            (Class::Ordered, _) => false,
+            (Class::Bell(a), Class::Bell(b)) => a != b,
+            (a, b) => a == b,
+        };
+        // Waits change nothing, so two that stay passed may look at one word.
+        free && (apart || self.class == Class::Stable) && self.epoch == later.epoch
+    }
+}
+
+impl Act {
+    fn word(&self) -> usize {
+        match *self {
+            Act::Store { word, .. } | Act::Look { word, .. } => word,
+        }
+    }
+}
+
+fn word_of(at: u64) -> usize {
+    ((at - BASE) / 4) as usize
+}
+
+fn stores64(at: u64, value: u64) -> [Act; 2] {
+    let word = word_of(at);
+    let (low, high) = (value as u32, (value >> 32) as u32);
+    [(word, low), (word + 1, high)].map(|(word, value)| Act::Store { word, value })
+}
+
+/// A list, grown so that every wait holds when it is reached in order.
+#[derive(Default)]
+struct Plan {
+    asked: Vec<Asked>,
+    memory: Vec<u32>,
+    fences: usize,
+    bells: usize,
+    parts: usize,
+    next_own: usize,
+}
+
+impl Plan {
+    fn new() -> Plan {
+        Plan {
+            memory: initial(),
+            next_own: OWN,
+            ..Plan::default()
+        }
+    }
+
+    fn ask(&mut self, acts: &[Act], class: Class, fenced: bool) {
+        for &act in acts {
+            if let Act::Store { word, value } = act {
+                self.memory[word] = value;
+            }
+            self.asked.push(Asked {
+                act,
+                class,
+                fenced,
+                part: self.parts,
+                epoch: self.fences,
+            });
+        }
+        self.parts += 1;
+    }
+
+    fn word64(&self, word: usize) -> u64 {
+        u64::from(self.memory[word]) | u64::from(self.memory[word + 1]) << 32
+    }
+
+    fn own(&mut self, words: usize) -> DevicePtr {
+        let word = self.next_own.next_multiple_of(2);
+        self.next_own = word + words;
+        DevicePtr(BASE + 4 * word as u64)
+    }
+
+    fn note(&mut self, op: &Op) {
+        let unfenced = |fenced| {
+            if fenced {
+                Class::Ordered
+            } else {
+                Class::Unfenced
+            }
+        };
+        match *op {
+            Op::Write32 { at, value, fenced } => {
+                let word = word_of(at.0);
+                self.ask(&[Act::Store { word, value }], unfenced(fenced), fenced);
+            }
+            Op::Write64 { at, value, fenced } => {
+                self.ask(&stores64(at.0, value), unfenced(fenced), fenced);
+            }
+            Op::Wait32 { at, .. } => {
+                let word = word_of(at.0);
+                self.ask(&[Act::Look { word, wide: false }], Class::Ordered, false);
+            }
+            Op::Wait64 { at, .. } => {
+                let word = word_of(at.0);
+                self.ask(&[Act::Look { word, wide: true }], Class::Ordered, false);
+            }
+            Op::Copy { at, data } => {
+                let first = word_of(at.0);
+                for (i, word) in data.bytes().chunks(4).enumerate() {
+                    let value = u32::from_ne_bytes(word.try_into().unwrap());
+                    let word = first + i;
+                    self.ask(&[Act::Store { word, value }], Class::Unfenced, false);
+                }
+            }
+            Op::Fence => self.fences += 1,
+            Op::Flush => unreachable!("the tests make none"),
+        }
+    }
+}
+
+fn initial() -> Vec<u32> {
+    (0..ALL_WORDS as u32).map(|i| 0x1111 * (i % 5)).collect()
+}
+
+/// Raw material of one operation.
+type Seed = (u8, usize, u64, u64, bool);
+
+fn condition(n: u64) -> Condition {
+    use Condition::{And, Eq, Geq, Nor};
+    [Geq, Eq, And, Nor][n as usize % 4]
+}
+
+/// An operation that memory operations have and that holds now, if the material gives one.
+fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
+    let at = DevicePtr(BASE + 4 * word as u64);
+    let even = DevicePtr(BASE + 4 * (word & !1) as u64);
+    Some(match what {
+        0 | 1 => Op::Write32 {
+            at,
+            value: value as u32 % 4,
+            fenced,
+        },
+        2 => Op::Write64 {
+            at: even,
+            value: value % 7 << 30,
+            fenced,
+        },
+        3..=5 => {
+            let (word, condition) = (plan.memory[word], condition(mask >> 40));
+            let mask = if mask % 3 == 0 { u32::MAX } else { mask as u32 };
+            let value = if value % 2 == 0 {
+                word & mask
+            } else {
+                value as u32
+            };
+            if !condition.holds32(word, value, mask) {
+                return None;
+            }
+            Op::Wait32 {
+                at,
+                value,
+                mask,
+                condition,
+                flush: false,
+            }
+        }
+        6 => {
+            let (word, condition) = (plan.word64(word & !1), condition(mask >> 40));
+            let mask = if mask % 3 == 0 { u64::MAX } else { mask };
+            let value = if value % 2 == 0 { word & mask } else { value };
+            if !condition.holds64(word, value, mask) {
+                return None;
+            }
+            Op::Wait64 {
+                at: even,
+                value,
+                mask,
+                condition,
+                flush: false,
+            }
+        }
+        7 => {
+            let len = 4 * (value as usize % (WORDS - word).min(8));
+            let bytes: Vec<u8> = (0..len as u8).map(|i| i ^ mask as u8).collect();
+            Op::Copy {
+                at,
+                data: Inline::new(&bytes)?,
+            }
+        }
+        _ => Op::Fence,
+    })
+}
+
+/// Appends what `seeds` give, as one batch or as the library's own operations, to plan and program.
+/// Returns whether the program took it.
+fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: bool) -> bool {
+    match own {
+        0 => {
+            let ring = Ring {
+                record: plan.own(2),
+                record_value: seeds[0].2 as u32,
+                doorbell: plan.own(2),
+                doorbell_value: seeds[0].3,
+                edge: None,
+            };
+            if !program.has_room(2) {
+                return false;
+            }
+            program.push_ring(&ring);
+            let bell = Class::Bell(plan.bells);
+            plan.bells += 1;
+            let (word, value) = (word_of(ring.record.0), ring.record_value);
+            plan.ask(&[Act::Store { word, value }], bell, true);
+            plan.ask(&stores64(ring.doorbell.0, ring.doorbell_value), bell, true);
+        }
+        1 => {
+            if !program.has_room(1) {
+                return false;
+            }
+            let (at, value) = (plan.own(1), seeds[0].2 as u32);
+            program.push_mark(at, value);
+            let word = word_of(at.0);
+            plan.ask(&[Act::Store { word, value }], Class::Mark, true);
+        }
+        2 => {
+            if !program.has_room(1) {
+                return false;
+            }
+            let word = seeds[0].1;
+            let (at, value) = (BASE + 4 * word as u64, u64::from(plan.memory[word]));
+            program.push(
+                Code::Wait32,
+                at,
+                value,
+                u64::from(u32::MAX) << 32 | 1,
+                false,
+            );
+            plan.ask(&[Act::Look { word, wide: false }], Class::Stable, false);
+        }
+        _ => {
+            let mut batch = Batch::new();
+            let mut later = Plan::new();
+            later.memory.clone_from(&plan.memory);
+            for seed in seeds {
+                let Some(op) = op_of(&later, seed) else {
+                    continue;
+                };
+                later.note(&op);
+                if glue {
+                    batch.push_glued(op);
+                } else {
+                    batch.push(op);
+                }
+            }
+            if !program.push_batch(&batch) {
+                return false;
+            }
+            batch.ops().iter().for_each(|op| plan.note(op));
+        }
+    }
+    true
+}
+
+/// One run of a program, in an order that the kernel may take: any thread of the step goes next.
+struct Run<'a> {
+    asked: &'a [Asked],
+    done: Vec<bool>,
+    /// Whether the store is visible to everybody.
+    visible: Vec<bool>,
+    memory: Vec<u32>,
+}
+
+impl Run<'_> {
+    fn holds(&self, op: &ProgramOp) -> bool {
+        let word = || word_of(op.at);
+        let condition = |code: u32| condition(u64::from(code));
+        match op.code() {
+            Some(Code::Wait32) => {
+                let (mask, code) = ((op.extra >> 32) as u32, op.extra as u32);
+                condition(code).holds32(self.memory[word()], op.value as u32, mask)
+            }
+            Some(Code::Wait64) => {
+                let low = u64::from(self.memory[word()]);
+                let both = low | u64::from(self.memory[word() + 1]) << 32;
+                condition(op.more).holds64(both, op.value, op.extra)
+            }
+            _ => true,
+        }
+    }
+
+    fn fence(&mut self) {
+        for (visible, done) in self.visible.iter_mut().zip(&self.done) {
+            *visible |= done;
+        }
+    }
+
+    fn run(&mut self, op: &ProgramOp) -> Result<(), TestCaseError> {
+        if op.flags & FENCED != 0 {
+            self.fence();
+        }
+        let (word, value) = (word_of(op.at), op.value as u32);
+        match op.code() {
+            Some(Code::Write32) => self.act(Act::Store { word, value }),
+            Some(Code::Write64) => stores64(op.at, op.value)
+                .into_iter()
+                .try_for_each(|act| self.act(act)),
+            Some(Code::Wait32) => self.act(Act::Look { word, wide: false }),
+            Some(Code::Wait64) => self.act(Act::Look { word, wide: true }),
+            Some(Code::Ring) => {
+                self.fence();
+                let value = op.more;
+                self.act(Act::Store { word, value })?;
+                self.fence();
+                stores64(op.extra, op.value)
+                    .into_iter()
+                    .try_for_each(|act| self.act(act))
+            }
+            other => panic!("{other:?} is not in the tests"),
+        }
+    }
+
+    /// Does `act`, if the list allows it now.
+    fn act(&mut self, act: Act) -> Result<(), TestCaseError> {
+        let found = (0..self.asked.len()).find(|&i| !self.done[i] && self.asked[i].act == act);
+        prop_assert!(found.is_some(), "{act:?} was not asked for");
+        let i = found.unwrap_or_default();
+        let asked = &self.asked[i];
+        for (j, before) in self.asked[..i].iter().enumerate() {
+            prop_assert!(
+                self.done[j] || before.may_swap(asked),
+                "{asked:?} before {before:?}"
+            );
+            let stores = [before, asked].map(|a| matches!(a.act, Act::Store { .. }));
+            let first = before.part != asked.part && !before.may_swap(asked);
+            let fenced = before.epoch < asked.epoch || (asked.fenced && first);
+            prop_assert!(
+                stores != [true, true] || !fenced || self.visible[j],
+                "{asked:?} without a fence after {before:?}"
+            );
+        }
+        self.done[i] = true;
+        if let Act::Store { word, value } = act {
+            self.memory[word] = value;
+        }
+        Ok(())
+    }
+}
+
+/// The chains of each step, as the kernel finds them.
+fn steps(program: &Program) -> Vec<Vec<Vec<ProgramOp>>> {
+    let mut steps = Vec::new();
+    let mut begin = 0;
+    while begin < program.ops().len() {
+        let end = begin + usize::from(program.ops()[begin].step);
+        let mut chains: Vec<Vec<ProgramOp>> = Vec::new();
+        for op in &program.ops()[begin..end] {
+            match chains.last_mut() {
+                Some(chain) if op.flags & CHAINED != 0 => chain.push(*op),
+                _ => chains.push(vec![*op]),
+            }
+        }
+        steps.push(chains);
+        begin = end;
+    }
+    steps
+}
+
+fn run_any_way(plan: &Plan, program: &Program, seed: u64) -> Result<(), TestCaseError> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut run = Run {
+        asked: &plan.asked,
+        done: vec![false; plan.asked.len()],
+        visible: vec![false; plan.asked.len()],
+        memory: initial(),
+    };
+    for mut chains in steps(program) {
+        chains.iter_mut().for_each(|chain| chain.reverse());
+        while !chains.is_empty() {
+            let able = |chain: &Vec<ProgramOp>| chain.last().is_some_and(|op| run.holds(op));
+            let able: Vec<usize> = (0..chains.len()).filter(|&i| able(&chains[i])).collect();
+            prop_assert!(!able.is_empty(), "stands still at {chains:?}");
+            let chosen = able[rng.usize(..able.len())];
+            if let Some(op) = chains[chosen].pop() {
+                run.run(&op)?;
+            }
+            chains.retain(|chain| !chain.is_empty());
+        }
+    }
+    prop_assert!(run.done.iter().all(|done| *done), "something was left out");
+    prop_assert_eq!(&run.memory, &plan.memory);
+    Ok(())
+}
+
+fn seeds() -> impl Strategy<Value = Vec<(Vec<Seed>, u8, bool)>> {
+    let seed = (0..9u8, 0..WORDS, any::<u64>(), any::<u64>(), any::<bool>());
+    let piece = (prop::collection::vec(seed, 1..14), 0..8u8, any::<bool>());
+    prop::collection::vec(piece, 1..9)
+}
+
+/// A program and what it shall do; pieces that do not fit are left out.
+fn planned(pieces: &[(Vec<Seed>, u8, bool)]) -> (Plan, Program) {
+    let (mut plan, mut program) = (Plan::new(), Program::default());
+    for (seeds, own, glue) in pieces {
+        let (before, end) = (program.ops().to_vec(), format!("{:?}", program.end));
+        if !grow(&mut plan, &mut program, seeds, *own, *glue) {
+            assert_eq!(program.ops(), before, "what did not fit left traces");
+            assert_eq!(format!("{:?}", program.end), end);
+        }
+    }
+    (plan, program)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases(2000)))]
+
+    #[test]
+    fn a_program_keeps_the_order_of_the_list_whichever_thread_goes_first(
+        pieces in seeds(),
+        seed in any::<u64>(),
+    ) {
+        let (plan, program) = planned(&pieces);
+        for turn in 0..4 {
+            run_any_way(&plan, &program, seed ^ turn)?;
+        }
+    }
+}
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The kernels leave the memory that the list asks for, whichever of them takes the program.
+#[test]
+fn the_kernels_run_programs_as_the_list_says() {
+    let gpu = Gpu::soft().unwrap();
+    let stream = gpu.stream().unwrap();
+    let region = gpu.alloc(MemoryKind::Device, 4 * ALL_WORDS).unwrap();
+    let start: Vec<u8> = initial().iter().flat_map(|w| w.to_le_bytes()).collect();
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(cases(200)));
+    let mut used = std::collections::BTreeMap::new();
+    let strategy = seeds();
+    for _ in 0..cases(200) {
+        let pieces = strategy.new_tree(&mut runner).unwrap().current();
+        let (plan, mut program) = planned(&pieces);
+        let moved = region.addr().0.wrapping_sub(BASE);
+        for op in &mut program.ops[..program.count as usize] {
+            op.at = op.at.wrapping_add(moved);
+            if op.code == Code::Ring as u8 {
+                op.extra = op.extra.wrapping_add(moved);
+            }
+        }
+        region.write(0, &start).unwrap();
+        let (entry, bytes) = program.image();
+        *used.entry(entry.name()).or_insert(0) += 1;
+        // SAFETY: every address of the program lies in `region`, which outlives the run.
+        unsafe { stream.launch(&entry.soft(), Dims::linear(1, 32), bytes) }.unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "{program:?}");
+        let mut got = vec![0; 4 * ALL_WORDS];
+        region.read(0, &mut got).unwrap();
+        let want: Vec<u8> = plan.memory.iter().flat_map(|w| w.to_le_bytes()).collect();
+        assert_eq!(got, want, "{program:?}");
+    }
+    assert_eq!(used.len(), 3, "every size was used: {used:?}");
+}
+
+/// The lists that messages are made of take few steps, whatever their number.
+#[test]
+fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
+    let mut program = Program::default();
+    for peer in 0..26u64 {
+        program.push_ring(&Ring {
+            record: DevicePtr(0x1000 + 8 * peer),
+            record_value: 1,
+            doorbell: DevicePtr(0x2000 + 0x1000 * peer),
+            doorbell_value: peer,
+            edge: None,
+        });
+    }
+    for peer in 0..26 {
+        program.push(Code::WaitEntry, 0x80_0000 + 64 * peer, 0, 0, false);
+    }
+    for peer in 0..26 {
+        program.push_mark(DevicePtr(0x90_0000 + 4 * peer), 1);
+    }
+    let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
+    assert_eq!(shape, [26, 26, 26]);
+    assert_eq!(program.image().0, Entry::Program);
+
+    // Queues that share a doorbell take turns, and so do tests of one word.
+    program.clear();
+    for record in [0x1000, 0x1008] {
+        program.push_ring(&Ring {
+            record: DevicePtr(record),
+            record_value: 1,
+            doorbell: DevicePtr(0x2000),
+            doorbell_value: 1,
+            edge: Some(5),
+        });
+    }
+    let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
+    assert_eq!(shape, [1, 1, 1, 1]);
+    assert_eq!(
+        (program.image().0, program.image().1.len()),
+        (Entry::Program8, 264)
+    );
+
+    let mut batch = Batch::new();
+    for (condition, value) in [(Condition::And, 0x100_0000), (Condition::Geq, 0)] {
+        batch.push(Op::Wait32 {
+            at: DevicePtr(0x3c),
+            value,
+            mask: u32::MAX,
+            condition,
+            flush: false,
+        });
+    }
+    program.clear();
+    assert!(program.push_batch(&batch));
+    let shape: Vec<_> = steps(&program)[0].iter().map(Vec::len).collect();
+    assert_eq!(shape, [2], "one thread, one after the other");
+    batch.push(Op::Flush);
+    assert!(!program.push_batch(&batch) && program.ops().len() == 2);
+}
