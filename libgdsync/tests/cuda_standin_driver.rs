@@ -277,7 +277,7 @@ fn standin_calls_that_block_behind_a_wait_do() {
 #[test]
 fn standin_waiting_streams_hold_the_channels_of_their_context() {
     let variant = Variant {
-        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "3")],
+        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "4")],
         ..Variant::default()
     };
     inside!(variant);
@@ -368,13 +368,19 @@ fn standin_copies_reach_device_memory_that_the_cpu_cannot() {
     );
 }
 
-/// A program of the library's kernel: a wait, then two writes of one phase.
-fn program(ops: &[[u64; 4]]) -> Vec<u64> {
+/// A program for the kernel of 40 operations, of steps of `[code, at, value, extra]`.
+fn program(steps: &[&[[u64; 4]]]) -> Vec<u64> {
     let mut words = vec![0; 161];
-    words[0] = ops.len() as u64;
-    for (i, op) in ops.iter().enumerate() {
-        words[1 + 4 * i..][..4].copy_from_slice(op);
+    let mut i = 0;
+    for step in steps {
+        let size = (step.len() as u64) << 24;
+        for (first, op) in step.iter().enumerate() {
+            words[1 + 4 * i..][..4].copy_from_slice(op);
+            words[1 + 4 * i] |= if first == 0 { size } else { 0 };
+            i += 1;
+        }
     }
+    words[0] = i as u64;
     words
 }
 
@@ -394,15 +400,16 @@ fn standin_runs_the_library_s_kernels() {
         d.function(&mut kernel, module, c"gds_no_such".as_ptr()),
         500
     );
-    assert_eq!(d.function(&mut kernel, module, c"gds_program".as_ptr()), 0);
+    assert_eq!(
+        d.function(&mut kernel, module, c"gds_program_40".as_ptr()),
+        0
+    );
     assert_eq!(d.function_load(kernel), 0);
     let mut device = 0;
     assert_eq!(d.alloc(&mut device, 64), 0);
-    let phase = |n: u64| n << 32;
     let params = program(&[
-        [3 | phase(0), w.at(0), 5, u64::from(u32::MAX) << 32 | EQ],
-        [1 | phase(1), w.at(1), 6, 0],
-        [2 | phase(1), device, 7 << 32 | 8, 0],
+        &[[3, w.at(0), 5, u64::from(u32::MAX) << 32 | EQ]],
+        &[[1, w.at(1), 6, 0], [2, device, 7 << 32 | 8, 0]],
     ]);
     let launch = |params: &[u64]| {
         let mut each = [params.as_ptr().cast::<c_void>()];
@@ -436,17 +443,16 @@ fn standin_runs_the_library_s_kernels() {
     assert_eq!(u64::from_le_bytes(got), 7 << 32 | 8);
     let calls = d.0.calls();
     assert!(
-        calls.contains("kernel gds_program 0300000000000000"),
+        calls.contains("kernel gds_program_40 0300000000000000"),
         "{calls}"
     );
     assert!(
         calls.contains(&format!("  write32 {:#x} 0x1 flags 0", w.at(2))),
         "{calls}"
     );
-    // Many barriers, all lanes.
-    let ops: Vec<[u64; 4]> = (0..40)
-        .map(|i| [1 | phase(i / 2), w.at(8 + i), i, 0])
-        .collect();
+    // Many barriers, two lanes between each.
+    let ops: Vec<[u64; 4]> = (0..40).map(|i| [1, w.at(8 + i), i, 0]).collect();
+    let ops: Vec<&[[u64; 4]]> = ops.chunks(2).collect();
     assert_eq!(launch(&program(&ops)), 0);
     d.finish(stream);
     assert!((0..40).all(|i| u64::from(w.get(8 + i)) == i));
@@ -463,7 +469,10 @@ fn standin_a_kernel_not_loaded_stands_still_behind_a_wait() {
     image.push(0);
     let (mut module, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
     assert_eq!(d.load(&mut module, image.as_ptr()), 0);
-    assert_eq!(d.function(&mut kernel, module, c"gds_program".as_ptr()), 0);
+    assert_eq!(
+        d.function(&mut kernel, module, c"gds_program_40".as_ptr()),
+        0
+    );
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
     let mut context = std::ptr::null_mut();
     assert_eq!(d.retain(&mut context, 0), 0);
