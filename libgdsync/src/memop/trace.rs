@@ -11,7 +11,7 @@ use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::program::{Program, ProgramOp};
+use super::program::{Code, Program, ProgramOp};
 use super::{DevicePtr, Op};
 
 /// Where the submissions of one GPU go, and what its addresses are called.
@@ -218,11 +218,17 @@ fn line(op: &Op, names: &Names) -> String {
 
 fn program_line(op: &ProgramOp, names: &Names) -> String {
     let at = place(DevicePtr(op.at), names);
-    format!(
-        "phase {}: {} {at} {:#x} {:#x}",
-        op.phase,
-        op.name(),
-        op.value,
-        op.extra
-    )
+    let (phase, name, value) = (op.phase, op.name(), op.value);
+    match op.code() {
+        Some(Code::Ring) => {
+            let doorbell = place(DevicePtr(op.extra), names);
+            let record = op.more;
+            format!("phase {phase}: {name} {at} = {record:#010x}, {doorbell} = {value:#018x}")
+        }
+        Some(Code::Wait64) => {
+            let (condition, mask) = (op.more, op.extra);
+            format!("phase {phase}: {name} {at} {value:#x} {mask:#x} {condition}")
+        }
+        _ => format!("phase {phase}: {name} {at} {value:#x} {:#x}", op.extra),
+    }
 }
