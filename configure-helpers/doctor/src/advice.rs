@@ -1,0 +1,447 @@
+//! What is missing and how to get it: conclusions from the facts of a [`Report`].
+//!
+//! Only what this machine could have is asked for: a machine without an NVIDIA GPU is not told
+//! to install its driver. What serves a physical NIC alone says so, as this version drives none.
+
+use crate::Report;
+use crate::cuda::{Channels, Consistency, Gpu};
+use crate::library::State;
+use crate::machine::Access;
+use crate::rdma::Device;
+use crate::system::{Limit, PciKind};
+use crate::uses::{RdmaMemory, on_cuda, rdma_memory_path};
+use gdsync_sys::cuda::CudaResult;
+use serde::Serialize;
+
+/// Something that is missing.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Advice {
+    /// What is missing, or wrong.
+    pub missing: String,
+    /// What for.
+    pub matters: &'static str,
+    /// What to do.
+    pub remedy: String,
+}
+
+const CUDA: &str = "running on the GPU";
+const WAITS: &str = "streams that wait";
+const MAPPING: &str = "CPU access to device memory";
+const PHYSICAL: &str = "a physical NIC, which this version does not drive";
+
+#[derive(Default)]
+struct List(Vec<Advice>);
+
+impl List {
+    fn add(
+        &mut self,
+        matters: &'static str,
+        missing: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.0.push(Advice {
+            missing: missing.into(),
+            matters,
+            remedy: remedy.into(),
+        });
+    }
+}
+
+/// Concludes from the facts of `report`.
+pub(crate) fn conclude(report: &Report) -> Vec<Advice> {
+    let mut list = List::default();
+    driver(report, &mut list);
+    for gpu in &report.cuda.gpus {
+        about_gpu(report, gpu, &mut list);
+    }
+    if on_cuda(report) {
+        waits(report, &mut list);
+        gdrcopy(report, &mut list);
+    }
+    if !report.rdma.devices.is_empty() || report.system.of(PciKind::Connectx).next().is_some() {
+        verbs(report, &mut list);
+    }
+    if !report.rdma.devices.is_empty() && !report.cuda.gpus.is_empty() {
+        gpu_with_nic(report, &mut list);
+    }
+    list.0
+}
+
+fn driver(report: &Report, list: &mut List) {
+    let cuda = &report.cuda;
+    let system = &report.system;
+    let on_bus = system.of(PciKind::NvidiaGpu).next();
+    match &cuda.library {
+        State::Absent { .. } => {
+            let Some(gpu) = on_bus else {
+                return; // No GPU, nothing to install.
+            };
+            if system.nvidia.is_some() {
+                list.add(
+                    CUDA,
+                    format!(
+                        "libcuda.so.1, though the kernel driver of the GPU at {} is loaded",
+                        gpu.address
+                    ),
+                    "install the user part of the driver of the same version (Debian: apt-get \
+                     install libcuda1); in a container, start it with --gpus all",
+                );
+            } else {
+                list.add(
+                    CUDA,
+                    format!("the driver of the NVIDIA GPU at {}", gpu.address),
+                    "install it (Debian: apt-get install nvidia-open from NVIDIA's repository, \
+                     or nvidia-driver), then modprobe nvidia; in a container, install it on the \
+                     host and start with --gpus all",
+                );
+            }
+        }
+        State::TooOld { path, symbol } => list.add(
+            CUDA,
+            format!("{symbol} in {}", path.display()),
+            "update the NVIDIA driver to 515 or later, or name the driver's own library by \
+             GDS_CUDA_LIB",
+        ),
+        State::Opened { .. } => {
+            if let Some(trouble) = &cuda.trouble {
+                let remedy = remedy_of(report, CudaResult(trouble.code));
+                list.add(
+                    CUDA,
+                    format!(
+                        "success of {}: {} ({})",
+                        trouble.call, trouble.name, trouble.code
+                    ),
+                    remedy,
+                );
+            } else if cuda.gpus.is_empty() {
+                list.add(CUDA, "a GPU that the driver knows", no_device(report));
+            }
+        }
+    }
+}
+
+fn no_device(report: &Report) -> String {
+    if let Some(visible) = &report.cuda.visible_devices {
+        return format!("unset CUDA_VISIBLE_DEVICES, which is {visible:?}");
+    }
+    if report.system.nvidia.is_none() && report.system.of(PciKind::NvidiaGpu).next().is_none() {
+        return "none: there is no NVIDIA GPU, and the software GPU serves".into();
+    }
+    match &report.system.nvidiactl {
+        Access::Absent => "nvidia-modprobe -c 0 -u makes the device files; in a container, start \
+                           it with --gpus all"
+            .into(),
+        Access::Refused(why) => format!("access to /dev/nvidiactl ({why}): run as its group"),
+        Access::Granted => "look at dmesg and nvidia-smi: the kernel driver gave the GPU up".into(),
+    }
+}
+
+fn remedy_of(report: &Report, code: CudaResult) -> String {
+    match code {
+        CudaResult::NO_DEVICE | CudaResult::INVALID_DEVICE => no_device(report),
+        CudaResult::STUB_LIBRARY => "take the toolkit's folder of stubs out of LD_LIBRARY_PATH, \
+                                     or name the driver's own library by GDS_CUDA_LIB"
+            .into(),
+        CudaResult::SYSTEM_NOT_READY => {
+            "systemctl start nvidia-fabricmanager, of the driver's version".into()
+        }
+        CudaResult::SYSTEM_DRIVER_MISMATCH => "libcuda and the kernel driver are of different \
+                                               versions: reboot after an update, or take the \
+                                               other libcuda out of LD_LIBRARY_PATH"
+            .into(),
+        CudaResult::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+            "take the CUDA compatibility package out of LD_LIBRARY_PATH, or update the driver"
+                .into()
+        }
+        CudaResult::OPERATING_SYSTEM | CudaResult::UNKNOWN
+            if report.system.nvidia_uvm != Access::Granted =>
+        {
+            "nvidia-modprobe -c 0 -u, which loads nvidia-uvm and makes /dev/nvidia-uvm; in a \
+             container, start it with --gpus all"
+                .into()
+        }
+        _ => "look at dmesg for lines of NVRM, and at nvidia-smi; a reset or reboot clears a GPU \
+              that is lost"
+            .into(),
+    }
+}
+
+fn about_gpu(report: &Report, gpu: &Gpu, list: &mut List) {
+    let name = format!("GPU {} ({})", gpu.index, gpu.name);
+    let operations = gpu.memory_operations;
+    if !operations.bits64 {
+        list.add(
+            "doorbells of 64 bits",
+            format!("64-bit memory operations of {name}"),
+            "none: writes become two of 32 bits, 64-bit waits are refused; GPUs since Pascal \
+             have them",
+        );
+    }
+    if !operations.nor {
+        list.add(
+            "waits for completions",
+            format!("NOR waits of {name}"),
+            "none: waits for one clear bit become comparisons of the sign bit, others are \
+             refused; GPUs since Volta have them",
+        );
+    }
+    if gpu.compute_mode == gdsync_sys::cuda::consts::CU_COMPUTEMODE_PROHIBITED as i32 {
+        list.add(
+            CUDA,
+            format!("permission to make contexts on {name}"),
+            format!("nvidia-smi -i {} -c DEFAULT, as root", gpu.index),
+        );
+    }
+    if !gpu.virtual_memory || !gpu.posix_fd {
+        list.add(
+            "memory that outlives the process that exported it",
+            format!("memory of {name} that can be exported as a file descriptor"),
+            "none in virtual GPUs without it: CUDA IPC is used; elsewhere update the driver",
+        );
+    }
+    if matches!(
+        gpu.consistency,
+        Consistency::FlushByHost | Consistency::None
+    ) {
+        list.add(
+            PHYSICAL,
+            format!("order or flushes of what a NIC writes to {name}"),
+            "register pinned host memory for payload that streams consume; waits that ask for a \
+             flush are refused, never skipped",
+        );
+    }
+    if report.rdma.devices.is_empty() {
+        return;
+    }
+    if !gpu.gpudirect_rdma {
+        list.add(
+            PHYSICAL,
+            format!("GPUDirect RDMA of {name}"),
+            "none on this model: payload goes through pinned host memory",
+        );
+    } else if !gpu.dma_buf && !report.system.peermem {
+        let open = report.system.nvidia.as_ref().is_some_and(|n| n.open);
+        list.add(
+            PHYSICAL,
+            format!("dma-buf export of {name}"),
+            match open {
+                false => {
+                    "use the open kernel modules (apt-get install nvidia-open), or modprobe \
+                     nvidia_peermem, which needs the verbs of DOCA-OFED"
+                }
+                true => "update the driver, or modprobe nvidia_peermem",
+            },
+        );
+    }
+}
+
+fn waits(report: &Report, list: &mut List) {
+    let channels = &report.cuda.channels;
+    if !channels.understood {
+        list.add(
+            WAITS,
+            format!(
+                "a CUDA_DEVICE_MAX_CONNECTIONS that CUDA understands: it is {:?}",
+                channels.variable.as_deref().unwrap_or_default()
+            ),
+            format!("set it to a number from 1 to {}", Channels::MOST),
+        );
+    } else if channels.count < Channels::MOST {
+        list.add(
+            WAITS,
+            format!(
+                "hardware channels for more than {} at a time",
+                channels.waiting()
+            ),
+            format!(
+                "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts, for {}",
+                Channels::MOST,
+                Channels::MOST - 1
+            ),
+        );
+    }
+    if !matches!(report.cuda.module_loading.as_deref(), Some("EAGER")) {
+        list.add(
+            WAITS,
+            "eager loading of kernels: one that is first launched while a stream waits is loaded \
+             then, and may stand behind that wait for good",
+            "export CUDA_MODULE_LOADING=EAGER, or launch each of your kernels once before the \
+             first wait (gdsync loads its own eagerly)",
+        );
+    }
+}
+
+fn gdrcopy(report: &Report, list: &mut List) {
+    let gdr = &report.gdrcopy;
+    match (&gdr.library, &gdr.open) {
+        (State::TooOld { path, symbol }, _) => list.add(
+            MAPPING,
+            format!("{symbol} in {}", path.display()),
+            "install GDRCopy 2.5 or later",
+        ),
+        (State::Absent { .. }, _) => list.add(
+            MAPPING,
+            "GDRCopy's library",
+            if gdr.module {
+                "install libgdrapi of the kernel module's version (NVIDIA's repository: apt-get \
+                 install libgdrapi), or name it by GDS_GDRAPI_LIB"
+            } else {
+                "install GDRCopy 2.x (NVIDIA's repository: apt-get install libgdrapi \
+                 gdrdrv-dkms), then modprobe gdrdrv"
+            },
+        ),
+        (State::Opened { .. }, Some(Err(_))) => match &gdr.device {
+            Access::Refused(why) => list.add(
+                MAPPING,
+                format!("access to /dev/gdrdrv: {why}"),
+                "chmod 666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv",
+            ),
+            Access::Absent if gdr.module => list.add(
+                MAPPING,
+                "/dev/gdrdrv, though the kernel module is loaded",
+                "mknod /dev/gdrdrv c $(awk '$2 == \"gdrdrv\" { print $1 }' /proc/devices) 0 && \
+                 chmod 666 /dev/gdrdrv, as root; in a container, add --device /dev/gdrdrv",
+            ),
+            Access::Absent => list.add(
+                MAPPING,
+                "the kernel module gdrdrv",
+                "modprobe gdrdrv (NVIDIA's repository: apt-get install gdrdrv-dkms), on the host",
+            ),
+            Access::Granted => list.add(
+                MAPPING,
+                "a gdrdrv that the library gets on with",
+                "install libgdrapi and gdrdrv of one version, then modprobe -r gdrdrv and \
+                 modprobe gdrdrv",
+            ),
+        },
+        (State::Opened { .. }, _) => {}
+    }
+}
+
+fn verbs(report: &Report, list: &mut List) {
+    let rdma = &report.rdma;
+    if rdma.devices.is_empty() {
+        let nics: Vec<&str> = report
+            .system
+            .of(PciKind::Connectx)
+            .map(|nic| nic.address.as_str())
+            .collect();
+        list.add(
+            PHYSICAL,
+            format!("verbs of the ConnectX at {}", nics.join(", ")),
+            if rdma.ib_core || report.system.loadable_modules {
+                "modprobe mlx5_ib; in a container, on the host"
+            } else {
+                "a kernel with the driver mlx5_ib: this one loads no modules"
+            },
+        );
+        return;
+    }
+    for device in &rdma.devices {
+        about_device(device, list);
+    }
+    if !rdma.ibverbs.is_opened() {
+        list.add(
+            PHYSICAL,
+            "libibverbs.so.1",
+            "apt-get install libibverbs1 ibverbs-providers",
+        );
+    } else if rdma.ibverbs.lacks("ibv_reg_dmabuf_mr") {
+        list.add(
+            PHYSICAL,
+            "ibv_reg_dmabuf_mr in libibverbs",
+            "update rdma-core to 34 or later",
+        );
+    }
+    if rdma.devices.iter().any(Device::is_mlx5) && !rdma.mlx5.is_opened() {
+        list.add(
+            PHYSICAL,
+            "libmlx5.so.1",
+            "apt-get install ibverbs-providers",
+        );
+    }
+    if let Limit::Bytes(bytes) = report.system.memlock {
+        list.add(
+            PHYSICAL,
+            format!("leave to lock memory: the limit is {} KiB", bytes / 1024),
+            "ulimit -l unlimited; for good, \"* - memlock unlimited\" in \
+             /etc/security/limits.conf, or LimitMEMLOCK=infinity in the service",
+        );
+    }
+}
+
+fn about_device(device: &Device, list: &mut List) {
+    let name = &device.name;
+    match (&device.uverbs, &device.access) {
+        (None, _) => list.add(
+            PHYSICAL,
+            format!("the verbs file of {name}"),
+            "modprobe ib_uverbs",
+        ),
+        (Some(uverbs), Access::Absent) => list.add(
+            PHYSICAL,
+            format!("/dev/infiniband/{uverbs} of {name}"),
+            "in a container, add --device /dev/infiniband; elsewhere restart udev",
+        ),
+        (Some(uverbs), Access::Refused(why)) => list.add(
+            PHYSICAL,
+            format!("access to /dev/infiniband/{uverbs} of {name}: {why}"),
+            "add the user to the file's group, or chmod 666 the file, as root",
+        ),
+        (Some(_), Access::Granted) => {}
+    }
+    if device.is_active() {
+        return;
+    }
+    for port in &device.ports {
+        let remedy = match (port.physical.as_str(), port.link.as_str()) {
+            ("LinkUp", "InfiniBand") => "start a subnet manager: opensm, or the switch's own",
+            ("LinkUp", _) => "ip link set its network interface up",
+            ("Disabled", _) => "enable the port: ip link set its network interface up",
+            _ => "look at cable, transceiver and switch port",
+        };
+        list.add(
+            PHYSICAL,
+            format!(
+                "an active port {} of {name}: it is {}, {}",
+                port.number, port.state, port.physical
+            ),
+            remedy,
+        );
+    }
+}
+
+fn gpu_with_nic(report: &Report, list: &mut List) {
+    let mlx5 = report.rdma.devices.iter().any(Device::is_mlx5);
+    let nvidia = report.system.nvidia.as_ref();
+    if mlx5 && !nvidia.is_some_and(|nvidia| nvidia.peer_mapping_override) {
+        list.add(
+            PHYSICAL,
+            "leave for the GPU to ring a NIC (PeerMappingOverride); only root has it otherwise",
+            "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > \
+             /etc/modprobe.d/gdsync.conf, update-initramfs -u, reboot",
+        );
+    }
+    if let RdmaMemory::DmaBuf | RdmaMemory::Peermem = rdma_memory_path(report) {
+        // The path is there; what remains is how fast it is.
+        let translated =
+            |kind: &Option<String>| kind.as_deref().is_some_and(|kind| kind.starts_with("DMA"));
+        let nics = report.rdma.devices.iter().any(|d| translated(&d.iommu));
+        if nics || report.cuda.gpus.iter().any(|gpu| translated(&gpu.iommu)) {
+            list.add(
+                PHYSICAL,
+                "a direct way between GPU and NIC: the IOMMU translates, so traffic goes through \
+                 the root complex, or fails",
+                "add iommu=pt to the kernel's command line",
+            );
+        }
+    } else if !report.system.kernel_since(5, 12)
+        && report.cuda.gpus.iter().any(|gpu| gpu.gpudirect_rdma)
+    {
+        list.add(
+            PHYSICAL,
+            "dma-buf in the kernel's verbs",
+            "Linux 5.12 or later, or DOCA-OFED with modprobe nvidia_peermem",
+        );
+    }
+}

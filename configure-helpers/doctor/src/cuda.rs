@@ -1,0 +1,421 @@
+//! NVIDIA GPUs: what the CUDA driver says of each, and the variables that it reads.
+
+use crate::library::State;
+use crate::machine::Machine;
+use gdsync_sys::cuda::consts::*;
+use gdsync_sys::cuda::types::{CUdevice, CUuuid};
+use gdsync_sys::cuda::{Cuda as Table, CudaResult};
+use serde::Serialize;
+use std::ffi::{CStr, c_char, c_int};
+
+/// The CUDA driver and its GPUs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cuda {
+    /// libcuda.
+    pub library: State,
+    /// The CUDA version that it implements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Why the driver or its devices cannot be used, if they cannot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<Trouble>,
+    /// The GPUs, as CUDA counts them.
+    pub gpus: Vec<Gpu>,
+    /// Hardware channels.
+    pub channels: Channels,
+    /// `CUDA_MODULE_LOADING`.
+    pub module_loading: Option<String>,
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible_devices: Option<String>,
+}
+
+/// A call that failed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Trouble {
+    /// The function.
+    pub call: &'static str,
+    /// What it returned.
+    pub code: i32,
+    /// The code's name, for people.
+    pub name: String,
+}
+
+/// How many hardware channels a context gets.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Channels {
+    /// How many.
+    pub count: u32,
+    /// `CUDA_DEVICE_MAX_CONNECTIONS` as it is set.
+    pub variable: Option<String>,
+    /// Whether the variable is set to what CUDA understands; true if it is not set.
+    pub understood: bool,
+}
+
+impl Channels {
+    /// What CUDA gives if it is not told.
+    pub const DEFAULT: u32 = 8;
+    /// The most that it gives.
+    pub const MOST: u32 = 32;
+
+    fn from(variable: Option<String>) -> Channels {
+        let parsed = variable.as_deref().map(|v| v.trim().parse::<u32>().ok());
+        let (count, understood) = match parsed {
+            None => (Channels::DEFAULT, true),
+            Some(Some(n)) if (1..=Channels::MOST).contains(&n) => (n, true),
+            Some(Some(n)) if n > Channels::MOST => (Channels::MOST, false),
+            Some(_) => (Channels::DEFAULT, false),
+        };
+        Channels {
+            count,
+            variable,
+            understood,
+        }
+    }
+
+    /// Streams of one context that may wait at a time while the others go on.
+    pub fn waiting(&self) -> u32 {
+        self.count.saturating_sub(1).max(1)
+    }
+}
+
+/// One GPU.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Gpu {
+    /// CUDA's number of it.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its PCI address, in lower case.
+    pub pci: Option<String>,
+    /// Its UUID.
+    pub uuid: Option<String>,
+    /// Major and minor.
+    pub compute_capability: (i32, i32),
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Multiprocessors.
+    pub multiprocessors: i32,
+    /// What streams can do by themselves.
+    pub memory_operations: MemoryOperations,
+    /// Whether RDMA devices may reach its memory.
+    pub gpudirect_rdma: bool,
+    /// For whom remote writes are in order: 0 nobody, 100 this GPU, 200 every GPU.
+    pub writes_ordering: i32,
+    /// Whether `cuFlushGPUDirectRDMAWrites` works.
+    pub host_flush: bool,
+    /// What makes payload that a NIC wrote visible to a stream.
+    pub consistency: Consistency,
+    /// Whether its memory can be exported as a dma-buf.
+    pub dma_buf: bool,
+    /// Whether memory can be mapped by `cuMemMap`.
+    pub virtual_memory: bool,
+    /// Whether memory can be exported as a file descriptor.
+    pub posix_fd: bool,
+    /// Whether memory can be exported as a fabric handle.
+    pub fabric: bool,
+    /// Whether host memory can be registered.
+    pub host_register: bool,
+    /// Whether registered host memory has the same address on the GPU.
+    pub same_host_address: bool,
+    /// `CU_COMPUTEMODE_*`.
+    pub compute_mode: i32,
+    /// Whether contexts go through MPS.
+    pub mps: bool,
+    /// How the IOMMU treats it: `identity`, `DMA`, `DMA-FQ`.
+    pub iommu: Option<String>,
+    /// The host's NUMA node next to it.
+    pub numa_node: Option<i32>,
+}
+
+/// What a stream can do by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct MemoryOperations {
+    /// 64-bit waits and writes.
+    pub bits64: bool,
+    /// Waits with NOR.
+    pub nor: bool,
+    /// Waits that flush remote writes.
+    pub flush: bool,
+}
+
+/// What makes payload that a NIC wrote to GPU memory visible to the stream that saw the
+/// completion.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Consistency {
+    /// Nothing: writes arrive in order, for this GPU and every other.
+    OrderedForAll,
+    /// Nothing: writes arrive in order for this GPU.
+    OrderedForOwner,
+    /// Each wait flushes.
+    FlushByStream,
+    /// Only the CPU can flush, which no stream can ask for.
+    FlushByHost,
+    /// Nothing can.
+    None,
+}
+
+impl Consistency {
+    fn of(ordering: i32, stream: bool, host: bool) -> Consistency {
+        match ordering as u32 {
+            CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES.. => Consistency::OrderedForAll,
+            CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.. => Consistency::OrderedForOwner,
+            _ if stream => Consistency::FlushByStream,
+            _ if host => Consistency::FlushByHost,
+            _ => Consistency::None,
+        }
+    }
+
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Consistency::OrderedForAll => {
+                "none needed: NIC writes reach this and every other GPU in order, so a stream that saw the completion sees the payload"
+            }
+            Consistency::OrderedForOwner => {
+                "none needed on this GPU: NIC writes reach it in order, so a stream that saw the completion sees the payload; other GPUs that read it may not"
+            }
+            Consistency::FlushByStream => {
+                "flush: NIC writes may arrive out of order, so each wait for payload flushes, on the stream"
+            }
+            Consistency::FlushByHost => {
+                "none that a stream can give: only the CPU can flush, so waits that ask for a flush are refused; receive payload into pinned host memory"
+            }
+            Consistency::None => {
+                "none: NIC writes may arrive out of order and nothing flushes them, so waits that ask for a flush are refused; receive payload into pinned host memory"
+            }
+        }
+    }
+}
+
+/// Looks at the driver and its GPUs.
+pub(crate) fn look(machine: &Machine) -> Cuda {
+    let mut found = Cuda {
+        library: State::Absent { tried: Vec::new() },
+        version: None,
+        trouble: None,
+        gpus: Vec::new(),
+        channels: Channels::from(machine.variable("CUDA_DEVICE_MAX_CONNECTIONS")),
+        module_loading: machine.variable("CUDA_MODULE_LOADING"),
+        visible_devices: machine.variable("CUDA_VISIBLE_DEVICES"),
+    };
+    // SAFETY: whoever made the machine vouches for its libraries.
+    let table = match unsafe { Table::load_from(&machine.libraries().cuda) } {
+        Ok(table) => table,
+        Err(error) => {
+            found.library = State::from(&error);
+            return found;
+        }
+    };
+    found.library = State::opened(table.path(), lacking(&table));
+    let driver = Driver { table };
+    if let Err(trouble) = driver.look(machine, &mut found) {
+        found.trouble = Some(trouble);
+    }
+    found
+}
+
+/// The optional functions that gdsync would use and that this driver lacks.
+fn lacking(table: &Table) -> Vec<String> {
+    let looked_for = [
+        ("cuDeviceGetUuid_v2", table.cuDeviceGetUuid_v2.is_none()),
+        ("cuMemCreate", table.cuMemCreate.is_none()),
+        (
+            "cuMemGetHandleForAddressRange",
+            table.cuMemGetHandleForAddressRange.is_none(),
+        ),
+        ("cuFuncLoad", table.cuFuncLoad.is_none()),
+    ];
+    looked_for
+        .into_iter()
+        .filter(|(_, lacks)| *lacks)
+        .map(|(name, _)| name.to_owned())
+        .collect()
+}
+
+struct Driver {
+    table: Table,
+}
+
+impl Driver {
+    fn check(&self, call: &'static str, code: CudaResult) -> Result<(), Trouble> {
+        if code.is_success() {
+            return Ok(());
+        }
+        let name = match code.name() {
+            Some(name) => name.to_owned(),
+            None => self.name_of(code),
+        };
+        Err(Trouble {
+            call,
+            code: code.0,
+            name,
+        })
+    }
+
+    /// The driver's own name of a code that we do not know.
+    fn name_of(&self, code: CudaResult) -> String {
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: a pointer to a static string is written to a local.
+        let said = unsafe { (self.table.cuGetErrorName)(code, &mut name) };
+        if !said.is_success() || name.is_null() {
+            return "a code without a name".to_owned();
+        }
+        // SAFETY: the driver's names are static C strings.
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn look(&self, machine: &Machine, found: &mut Cuda) -> Result<(), Trouble> {
+        let mut version = 0;
+        // SAFETY: the number is written to a local; needs no cuInit.
+        let code = unsafe { (self.table.cuDriverGetVersion)(&mut version) };
+        self.check("cuDriverGetVersion", code)?;
+        found.version = Some(format!("{}.{}", version / 1000, version % 1000 / 10));
+        // SAFETY: the flags are 0, the only value there is.
+        self.check("cuInit", unsafe { (self.table.cuInit)(0) })?;
+        let mut count = 0;
+        // SAFETY: the number is written to a local.
+        let code = unsafe { (self.table.cuDeviceGetCount)(&mut count) };
+        self.check("cuDeviceGetCount", code)?;
+        for index in 0..count {
+            found.gpus.push(self.gpu(machine, index)?);
+        }
+        Ok(())
+    }
+
+    fn gpu(&self, machine: &Machine, index: c_int) -> Result<Gpu, Trouble> {
+        let mut device: CUdevice = 0;
+        // SAFETY: the device is written to a local.
+        let code = unsafe { (self.table.cuDeviceGet)(&mut device, index) };
+        self.check("cuDeviceGet", code)?;
+        let mut memory = 0;
+        // SAFETY: the number is written to a local; the device is the driver's own.
+        let code = unsafe { (self.table.cuDeviceTotalMem_v2)(&mut memory, device) };
+        self.check("cuDeviceTotalMem_v2", code)?;
+
+        let ask = |attribute| self.attribute(device, attribute);
+        let has = |attribute| ask(attribute) == Some(1);
+        let number = |attribute| ask(attribute).unwrap_or(0);
+        let options = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS) as u32;
+        let ordering = number(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+        let memory_operations = MemoryOperations {
+            bits64: has(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
+            nor: has(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
+            flush: has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
+        };
+        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0;
+        let pci = self
+            .text(|at, len| {
+                // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
+                unsafe { (self.table.cuDeviceGetPCIBusId)(at, len, device) }
+            })
+            .map(|pci| pci.to_lowercase());
+        let sysfs = pci.as_ref().map(|pci| format!("sys/bus/pci/devices/{pci}"));
+        Ok(Gpu {
+            index: index as u32,
+            name: self
+                .text(|at, len| {
+                    // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
+                    unsafe { (self.table.cuDeviceGetName)(at, len, device) }
+                })
+                .unwrap_or_else(|| "a GPU without a name".to_owned()),
+            uuid: self.uuid(device),
+            compute_capability: (
+                number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+                number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            ),
+            memory: memory as u64,
+            multiprocessors: number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+            memory_operations,
+            gpudirect_rdma: has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED),
+            writes_ordering: ordering,
+            host_flush,
+            consistency: Consistency::of(ordering, memory_operations.flush, host_flush),
+            dma_buf: has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)
+                && self.table.cuMemGetHandleForAddressRange.is_some(),
+            virtual_memory: has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+                && self.table.cuMemCreate.is_some(),
+            posix_fd: has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+            fabric: has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED),
+            host_register: has(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
+            same_host_address: has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM),
+            compute_mode: number(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE),
+            mps: has(CU_DEVICE_ATTRIBUTE_MPS_ENABLED),
+            iommu: sysfs
+                .as_ref()
+                .and_then(|sysfs| machine.read(&format!("{sysfs}/iommu_group/type"))),
+            numa_node: sysfs
+                .and_then(|sysfs| machine.read(&format!("{sysfs}/numa_node")))
+                .and_then(|node| node.parse().ok())
+                .filter(|node| *node >= 0),
+            pci,
+        })
+    }
+
+    /// An attribute; none if the driver does not know it.
+    fn attribute(&self, device: CUdevice, attribute: u32) -> Option<i32> {
+        let mut value = 0;
+        // SAFETY: the number is written to a local; unknown attributes are refused.
+        let code = unsafe { (self.table.cuDeviceGetAttribute)(&mut value, attribute, device) };
+        code.is_success().then_some(value)
+    }
+
+    fn uuid(&self, device: CUdevice) -> Option<String> {
+        let mut uuid = CUuuid::default();
+        let get = self.table.cuDeviceGetUuid_v2?;
+        // SAFETY: the bytes are written to a local.
+        if !unsafe { get(&mut uuid, device) }.is_success() {
+            return None;
+        }
+        let mut text = "GPU".to_owned();
+        for (i, byte) in uuid.bytes.iter().enumerate() {
+            if [0, 4, 6, 8, 10].contains(&i) {
+                text.push('-');
+            }
+            text.push_str(&format!("{byte:02x}"));
+        }
+        Some(text)
+    }
+
+    /// What `fill` writes into a buffer of a length, as text.
+    fn text(&self, fill: impl FnOnce(*mut c_char, c_int) -> CudaResult) -> Option<String> {
+        let mut buffer = [0u8; 256];
+        let code = fill(buffer.as_mut_ptr().cast(), buffer.len() as c_int - 1);
+        if !code.is_success() {
+            return None;
+        }
+        let text = CStr::from_bytes_until_nul(&buffer).ok()?;
+        Some(text.to_string_lossy().into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_what_cuda_makes_of_the_variable() {
+        let of = |value: Option<&str>| {
+            let channels = Channels::from(value.map(str::to_owned));
+            (channels.count, channels.understood, channels.waiting())
+        };
+        assert_eq!(of(None), (8, true, 7));
+        assert_eq!(of(Some("32")), (32, true, 31));
+        assert_eq!(of(Some("1")), (1, true, 1));
+        assert_eq!(of(Some("33")), (32, false, 31));
+        assert_eq!(of(Some("0")), (8, false, 7));
+        assert_eq!(of(Some("many")), (8, false, 7));
+    }
+
+    #[test]
+    fn consistency_follows_from_order_then_flushes() {
+        use Consistency::*;
+        assert_eq!(Consistency::of(200, true, true), OrderedForAll);
+        assert_eq!(Consistency::of(100, true, true), OrderedForOwner);
+        assert_eq!(Consistency::of(0, true, true), FlushByStream);
+        assert_eq!(Consistency::of(0, false, true), FlushByHost);
+        assert_eq!(Consistency::of(0, false, false), None);
+    }
+}

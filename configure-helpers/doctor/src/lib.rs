@@ -1,0 +1,72 @@
+//! What a machine offers to messages that GPU streams send by themselves.
+//!
+//! [`examine`] looks at a [`Machine`] and makes a [`Report`]: facts by subject, then what would
+//! be used for what ([`uses`]), then what is missing and how to get it ([`advice`]). Facts are
+//! only collected, and conclusions are drawn from facts alone, so both can be tested on machines
+//! that are not there: a folder stands for `/`, other libraries for those installed.
+//!
+//! The doctor changes nothing: it makes no GPU context, allocates no device memory and loads no
+//! kernel module.
+
+pub mod advice;
+pub mod cuda;
+pub mod gdrcopy;
+pub mod library;
+mod machine;
+pub mod rdma;
+pub mod system;
+mod text;
+pub mod uses;
+
+pub use machine::{Access, Libraries, Machine};
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// All that was found and concluded.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// The version of gdsync that this doctor belongs to.
+    pub gdsync: &'static str,
+    /// NVIDIA GPUs and their driver.
+    pub cuda: cuda::Cuda,
+    /// AMD's HIP.
+    pub hip: library::State,
+    /// Device memory mapped for the CPU.
+    pub gdrcopy: gdrcopy::Gdrcopy,
+    /// RDMA devices and what drives them.
+    pub rdma: rdma::Rdma,
+    /// The kernel, its modules and limits.
+    pub system: system::System,
+    /// Those of gdsync's variables that are set and choose a path.
+    pub variables: BTreeMap<&'static str, String>,
+    /// Which path would be used for what.
+    pub uses: Vec<uses::Use>,
+    /// What is missing, and how to get it.
+    pub advice: Vec<advice::Advice>,
+}
+
+/// Looks at `machine`.
+pub fn examine(machine: &Machine) -> Report {
+    let mut report = Report {
+        gdsync: env!("CARGO_PKG_VERSION"),
+        cuda: cuda::look(machine),
+        hip: library::look(
+            "HIP",
+            &machine.libraries().hip,
+            &[c"hipStreamBatchMemOp", c"hipMemGetHandleForAddressRange"],
+        ),
+        gdrcopy: gdrcopy::look(machine),
+        rdma: rdma::look(machine),
+        system: system::look(machine),
+        variables: ["GDS_GPU", "GDS_LOWER", "GDS_PROVIDER"]
+            .into_iter()
+            .filter_map(|name| Some((name, machine.variable(name)?)))
+            .collect(),
+        uses: Vec::new(),
+        advice: Vec::new(),
+    };
+    report.uses = uses::conclude(&report);
+    report.advice = advice::conclude(&report);
+    report
+}

@@ -1,0 +1,140 @@
+//! [`Machine`]: where the doctor looks.
+
+use gdsync_sys::library::candidates;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+
+/// The paths or sonames under which each library is looked for, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Libraries {
+    /// NVIDIA's CUDA driver.
+    pub cuda: Vec<OsString>,
+    /// GDRCopy.
+    pub gdrapi: Vec<OsString>,
+    /// AMD's HIP.
+    pub hip: Vec<OsString>,
+    /// The verbs.
+    pub ibverbs: Vec<OsString>,
+    /// The verbs' provider for ConnectX.
+    pub mlx5: Vec<OsString>,
+}
+
+impl Libraries {
+    /// Where gdsync looks for them.
+    pub fn installed() -> Libraries {
+        let sonames = |names: &[&str]| names.iter().map(OsString::from).collect();
+        Libraries {
+            cuda: candidates(gdsync_sys::cuda::Cuda::ENV, gdsync_sys::cuda::Cuda::SONAMES),
+            gdrapi: candidates(
+                gdrcopy_sys::ffi::Gdrapi::ENV,
+                gdrcopy_sys::ffi::Gdrapi::SONAMES,
+            ),
+            hip: sonames(&[
+                "libamdhip64.so.7",
+                "libamdhip64.so.6",
+                "libamdhip64.so.5",
+                "libamdhip64.so",
+            ]),
+            ibverbs: sonames(&["libibverbs.so.1"]),
+            mlx5: sonames(&["libmlx5.so.1"]),
+        }
+    }
+}
+
+/// A machine: a folder that holds its `proc`, `sys` and `dev`, its libraries, its variables.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    root: PathBuf,
+    libraries: Libraries,
+    variables: BTreeMap<OsString, OsString>,
+}
+
+/// Whether this process may read and write a device file.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(tag = "state", content = "reason", rename_all = "snake_case")]
+pub enum Access {
+    /// It may.
+    Granted,
+    /// There is no such file.
+    Absent,
+    /// It may not, or the device behind it does not answer.
+    Refused(String),
+}
+
+impl Machine {
+    /// The machine below `root`, with these libraries and environment variables.
+    ///
+    /// Libraries named here are loaded into the process: name only those that are sound to load.
+    pub fn new(
+        root: impl Into<PathBuf>,
+        libraries: Libraries,
+        variables: impl IntoIterator<Item = (impl Into<OsString>, impl Into<OsString>)>,
+    ) -> Machine {
+        Machine {
+            root: root.into(),
+            libraries,
+            variables: variables
+                .into_iter()
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn libraries(&self) -> &Libraries {
+        &self.libraries
+    }
+
+    /// An environment variable; what is no Unicode in it is replaced.
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        let value = self.variables.get(OsString::from(name).as_os_str())?;
+        Some(value.to_string_lossy().into_owned())
+    }
+
+    /// The text of a file, trimmed.
+    pub(crate) fn read(&self, path: &str) -> Option<String> {
+        let bytes = fs::read(self.root.join(path)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    /// The names in a folder, in order; none if it is not there.
+    pub(crate) fn list(&self, path: &str) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(self.root.join(path))
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.root.join(path).exists()
+    }
+
+    /// Opens a device file and closes it again.
+    pub(crate) fn access(&self, path: &str) -> Access {
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .open(self.root.join(path));
+        match opened {
+            Ok(_) => Access::Granted,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Access::Absent,
+            Err(e) => Access::Refused(e.to_string()),
+        }
+    }
+
+    /// Whether a kernel module is loaded, or built in.
+    pub(crate) fn module(&self, name: &str) -> bool {
+        self.exists(&format!("sys/module/{name}"))
+            || self.read("proc/modules").is_some_and(|modules| {
+                modules
+                    .lines()
+                    .any(|line| line.split_whitespace().next() == Some(name))
+            })
+    }
+}

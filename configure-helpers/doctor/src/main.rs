@@ -1,0 +1,41 @@
+//! `gdsync-doctor`: prints what [`gdsync_doctor::examine`] finds, as text or as JSON.
+//!
+//! What is missing is a finding and not a failure: the exit code is 0 unless the doctor itself
+//! could not work.
+
+use anyhow::Context;
+use clap::Parser;
+use gdsync_doctor::{Libraries, Machine, examine};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Says what this machine offers, what would be used for what, and how to get what is missing.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    /// One JSON object instead of text.
+    #[arg(long)]
+    json: bool,
+
+    /// Where /proc, /sys and /dev are looked for.
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let machine = Machine::new(args.root, Libraries::installed(), std::env::vars_os());
+    let report = examine(&machine);
+    let mut said = if args.json {
+        serde_json::to_string_pretty(&report).context("the report as JSON")?
+    } else {
+        report.to_string()
+    };
+    said.push('\n');
+    let mut out = std::io::stdout().lock();
+    match out.write_all(said.as_bytes()).and_then(|()| out.flush()) {
+        // Whoever reads has read enough.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("standard output"),
+    }
+}

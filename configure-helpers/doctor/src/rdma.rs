@@ -1,0 +1,151 @@
+//! RDMA devices, the kernel's verbs and their libraries.
+
+use crate::library::{self, State};
+use crate::machine::{Access, Machine};
+use serde::Serialize;
+
+/// RDMA as the kernel and its libraries show it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rdma {
+    /// Whether the kernel's RDMA core is there.
+    pub ib_core: bool,
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// libibverbs.
+    pub ibverbs: State,
+    /// libmlx5, the provider for ConnectX.
+    pub mlx5: State,
+}
+
+/// One RDMA device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Device {
+    /// The kernel's name of it.
+    pub name: String,
+    /// Its kernel driver.
+    pub driver: Option<String>,
+    /// Its PCI address.
+    pub pci: Option<String>,
+    /// PCI vendor and device.
+    pub pci_id: Option<String>,
+    /// The vendor's name of the board.
+    pub board: Option<String>,
+    /// Firmware.
+    pub firmware: Option<String>,
+    /// The host's NUMA node next to it.
+    pub numa_node: Option<i32>,
+    /// How the IOMMU treats it.
+    pub iommu: Option<String>,
+    /// The name of the file that verbs go through, and whether it may be used.
+    pub uverbs: Option<String>,
+    /// Whether that file may be used.
+    pub access: Access,
+    /// The ports.
+    pub ports: Vec<Port>,
+}
+
+impl Device {
+    /// Whether it is a ConnectX, which mlx5 drives.
+    pub fn is_mlx5(&self) -> bool {
+        self.driver.as_deref() == Some("mlx5_core") || self.name.starts_with("mlx5_")
+    }
+
+    /// Whether some port can carry messages.
+    pub fn is_active(&self) -> bool {
+        self.ports.iter().any(Port::is_active)
+    }
+}
+
+/// A port of a device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Port {
+    /// Its number.
+    pub number: String,
+    /// The logical state, such as `ACTIVE`.
+    pub state: String,
+    /// The physical state, such as `LinkUp`.
+    pub physical: String,
+    /// `InfiniBand` or `Ethernet`.
+    pub link: String,
+    /// The rate in the kernel's words.
+    pub rate: String,
+}
+
+impl Port {
+    /// Whether it can carry messages.
+    pub fn is_active(&self) -> bool {
+        self.state == "ACTIVE"
+    }
+}
+
+/// Looks at RDMA.
+pub(crate) fn look(machine: &Machine) -> Rdma {
+    let libraries = machine.libraries();
+    Rdma {
+        ib_core: machine.module("ib_core") || machine.exists("sys/class/infiniband"),
+        devices: machine
+            .list("sys/class/infiniband")
+            .into_iter()
+            .map(|name| device(machine, name))
+            .collect(),
+        ibverbs: library::look("verbs", &libraries.ibverbs, &[c"ibv_reg_dmabuf_mr"]),
+        mlx5: library::look("mlx5", &libraries.mlx5, &[c"mlx5dv_init_obj"]),
+    }
+}
+
+fn device(machine: &Machine, name: String) -> Device {
+    let folder = format!("sys/class/infiniband/{name}");
+    let read = |file: &str| {
+        machine
+            .read(&format!("{folder}/{file}"))
+            .filter(|text| !text.is_empty())
+    };
+    let uevent = read("device/uevent").unwrap_or_default();
+    let said = |key: &str| {
+        let of_key = |line: &str| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned());
+        uevent.lines().find_map(of_key)
+    };
+    let uverbs = machine
+        .list("sys/class/infiniband_verbs")
+        .into_iter()
+        .find(|uverbs| {
+            machine.read(&format!("sys/class/infiniband_verbs/{uverbs}/ibdev"))
+                == Some(name.clone())
+        });
+    Device {
+        driver: said("DRIVER"),
+        pci: said("PCI_SLOT_NAME"),
+        pci_id: said("PCI_ID"),
+        board: read("hca_type").or_else(|| read("board_id")),
+        firmware: read("fw_ver"),
+        numa_node: read("device/numa_node")
+            .and_then(|node| node.parse().ok())
+            .filter(|node| *node >= 0),
+        iommu: read("device/iommu_group/type"),
+        access: match &uverbs {
+            Some(uverbs) => machine.access(&format!("dev/infiniband/{uverbs}")),
+            None => Access::Absent,
+        },
+        uverbs,
+        ports: machine
+            .list(&format!("{folder}/ports"))
+            .into_iter()
+            .map(|number| {
+                let read = |file: &str| read(&format!("ports/{number}/{file}")).unwrap_or_default();
+                // The kernel writes "4: ACTIVE".
+                let word = |text: String| match text.split_once(": ") {
+                    Some((_, word)) => word.to_owned(),
+                    None => text,
+                };
+                Port {
+                    state: word(read("state")),
+                    physical: word(read("phys_state")),
+                    link: read("link_layer"),
+                    rate: read("rate"),
+                    number,
+                }
+            })
+            .collect(),
+        name,
+    }
+}

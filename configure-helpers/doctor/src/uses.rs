@@ -1,0 +1,254 @@
+//! Which path would be used for what: conclusions from the facts of a [`Report`].
+//!
+//! This says what the gdsync of the same version does, not what the machine could do.
+
+use crate::Report;
+use crate::rdma::Device;
+use serde::Serialize;
+
+/// One purpose, and what would serve it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Use {
+    /// What for.
+    pub purpose: &'static str,
+    /// What would be used.
+    pub choice: String,
+    /// Why that.
+    pub because: String,
+}
+
+/// Concludes from the facts of `report`.
+pub(crate) fn conclude(report: &Report) -> Vec<Use> {
+    vec![
+        runtime(report),
+        lowering(report),
+        nic(report),
+        doorbell(report),
+        cpu_access(report),
+        rdma_memory(report),
+        Use {
+            purpose: "messages within this host",
+            choice: "links of virtual NICs over shared memory".into(),
+            because: "processes of one host are joined by this version".into(),
+        },
+        Use {
+            purpose: "messages between machines",
+            choice: "nothing".into(),
+            because: "that needs a physical NIC, and this version drives none".into(),
+        },
+    ]
+}
+
+/// What `GDS_GPU` asks for.
+enum Asked {
+    Soft,
+    Cuda(usize),
+    Auto,
+    Wrong,
+}
+
+fn asked(report: &Report) -> Asked {
+    match report.variables.get("GDS_GPU").map(String::as_str) {
+        None | Some("auto") => Asked::Auto,
+        Some("soft") => Asked::Soft,
+        Some("cuda") => Asked::Cuda(0),
+        Some(other) => other
+            .strip_prefix("cuda:")
+            .and_then(|index| index.parse().ok())
+            .map_or(Asked::Wrong, Asked::Cuda),
+    }
+}
+
+/// Whether programs would run on a CUDA GPU.
+pub(crate) fn on_cuda(report: &Report) -> bool {
+    match asked(report) {
+        Asked::Auto => !report.cuda.gpus.is_empty(),
+        Asked::Cuda(index) => index < report.cuda.gpus.len(),
+        Asked::Soft | Asked::Wrong => false,
+    }
+}
+
+fn runtime(report: &Report) -> Use {
+    let gpus = &report.cuda.gpus;
+    let why_not = || match &report.cuda.trouble {
+        _ if !report.cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
+        Some(trouble) => format!(
+            "{} returned {} ({})",
+            trouble.call, trouble.name, trouble.code
+        ),
+        None => "the CUDA driver knows no GPU".to_owned(),
+    };
+    let set = report.variables.get("GDS_GPU");
+    let set = set.map_or(String::new(), |value| format!("GDS_GPU={value}"));
+    let (choice, because) = match asked(report) {
+        Asked::Auto => match gpus.first() {
+            Some(gpu) => (
+                format!("cuda: GPU 0, {}", gpu.name),
+                "a GPU goes before the software GPU".to_owned(),
+            ),
+            None => ("soft: the software GPU".to_owned(), why_not()),
+        },
+        Asked::Soft => ("soft: the software GPU".to_owned(), set),
+        Asked::Cuda(index) => match gpus.get(index) {
+            Some(gpu) => (format!("cuda: GPU {index}, {}", gpu.name), set),
+            None if gpus.is_empty() => ("nothing: an error".to_owned(), {
+                format!("{set}, and {}", why_not())
+            }),
+            None => (
+                "nothing: an error".to_owned(),
+                format!("{set}, and there are {} GPUs", gpus.len()),
+            ),
+        },
+        Asked::Wrong => (
+            "nothing: an error".to_owned(),
+            format!("{set}, and known are soft, cuda, cuda:N, auto"),
+        ),
+    };
+    Use {
+        purpose: "GPU runtime",
+        choice,
+        because,
+    }
+}
+
+fn lowering(report: &Report) -> Use {
+    let (choice, because) = match report.variables.get("GDS_LOWER").map(String::as_str) {
+        None | Some("auto") => (
+            "memory operations",
+            "they take no multiprocessor".to_owned(),
+        ),
+        Some("memops") => ("memory operations", "GDS_LOWER=memops".to_owned()),
+        Some("kernel") => (
+            "one small kernel a submission",
+            "GDS_LOWER=kernel".to_owned(),
+        ),
+        Some(other) => (
+            "nothing: an error",
+            format!("GDS_LOWER={other}, and known are auto, memops, kernel"),
+        ),
+    };
+    Use {
+        purpose: "doorbells and waits on a stream",
+        choice: choice.into(),
+        because,
+    }
+}
+
+fn nic(report: &Report) -> Use {
+    let found = match report.rdma.devices.len() {
+        0 => "there is no RDMA device, and this version would not drive one".to_owned(),
+        1 => "this version does not drive the RDMA device that is here".to_owned(),
+        n => format!("this version does not drive the {n} RDMA devices that are here"),
+    };
+    let (choice, because) = match report.variables.get("GDS_PROVIDER").map(String::as_str) {
+        None | Some("auto") => ("emulated: a virtual ConnectX in the process", found),
+        Some("emulated") => (
+            "emulated: a virtual ConnectX in the process",
+            format!("GDS_PROVIDER=emulated; {found}"),
+        ),
+        Some("proxy") => (
+            "proxy: a CPU thread rings the virtual ConnectX",
+            format!("GDS_PROVIDER=proxy; {found}"),
+        ),
+        Some(other) => (
+            "nothing: an error",
+            format!("GDS_PROVIDER={other}, and known are auto, emulated, proxy"),
+        ),
+    };
+    Use {
+        purpose: "NIC",
+        choice: choice.into(),
+        because,
+    }
+}
+
+fn doorbell(report: &Report) -> Use {
+    let (choice, because) = if on_cuda(report) {
+        (
+            "pinned host memory that the GPU writes",
+            "the virtual ConnectX looks for its doorbells there",
+        )
+    } else {
+        (
+            "memory of the process",
+            "software GPU and virtual ConnectX share it",
+        )
+    };
+    Use {
+        purpose: "doorbell mapping",
+        choice: choice.into(),
+        because: because.into(),
+    }
+}
+
+fn cpu_access(report: &Report) -> Use {
+    let (choice, because) = if !on_cuda(report) {
+        (
+            "plain loads and stores",
+            "the software GPU's memory is the process's",
+        )
+    } else if report.gdrcopy.works() {
+        (
+            "loads and stores through GDRCopy",
+            "gdrdrv maps device memory for the CPU",
+        )
+    } else {
+        (
+            "copies by the GPU's copy engine, in a context of their own; words in pinned host memory",
+            "there is no usable GDRCopy",
+        )
+    };
+    Use {
+        purpose: "CPU access to device memory",
+        choice: choice.into(),
+        because: because.into(),
+    }
+}
+
+/// How a physical NIC would get at GPU memory.
+pub(crate) enum RdmaMemory {
+    /// By exporting a dma-buf.
+    DmaBuf,
+    /// By the kernel module nvidia_peermem.
+    Peermem,
+    /// Not at all, for this reason.
+    No(&'static str),
+}
+
+/// How a physical NIC would get at the GPUs' memory.
+pub(crate) fn rdma_memory_path(report: &Report) -> RdmaMemory {
+    let gpus = &report.cuda.gpus;
+    let verbs = &report.rdma.ibverbs;
+    if gpus.is_empty() {
+        RdmaMemory::No("there is no GPU")
+    } else if report.rdma.devices.is_empty() {
+        RdmaMemory::No("there is no RDMA device")
+    } else if !gpus.iter().any(|gpu| gpu.gpudirect_rdma) {
+        RdmaMemory::No("the GPU does not support GPUDirect RDMA")
+    } else if gpus.iter().any(|gpu| gpu.dma_buf)
+        && report.system.kernel_since(5, 12)
+        && verbs.is_opened()
+        && !verbs.lacks("ibv_reg_dmabuf_mr")
+    {
+        RdmaMemory::DmaBuf
+    } else if report.system.peermem {
+        RdmaMemory::Peermem
+    } else {
+        RdmaMemory::No("neither dma-buf nor nvidia_peermem is there")
+    }
+}
+
+fn rdma_memory(report: &Report) -> Use {
+    let ready = match rdma_memory_path(report) {
+        RdmaMemory::DmaBuf => "dma-buf is there for one",
+        RdmaMemory::Peermem => "nvidia_peermem is there for one",
+        RdmaMemory::No(why) => why,
+    };
+    let mlx5 = report.rdma.devices.iter().any(Device::is_mlx5);
+    let through = if mlx5 { "a ConnectX" } else { "a physical NIC" };
+    Use {
+        purpose: "GPU memory for a physical NIC",
+        choice: "nothing".into(),
+        because: format!("this version does not drive {through}; {ready}"),
+    }
+}
