@@ -38,6 +38,10 @@ pub enum Kind {
     Protocol,
     /// A library or device is not there.
     Absent,
+    /// As many streams of the GPU wait as its hardware channels allow.
+    TooManyWaits,
+    /// The GPU, or everything of this process on it, is lost: no call will succeed again.
+    DeviceLost,
     /// The operating system or a driver refused.
     System,
 }

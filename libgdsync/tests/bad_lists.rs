@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, roomy, sge};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::Condition;
@@ -22,7 +22,7 @@ fn each(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
             recv_entries: 4,
             ..config
         };
-        let gpu = Gpu::soft().unwrap();
+        let gpu = roomy();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let mem = p.mem_a(MemoryKind::Device, 4096);
         let stream = gpu.stream().unwrap();

@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{LIMIT, PLAIN, connect, finish, kind, memory, paths, sge};
+use common::{LIMIT, PLAIN, connect, finish, kind, memory, paths, roomy, sge};
 use gds_driver::Live;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
-use gdsync::{Gpu, Kind, Status};
+use gdsync::{Kind, Status};
 
 const PAIRS: u32 = 64;
 const THREADS: u64 = 4;
@@ -118,7 +118,7 @@ impl Couple {
 
 #[test]
 fn many_queue_pairs_go_from_thread_to_thread() {
-    let gpu = Gpu::soft().unwrap();
+    let gpu = roomy();
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let configs: Vec<QpConfig> = paths()

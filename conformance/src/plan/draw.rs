@@ -77,6 +77,7 @@ fn seat(rng: &mut Rng, ranks: usize) -> Seat {
         flush: !one_in(rng, 6),
         inline_copy: rng.bool(),
         fence: !one_in(rng, 4),
+        ordered_writes: false,
         kernels: true,
         batch_limit: match one_in(rng, 3) {
             true => rng.usize(3..9),

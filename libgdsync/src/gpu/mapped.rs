@@ -1,13 +1,13 @@
 //! Device-shared memory as the CPU reaches it: accessed word by word, never by reference.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::ring::RingMemory;
 
 /// A span of memory that devices read and write at any time.
 ///
-/// All access is atomic by word (or byte at ragged ends), so that a device's concurrent
+/// All access is atomic by word (or half words and bytes at ragged ends), so that a device's concurrent
 /// store is a race only in what it means, not in the language. Offsets outside the span are
 /// a bug of the caller and panic, as slices do.
 #[derive(Clone, Copy, Debug)]
@@ -83,43 +83,82 @@ impl Mapped {
         self.word64(offset).store(value, Ordering::Release)
     }
 
-    /// Copies out. Not atomic as a whole.
+    #[inline]
+    fn half(&self, offset: usize) -> &AtomicU16 {
+        self.check(offset, 2, 2);
+        // SAFETY: as in `word32`.
+        unsafe { AtomicU16::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    /// Stores and returns what was there.
+    pub fn swap64(&self, offset: usize, value: u64) -> u64 {
+        self.word64(offset).swap(value, Ordering::AcqRel)
+    }
+
+    /// Stores `new` if `current` is there; returns what was.
+    pub fn compare_swap64(&self, offset: usize, current: u64, new: u64) -> u64 {
+        let word = self.word64(offset);
+        match word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(before) | Err(before) => before,
+        }
+    }
+
+    /// Adds, wrapping; returns what was there.
+    pub fn fetch_add64(&self, offset: usize, add: u64) -> u64 {
+        self.word64(offset).fetch_add(add, Ordering::AcqRel)
+    }
+
+    /// The largest word that is aligned here and not longer than what is left.
+    #[inline]
+    fn step(&self, at: usize, left: usize) -> usize {
+        let aligned = 1 << (self.base.as_ptr() as usize + at).trailing_zeros().min(3);
+        let fits = 1 << left.ilog2().min(3);
+        usize::min(aligned, fits)
+    }
+
+    /// Copies out. Not atomic as a whole, but by the largest aligned words.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len(), 1);
         let mut done = 0;
         while done < into.len() {
             let at = offset + done;
-            let aligned = (self.base.as_ptr() as usize + at).is_multiple_of(8);
-            if aligned && into.len() - done >= 8 {
-                let word = self.word64(at).load(Ordering::Relaxed);
-                into[done..done + 8].copy_from_slice(&word.to_ne_bytes());
-                done += 8;
-            } else {
-                into[done] = self.byte(at).load(Ordering::Relaxed);
-                done += 1;
+            let step = self.step(at, into.len() - done);
+            let to = &mut into[done..done + step];
+            match step {
+                8 => to.copy_from_slice(&self.word64(at).load(Ordering::Relaxed).to_ne_bytes()),
+                4 => to.copy_from_slice(&self.word32(at).load(Ordering::Relaxed).to_ne_bytes()),
+                2 => to.copy_from_slice(&self.half(at).load(Ordering::Relaxed).to_ne_bytes()),
+                _ => to[0] = self.byte(at).load(Ordering::Relaxed),
             }
+            done += step;
         }
         std::sync::atomic::fence(Ordering::Acquire);
     }
 
-    /// Copies in. Not atomic as a whole.
+    /// Copies in. Not atomic as a whole, but by the largest aligned words, from low addresses
+    /// to high ones.
     pub fn write(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len(), 1);
         std::sync::atomic::fence(Ordering::Release);
         let mut done = 0;
         while done < from.len() {
             let at = offset + done;
-            let aligned = (self.base.as_ptr() as usize + at).is_multiple_of(8);
-            if aligned && from.len() - done >= 8 {
-                let mut word = [0; 8];
-                word.copy_from_slice(&from[done..done + 8]);
-                self.word64(at)
-                    .store(u64::from_ne_bytes(word), Ordering::Relaxed);
-                done += 8;
-            } else {
-                self.byte(at).store(from[done], Ordering::Relaxed);
-                done += 1;
+            let step = self.step(at, from.len() - done);
+            let part = &from[done..done + step];
+            let mut word = [0; 8];
+            word[..step].copy_from_slice(part);
+            let word = u64::from_le_bytes(word);
+            match step {
+                8 => self.word64(at).store(word.to_le(), Ordering::Relaxed),
+                4 => self
+                    .word32(at)
+                    .store((word as u32).to_le(), Ordering::Relaxed),
+                2 => self
+                    .half(at)
+                    .store((word as u16).to_le(), Ordering::Relaxed),
+                _ => self.byte(at).store(part[0], Ordering::Relaxed),
             }
+            done += step;
         }
     }
 }

@@ -5,23 +5,38 @@
 //! Streams belong to the application: the library enqueues on them, and never synchronises or
 //! destroys them.
 
+pub mod cuda;
+mod event;
 mod mapped;
+mod module;
 mod region;
 pub mod soft;
+mod stream;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use gds_step::{Host, Time};
 
 use crate::error::{Error, Kind, Result};
+use crate::kernels::Entry;
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Caps, DevicePtr, Op, legal};
 
+pub use event::Event;
+#[doc(hidden)]
+pub use event::EventHandle;
 pub(crate) use mapped::Mapped;
+pub use module::Module;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
+use stream::Adopted;
+pub use stream::Stream;
+#[doc(hidden)]
+pub use stream::StreamHandle;
+pub use waiting::WaitLimits;
+pub(crate) use waiting::{Proof, Waiting};
 
 /// Counts GPUs and streams of this process, so that each has a number of its own. Relaxed:
 /// only uniqueness matters.
@@ -43,6 +58,7 @@ pub struct Kernel(pub(crate) KernelCode);
 #[derive(Clone, Debug)]
 pub(crate) enum KernelCode {
     Soft(softgpu::Kernel),
+    Cuda(cuda::Function),
 }
 
 impl Kernel {
@@ -80,7 +96,59 @@ pub(crate) struct Allocation {
     pub len: usize,
     /// Where the CPU reaches it, if it does without a mapping of its own.
     pub cpu: Option<Mapped>,
-    pub backing: soft::Backing,
+    pub backing: Backing,
+}
+
+/// What is behind a region, by runtime.
+pub(crate) enum Backing {
+    Soft(soft::Backing),
+    Cuda(cuda::Memory),
+}
+
+impl From<soft::Backing> for Backing {
+    fn from(backing: soft::Backing) -> Backing {
+        Backing::Soft(backing)
+    }
+}
+
+impl Backing {
+    /// Copies out by a copy engine; `None` where there is none to be used.
+    fn read(&self, offset: usize, into: &mut [u8]) -> Option<Result<()>> {
+        match self {
+            Backing::Soft(_) => None,
+            Backing::Cuda(memory) => Some(memory.read(offset, into)),
+        }
+    }
+
+    /// Copies in by a copy engine; `None` where there is none to be used.
+    fn write(&self, offset: usize, from: &[u8]) -> Option<Result<()>> {
+        match self {
+            Backing::Soft(_) => None,
+            Backing::Cuda(memory) => Some(memory.write(offset, from)),
+        }
+    }
+}
+
+/// The CPU's own mapping of device memory.
+pub(crate) enum View {
+    Soft(soft::View),
+    Cuda(cuda::View),
+}
+
+impl View {
+    fn of(backing: &Backing) -> Result<View> {
+        match backing {
+            Backing::Soft(memory) => soft::View::of(memory).map(View::Soft),
+            Backing::Cuda(memory) => cuda::View::of(memory).map(View::Cuda),
+        }
+    }
+
+    fn mapped(&self) -> Mapped {
+        match self {
+            View::Soft(view) => view.mapped(),
+            View::Cuda(view) => view.mapped(),
+        }
+    }
 }
 
 /// What a GPU runtime does for the library. Sealed: its methods may grow.
@@ -90,7 +158,11 @@ pub(crate) struct Allocation {
 #[doc(hidden)]
 pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn name(&self) -> String;
+    /// `soft` or `cuda`.
+    fn kind(&self) -> &'static str;
     fn caps(&self) -> Caps;
+    /// `None`: any number of streams may wait.
+    fn wait_limits(&self) -> Option<WaitLimits>;
     fn host(&self) -> &Arc<dyn Host>;
     #[allow(private_interfaces)]
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation>;
@@ -98,22 +170,37 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     /// The memory stays valid, and is not unmapped, until the allocation is dropped.
     #[allow(private_interfaces)]
     unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation>;
+    /// # Safety
+    /// The application's memory stays allocated until the allocation is dropped.
+    #[allow(private_interfaces)]
+    unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Allocation>;
+    #[allow(private_interfaces)]
+    fn allocate_exportable(&self, len: usize) -> Result<Allocation>;
+    /// # Safety
+    /// The process that shares the memory keeps it.
+    #[allow(private_interfaces)]
+    unsafe fn open_shared(&self, shared: &cuda::SharedMemory) -> Result<Allocation>;
+    #[allow(private_interfaces)]
+    fn as_cuda(&self) -> Option<&cuda::CudaRuntime>;
     fn new_stream(&self) -> Result<StreamHandle>;
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()>;
     fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8])
     -> Result<()>;
     fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize)
     -> Result<()>;
+    fn idle(&self, stream: &StreamHandle) -> Result<bool>;
+    /// The application's last handle on a stream goes away, after which the stream may be
+    /// destroyed by its owner: returns what tells then when its work is done. `None`: the
+    /// handle may be asked as long as anybody holds it.
+    fn leave(&self, stream: &StreamHandle) -> Option<EventHandle>;
+    fn record(&self, stream: &StreamHandle) -> Result<EventHandle>;
+    fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()>;
+    fn is_done(&self, event: &EventHandle) -> Result<bool>;
     fn capturing(&self, stream: &StreamHandle) -> Result<bool>;
     fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool>;
-    fn program_kernel(&self) -> Option<&Kernel>;
-}
-
-/// A stream as its runtime knows it.
-#[derive(Clone, Debug)]
-#[doc(hidden)]
-pub enum StreamHandle {
-    Soft(softgpu::Stream),
+    /// One of the library's own kernels, if the runtime can run kernels.
+    fn kernel(&self, entry: Entry) -> Option<&Kernel>;
+    fn load_module(&self, image: &[u8]) -> Result<cuda::Module>;
 }
 
 /// One GPU. Cheap to clone; all clones are the same GPU.
@@ -125,6 +212,8 @@ struct GpuInner {
     runtime: Box<dyn Runtime>,
     caps: Caps,
     tracer: Tracer,
+    waiting: Waiting,
+    adopted: Adopted,
 }
 
 impl fmt::Debug for Gpu {
@@ -144,6 +233,42 @@ impl Gpu {
         soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }
 
+    /// A GPU by name: `soft`, `cuda` (its first), `cuda:1`, or `auto`: the first of CUDA's if
+    /// there is one, else a soft one.
+    ///
+    /// # Errors
+    /// `Invalid` for another name; else as [`Gpu::soft`] and [`Gpu::cuda`].
+    pub fn open(name: &str) -> Result<Gpu> {
+        let wrong = || {
+            let what = format!("{name:?}: known are soft, cuda, cuda:N, auto");
+            Error::new("open GPU", Kind::Invalid, what)
+        };
+        match name {
+            "soft" => Gpu::soft(),
+            "cuda" => Gpu::cuda(0),
+            "auto" => match Gpu::cuda(0) {
+                Err(e) if e.kind() == Kind::Absent => {
+                    tracing::info!(target: "gdsync", "a software GPU, because: {e}");
+                    Gpu::soft()
+                }
+                other => other,
+            },
+            _ => {
+                let index = name.strip_prefix("cuda:").ok_or_else(wrong)?;
+                Gpu::cuda(index.parse().map_err(|_| wrong())?)
+            }
+        }
+    }
+
+    /// The GPU that `GDS_GPU` names, as in [`Gpu::open`]; `auto` if it is not set.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn from_env() -> Result<Gpu> {
+        let name = std::env::var("GDS_GPU").unwrap_or_else(|_| "auto".to_owned());
+        Gpu::open(&name)
+    }
+
     /// A software GPU on a driver of the caller's choice, with capabilities switched.
     ///
     /// # Errors
@@ -154,11 +279,14 @@ impl Gpu {
 
     pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Gpu {
         let caps = runtime.caps();
+        let waiting = Waiting::new(runtime.wait_limits());
         Gpu(Arc::new(GpuInner {
             id: next_id(),
             runtime,
             caps,
             tracer: Tracer::from_env(),
+            waiting,
+            adopted: Adopted::default(),
         }))
     }
 
@@ -185,6 +313,24 @@ impl Gpu {
     /// Whether both are the same GPU.
     pub fn is(&self, other: &Gpu) -> bool {
         self.0.id == other.0.id
+    }
+
+    /// Which runtime runs it: `soft` or `cuda`.
+    pub fn runtime_name(&self) -> &'static str {
+        self.0.runtime.kind()
+    }
+
+    /// How many of its streams may wait at a time; `None`: any number.
+    pub fn wait_limits(&self) -> Option<WaitLimits> {
+        self.0.waiting.limits()
+    }
+
+    pub(crate) fn waiting(&self) -> &Waiting {
+        &self.0.waiting
+    }
+
+    fn adopted(&self) -> &Adopted {
+        &self.0.adopted
     }
 
     pub(crate) fn runtime(&self) -> &dyn Runtime {
@@ -256,146 +402,10 @@ impl Gpu {
         };
         for range in batch.split(caps.batch_limit)? {
             let ops = &batch.ops()[range];
-            self.0.tracer.submission(stream.id, ops);
-            self.0.runtime.submit(&stream.handle, ops)?;
+            self.0.tracer.submission(stream.id(), ops);
+            self.0.runtime.submit(stream.handle(), ops)?;
             *submitted = true;
         }
         Ok(())
-    }
-}
-
-/// A stream of the application: work enqueued on it runs in order. Clones are the same stream.
-#[derive(Clone)]
-pub struct Stream {
-    id: u64,
-    gpu: Gpu,
-    handle: StreamHandle,
-}
-
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {} of {:?}", self.id, self.gpu)
-    }
-}
-
-impl Stream {
-    pub(crate) fn new(gpu: Gpu, handle: StreamHandle) -> Stream {
-        Stream {
-            id: next_id(),
-            gpu,
-            handle,
-        }
-    }
-
-    /// Its number in traces and errors.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// The GPU that runs it.
-    pub fn gpu(&self) -> &Gpu {
-        &self.gpu
-    }
-
-    /// The soft GPU's own handle, to use what only the soft GPU has (events, fills, capture).
-    pub fn as_soft(&self) -> Option<&softgpu::Stream> {
-        match &self.handle {
-            StreamHandle::Soft(stream) => Some(stream),
-        }
-    }
-
-    /// Refuses a stream of another GPU, and a stream that is being captured.
-    pub(crate) fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
-        if !self.gpu.is(gpu) {
-            return Err(Error::new(
-                operation,
-                Kind::Foreign,
-                format!("{self:?} used with {gpu:?}"),
-            ));
-        }
-        if self.gpu.runtime().capturing(&self.handle)? {
-            return Err(Error::new(
-                operation,
-                Kind::Unsupported,
-                format!("{self:?} is being captured into a graph"),
-            ));
-        }
-        Ok(())
-    }
-
-    /// Enqueues word operations.
-    ///
-    /// # Errors
-    /// `Unsupported` if the stream is being captured or the runtime lacks an operation;
-    /// nothing has been enqueued then. `System` if the runtime refuses.
-    ///
-    /// # Safety
-    /// Every address in `batch` lies in memory of this GPU that stays allocated until the stream
-    /// has run the batch, and that nothing else relies on keeping its value. (Operations on
-    /// [`Word32`] and [`Span`] in a list need no such promise.)
-    pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
-        self.check(&self.gpu, "submit batch")?;
-        let mut scratch = Batch::with_capacity(batch.len() + 8);
-        self.gpu
-            .submit(self, &mut batch.clone(), &mut scratch, &mut false)
-    }
-
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure.
-    ///
-    /// # Safety
-    /// The kernel does with its arguments what the language it is written in allows: pointers
-    /// are valid on this GPU until it has run, and nobody relies on what it overwrites.
-    ///
-    /// # Errors
-    /// `Invalid` for a shape or argument size the kernel does not take, `Foreign` for a kernel of
-    /// another runtime, `System` if the runtime refuses.
-    pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
-        self.gpu.runtime().launch(&self.handle, kernel, dims, args)
-    }
-
-    pub(crate) fn launch_program(&self, dims: Dims, args: &[u8]) -> Result<()> {
-        let kernel = self.gpu.runtime().program_kernel().ok_or_else(|| {
-            Error::new(
-                "lower to a kernel",
-                Kind::Unsupported,
-                format!("{:?}", self.gpu),
-            )
-        })?;
-        self.gpu.runtime().launch(&self.handle, kernel, dims, args)
-    }
-
-    /// Enqueues a copy between two spans of equal length.
-    ///
-    /// # Errors
-    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU.
-    pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
-        if to.len() != from.len() {
-            return Err(Error::new(
-                "enqueue copy",
-                Kind::Invalid,
-                format!("{} bytes into {} bytes", from.len(), to.len()),
-            ));
-        }
-        for span in [to, from] {
-            if !span.region().gpu().is(&self.gpu) {
-                return Err(Error::new(
-                    "enqueue copy",
-                    Kind::Foreign,
-                    format!("{span:?}"),
-                ));
-            }
-        }
-        self.gpu
-            .runtime()
-            .copy(&self.handle, to.addr(), from.addr(), to.len())
-    }
-
-    /// Waits until everything enqueued so far has run; `false` if the limit passed first.
-    ///
-    /// # Errors
-    /// `System` if the stream or its device failed.
-    pub fn synchronize(&self, limit: Duration) -> Result<bool> {
-        let deadline = self.gpu.host().now() + limit;
-        self.gpu.runtime().synchronize(&self.handle, Some(deadline))
     }
 }

@@ -1,11 +1,12 @@
 //! Memory that the GPU, NICs and the CPU share, and the words and spans carved from it.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
-use super::{Allocation, Gpu, Mapped, soft};
+use super::waiting::Proof;
+use super::{Allocation, Backing, Gpu, Mapped, View};
 use crate::error::{Error, Kind, Result};
-use crate::memop::DevicePtr;
+use crate::memop::{Condition, DevicePtr};
 use crate::ring::RingMemory;
 
 /// Where memory lies.
@@ -27,8 +28,18 @@ struct Inner {
     gpu: Gpu,
     kind: MemoryKind,
     allocation: Allocation,
-    /// The CPU's view, with what keeps it alive.
-    view: OnceLock<Result<soft::View, String>>,
+    /// The CPU's view, with what keeps it alive; an error says why there is none.
+    view: OnceLock<Result<View, String>>,
+}
+
+/// A region that may be gone.
+#[derive(Clone)]
+pub(crate) struct WeakRegion(Weak<Inner>);
+
+impl WeakRegion {
+    pub fn upgrade(&self) -> Option<Region> {
+        self.0.upgrade().map(Region)
+    }
 }
 
 impl fmt::Debug for Region {
@@ -80,27 +91,37 @@ impl Region {
     }
 
     /// Its backing, for the software devices.
-    pub(crate) fn backing(&self) -> &soft::Backing {
+    pub(crate) fn backing(&self) -> &Backing {
         &self.0.allocation.backing
     }
 
-    /// The CPU's view of it.
+    pub(crate) fn downgrade(&self) -> WeakRegion {
+        WeakRegion(Arc::downgrade(&self.0))
+    }
+
+    /// The CPU's view of it, for access by plain loads and stores.
+    ///
+    /// # Errors
+    /// `Unsupported` if this memory cannot be mapped for the CPU.
     pub(crate) fn mapped(&self) -> Result<Mapped> {
+        const OPERATION: &str = "map device memory for the CPU";
         if let Some(cpu) = self.0.allocation.cpu {
             return Ok(cpu);
         }
         let view = self
             .0
             .view
-            .get_or_init(|| soft::View::of(&self.0.allocation.backing).map_err(|e| e.to_string()));
+            .get_or_init(|| View::of(self.backing()).map_err(|e| e.to_string()));
         match view {
             Ok(view) => Ok(view.mapped()),
-            Err(why) => Err(Error::new(
-                "map device memory for the CPU",
-                Kind::System,
-                why.clone(),
-            )),
+            Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),
         }
+    }
+
+    /// As [`Region::mapped`], only if that costs nothing.
+    pub(crate) fn mapped_already(&self) -> Option<Mapped> {
+        let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped());
+        self.0.allocation.cpu.or_else(view)
     }
 
     fn check(
@@ -163,23 +184,30 @@ impl Region {
         })
     }
 
-    /// Copies bytes out, through the CPU.
+    /// Copies bytes out: by the CPU where it reaches the memory, else by a copy engine, beside
+    /// all streams.
     ///
     /// # Errors
-    /// `Invalid` outside the region; `System` if device memory cannot be mapped.
+    /// `Invalid` outside the region; `System` or `DeviceLost` if the copy fails.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         self.check("read region", offset, into.len(), 1)?;
-        self.mapped()?.read(offset, into);
+        match self.mapped() {
+            Ok(mapped) => mapped.read(offset, into),
+            Err(e) => self.backing().read(offset, into).unwrap_or(Err(e))?,
+        }
         Ok(())
     }
 
-    /// Copies bytes in, through the CPU.
+    /// Copies bytes in, as [`Region::read`] copies them out.
     ///
     /// # Errors
     /// As [`Region::read`].
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.check("write region", offset, from.len(), 1)?;
-        self.mapped()?.write(offset, from);
+        match self.mapped() {
+            Ok(mapped) => mapped.write(offset, from),
+            Err(e) => self.backing().write(offset, from).unwrap_or(Err(e))?,
+        }
         Ok(())
     }
 }
@@ -207,19 +235,41 @@ macro_rules! word {
             /// Its value now, with acquire.
             ///
             /// # Errors
-            /// `System` if device memory cannot be mapped.
+            /// As [`Region::read`].
             pub fn load(&self) -> Result<$value> {
-                Ok(self.region.mapped()?.$load(self.offset))
+                if let Ok(mapped) = self.region.mapped() {
+                    return Ok(mapped.$load(self.offset));
+                }
+                let mut bytes = [0; size_of::<$value>()];
+                self.region.read(self.offset, &mut bytes)?;
+                Ok(<$value>::from_ne_bytes(bytes))
             }
 
             /// Stores a value, with release, and tells the software devices.
             ///
             /// # Errors
-            /// `System` if device memory cannot be mapped.
+            /// As [`Region::write`].
             pub fn store(&self, value: $value) -> Result<()> {
-                self.region.mapped()?.$store(self.offset, value);
+                match self.region.mapped() {
+                    Ok(mapped) => mapped.$store(self.offset, value),
+                    Err(_) => self.region.write(self.offset, &value.to_ne_bytes())?,
+                }
                 self.region.gpu().host().ring();
                 Ok(())
+            }
+
+            /// How it shows that a stream has passed a wait for it.
+            pub(crate) fn proof(&self, condition: Condition, value: $value) -> Proof {
+                match self.region.mapped_already() {
+                    None => Proof::Idle,
+                    Some(mapped) => Proof::Word {
+                        memory: self.region.downgrade(),
+                        word: mapped.part(self.offset, size_of::<$value>()),
+                        condition,
+                        value: u64::from(value),
+                        wide: size_of::<$value>() == 8,
+                    },
+                }
             }
         }
 

@@ -12,6 +12,10 @@ pub struct Caps {
     pub mask: bool,
     /// Waits that flush, and the flush operation (CUDA: `CAN_FLUSH_REMOTE_WRITES`).
     pub flush: bool,
+    /// Whether what devices wrote to GPU memory is visible to a stream that has seen a later
+    /// write of theirs, without a flush (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or
+    /// more). Flushes are then nothing.
+    pub ordered_writes: bool,
     /// Inline copies as one operation. No public driver has them: they become writes.
     pub inline_copy: bool,
     /// Fences as an operation of their own.

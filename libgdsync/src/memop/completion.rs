@@ -96,6 +96,7 @@ mod tests {
             inline_copy: true,
             fence: true,
             kernels: true,
+            ordered_writes: false,
             batch_limit: 255,
         }
     }

@@ -3,7 +3,8 @@
 //! Every rewrite keeps the meaning or is refused: a 64-bit write becomes two halves, the first
 //! of them fenced, glued together; an inline copy becomes plain writes; a masked wait becomes
 //! an unmasked one where the two are equal; a flush stays only on the last of several waits in
-//! a row, because nothing happens between them that could look at the memory.
+//! a row, because nothing happens between them that could look at the memory, and on none where
+//! devices' writes are visible in order anyway.
 
 use super::{Batch, Caps, Condition, Op};
 use crate::error::{Error, Kind, Result};
@@ -24,7 +25,7 @@ pub fn is_legal(batch: &Batch, caps: &Caps) -> bool {
         } => {
             (mask == ALL32 || caps.mask)
                 && (caps.nor || condition != Condition::Nor)
-                && (caps.flush || !flush)
+                && (flush_as_is(caps) || !flush)
         }
         Op::Wait64 {
             mask,
@@ -35,12 +36,17 @@ pub fn is_legal(batch: &Batch, caps: &Caps) -> bool {
             caps.memops64
                 && (mask == u64::MAX || caps.mask)
                 && (caps.nor || condition != Condition::Nor)
-                && (caps.flush || !flush)
+                && (flush_as_is(caps) || !flush)
         }
         Op::Copy { .. } => caps.inline_copy,
         Op::Fence => caps.fence,
-        Op::Flush => caps.flush,
+        Op::Flush => flush_as_is(caps),
     })
+}
+
+/// Whether flushes are run, and not left out because writes are ordered without them.
+fn flush_as_is(caps: &Caps) -> bool {
+    caps.flush && !caps.ordered_writes
 }
 
 /// Appends to `out` what `input` means on a runtime with `caps`.
@@ -60,8 +66,14 @@ pub fn rewrite(input: &Batch, caps: &Caps, out: &mut Batch) -> Result<()> {
 }
 
 fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
-    let op = input.ops()[i];
+    let mut op = input.ops()[i];
     let glued = input.is_glued(i);
+    if caps.ordered_writes {
+        if op == Op::Flush {
+            return Ok(());
+        }
+        op.set_flush(false);
+    }
     let mut push = |op: Op| {
         if glued {
             out.push_glued(op)
@@ -241,6 +253,7 @@ mod tests {
         flush: true,
         inline_copy: true,
         fence: true,
+        ordered_writes: false,
         kernels: true,
         batch_limit: 255,
     };
@@ -447,5 +460,14 @@ mod tests {
             ..FULL
         };
         assert!(lowered(wait(true), &caps).is_none() && lowered(Op::Flush, &caps).is_none());
+        for flush in [true, false] {
+            let caps = Caps {
+                flush,
+                ordered_writes: true,
+                ..FULL
+            };
+            assert_eq!(lowered(wait(true), &caps).unwrap(), [wait(false)]);
+            assert_eq!(lowered(Op::Flush, &caps).unwrap(), []);
+        }
     }
 }

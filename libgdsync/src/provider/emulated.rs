@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gds_driver::Live;
 use gds_step::{Bell, Host, Lane, MachineId, Shared};
+use vmlx5::PdId;
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
-use vmlx5::{Dma, DmaFault, PdId};
 
+use super::span;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::rdma::{Access, QpAddress};
@@ -90,53 +91,6 @@ pub(crate) struct EmulatedNic {
     access: std::sync::Mutex<std::collections::BTreeMap<u32, Access>>,
 }
 
-/// Memory of the soft GPU or the host, as the NIC sees it.
-struct BusSpan(softgpu::Window);
-
-impl BusSpan {
-    fn of(region: &Region) -> Arc<dyn Dma> {
-        Arc::new(BusSpan(region.backing().window()))
-    }
-}
-
-fn fault(f: softgpu::Fault) -> DmaFault {
-    DmaFault {
-        offset: f.offset,
-        len: f.len as u64,
-        limit: f.limit as u64,
-    }
-}
-
-impl Dma for BusSpan {
-    fn len(&self) -> u64 {
-        self.0.len() as u64
-    }
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
-        self.0.read(offset, into).map_err(fault)
-    }
-    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
-        self.0.write(offset, from).map_err(fault)
-    }
-    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
-        self.0.load32(offset).map_err(fault)
-    }
-    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
-        self.0.load64(offset).map_err(fault)
-    }
-    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
-        self.0.store32(offset, value).map_err(fault)
-    }
-    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
-        self.0.swap64(offset, value).map_err(fault)
-    }
-    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
-        self.0.compare_swap64(offset, current, new).map_err(fault)
-    }
-    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
-        self.0.fetch_add64(offset, add).map_err(fault)
-    }
-}
-
 impl EmulatedNic {
     pub fn open(gpu: &Gpu, options: EmulatedOptions) -> Result<EmulatedNic> {
         const OPERATION: &str = "open emulated device";
@@ -204,7 +158,7 @@ impl EmulatedNic {
             va: region.addr().0,
             len: region.len() as u64,
             access: rights(access),
-            mem: BusSpan::of(region),
+            mem: span::of(region),
             mem_offset: 0,
         };
         let keys = self
@@ -226,7 +180,7 @@ impl EmulatedNic {
         let fail = |e| refused("create queue pair", e);
         let start = rings.start;
         let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
-            mem: BusSpan::of(region),
+            mem: span::of(region),
             offset,
             log_entries,
             record: None,
@@ -234,19 +188,19 @@ impl EmulatedNic {
             start,
         };
         let (send_cq, recv_cq) = (cq(rings.send_cq), cq(rings.recv_cq));
-        let (uar_mem, uar_offset) = (BusSpan::of(rings.uar.0), rings.uar.1);
+        let (uar_mem, uar_offset) = (span::of(rings.uar.0), rings.uar.1);
         let sq = vmlx5::SqAttr {
-            mem: BusSpan::of(rings.send_ring.0),
+            mem: span::of(rings.send_ring.0),
             offset: rings.send_ring.1,
             log_blocks: rings.send_ring.2.trailing_zeros() as u8,
         };
         let rq = vmlx5::RqAttr {
-            mem: BusSpan::of(rings.recv_ring.0),
+            mem: span::of(rings.recv_ring.0),
             offset: rings.recv_ring.1,
             log_entries: rings.recv_ring.2.trailing_zeros() as u8,
             stride: rings.recv_ring.3,
         };
-        let record = (BusSpan::of(rings.record.0), rings.record.1);
+        let record = (span::of(rings.record.0), rings.record.1);
         let objects = self.nic.with(|nic| {
             let uar = nic.alloc_uar(uar_mem, uar_offset)?;
             let send_cq = nic.create_cq(send_cq)?;

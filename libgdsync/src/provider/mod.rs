@@ -6,3 +6,4 @@
 
 pub(crate) mod emulated;
 pub(crate) mod proxy;
+mod span;

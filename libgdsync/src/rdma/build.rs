@@ -98,21 +98,26 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
     let sizes = sizes(config)?;
     let small = doorbell::PAGE + 8192 + 4 * (config.send_blocks + config.recv_entries) as usize;
     let control = gpu.alloc(MemoryKind::Pinned, small)?;
-    let ring = gpu.alloc(config.ring_memory, sizes.send_bytes + sizes.recv_bytes)?;
+    let ring = shared(gpu, config.ring_memory, sizes.send_bytes + sizes.recv_bytes)?;
     let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
-    let cqs = gpu.alloc(config.cq_memory, send_cq + recv_cq)?;
+    let cqs = shared(gpu, config.cq_memory, send_cq + recv_cq)?;
     let mut carver = Carver {
         region: control.clone(),
         at: doorbell::PAGE,
     };
-    let mut regions = vec![control.clone(), ring.clone(), cqs.clone()];
-    let (record, record_region, record_at) = match config.record_memory {
-        MemoryKind::Pinned => {
+    let mut regions = vec![ring.clone(), cqs.clone()];
+    let own_record = match config.record_memory {
+        MemoryKind::Pinned => None,
+        MemoryKind::Device => {
+            Some(shared(gpu, MemoryKind::Device, 64)?).filter(|r| r.kind() == MemoryKind::Device)
+        }
+    };
+    let (record, record_region, record_at) = match own_record {
+        None => {
             let record = carver.take(8)?;
             (record, control.clone(), record.gpu.0 - control.addr().0)
         }
-        MemoryKind::Device => {
-            let region = gpu.alloc(MemoryKind::Device, 64)?;
+        Some(region) => {
             regions.push(region.clone());
             (place(&region, 0, 8)?, region, 0)
         }
@@ -195,6 +200,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             places,
             kind,
             config.timeout,
+            control,
             regions,
             Arc::clone(pd.inner()),
             send,
@@ -202,6 +208,18 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         ),
         ring,
     })
+}
+
+/// Memory that the CPU writes as well: pinned where it cannot reach device memory.
+fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
+    let region = gpu.alloc(kind, len)?;
+    match region.mapped() {
+        Ok(_) => Ok(region),
+        Err(e) => {
+            tracing::info!(target: "gdsync", "queue memory is pinned, not in the GPU: {e}");
+            gpu.alloc(MemoryKind::Pinned, len)
+        }
+    }
 }
 
 fn completion_ring(places: &SidePlaces, log: u8, start: u32) -> CompletionRing<Mapped> {

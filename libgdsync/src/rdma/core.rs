@@ -114,7 +114,9 @@ pub(crate) struct QpCore {
     closing: AtomicBool,
     /// Set once nobody will touch the queue pair again.
     closed: AtomicBool,
-    /// The memory that devices use, and the protection domain: held, never read.
+    /// The region of the words: records, marks, statuses.
+    pub control: Region,
+    /// The other memory that devices use, and the protection domain: held, never read.
     _regions: Vec<Region>,
     _pd: Arc<PdInner>,
 }
@@ -165,6 +167,7 @@ impl QpCore {
         places: Places,
         kind: EndpointKind,
         timeout: Option<Duration>,
+        control: Region,
         regions: Vec<Region>,
         pd: Arc<PdInner>,
         send: SendQueue<Mapped, Hold>,
@@ -180,6 +183,7 @@ impl QpCore {
             state: Mutex::new(QpState::new(send, recv)),
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            control,
             _regions: regions,
             _pd: pd,
         }

@@ -13,7 +13,7 @@ use super::core::{EndpointKind, Side, Timer};
 use super::lower::{Buffers, Item, Sent, equal, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Region, Span, Stream, Word32, Word64};
+use crate::gpu::{Proof, Region, Span, Stream, Word32, Word64};
 use crate::memop::completion::Entry;
 use crate::memop::post::Ring;
 use crate::memop::{Condition, Inline, Op};
@@ -108,6 +108,8 @@ struct Scratch {
     items: Vec<Item>,
     waits: Vec<Waited>,
     undo: Vec<(usize, Side, PostMark)>,
+    /// How it will show that the stream has passed the last wait; `None`: there is none.
+    proof: Option<Proof>,
     buffers: Buffers,
 }
 
@@ -145,12 +147,14 @@ fn run(
     s.items.clear();
     s.waits.clear();
     s.undo.clear();
+    s.proof = None;
     let mut kernel = false;
     let decided = list
         .iter()
         .try_for_each(|d| decide(stream, queues, d, s, &mut kernel));
     let lowered = decided
         .and_then(|()| announce(queues, s))
+        .and_then(|()| stream.admit(OPERATION, s.proof.take()))
         .and_then(|()| lower(stream, &s.items, &mut s.buffers, kernel));
     match lowered {
         Ok(Sent::All) => {
@@ -228,6 +232,7 @@ fn decide(
             flush,
         } => {
             check_region(stream, word.region())?;
+            s.proof = Some(word.proof(condition, value));
             s.items.push(Item::Op(Op::Wait32 {
                 at: word.addr(),
                 value,
@@ -244,6 +249,7 @@ fn decide(
             flush,
         } => {
             check_region(stream, word.region())?;
+            s.proof = Some(word.proof(condition, value));
             s.items.push(Item::Op(Op::Wait64 {
                 at: word.addr(),
                 value,
@@ -327,6 +333,9 @@ fn decide_send(
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Send, mark));
     let places = &qp.core.places;
+    if posted.edge.is_some() {
+        s.proof.get_or_insert(Proof::Idle);
+    }
     let item = match qp.core.kind {
         EndpointKind::Ring => Item::Post {
             kernel: qp.lowering == Lowering::Kernel,
@@ -372,6 +381,9 @@ fn decide_receive(
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Receive, mark));
+    if edge.is_some() {
+        s.proof.get_or_insert(Proof::Idle);
+    }
     let places = &qp.core.places;
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::PostReceive {
@@ -510,6 +522,14 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
             Side::Receive => &state.recv.cq,
         };
         let places = qp.core.side(w.side);
+        // Announcements come last, so this one speaks for every wait before.
+        s.proof = Some(Proof::Word {
+            memory: qp.core.control.downgrade(),
+            word: places.passed.cpu.part(4 * w.waiter, 4),
+            condition: Condition::Geq,
+            value: u64::from(cq.next_mark(w.waiter)),
+            wide: false,
+        });
         if qp.lowering == Lowering::Kernel {
             let at = places.device_waiters.gpu.offset(64 * w.waiter as u64);
             let last = s.items.iter_mut().rev().find_map(|item| match item {

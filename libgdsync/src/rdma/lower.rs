@@ -135,7 +135,7 @@ impl Output<'_> {
     /// Refuses what the runtime cannot do, before anything is handed over.
     fn check(&mut self, items: &[Item], kernel: bool) -> Result<()> {
         let caps = *self.stream.gpu().caps();
-        if caps.flush && caps.memops64 && caps.nor {
+        if (caps.flush || caps.ordered_writes) && caps.memops64 && caps.nor {
             return Ok(());
         }
         for item in items {
@@ -278,7 +278,7 @@ impl Output<'_> {
                     u64::from(*announce),
                     false,
                 );
-                if entry.flush {
+                if entry.flush && !self.stream.gpu().caps().ordered_writes {
                     self.flush_program()?;
                     self.batch.push(Op::Flush);
                     self.flush_batch()?;
@@ -315,8 +315,8 @@ impl Output<'_> {
             .gpu()
             .tracer()
             .program(self.stream.id(), self.program);
-        self.stream
-            .launch_program(Dims::linear(1, 32), self.program.bytes())?;
+        let (entry, bytes) = self.program.image();
+        self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
         self.submitted = true;
         self.program.clear();
         Ok(())

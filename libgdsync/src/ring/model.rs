@@ -74,6 +74,7 @@ const CAPS: Caps = Caps {
     inline_copy: false,
     fence: true,
     kernels: true,
+    ordered_writes: false,
     batch_limit: 255,
 };
 

@@ -47,6 +47,15 @@ pub fn play(seed: u64) -> (Sim, Gpu) {
     (sim, gpu)
 }
 
+/// A live GPU with room for many streams that wait.
+pub fn roomy() -> Gpu {
+    let options = SoftOptions {
+        channels: 64,
+        ..SoftOptions::default()
+    };
+    Gpu::soft_with(gds_driver::Live::global().unwrap(), options).unwrap()
+}
+
 /// Every way work gets from a stream to the NIC, by name.
 pub fn paths() -> Vec<(&'static str, QpConfig)> {
     let base = QpConfig {

@@ -6,10 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use gds_step::{Host, Lane, MachineId, Time};
 
+use super::event::EventHandle;
 use super::{
-    Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle, sealed,
+    Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle,
+    WaitLimits, cuda, sealed,
 };
 use crate::error::{Error, Kind, Result};
+use crate::kernels::Entry;
 use crate::memop::{Caps, Condition, DevicePtr, Op};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
@@ -39,6 +42,7 @@ impl Default for SoftOptions {
                 flush: true,
                 inline_copy: false,
                 fence: true,
+                ordered_writes: false,
                 kernels: true,
                 batch_limit: 255,
             },
@@ -109,8 +113,10 @@ pub(crate) struct SoftRuntime {
     host: Arc<dyn Host>,
     engine: MachineId,
     caps: Caps,
+    channels: usize,
     name: String,
-    program: Option<Kernel>,
+    /// The library's own, in the order of [`Entry::ALL`]; empty if it is to have none.
+    kernels: Vec<Kernel>,
 }
 
 impl SoftRuntime {
@@ -133,21 +139,33 @@ impl SoftRuntime {
         let (gpu, engine) =
             softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
         let engine = host.attach(Lane::Device, Box::new(engine));
-        let program = options.caps.kernels.then(crate::kernels::program);
+        let kernels = match options.caps.kernels {
+            true => Entry::ALL.map(Entry::soft).to_vec(),
+            false => Vec::new(),
+        };
         Ok(Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
             host,
             engine,
             caps: options.caps,
+            channels: options.channels,
             name: format!("soft {name}"),
-            program,
+            kernels,
         })))
     }
 
-    fn soft<'s>(&self, stream: &'s StreamHandle) -> &'s softgpu::Stream {
+    fn soft<'s>(&self, stream: &'s StreamHandle) -> Result<&'s softgpu::Stream> {
         match stream {
-            StreamHandle::Soft(stream) => stream,
+            StreamHandle::Soft(stream) => Ok(stream),
+            StreamHandle::Cuda(_) => Err(foreign("a CUDA stream", &self.name)),
         }
+    }
+}
+
+impl SoftRuntime {
+    fn lacks(&self, operation: &'static str) -> Error {
+        let what = format!("{}, whose memory is this process's alone", self.name);
+        Error::new(operation, Kind::Unsupported, what)
     }
 }
 
@@ -162,6 +180,21 @@ impl sealed::Sealed for SoftRuntime {}
 impl Runtime for SoftRuntime {
     fn name(&self) -> String {
         self.name.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "soft"
+    }
+
+    fn wait_limits(&self) -> Option<WaitLimits> {
+        let channels = u32::try_from(self.channels).unwrap_or(u32::MAX);
+        Some(WaitLimits {
+            channels,
+            // With all channels held nothing else moves.
+            streams: channels.saturating_sub(1).clamp(1, MOST_SEATS),
+            // A full stream makes the caller wait, which stands in its options.
+            submissions: None,
+        })
     }
 
     fn caps(&self) -> Caps {
@@ -184,7 +217,7 @@ impl Runtime for SoftRuntime {
                     addr: DevicePtr(memory.addr().raw()),
                     len,
                     cpu: None,
-                    backing: Backing::Device(memory),
+                    backing: Backing::Device(memory).into(),
                 })
             }
             MemoryKind::Pinned => {
@@ -199,7 +232,7 @@ impl Runtime for SoftRuntime {
                     // SAFETY: the memory is at least `len` bytes and lives in `backing`, beside
                     // this; the region hands out copies only while it lives.
                     cpu: Some(unsafe { Mapped::new(base, len) }),
-                    backing: Backing::Pinned(memory),
+                    backing: Backing::Pinned(memory).into(),
                 })
             }
         }
@@ -216,8 +249,28 @@ impl Runtime for SoftRuntime {
             len,
             // SAFETY: as the caller promises.
             cpu: Some(unsafe { Mapped::new(base, len) }),
-            backing: Backing::Host(memory),
+            backing: Backing::Host(memory).into(),
         })
+    }
+
+    #[allow(private_interfaces)]
+    unsafe fn adopt(&self, _: DevicePtr, _: usize) -> Result<Allocation> {
+        Err(self.lacks("adopt memory"))
+    }
+
+    #[allow(private_interfaces)]
+    fn allocate_exportable(&self, _: usize) -> Result<Allocation> {
+        Err(self.lacks("allocate exportable memory"))
+    }
+
+    #[allow(private_interfaces)]
+    unsafe fn open_shared(&self, _: &cuda::SharedMemory) -> Result<Allocation> {
+        Err(self.lacks("open shared memory"))
+    }
+
+    #[allow(private_interfaces)]
+    fn as_cuda(&self) -> Option<&cuda::CudaRuntime> {
+        None
     }
 
     fn new_stream(&self) -> Result<StreamHandle> {
@@ -226,7 +279,7 @@ impl Runtime for SoftRuntime {
     }
 
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()> {
-        self.soft(stream)
+        self.soft(stream)?
             .submit_each(ops.iter().map(translate))
             .map_err(|e| system("submit batch", &e))
     }
@@ -238,10 +291,12 @@ impl Runtime for SoftRuntime {
         dims: Dims,
         args: &[u8],
     ) -> Result<()> {
-        let KernelCode::Soft(kernel) = &kernel.0;
+        let KernelCode::Soft(kernel) = &kernel.0 else {
+            return Err(foreign("a CUDA kernel", &self.name));
+        };
         let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
             .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
-        self.soft(stream)
+        self.soft(stream)?
             .launch(kernel, dims, args)
             .map_err(|e| system("launch kernel", &e))
     }
@@ -253,7 +308,7 @@ impl Runtime for SoftRuntime {
         from: DevicePtr,
         len: usize,
     ) -> Result<()> {
-        self.soft(stream)
+        self.soft(stream)?
             .copy(
                 softgpu::DevAddr::from_raw(to.0),
                 softgpu::DevAddr::from_raw(from.0),
@@ -262,18 +317,55 @@ impl Runtime for SoftRuntime {
             .map_err(|e| system("enqueue copy", &e))
     }
 
+    fn idle(&self, stream: &StreamHandle) -> Result<bool> {
+        Ok(self.soft(stream)?.query())
+    }
+
+    fn leave(&self, _: &StreamHandle) -> Option<EventHandle> {
+        None
+    }
+
+    fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
+        let event = softgpu::Event::new();
+        self.soft(stream)?
+            .record(&event)
+            .map_err(|e| system("record event", &e))?;
+        Ok(EventHandle::Soft(event))
+    }
+
+    fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
+        let EventHandle::Soft(event) = event else {
+            return Err(foreign("a CUDA event", &self.name));
+        };
+        self.soft(stream)?
+            .wait_event(event)
+            .map_err(|e| system("wait for event", &e))
+    }
+
+    fn is_done(&self, event: &EventHandle) -> Result<bool> {
+        match event {
+            EventHandle::Soft(event) => Ok(event.query()),
+            EventHandle::Cuda(_) => Err(foreign("a CUDA event", &self.name)),
+        }
+    }
+
     fn capturing(&self, stream: &StreamHandle) -> Result<bool> {
-        Ok(self.soft(stream).is_capturing())
+        Ok(self.soft(stream)?.is_capturing())
     }
 
     fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool> {
-        self.soft(stream)
+        self.soft(stream)?
             .synchronize(deadline)
             .map_err(|e| system("synchronize stream", &e))
     }
 
-    fn program_kernel(&self) -> Option<&Kernel> {
-        self.program.as_ref()
+    fn kernel(&self, entry: Entry) -> Option<&Kernel> {
+        self.kernels.get(entry as usize)
+    }
+
+    fn load_module(&self, _: &[u8]) -> Result<cuda::Module> {
+        let what = format!("{}: its kernels are functions of the program", self.name);
+        Err(Error::new("load module", Kind::Unsupported, what))
     }
 }
 
@@ -330,6 +422,13 @@ fn translate(op: &Op) -> softgpu::MemOp {
         Op::Fence => softgpu::MemOp::Fence,
         Op::Flush => softgpu::MemOp::FlushRemote,
     }
+}
+
+/// More seats than this are never needed: a soft GPU with more channels has no such limit.
+const MOST_SEATS: u32 = 1024;
+
+fn foreign(what: &str, gpu: &str) -> Error {
+    Error::new("use", Kind::Foreign, format!("{what} on {gpu}"))
 }
 
 fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {

@@ -1,0 +1,257 @@
+//! Two contexts of one device: the application's, whose streams we enqueue on, and one of
+//! our own, which holds all our memory.
+//!
+//! In CUDA a wait on one stream holds up calls and engines of its whole context: frees,
+//! unmappings, module loads, and with enough waiting streams every copy. Memory of another
+//! context of the same process is as good for streams and kernels (one address space), but its
+//! frees and copies do not stand behind the application's waits. So allocation, registration,
+//! freeing and the copies of virtual NICs all happen in the context of our own.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use gdsync_sys::cuda::types::{CUcontext, CUdevice};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+
+use super::engine::Engine;
+use super::graves::Graves;
+use super::pages::HostPages;
+use crate::error::{Error, Kind, Result};
+
+/// See the module.
+pub(crate) struct Context {
+    pub cuda: &'static Cuda,
+    pub device: CUdevice,
+    /// The application's.
+    pub app: CUcontext,
+    /// The library's.
+    own: CUcontext,
+    pub engine: Engine,
+    pub graves: Graves,
+    pub pages: HostPages,
+    name: String,
+    /// The code by which the context was lost, 0 while it is not. Set once; read relaxed,
+    /// because it orders nothing: who misses it gets the code from the driver.
+    lost: AtomicI32,
+}
+
+// SAFETY: handles of the driver, which is thread-safe; everything else inside is Sync itself.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// The thread's context is what it was before, once this is dropped.
+pub(crate) struct Entered<'a> {
+    context: &'a Context,
+    pushed: bool,
+    /// The thread's capture mode before.
+    mode: Option<u32>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let cuda = self.context.cuda;
+        if self.pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pops what `enter` pushed. There is nobody to tell of a failure.
+            let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
+        }
+        if let (Some(mut mode), Some(exchange)) =
+            (self.mode, cuda.cuThreadExchangeStreamCaptureMode)
+        {
+            // SAFETY: gives the thread back the mode it had.
+            let _ = unsafe { exchange(&mut mode) };
+        }
+    }
+}
+
+impl Context {
+    /// Makes the context of our own beside `app`.
+    pub fn new(
+        cuda: &'static Cuda,
+        device: CUdevice,
+        app: CUcontext,
+        name: String,
+    ) -> Result<Context> {
+        let mut own = std::ptr::null_mut();
+        // SAFETY: creates a context and pushes it; popped at once.
+        let created = unsafe { (cuda.cuCtxCreate_v2)(&mut own, consts::CU_CTX_SCHED_AUTO, device) };
+        check(cuda, created, "create context", &name)?;
+        let mut popped = std::ptr::null_mut();
+        // SAFETY: pops the context just pushed.
+        let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
+        let mut context = Context {
+            cuda,
+            device,
+            app,
+            own,
+            engine: Engine::default(),
+            graves: Graves::default(),
+            pages: HostPages::default(),
+            name,
+            lost: AtomicI32::new(0),
+        };
+        context.engine = Engine::new(&context)?;
+        Ok(context)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Makes the library's context current, for allocation, freeing and copying. Calls that
+    /// a capture of the application's would forbid are allowed meanwhile.
+    pub fn enter_own(&self) -> Result<Entered<'_>> {
+        let mut entered = self.enter(self.own)?;
+        if let Some(exchange) = self.cuda.cuThreadExchangeStreamCaptureMode {
+            let mut mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
+            // SAFETY: exchanges this thread's mode, which `entered` gives back.
+            if unsafe { exchange(&mut mode) }.is_success() {
+                entered.mode = Some(mode);
+            }
+        }
+        Ok(entered)
+    }
+
+    /// Makes the application's context current.
+    #[inline]
+    pub fn enter_app(&self) -> Result<Entered<'_>> {
+        self.enter(self.app)
+    }
+
+    #[inline]
+    fn enter(&self, context: CUcontext) -> Result<Entered<'_>> {
+        self.alive()?;
+        let mut current = std::ptr::null_mut();
+        // SAFETY: stores the thread's current context.
+        let _ = unsafe { (self.cuda.cuCtxGetCurrent)(&mut current) };
+        if current != context {
+            // SAFETY: both contexts live as long as `self`; popped by `Entered`.
+            let pushed = unsafe { (self.cuda.cuCtxPushCurrent_v2)(context) };
+            self.check(pushed, "make context current")?;
+        }
+        Ok(Entered {
+            context: self,
+            pushed: current != context,
+            mode: None,
+        })
+    }
+
+    /// Fails once the context is known to be lost.
+    #[inline]
+    pub fn alive(&self) -> Result<()> {
+        match self.lost.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            code => Err(self.lost_error("use GPU", CudaResult(code))),
+        }
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed) != 0
+    }
+
+    /// Turns a code of the driver into a result, and notes a loss.
+    #[inline]
+    pub fn check(&self, result: CudaResult, operation: &'static str) -> Result<()> {
+        if result.is_success() {
+            return Ok(());
+        }
+        Err(self.failure(result, operation))
+    }
+
+    #[cold]
+    fn failure(&self, result: CudaResult, operation: &'static str) -> Error {
+        if result.is_sticky() {
+            // The first one counts: what follows only repeats it.
+            let _ = self
+                .lost
+                .compare_exchange(0, result.0, Ordering::Relaxed, Ordering::Relaxed);
+            return self.lost_error(operation, result);
+        }
+        refused(self.cuda, result, operation, &self.name)
+    }
+
+    fn lost_error(&self, operation: &'static str, result: CudaResult) -> Error {
+        let what = format!(
+            "{} is lost to this process: {}",
+            self.name,
+            describe(self.cuda, result)
+        );
+        Error::new(operation, Kind::DeviceLost, what)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // With memory of ours still in use by streams, or the GPU gone, it is left to the end of
+        // the process.
+        if !self.is_lost() && self.graves.is_empty() {
+            // SAFETY: whoever uses memory of the context holds it; nobody does any more.
+            let _ = unsafe { (self.cuda.cuCtxDestroy_v2)(self.own) };
+        }
+    }
+}
+
+/// As [`Context::check`], before there is a context.
+pub(crate) fn check(
+    cuda: &Cuda,
+    result: CudaResult,
+    operation: &'static str,
+    object: &str,
+) -> Result<()> {
+    if result.is_success() {
+        Ok(())
+    } else {
+        Err(refused(cuda, result, operation, object))
+    }
+}
+
+#[cold]
+fn refused(cuda: &Cuda, result: CudaResult, operation: &'static str, object: &str) -> Error {
+    let kind = match result {
+        CudaResult::NO_DEVICE | CudaResult::STUB_LIBRARY => Kind::Absent,
+        CudaResult::NOT_SUPPORTED | CudaResult::NOT_PERMITTED => Kind::Unsupported,
+        CudaResult::INVALID_VALUE
+        | CudaResult::INVALID_DEVICE
+        | CudaResult::INVALID_IMAGE
+        | CudaResult::INVALID_PTX
+        | CudaResult::NO_BINARY_FOR_GPU
+        | CudaResult::NOT_FOUND => Kind::Invalid,
+        lost if lost.is_sticky() => Kind::DeviceLost,
+        _ => Kind::System,
+    };
+    let what = format!("{object}: {}", describe(cuda, result));
+    Error::new(operation, kind, what)
+}
+
+/// A code by its name and what the driver says of it; by its number where it has neither.
+fn describe(cuda: &Cuda, result: CudaResult) -> String {
+    let text = |f: unsafe extern "C" fn(CudaResult, *mut *const std::ffi::c_char) -> CudaResult| {
+        let mut text = std::ptr::null();
+        // SAFETY: stores a pointer to a static string, or null.
+        let known = unsafe { f(result, &mut text) };
+        if !known.is_success() || text.is_null() {
+            return None;
+        }
+        // SAFETY: a static string of the driver, as checked.
+        Some(
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned(),
+        )
+    };
+    let name = text(cuda.cuGetErrorName).or_else(|| result.name().map(str::to_owned));
+    let meaning = text(cuda.cuGetErrorString);
+    match (name, meaning) {
+        (Some(name), Some(meaning)) => format!("{name} ({}): {meaning}", result.0),
+        (Some(name), None) => format!("{name} ({})", result.0),
+        _ => format!("CUDA error {}, which this driver does not name", result.0),
+    }
+}

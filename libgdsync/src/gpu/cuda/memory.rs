@@ -1,0 +1,291 @@
+//! Memory of CUDA: device, pinned, registered, mapped, of other processes, of the application.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use gdsync_sys::cuda::consts;
+use gdsync_sys::cuda::types::{CUdeviceptr, CUmemGenericAllocationHandle};
+
+use super::context::Context;
+use super::pages::Units;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Allocation, Backing, Mapped};
+use crate::memop::DevicePtr;
+
+/// The memory behind a region.
+pub(crate) struct Memory {
+    context: Arc<Context>,
+    at: CUdeviceptr,
+    len: usize,
+    corpse: Corpse,
+}
+
+/// What is left to be freed of memory that was given back.
+#[derive(Default)]
+pub(crate) enum Corpse {
+    /// The application's own, or nothing any more.
+    #[default]
+    Nothing,
+    Device(CUdeviceptr),
+    Pinned(*mut c_void),
+    Registered(Units),
+    Mapped(Mapping),
+    /// Another process's.
+    Opened(CUdeviceptr),
+}
+
+// SAFETY: addresses that only the driver is given.
+unsafe impl Send for Corpse {}
+// SAFETY: as above.
+unsafe impl Sync for Corpse {}
+
+/// Physical memory mapped to addresses of its own.
+pub(crate) struct Mapping {
+    pub at: CUdeviceptr,
+    pub len: usize,
+    pub handle: CUmemGenericAllocationHandle,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let corpse = match std::mem::take(&mut self.corpse) {
+            Corpse::Nothing => return,
+            Corpse::Registered(units) => Corpse::Registered(self.context.pages.leave(&units)),
+            other => other,
+        };
+        self.context.graves.bury(&self.context, corpse);
+    }
+}
+
+impl Corpse {
+    /// Frees it. Only called when no stream uses it.
+    pub fn free(self, context: &Context) {
+        let cuda = context.cuda;
+        let Ok(_own) = context.enter_own() else {
+            // The context is lost, and all its memory with it.
+            return;
+        };
+        // SAFETY: each was made by us, is given back once, and is used by nobody.
+        let freed = unsafe {
+            match self {
+                Corpse::Nothing => return,
+                Corpse::Device(at) => (cuda.cuMemFree_v2)(at),
+                Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
+                Corpse::Registered(units) => return context.pages.give_back(context, &units),
+                Corpse::Mapped(mapping) => return super::share::unmap(cuda, &mapping),
+                Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
+            }
+        };
+        if let Err(e) = context.check(freed, "free memory") {
+            tracing::warn!(target: "gdsync", "{e}");
+        }
+    }
+}
+
+impl Memory {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        at: CUdeviceptr,
+        len: usize,
+        corpse: Corpse,
+    ) -> Memory {
+        Memory {
+            context: Arc::clone(context),
+            at,
+            len,
+            corpse,
+        }
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub fn at(&self) -> CUdeviceptr {
+        self.at
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn corpse(&self) -> &Corpse {
+        &self.corpse
+    }
+
+    /// Copies out by the copy engine.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let at = self.place(offset, into.len())?;
+        // SAFETY: inside memory that lives as long as this.
+        unsafe { self.context.engine.read(&self.context, at, into) }
+    }
+
+    /// Copies in by the copy engine.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        let at = self.place(offset, from.len())?;
+        // SAFETY: as in `read`.
+        unsafe { self.context.engine.write(&self.context, at, from) }
+    }
+
+    fn place(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside {
+            let what = format!("{len} bytes at {offset} of {:#x}+{}", self.at, self.len);
+            return Err(Error::new("copy device memory", Kind::Invalid, what));
+        }
+        Ok(self.at + offset as CUdeviceptr)
+    }
+
+    /// As a region has it; `cpu` where the CPU reaches it.
+    pub(super) fn into_allocation(self, cpu: Option<NonNull<u8>>) -> Allocation {
+        let len = self.len;
+        Allocation {
+            addr: DevicePtr(self.at),
+            len,
+            // SAFETY: `len` bytes that live as long as the backing beside this; the region
+            // hands out copies only while it lives, and everybody accesses them atomically.
+            cpu: cpu.map(|base| unsafe { Mapped::new(base, len) }),
+            backing: Backing::Cuda(self),
+        }
+    }
+}
+
+/// Device memory, zeroed.
+pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    let mut at = 0;
+    {
+        let _own = context.enter_own()?;
+        // SAFETY: allocates in the current context.
+        let made = unsafe { (context.cuda.cuMemAlloc_v2)(&mut at, len) };
+        context.check(made, "allocate device memory")?;
+    }
+    let memory = Memory::new(context, at, len, Corpse::Device(at));
+    // SAFETY: just allocated.
+    unsafe { context.engine.zero(context, at, len)? };
+    Ok(memory.into_allocation(None))
+}
+
+/// Pinned host memory, zeroed.
+pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    const OPERATION: &str = "allocate pinned memory";
+    let mut host = std::ptr::null_mut();
+    let mut at = 0;
+    let mut memory = {
+        let _own = context.enter_own()?;
+        let flags = consts::CU_MEMHOSTALLOC_PORTABLE | consts::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: allocates; portable, so that the application's context reaches it too.
+        let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
+        context.check(made, OPERATION)?;
+        let memory = Memory::new(context, 0, len, Corpse::Pinned(host));
+        // SAFETY: the memory just made.
+        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, host, 0) };
+        context.check(found, OPERATION)?;
+        memory
+    };
+    memory.at = at;
+    let base = NonNull::new(host.cast::<u8>())
+        .ok_or_else(|| Error::new(OPERATION, Kind::System, "a null address"))?;
+    // SAFETY: `len` bytes just allocated, known to nobody else.
+    unsafe { base.as_ptr().write_bytes(0, len) };
+    Ok(memory.into_allocation(Some(base)))
+}
+
+/// Host memory of the application.
+///
+/// # Safety
+/// It stays valid until the allocation is dropped and what was enqueued before has run.
+pub(super) unsafe fn registered(
+    context: &Arc<Context>,
+    ptr: *mut u8,
+    len: usize,
+    same_address: bool,
+) -> Result<Allocation> {
+    const OPERATION: &str = "register host memory";
+    // SAFETY: the caller's promise.
+    let units = unsafe { context.pages.enter(context, ptr, len)? };
+    let pieces = units.len();
+    let mut memory = Memory::new(context, ptr as u64, len, Corpse::Registered(units));
+    memory.at = if same_address {
+        ptr as CUdeviceptr
+    } else if pieces == 1 {
+        let mut at = 0;
+        let _app = context.enter_app()?;
+        // SAFETY: registered memory.
+        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, ptr.cast(), 0) };
+        context.check(found, OPERATION)?;
+        at
+    } else {
+        let what = "memory that overlaps another registration, on a GPU that sees host memory \
+                    at other addresses";
+        return Err(Error::new(OPERATION, Kind::Unsupported, what));
+    };
+    let base =
+        NonNull::new(ptr).ok_or_else(|| Error::new(OPERATION, Kind::Invalid, "a null address"))?;
+    Ok(memory.into_allocation(Some(base)))
+}
+
+/// Memory of the application's context.
+///
+/// # Safety
+/// It stays allocated until the allocation is dropped and what was enqueued before has run.
+pub(super) unsafe fn adopted(
+    context: &Arc<Context>,
+    at: CUdeviceptr,
+    len: usize,
+) -> Result<Allocation> {
+    const OPERATION: &str = "adopt memory";
+    let _app = context.enter_app()?;
+    let (mut base, mut size) = (0, 0);
+    // SAFETY: stores two numbers; an address that is none is refused.
+    let found = unsafe { (context.cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, at) };
+    context.check(found, OPERATION)?;
+    let inside = at >= base && len as u64 <= size as u64 && at - base <= size as u64 - len as u64;
+    if !inside {
+        let what = format!("{len} bytes at {at:#x}, of {size} allocated at {base:#x}");
+        return Err(Error::new(OPERATION, Kind::Invalid, what).limit(size as u64));
+    }
+    let mut kind: u32 = 0;
+    let mut host: *mut u8 = std::ptr::null_mut();
+    // SAFETY: each stores a value of the type that the attribute has.
+    unsafe {
+        let get = context.cuda.cuPointerGetAttribute;
+        let asked = get(
+            (&raw mut kind).cast(),
+            consts::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            at,
+        );
+        context.check(asked, OPERATION)?;
+        if kind == consts::CU_MEMORYTYPE_HOST {
+            let attribute = consts::CU_POINTER_ATTRIBUTE_HOST_POINTER;
+            context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
+        }
+    }
+    let memory = Memory::new(context, at, len, Corpse::Nothing);
+    Ok(memory.into_allocation(NonNull::new(host)))
+}
+
+/// A mapping of device memory for the CPU.
+pub(crate) struct View {
+    mapped: Mapped,
+}
+
+impl View {
+    pub fn of(memory: &Memory) -> Result<View> {
+        let what = format!(
+            "{:#x}+{} of {}: only gdrcopy maps device memory, and it is not here",
+            memory.at,
+            memory.len,
+            memory.context.name()
+        );
+        Err(Error::new(
+            "map device memory for the CPU",
+            Kind::Unsupported,
+            what,
+        ))
+    }
+
+    pub fn mapped(&self) -> Mapped {
+        self.mapped
+    }
+}

@@ -1,0 +1,149 @@
+//! Code of CUDA: modules, kernels, launches.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use gdsync_sys::cuda::types::{CUfunction, CUmodule};
+use gdsync_sys::cuda::{CudaResult, consts};
+
+use super::context::Context;
+use super::stream::CudaStream;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Dims;
+
+/// Loaded code. Never unloaded: that would stand behind every wait of the context.
+#[derive(Debug)]
+#[doc(hidden)]
+pub struct Module {
+    context: Arc<Context>,
+    raw: CUmodule,
+}
+
+// SAFETY: a handle of the driver, which is thread-safe.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module.
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub struct Function {
+    context: Arc<Context>,
+    raw: CUfunction,
+}
+
+// SAFETY: as for `Module`.
+unsafe impl Send for Function {}
+// SAFETY: as for `Module`.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads `image` into the application's context.
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Module> {
+        const OPERATION: &str = "load module";
+        let elf = image.starts_with(b"\x7fELF") || image.starts_with(b"\x50\xed\x55\xba");
+        // Text ends at a zero byte; binary code knows its length.
+        let text = match elf {
+            true => None,
+            false => {
+                let text = image.strip_suffix(b"\0").unwrap_or(image);
+                let text = CString::new(text).map_err(|e| {
+                    Error::new(OPERATION, Kind::Invalid, "text with a zero byte in it").source(e)
+                })?;
+                Some(text)
+            }
+        };
+        let start: *const c_void = match &text {
+            Some(text) => text.as_ptr().cast(),
+            None => image.as_ptr().cast(),
+        };
+        let _app = context.enter_app()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the image is text with its end, or binary code that bears its length.
+        let loaded = unsafe { (context.cuda.cuModuleLoadData)(&mut raw, start) };
+        context.check(loaded, OPERATION)?;
+        Ok(Module {
+            context: Arc::clone(context),
+            raw,
+        })
+    }
+
+    /// A kernel by name, loaded now: a launch that loads would stand behind waits.
+    pub(crate) fn function(&self, name: &str) -> Result<Function> {
+        const OPERATION: &str = "find kernel";
+        let context = &self.context;
+        let c_name = CString::new(name)
+            .map_err(|e| Error::new(OPERATION, Kind::Invalid, format!("{name:?}")).source(e))?;
+        let _app = context.enter_app()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a live module and a C string.
+        let found =
+            unsafe { (context.cuda.cuModuleGetFunction)(&mut raw, self.raw, c_name.as_ptr()) };
+        if found == CudaResult::NOT_FOUND {
+            let what = format!("{name}, which is not in the module");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        context.check(found, OPERATION)?;
+        // SAFETY: a live function. Where the first does not exist the second loads as well.
+        let ready = unsafe {
+            match context.cuda.cuFuncLoad {
+                Some(load) => load(raw),
+                None => {
+                    let mut registers = 0;
+                    let attribute = consts::CU_FUNC_ATTRIBUTE_NUM_REGS;
+                    (context.cuda.cuFuncGetAttribute)(&mut registers, attribute, raw)
+                }
+            }
+        };
+        context.check(ready, OPERATION)?;
+        Ok(Function {
+            context: Arc::clone(context),
+            raw,
+        })
+    }
+}
+
+impl Function {
+    /// Whether it belongs to this context.
+    pub(super) fn is_of(&self, context: &Arc<Context>) -> bool {
+        Arc::ptr_eq(&self.context, context)
+    }
+
+    /// Enqueues a launch. `args` is the parameter structure.
+    pub(super) fn launch(&self, stream: &CudaStream, dims: Dims, args: &[u8]) -> Result<()> {
+        /// `CU_LAUNCH_PARAM_*` of cuda.h.
+        const END: *mut c_void = std::ptr::null_mut();
+        const POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
+        const SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
+        let mut size = args.len();
+        let mut extra = [
+            POINTER,
+            args.as_ptr().cast_mut().cast(),
+            SIZE,
+            (&raw mut size).cast(),
+            END,
+        ];
+        let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
+        let context = &self.context;
+        let _app = context.enter_app()?;
+        // SAFETY: live function and stream of one context; the driver copies the parameters
+        // before it returns. That they fit the kernel is promised by whoever launches.
+        let launched = unsafe {
+            (context.cuda.cuLaunchKernel)(
+                self.raw,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                dims.shared,
+                stream.handle(),
+                std::ptr::null_mut(),
+                extra.as_mut_ptr(),
+            )
+        };
+        stream.count();
+        context.check(launched, "launch kernel")
+    }
+}

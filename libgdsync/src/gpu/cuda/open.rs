@@ -1,0 +1,408 @@
+//! Opening GPUs of CUDA, and handing in what the application has.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
+use gdsync_sys::cuda::{Cuda, consts};
+
+use super::context::{Context, check};
+use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, share, submit};
+use super::{DmaBuf, Module, SharedMemory};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Backing, Gpu, Kernel, KernelCode, MemoryKind, Region, Stream, WaitLimits};
+use crate::kernels::Entry;
+use crate::memop::{Caps, DevicePtr};
+
+/// The oldest driver that has everything: CUDA 12.0, the first whose plain memory operations
+/// are the second version on all platforms.
+const OLDEST: i32 = 12000;
+
+/// GPUs that are open, by context: a context has one [`Gpu`]. Those of primary contexts stay.
+static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
+
+/// The driver, started; or why it cannot be used.
+fn driver() -> Result<&'static Cuda> {
+    const OPERATION: &str = "open CUDA";
+    let cuda = Cuda::get().map_err(|e| {
+        Error::new(OPERATION, Kind::Absent, format!("{}", Chain(e))).source(e.to_string())
+    })?;
+    // SAFETY: may be called any number of times.
+    let started = unsafe { (cuda.cuInit)(0) };
+    if !started.is_success() {
+        let e = check(cuda, started, OPERATION, "cuInit").expect_err("it failed");
+        let what = e.object().to_owned();
+        return Err(Error::new(OPERATION, Kind::Absent, what).source(e));
+    }
+    let mut version = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
+    check(cuda, asked, OPERATION, "cuDriverGetVersion")?;
+    if version < OLDEST {
+        let dotted = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        let what = format!(
+            "a driver of CUDA {}, where {} is the oldest that will do",
+            dotted(version),
+            dotted(OLDEST)
+        );
+        return Err(Error::new(OPERATION, Kind::Unsupported, what).limit(OLDEST as u64));
+    }
+    Ok(cuda)
+}
+
+/// An error with its causes.
+struct Chain<'a>(&'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(e) = cause {
+            write!(f, ": {e}")?;
+            cause = e.source();
+        }
+        Ok(())
+    }
+}
+
+fn attribute(cuda: &Cuda, device: CUdevice, attribute: u32) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (cuda.cuDeviceGetAttribute)(&mut value, attribute, device) };
+    check(
+        cuda,
+        asked,
+        "query device attribute",
+        &format!("attribute {attribute}"),
+    )?;
+    Ok(value)
+}
+
+/// One that older drivers do not know counts as 0.
+fn optional(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {
+    attribute(cuda, device, which).unwrap_or(0)
+}
+
+fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
+    let has = |which| optional(cuda, device, which) != 0;
+    let ordering = optional(
+        cuda,
+        device,
+        consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
+    );
+    Caps {
+        memops64: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
+        nor: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
+        mask: false,
+        flush: has(consts::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
+        ordered_writes: ordering >= consts::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32,
+        inline_copy: false,
+        fence: false,
+        kernels: true,
+        batch_limit: submit::BATCH,
+    }
+}
+
+/// The hardware channels of a context: a variable that the driver reads at its start.
+fn wait_limits() -> WaitLimits {
+    let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    let channels = set.and_then(|v| v.trim().parse::<u32>().ok()).unwrap_or(8);
+    let channels = channels.clamp(1, 32);
+    WaitLimits {
+        channels,
+        // Measured: of 8 channels, 6 may stand while kernels, copies and memory operations of
+        // all other streams go on; with the 7th they do not.
+        streams: channels.saturating_sub(2).max(1),
+        submissions: Some(SUBMISSIONS),
+    }
+}
+
+fn name_of(cuda: &Cuda, device: CUdevice) -> String {
+    let mut name = [0_u8; 128];
+    // SAFETY: stores at most 128 bytes, with an end.
+    let asked = unsafe { (cuda.cuDeviceGetName)(name.as_mut_ptr().cast(), 128, device) };
+    let len = name.iter().position(|b| *b == 0).unwrap_or(0);
+    match asked.is_success() && len > 0 {
+        true => format!(
+            "cuda gpu{device} ({})",
+            String::from_utf8_lossy(&name[..len])
+        ),
+        false => format!("cuda gpu{device}"),
+    }
+}
+
+fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
+    let mut id = 0;
+    if let Some(get) = cuda.cuCtxGetId {
+        // SAFETY: stores a number; without success it stays 0.
+        let _ = unsafe { get(context, &mut id) };
+    }
+    id
+}
+
+/// The GPU of a context, opened if it is not.
+///
+/// # Safety
+/// `context` is a live context of `device`, and outlives the GPU and all made from it.
+unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<Gpu> {
+    const OPERATION: &str = "open CUDA GPU";
+    let key = (app as usize, context_id(cuda, app));
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, _, gpu)) = open.iter().find(|(at, id, _)| (*at, *id) == key) {
+        return Ok(gpu.clone());
+    }
+    let name = name_of(cuda, device);
+    let caps = caps(cuda, device);
+    if !caps.memops64 {
+        let what = format!("{name}: it has no 64-bit stream memory operations");
+        return Err(Error::new(OPERATION, Kind::Unsupported, what));
+    }
+    let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+    let same_address = optional(cuda, device, same) != 0;
+    let context = Arc::new(Context::new(cuda, device, app, name)?);
+    // Before any stream of ours waits: later it would stand behind the wait.
+    let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;
+    let kernel = |entry: Entry| Ok(Kernel(KernelCode::Cuda(module.function(entry.name())?)));
+    let kernels = Entry::ALL.into_iter().map(kernel).collect::<Result<_>>()?;
+    let live = gds_driver::Live::global()
+        .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
+    let host: Arc<dyn gds_step::Host> = live;
+    let reaper = attach_reaper(&host, &context);
+    let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
+        context,
+        host,
+        reaper,
+        caps,
+        limits: wait_limits(),
+        same_address,
+        kernels,
+    }));
+    open.push((key.0, key.1, gpu.clone()));
+    Ok(gpu)
+}
+
+impl Gpu {
+    /// GPU `index` as CUDA counts them, in its primary context: the one that the CUDA runtime
+    /// and most frameworks use. The same [`Gpu`] each time. It stays open until the process
+    /// ends.
+    ///
+    /// # Errors
+    /// `Absent` if there is no CUDA driver, no GPU, or the driver does not start, with the
+    /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past
+    /// the last GPU; `System`, `DeviceLost` if the driver refuses.
+    pub fn cuda(index: u32) -> Result<Gpu> {
+        const OPERATION: &str = "open CUDA GPU";
+        let cuda = driver()?;
+        let mut count = 0;
+        // SAFETY: stores a number.
+        let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
+        check(cuda, asked, OPERATION, "count GPUs")?;
+        if count == 0 {
+            return Err(Error::new(
+                OPERATION,
+                Kind::Absent,
+                "the driver finds no GPU",
+            ));
+        }
+        if index >= count as u32 {
+            let what = format!("GPU {index} of {count}");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(count as u64));
+        }
+        let mut device = 0;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: each stores a handle. The context is kept until the process ends.
+        unsafe {
+            let got = (cuda.cuDeviceGet)(&mut device, index as i32);
+            check(cuda, got, OPERATION, "get device")?;
+            let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
+            check(cuda, got, OPERATION, "retain primary context")?;
+            open(cuda, device, context)
+        }
+    }
+
+    /// The GPU of the calling thread's current CUDA context.
+    ///
+    /// # Safety
+    /// The context is not destroyed while the process uses gdsync.
+    ///
+    /// # Errors
+    /// As [`Gpu::cuda`]; `Invalid` if the thread has no current context.
+    pub unsafe fn cuda_current() -> Result<Gpu> {
+        let cuda = driver()?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: stores a handle, or null.
+        let asked = unsafe { (cuda.cuCtxGetCurrent)(&mut context) };
+        check(cuda, asked, "open CUDA GPU", "get current context")?;
+        // SAFETY: the caller's promise.
+        unsafe { Gpu::cuda_context(context.cast()) }
+    }
+
+    /// The GPU of `context`, a `CUcontext`. The same [`Gpu`] each time.
+    ///
+    /// # Safety
+    /// `context` is a live context, not destroyed while the process uses gdsync.
+    ///
+    /// # Errors
+    /// As [`Gpu::cuda`]; `Invalid` for null.
+    pub unsafe fn cuda_context(context: *mut c_void) -> Result<Gpu> {
+        const OPERATION: &str = "open CUDA GPU";
+        let cuda = driver()?;
+        if context.is_null() {
+            return Err(Error::new(OPERATION, Kind::Invalid, "no context"));
+        }
+        let context: CUcontext = context.cast();
+        let mut device = 0;
+        // SAFETY: a live context, as the caller promises; popped again.
+        unsafe {
+            let pushed = (cuda.cuCtxPushCurrent_v2)(context);
+            check(cuda, pushed, OPERATION, "make context current")?;
+            let got = (cuda.cuCtxGetDevice)(&mut device);
+            let mut popped = std::ptr::null_mut();
+            let _ = (cuda.cuCtxPopCurrent_v2)(&mut popped);
+            check(cuda, got, OPERATION, "get device of context")?;
+            open(cuda, device, context)
+        }
+    }
+
+    fn cuda_runtime(&self, operation: &'static str) -> Result<&CudaRuntime> {
+        self.runtime().as_cuda().ok_or_else(|| {
+            let what = format!("{self:?} is not a GPU of CUDA");
+            Error::new(operation, Kind::Foreign, what)
+        })
+    }
+
+    /// A stream of the application, a `CUstream`. The same [`Stream`] as long as a handle on it
+    /// is held.
+    ///
+    /// # Safety
+    /// `raw` is a live stream of this GPU's context, and is not destroyed while the [`Stream`]
+    /// or a clone of it is held.
+    ///
+    /// # Errors
+    /// `Foreign` if this GPU is not one of CUDA or the stream is of another context; `Invalid`
+    /// for the legacy default stream, which holds up every other stream of its context (use
+    /// [`Gpu::cuda_legacy_stream`] if that is wanted).
+    pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
+        const OPERATION: &str = "use CUDA stream";
+        let stream: CUstream = raw.cast();
+        if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
+            let what = "the legacy default stream, which synchronises with all others";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt_stream(OPERATION, stream) }
+    }
+
+    /// The legacy default stream. Every wait on it holds up all streams of the context that
+    /// were not made *non-blocking*, and it waits for them: seldom what one wants.
+    ///
+    /// # Errors
+    /// As [`Gpu::cuda_stream`].
+    pub fn cuda_legacy_stream(&self) -> Result<Stream> {
+        // SAFETY: this stream lives as long as its context.
+        unsafe { self.adopt_stream("use CUDA stream", consts::CU_STREAM_LEGACY) }
+    }
+
+    unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
+        let runtime = self.cuda_runtime(operation)?;
+        let context = &runtime.context;
+        if let Some(stream) = self.adopted().find(stream.cast()) {
+            return Ok(stream);
+        }
+        let mut owner = std::ptr::null_mut();
+        {
+            let _app = context.enter_app()?;
+            // SAFETY: a live stream, as the caller promises.
+            let asked = unsafe { (context.cuda.cuStreamGetCtx)(stream, &mut owner) };
+            context.check(asked, operation)?;
+        }
+        if owner != context.app {
+            let what = format!("a stream of another context than {self:?}'s");
+            return Err(Error::new(operation, Kind::Foreign, what));
+        }
+        let handle = runtime.known(CudaStream::adopted(context, stream));
+        let stream = Stream::new(self.clone(), handle);
+        self.adopted().know(&stream);
+        Ok(stream)
+    }
+
+    /// Memory of the application in this GPU's context: device memory, or pinned host memory.
+    ///
+    /// # Safety
+    /// It stays allocated until the region and everything made of it is gone and the work
+    /// enqueued with it has run. No Rust reference to it is used while devices may write to it.
+    ///
+    /// # Errors
+    /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
+    pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
+        const OPERATION: &str = "adopt memory";
+        if len == 0 {
+            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
+        }
+        self.cuda_runtime(OPERATION)?;
+        // SAFETY: the caller's promise.
+        let allocation = unsafe { self.runtime().adopt(at, len)? };
+        let kind = match allocation.cpu {
+            Some(_) => MemoryKind::Pinned,
+            None => MemoryKind::Device,
+        };
+        Ok(Region::new(self.clone(), kind, allocation))
+    }
+
+    /// Allocates device memory, zeroed, whose [`Region::share`] is a file descriptor. Takes
+    /// whole units of the driver's, 2 MiB each as a rule.
+    ///
+    /// # Errors
+    /// `Unsupported` if runtime or driver cannot; `Invalid` for length zero; `System`.
+    pub fn alloc_exportable(&self, len: usize) -> Result<Region> {
+        const OPERATION: &str = "allocate exportable memory";
+        if len == 0 {
+            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
+        }
+        let allocation = self.runtime().allocate_exportable(len)?;
+        Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
+    }
+
+    /// Memory that another process shared.
+    ///
+    /// # Safety
+    /// With [`SharedMemory::Ipc`] the other process keeps its region until this one and
+    /// everything made of it is gone.
+    ///
+    /// # Errors
+    /// `Unsupported` if runtime or driver cannot; `Invalid` for a handle or length that is none;
+    /// `System` if the driver refuses.
+    pub unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Region> {
+        // SAFETY: the caller's promise.
+        let allocation = unsafe { self.runtime().open_shared(shared)? };
+        Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
+    }
+}
+
+impl Region {
+    /// How another process of this host reaches this device memory.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that is not CUDA device memory; `System` if the driver refuses.
+    pub fn share(&self) -> Result<SharedMemory> {
+        match self.backing() {
+            Backing::Cuda(memory) => share(memory),
+            Backing::Soft(_) => Err(self.cannot("share memory")),
+        }
+    }
+
+    /// This device memory as a dma-buf.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that is not CUDA device memory, or a driver that cannot.
+    pub fn dma_buf(&self) -> Result<DmaBuf> {
+        match self.backing() {
+            Backing::Cuda(memory) => dma_buf(memory),
+            Backing::Soft(_) => Err(self.cannot("export dma-buf")),
+        }
+    }
+
+    fn cannot(&self, operation: &'static str) -> Error {
+        Error::new(operation, Kind::Unsupported, format!("{self:?}"))
+    }
+}

@@ -1,0 +1,299 @@
+//! Device memory for other processes and other drivers: CUDA IPC, file descriptors of
+//! mapped memory, dma-buf.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use gdsync_sys::cuda::types::{
+    CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation,
+};
+use gdsync_sys::cuda::{Cuda, consts};
+
+use super::context::Context;
+use super::memory::{Corpse, Mapping, Memory};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Allocation;
+
+/// How another process of this host reaches a piece of device memory. Not the memory itself:
+/// the process that made it must keep the region until the other has opened it, and with
+/// [`SharedMemory::Ipc`] as long as the other uses it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SharedMemory {
+    /// A CUDA IPC handle, plain bytes that can be sent anywhere.
+    Ipc {
+        /// The handle.
+        handle: [u8; 64],
+        /// Where the region begins in the allocation that the handle names.
+        offset: u64,
+        /// The region's length in bytes.
+        len: u64,
+    },
+    /// A file descriptor, to be passed over a Unix socket; it keeps the memory alive.
+    File {
+        /// The descriptor.
+        fd: OwnedFd,
+        /// The region's length in bytes.
+        len: u64,
+    },
+}
+
+/// Device memory as a dma-buf, which RDMA drivers register.
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The descriptor; it keeps the memory alive.
+    pub fd: OwnedFd,
+    /// Where the region begins in it.
+    pub offset: u64,
+    /// The region's length in bytes.
+    pub len: u64,
+}
+
+fn lacks(what: &str) -> Error {
+    Error::new(
+        "share memory",
+        Kind::Unsupported,
+        format!("this driver has no {what}"),
+    )
+}
+
+fn prop(context: &Context) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        kind: consts::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: CUmemLocation {
+            kind: consts::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: context.device,
+        },
+        win32_handle_meta_data: std::ptr::null_mut(),
+        compression_type: 0,
+        gpu_direct_rdma_capable: 0,
+        usage: 0,
+        reserved: [0; 4],
+    }
+}
+
+/// Device memory, zeroed, that can be exported as a file descriptor.
+pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    const OPERATION: &str = "allocate exportable memory";
+    let cuda = context.cuda;
+    let granularity = cuda
+        .cuMemGetAllocationGranularity
+        .ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
+    let create = cuda.cuMemCreate.ok_or_else(|| lacks("cuMemCreate"))?;
+    let prop = prop(context);
+    let mapping = {
+        let _own = context.enter_own()?;
+        let (mut unit, mut handle) = (0, 0);
+        // SAFETY: stores a number.
+        let asked =
+            unsafe { granularity(&mut unit, &prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
+        context.check(asked, OPERATION)?;
+        let size = len
+            .checked_next_multiple_of(unit.max(1))
+            .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))?;
+        // SAFETY: makes physical memory.
+        let made = unsafe { create(&mut handle, size, &prop, 0) };
+        context.check(made, OPERATION)?;
+        map(context, handle, size)?
+    };
+    let at = mapping.at;
+    let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+    // SAFETY: just mapped.
+    unsafe { context.engine.zero(context, at, len)? };
+    Ok(memory.into_allocation(None))
+}
+
+/// Maps physical memory, of which `handle` is given up if that fails.
+fn map(context: &Context, handle: u64, size: usize) -> Result<Mapping> {
+    const OPERATION: &str = "map memory";
+    let cuda = context.cuda;
+    let (Some(reserve), Some(map), Some(access)) =
+        (cuda.cuMemAddressReserve, cuda.cuMemMap, cuda.cuMemSetAccess)
+    else {
+        return Err(lacks("cuMemMap"));
+    };
+    let mut mapping = Mapping {
+        at: 0,
+        len: size,
+        handle,
+    };
+    let rights = CUmemAccessDesc {
+        location: prop(context).location,
+        flags: consts::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: addresses of our own, mapped once to memory of that size.
+    let mapped = unsafe {
+        let reserved = reserve(&mut mapping.at, size, 0, 0, 0);
+        context
+            .check(reserved, OPERATION)
+            .and_then(|()| context.check(map(mapping.at, size, 0, handle, 0), OPERATION))
+            .and_then(|()| context.check(access(mapping.at, size, &rights, 1), OPERATION))
+    };
+    match mapped {
+        Ok(()) => Ok(mapping),
+        Err(e) => {
+            unmap(cuda, &mapping);
+            Err(e)
+        }
+    }
+}
+
+/// Undoes a mapping, as far as it came.
+pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
+    // SAFETY: ours and unused; what was not done is refused and changes nothing.
+    unsafe {
+        if mapping.at != 0 {
+            if let Some(unmap) = cuda.cuMemUnmap {
+                let _ = unmap(mapping.at, mapping.len);
+            }
+            if let Some(free) = cuda.cuMemAddressFree {
+                let _ = free(mapping.at, mapping.len);
+            }
+        }
+        if let Some(release) = cuda.cuMemRelease {
+            let _ = release(mapping.handle);
+        }
+    }
+}
+
+/// How others reach `memory`.
+pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
+    const OPERATION: &str = "share memory";
+    let context = memory.context();
+    let cuda = context.cuda;
+    let len = memory.len() as u64;
+    match memory.corpse() {
+        Corpse::Mapped(mapping) => {
+            let export = cuda
+                .cuMemExportToShareableHandle
+                .ok_or_else(|| lacks("cuMemExportToShareableHandle"))?;
+            let mut fd: i32 = -1;
+            let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            let _own = context.enter_own()?;
+            // SAFETY: stores a descriptor, an int.
+            let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
+            context.check(done, OPERATION)?;
+            // SAFETY: a descriptor just made for us.
+            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            Ok(SharedMemory::File { fd, len })
+        }
+        Corpse::Device(_) | Corpse::Nothing => {
+            let mut handle = CUipcMemHandle { reserved: [0; 64] };
+            let (mut base, mut size) = (0, 0);
+            let _own = context.enter_own()?;
+            // SAFETY: live device memory; each call stores a value.
+            unsafe {
+                let found = (cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, memory.at());
+                context.check(found, OPERATION)?;
+                let got = (cuda.cuIpcGetMemHandle)(&mut handle, memory.at());
+                context.check(got, OPERATION)?;
+            }
+            Ok(SharedMemory::Ipc {
+                handle: handle.reserved,
+                offset: memory.at() - base,
+                len,
+            })
+        }
+        Corpse::Pinned(_) | Corpse::Registered(_) | Corpse::Opened(_) => {
+            let what = "host memory, or memory of another process";
+            Err(Error::new(OPERATION, Kind::Unsupported, what))
+        }
+    }
+}
+
+/// Memory of another process.
+///
+/// # Safety
+/// With IPC, the other process keeps its region as long as the allocation and work on it.
+pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Result<Allocation> {
+    const OPERATION: &str = "open shared memory";
+    let cuda = context.cuda;
+    let length = |len: u64| {
+        usize::try_from(len)
+            .ok()
+            .filter(|len| *len > 0)
+            .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))
+    };
+    match shared {
+        SharedMemory::Ipc {
+            handle,
+            offset,
+            len,
+        } => {
+            let len = length(*len)?;
+            let handle = CUipcMemHandle { reserved: *handle };
+            let mut base: CUdeviceptr = 0;
+            let _own = context.enter_own()?;
+            let flags = consts::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
+            // SAFETY: a handle is only bytes; one that is none is refused.
+            let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
+            context.check(opened, OPERATION)?;
+            let corpse = Corpse::Opened(base);
+            let mut size = 0;
+            let mut start = 0;
+            // SAFETY: live memory.
+            let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
+            let memory = Memory::new(context, base + offset, len, corpse);
+            context.check(found, OPERATION)?;
+            let inside = offset
+                .checked_add(len as u64)
+                .is_some_and(|end| end <= size as u64);
+            if !inside {
+                let what = format!("{len} bytes at {offset} of {size}");
+                return Err(Error::new(OPERATION, Kind::Invalid, what).limit(size as u64));
+            }
+            Ok(memory.into_allocation(None))
+        }
+        SharedMemory::File { fd, len } => {
+            let len = length(*len)?;
+            let import = cuda
+                .cuMemImportFromShareableHandle
+                .ok_or_else(|| lacks("cuMemImportFromShareableHandle"))?;
+            let granularity = cuda
+                .cuMemGetAllocationGranularity
+                .ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
+            let (mut handle, mut unit) = (0, 0);
+            let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            let value = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+            let prop = prop(context);
+            let _own = context.enter_own()?;
+            // SAFETY: the descriptor is passed as the pointer's value; another file is refused.
+            let imported = unsafe { import(&mut handle, value, kind) };
+            context.check(imported, OPERATION)?;
+            // SAFETY: stores a number.
+            let asked =
+                unsafe { granularity(&mut unit, &prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
+            context.check(asked, OPERATION)?;
+            let mapping = map(context, handle, len.next_multiple_of(unit.max(1)))?;
+            let at = mapping.at;
+            let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+            Ok(memory.into_allocation(None))
+        }
+    }
+}
+
+/// `memory` as a dma-buf.
+pub(crate) fn dma_buf(memory: &Memory) -> Result<DmaBuf> {
+    const OPERATION: &str = "export dma-buf";
+    const PAGE: u64 = 4096;
+    let context = memory.context();
+    let export = context
+        .cuda
+        .cuMemGetHandleForAddressRange
+        .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
+    let start = memory.at() / PAGE * PAGE;
+    let end = (memory.at() + memory.len() as u64).next_multiple_of(PAGE);
+    let mut fd: i32 = -1;
+    let kind = consts::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    let _own = context.enter_own()?;
+    // SAFETY: stores a descriptor, an int; the range lies in whole pages of live memory.
+    let done = unsafe { export((&raw mut fd).cast(), start, (end - start) as usize, kind, 0) };
+    context.check(done, OPERATION)?;
+    Ok(DmaBuf {
+        // SAFETY: a descriptor just made for us.
+        fd: unsafe { OwnedFd::from_raw_fd(fd) },
+        offset: memory.at() - start,
+        len: memory.len() as u64,
+    })
+}

@@ -1,0 +1,224 @@
+//! Streams and events of CUDA.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gdsync_sys::cuda::types::{CUevent, CUstream};
+use gdsync_sys::cuda::{CudaResult, consts};
+
+use super::context::Context;
+use crate::error::Result;
+
+/// Enqueued work past which a stream that stands still is given no more marks: it takes about
+/// a thousand, and then blocks whoever enqueues.
+const MANY: u32 = 900;
+
+/// A stream of the application's context.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct CudaStream {
+    context: Arc<Context>,
+    raw: CUstream,
+    /// Made by [`CudaStream::new`] and destroyed with it; else the application's.
+    ours: bool,
+    /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
+    submitted: AtomicU32,
+    /// The newest mark, and the count it was set at.
+    mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
+}
+
+// SAFETY: handles of the driver, which is thread-safe.
+unsafe impl Send for CudaStream {}
+// SAFETY: as above.
+unsafe impl Sync for CudaStream {}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.ours && !self.context.is_lost() {
+            // SAFETY: ours, and nobody uses it any more. The driver finishes what is enqueued.
+            let _ = unsafe { (self.context.cuda.cuStreamDestroy_v2)(self.raw) };
+        }
+    }
+}
+
+impl CudaStream {
+    /// A new stream, which does not synchronise with the legacy default stream.
+    pub(super) fn new(context: &Arc<Context>) -> Result<CudaStream> {
+        let _app = context.enter_app()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: creates a stream of the current context.
+        let made =
+            unsafe { (context.cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) };
+        context.check(made, "make stream")?;
+        Ok(CudaStream::wrap(context, raw, true))
+    }
+
+    /// The application's stream `raw`.
+    pub(super) fn adopted(context: &Arc<Context>, raw: CUstream) -> CudaStream {
+        CudaStream::wrap(context, raw, false)
+    }
+
+    fn wrap(context: &Arc<Context>, raw: CUstream, ours: bool) -> CudaStream {
+        CudaStream {
+            context: Arc::clone(context),
+            raw,
+            ours,
+            submitted: AtomicU32::new(0),
+            mark: Mutex::default(),
+        }
+    }
+
+    /// The `CUstream`.
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        self.ours
+    }
+
+    pub(super) fn handle(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Counts work that was enqueued.
+    #[inline]
+    pub(super) fn count(&self) {
+        self.submitted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether everything enqueued has run.
+    pub(super) fn is_idle(&self) -> Result<bool> {
+        self.context.alive()?;
+        // SAFETY: the stream lives as long as this handle.
+        match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
+            CudaResult::NOT_READY => Ok(false),
+            other => {
+                self.context.check(other, "query stream")?;
+                self.submitted.store(0, Ordering::Relaxed);
+                Ok(true)
+            }
+        }
+    }
+
+    pub(super) fn is_capturing(&self) -> Result<bool> {
+        self.context.alive()?;
+        let mut status = consts::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: stores the state of a live stream.
+        let asked = unsafe { (self.context.cuda.cuStreamIsCapturing)(self.raw, &mut status) };
+        self.context.check(asked, "query capture")?;
+        Ok(status != consts::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// What tells when everything enqueued so far has run: an event, set anew only if something
+    /// was enqueued since the last. `None`: it is idle. An error: no event can be set now.
+    pub(super) fn end(self: &Arc<Self>) -> Result<Option<End>> {
+        if self.is_idle()? {
+            return Ok(None);
+        }
+        let count = self.submitted.load(Ordering::Relaxed);
+        let mut mark = self.mark.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((event, at)) = &*mark
+            && *at == count
+        {
+            return Ok(Some(End::Event(Arc::clone(event))));
+        }
+        let done = match &*mark {
+            Some((event, at)) => event.is_done()?.then_some(*at),
+            None => None,
+        };
+        if let Some(at) = done {
+            self.submitted.fetch_sub(at.min(count), Ordering::Relaxed);
+            *mark = None;
+        }
+        if self.submitted.load(Ordering::Relaxed) >= MANY || self.is_capturing()? {
+            return Ok(Some(End::Idle(Arc::clone(self))));
+        }
+        let event = Arc::new(self.record()?);
+        *mark = Some((Arc::clone(&event), self.submitted.load(Ordering::Relaxed)));
+        Ok(Some(End::Event(event)))
+    }
+
+    /// Marks the place where the stream stands.
+    pub(super) fn record(&self) -> Result<CudaEvent> {
+        let context = &self.context;
+        let _app = context.enter_app()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: creates an event of the current context.
+        let made =
+            unsafe { (context.cuda.cuEventCreate)(&mut raw, consts::CU_EVENT_DISABLE_TIMING) };
+        context.check(made, "make event")?;
+        let event = CudaEvent {
+            context: Arc::clone(context),
+            raw,
+        };
+        // SAFETY: event and stream are live and of one context.
+        let recorded = unsafe { (context.cuda.cuEventRecord)(raw, self.raw) };
+        context.check(recorded, "record event")?;
+        self.count();
+        Ok(event)
+    }
+
+    pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
+        let _app = self.context.enter_app()?;
+        // SAFETY: event and stream are live.
+        let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, event.raw, 0) };
+        self.count();
+        self.context.check(waits, "wait for event")
+    }
+}
+
+/// What tells that a stream has run everything it was given up to some time.
+#[derive(Debug)]
+pub(crate) enum End {
+    Event(Arc<CudaEvent>),
+    /// Only the stream being idle.
+    Idle(Arc<CudaStream>),
+}
+
+impl End {
+    /// Whether it has. A stream that failed uses nothing any more.
+    pub fn is_reached(&self) -> bool {
+        match self {
+            End::Event(event) => event.is_done().unwrap_or(true),
+            End::Idle(stream) => stream.is_idle().unwrap_or(true),
+        }
+    }
+}
+
+/// A recorded event.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct CudaEvent {
+    context: Arc<Context>,
+    raw: CUevent,
+}
+
+// SAFETY: handles of the driver, which is thread-safe.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        if !self.context.is_lost() {
+            // SAFETY: ours. The driver keeps what a stream still waits for.
+            let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(self.raw) };
+        }
+    }
+}
+
+impl CudaEvent {
+    pub(super) fn is_done(&self) -> Result<bool> {
+        self.context.alive()?;
+        // SAFETY: a live event.
+        match unsafe { (self.context.cuda.cuEventQuery)(self.raw) } {
+            CudaResult::NOT_READY => Ok(false),
+            other => {
+                self.context.check(other, "query event")?;
+                Ok(true)
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Memory operations as the driver takes them.
+
+use std::mem::MaybeUninit;
+
+use gdsync_sys::cuda::consts;
+use gdsync_sys::cuda::types::CUstreamBatchMemOpParams as Params;
+
+use super::context::Context;
+use super::stream::CudaStream;
+use crate::error::{Error, Kind, Result};
+use crate::memop::{Condition, Op};
+
+/// Operations that one call takes: the driver's documents say fewer than 256.
+pub(super) const BATCH: usize = 255;
+
+fn wait_flags(condition: Condition, flush: bool) -> u32 {
+    let condition = match condition {
+        Condition::Geq => consts::CU_STREAM_WAIT_VALUE_GEQ,
+        Condition::Eq => consts::CU_STREAM_WAIT_VALUE_EQ,
+        Condition::And => consts::CU_STREAM_WAIT_VALUE_AND,
+        Condition::Nor => consts::CU_STREAM_WAIT_VALUE_NOR,
+    };
+    if flush {
+        condition | consts::CU_STREAM_WAIT_VALUE_FLUSH
+    } else {
+        condition
+    }
+}
+
+/// One operation. Every write of this version of the call is fenced, whether or not it need
+/// be: the flag that says otherwise is refused.
+#[inline]
+fn translate(op: &Op) -> Option<Params> {
+    const FENCED: u32 = consts::CU_STREAM_WRITE_VALUE_DEFAULT;
+    Some(match *op {
+        Op::Write32 { at, value, .. } => Params::write32(at.0, value, FENCED),
+        Op::Write64 { at, value, .. } => Params::write64(at.0, value, FENCED),
+        Op::Wait32 {
+            at,
+            value,
+            mask: u32::MAX,
+            condition,
+            flush,
+        } => Params::wait32(at.0, value, wait_flags(condition, flush)),
+        Op::Wait64 {
+            at,
+            value,
+            mask: u64::MAX,
+            condition,
+            flush,
+        } => Params::wait64(at.0, value, wait_flags(condition, flush)),
+        Op::Flush => Params::flush_remote_writes(),
+        Op::Wait32 { .. } | Op::Wait64 { .. } | Op::Copy { .. } | Op::Fence => return None,
+    })
+}
+
+/// Enqueues at most [`BATCH`] operations.
+pub(super) fn submit(context: &Context, stream: &CudaStream, ops: &[Op]) -> Result<()> {
+    const OPERATION: &str = "submit batch";
+    let mut params = [const { MaybeUninit::<Params>::uninit() }; BATCH];
+    if ops.len() > BATCH {
+        let what = format!("{} operations at once", ops.len());
+        return Err(Error::new(OPERATION, Kind::Unsupported, what).limit(BATCH as u64));
+    }
+    for (param, op) in params.iter_mut().zip(ops) {
+        let Some(translated) = translate(op) else {
+            let what = format!("{op:?} on CUDA");
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        };
+        param.write(translated);
+    }
+    let _app = context.enter_app()?;
+    // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before
+    // it returns. The stream lives as long as its handle.
+    let enqueued = unsafe {
+        (context.cuda.cuStreamBatchMemOp_v2)(
+            stream.handle(),
+            ops.len() as u32,
+            params.as_mut_ptr().cast(),
+            0,
+        )
+    };
+    stream.count();
+    context.check(enqueued, OPERATION)
+}

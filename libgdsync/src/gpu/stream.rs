@@ -1,0 +1,265 @@
+//! Streams of the application, and what is enqueued on them.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::event::{Event, EventHandle};
+use super::waiting::Proof;
+use super::{Dims, Gpu, Kernel, Span, cuda, next_id};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::Entry;
+use crate::memop::Batch;
+
+/// A stream as its runtime knows it.
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub enum StreamHandle {
+    Soft(softgpu::Stream),
+    Cuda(Arc<cuda::CudaStream>),
+}
+
+/// A stream of the application: work enqueued on it runs in order. Clones are the same stream.
+#[derive(Clone)]
+pub struct Stream(Arc<StreamInner>);
+
+pub(crate) struct StreamInner {
+    id: u64,
+    gpu: Gpu,
+    handle: StreamHandle,
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if let Some(end) = self.gpu.runtime().leave(&self.handle) {
+            self.gpu.waiting().leave(self.id, end);
+        }
+    }
+}
+
+/// The application's own streams that have a [`Stream`] now: one each, so that what is posted
+/// by several handles on a stream is known to be in order.
+#[derive(Default)]
+pub(crate) struct Adopted(Mutex<Vec<Weak<StreamInner>>>);
+
+impl Adopted {
+    /// The stream that is `raw` to CUDA.
+    pub fn find(&self, raw: *mut c_void) -> Option<Stream> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = known.iter().filter_map(|s| s.upgrade().map(Stream));
+        live.find(|stream| stream.as_cuda() == Some(raw))
+    }
+
+    pub fn know(&self, stream: &Stream) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|s| s.strong_count() > 0);
+        known.push(Arc::downgrade(&stream.0));
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {} of {:?}", self.0.id, self.0.gpu)
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(gpu: Gpu, handle: StreamHandle) -> Stream {
+        Stream(Arc::new(StreamInner {
+            id: next_id(),
+            gpu,
+            handle,
+        }))
+    }
+
+    /// Its number in traces and errors.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// The GPU that runs it.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    pub(crate) fn handle(&self) -> &StreamHandle {
+        &self.0.handle
+    }
+
+    /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
+    pub fn as_soft(&self) -> Option<&softgpu::Stream> {
+        match self.handle() {
+            StreamHandle::Soft(stream) => Some(stream),
+            StreamHandle::Cuda(_) => None,
+        }
+    }
+
+    /// The `CUstream`, on CUDA.
+    pub fn as_cuda(&self) -> Option<*mut c_void> {
+        match self.handle() {
+            StreamHandle::Cuda(stream) => Some(stream.raw()),
+            StreamHandle::Soft(_) => None,
+        }
+    }
+
+    /// Refuses a stream of another GPU, and a stream that is being captured.
+    pub(crate) fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
+        if !self.gpu().is(gpu) {
+            return Err(Error::new(
+                operation,
+                Kind::Foreign,
+                format!("{self:?} used with {gpu:?}"),
+            ));
+        }
+        if self.is_capturing()? {
+            return Err(Error::new(
+                operation,
+                Kind::Unsupported,
+                format!("{self:?} is being captured into a graph"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether work enqueued now is captured into a graph instead of being run.
+    ///
+    /// # Errors
+    /// `System`, `DeviceLost` if the runtime cannot tell.
+    pub fn is_capturing(&self) -> Result<bool> {
+        self.gpu().runtime().capturing(self.handle())
+    }
+
+    /// Whether everything enqueued so far has run.
+    ///
+    /// # Errors
+    /// `System` if the stream failed, `DeviceLost` if the GPU did.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.gpu().runtime().idle(self.handle())
+    }
+
+    /// Enqueues word operations.
+    ///
+    /// # Errors
+    /// `Unsupported` if the stream is being captured or the runtime lacks an operation;
+    /// `TooManyWaits` if `batch` has a wait and too many streams of the GPU wait already;
+    /// `QueueFull` if the stream waits and holds as many submissions as it takes. Nothing has
+    /// been enqueued then. `System` if the runtime refuses, `DeviceLost` if the GPU is lost.
+    ///
+    /// # Safety
+    /// Every address in `batch` lies in memory of this GPU that stays allocated until the stream
+    /// has run the batch, and that nothing else relies on keeping its value. (Operations on
+    /// [`Word32`](super::Word32) and [`Span`] in a list need no such promise.)
+    pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
+        const OPERATION: &str = "submit batch";
+        self.check(self.gpu(), OPERATION)?;
+        let waits = batch.ops().iter().any(|op| op.is_wait());
+        self.admit(OPERATION, waits.then_some(Proof::Idle))?;
+        let mut scratch = Batch::with_capacity(batch.len() + 8);
+        self.gpu()
+            .submit(self, &mut batch.clone(), &mut scratch, &mut false)
+    }
+
+    /// Enqueues a kernel. `args` are the bytes of its parameter structure.
+    ///
+    /// # Safety
+    /// The kernel does with its arguments what the language it is written in allows: pointers
+    /// are valid on this GPU until it has run, and nobody relies on what it overwrites.
+    ///
+    /// # Errors
+    /// `Invalid` for a shape or argument size the kernel does not take, `Foreign` for a kernel of
+    /// another runtime, `System` if the runtime refuses.
+    pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+        self.gpu()
+            .runtime()
+            .launch(self.handle(), kernel, dims, args)
+    }
+
+    /// Enqueues one of the library's own kernels.
+    ///
+    /// # Errors
+    /// `Unsupported` if the runtime runs no kernels; else as [`Stream::launch`].
+    pub(crate) fn launch_own(&self, entry: Entry, dims: Dims, args: &[u8]) -> Result<()> {
+        let runtime = self.gpu().runtime();
+        let kernel = runtime.kernel(entry).ok_or_else(|| {
+            let what = format!("{:?}", self.gpu());
+            Error::new("lower to a kernel", Kind::Unsupported, what)
+        })?;
+        runtime.launch(self.handle(), kernel, dims, args)
+    }
+
+    /// Notes one more submission; with a proof, one that may make the stream stand still.
+    ///
+    /// # Errors
+    /// `TooManyWaits`, `QueueFull`: see [`Stream::submit`].
+    #[inline]
+    pub(crate) fn admit(&self, operation: &'static str, wait: Option<Proof>) -> Result<()> {
+        self.gpu().waiting().admit(self, operation, wait)
+    }
+
+    /// Enqueues a copy between two spans of equal length.
+    ///
+    /// # Errors
+    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU.
+    pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
+        if to.len() != from.len() {
+            return Err(Error::new(
+                "enqueue copy",
+                Kind::Invalid,
+                format!("{} bytes into {} bytes", from.len(), to.len()),
+            ));
+        }
+        for span in [to, from] {
+            if !span.region().gpu().is(self.gpu()) {
+                return Err(Error::new(
+                    "enqueue copy",
+                    Kind::Foreign,
+                    format!("{span:?}"),
+                ));
+            }
+        }
+        self.gpu()
+            .runtime()
+            .copy(self.handle(), to.addr(), from.addr(), to.len())
+    }
+
+    /// Marks the place where the stream stands now.
+    ///
+    /// # Errors
+    /// `System` if the runtime refuses.
+    pub fn record(&self) -> Result<Event> {
+        let handle = self.gpu().runtime().record(self.handle())?;
+        Ok(Event::new(self.gpu().clone(), handle))
+    }
+
+    /// Holds the stream until `event` is done. An event of another GPU of the same runtime may
+    /// be waited for.
+    ///
+    /// # Errors
+    /// `Foreign` for an event of another runtime; `System` if the runtime refuses.
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        match (self.handle(), event.handle()) {
+            (StreamHandle::Soft(_), EventHandle::Soft(_))
+            | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => self
+                .gpu()
+                .runtime()
+                .wait_event(self.handle(), event.handle()),
+            _ => Err(Error::new(
+                "wait for event",
+                Kind::Foreign,
+                format!("{event:?} with {self:?}"),
+            )),
+        }
+    }
+
+    /// Waits until everything enqueued so far has run; `false` if the limit passed first.
+    ///
+    /// # Errors
+    /// `System` if the stream failed, `DeviceLost` if the GPU did.
+    pub fn synchronize(&self, limit: Duration) -> Result<bool> {
+        let deadline = self.gpu().host().now() + limit;
+        self.gpu()
+            .runtime()
+            .synchronize(self.handle(), Some(deadline))
+    }
+}

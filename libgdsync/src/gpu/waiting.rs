@@ -1,0 +1,265 @@
+//! How many streams of a GPU wait.
+//!
+//! A waiting stream holds one of the few hardware channels of its context. When too many
+//! wait, nothing else of the context moves: not the kernel or the doorbell that would release
+//! them either. So a stream that is given a wait takes a *seat*, of which there are fewer than
+//! channels, and keeps it until it is known to have passed. Knowing costs nothing while seats
+//! are free: only a stream that finds none looks who has passed, by the proof that each left.
+//!
+//! The seat also counts what is enqueued behind the wait. A driver takes about a thousand
+//! submissions to a stream that stands still and then blocks the thread; ours refuses first.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::event::EventHandle;
+use super::region::WeakRegion;
+use super::stream::StreamHandle;
+use super::{Mapped, Runtime, Stream};
+use crate::error::{Error, Kind, Result};
+use crate::memop::Condition;
+use crate::ring::RingMemory;
+
+/// What a runtime says about waiting streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitLimits {
+    /// Hardware channels of a context.
+    pub channels: u32,
+    /// Streams that may wait at a time while the others still move.
+    pub streams: u32,
+    /// Submissions that one waiting stream is given; `None`: the runtime sees to it itself.
+    pub submissions: Option<u32>,
+}
+
+/// How it will show that a stream has passed its last wait.
+pub(crate) enum Proof {
+    /// Only by the stream being idle.
+    Idle,
+    /// By a word that passes, in memory that may be gone by then.
+    Word {
+        memory: WeakRegion,
+        word: Mapped,
+        condition: Condition,
+        value: u64,
+        wide: bool,
+    },
+}
+
+impl Proof {
+    fn holds(&self) -> bool {
+        match self {
+            Proof::Idle => false,
+            Proof::Word {
+                memory,
+                word,
+                condition,
+                value,
+                wide,
+            } => {
+                let Some(_held) = memory.upgrade() else {
+                    return false;
+                };
+                if *wide {
+                    condition.holds64(word.load64(0), *value, u64::MAX)
+                } else {
+                    condition.holds32(word.load32(0), *value as u32, u32::MAX)
+                }
+            }
+        }
+    }
+}
+
+/// Whom a seat is taken by.
+#[derive(Default)]
+enum Sitter {
+    #[default]
+    Nobody,
+    Stream(StreamHandle),
+    /// A stream whose handle is gone; this marks its end.
+    Gone(EventHandle),
+}
+
+#[derive(Default)]
+struct SeatState {
+    sitter: Sitter,
+    proof: Option<Proof>,
+    /// Submissions since the stream was last known to have passed.
+    count: u32,
+    /// An earlier proof and the count at which it was given.
+    earlier: Option<(Proof, u32)>,
+}
+
+struct Seat {
+    /// Id of the stream that has the seat, 0 if it is free. Written under the lock of `state`;
+    /// read relaxed to find one's own seat (only the stream itself puts its id there, and who
+    /// takes the seat away does so under the lock, where it is looked at again).
+    owner: AtomicU64,
+    state: Mutex<SeatState>,
+}
+
+impl Seat {
+    fn lock(&self) -> MutexGuard<'_, SeatState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The seats of one GPU.
+pub(crate) struct Waiting {
+    limits: Option<WaitLimits>,
+    seats: Box<[Seat]>,
+}
+
+impl Waiting {
+    pub fn new(limits: Option<WaitLimits>) -> Waiting {
+        let seats = limits.map_or(0, |l| l.streams);
+        let free = || Seat {
+            owner: AtomicU64::new(0),
+            state: Mutex::default(),
+        };
+        Waiting {
+            limits,
+            seats: (0..seats).map(|_| free()).collect(),
+        }
+    }
+
+    pub fn limits(&self) -> Option<WaitLimits> {
+        self.limits
+    }
+
+    #[inline]
+    fn seat_of(&self, id: u64) -> Option<&Seat> {
+        self.seats
+            .iter()
+            .find(|seat| seat.owner.load(Ordering::Relaxed) == id)
+    }
+
+    /// Notes a submission of `stream`, with the proof of its last wait if it has one.
+    ///
+    /// # Errors
+    /// `TooManyWaits`, `QueueFull`; nothing is noted then.
+    #[inline]
+    pub fn admit(
+        &self,
+        stream: &Stream,
+        operation: &'static str,
+        wait: Option<Proof>,
+    ) -> Result<()> {
+        let Some(limits) = &self.limits else {
+            return Ok(());
+        };
+        if let Some(seat) = self.seat_of(stream.id()) {
+            let mut state = seat.lock();
+            if seat.owner.load(Ordering::Relaxed) == stream.id() {
+                if let Some(limit) = limits.submissions {
+                    state.count_one(stream, operation, limit)?;
+                }
+                if wait.is_some() {
+                    state.proof = wait;
+                }
+                return Ok(());
+            }
+        }
+        match wait {
+            None => Ok(()),
+            Some(proof) => self.sit(stream, operation, proof, limits),
+        }
+    }
+
+    #[cold]
+    fn sit(
+        &self,
+        stream: &Stream,
+        operation: &'static str,
+        proof: Proof,
+        limits: &WaitLimits,
+    ) -> Result<()> {
+        let free = |seat: &Seat, _: &SeatState| seat.owner.load(Ordering::Relaxed) == 0;
+        let passed = |_: &Seat, state: &SeatState| state.has_passed(stream.gpu().runtime());
+        let looks: [&dyn Fn(&Seat, &SeatState) -> bool; 2] = [&free, &passed];
+        for look in looks {
+            for seat in &self.seats {
+                let mut state = seat.lock();
+                if look(seat, &state) {
+                    *state = SeatState {
+                        sitter: Sitter::Stream(stream.handle().clone()),
+                        proof: Some(proof),
+                        count: 1,
+                        earlier: None,
+                    };
+                    seat.owner.store(stream.id(), Ordering::Relaxed);
+                    return Ok(());
+                }
+            }
+        }
+        let what = format!(
+            "{stream:?}: {} streams wait already, and with more of them than that nothing else \
+             moves on this GPU's {} hardware channels; CUDA_DEVICE_MAX_CONNECTIONS (at most 32, \
+             set before the first use of CUDA) gives it more",
+            limits.streams, limits.channels
+        );
+        Err(Error::new(operation, Kind::TooManyWaits, what).limit(limits.streams))
+    }
+
+    /// The application's handle on a stream is gone, not what is enqueued on it: from now on
+    /// `end` tells when that has run.
+    pub fn leave(&self, id: u64, end: EventHandle) {
+        if let Some(seat) = self.seat_of(id) {
+            let mut state = seat.lock();
+            state.sitter = Sitter::Gone(end);
+            state.proof = Some(Proof::Idle);
+        }
+    }
+}
+
+impl SeatState {
+    /// Whether the stream is past the last wait it was given. An error of the stream counts:
+    /// it waits for nothing any more.
+    fn has_passed(&self, runtime: &dyn Runtime) -> bool {
+        if self.proof.as_ref().is_some_and(Proof::holds) {
+            return true;
+        }
+        match &self.sitter {
+            Sitter::Nobody => true,
+            Sitter::Stream(stream) => runtime.idle(stream).unwrap_or(true),
+            Sitter::Gone(event) => runtime.is_done(event).unwrap_or(true),
+        }
+    }
+
+    #[inline]
+    fn count_one(&mut self, stream: &Stream, operation: &'static str, limit: u32) -> Result<()> {
+        if self.count >= limit / 2 {
+            self.make_room(stream, operation, limit)?;
+        }
+        self.count += 1;
+        Ok(())
+    }
+
+    #[cold]
+    fn make_room(&mut self, stream: &Stream, operation: &'static str, limit: u32) -> Result<()> {
+        if let Some((earlier, upto)) = &self.earlier
+            && earlier.holds()
+        {
+            self.count -= upto;
+            self.earlier = None;
+        }
+        if self.count >= limit / 2 && self.has_passed(stream.gpu().runtime()) {
+            self.count = 0;
+            self.earlier = None;
+        }
+        if self.earlier.is_none()
+            && let Some(proof @ Proof::Word { .. }) = self.proof.replace(Proof::Idle)
+        {
+            // Whoever has passed this has passed everything up to here.
+            self.earlier = Some((proof, self.count));
+        }
+        if self.count < limit {
+            return Ok(());
+        }
+        let what = format!(
+            "{stream:?} waits and holds {} submissions; with some more the driver would block \
+             the caller",
+            self.count
+        );
+        Err(Error::new(operation, Kind::QueueFull, what).limit(limit))
+    }
+}

@@ -1,0 +1,190 @@
+//! Memory as the virtual NIC sees it: a soft GPU's, the host's, or a CUDA GPU's by its copy
+//! engine.
+
+use std::sync::Arc;
+
+use vmlx5::{Dma, DmaFault};
+
+use crate::gpu::{Backing, Mapped, Region};
+use crate::ring::RingMemory;
+
+/// The memory of `region`.
+pub(super) fn of(region: &Region) -> Arc<dyn Dma> {
+    match (region.backing(), region.mapped_already()) {
+        (Backing::Soft(memory), _) => Arc::new(Soft(memory.window())),
+        (Backing::Cuda(_), Some(mapped)) => Arc::new(Host {
+            mapped,
+            _held: region.clone(),
+        }),
+        (Backing::Cuda(_), None) => Arc::new(Engine(region.clone())),
+    }
+}
+
+/// Memory of a soft GPU, whose own order it keeps.
+struct Soft(softgpu::Window);
+
+fn fault(f: softgpu::Fault) -> DmaFault {
+    DmaFault {
+        offset: f.offset,
+        len: f.len as u64,
+        limit: f.limit as u64,
+    }
+}
+
+impl Dma for Soft {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
+        self.0.read(offset, into).map_err(fault)
+    }
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
+        self.0.write(offset, from).map_err(fault)
+    }
+    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
+        self.0.load32(offset).map_err(fault)
+    }
+    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
+        self.0.load64(offset).map_err(fault)
+    }
+    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
+        self.0.store32(offset, value).map_err(fault)
+    }
+    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
+        self.0.swap64(offset, value).map_err(fault)
+    }
+    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
+        self.0.compare_swap64(offset, current, new).map_err(fault)
+    }
+    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
+        self.0.fetch_add64(offset, add).map_err(fault)
+    }
+}
+
+/// The offset, if `len` bytes aligned to `align` lie there.
+fn inside(offset: u64, len: usize, align: usize, limit: usize) -> Result<usize, DmaFault> {
+    usize::try_from(offset)
+        .ok()
+        .filter(|at| at.is_multiple_of(align) && *at <= limit && len <= limit - at)
+        .ok_or(DmaFault {
+            offset,
+            len: len as u64,
+            limit: limit as u64,
+        })
+}
+
+/// Host memory, or device memory that the CPU reaches by plain loads and stores.
+struct Host {
+    mapped: Mapped,
+    _held: Region,
+}
+
+impl Host {
+    fn word(&self, offset: u64, len: usize) -> Result<usize, DmaFault> {
+        inside(offset, len, len, self.mapped.len())
+    }
+}
+
+impl Dma for Host {
+    fn len(&self) -> u64 {
+        self.mapped.len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
+        let at = inside(offset, into.len(), 1, self.mapped.len())?;
+        self.mapped.read(at, into);
+        Ok(())
+    }
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
+        let at = inside(offset, from.len(), 1, self.mapped.len())?;
+        self.mapped.write(at, from);
+        Ok(())
+    }
+    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
+        Ok(self.mapped.load32(self.word(offset, 4)?))
+    }
+    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
+        Ok(self.mapped.load64(self.word(offset, 8)?))
+    }
+    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
+        self.mapped.store32(self.word(offset, 4)?, value);
+        Ok(())
+    }
+    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
+        Ok(self.mapped.swap64(self.word(offset, 8)?, value))
+    }
+    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
+        let at = self.word(offset, 8)?;
+        Ok(self.mapped.compare_swap64(at, current, new))
+    }
+    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
+        Ok(self.mapped.fetch_add64(self.word(offset, 8)?, add))
+    }
+}
+
+/// Device memory that only a copy engine reaches. Copies are done when they return, so they
+/// are in order. Atomic operations are atomic among those of this NIC, not against the GPU, as
+/// verbs promise no more (`IBV_ATOMIC_HCA`).
+struct Engine(Region);
+
+impl Engine {
+    fn word<const N: usize>(&self, offset: u64) -> Result<(usize, [u8; N]), DmaFault> {
+        let at = inside(offset, N, N, self.0.len())?;
+        let mut bytes = [0; N];
+        self.read(offset, &mut bytes)?;
+        Ok((at, bytes))
+    }
+
+    /// A copy that fails (the GPU is lost) is to the NIC as memory that is not there.
+    fn gone(&self, offset: u64, len: usize) -> DmaFault {
+        DmaFault {
+            offset,
+            len: len as u64,
+            limit: 0,
+        }
+    }
+
+    fn change(&self, offset: u64, to: impl FnOnce(u64) -> u64) -> Result<u64, DmaFault> {
+        let (_, bytes) = self.word(offset)?;
+        let before = u64::from_ne_bytes(bytes);
+        let after = to(before);
+        if after != before {
+            self.write(offset, &after.to_ne_bytes())?;
+        }
+        Ok(before)
+    }
+}
+
+impl Dma for Engine {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
+        let at = inside(offset, into.len(), 1, self.0.len())?;
+        let copied = self.0.read(at, into);
+        copied.map_err(|_| self.gone(offset, into.len()))
+    }
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
+        let at = inside(offset, from.len(), 1, self.0.len())?;
+        let copied = self.0.write(at, from);
+        copied.map_err(|_| self.gone(offset, from.len()))
+    }
+    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
+        Ok(u32::from_ne_bytes(self.word(offset)?.1))
+    }
+    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
+        Ok(u64::from_ne_bytes(self.word(offset)?.1))
+    }
+    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
+        inside(offset, 4, 4, self.0.len())?;
+        self.write(offset, &value.to_ne_bytes())
+    }
+    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
+        self.change(offset, |_| value)
+    }
+    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
+        self.change(offset, |now| if now == current { new } else { now })
+    }
+    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
+        self.change(offset, |now| now.wrapping_add(add))
+    }
+}
