@@ -13,6 +13,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the library's kernels for CUDA, libgdsync/device/ptx
+  doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
   help           this list
 USAGE
@@ -235,6 +236,10 @@ kernels)
     say "kernels: compiles libgdsync/device to libgdsync/device/ptx/gds_kernels.ptx"
     need_nvcc
     configure-helpers/kernels/generate
+    ;;
+doctor)
+    need_toolchain >&2
+    cargo run -q -p gdsync-doctor -- "$@"
     ;;
 tsan)
     [ $# -gt 0 ] || set -- gds-step gds-driver softgpu gdsync
