@@ -100,8 +100,3 @@ impl Entry {
         Kernel::soft(unsafe { softgpu::Kernel::new(self.name(), entry, self.param_size()) })
     }
 }
-
-/// The program kernel with the largest parameter, for the soft GPU.
-pub(crate) fn program() -> Kernel {
-    Entry::Program.soft()
-}

@@ -284,10 +284,7 @@ impl Output<'_> {
                     self.flush_batch()?;
                 }
             }
-            Item::Mark { at, value } => {
-                self.program
-                    .push(Code::Write32, at.0, u64::from(*value), 0, true)
-            }
+            Item::Mark { at, value } => self.program.push_mark(*at, *value),
         }
         Ok(())
     }

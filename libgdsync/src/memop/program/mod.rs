@@ -253,7 +253,7 @@ impl Program {
     }
 
     /// The parameter of the largest of the kernels.
-    pub fn bytes(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         let len = Entry::Program.param_size();
         // SAFETY: `Program` is repr(C), and its first `len` bytes are `count`, `reserved` and
         // `ops` (asserted above), which have no padding and are all initialised; a byte has no
@@ -288,6 +288,10 @@ impl Program {
 
     /// Appends what rings, with constants: the edge, if there is one, then record and doorbell.
     /// Bells with doorbells of their own stand side by side. Takes room for two.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for lists lowered with constants")
+    )]
     pub fn push_ring(&mut self, ring: &Ring) {
         if let Some(edge) = ring.edge {
             let equal = u64::from(u32::MAX) << 32 | 1;

@@ -189,7 +189,7 @@ fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
         },
         2 => Op::Write64 {
             at: even,
-            value: value % 7 << 30,
+            value: (value % 7) << 30,
             fenced,
         },
         3..=5 => {
