@@ -17,6 +17,12 @@ int own_stream(Machine& m, void* handle, Stream** out) {
     return kOk;
 }
 
+// The stream, which may be asked about in any context and in none.
+int any_stream(Machine& m, void* handle, Stream** out) {
+    *out = m.stream(handle, current_context());
+    return *out == nullptr ? kInvalidHandle : kOk;
+}
+
 // Where the stand-in finds a word that a stream of `context` may use.
 int word(const Machine& m, const Context* context, u64 address, u64 len, char** out) {
     if (address % len != 0) return kInvalidValue;
@@ -203,9 +209,9 @@ STANDIN_API int cuStreamDestroy_v2(void* handle) {
 }
 
 STANDIN_API int cuStreamQuery(void* handle) {
-    return call("cuStreamQuery", Need::context, [&](Machine& m, Lock&) -> int {
+    return call("cuStreamQuery", Need::init, [&](Machine& m, Lock&) -> int {
         Stream* stream;
-        const int code = own_stream(m, handle, &stream);
+        const int code = any_stream(m, handle, &stream);
         if (code != kOk) return code;
         if (stream->capturing) return kCaptureUnsupported;
         return stream->queue.empty() ? kOk : kNotReady;
@@ -231,9 +237,9 @@ STANDIN_API int cuStreamGetId(void* handle, unsigned long long* id) {
 }
 
 STANDIN_API int cuStreamIsCapturing(void* handle, int* status) {
-    return call("cuStreamIsCapturing", Need::context, [&](Machine& m, Lock&) -> int {
+    return call("cuStreamIsCapturing", Need::init, [&](Machine& m, Lock&) -> int {
         Stream* stream;
-        const int code = own_stream(m, handle, &stream);
+        const int code = any_stream(m, handle, &stream);
         if (code == kOk) *status = !stream->capturing ? 0 : stream->invalidated ? 2 : 1;
         return code;
     }, handle);

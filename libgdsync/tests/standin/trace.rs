@@ -1,0 +1,222 @@
+//! What the driver table was called with, in the words of the golden traces.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use gdsync::Gpu;
+use gdsync::gpu::Stream;
+
+use crate::golden_rig::{Watch, renumber};
+use crate::standin::{Control, thread};
+
+/// Takes traces from the calls of the driver table. The tracer is only asked what addresses are
+/// called: that every name is one address, and every address has one name, is checked.
+pub struct Calls {
+    control: Control,
+    /// Where named memory begins, and the other way round.
+    places: HashMap<String, u64>,
+    names: HashMap<u64, String>,
+}
+
+/// One call that hands work to a stream.
+struct Submission {
+    stream: u64,
+    /// The line of the call, and its operations.
+    kernel: bool,
+    ops: Vec<Op>,
+}
+
+/// One operation: its line, with a hole for the place, and the address.
+struct Op {
+    before: String,
+    at: Option<u64>,
+    after: String,
+}
+
+impl Calls {
+    /// Takes them from this process's stand-in.
+    pub fn new(control: Control) -> Calls {
+        Calls {
+            control,
+            places: HashMap::new(),
+            names: HashMap::new(),
+        }
+    }
+
+    /// How the tracer calls `at`, where it calls something of the same operation `place`.
+    fn place(&mut self, at: u64, place: &str) -> String {
+        if let Some(hex) = place.strip_prefix("0x") {
+            assert_eq!(u64::from_str_radix(hex, 16), Ok(at), "{place}");
+            return place.to_owned();
+        }
+        let (name, offset) = match place.split_once("+0x") {
+            Some((name, offset)) => (name, u64::from_str_radix(offset, 16).unwrap()),
+            None => (place, 0),
+        };
+        let base = at - offset;
+        let known = *self.places.entry(name.to_owned()).or_insert(base);
+        assert_eq!(known, base, "{name} is in two places");
+        let called = self.names.entry(base).or_insert_with(|| name.to_owned());
+        assert_eq!(called, name, "{base:#x} has two names");
+        place.to_owned()
+    }
+}
+
+impl Watch for Calls {
+    fn start(&mut self, gpu: &Gpu) {
+        gpu.tracer().capture();
+        self.control.record(true);
+    }
+
+    fn take(&mut self, gpu: &Gpu, streams: &[Stream; 2]) -> Vec<String> {
+        let calls = submissions(&self.control.calls());
+        let mut named = gpu.tracer().take().into_iter();
+        let mut lines = Vec::new();
+        for call in calls {
+            let stream = streams
+                .iter()
+                .position(|s| s.as_cuda().unwrap() as u64 == call.stream)
+                .expect("a stream of the test's");
+            let kernel = if call.kernel { "kernel, " } else { "" };
+            let head = format!("stream {stream}: {kernel}{} operations", call.ops.len());
+            let traced = named.next().expect("a call that is not traced");
+            assert_eq!(renumber(&traced, streams), head);
+            lines.push(head);
+            for op in call.ops {
+                let traced = named.next().expect("an operation that is not traced");
+                let Some(at) = op.at else {
+                    lines.push(op.before);
+                    continue;
+                };
+                // `phase 0: wait32 PLACE ..`, `wait32 PLACE ..`.
+                let word = if call.kernel { 3 } else { 1 };
+                let place = traced.split(' ').nth(word).unwrap().to_owned();
+                let place = self.place(at, &place);
+                lines.push(format!("{}{place}{}", op.before, op.after));
+            }
+        }
+        assert_eq!(named.next(), None, "traced, but never handed to the driver");
+        lines
+    }
+
+    /// Of CUDA's memory operations, every write is fenced: what must be fenced is, and what need
+    /// not be is all the same. Nothing else may differ.
+    fn expected(&self, golden: String) -> String {
+        let mut text = String::new();
+        for line in golden.lines() {
+            let loose = line.starts_with("  write") && !line.ends_with(" fenced");
+            writeln!(text, "{line}{}", if loose { " fenced" } else { "" }).unwrap();
+        }
+        text
+    }
+}
+
+fn hex(text: &str) -> u64 {
+    u64::from_str_radix(text.strip_prefix("0x").unwrap_or(text), 16).unwrap()
+}
+
+/// The calls of this thread that hand work to a stream.
+fn submissions(calls: &str) -> Vec<Submission> {
+    let own = thread().to_string();
+    let mut found: Vec<Submission> = Vec::new();
+    let mut inside = false;
+    for line in calls.lines() {
+        if let Some(carried) = line.strip_prefix("  ") {
+            if inside {
+                let last = found.last_mut().unwrap();
+                match carried.strip_prefix("kernel ") {
+                    Some(kernel) => last.ops = program(kernel),
+                    None => last.ops.push(memory_operation(carried)),
+                }
+            }
+            continue;
+        }
+        let words: Vec<&str> = line.split(' ').collect();
+        assert!(
+            !line.contains(" = ") || words[1] == "cuStreamQuery",
+            "{line}"
+        );
+        let stream = match words[1] {
+            "cuStreamBatchMemOp_v2" => Some(words[2]),
+            "cuLaunchKernel" => Some(words[10]),
+            _ => None,
+        };
+        inside = words[0] == own && stream.is_some();
+        if let (true, Some(stream)) = (inside, stream) {
+            found.push(Submission {
+                stream: hex(stream),
+                kernel: words[1] == "cuLaunchKernel",
+                ops: Vec::new(),
+            });
+        }
+    }
+    found
+}
+
+/// `write32 ADDRESS VALUE flags FLAGS`, and so on.
+fn memory_operation(line: &str) -> Op {
+    let words: Vec<&str> = line.split(' ').collect();
+    if let ["flush", "flags", flags] = words[..] {
+        assert_eq!(hex(flags), 0);
+        return Op {
+            before: "flush".to_owned(),
+            at: None,
+            after: String::new(),
+        };
+    }
+    let [name, at, value, "flags", flags] = words[..] else {
+        panic!("{line}");
+    };
+    let (value, flags) = (hex(value), hex(flags));
+    let value = match name.ends_with("64") {
+        true => format!("{value:#018x}"),
+        false => format!("{value:#010x}"),
+    };
+    let after = if name.starts_with("write") {
+        assert_eq!(flags, 0, "a write that is not fenced");
+        format!(" = {value} fenced")
+    } else {
+        let condition = ["Geq", "Eq", "And", "Nor"][flags as usize & 3];
+        let flush = if flags >> 30 & 1 == 1 { " flush" } else { "" };
+        assert_eq!(flags & !(1 << 30 | 3), 0);
+        format!(" {condition} {value}{flush}")
+    };
+    Op {
+        before: format!("{name} "),
+        at: Some(hex(at)),
+        after,
+    }
+}
+
+/// A launch of a program kernel: `gds_program PARAMETERS`, in the layout of `gds_program.hpp`.
+fn program(line: &str) -> Vec<Op> {
+    let (name, params) = line.split_once(' ').unwrap();
+    assert!(name.starts_with("gds_program"), "{name}");
+    let bytes: Vec<u8> = (0..params.len() / 2)
+        .map(|i| u8::from_str_radix(&params[2 * i..2 * i + 2], 16).unwrap())
+        .collect();
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let count = word(0) as u32 as usize;
+    (0..count)
+        .map(|i| {
+            let at = 8 + 32 * i;
+            let names = [
+                "write32",
+                "write64",
+                "wait32",
+                "wait64",
+                "post",
+                "post-receive",
+                "wait-completion",
+                "wait-entry",
+                "ring",
+            ];
+            let (code, phase) = (bytes[at], bytes[at + 2]);
+            Op {
+                before: format!("phase {phase}: {} ", names[usize::from(code) - 1]),
+                at: Some(word(at + 8)),
+                after: format!(" {:#x} {:#x}", word(at + 16), word(at + 24)),
+            }
+        })
+        .collect()
+}
