@@ -1,4 +1,6 @@
 // Initialisation, devices and contexts.
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -66,14 +68,19 @@ void end_context(Machine& m, Context* context) {
     context->streams.clear();
     context->legacy = nullptr;
     for (auto it = m.memory.begin(); it != m.memory.end();) {
-        const Range& range = it->second;
-        const bool device_memory = range.kind == Kind::device && range.context == context;
-        if (device_memory) {
+        const Range range = it->second;
+        const bool its = range.context == context && range.kind != Kind::mapped;
+        it = its ? m.memory.erase(it) : std::next(it);
+        if (!its) continue;
+        if (range.kind == Kind::device) {
             arena_free(range.base, range.len);
             m.allocated -= range.len;
+        } else if (range.kind != Kind::registered) {
+            munmap(range.alias, (range.len + 4095) / 4096 * 4096);
         }
-        it = device_memory ? m.memory.erase(it) : std::next(it);
     }
+    for (auto it = m.events.begin(); it != m.events.end();) it = it->first->context == context ? m.events.erase(it) : std::next(it);
+    for (auto it = m.modules.begin(); it != m.modules.end();) it = it->first->context == context ? m.modules.erase(it) : std::next(it);
 }
 
 }  // namespace

@@ -1,0 +1,201 @@
+//! CUDA that is not there, not whole, too old, without a GPU, or refuses with codes that nobody
+//! has seen before: a typed error with the reason, and everything else goes on.
+
+mod standin;
+
+use std::path::Path;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::{Gpu, Kind};
+use standin::{Control, Variant, inside, run};
+
+/// The error of a GPU that cannot be opened.
+#[track_caller]
+fn refused(name: &str, kind: Kind, names: &[&str]) {
+    let error = Gpu::open(name).expect_err(name);
+    assert_eq!(error.kind(), kind, "{error:?}");
+    let text = error.to_string();
+    for name in names {
+        assert!(text.contains(name), "{text:?} does not name {name:?}");
+    }
+}
+
+#[test]
+fn absent() {
+    // A path where nothing is, and one where something else is.
+    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    for (test, library) in [
+        ("absent_nothing", Path::new("/nowhere/libcuda.so.1")),
+        ("absent_no_library", &text),
+    ] {
+        run(test, library, &Variant::default());
+    }
+}
+
+fn absence(name: &str, reason: &str) {
+    if !matches!(std::env::var("STANDIN_CHILD"), Ok(child) if child == name) {
+        return;
+    }
+    for cuda in ["cuda", "cuda:1"] {
+        refused(cuda, Kind::Absent, &[reason]);
+    }
+    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+    assert_eq!(Gpu::from_env().unwrap().runtime_name(), "soft");
+    // SAFETY: there is no context that could be destroyed.
+    let current = unsafe { Gpu::cuda_current() };
+    assert_eq!(current.unwrap_err().kind(), Kind::Absent);
+}
+
+#[test]
+fn absent_nothing() {
+    absence("absent_nothing", "/nowhere/libcuda.so.1");
+}
+
+#[test]
+fn absent_no_library() {
+    absence("absent_no_library", "Cargo.toml");
+}
+
+#[test]
+fn too_old() {
+    inside!(Variant {
+        env: &[("STANDIN_VERSION", "11080")],
+        ..Variant::default()
+    });
+    refused("cuda", Kind::Unsupported, &["11.8", "12.0"]);
+    let error = Gpu::cuda(0).unwrap_err();
+    assert_eq!(error.limit_value(), Some(12000));
+}
+
+#[test]
+fn just_new_enough() {
+    inside!(Variant {
+        env: &[("STANDIN_VERSION", "12000")],
+        ..Variant::default()
+    });
+    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "cuda");
+}
+
+#[test]
+fn a_required_function_is_missing() {
+    inside!(Variant {
+        without: Some("cuStreamBatchMemOp_v2"),
+        ..Variant::default()
+    });
+    refused("cuda", Kind::Absent, &["cuStreamBatchMemOp_v2"]);
+    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+}
+
+#[test]
+fn the_last_required_function_is_missing() {
+    inside!(Variant {
+        without: Some("cuIpcCloseMemHandle"),
+        ..Variant::default()
+    });
+    refused("cuda", Kind::Absent, &["cuIpcCloseMemHandle"]);
+}
+
+/// Kernels are loaded eagerly all the same, or the first launch would stand behind a wait.
+#[test]
+fn without_the_function_that_loads_kernels() {
+    inside!(Variant {
+        without: Some("cuFuncLoad"),
+        ..Variant::default()
+    });
+    let control = Control::open();
+    control.record(true);
+    Gpu::cuda(0).unwrap();
+    let calls = control.calls();
+    let count = |name: &str| calls.lines().filter(|l| l.contains(name)).count();
+    let kernels = gdsync::kernels::Entry::ALL.len();
+    assert_eq!(count("cuModuleGetFunction"), kernels);
+    assert_eq!(count("cuFuncGetAttribute"), kernels);
+}
+
+#[test]
+fn without_an_optional_function() {
+    inside!(Variant {
+        without: Some("cuMemCreate"),
+        ..Variant::default()
+    });
+    let gpu = Gpu::cuda(0).unwrap();
+    gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let error = gpu.alloc_exportable(64).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("cuMemCreate"), "{error}");
+}
+
+#[test]
+fn no_gpu() {
+    inside!(Variant {
+        env: &[("STANDIN_DEVICES", "0")],
+        ..Variant::default()
+    });
+    refused("cuda", Kind::Absent, &["NO_DEVICE"]);
+    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+}
+
+#[test]
+fn two_gpus() {
+    inside!(Variant {
+        env: &[("STANDIN_DEVICES", "2")],
+        ..Variant::default()
+    });
+    let (first, second) = (Gpu::cuda(0).unwrap(), Gpu::open("cuda:1").unwrap());
+    assert!(!first.is(&second) && first.is(&Gpu::open("cuda").unwrap()));
+    assert!(second.name().contains("Stand-in GPU 1"), "{second:?}");
+    let error = Gpu::cuda(2).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.limit_value()),
+        (Kind::Invalid, Some(2))
+    );
+    refused("cuda:x", Kind::Invalid, &["cuda:x"]);
+    refused("hip", Kind::Invalid, &["hip"]);
+    let (here, there) = (first.stream().unwrap(), second.stream().unwrap());
+    let memory = second.alloc(MemoryKind::Device, 64).unwrap();
+    let span = memory.span(0, 8).unwrap();
+    assert_eq!(here.copy(&span, &span).unwrap_err().kind(), Kind::Foreign);
+    there.copy(&span, &span).unwrap();
+}
+
+/// Whatever call on the way fails, the error carries the code, nothing is left, and the next try
+/// is as the first.
+#[test]
+fn codes_never_seen_before() {
+    inside!(Variant::default());
+    let control = Control::open();
+    for name in [
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxCreate_v2",
+        "cuStreamCreate",
+        "cuMemHostAlloc",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+        "cuFuncLoad",
+        "cuCtxPushCurrent_v2",
+    ] {
+        control.fail(name, 4242, 0);
+        let error = Gpu::cuda(0).expect_err(name);
+        assert!(error.to_string().contains("4242"), "{name}: {error}");
+        let kind = match name {
+            "cuInit" => Kind::Absent,
+            _ => Kind::System,
+        };
+        assert_eq!(error.kind(), kind, "{name}: {error:?}");
+        control.fail(name, 0, 0);
+        let live = control.live();
+        let (contexts, hosts) = (live.get("contexts"), live.get("host"));
+        assert!(contexts <= Some(&1), "{name}: {live:?}");
+        assert_eq!(hosts, Some(&0), "{name}: {live:?}");
+    }
+    // What only says more may fail: the name, the number of a context.
+    control.fail("cuDeviceGetName", 4242, 0);
+    control.fail("cuCtxGetId", 4242, 0);
+    let gpu = Gpu::cuda(0).unwrap();
+    assert!(gpu.name().contains("gpu0"));
+    assert!(gpu.is(&Gpu::cuda(0).unwrap()));
+}
