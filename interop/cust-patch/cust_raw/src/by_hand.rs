@@ -44,7 +44,11 @@ unsafe fn text(
     // SAFETY: a valid place for the address of a text that is never freed.
     let result = unsafe { function(error as c_int, &mut found) };
     if result != CUresult::CUDA_SUCCESS || found.is_null() {
-        found = absent().unwrap_or(unknown).as_ptr();
+        let ours = match error {
+            CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND => c"libcuda lacks the function",
+            _ => unknown,
+        };
+        found = absent().unwrap_or(ours).as_ptr();
     }
     // SAFETY: valid by the caller's promise.
     unsafe { to.write(found) };

@@ -134,6 +134,8 @@ fn with_the_odd_library() {
         }
     }
     assert_eq!(error_text(CUresult::CUDA_ERROR_NO_DEVICE), "no device");
+    let lacking = CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
+    assert_eq!(error_text(lacking), "libcuda lacks the function");
     assert_eq!(
         error_text(CUresult::CUDA_ERROR_UNKNOWN),
         "the driver has no text for this error"

@@ -1,0 +1,51 @@
+//! Without CUDA: the adapters' programs start, say so, and end well, or not, as is asked of them.
+
+use std::path::Path;
+use std::process::Command;
+
+use interop_tests::{example, run};
+
+const EXAMPLES: [&str; 2] = ["cust_send", "cudarc_send"];
+
+#[test]
+fn an_absent_library_is_said_and_is_no_panic() {
+    for name in EXAMPLES {
+        let output = run(name, Path::new("/nowhere/libcuda.so.1"), &[]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let cried = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {said}{cried}");
+        assert!(said.starts_with("not run: no CUDA: "), "{name}: {said}");
+        assert!(cried.is_empty(), "{name}: {cried}");
+    }
+    let output = run("cust_send", Path::new("/nowhere/libcuda.so.1"), &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // cust's own error tells which file was tried, and why it is not there.
+    assert!(said.contains("/nowhere/libcuda.so.1"), "{said}");
+    assert!(said.contains("No such file"), "{said}");
+}
+
+#[test]
+fn what_is_required_and_absent_is_a_failure() {
+    for name in EXAMPLES {
+        let env = [("GDS_REQUIRE", "soft,cuda")];
+        let output = run(name, Path::new("/nowhere/libcuda.so.1"), &env);
+        let cried = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{name}: {cried}");
+        assert!(cried.contains("GDS_REQUIRE lists cuda"), "{name}: {cried}");
+    }
+}
+
+#[test]
+fn nothing_of_cuda_is_linked() {
+    for name in EXAMPLES {
+        let output = Command::new("readelf")
+            .args(["--dynamic", "--wide"])
+            .arg(example(name))
+            .output()
+            .expect("readelf, of binutils");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let needed: Vec<&str> = text.lines().filter(|l| l.contains("(NEEDED)")).collect();
+        assert!(needed.iter().any(|l| l.contains("[libc.so")), "{text}");
+        assert!(!needed.iter().any(|l| l.contains("cuda")), "{needed:?}");
+    }
+}
