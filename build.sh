@@ -9,7 +9,7 @@ usage() {
 usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS)
-  test  [STEP..] every test; steps: unit mutants
+  test  [STEP..] every test; steps: unit mutants interop
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the library's kernels for CUDA, libgdsync/device/ptx
@@ -160,6 +160,31 @@ step_mutants() {
     cargo test -p conformance --features mutants
 }
 
+# interop/ is a workspace of its own: its patch for cust must not reach this one.
+step_interop() {
+    say "interop: format, lints, licences and tests of the workspace interop"
+    local target
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    need_component fmt rustfmt
+    need_component clippy clippy
+    need readelf binutils
+    (
+        cd interop
+        export CARGO_TARGET_DIR="$target/interop"
+        cargo fmt --check
+        cargo clippy --locked --workspace --all-targets -- -D warnings
+        cargo test --locked --workspace
+        cargo metadata --locked --format-version 1 >"$CARGO_TARGET_DIR/metadata.json"
+        cd cust-patch/generate
+        cargo fmt --check
+        cargo run -q --locked -- --check
+    )
+    # The libraries come by path from the workspace beside it, which is no offence.
+    ! { cargo run -q -p licences -- deny.toml "$target/interop/metadata.json" || true; } 2>&1 |
+        grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
+        die "interop: the above is not allowed by deny.toml"
+}
+
 # --- tsan --------------------------------------------------------------------------------
 
 # Adds to FLAGS and DEFINES what routes a function of the standard library through
@@ -219,7 +244,7 @@ demo)
 test)
     say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
     need_toolchain
-    run_steps "unit mutants" "$@"
+    run_steps "unit mutants interop" "$@"
     ;;
 check)
     say "check: formatting, lints, documentation, licences; runs no test"
