@@ -11,6 +11,7 @@ use crate::rdma::Device;
 use crate::system::{Limit, PciKind};
 use crate::uses::{RdmaMemory, on_cuda, rdma_memory_path};
 use gdsync_sys::cuda::CudaResult;
+use gdsync_sys::cuda::consts::CU_COMPUTEMODE_PROHIBITED;
 use serde::Serialize;
 
 /// Something that is missing.
@@ -51,9 +52,7 @@ impl List {
 pub(crate) fn conclude(report: &Report) -> Vec<Advice> {
     let mut list = List::default();
     driver(report, &mut list);
-    for gpu in &report.cuda.gpus {
-        about_gpu(report, gpu, &mut list);
-    }
+    about_gpus(report, &mut list);
     if on_cuda(report) {
         waits(report, &mut list);
         gdrcopy(report, &mut list);
@@ -166,64 +165,76 @@ fn remedy_of(report: &Report, code: CudaResult) -> String {
     }
 }
 
-fn about_gpu(report: &Report, gpu: &Gpu, list: &mut List) {
-    let name = format!("GPU {} ({})", gpu.index, gpu.name);
-    let operations = gpu.memory_operations;
-    if !operations.bits64 {
-        list.add(
-            "doorbells of 64 bits",
-            format!("64-bit memory operations of {name}"),
-            "none: writes become two of 32 bits, 64-bit waits are refused; GPUs since Pascal \
-             have them",
-        );
-    }
-    if !operations.nor {
-        list.add(
-            "waits for completions",
-            format!("NOR waits of {name}"),
-            "none: waits for one clear bit become comparisons of the sign bit, others are \
-             refused; GPUs since Volta have them",
-        );
-    }
-    if gpu.compute_mode == gdsync_sys::cuda::consts::CU_COMPUTEMODE_PROHIBITED as i32 {
+/// The GPUs of which `lacks` is true, by name; none if there are none.
+fn those(report: &Report, lacks: impl Fn(&Gpu) -> bool) -> Option<String> {
+    let named = |gpu: &Gpu| format!("GPU {} ({})", gpu.index, gpu.name);
+    let gpus = report.cuda.gpus.iter().filter(|gpu| lacks(gpu));
+    let names: Vec<String> = gpus.map(named).collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+fn about_gpus(report: &Report, list: &mut List) {
+    let prohibited = |gpu: &Gpu| gpu.compute_mode == CU_COMPUTEMODE_PROHIBITED as i32;
+    if let Some(gpus) = those(report, prohibited) {
         list.add(
             CUDA,
-            format!("permission to make contexts on {name}"),
-            format!("nvidia-smi -i {} -c DEFAULT, as root", gpu.index),
+            format!("permission to make contexts on {gpus}"),
+            "nvidia-smi -i INDEX -c DEFAULT, as root",
         );
     }
-    if !gpu.virtual_memory || !gpu.posix_fd {
+    let unusable = |gpu: &Gpu| gpu.unusable().is_some() && !prohibited(gpu);
+    if let Some(gpus) = those(report, unusable) {
+        list.add(
+            CUDA,
+            format!("compute capability 7.0 and 64-bit memory operations, of {gpus}"),
+            "name another GPU by GDS_GPU=cuda:INDEX, or take the software GPU by GDS_GPU=soft",
+        );
+    }
+    if let Some(gpus) = those(report, |gpu| !gpu.memory_operations.nor) {
+        list.add(
+            "waits for completions",
+            format!("NOR waits of {gpus}"),
+            "none: waits for one clear bit become comparisons of the sign bit, and others are \
+             refused",
+        );
+    }
+    if let Some(gpus) = those(report, |gpu| !gpu.virtual_memory || !gpu.posix_fd) {
         list.add(
             "memory that outlives the process that exported it",
-            format!("memory of {name} that can be exported as a file descriptor"),
-            "none in virtual GPUs without it: CUDA IPC is used; elsewhere update the driver",
+            format!("memory that can be exported as a file descriptor, of {gpus}"),
+            "update the driver; some virtual GPUs never have it, and share memory by CUDA IPC",
         );
     }
-    if matches!(
-        gpu.consistency,
-        Consistency::FlushByHost | Consistency::None
-    ) {
+    let unordered = |gpu: &Gpu| {
+        matches!(
+            gpu.consistency,
+            Consistency::FlushByHost | Consistency::None
+        )
+    };
+    if let Some(gpus) = those(report, unordered) {
         list.add(
             PHYSICAL,
-            format!("order or flushes of what a NIC writes to {name}"),
-            "register pinned host memory for payload that streams consume; waits that ask for a \
-             flush are refused, never skipped",
+            format!("order or flushes of what a NIC writes to {gpus}"),
+            "receive payload that streams consume into pinned host memory; waits that ask for a \
+             flush are refused, never left out",
         );
     }
     if report.rdma.devices.is_empty() {
         return;
     }
-    if !gpu.gpudirect_rdma {
+    if let Some(gpus) = those(report, |gpu| !gpu.gpudirect_rdma) {
         list.add(
             PHYSICAL,
-            format!("GPUDirect RDMA of {name}"),
-            "none on this model: payload goes through pinned host memory",
+            format!("GPUDirect RDMA of {gpus}"),
+            "none on such a model: payload goes through pinned host memory",
         );
-    } else if !gpu.dma_buf && !report.system.peermem {
+    }
+    let unexported = |gpu: &Gpu| gpu.gpudirect_rdma && !gpu.dma_buf && !report.system.peermem;
+    if let Some(gpus) = those(report, unexported) {
         let open = report.system.nvidia.as_ref().is_some_and(|n| n.open);
         list.add(
             PHYSICAL,
-            format!("dma-buf export of {name}"),
+            format!("dma-buf export of {gpus}"),
             match open {
                 false => {
                     "use the open kernel modules (apt-get install nvidia-open), or modprobe \
@@ -256,7 +267,7 @@ fn waits(report: &Report, list: &mut List) {
             format!(
                 "export CUDA_DEVICE_MAX_CONNECTIONS={} before the program starts, for {}",
                 Channels::MOST,
-                Channels::MOST - 1
+                Channels::MOST - 2
             ),
         );
     }
@@ -273,7 +284,7 @@ fn waits(report: &Report, list: &mut List) {
 
 fn gdrcopy(report: &Report, list: &mut List) {
     let gdr = &report.gdrcopy;
-    match (&gdr.library, &gdr.open) {
+    match (&gdr.library, gdr.works) {
         (State::TooOld { path, symbol }, _) => list.add(
             MAPPING,
             format!("{symbol} in {}", path.display()),
@@ -290,7 +301,7 @@ fn gdrcopy(report: &Report, list: &mut List) {
                  gdrdrv-dkms), then modprobe gdrdrv"
             },
         ),
-        (State::Opened { .. }, Some(Err(_))) => match &gdr.device {
+        (State::Opened { .. }, false) => match &gdr.device {
             Access::Refused(why) => list.add(
                 MAPPING,
                 format!("access to /dev/gdrdrv: {why}"),
@@ -314,7 +325,7 @@ fn gdrcopy(report: &Report, list: &mut List) {
                  modprobe gdrdrv",
             ),
         },
-        (State::Opened { .. }, _) => {}
+        (State::Opened { .. }, true) => {}
     }
 }
 
@@ -363,7 +374,7 @@ fn verbs(report: &Report, list: &mut List) {
     if let Limit::Bytes(bytes) = report.system.memlock {
         list.add(
             PHYSICAL,
-            format!("leave to lock memory: the limit is {} KiB", bytes / 1024),
+            format!("permission to lock more memory than {} KiB", bytes / 1024),
             "ulimit -l unlimited; for good, \"* - memlock unlimited\" in \
              /etc/security/limits.conf, or LimitMEMLOCK=infinity in the service",
         );
@@ -417,7 +428,7 @@ fn gpu_with_nic(report: &Report, list: &mut List) {
     if mlx5 && !nvidia.is_some_and(|nvidia| nvidia.peer_mapping_override) {
         list.add(
             PHYSICAL,
-            "leave for the GPU to ring a NIC (PeerMappingOverride); only root has it otherwise",
+            "permission for the GPU to ring a NIC (PeerMappingOverride), which only root has without it",
             "echo 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' > \
              /etc/modprobe.d/gdsync.conf, update-initramfs -u, reboot",
         );

@@ -61,9 +61,11 @@ impl Channels {
         let parsed = variable.as_deref().map(|v| v.trim().parse::<u32>().ok());
         let (count, understood) = match parsed {
             None => (Channels::DEFAULT, true),
-            Some(Some(n)) if (1..=Channels::MOST).contains(&n) => (n, true),
-            Some(Some(n)) if n > Channels::MOST => (Channels::MOST, false),
-            Some(_) => (Channels::DEFAULT, false),
+            Some(None) => (Channels::DEFAULT, false),
+            Some(Some(n)) => {
+                let count = n.clamp(1, Channels::MOST);
+                (count, count == n)
+            }
         };
         Channels {
             count,
@@ -72,9 +74,10 @@ impl Channels {
         }
     }
 
-    /// Streams of one context that may wait at a time while the others go on.
+    /// Streams of one context that gdsync lets wait at a time, so that the others go on: of 8
+    /// channels, 6 may stand.
     pub fn waiting(&self) -> u32 {
-        self.count.saturating_sub(1).max(1)
+        self.count.saturating_sub(2).max(1)
     }
 }
 
@@ -125,6 +128,24 @@ pub struct Gpu {
     pub iommu: Option<String>,
     /// The host's NUMA node next to it.
     pub numa_node: Option<i32>,
+}
+
+impl Gpu {
+    /// Why gdsync cannot run on it, if it cannot.
+    pub fn unusable(&self) -> Option<&'static str> {
+        if self.compute_capability < Gpu::LEAST {
+            Some("its compute capability is below 7.0, for which the library's kernels are made")
+        } else if !self.memory_operations.bits64 {
+            Some("it has no 64-bit memory operations")
+        } else if self.compute_mode == CU_COMPUTEMODE_PROHIBITED as i32 {
+            Some("its compute mode prohibits contexts")
+        } else {
+            None
+        }
+    }
+
+    /// The least compute capability.
+    const LEAST: (i32, i32) = (7, 0);
 }
 
 /// What a stream can do by itself.
@@ -401,12 +422,13 @@ mod tests {
             let channels = Channels::from(value.map(str::to_owned));
             (channels.count, channels.understood, channels.waiting())
         };
-        assert_eq!(of(None), (8, true, 7));
-        assert_eq!(of(Some("32")), (32, true, 31));
+        assert_eq!(of(None), (8, true, 6));
+        assert_eq!(of(Some("32")), (32, true, 30));
+        assert_eq!(of(Some(" 3 ")), (3, true, 1));
         assert_eq!(of(Some("1")), (1, true, 1));
-        assert_eq!(of(Some("33")), (32, false, 31));
-        assert_eq!(of(Some("0")), (8, false, 7));
-        assert_eq!(of(Some("many")), (8, false, 7));
+        assert_eq!(of(Some("33")), (32, false, 30));
+        assert_eq!(of(Some("0")), (1, false, 1));
+        assert_eq!(of(Some("many")), (8, false, 6));
     }
 
     #[test]

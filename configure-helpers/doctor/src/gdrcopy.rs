@@ -18,15 +18,11 @@ pub struct Gdrcopy {
     pub module: bool,
     /// `/dev/gdrdrv`.
     pub device: Access,
-    /// Whether it opened, or why not; none if there is no library.
-    pub open: Option<Result<(), String>>,
-}
-
-impl Gdrcopy {
-    /// Whether device memory can be mapped.
-    pub fn works(&self) -> bool {
-        matches!(self.open, Some(Ok(())))
-    }
+    /// Whether the library reaches the module: device memory can be mapped.
+    pub works: bool,
+    /// Why a library that is here does not work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
 }
 
 /// Looks at GDRCopy.
@@ -36,7 +32,8 @@ pub(crate) fn look(machine: &Machine) -> Gdrcopy {
         version: None,
         module: machine.module("gdrdrv"),
         device: machine.access("dev/gdrdrv"),
-        open: None,
+        works: false,
+        trouble: None,
     };
     // SAFETY: whoever made the machine vouches for its libraries.
     let table = match unsafe { Gdrapi::load_from(&machine.libraries().gdrapi) } {
@@ -50,13 +47,13 @@ pub(crate) fn look(machine: &Machine) -> Gdrcopy {
     let lacks = [("gdr_pin_buffer_v2", table.gdr_pin_buffer_v2.is_none())];
     let lacks = lacks.iter().filter(|l| l.1).map(|l| l.0.to_owned());
     found.library = State::opened(table.path(), lacks.collect());
-    found.open = Some(match Gdr::open_with(table) {
+    match Gdr::open_with(table) {
         Ok(gdr) => {
             let (major, minor) = gdr.library_version();
             found.version = Some(format!("{major}.{minor}"));
-            Ok(())
+            found.works = true;
         }
-        Err(error) => Err(error.to_string()),
-    });
+        Err(error) => found.trouble = Some(error.to_string()),
+    }
     found
 }

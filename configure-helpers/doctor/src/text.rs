@@ -76,6 +76,9 @@ fn runtimes(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
 fn about_gpu(gpu: &Gpu, f: &mut Formatter<'_>) -> fmt::Result {
     let (major, minor) = gpu.compute_capability;
     writeln!(f, "\nGPU {}: {}", gpu.index, gpu.name)?;
+    if let Some(why) = gpu.unusable() {
+        line(f, "cannot be used", why)?;
+    }
     if let Some(pci) = &gpu.pci {
         line(f, "PCI address", pci)?;
     }
@@ -165,7 +168,7 @@ fn streams(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
         f,
         "streams that may wait",
         format_args!(
-            "{} at a time: with all channels waiting, nothing else of the context moves",
+            "{} at a time: with more of them, nothing else of the context would move",
             channels.waiting()
         ),
     )?;
@@ -291,7 +294,7 @@ fn system(report: &Report, f: &mut Formatter<'_>) -> fmt::Result {
     line(f, "libgdrapi", format_args!("{}{version}", gdr.library))?;
     line(f, "gdrdrv", yes(gdr.module))?;
     line(f, "  /dev/gdrdrv", access(&gdr.device))?;
-    if let Some(Err(why)) = &gdr.open {
+    if let Some(why) = &gdr.trouble {
         line(f, "  trouble", why)?;
     }
     line(

@@ -3,6 +3,7 @@
 //! This says what the gdsync of the same version does, not what the machine could do.
 
 use crate::Report;
+use crate::cuda::Gpu;
 use crate::rdma::Device;
 use serde::Serialize;
 
@@ -59,18 +60,25 @@ fn asked(report: &Report) -> Asked {
     }
 }
 
+/// The CUDA GPU that programs would run on, if they would on one.
+fn chosen(report: &Report) -> Option<&Gpu> {
+    let index = match asked(report) {
+        Asked::Auto => 0,
+        Asked::Cuda(index) => index,
+        Asked::Soft | Asked::Wrong => return None,
+    };
+    report.cuda.gpus.get(index)
+}
+
 /// Whether programs would run on a CUDA GPU.
 pub(crate) fn on_cuda(report: &Report) -> bool {
-    match asked(report) {
-        Asked::Auto => !report.cuda.gpus.is_empty(),
-        Asked::Cuda(index) => index < report.cuda.gpus.len(),
-        Asked::Soft | Asked::Wrong => false,
-    }
+    chosen(report).is_some_and(|gpu| gpu.unusable().is_none())
 }
 
 fn runtime(report: &Report) -> Use {
-    let gpus = &report.cuda.gpus;
-    let why_not = || match &report.cuda.trouble {
+    let soft = || "soft: the software GPU".to_owned();
+    let error = || "nothing: an error".to_owned();
+    let why_no_gpu = || match &report.cuda.trouble {
         _ if !report.cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
         Some(trouble) => format!(
             "{} returned {} ({})",
@@ -78,31 +86,31 @@ fn runtime(report: &Report) -> Use {
         ),
         None => "the CUDA driver knows no GPU".to_owned(),
     };
-    let set = report.variables.get("GDS_GPU");
-    let set = set.map_or(String::new(), |value| format!("GDS_GPU={value}"));
-    let (choice, because) = match asked(report) {
-        Asked::Auto => match gpus.first() {
-            Some(gpu) => (
-                format!("cuda: GPU 0, {}", gpu.name),
-                "a GPU goes before the software GPU".to_owned(),
-            ),
-            None => ("soft: the software GPU".to_owned(), why_not()),
-        },
-        Asked::Soft => ("soft: the software GPU".to_owned(), set),
-        Asked::Cuda(index) => match gpus.get(index) {
-            Some(gpu) => (format!("cuda: GPU {index}, {}", gpu.name), set),
-            None if gpus.is_empty() => ("nothing: an error".to_owned(), {
-                format!("{set}, and {}", why_not())
-            }),
-            None => (
-                "nothing: an error".to_owned(),
-                format!("{set}, and there are {} GPUs", gpus.len()),
-            ),
-        },
-        Asked::Wrong => (
-            "nothing: an error".to_owned(),
+    let set = match report.variables.get("GDS_GPU") {
+        Some(value) => format!("GDS_GPU={value}"),
+        None => "a GPU goes before the software GPU".to_owned(),
+    };
+    let (choice, because) = match (asked(report), chosen(report)) {
+        (Asked::Soft, _) => (soft(), set),
+        (Asked::Wrong, _) => (
+            error(),
             format!("{set}, and known are soft, cuda, cuda:N, auto"),
         ),
+        (_, Some(gpu)) => match gpu.unusable() {
+            None => (format!("cuda: GPU {}, {}", gpu.index, gpu.name), set),
+            Some(why) => (
+                error(),
+                format!("{set}, but GPU {} cannot be used: {why}", gpu.index),
+            ),
+        },
+        (Asked::Auto, None) => (soft(), why_no_gpu()),
+        (Asked::Cuda(_), None) => {
+            let why = match report.cuda.gpus.len() {
+                0 => why_no_gpu(),
+                n => format!("of GPUs there are only {n}"),
+            };
+            (error(), format!("{set}, and {why}"))
+        }
     };
     Use {
         purpose: "GPU runtime",
@@ -187,7 +195,7 @@ fn cpu_access(report: &Report) -> Use {
             "plain loads and stores",
             "the software GPU's memory is the process's",
         )
-    } else if report.gdrcopy.works() {
+    } else if report.gdrcopy.works {
         (
             "loads and stores through GDRCopy",
             "gdrdrv maps device memory for the CPU",

@@ -1,0 +1,180 @@
+//! Machines that are not there: trees from `tests/machines`, libraries compiled on the spot.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+#[path = "../../../../libgdsync/sys/gdsync-sys/tests/shared/mod.rs"]
+mod shared;
+
+pub use gdsync_doctor::Libraries;
+use gdsync_doctor::{Machine, Report, examine};
+use gdsync_sys::cuda::Cuda;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Where trees and libraries are made.
+pub const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
+
+/// The text of a file beside the tests.
+pub fn text(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(path);
+    fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// A machine's `/`, removed at the end.
+pub struct Tree(pub PathBuf);
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Tree {
+    /// Writes one more file.
+    pub fn write(&self, path: &str, text: &str) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("it can be made");
+        fs::write(path, text).expect("it can be written");
+    }
+}
+
+/// Makes the tree that `machines/NAME.tree` describes: a line is a path, ` = ` and a text in
+/// which `\n` ends a line; a path that ends in `/` is a folder.
+pub fn tree(name: &str) -> Tree {
+    // Counts the trees of this process; nothing is ordered by it.
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let made = MADE.fetch_add(1, Ordering::Relaxed);
+    let tree = Tree(Path::new(SCRATCH).join(format!("{name}.{}.{made}", std::process::id())));
+    let root = &tree.0;
+    let _ = fs::remove_dir_all(root);
+    fs::create_dir_all(root).expect("the target folder can be written");
+    for line in text(&format!("machines/{name}.tree")).lines() {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if let Some(folder) = line.strip_suffix('/') {
+            fs::create_dir_all(root.join(folder)).expect("it can be made");
+            continue;
+        }
+        let (path, text) = line.split_once(" = ").expect("PATH = TEXT");
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().expect("below the root")).expect("it can be made");
+        fs::write(path, text.replace("\\n", "\n") + "\n").expect("it can be written");
+    }
+    tree
+}
+
+/// Attributes of a GPU by their numbers.
+pub type Attributes = &'static [(u32, i32)];
+
+/// A libcuda with `gpus`, whose functions return `failing` for the function named in it.
+pub fn libcuda(name: &str, gpus: &[(&str, Attributes)], failing: (&str, i32)) -> PathBuf {
+    let mut source = text("standin-cuda.c");
+    let made = [
+        "cuInit",
+        "cuDriverGetVersion",
+        "cuGetErrorName",
+        "cuDeviceGetCount",
+        "cuDeviceGet",
+        "cuDeviceGetName",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetPCIBusId",
+        "cuDeviceTotalMem_v2",
+    ];
+    for name in Cuda::REQUIRED.iter().filter(|name| !made.contains(name)) {
+        source += &format!("int {name}(void) {{ return 801; }}\n");
+    }
+    // The doctor asks only whether these are there.
+    for name in ["cuMemCreate", "cuMemGetHandleForAddressRange", "cuFuncLoad"] {
+        source += &format!("int {name}(void) {{ return 801; }}\n");
+    }
+    let names: Vec<String> = gpus.iter().map(|(name, _)| format!("{name:?}")).collect();
+    let cases: String = gpus
+        .iter()
+        .enumerate()
+        .flat_map(|(gpu, (_, attributes))| attributes.iter().map(move |a| (gpu, a)))
+        .map(|(gpu, (number, value))| {
+            format!("if (gpu == {gpu} && a == {number}) return {value};\n")
+        })
+        .collect();
+    let head = format!(
+        "#define COUNT {}\n#define FAILING {:?}\n#define CODE {}\n\
+         static const char *const names[] = {{ {} 0 }};\n\
+         static int attribute(int gpu, int a) {{\n{cases}return 0;\n}}\n",
+        gpus.len(),
+        failing.0,
+        failing.1,
+        names
+            .iter()
+            .map(|name| name.clone() + ", ")
+            .collect::<String>(),
+    );
+    shared::compile(Path::new(SCRATCH), name, &(head + &source))
+}
+
+/// A libgdrapi, with or without a driver to open.
+pub fn libgdrapi(name: &str, opens: bool) -> PathBuf {
+    let mut source = text("../../../libgdsync/sys/gdrcopy-sys/tests/standin.c");
+    if !opens {
+        source = source.replace(
+            "gdr_open(void) {",
+            "gdr_open(void) {\n    standin_fail(\"open\", 2);",
+        );
+    }
+    shared::compile(Path::new(SCRATCH), name, &source)
+}
+
+/// A library with functions of these names.
+pub fn library(name: &str, functions: &[&str]) -> PathBuf {
+    let source: String = functions
+        .iter()
+        .map(|name| format!("int {name}(void) {{ return -1; }}\n"))
+        .collect();
+    shared::compile(Path::new(SCRATCH), name, &source)
+}
+
+/// No library at all.
+pub fn none() -> Libraries {
+    let absent = |name: &str| vec![OsString::from(format!("/nonexistent/{name}"))];
+    Libraries {
+        cuda: absent("libcuda.so.1"),
+        gdrapi: absent("libgdrapi.so.2"),
+        hip: absent("libamdhip64.so"),
+        ibverbs: absent("libibverbs.so.1"),
+        mlx5: absent("libmlx5.so.1"),
+    }
+}
+
+/// Examines a tree.
+pub fn look(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> Report {
+    examine(&Machine::new(&tree.0, libraries, variables.iter().copied()))
+}
+
+/// What an H200 says.
+pub const H200: Attributes = &[
+    (16, 132),
+    (75, 9),
+    (76, 0),
+    (91, 1),
+    (98, 0),
+    (99, 1),
+    (102, 1),
+    (103, 1),
+    (116, 1),
+    (117, 1),
+    (118, 100),
+    (122, 1),
+    (123, 1),
+    (124, 1),
+    (128, 1),
+];
+
+/// What an older GPU that is not meant for RDMA says.
+pub const OLD: Attributes = &[(16, 40), (75, 7), (76, 5), (99, 1), (117, 1), (122, 1)];
+
+/// What a GPU says that is too old to be used.
+pub const ANCIENT: Attributes = &[(16, 5), (75, 5), (76, 2), (99, 1), (122, 1)];

@@ -1,0 +1,274 @@
+//! Single findings: codes of the driver, choices by variable, libraries too old; and the program
+//! itself, on this machine and on others.
+
+mod common;
+
+use common::{ANCIENT, H200, Libraries, OLD, libcuda, library, look, none, tree};
+use gdsync_doctor::Report;
+use gdsync_doctor::advice::Advice;
+use std::process::Command;
+
+fn with_cuda(
+    machine: &str,
+    file: &str,
+    failing: (&str, i32),
+    variables: &[(&str, &str)],
+) -> Report {
+    let libraries = Libraries {
+        cuda: vec![libcuda(file, &[("NVIDIA H200", H200)], failing).into()],
+        ..none()
+    };
+    look(&tree(machine), libraries, variables)
+}
+
+#[test]
+fn each_code_of_the_driver_has_its_remedy() {
+    let cases = [
+        ("cuInit", 100, "CUDA_ERROR_NO_DEVICE", "dmesg"),
+        ("cuInit", 34, "CUDA_ERROR_STUB_LIBRARY", "stubs"),
+        (
+            "cuInit",
+            802,
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            "nvidia-fabricmanager",
+        ),
+        ("cuInit", 803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "reboot"),
+        (
+            "cuInit",
+            804,
+            "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+            "compatibility",
+        ),
+        ("cuInit", 999, "CUDA_ERROR_UNKNOWN", "NVRM"),
+        ("cuInit", 4711, "CUDA_ERROR_OF_THE_FUTURE", "NVRM"),
+        ("cuInit", -5, "a code without a name", "NVRM"),
+        ("cuDeviceGetCount", 999, "CUDA_ERROR_UNKNOWN", "NVRM"),
+        ("cuDeviceGet", 101, "CUDA_ERROR_INVALID_DEVICE", "dmesg"),
+    ];
+    for (call, code, name, remedy) in cases {
+        let file = format!("libcuda-{call}{code}.so");
+        let report = with_cuda("nvlink", &file, (call, code), &[]);
+        let trouble = report.cuda.trouble.as_ref().expect("told to fail");
+        assert_eq!((trouble.call, trouble.code), (call, code));
+        assert_eq!(trouble.name, name);
+        assert!(report.cuda.gpus.is_empty());
+        let advice = &report.advice[0];
+        assert!(advice.missing.contains(name), "{}", advice.missing);
+        assert!(advice.remedy.contains(remedy), "{code}: {}", advice.remedy);
+        assert!(report.uses[0].choice.starts_with("soft"));
+        assert!(
+            report.uses[0].because.contains(call),
+            "{}",
+            report.uses[0].because
+        );
+    }
+}
+
+#[test]
+fn devices_hidden_by_a_variable_are_unhidden_by_it() {
+    let hidden = [("CUDA_VISIBLE_DEVICES", "")];
+    let report = with_cuda("nvlink", "libcuda-hidden.so", ("cuInit", 100), &hidden);
+    assert_eq!(
+        report.advice[0].remedy,
+        "unset CUDA_VISIBLE_DEVICES, which is \"\""
+    );
+}
+
+#[test]
+fn the_driver_without_its_device_files_is_told_to_make_them() {
+    let undriven = with_cuda("undriven", "libcuda-undriven.so", ("cuInit", 999), &[]);
+    assert!(
+        undriven.advice[0]
+            .remedy
+            .contains("nvidia-modprobe -c 0 -u")
+    );
+}
+
+#[test]
+fn attributes_that_the_driver_refuses_are_capabilities_that_are_not_there() {
+    let failing = ("cuDeviceGetAttribute", 1);
+    let report = with_cuda("nvlink", "libcuda-refuses.so", failing, &[]);
+    let gpu = &report.cuda.gpus[0];
+    assert!(!gpu.memory_operations.bits64 && !gpu.dma_buf && !gpu.gpudirect_rdma);
+}
+
+#[test]
+fn the_runtime_follows_the_variable() {
+    let cases = [
+        ("auto", "cuda: GPU 0, NVIDIA H200", "GDS_GPU=auto"),
+        ("soft", "soft: the software GPU", "GDS_GPU=soft"),
+        ("cuda", "cuda: GPU 0, NVIDIA H200", "GDS_GPU=cuda"),
+        ("cuda:1", "nothing: an error", "of GPUs there are only 1"),
+        (
+            "hip",
+            "nothing: an error",
+            "known are soft, cuda, cuda:N, auto",
+        ),
+    ];
+    for (value, choice, because) in cases {
+        let set = [("GDS_GPU", value)];
+        let report = with_cuda("nvlink", "libcuda-follows.so", ("", 0), &set);
+        assert_eq!(report.uses[0].choice, choice, "{value}");
+        let why = &report.uses[0].because;
+        assert!(why.contains(because), "{value}: {why}");
+    }
+    let report = look(&tree("bare"), none(), &[("GDS_GPU", "cuda")]);
+    assert_eq!(report.uses[0].choice, "nothing: an error");
+}
+
+#[test]
+fn a_translating_iommu_and_peermem_are_seen() {
+    let gpus = [("NVIDIA H200", H200)];
+    let libraries = || Libraries {
+        cuda: vec![libcuda("libcuda-iommu.so", &gpus, ("", 0)).into()],
+        ..none()
+    };
+    let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
+    let nic_memory = |report: &Report| report.uses[5].because.clone();
+
+    let tree = tree("complete");
+    tree.write(
+        "sys/class/infiniband/mlx5_0/device/iommu_group/type",
+        "DMA\n",
+    );
+    let report = look(&tree, libraries(), &[]);
+    // Without libibverbs there is no way at all, and how fast it is does not matter.
+    assert!(nic_memory(&report).ends_with("neither dma-buf nor nvidia_peermem is there"));
+    assert!(asks(&report, "apt-get install libibverbs1") && !asks(&report, "iommu=pt"));
+
+    tree.write("sys/module/nvidia_peermem/refcnt", "0\n");
+    let report = look(&tree, libraries(), &[]);
+    assert!(nic_memory(&report).ends_with("nvidia_peermem is there for one"));
+    assert!(asks(&report, "iommu=pt"));
+
+    let verbs = vec![library("libibverbs-iommu.so", &["ibv_reg_dmabuf_mr"]).into()];
+    let libraries = Libraries {
+        ibverbs: verbs,
+        ..libraries()
+    };
+    let report = look(&tree, libraries, &[]);
+    assert!(nic_memory(&report).ends_with("dma-buf is there for one"));
+    assert!(asks(&report, "iommu=pt"));
+}
+
+#[test]
+fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
+    let named: fn(&str) -> Libraries = |file| {
+        let prohibited: &[(u32, i32)] = &[(20, 2), (75, 9), (122, 1)];
+        let narrow: &[(u32, i32)] = &[(75, 9)];
+        let gpus = [ANCIENT, prohibited, narrow, H200].map(|gpu| ("NVIDIA X", gpu));
+        Libraries {
+            cuda: vec![libcuda(file, &gpus, ("", 0)).into()],
+            ..none()
+        }
+    };
+    let cases = [
+        ("auto", "below 7.0"),
+        ("cuda:1", "prohibits"),
+        ("cuda:2", "64-bit"),
+    ];
+    for (set, why) in cases {
+        let libraries = named("libcuda-unusable.so");
+        let report = look(&tree("nvlink"), libraries, &[("GDS_GPU", set)]);
+        assert_eq!(report.uses[0].choice, "nothing: an error");
+        assert!(
+            report.uses[0].because.contains(why),
+            "{set}: {}",
+            report.uses[0].because
+        );
+        let missing: Vec<&str> = report.advice.iter().map(|a| a.missing.as_str()).collect();
+        assert!(missing.contains(&"permission to make contexts on GPU 1 (NVIDIA X)"));
+        assert!(
+            missing
+                .iter()
+                .any(|m| m.ends_with("of GPU 0 (NVIDIA X), GPU 2 (NVIDIA X)"))
+        );
+    }
+    let libraries = named("libcuda-unusable.so");
+    let report = look(&tree("nvlink"), libraries, &[("GDS_GPU", "cuda:3")]);
+    assert_eq!(report.uses[0].choice, "cuda: GPU 3, NVIDIA X");
+}
+
+#[test]
+fn advice_for_like_gpus_is_given_once() {
+    let gpus = [("NVIDIA A", OLD), ("NVIDIA B", H200), ("NVIDIA C", OLD)];
+    let libraries = Libraries {
+        cuda: vec![libcuda("libcuda-alike.so", &gpus, ("", 0)).into()],
+        ..none()
+    };
+    let report = look(&tree("nvlink"), libraries, &[]);
+    let nor = |a: &&Advice| a.missing.starts_with("NOR waits");
+    let nor: Vec<&Advice> = report.advice.iter().filter(nor).collect();
+    assert_eq!(nor.len(), 1);
+    assert_eq!(
+        nor[0].missing,
+        "NOR waits of GPU 0 (NVIDIA A), GPU 2 (NVIDIA C)"
+    );
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
+    let libraries = Libraries {
+        cuda: vec![library("libcuda-ancient.so", &["cuInit"]).into()],
+        ..none()
+    };
+    let report = look(&tree("nvlink"), libraries, &[]);
+    assert!(report.cuda.library.to_string().starts_with("too old: "));
+    assert!(
+        report.advice[0]
+            .missing
+            .starts_with("cuDriverGetVersion in ")
+    );
+    assert!(report.advice[0].remedy.contains("515 or later"));
+}
+
+fn doctor() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync-doctor"));
+    command
+        .env_remove("GDS_GPU")
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+#[test]
+fn the_program_succeeds_on_this_machine_whatever_it_is() {
+    let text = doctor().output().expect("it runs");
+    assert!(text.status.success() && text.stderr.is_empty());
+    let text = String::from_utf8(text.stdout).expect("it is text");
+    assert!(text.contains("What would be used"), "{text}");
+
+    let json = doctor().arg("--json").output().expect("it runs");
+    assert!(json.status.success() && json.stderr.is_empty());
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).expect("it is JSON");
+    for subject in ["cuda", "hip", "gdrcopy", "rdma", "system", "uses", "advice"] {
+        assert!(!json[subject].is_null(), "{subject}");
+    }
+}
+
+#[test]
+fn the_program_takes_libraries_from_their_variables() {
+    let cuda = libcuda("libcuda-named.so", &[("NVIDIA H200", H200)], ("", 0));
+    let tree = tree("nvlink");
+    let output = doctor()
+        .args(["--json", "--root"])
+        .arg(&tree.0)
+        .env("GDS_CUDA_LIB", &cuda)
+        .env("GDS_GDRAPI_LIB", "/nonexistent/libgdrapi.so")
+        .output()
+        .expect("it runs");
+    assert!(output.status.success());
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
+    assert_eq!(json["cuda"]["gpus"][0]["name"], "NVIDIA H200");
+    assert_eq!(
+        json["cuda"]["library"]["path"],
+        cuda.to_str().expect("it is text")
+    );
+    let tried = &json["gdrcopy"]["library"]["tried"];
+    assert_eq!(tried.as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn the_program_fails_only_if_it_is_misused() {
+    let output = doctor().arg("--nonsense").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -1,0 +1,106 @@
+//! The doctor's words about machines of `tests/machines`, compared with `*.txt` and `*.json`
+//! beside them. `GDS_BLESS=1` writes those anew; the diff is then to be read.
+
+mod common;
+
+use common::{H200, Libraries, OLD, SCRATCH, libcuda, libgdrapi, library, look, none, tree};
+use gdsync_doctor::Report;
+use std::path::{Path, PathBuf};
+
+fn one(path: PathBuf) -> Vec<std::ffi::OsString> {
+    vec![path.into()]
+}
+
+/// Compares `said` with `tests/machines/NAME`.
+fn golden(name: &str, said: &str) {
+    // Libraries are made in a folder of the build.
+    let said = said.replace(SCRATCH, "/made") + "\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/machines")
+        .join(name);
+    if std::env::var_os("GDS_BLESS").is_some() {
+        std::fs::write(&path, said).expect("it can be written");
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    if said == expected {
+        return;
+    }
+    for (line, (is, was)) in said.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(is, was, "{name}:{}", line + 1);
+    }
+    panic!("{name}: one is longer than the other:\n{said}");
+}
+
+fn examine(name: &str, libraries: Libraries, variables: &[(&str, &str)]) -> Report {
+    let report = look(&tree(name), libraries, variables);
+    golden(&format!("{name}.txt"), &report.to_string());
+    report
+}
+
+#[test]
+fn a_bare_machine_lacks_nothing_that_it_could_have() {
+    let report = examine("bare", none(), &[]);
+    assert!(report.advice.is_empty());
+    let json = serde_json::to_string_pretty(&report).expect("it can be written");
+    golden("bare.json", &json);
+}
+
+#[test]
+fn a_gpu_without_nic() {
+    let libraries = Libraries {
+        cuda: one(libcuda(
+            "libcuda-nvlink.so",
+            &[("NVIDIA H200", H200)],
+            ("", 0),
+        )),
+        ..none()
+    };
+    let report = examine("nvlink", libraries, &[]);
+    let json = serde_json::to_string_pretty(&report).expect("it can be written");
+    golden("nvlink.json", &json);
+}
+
+#[test]
+fn a_machine_that_has_everything() {
+    let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
+    let libraries = Libraries {
+        cuda: one(libcuda("libcuda-complete.so", &gpus, ("", 0))),
+        gdrapi: one(libgdrapi("libgdrapi-complete.so", true)),
+        ibverbs: one(library("libibverbs-complete.so", &["ibv_reg_dmabuf_mr"])),
+        mlx5: one(library("libmlx5-complete.so", &["mlx5dv_init_obj"])),
+        hip: one(library("libamdhip64-complete.so", &["hipStreamBatchMemOp"])),
+    };
+    let variables = [
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
+        ("CUDA_MODULE_LOADING", "EAGER"),
+        ("GDS_GPU", "cuda:1"),
+        ("GDS_PROVIDER", "proxy"),
+    ];
+    let report = examine("complete", libraries, &variables);
+    assert!(report.advice.is_empty());
+}
+
+#[test]
+fn a_machine_in_trouble_is_told_the_remedies() {
+    let libraries = Libraries {
+        cuda: one(libcuda(
+            "libcuda-troubled.so",
+            &[("NVIDIA GeForce", OLD)],
+            ("", 0),
+        )),
+        gdrapi: one(libgdrapi("libgdrapi-troubled.so", false)),
+        ibverbs: one(library("libibverbs-troubled.so", &["ibv_get_device_list"])),
+        ..none()
+    };
+    examine(
+        "troubled",
+        libraries,
+        &[("CUDA_DEVICE_MAX_CONNECTIONS", "64")],
+    );
+}
+
+#[test]
+fn hardware_without_drivers_is_seen_on_the_bus() {
+    examine("undriven", none(), &[]);
+}
