@@ -127,7 +127,9 @@ pub unsafe fn stream_of(gpu: &Gpu, stream: &CudaStream) -> Result<gdsync::Stream
 /// share of `buffer` until the region and everything made of it (registrations, work in flight)
 /// is gone. Any bytes may arrive in it, hence [`Pod`].
 ///
-/// Waits until the buffer's stream has allocated it, so enqueue no wait there before.
+/// Waits until the buffer's stream has allocated it, so enqueue no wait there before. Where the
+/// GPU has memory pools, `cudarc` allocates from one: such memory cannot be shared by CUDA IPC,
+/// and a NIC may not be able to register it.
 ///
 /// # Errors
 /// [`Error::Empty`] for a buffer without bytes; `Foreign` for one that is not `gpu`'s; what CUDA
