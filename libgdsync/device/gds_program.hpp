@@ -11,11 +11,8 @@ enum Code : u32 {
     kWrite64 = 2,
     kWait32 = 3,
     kWait64 = 4,
-    kPost = 5,
-    kPostReceive = 6,
-    kWaitCompletion = 7,
-    kWaitEntry = 8,
-    kRing = 9,
+    kWaitEntry = 5,
+    kRing = 6,
 };
 
 enum Flag : u32 {
@@ -47,35 +44,23 @@ struct Program {
 
 static_assert(sizeof(ProgramOp) == 32 && sizeof(Program<8>) == 8 + 32 * 8, "layout");
 
-// Each operation is a bell or a wait, but for plain writes: one place rings, one waits.
+// Every wait ends in one place.
 GDS_DEVICE void run(const ProgramOp& op) {
-    Bell bell{};
     Wait w{};
     if ((op.flags & kFenced) != 0) fence_sys();
     switch (op.code) {
         case kWrite32: store_relaxed_sys(reinterpret_cast<u32*>(op.at), static_cast<u32>(op.value)); return;
         case kWrite64: store_relaxed_sys(reinterpret_cast<u64*>(op.at), op.value); return;
-        case kRing: bell = Bell{op.at, op.extra, op.value, op.more}; break;
-        case kPost: bell = bell_of(reinterpret_cast<const QueueState*>(op.at), static_cast<u32>(op.value)); break;
-        case kPostReceive:
-            bell = receive_bell_of(reinterpret_cast<const QueueState*>(op.at), static_cast<u32>(op.value));
-            break;
+        case kRing: ring(Bell{op.at, op.extra, op.value, op.more}); return;
         case kWait32: {
             const u64 mask = op.extra >> 32 << 32;
             w = Wait{op.at, op.value << 32, mask, 0, 0, static_cast<u32>(op.extra), false};
             break;
         }
         case kWait64: w = Wait{op.at, op.value, op.extra, 0, 0, op.more, true}; break;
-        case kWaitCompletion:
-            w = completion_wait(reinterpret_cast<WaiterState*>(op.at), op.value, (op.extra & 1) != 0);
-            break;
         default: w = entry_wait(op.at, op.value);
     }
-    if (bell.record != 0) {
-        ring(bell);
-    } else {
-        wait(w);
-    }
+    wait(w);
 }
 
 // Step after step: the threads of one warp share the chains of a step.

@@ -151,6 +151,20 @@ impl View {
     }
 }
 
+/// What becomes of a stream without a handle.
+#[doc(hidden)]
+pub enum Left {
+    /// It may be asked as long as anybody holds it.
+    Ours,
+    /// Its owner may destroy it, and it has nothing to do, or nobody can tell.
+    Done,
+    /// Its owner may destroy it; this tells when its work is done.
+    Busy(EventHandle),
+}
+
+/// Keeps something of the application's that was handed in, until it is dropped.
+pub(crate) type Owner = Box<dyn Send + Sync>;
+
 /// What a GPU runtime does for the library. Sealed: its methods may grow.
 ///
 /// Memory handed back to a runtime while operations enqueued before still use it stays
@@ -173,7 +187,7 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     /// # Safety
     /// The application's memory stays allocated until the allocation is dropped.
     #[allow(private_interfaces)]
-    unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Allocation>;
+    unsafe fn adopt(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Allocation>;
     #[allow(private_interfaces)]
     fn allocate_exportable(&self, len: usize) -> Result<Allocation>;
     /// # Safety
@@ -189,10 +203,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize)
     -> Result<()>;
     fn idle(&self, stream: &StreamHandle) -> Result<bool>;
-    /// The application's last handle on a stream goes away, after which the stream may be
-    /// destroyed by its owner: returns what tells then when its work is done. `None`: the
-    /// handle may be asked as long as anybody holds it.
-    fn leave(&self, stream: &StreamHandle) -> Option<EventHandle>;
+    /// The application's last handle on a stream goes away.
+    fn leave(&self, stream: &StreamHandle) -> Left;
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle>;
     fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()>;
     fn is_done(&self, event: &EventHandle) -> Result<bool>;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::event::{Event, EventHandle};
 use super::waiting::Proof;
-use super::{Dims, Gpu, Kernel, Span, cuda, next_id};
+use super::{Dims, Gpu, Kernel, Left, Span, cuda, next_id};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
 use crate::memop::Batch;
@@ -32,8 +32,10 @@ pub(crate) struct StreamInner {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        if let Some(end) = self.gpu.runtime().leave(&self.handle) {
-            self.gpu.waiting().leave(self.id, end);
+        match self.gpu.runtime().leave(&self.handle) {
+            Left::Ours => {}
+            Left::Done => self.gpu.waiting().leave(self.id, None),
+            Left::Busy(end) => self.gpu.waiting().leave(self.id, Some(end)),
         }
     }
 }

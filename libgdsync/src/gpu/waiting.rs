@@ -173,13 +173,12 @@ impl Waiting {
         proof: Proof,
         limits: &WaitLimits,
     ) -> Result<()> {
-        let free = |seat: &Seat, _: &SeatState| seat.owner.load(Ordering::Relaxed) == 0;
-        let passed = |_: &Seat, state: &SeatState| state.has_passed(stream.gpu().runtime());
-        let looks: [&dyn Fn(&Seat, &SeatState) -> bool; 2] = [&free, &passed];
-        for look in looks {
+        let runtime = stream.gpu().runtime();
+        for ask in [false, true] {
             for seat in &self.seats {
                 let mut state = seat.lock();
-                if look(seat, &state) {
+                let free = seat.owner.load(Ordering::Relaxed) == 0;
+                if free || (ask && state.has_passed(runtime)) {
                     *state = SeatState {
                         sitter: Sitter::Stream(stream.handle().clone()),
                         proof: Some(proof),
@@ -201,12 +200,24 @@ impl Waiting {
     }
 
     /// The application's handle on a stream is gone, not what is enqueued on it: from now on
-    /// `end` tells when that has run.
-    pub fn leave(&self, id: u64, end: EventHandle) {
-        if let Some(seat) = self.seat_of(id) {
-            let mut state = seat.lock();
-            state.sitter = Sitter::Gone(end);
-            state.proof = Some(Proof::Idle);
+    /// `end` tells when that has run; `None`: it has.
+    pub fn leave(&self, id: u64, end: Option<EventHandle>) {
+        let Some(seat) = self.seat_of(id) else {
+            return;
+        };
+        let mut state = seat.lock();
+        if seat.owner.load(Ordering::Relaxed) != id {
+            return;
+        }
+        match end {
+            Some(end) => {
+                state.sitter = Sitter::Gone(end);
+                state.proof = Some(Proof::Idle);
+            }
+            None => {
+                *state = SeatState::default();
+                seat.owner.store(0, Ordering::Relaxed);
+            }
         }
     }
 }

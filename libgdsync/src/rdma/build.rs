@@ -14,21 +14,6 @@ use crate::provider::emulated::{QpObjects, QpRings};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 
-/// Bytes of a queue's or a waiter's state for the program kernel (`device/gds_program.hpp`).
-const STATE: usize = 64;
-/// Offset of the producer index in a queue's state.
-pub(super) const STATE_INDEX: usize = 28;
-const STATE_RING: usize = 0;
-const STATE_RECORD: usize = 8;
-const STATE_DOORBELL: usize = 16;
-const STATE_MASK: usize = 24;
-/// A waiter's state.
-const WAITER_CQ: usize = 0;
-const WAITER_PASSED: usize = 8;
-const WAITER_LOG: usize = 16;
-const WAITER_MARKS: usize = 20;
-const WAITER_NEXT: usize = 24;
-
 /// The region of small things: one page is the UAR, the rest is laid out by [`Carver`].
 struct Carver {
     region: Region,
@@ -129,8 +114,6 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             passed: carver.take(WAITER_WORDS)?,
             arrived: carver.take(WAITER_WORDS)?,
             statuses: carver.take(4 * requests as usize)?,
-            device_state: carver.take(STATE)?,
-            device_waiters: carver.take(STATE * WAITERS)?,
             done: carver.take(4)?,
             trigger: carver.take(4)?,
         })
@@ -184,13 +167,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         config.start,
         completion_ring(&places.recv, sizes.recv_log, config.start),
     );
-    write_states(
-        &places,
-        config.send_blocks,
-        sizes.send_log,
-        sizes.recv_log,
-        config.start,
-    );
+    write_words(&places, config.start);
     name(gpu.tracer(), &objects, &places);
     Ok(Built {
         core: QpCore::new(
@@ -227,32 +204,14 @@ fn completion_ring(places: &SidePlaces, log: u8, start: u32) -> CompletionRing<M
     CompletionRing::new(places.cq.cpu, places.passed.cpu, log, u64::from(start))
 }
 
-/// The counters of the program kernel, and the records, as they are before anything is posted.
-fn write_states(places: &Places, blocks: u32, send_log: u8, recv_log: u8, start: u32) {
+/// The words of a queue pair as they are before anything is posted.
+fn write_words(places: &Places, start: u32) {
     let record = &places.record.cpu;
     record.store32(doorbell::SND, doorbell::record_value(start));
     record.store32(doorbell::RCV, doorbell::record_value(start));
     places.error.cpu.store32(0, 0);
-    for (side, mask, log) in [
-        (&places.send, blocks - 1, send_log),
-        (&places.recv, 0, recv_log),
-    ] {
-        let state = &side.device_state.cpu;
-        state.store64(STATE_RING, side.ring.gpu.0);
-        state.store64(STATE_RECORD, places.record.gpu.0);
-        state.store64(
-            STATE_DOORBELL,
-            places.uar.gpu.0 + doorbell::BF_OFFSET as u64,
-        );
-        state.store32(STATE_MASK, mask);
-        state.store32(STATE_INDEX, start);
+    for side in [&places.send, &places.recv] {
         for waiter in 0..WAITERS {
-            let state = side.device_waiters.cpu.part(waiter * STATE, STATE);
-            state.store64(WAITER_CQ, side.cq.gpu.0);
-            state.store64(WAITER_PASSED, side.passed.gpu.0 + 4 * waiter as u64);
-            state.store32(WAITER_LOG, u32::from(log));
-            state.store32(WAITER_MARKS, 0);
-            state.store64(WAITER_NEXT, u64::from(start));
             side.arrived.cpu.store32(4 * waiter, 0);
         }
         for status in 0..side.statuses.cpu.len() / 4 {
@@ -276,8 +235,6 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
         give(side.cq, &format!("{which}-cq"));
         give(side.passed, &format!("{which}-passed"));
         give(side.arrived, &format!("{which}-arrived"));
-        give(side.device_state, &format!("{which}-state"));
-        give(side.device_waiters, &format!("{which}-waiters"));
         give(side.done, &format!("{which}-done"));
         give(side.trigger, &format!("{which}-trigger"));
     }
@@ -293,15 +250,11 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let recv_entries = state.recv.fifo.room();
     let stride = places.recv.ring.cpu.len() / recv_entries as usize;
     let start = core.objects.start;
-    write_states(places, blocks, send_log, recv_log, start);
+    write_words(places, start);
     // The completion queues go on where the NIC stands: only work queues restart.
     let (send_next, recv_next) = core.nic.cq_indices(&core.objects)?;
     let cq = |side: &SidePlaces, log: u8, next: u64| {
         let ring = CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next);
-        for waiter in 0..WAITERS {
-            let state = side.device_waiters.cpu.part(waiter * STATE, STATE);
-            state.store64(WAITER_NEXT, next);
-        }
         side.done.cpu.store32(0, next as u32);
         ring
     };

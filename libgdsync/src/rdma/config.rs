@@ -11,7 +11,7 @@ use crate::gpu::MemoryKind;
 pub enum Lowering {
     /// Stream memory operations: no SM is used, enqueueing is cheap.
     MemOps,
-    /// One tiny kernel a submission, whose counters live with the queues.
+    /// One tiny kernel a submission.
     Kernel,
     /// Whichever the environment (`GDS_LOWER`) or the runtime prefers.
     #[default]

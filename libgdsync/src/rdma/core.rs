@@ -58,10 +58,6 @@ pub(crate) struct SidePlaces {
     pub arrived: Place,
     /// Per request: its [`Status`] once it has failed.
     pub statuses: Place,
-    /// The queue's counters for the program kernel.
-    pub device_state: Place,
-    /// The waiters' counters for the program kernel.
-    pub device_waiters: Place,
     /// Proxy endpoints: how many positions are complete.
     pub done: Place,
     /// Proxy endpoints: how many requests are to be posted.

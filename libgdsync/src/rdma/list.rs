@@ -337,18 +337,13 @@ fn decide_send(
         s.proof.get_or_insert(Proof::Idle);
     }
     let item = match qp.core.kind {
-        EndpointKind::Ring => Item::Post {
-            kernel: qp.lowering == Lowering::Kernel,
-            ring: Ring {
-                record: places.record.gpu.offset(doorbell::SND as u64),
-                record_value: doorbell::record_value(posted.index),
-                doorbell: places.uar.gpu.offset(doorbell::BF_OFFSET as u64),
-                doorbell_value: u64::from_ne_bytes(posted.doorbell),
-                edge: posted.edge.map(doorbell::record_value),
-            },
-            state: places.send.device_state.gpu,
-            entries: posted.entries,
-        },
+        EndpointKind::Ring => Item::Post(Ring {
+            record: places.record.gpu.offset(doorbell::SND as u64),
+            record_value: doorbell::record_value(posted.index),
+            doorbell: places.uar.gpu.offset(doorbell::BF_OFFSET as u64),
+            doorbell_value: u64::from_ne_bytes(posted.doorbell),
+            edge: posted.edge.map(doorbell::record_value),
+        }),
         EndpointKind::Proxy => {
             if posted.edge.is_some() {
                 let before = equal(places.send.trigger.gpu, mark.posted() as u32);
@@ -387,12 +382,9 @@ fn decide_receive(
     let places = &qp.core.places;
     match qp.core.kind {
         EndpointKind::Ring => s.items.push(Item::PostReceive {
-            kernel: qp.lowering == Lowering::Kernel,
             record: places.record.gpu.offset(doorbell::RCV as u64),
             value: doorbell::record_value(index),
             edge: edge.map(doorbell::record_value),
-            state: places.recv.device_state.gpu,
-            entries: (request.ticket + 1 - mark.posted()) as u32,
         }),
         EndpointKind::Proxy => {
             if let Some(index) = edge {
@@ -460,12 +452,6 @@ fn decide_wait(
         .waiter(stream.id())
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
-    // Waits of this list that are not noted yet move the program's counter too.
-    let mut ahead = cq.advance_of(waiter, position);
-    let same = |w: &&Waited| w.queue == queue && w.side == completion.side && w.waiter == waiter;
-    if let Some(last) = s.waits.iter().rev().find(same) {
-        ahead = position as i64 - (last.position as i64 + 1);
-    }
     if options.timeout.is_some() {
         s.items.push(Item::Op(Op::Write32 {
             at: places.arrived.gpu.offset(4 * waiter as u64),
@@ -474,19 +460,13 @@ fn decide_wait(
         }));
     }
     match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::Wait {
-            kernel: qp.lowering == Lowering::Kernel,
-            entry: Entry {
-                word: places.cq.gpu.offset(spot.offset as u64),
-                owner: spot.owner,
-                first_lap: spot.first_lap,
-                send: completion.side == Side::Send,
-                flush,
-            },
-            waiter: places.device_waiters.gpu.offset(64 * waiter as u64),
-            advance: ahead,
-            announce: false,
-        }),
+        EndpointKind::Ring => s.items.push(Item::Wait(Entry {
+            word: places.cq.gpu.offset(spot.offset as u64),
+            owner: spot.owner,
+            first_lap: spot.first_lap,
+            send: completion.side == Side::Send,
+            flush,
+        })),
         EndpointKind::Proxy => s.items.push(Item::Op(Op::Wait32 {
             at: places.done.gpu,
             value: (position as u32).wrapping_add(1),
@@ -530,23 +510,10 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
             value: u64::from(cq.next_mark(w.waiter)),
             wide: false,
         });
-        if qp.lowering == Lowering::Kernel {
-            let at = places.device_waiters.gpu.offset(64 * w.waiter as u64);
-            let last = s.items.iter_mut().rev().find_map(|item| match item {
-                Item::Wait {
-                    waiter, announce, ..
-                } if *waiter == at => Some(announce),
-                _ => None,
-            });
-            if let Some(announce) = last {
-                *announce = true;
-            }
-        } else {
-            s.items.push(Item::Mark {
-                at: places.passed.gpu.offset(4 * w.waiter as u64),
-                value: cq.next_mark(w.waiter),
-            });
-        }
+        s.items.push(Item::Mark {
+            at: places.passed.gpu.offset(4 * w.waiter as u64),
+            value: cq.next_mark(w.waiter),
+        });
     }
     Ok(())
 }

@@ -7,34 +7,18 @@ use crate::memop::post::Ring;
 use crate::memop::program::{Code, Program};
 use crate::memop::{Batch, Condition, DevicePtr, Op, completion, legal, post};
 
-/// A descriptor whose effect on queue state is decided. What is about a queue pair says by
-/// `kernel` which way that queue pair is lowered: the counters of one way know nothing of the
-/// other.
+/// A descriptor whose effect on queue state is decided.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Item {
     Op(Op),
-    Post {
-        kernel: bool,
-        ring: Ring,
-        state: DevicePtr,
-        entries: u32,
-    },
+    Post(Ring),
     PostReceive {
-        kernel: bool,
         record: DevicePtr,
         value: u32,
         edge: Option<u32>,
-        state: DevicePtr,
-        entries: u32,
     },
-    Wait {
-        kernel: bool,
-        entry: Entry,
-        waiter: DevicePtr,
-        advance: i64,
-        announce: bool,
-    },
-    /// A mark that a program announces by itself.
+    Wait(Entry),
+    /// A word that tells others how far the stream has come.
     Mark {
         at: DevicePtr,
         value: u32,
@@ -46,17 +30,9 @@ impl Item {
     /// hands over what both were for. Returns whether it did.
     pub fn absorb(&mut self, next: &Item) -> bool {
         match (self, next) {
-            (
-                Item::Post { ring, entries, .. },
-                Item::Post {
-                    ring: later,
-                    entries: more,
-                    ..
-                },
-            ) if ring.record == later.record => {
+            (Item::Post(ring), Item::Post(later)) if ring.record == later.record => {
                 let edge = ring.edge;
                 *ring = Ring { edge, ..*later };
-                *entries += more;
                 true
             }
             _ => false,
@@ -89,7 +65,7 @@ pub(super) struct Buffers {
     program: Program,
 }
 
-/// Hands `items` to the stream. `kernel`: word operations go into programs where they can.
+/// Hands `items` to the stream, as memory operations or, where they can be, as programs.
 pub(super) fn lower(
     stream: &Stream,
     items: &[Item],
@@ -108,11 +84,9 @@ pub(super) fn lower(
     out.check(items, kernel)?;
     let result = items
         .iter()
-        .try_for_each(|item| match *item {
-            Item::Post { kernel, .. }
-            | Item::PostReceive { kernel, .. }
-            | Item::Wait { kernel, .. } => out.put(item, kernel),
-            Item::Op(_) | Item::Mark { .. } => out.put(item, kernel),
+        .try_for_each(|item| match kernel {
+            true => out.by_kernel(item),
+            false => out.by_memops(item),
         })
         .and_then(|()| out.flush_all());
     match result {
@@ -147,17 +121,17 @@ impl Output<'_> {
                     self.batch.push(*op);
                     expressed = kernel && self.program.push_batch(self.batch);
                 }
-                Item::Wait { entry, kernel, .. } => {
+                Item::Wait(entry) => {
                     if entry.flush {
                         self.batch.push(Op::Flush);
                     }
-                    let done = *kernel || completion::push(self.batch, entry, &caps).is_ok();
+                    let done = kernel || completion::push(self.batch, entry, &caps).is_ok();
                     if !done && !caps.kernels {
                         let what = format!("a completion wait on {:?}", self.stream.gpu());
                         return Err(Error::new("lower to a kernel", Kind::Unsupported, what));
                     }
                 }
-                Item::Post { .. } | Item::PostReceive { .. } | Item::Mark { .. } => {}
+                Item::Post(_) | Item::PostReceive { .. } | Item::Mark { .. } => {}
             }
             if !expressed {
                 self.lowered.clear();
@@ -169,25 +143,14 @@ impl Output<'_> {
         Ok(())
     }
 
-    fn put(&mut self, item: &Item, kernel: bool) -> Result<()> {
-        if kernel {
-            self.flush_batch()?;
-            self.by_kernel(item)
-        } else {
-            self.flush_program()?;
-            self.by_memops(item)
-        }
-    }
-
     fn by_memops(&mut self, item: &Item) -> Result<()> {
         match item {
             Item::Op(op) => self.batch.push(*op),
-            Item::Post { ring, .. } => post::push(self.batch, ring),
+            Item::Post(ring) => post::push(self.batch, ring),
             Item::PostReceive {
                 record,
                 value,
                 edge,
-                ..
             } => {
                 if let Some(edge) = edge {
                     self.batch.push(equal(*record, *edge));
@@ -198,7 +161,7 @@ impl Output<'_> {
                     fenced: true,
                 });
             }
-            Item::Wait { entry, .. } => {
+            Item::Wait(entry) => {
                 if completion::push(self.batch, entry, self.stream.gpu().caps()).is_err() {
                     self.flush_batch()?;
                     let (word, owner) = (entry.word.0, u64::from(entry.owner));
@@ -224,9 +187,15 @@ impl Output<'_> {
         }
         match item {
             Item::Op(op) => {
-                self.lowered.clear();
+                let mut op = *op;
+                if self.stream.gpu().caps().ordered_writes {
+                    if op == Op::Flush {
+                        return Ok(());
+                    }
+                    op.set_flush(false);
+                }
                 self.batch.clear();
-                self.batch.push(*op);
+                self.batch.push(op);
                 if self.program.push_batch(self.batch) {
                     self.batch.clear();
                 } else {
@@ -235,49 +204,20 @@ impl Output<'_> {
                     self.flush_batch()?;
                 }
             }
-            Item::Post {
-                ring,
-                state,
-                entries,
-                ..
-            } => {
-                if let Some(edge) = ring.edge {
-                    let extra = u64::from(u32::MAX) << 32 | 1;
-                    self.program
-                        .push(Code::Wait32, ring.record.0, u64::from(edge), extra, false);
-                }
-                self.program
-                    .push(Code::Post, state.0, u64::from(*entries), 0, false);
-            }
+            Item::Post(ring) => self.program.push_ring(ring),
             Item::PostReceive {
                 record,
+                value,
                 edge,
-                state,
-                entries,
-                ..
             } => {
                 if let Some(edge) = edge {
-                    let extra = u64::from(u32::MAX) << 32 | 1;
-                    self.program
-                        .push(Code::Wait32, record.0, u64::from(*edge), extra, false);
+                    self.program.push_equal(*record, *edge);
                 }
-                self.program
-                    .push(Code::PostReceive, state.0, u64::from(*entries), 0, false);
+                self.program.push_mark(*record, *value);
             }
-            Item::Wait {
-                entry,
-                waiter,
-                advance,
-                announce,
-                ..
-            } => {
-                self.program.push(
-                    Code::WaitCompletion,
-                    waiter.0,
-                    *advance as u64,
-                    u64::from(*announce),
-                    false,
-                );
+            Item::Wait(entry) => {
+                let (word, owner) = (entry.word.0, u64::from(entry.owner));
+                self.program.push(Code::WaitEntry, word, owner, 0, false);
                 if entry.flush && !self.stream.gpu().caps().ordered_writes {
                     self.flush_program()?;
                     self.batch.push(Op::Flush);

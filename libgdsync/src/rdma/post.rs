@@ -7,7 +7,6 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{SendWqe, WqeFlags};
 
-use super::build::STATE_INDEX;
 use super::core::{EndpointKind, QpCore};
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
 use crate::error::{Error, Kind, Result};
@@ -89,8 +88,6 @@ impl Qp {
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
         self.core.places.recv.trigger.cpu.store32(0, index);
-        let counters = &self.core.places.recv.device_state.cpu;
-        counters.store32(STATE_INDEX, index);
         record.store32(doorbell::RCV, doorbell::record_value(index));
         self.core.nic.host().ring();
         Ok(())
@@ -103,8 +100,6 @@ impl QpCore {
         let places = &self.places.send;
         state.rung = state.send.fifo.posted();
         places.trigger.cpu.store32(0, state.rung as u32);
-        // The program kernel goes on from here.
-        places.device_state.cpu.store32(STATE_INDEX, posted.index);
         self.ring(posted.index, posted.doorbell);
     }
 

@@ -43,8 +43,6 @@ struct Waiter {
     stream: Option<u64>,
     /// How often its stream was told to count up.
     marks: u32,
-    /// Position behind the last one that this stream was told to wait for.
-    next: u64,
 }
 
 /// What a stream has to do to wait for a position.
@@ -71,10 +69,7 @@ impl<M: RingMemory> CompletionRing<M> {
             next: start,
             completed: start,
             tickets: vec![0; 1 << log_entries].into(),
-            waiters: [Waiter {
-                next: start,
-                ..Waiter::default()
-            }; WAITERS],
+            waiters: [Waiter::default(); WAITERS],
             needed: [[None; WAITERS]; QUARTERS as usize],
         };
         let op_own = match mutant::on(Mutant::PresetF0) {
@@ -255,19 +250,12 @@ impl<M: RingMemory> CompletionRing<M> {
         self.waiters[waiter].marks.wrapping_add(1)
     }
 
-    /// How far `position` lies from where this waiter's stream stands: for wait kernels, which
-    /// keep the position themselves.
-    pub fn advance_of(&self, waiter: usize, position: u64) -> i64 {
-        position as i64 - self.waiters[waiter].next as i64
-    }
-
     /// Records that the waiter's stream was told to wait for `position` and then to count to
     /// [`CompletionRing::next_mark`].
     pub fn note_wait(&mut self, waiter: usize, position: u64) {
         let mark = self.next_mark(waiter);
         let quarter = (self.quarter(position) % QUARTERS) as usize;
         self.needed[quarter][waiter] = Some(mark);
-        self.waiters[waiter].next = position + 1;
     }
 
     /// Records that the mark was enqueued.

@@ -26,8 +26,6 @@ pub struct Posted {
     pub doorbell: [u8; 8],
     /// Producer index that this poster must see in the record first.
     pub edge: Option<u32>,
-    /// Work queue entries that this post adds.
-    pub entries: u32,
 }
 
 /// Which segments of an entry hold what.
@@ -174,14 +172,12 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
 
     /// Hands everything up to `ticket` to `poster`; see [`Fifo::post`].
     pub fn post(&mut self, ticket: Ticket, poster: Poster) -> Result<Posted, Refusal> {
-        let before = self.fifo.posted();
         let edge = self.fifo.post(ticket.0, poster)?;
         let start = self.fifo.slot(ticket.0).map_or(0, |s| s.start);
         Ok(Posted {
             index: self.fifo.posted_head(),
             doorbell: self.doorbell(start),
             edge,
-            entries: (ticket.0 + 1 - before) as u32,
         })
     }
 
@@ -193,7 +189,6 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
             index: slot.start.wrapping_add(slot.blocks),
             doorbell: self.doorbell(slot.start),
             edge: None,
-            entries: 0,
         })
     }
 

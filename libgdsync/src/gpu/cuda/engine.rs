@@ -1,9 +1,14 @@
 //! Copies between host and device memory beside all streams, by a stream of our own context.
+//!
+//! The driver writes few bytes not by a copy engine but through the engine that runs kernels;
+//! while a kernel of the application's context spins, such a write waits for its time slice,
+//! milliseconds. Copies of several rows always go to a copy engine, so few bytes are written as
+//! two rows.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gdsync_sys::cuda::types::{CUdeviceptr, CUstream};
+use gdsync_sys::cuda::types::{CUDA_MEMCPY2D, CUdeviceptr, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
@@ -11,6 +16,9 @@ use crate::error::{Error, Kind, Result};
 
 /// Bytes of the staging buffer, and of one copy.
 const STAGE: usize = 1 << 20;
+
+/// From this size on the driver uses a copy engine by itself (measured: 32 KiB).
+const LARGE: usize = 32 << 10;
 
 /// A copy engine that takes so long is stuck, or busy with what never ends.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -97,7 +105,7 @@ impl Engine {
                     }
                     Way::In(from) => {
                         stage.memory.copy_from(from[done..].as_ptr(), part);
-                        (cuda.cuMemcpyHtoDAsync_v2)(here, stage.memory.cast(), part, stage.stream)
+                        stage.put(context, here, part)
                     }
                 }
             };
@@ -130,6 +138,64 @@ impl Engine {
 }
 
 impl Stage {
+    /// Enqueues the copy of what is staged to `at`.
+    ///
+    /// # Safety
+    /// `len` bytes are staged and valid at `at`.
+    unsafe fn put(&self, context: &Context, at: CUdeviceptr, len: usize) -> CudaResult {
+        let cuda = context.cuda;
+        let Some(rows) = cuda
+            .cuMemcpy2DAsync_v2
+            .filter(|_| (2..LARGE).contains(&len))
+        else {
+            // SAFETY: the caller's promise.
+            return unsafe {
+                (cuda.cuMemcpyHtoDAsync_v2)(at, self.memory.cast(), len, self.stream)
+            };
+        };
+        // Rows that touch each other at the destination, and not at the source.
+        let half = len / 2;
+        let mut copy = CUDA_MEMCPY2D {
+            src_x_in_bytes: 0,
+            src_y: 0,
+            src_memory_type: consts::CU_MEMORYTYPE_HOST,
+            src_host: std::ptr::null(),
+            src_device: 0,
+            src_array: std::ptr::null_mut(),
+            src_pitch: STAGE / 2,
+            dst_x_in_bytes: 0,
+            dst_y: 0,
+            dst_memory_type: consts::CU_MEMORYTYPE_DEVICE,
+            dst_host: std::ptr::null_mut(),
+            dst_device: at,
+            dst_array: std::ptr::null_mut(),
+            dst_pitch: half,
+            width_in_bytes: half,
+            height: 2,
+        };
+        // SAFETY: the staging buffer has room for the second row in its second half; the
+        // destination is the caller's promise. An odd last byte goes with the one before it.
+        unsafe {
+            let second = self.memory.add(STAGE / 2);
+            second.copy_from(self.memory.add(half), len - half);
+            copy.src_host = self.memory.cast();
+            let first = rows(&copy, self.stream);
+            if !first.is_success() || len.is_multiple_of(2) {
+                return first;
+            }
+            copy.src_pitch = 1 << 10;
+            let last = second.add(STAGE / 4);
+            last.copy_from(self.memory.add(len - 2), 1);
+            last.add(copy.src_pitch)
+                .copy_from(self.memory.add(len - 1), 1);
+            copy.src_host = last.cast();
+            copy.dst_device = at + len as CUdeviceptr - 2;
+            copy.dst_pitch = 1;
+            copy.width_in_bytes = 1;
+            rows(&copy, self.stream)
+        }
+    }
+
     fn finish(&self, context: &Context, operation: &'static str) -> Result<()> {
         let start = Instant::now();
         loop {

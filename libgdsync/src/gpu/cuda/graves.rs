@@ -4,7 +4,8 @@
 //! given back is freed when every stream that was busy then has run what it held. The device
 //! and watch threads never wait for that; the reaper looks now and then.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -12,6 +13,7 @@ use gds_step::{Machine, Step, Time};
 use super::context::Context;
 use super::memory::Corpse;
 use super::stream::{CudaStream, End};
+use crate::gpu::Owner;
 
 /// How often the reaper looks while there is something to free.
 const LOOK: Duration = Duration::from_millis(5);
@@ -111,6 +113,25 @@ impl Graves {
             grave.what.free(context);
         }
         left
+    }
+}
+
+/// Drops what the application keeps its memory by, on a thread of its own: freeing that memory
+/// may stand behind the waits of the application's context, and must not hold up the watcher.
+pub(super) fn dispose(owner: Owner) {
+    static DISPOSER: OnceLock<Option<Sender<Owner>>> = OnceLock::new();
+    let disposer = DISPOSER.get_or_init(|| {
+        let (sender, owners) = channel::<Owner>();
+        std::thread::Builder::new()
+            .name("gds-dispose".to_owned())
+            .spawn(move || owners.into_iter().for_each(drop))
+            .ok()
+            .map(|_| sender)
+    });
+    match disposer {
+        // Should the thread be gone, the owner comes back and is dropped here.
+        Some(disposer) => drop(disposer.send(owner)),
+        None => drop(owner),
     }
 }
 

@@ -10,7 +10,7 @@ use gdsync_sys::cuda::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 use super::context::Context;
 use super::pages::Units;
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Allocation, Backing, Mapped};
+use crate::gpu::{Allocation, Backing, Mapped, Owner};
 use crate::memop::DevicePtr;
 
 /// The memory behind a region.
@@ -33,6 +33,8 @@ pub(crate) enum Corpse {
     Mapped(Mapping),
     /// Another process's.
     Opened(CUdeviceptr),
+    /// The application's share of its own memory.
+    Owned(Owner),
 }
 
 // SAFETY: addresses that only the driver is given.
@@ -70,6 +72,7 @@ impl Corpse {
         let freed = unsafe {
             match self {
                 Corpse::Nothing => return,
+                Corpse::Owned(owner) => return super::graves::dispose(owner),
                 Corpse::Device(at) => (cuda.cuMemFree_v2)(at),
                 Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
                 Corpse::Registered(units) => return context.pages.give_back(context, &units),
@@ -233,6 +236,7 @@ pub(super) unsafe fn adopted(
     context: &Arc<Context>,
     at: CUdeviceptr,
     len: usize,
+    owner: Option<Owner>,
 ) -> Result<Allocation> {
     const OPERATION: &str = "adopt memory";
     let _app = context.enter_app()?;
@@ -261,7 +265,8 @@ pub(super) unsafe fn adopted(
             context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
         }
     }
-    let memory = Memory::new(context, at, len, Corpse::Nothing);
+    let corpse = owner.map_or(Corpse::Nothing, Corpse::Owned);
+    let memory = Memory::new(context, at, len, corpse);
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 

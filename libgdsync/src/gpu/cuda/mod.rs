@@ -25,7 +25,8 @@ use gds_step::{Host, Lane, MachineId, Time};
 
 use super::event::EventHandle;
 use super::{
-    Allocation, Dims, Kernel, KernelCode, MemoryKind, Runtime, StreamHandle, WaitLimits, sealed,
+    Allocation, Dims, Kernel, KernelCode, Left, MemoryKind, Owner, Runtime, StreamHandle,
+    WaitLimits, sealed,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
@@ -135,9 +136,9 @@ impl Runtime for CudaRuntime {
     }
 
     #[allow(private_interfaces)]
-    unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Allocation> {
+    unsafe fn adopt(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Allocation> {
         // SAFETY: the caller promises that the memory outlives the region.
-        unsafe { memory::adopted(&self.context, at.0, len) }
+        unsafe { memory::adopted(&self.context, at.0, len, owner) }
     }
 
     #[allow(private_interfaces)]
@@ -200,16 +201,23 @@ impl Runtime for CudaRuntime {
         self.stream(stream)?.is_idle()
     }
 
-    fn leave(&self, stream: &StreamHandle) -> Option<EventHandle> {
-        let stream = self.stream(stream).ok()?;
-        if stream.is_ours() || stream.is_idle().unwrap_or(true) {
-            return None;
+    fn leave(&self, stream: &StreamHandle) -> Left {
+        let Ok(stream) = self.stream(stream) else {
+            return Left::Done;
+        };
+        if stream.is_ours() {
+            return Left::Ours;
         }
-        let event = Arc::new(stream.record().ok()?);
-        self.context
-            .graves
-            .forget(stream::End::Event(Arc::clone(&event)));
-        Some(EventHandle::Cuda(event))
+        if stream.is_idle().unwrap_or(true) {
+            return Left::Done;
+        }
+        let Ok(event) = stream.record() else {
+            return Left::Done;
+        };
+        let event = Arc::new(event);
+        let end = stream::End::Event(Arc::clone(&event));
+        self.context.graves.forget(end);
+        Left::Busy(EventHandle::Cuda(event))
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

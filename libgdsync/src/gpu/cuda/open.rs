@@ -10,7 +10,9 @@ use super::context::{Context, check};
 use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, share, submit};
 use super::{DmaBuf, Module, SharedMemory};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Backing, Gpu, Kernel, KernelCode, MemoryKind, Region, Stream, WaitLimits};
+use crate::gpu::{
+    Backing, Gpu, Kernel, KernelCode, MemoryKind, Owner, Region, Stream, StreamHandle, WaitLimits,
+};
 use crate::kernels::Entry;
 use crate::memop::{Caps, DevicePtr};
 
@@ -293,6 +295,28 @@ impl Gpu {
         unsafe { self.adopt_stream(OPERATION, stream) }
     }
 
+    /// As [`Gpu::cuda_stream`], with what keeps the stream: `owner` is dropped after the last
+    /// handle on the stream, on whatever thread that may be.
+    ///
+    /// # Safety
+    /// `raw` is a live stream of this GPU's context, and is not destroyed before `owner` is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`Gpu::cuda_stream`]; `owner` is dropped.
+    pub unsafe fn cuda_stream_owned(
+        &self,
+        raw: *mut c_void,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Stream> {
+        // SAFETY: the owner keeps the stream, and the handle keeps the owner.
+        let stream = unsafe { self.cuda_stream(raw)? };
+        if let StreamHandle::Cuda(handle) = stream.handle() {
+            handle.keep(owner);
+        }
+        Ok(stream)
+    }
+
     /// The legacy default stream. Every wait on it holds up all streams of the context that
     /// were not made *non-blocking*, and it waits for them: seldom what one wants.
     ///
@@ -335,13 +359,39 @@ impl Gpu {
     /// # Errors
     /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
     pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt_with(at, len, None) }
+    }
+
+    /// As [`Gpu::adopt`], with what keeps the memory: `owner` is dropped when the region and
+    /// everything made of it is gone and the work enqueued with it has run, on a thread of the
+    /// library's. If that frees memory of the application's context, the driver lets it stand
+    /// behind that context's waits.
+    ///
+    /// # Safety
+    /// The memory stays allocated until `owner` is dropped. No Rust reference to it is used while
+    /// devices may write to it.
+    ///
+    /// # Errors
+    /// As [`Gpu::adopt`]; `owner` is dropped.
+    pub unsafe fn adopt_owned(
+        &self,
+        at: DevicePtr,
+        len: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Region> {
+        // SAFETY: the owner keeps the memory, and the region the owner.
+        unsafe { self.adopt_with(at, len, Some(owner)) }
+    }
+
+    unsafe fn adopt_with(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Region> {
         const OPERATION: &str = "adopt memory";
         if len == 0 {
             return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
         }
         self.cuda_runtime(OPERATION)?;
         // SAFETY: the caller's promise.
-        let allocation = unsafe { self.runtime().adopt(at, len)? };
+        let allocation = unsafe { self.runtime().adopt(at, len, owner)? };
         let kind = match allocation.cpu {
             Some(_) => MemoryKind::Pinned,
             None => MemoryKind::Device,

@@ -178,7 +178,7 @@ pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             Ok(SharedMemory::File { fd, len })
         }
-        Corpse::Device(_) | Corpse::Nothing => {
+        Corpse::Device(_) | Corpse::Owned(_) | Corpse::Nothing => {
             let mut handle = CUipcMemHandle { reserved: [0; 64] };
             let (mut base, mut size) = (0, 0);
             let _own = context.enter_own()?;

@@ -1,14 +1,16 @@
 //! Streams and events of CUDA.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
 use crate::error::Result;
+use crate::gpu::Owner;
 
 /// Enqueued work past which a stream that stands still is given no more marks: it takes about
 /// a thousand, and then blocks whoever enqueues.
@@ -24,8 +26,20 @@ pub struct CudaStream {
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
+    /// Keeps the application's stream, if it was handed in so.
+    owner: Kept,
     /// The newest mark, and the count it was set at.
     mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
+}
+
+/// An owner, once there is one.
+#[derive(Default)]
+struct Kept(OnceLock<Owner>);
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.get().is_some())
+    }
 }
 
 // SAFETY: handles of the driver, which is thread-safe.
@@ -65,8 +79,14 @@ impl CudaStream {
             raw,
             ours,
             submitted: AtomicU32::new(0),
+            owner: Kept::default(),
             mark: Mutex::default(),
         }
+    }
+
+    /// Keeps `owner` as long as this handle, if nothing else keeps the stream so far.
+    pub(super) fn keep(&self, owner: Owner) {
+        let _ = self.owner.0.set(owner);
     }
 
     /// The `CUstream`.

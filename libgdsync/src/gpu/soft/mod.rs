@@ -8,8 +8,8 @@ use gds_step::{Host, Lane, MachineId, Time};
 
 use super::event::EventHandle;
 use super::{
-    Allocation, Dims, Gpu, Kernel, KernelCode, Mapped, MemoryKind, Runtime, StreamHandle,
-    WaitLimits, cuda, sealed,
+    Allocation, Dims, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
+    StreamHandle, WaitLimits, cuda, sealed,
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
@@ -254,7 +254,7 @@ impl Runtime for SoftRuntime {
     }
 
     #[allow(private_interfaces)]
-    unsafe fn adopt(&self, _: DevicePtr, _: usize) -> Result<Allocation> {
+    unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
         Err(self.lacks("adopt memory"))
     }
 
@@ -321,8 +321,8 @@ impl Runtime for SoftRuntime {
         Ok(self.soft(stream)?.query())
     }
 
-    fn leave(&self, _: &StreamHandle) -> Option<EventHandle> {
-        None
+    fn leave(&self, _: &StreamHandle) -> Left {
+        Left::Ours
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

@@ -12,9 +12,9 @@
 //!   [`Op`](super::Op) says: all keep their order, except for unfenced writes among themselves.
 //!   They are chained on one thread, so order costs no barrier.
 //!
-//! Doorbells and completion waits come in two forms. With constants, as in memory operations,
-//! or without values: the kernel then reads how far a queue stands from memory that lives with
-//! the queue, so that launching the same program again posts and waits for what comes *next*.
+//! All values are constants, as in memory operations: the kernel reads nothing but the words it
+//! waits for. What is to be launched again, and then post and wait for what comes *next*, goes
+//! by other kernels (`device/gds_trigger.cu`).
 
 mod batch;
 #[cfg(test)]
@@ -39,29 +39,19 @@ pub enum Code {
     Wait32 = 3,
     /// Waits for a 64-bit word; `extra` is the mask, `more` the condition.
     Wait64 = 4,
-    /// Rings for the next `value` entries of the send queue whose state is at `at`.
-    Post = 5,
-    /// Advances the record of the receive queue whose state is at `at` by `value` entries.
-    PostReceive = 6,
-    /// Waits for the completion `value` (signed) positions ahead of where the waiter, whose
-    /// state is at `at`, stands; `extra` 1 announces that it has passed.
-    WaitCompletion = 7,
     /// Waits until the completion entry whose last dword is at `at` is a success with owner
     /// bit `value`.
-    WaitEntry = 8,
+    WaitEntry = 5,
     /// Stores `more` into the doorbell record at `at`, then `value` into the doorbell at `extra`.
-    Ring = 9,
+    Ring = 6,
 }
 
 impl Code {
-    const ALL: [Code; 9] = [
+    const ALL: [Code; 6] = [
         Code::Write32,
         Code::Write64,
         Code::Wait32,
         Code::Wait64,
-        Code::Post,
-        Code::PostReceive,
-        Code::WaitCompletion,
         Code::WaitEntry,
         Code::Ring,
     ];
@@ -73,9 +63,6 @@ impl Code {
             Code::Write64 => "write64",
             Code::Wait32 => "wait32",
             Code::Wait64 => "wait64",
-            Code::Post => "post",
-            Code::PostReceive => "post-receive",
-            Code::WaitCompletion => "wait-completion",
             Code::WaitEntry => "wait-entry",
             Code::Ring => "ring",
         }
@@ -265,12 +252,10 @@ impl Program {
     /// stand beside waits, unfenced writes beside unfenced writes; all else keeps its order.
     pub fn push(&mut self, code: Code, at: u64, value: u64, extra: u64, fenced: bool) {
         let kind = match code {
-            Code::Wait32 | Code::Wait64 | Code::WaitCompletion | Code::WaitEntry => Kind::Waits,
+            Code::Wait32 | Code::Wait64 | Code::WaitEntry => Kind::Waits,
             Code::Write32 | Code::Write64 if fenced => Kind::Ordered,
             Code::Write32 | Code::Write64 => Kind::Writes,
             Code::Ring => Kind::Rings,
-            // Their doorbells are not known here, and two threads must not write one at once.
-            Code::Post | Code::PostReceive => Kind::Ordered,
         };
         let op = ProgramOp {
             extra,
@@ -288,16 +273,18 @@ impl Program {
 
     /// Appends what rings, with constants: the edge, if there is one, then record and doorbell.
     /// Bells with doorbells of their own stand side by side. Takes room for two.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for lists lowered with constants")
-    )]
     pub fn push_ring(&mut self, ring: &Ring) {
         if let Some(edge) = ring.edge {
-            let equal = u64::from(u32::MAX) << 32 | 1;
-            self.push(Code::Wait32, ring.record.0, u64::from(edge), equal, false);
+            self.push_equal(ring.record, edge);
         }
         self.append(ring_op(ring), Kind::Rings);
+    }
+
+    /// Appends a wait until the 32-bit word at `at` is `value`, which then stays so until the
+    /// stream itself goes on.
+    pub fn push_equal(&mut self, at: DevicePtr, value: u32) {
+        let equal = u64::from(u32::MAX) << 32 | 1;
+        self.push(Code::Wait32, at.0, u64::from(value), equal, false);
     }
 
     /// Appends `op`: beside its like in the open step, at the end of the step's one chain if

@@ -233,6 +233,9 @@ crate::dl_api! {
             fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong) -> CudaResult;
             /// A number of the context, unique in the process.
             fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong) -> CudaResult;
+            /// Copies rows. The driver gives copies of several rows to a copy engine, however
+            /// small they are.
+            fn cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream) -> CudaResult;
             /// Loads a kernel now.
             fn cuFuncLoad(function: CUfunction) -> CudaResult;
 

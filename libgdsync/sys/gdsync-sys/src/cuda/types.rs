@@ -275,6 +275,44 @@ pub struct CUmemAccessDesc {
     pub flags: c_uint,
 }
 
+/// A copy of `height` rows of `width_in_bytes` bytes, from and to what the memory types say.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CUDA_MEMCPY2D {
+    /// Where each row begins, in bytes.
+    pub src_x_in_bytes: usize,
+    /// The first row.
+    pub src_y: usize,
+    /// `CU_MEMORYTYPE_*`.
+    pub src_memory_type: c_uint,
+    /// The source, if it is host memory.
+    pub src_host: *const c_void,
+    /// The source, if it is device memory.
+    pub src_device: CUdeviceptr,
+    /// The source, if it is an array.
+    pub src_array: *mut c_void,
+    /// Bytes from one row to the next.
+    pub src_pitch: usize,
+    /// Where each row begins, in bytes.
+    pub dst_x_in_bytes: usize,
+    /// The first row.
+    pub dst_y: usize,
+    /// `CU_MEMORYTYPE_*`.
+    pub dst_memory_type: c_uint,
+    /// The destination, if it is host memory.
+    pub dst_host: *mut c_void,
+    /// The destination, if it is device memory.
+    pub dst_device: CUdeviceptr,
+    /// The destination, if it is an array.
+    pub dst_array: *mut c_void,
+    /// Bytes from one row to the next.
+    pub dst_pitch: usize,
+    /// Bytes of a row.
+    pub width_in_bytes: usize,
+    /// Rows.
+    pub height: usize,
+}
+
 // The sizes and offsets that cuda.h 13.0 has on 64-bit Linux.
 const _: () = {
     use std::mem::{align_of, offset_of, size_of};
@@ -295,6 +333,11 @@ const _: () = {
     assert!(offset_of!(CUstreamMemOpFlushRemoteWritesParams, flags) == 4);
     assert!(size_of::<CUstreamMemOpMemoryBarrierParams>() == 8);
     assert!(offset_of!(CUstreamMemOpMemoryBarrierParams, flags) == 4);
+
+    assert!(size_of::<CUDA_MEMCPY2D>() == 128);
+    assert!(offset_of!(CUDA_MEMCPY2D, src_pitch) == 48);
+    assert!(offset_of!(CUDA_MEMCPY2D, dst_memory_type) == 72);
+    assert!(offset_of!(CUDA_MEMCPY2D, width_in_bytes) == 112);
 
     assert!(size_of::<CUmemAllocationProp>() == 32);
     assert!(offset_of!(CUmemAllocationProp, requested_handle_types) == 4);
