@@ -99,7 +99,8 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
 
 /// The library, built if its sources have changed.
 pub fn build(variant: &Variant) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    // From the packages beside gdsync too.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../libgdsync");
     let include = [
         root.join("tests/standin"),
         root.join("device"),
