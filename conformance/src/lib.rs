@@ -5,10 +5,15 @@
 //! [`oracle`] knows what every byte must be in the end, [`exchange`] joins the three.
 //! [`directed`] holds the scenarios that a random program would meet too rarely: failures,
 //! held streams, silent peers. [`world`] is what all of them stand on.
+//!
+//! [`hardware`] is for real threads and real GPUs, over every GPU runtime present; [`cover`]
+//! draws a few cells from a matrix too large to be run whole.
 
+pub mod cover;
 pub mod digest;
 pub mod directed;
 pub mod exchange;
+pub mod hardware;
 pub mod list;
 pub mod oracle;
 pub mod plan;

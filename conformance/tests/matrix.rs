@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use conformance::cover::{self, Axis, Cell};
 use gds_driver::Live;
 use gds_step::Host;
 use gdsync::gpu::MemoryKind;
@@ -23,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
-const AXES: [(&str, &[&str]); 7] = [
+const AXES: [Axis; 7] = [
     ("posts", &["memops", "kernel", "proxy"]),
     (
         "caps",
@@ -46,56 +47,13 @@ const AXES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-type Cell = [usize; AXES.len()];
-
 /// Whether a cell means something: without a flush, device memory shows a payload late.
 fn makes_sense(cell: &Cell) -> bool {
     !(AXES[1].1[cell[1]] == "no-flush" && AXES[5].1[cell[5]] == "device")
 }
 
-/// A greedy pairwise cover: as long as some pair of settings has not met, the cell that brings
-/// most new pairs together. The same cells on every run.
-fn cover() -> Vec<Cell> {
-    let mut open: Vec<(usize, usize, usize, usize)> = Vec::new();
-    for (a, (_, xs)) in AXES.iter().enumerate() {
-        for (b, (_, ys)) in AXES.iter().enumerate().skip(a + 1) {
-            let pairs = (0..xs.len()).flat_map(|x| (0..ys.len()).map(move |y| (a, x, b, y)));
-            open.extend(pairs);
-        }
-    }
-    let met = |c: &Cell, p: &(usize, usize, usize, usize)| c[p.0] == p.1 && c[p.2] == p.3;
-    open.retain(|p| {
-        !(p.0 == 1 && AXES[1].1[p.1] == "no-flush" && p.2 == 5 && AXES[5].1[p.3] == "device")
-    });
-    let mut rng = fastrand::Rng::with_seed(7);
-    let mut cells: Vec<Cell> = Vec::new();
-    while let Some(first) = open.first().copied() {
-        let candidate = |rng: &mut fastrand::Rng| {
-            let mut c: Cell = std::array::from_fn(|i| rng.usize(0..AXES[i].1.len()));
-            c[first.0] = first.1;
-            c[first.2] = first.3;
-            c
-        };
-        let best = (0..300)
-            .map(|_| candidate(&mut rng))
-            .filter(makes_sense)
-            .max_by_key(|c| open.iter().filter(|p| met(c, p)).count())
-            .expect("some candidate makes sense");
-        open.retain(|p| !met(&best, p));
-        cells.push(best);
-    }
-    cells
-}
-
 fn name(cell: &Cell) -> String {
-    let parts = cell.iter().enumerate().map(|(i, s)| {
-        let (axis, settings) = AXES[i];
-        format!("{axis} {}", settings[*s])
-    });
-    format!(
-        "soft, virtual ConnectX: {}",
-        parts.collect::<Vec<_>>().join(", ")
-    )
+    format!("soft, virtual ConnectX: {}", cover::name(&AXES, cell))
 }
 
 fn memory(which: usize) -> MemoryKind {
@@ -141,7 +99,9 @@ struct Bench {
 const SLOT: usize = 4096;
 
 fn open(cell: &Cell) -> Bench {
-    let [posts, which, rings, completions, record, payload, _] = *cell;
+    let [posts, which, rings, completions, record, payload, _] = cell[..] else {
+        unreachable!("a cell has a setting of each axis")
+    };
     let options = SoftOptions {
         caps: caps(which),
         ..SoftOptions::default()
@@ -302,7 +262,7 @@ fn main() {
         .map(str::trim)
         .filter(|r| !r.is_empty())
         .collect();
-    let mut trials: Vec<Trial> = cover()
+    let mut trials: Vec<Trial> = cover::pairwise(&AXES, makes_sense)
         .into_iter()
         .map(|cell| Trial::test(name(&cell), move || run(&cell)))
         .collect();

@@ -1,0 +1,85 @@
+//! Pairwise covers of settings: a matrix too large to be run whole shrinks to so many cells that
+//! any two settings of different axes meet in at least one of them.
+
+/// An axis of a matrix: its name and its settings, by name.
+pub type Axis = (&'static str, &'static [&'static str]);
+
+/// One setting of each axis, by number.
+pub type Cell = Vec<usize>;
+
+/// A greedy pairwise cover: as long as some pair of settings has not met, the cell that brings
+/// most new pairs together. Pairs that `makes_sense` allows in no cell are left out. The same
+/// cells on every run.
+pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell> {
+    let mut open: Vec<[usize; 4]> = Vec::new();
+    for (a, (_, xs)) in axes.iter().enumerate() {
+        for (b, (_, ys)) in axes.iter().enumerate().skip(a + 1) {
+            open.extend((0..xs.len()).flat_map(|x| (0..ys.len()).map(move |y| [a, x, b, y])));
+        }
+    }
+    let meets = |c: &Cell, p: &[usize; 4]| c[p[0]] == p[1] && c[p[2]] == p[3];
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut cells: Vec<Cell> = Vec::new();
+    while let Some([a, x, b, y]) = open.first().copied() {
+        let candidate = |rng: &mut fastrand::Rng| {
+            let settings = axes
+                .iter()
+                .map(|(_, settings)| rng.usize(0..settings.len()));
+            let mut cell: Cell = settings.collect();
+            (cell[a], cell[b]) = (x, y);
+            cell
+        };
+        let candidates = (0..300).map(|_| candidate(&mut rng));
+        let best = candidates
+            .filter(|cell| makes_sense(cell))
+            .max_by_key(|cell| open.iter().filter(|pair| meets(cell, pair)).count());
+        match best {
+            Some(cell) => {
+                open.retain(|pair| !meets(&cell, pair));
+                cells.push(cell);
+            }
+            None => {
+                open.remove(0);
+            }
+        }
+    }
+    cells
+}
+
+/// What a cell sets, for people.
+pub fn name(axes: &[Axis], cell: &Cell) -> String {
+    let parts = axes.iter().zip(cell);
+    let parts = parts.map(|((axis, settings), which)| format!("{axis} {}", settings[*which]));
+    parts.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AXES: [Axis; 4] = [
+        ("size", &["s", "m", "l"]),
+        ("colour", &["red", "green"]),
+        ("taste", &["sweet", "sour", "salty", "bitter"]),
+        ("shape", &["round", "flat"]),
+    ];
+
+    #[test]
+    fn any_two_settings_that_make_sense_meet_and_no_others() {
+        let sense = |cell: &Cell| !(cell[1] == 0 && cell[2] == 3);
+        let cells = pairwise(&AXES, sense);
+        assert!(cells.len() < 3 * 2 * 4 * 2 / 2, "{} cells", cells.len());
+        for (a, (_, xs)) in AXES.iter().enumerate() {
+            for (b, (_, ys)) in AXES.iter().enumerate().skip(a + 1) {
+                for (x, y) in (0..xs.len()).flat_map(|x| (0..ys.len()).map(move |y| (x, y))) {
+                    let met = cells.iter().any(|cell| cell[a] == x && cell[b] == y);
+                    assert_eq!(met, (a, x, b, y) != (1, 0, 2, 3), "{a} {x} {b} {y}");
+                }
+            }
+        }
+        assert_eq!(
+            name(&AXES, &vec![0, 1, 2, 0]),
+            "size s, colour green, taste salty, shape round"
+        );
+    }
+}

@@ -1,0 +1,423 @@
+//! What the trials run on: a GPU of one runtime with the kernels that fill and verify payloads,
+//! and queue pairs on it.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
+use gdsync::kernels::{Fill, PTX, Report, Verify, pattern};
+use gdsync::memop::{Condition, DevicePtr};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
+use gdsync::{EmulatedOptions, Error, Fabric, Gpu, Kind};
+use libtest_mimic::Failed;
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+/// Ends what hangs.
+pub const LIMIT: Duration = Duration::from_secs(40);
+
+/// What a trial finds.
+pub type Verdict<T = ()> = Result<T, Failed>;
+
+/// Fails the trial unless `holds`.
+pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
+    match holds {
+        true => Ok(()),
+        false => Err(what().into()),
+    }
+}
+
+/// A GPU runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Runtime {
+    /// The software GPU.
+    Soft,
+    /// A GPU of NVIDIA.
+    Cuda,
+}
+
+impl Runtime {
+    /// All of them.
+    pub const ALL: [Runtime; 2] = [Runtime::Soft, Runtime::Cuda];
+
+    /// Its name, as `GDS_REQUIRE` and `GDS_GPU` have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Runtime::Soft => "soft",
+            Runtime::Cuda => "cuda",
+        }
+    }
+
+    /// The runtime of this name.
+    pub fn named(name: &str) -> Option<Runtime> {
+        Runtime::ALL.into_iter().find(|r| r.name() == name)
+    }
+}
+
+/// A GPU and the kernels for payloads.
+#[derive(Clone, Debug)]
+pub struct Gear {
+    /// Whose GPU.
+    pub runtime: Runtime,
+    /// The GPU.
+    pub gpu: Gpu,
+    fill: Kernel,
+    verify: Kernel,
+}
+
+impl Gear {
+    /// Opens the runtime's first GPU.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn open(runtime: Runtime) -> gdsync::Result<Gear> {
+        Gear::of(runtime, Gpu::open(runtime.name())?)
+    }
+
+    /// The kernels for a GPU that is open.
+    ///
+    /// # Errors
+    /// As [`Gpu::load_module`].
+    pub fn of(runtime: Runtime, gpu: Gpu) -> gdsync::Result<Gear> {
+        // Once: a module stays loaded as long as the process lives.
+        static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
+        let (fill, verify) = match runtime {
+            Runtime::Soft => (Fill::ENTRY.soft(), Verify::ENTRY.soft()),
+            Runtime::Cuda => match CUDA.get() {
+                Some(kernels) => kernels.clone(),
+                None => {
+                    let module = gpu.load_module(PTX.as_bytes())?;
+                    let fill = module.kernel(Fill::ENTRY.name())?;
+                    let verify = module.kernel(Verify::ENTRY.name())?;
+                    CUDA.get_or_init(|| (fill, verify)).clone()
+                }
+            },
+        };
+        Ok(Gear {
+            runtime,
+            gpu,
+            fill,
+            verify,
+        })
+    }
+
+    /// Enqueues the pattern `seed` into `len` bytes of `region`.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    pub fn fill(
+        &self,
+        stream: &Stream,
+        region: &Region,
+        at: usize,
+        len: usize,
+        seed: u64,
+    ) -> gdsync::Result<()> {
+        let fill = Fill {
+            at: inside(region, at, len),
+            len: len as u64,
+            seed,
+        };
+        // SAFETY: the memory lies in a region, as checked, which the trials keep until the
+        // stream is done.
+        unsafe { stream.launch(&self.fill, Dims::linear(1, 64), fill.bytes()) }
+    }
+
+    /// Enqueues a look whether `len` bytes of `region` hold the pattern `seed`; what does not is
+    /// added to `report`.
+    ///
+    /// # Errors
+    /// As [`Stream::launch`].
+    pub fn verify(
+        &self,
+        stream: &Stream,
+        region: &Region,
+        at: usize,
+        len: usize,
+        seed: u64,
+        report: &Finding,
+    ) -> gdsync::Result<()> {
+        let verify = Verify {
+            at: inside(region, at, len),
+            len: len as u64,
+            seed,
+            report: report.0.addr(),
+        };
+        // SAFETY: as in `fill`; the report is a region too.
+        unsafe { stream.launch(&self.verify, Dims::linear(1, 64), verify.bytes()) }
+    }
+
+    /// An empty report.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`] and [`Region::write`].
+    pub fn finding(&self) -> gdsync::Result<Finding> {
+        let region = self.gpu.alloc(MemoryKind::Device, 64)?;
+        region.write(0, &Report::CLEAN.to_bytes())?;
+        Ok(Finding(region))
+    }
+
+    /// Shows that the GPU works: memory, a kernel, a copy, and a message on fresh queue pairs.
+    ///
+    /// # Errors
+    /// Whatever does not work.
+    pub fn check(&self, config: &QpConfig) -> Verdict {
+        let stream = self.gpu.stream()?;
+        let (from, to) = (
+            self.gpu.alloc(MemoryKind::Device, 4096)?,
+            self.gpu.alloc(MemoryKind::Device, 4096)?,
+        );
+        let finding = self.finding()?;
+        self.fill(&stream, &from, 0, 4096, 99)?;
+        stream.copy(&to.span(0, 4096)?, &from.span(0, 4096)?)?;
+        self.verify(&stream, &to, 0, 4096, 99, &finding)?;
+        finish(&stream, "a kernel and a copy")?;
+        finding.clean("a kernel and a copy")?;
+        let mut pair = Pair::new(&self.gpu, Net::One, [config, config])?;
+        pair.message(self, 77)
+    }
+}
+
+/// The address, if so many bytes lie there.
+fn inside(region: &Region, at: usize, len: usize) -> DevicePtr {
+    assert!(
+        at + len <= region.len(),
+        "{len} bytes at {at} of {region:?}"
+    );
+    region.addr().offset(at as u64)
+}
+
+/// What verifying kernels found, in device memory.
+#[derive(Debug)]
+pub struct Finding(Region);
+
+impl Finding {
+    /// That nothing was found; the streams must be done.
+    ///
+    /// # Errors
+    /// What was found.
+    pub fn clean(&self, what: &str) -> Verdict {
+        let mut bytes = [0; 16];
+        self.0.read(0, &mut bytes)?;
+        let Report { wrong, first } = Report::from_bytes(bytes);
+        ensure(wrong == 0, || {
+            format!("{what}: the GPU finds {wrong} wrong bytes, the first at {first} of a payload")
+        })
+    }
+}
+
+/// The first `len` bytes of a pattern, as the GPU's kernels write them.
+pub fn expected(seed: u64, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).flat_map(|w| pattern(seed, w).to_le_bytes());
+    words.take(len).collect()
+}
+
+/// Waits until the stream has run everything.
+///
+/// # Errors
+/// It does not, or it failed.
+pub fn finish(stream: &Stream, what: &str) -> Verdict {
+    let done = stream.synchronize(LIMIT)?;
+    ensure(done, || format!("{what}: {stream:?} stands still"))
+}
+
+/// Tries as long as a queue is full, at most [`LIMIT`].
+///
+/// # Errors
+/// As the attempt; `QueueFull` after the limit.
+pub fn retry<T>(gpu: &Gpu, mut attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
+    let full = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == Kind::QueueFull);
+    let mut result = attempt();
+    let deadline = gpu.host().now() + LIMIT;
+    gpu.host().wait_until(Some(deadline), &mut || {
+        if full(&result) {
+            result = attempt();
+        }
+        !full(&result)
+    });
+    result
+}
+
+/// That a call was refused so.
+///
+/// # Errors
+/// It was not, or for another reason.
+pub fn refused<T>(result: Result<T, Error>, kind: Kind, what: &str) -> Verdict<Error> {
+    match result {
+        Ok(_) => Err(format!("{what}: taken, where {kind:?} was due").into()),
+        Err(e) if e.kind() == kind => Ok(e),
+        Err(e) => Err(format!("{what}: {e:?}, where {kind:?} was due").into()),
+    }
+}
+
+/// A word that holds streams until it is opened.
+#[derive(Debug)]
+pub struct Gate(Word32);
+
+impl Gate {
+    /// A closed gate.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`].
+    pub fn new(gpu: &Gpu) -> gdsync::Result<Gate> {
+        Ok(Gate(gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?))
+    }
+
+    /// What a stream does to stand before it.
+    pub fn wait(&self) -> Descriptor<'_> {
+        Descriptor::WaitValue32 {
+            word: &self.0,
+            condition: Condition::Geq,
+            value: 1,
+            flush: false,
+        }
+    }
+
+    /// Lets everybody pass.
+    ///
+    /// # Errors
+    /// As [`Word32::store`].
+    pub fn open(&self) -> gdsync::Result<()> {
+        self.0.store(1)
+    }
+}
+
+/// A gate that opens when it goes out of scope, so that a trial that fails leaves no stream
+/// behind that stands.
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.open();
+    }
+}
+
+/// What lies between two queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Net {
+    /// One NIC, which talks to itself.
+    One,
+    /// Two NICs of this process.
+    Hub,
+    /// Two NICs that meet as those of two processes do.
+    Host,
+}
+
+/// Two connected queue pairs on one GPU.
+#[derive(Debug)]
+pub struct Pair {
+    /// Their NICs.
+    pub devices: [Device; 2],
+    /// Their protection domains.
+    pub pds: [Pd; 2],
+    /// The queue pairs.
+    pub qps: [Qp; 2],
+}
+
+impl Pair {
+    /// Makes NICs and queue pairs, and connects these.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`], [`Pd::create_qp`] and [`Qp::connect`].
+    pub fn new(gpu: &Gpu, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let hub = Hub::new(HubConfig::default());
+        let open = || {
+            let fabric = match net {
+                Net::Host => Fabric::Host,
+                Net::One | Net::Hub => Fabric::Hub(hub.clone()),
+            };
+            Device::emulated_with(gpu, EmulatedOptions { fabric })
+        };
+        let first = open()?;
+        let pd = first.alloc_pd()?;
+        let (second, other) = match net {
+            Net::One => (first.clone(), pd.clone()),
+            Net::Hub | Net::Host => {
+                let second = open()?;
+                let other = second.alloc_pd()?;
+                (second, other)
+            }
+        };
+        let mut pair = Pair {
+            qps: [pd.create_qp(configs[0])?, other.create_qp(configs[1])?],
+            devices: [first, second],
+            pds: [pd, other],
+        };
+        pair.connect()?;
+        Ok(pair)
+    }
+
+    /// Connects the two, after creation or reset.
+    ///
+    /// # Errors
+    /// As [`Qp::connect`].
+    pub fn connect(&mut self) -> gdsync::Result<()> {
+        let [a, b] = &mut self.qps;
+        a.connect(&b.address())?;
+        b.connect(&a.address())
+    }
+
+    /// New memory that queue pair `of` may name, with all rights.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`] and [`Pd::register`].
+    pub fn memory(&self, of: usize, kind: MemoryKind, len: usize) -> gdsync::Result<Mr> {
+        let pd = &self.pds[of];
+        pd.register(&pd.device().gpu().alloc(kind, len)?, Access::ALL)
+    }
+
+    /// One message each way, filled and verified by the GPU.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    pub fn message(&mut self, gear: &Gear, seed: u64) -> Verdict {
+        let stream = gear.gpu.stream()?;
+        let finding = gear.finding()?;
+        for from in 0..2 {
+            let source = self.memory(from, MemoryKind::Device, 256)?;
+            let landing = self.memory(1 - from, MemoryKind::Device, 256)?;
+            let seed = seed + from as u64;
+            gear.fill(&stream, source.region(), 0, 200, seed)?;
+            let receive = self.qps[1 - from].prepare_receive(&[landing.sge(8, 248)])?;
+            let list = [source.sge(0, 200)];
+            let send = self.qps[from].prepare(&Work::send(&list).signaled())?;
+            let list = [
+                Descriptor::Receive(receive),
+                Descriptor::Send(send),
+                Descriptor::wait(send),
+                Descriptor::wait_flushed(receive),
+            ];
+            let [a, b] = &mut self.qps;
+            gdsync::rdma::post_on(&stream, &mut [a, b], &list)?;
+            gear.verify(&stream, landing.region(), 8, 200, seed, &finding)?;
+            finish(&stream, "a message")?;
+            finding.clean("a message")?;
+            let got = self.qps[1 - from].received(receive)?;
+            ensure(got.len == 200, || format!("{got:?} of 200 bytes"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is in flight, finds no error, and takes everything down.
+    ///
+    /// # Errors
+    /// Something stays in flight, or a queue pair is in error.
+    pub fn leave(mut self, what: &str) -> Verdict {
+        for qp in &mut self.qps {
+            let error = qp.error();
+            ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
+            qp.quiet(LIMIT)?;
+        }
+        let Pair { devices, qps, .. } = self;
+        drop(qps);
+        for device in devices {
+            device.close(LIMIT)?;
+        }
+        Ok(())
+    }
+}
+
+/// A wait with a time limit.
+pub fn limited(timeout: Duration) -> WaitOptions {
+    WaitOptions {
+        flush: false,
+        timeout: Some(timeout),
+    }
+}

@@ -1,0 +1,27 @@
+//! The trials on a stand-in for libcuda, so that the way to CUDA is walked where no GPU is: few
+//! laps, everything required.
+
+#[path = "../../libgdsync/tests/standin/mod.rs"]
+#[allow(unused_macros, unused_imports)]
+mod standin;
+
+use std::process::{Command, Stdio};
+
+use standin::{LIBRARY, Variant};
+
+#[test]
+fn the_trials_of_cuda_pass_on_a_stand_in() {
+    let library = standin::build(&Variant::default());
+    let mut trials = Command::new(env!("CARGO_BIN_EXE_conformance"))
+        .args(["--color", "never", "cuda "])
+        .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
+        .env_remove("GDS_LOWER")
+        .env_remove("GDS_PROVIDER")
+        .env(LIBRARY, library)
+        .env("GDS_REQUIRE", "cuda")
+        .env("GDS_LAPS", "5")
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert!(trials.wait().unwrap().success());
+}
