@@ -14,6 +14,8 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the library's kernels for CUDA, libgdsync/device/ptx
   doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
+  hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
+                 a GPU of NVIDIA with it; logs and JSON go to DIR
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
   help           this list
 USAGE
@@ -231,6 +233,22 @@ run_tsan() {
         -- --skip model:: --skip moves_between_threads
 }
 
+# --- hardware ----------------------------------------------------------------------------
+
+# build_hardware FOLDER: all that a machine with a GPU and without a toolchain needs.
+build_hardware() {
+    local program target
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    need strip binutils
+    cargo build --release --locked -p conformance -p mpbench -p gdsync-doctor
+    mkdir -p "$1"
+    for program in conformance mpbench gdsync-doctor; do
+        strip -o "$1/$program" "$target/release/$program"
+    done
+    cp configure-helpers/hardware/run.sh "$1/run"
+    say "hardware: $1 holds $(du -sh "$1" | cut -f 1); run it anywhere with: sh hardware/run"
+}
+
 # --- commands ----------------------------------------------------------------------------
 
 command="${1:-help}"
@@ -265,6 +283,13 @@ kernels)
 doctor)
     need_toolchain >&2
     cargo run -q -p gdsync-doctor -- "$@"
+    ;;
+hardware)
+    say "hardware: the trials for a GPU of NVIDIA, built here, run here if there is one"
+    need_toolchain
+    folder="$(realpath -m "${CARGO_TARGET_DIR:-target}")/hardware"
+    build_hardware "$folder"
+    sh "$folder/run" "$@"
     ;;
 tsan)
     [ $# -gt 0 ] || set -- gds-step gds-driver softgpu gdsync

@@ -1,0 +1,148 @@
+#!/bin/sh
+# Every trial that wants a GPU of NVIDIA, on a machine that needs no toolchain: the programs lie
+# beside this script, where `./build.sh hardware` has put them.
+#
+#   sh run [RESULTS]     RESULTS: a folder for logs and JSON (default: ./hardware-results)
+#
+# Prints each step with its outcome and a summary; the exit code is 0 if all passed. Without a
+# GPU nothing is run, which is a failure if GDS_REQUIRE names cuda.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+results=${1:-hardware-results}
+mkdir -p "$results" || exit 1
+results=$(cd "$results" && pwd)
+summary=$results/summary.txt
+: >"$summary"
+failed=0
+number=0
+
+say() { printf '%s\n' "$*" | tee -a "$summary"; }
+
+# step NAME SECONDS COMMAND..: runs the command with a time limit; its output goes into a log.
+step() {
+    name=$1 limit=$2
+    shift 2
+    number=$((number + 1))
+    log=$results/$(printf '%02d-%s.log' "$number" "$name")
+    printf '==> %s\n' "$name"
+    start=$(date +%s)
+    timeout -k 5 "$limit" "$@" >"$log" 2>&1 </dev/null
+    rc=$?
+    took=$(($(date +%s) - start))
+    case $rc in
+    0) outcome=ok ;;
+    124 | 137) outcome="FAILED: not done within $limit s" ;;
+    *) outcome="FAILED: exit code $rc" ;;
+    esac
+    if [ "$rc" -ne 0 ]; then
+        failed=$((failed + 1))
+        # What failed, and how it ended.
+        grep -E 'FAILED|^error|panicked' "$log" | head -n 20
+        tail -n 25 "$log"
+    fi
+    say "$(printf '%-32s %4s s  %s' "$name" "$took" "$outcome")"
+}
+
+# A step that cannot be run here: told, and a failure, because it was asked for.
+lacking() {
+    failed=$((failed + 1))
+    number=$((number + 1))
+    say "$(printf '%-32s          FAILED: %s' "$1" "$2")"
+}
+
+trials() { "$here/conformance" --color never "$@"; }
+
+absent=$(trials --list 2>/dev/null | grep '^cuda (needs cuda' | head -n 1)
+if [ -n "$absent" ]; then
+    say "nothing was run: ${absent%: test}"
+    case ",${GDS_REQUIRE:-}," in
+    *,cuda,*) exit 1 ;;
+    *) exit 0 ;;
+    esac
+fi
+GDS_REQUIRE=cuda
+GDS_GPU=cuda
+export GDS_REQUIRE GDS_GPU
+unset CUDA_DEVICE_MAX_CONNECTIONS GDS_LOWER GDS_PROVIDER GDS_LAPS
+
+say "$(cd "$here" && sha256sum conformance mpbench gdsync-doctor)"
+say "$(uname -sr), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"
+say ""
+
+# --- what is here -------------------------------------------------------------------------
+
+step doctor 30 "$here/gdsync-doctor"
+step doctor-json 30 sh -c '"$1" --json >"$2"' - "$here/gdsync-doctor" "$results/doctor.json"
+
+# --- conformance --------------------------------------------------------------------------
+
+conformance() { # NAME SECONDS FILTER..
+    name=$1 limit=$2
+    shift 2
+    step "$name" "$limit" "$here/conformance" --color never "$@"
+}
+
+conformance programs 150 'cuda program'
+conformance others 90 'cuda ' --skip 'cuda program'
+
+# --- speed --------------------------------------------------------------------------------
+
+bench() { # NAME SECONDS COMMAND OPTIONS..
+    name=$1 limit=$2
+    shift 2
+    if ! "$here/mpbench" "$1" --help >/dev/null 2>&1; then
+        lacking "$name" "this mpbench has no command $1"
+        return
+    fi
+    step "$name" "$limit" "$here/mpbench" "$@" --json "$results/$name.json"
+}
+
+for lowering in memops kernel; do
+    bench "loopback-$lowering" 30 loopback --gpu cuda --lowering "$lowering"
+    bench "pingpong-$lowering" 45 pingpong --gpu cuda --lowering "$lowering"
+done
+bench post 30 post --gpu cuda
+bench gds_poll_lat 30 gds_poll_lat --gpu cuda
+bench gds_kernel_latency 30 gds_kernel_latency --gpu cuda
+bench gds_sanity 30 gds_sanity --gpu cuda
+bench soak 90 soak --gpu cuda
+
+# --- the sanitizer ------------------------------------------------------------------------
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+
+# sanitize TOOL SECONDS FILTER..: a short form of the trials. Errors of the interface that the
+# library provokes to learn what the driver can do are not counted.
+sanitize() {
+    tool=$1 limit=$2
+    shift 2
+    if [ -z "$sanitizer" ]; then
+        lacking "$tool" "compute-sanitizer is not on the PATH"
+        return
+    fi
+    GDS_LAPS=1
+    export GDS_LAPS
+    step "$tool" "$limit" "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 99 \
+        "$here/conformance" --color never "$@"
+    unset GDS_LAPS
+    grep 'SUMMARY' "$log" | tail -n 1 | tee -a "$summary"
+    # An exit code of 0 from a run that the tool did not see would prove nothing.
+    if ! grep -q 'SUMMARY.* 0 ' "$log"; then
+        failed=$((failed + 1))
+        say "$tool: no clean summary in the log"
+    fi
+}
+
+sanitize memcheck 60 'cuda program'
+sanitize racecheck 60 'cuda program'
+sanitize synccheck 45 'cuda program'
+
+# --- the end ------------------------------------------------------------------------------
+
+say ""
+if [ "$failed" -eq 0 ]; then
+    say "all $number steps passed"
+else
+    say "$failed of $number steps failed; logs in $results"
+    exit 1
+fi
