@@ -174,6 +174,10 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn name(&self) -> String;
     /// `soft` or `cuda`.
     fn kind(&self) -> &'static str;
+    /// The physical GPU; 0 if it is this process's alone.
+    fn identity(&self) -> u64 {
+        0
+    }
     fn caps(&self) -> Caps;
     /// `None`: any number of streams may wait.
     fn wait_limits(&self) -> Option<WaitLimits>;
@@ -330,6 +334,12 @@ impl Gpu {
     /// Which runtime runs it: `soft` or `cuda`.
     pub fn runtime_name(&self) -> &'static str {
         self.0.runtime.kind()
+    }
+
+    /// A number of the physical GPU, the same in every process; 0 for one that no other process
+    /// can share.
+    pub(crate) fn identity(&self) -> u64 {
+        self.0.runtime.identity()
     }
 
     /// How many of its streams may wait at a time; `None`: any number.

@@ -10,6 +10,7 @@
 mod batch;
 mod caps;
 pub(crate) mod completion;
+pub(crate) mod cost;
 pub(crate) mod legal;
 mod op;
 pub(crate) mod post;

@@ -3,11 +3,14 @@
 //! All numbers are little-endian. A record starts with a magic and the version of its
 //! format; a reader refuses another version by name.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
 use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of what the peers speak over the wire.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 /// NICs that one region is registered with.
 const LANES: usize = 4;
 
@@ -20,11 +23,16 @@ pub struct QpAddress {
     pub qpn: u32,
     /// Number of the first packet it sends, fresh for each connection.
     pub psn: u32,
+    /// The GPU whose streams it serves, the same number wherever that GPU is seen; 0 for one
+    /// that no other process shares.
+    pub gpu: u64,
+    /// The process, by a number of chance.
+    pub process: u64,
 }
 
 impl QpAddress {
     /// Bytes of a record.
-    pub const LEN: usize = 24;
+    pub const LEN: usize = 40;
     const TYPE: u8 = 1;
 
     /// The record.
@@ -34,6 +42,8 @@ impl QpAddress {
         b[8..16].copy_from_slice(&self.node.to_le_bytes());
         b[16..20].copy_from_slice(&self.qpn.to_le_bytes());
         b[20..24].copy_from_slice(&self.psn.to_le_bytes());
+        b[24..32].copy_from_slice(&self.gpu.to_le_bytes());
+        b[32..40].copy_from_slice(&self.process.to_le_bytes());
         b
     }
 
@@ -47,8 +57,16 @@ impl QpAddress {
             node: u64::from_le_bytes(take(bytes, 8)),
             qpn: u32::from_le_bytes(take(bytes, 16)),
             psn: u32::from_le_bytes(take(bytes, 20)),
+            gpu: u64::from_le_bytes(take(bytes, 24)),
+            process: u64::from_le_bytes(take(bytes, 32)),
         })
     }
+}
+
+/// A number of this process that another is unlikely to have.
+pub(super) fn process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
 /// Memory of a peer, with the key that each of its NICs has for it.
@@ -177,6 +195,8 @@ mod tests {
             node: 0x1122_3344_5566_7788,
             qpn: 0x00ab_cdef,
             psn: 0x0012_3456,
+            gpu: 0x8877_6655_4433_2211,
+            process: 7,
         };
         let memory = RemoteMemory {
             addr: 0x7fff_0000_1000,
@@ -194,7 +214,7 @@ mod tests {
         let e = QpAddress::from_bytes(&other).unwrap_err();
         assert_eq!(e.kind(), Kind::Protocol);
         assert!(
-            e.to_string().contains("version 9") && e.to_string().contains("version 1"),
+            e.to_string().contains("version 9") && e.to_string().contains("version 2"),
             "{e}"
         );
         for len in 0..QpAddress::LEN {

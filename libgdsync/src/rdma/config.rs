@@ -13,19 +13,21 @@ pub enum Lowering {
     MemOps,
     /// One tiny kernel a submission.
     Kernel,
-    /// Whichever the environment (`GDS_LOWER`) or the runtime prefers.
+    /// What the environment says (`GDS_LOWER`), or for each list what it costs: one kernel in
+    /// place of many memory operations, where kernels run beside the application's, and never
+    /// for waits that a spinning kernel could keep from coming true.
     #[default]
     Auto,
 }
 
 impl Lowering {
-    /// What `Auto` stands for here.
+    /// What the environment makes of `Auto`.
     pub(super) fn resolve(self) -> Result<Lowering> {
         match self {
             Lowering::Auto => env_choice(
                 "GDS_LOWER",
                 &[
-                    ("auto", Lowering::MemOps),
+                    ("auto", Lowering::Auto),
                     ("memops", Lowering::MemOps),
                     ("kernel", Lowering::Kernel),
                 ],

@@ -15,6 +15,7 @@ use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, Wait
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Proof, Region, Span, Stream, Word32, Word64};
 use crate::memop::completion::Entry;
+use crate::memop::cost;
 use crate::memop::post::Ring;
 use crate::memop::{Condition, Inline, Op};
 use crate::ring::fifo::PostMark;
@@ -148,12 +149,10 @@ fn run(
     s.waits.clear();
     s.undo.clear();
     s.proof = None;
-    let mut kernel = false;
-    let decided = list
-        .iter()
-        .try_for_each(|d| decide(stream, queues, d, s, &mut kernel));
+    let decided = list.iter().try_for_each(|d| decide(stream, queues, d, s));
+    let decided = decided.and_then(|()| announce(queues, s));
+    let kernel = decided.is_ok() && by_kernel(queues, s);
     let lowered = decided
-        .and_then(|()| announce(queues, s))
         .and_then(|()| stream.admit(OPERATION, s.proof.take()))
         .and_then(|()| lower(stream, &s.items, &mut s.buffers, kernel));
     match lowered {
@@ -179,6 +178,20 @@ fn run(
             Err(e)
         }
     }
+}
+
+/// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
+fn by_kernel(queues: &[&mut Qp], s: &Scratch) -> bool {
+    let any = |lowering| queues.iter().any(|qp| qp.lowering == lowering);
+    if any(Lowering::Kernel) || queues.is_empty() || any(Lowering::MemOps) {
+        return any(Lowering::Kernel);
+    }
+    // Who will write a word of the application's is not known: it may need this GPU.
+    let foreign = |item: &Item| matches!(item, Item::Op(op) if op.is_wait());
+    if s.items.iter().any(foreign) || !s.waits.iter().all(|w| queues[w.queue].spin) {
+        return false;
+    }
+    cost::kernel_wins(s.items.iter().map(Item::operations).sum())
 }
 
 fn find(queues: &[&mut Qp], id: u64) -> Result<usize> {
@@ -207,22 +220,18 @@ fn decide(
     queues: &mut [&mut Qp],
     descriptor: &Descriptor<'_>,
     s: &mut Scratch,
-    kernel: &mut bool,
 ) -> Result<()> {
     match *descriptor {
         Descriptor::Send(request) => {
             let queue = find(queues, request.queue)?;
-            *kernel |= queues[queue].lowering == Lowering::Kernel;
             decide_send(stream, queue, queues[queue], request, s)
         }
         Descriptor::Receive(request) => {
             let queue = find(queues, request.queue)?;
-            *kernel |= queues[queue].lowering == Lowering::Kernel;
             decide_receive(stream, queue, queues[queue], request, s)
         }
         Descriptor::Wait(completion, options) => {
             let queue = find(queues, completion.queue)?;
-            *kernel |= queues[queue].lowering == Lowering::Kernel;
             decide_wait(stream, queue, queues[queue], completion, options, s)
         }
         Descriptor::WaitValue32 {

@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
 use crate::memop::completion::Entry;
+use crate::memop::cost;
 use crate::memop::post::Ring;
 use crate::memop::program::{Code, Program};
 use crate::memop::{Batch, Condition, DevicePtr, Op, completion, legal, post};
@@ -36,6 +37,19 @@ impl Item {
                 true
             }
             _ => false,
+        }
+    }
+}
+
+impl Item {
+    /// Memory operations that it becomes, or at most one more.
+    pub fn operations(&self) -> usize {
+        match self {
+            Item::Op(op) => cost::operations(op),
+            Item::Post(ring) => 2 + usize::from(ring.edge.is_some()),
+            Item::PostReceive { edge, .. } => 1 + usize::from(edge.is_some()),
+            Item::Wait(_) => 2,
+            Item::Mark { .. } => 1,
         }
     }
 }

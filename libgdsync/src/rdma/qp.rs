@@ -31,6 +31,9 @@ pub struct Qp {
     pub(super) core: Arc<QpCore>,
     pub(super) id: u64,
     pub(super) lowering: Lowering,
+    /// Whether a kernel may spin until a completion: the peer does not share this GPU from
+    /// another process, which the GPU would run only in time slices beside it.
+    pub(super) spin: bool,
     pub(super) pd: Pd,
     pub(super) ring: Region,
     recv_sges: u32,
@@ -45,10 +48,12 @@ impl fmt::Debug for Qp {
 impl Qp {
     pub(super) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
         let endpoint = config.endpoint.resolve()?;
-        // The proxy's words are plain words: nothing for the kernel's counters to do.
-        let lowering = match endpoint {
-            Endpoint::Proxy => Lowering::MemOps,
-            _ => config.lowering.resolve()?,
+        // Kernels of a soft GPU run on a CPU: they win nothing.
+        let costs = pd.device().gpu().caps().kernels && pd.device().gpu().identity() != 0;
+        let lowering = match (endpoint, config.lowering.resolve()?) {
+            (Endpoint::Proxy, _) => Lowering::MemOps,
+            (_, Lowering::Auto) if !costs => Lowering::MemOps,
+            (_, lowering) => lowering,
         };
         if lowering == Lowering::Kernel && !pd.device().gpu().caps().kernels {
             let what = format!("kernel lowering on {:?}", pd.device().gpu());
@@ -68,6 +73,7 @@ impl Qp {
             core,
             id: crate::gpu::next_id(),
             lowering,
+            spin: false,
             pd: pd.clone(),
             ring: built.ring,
             recv_sges: config.recv_sges,
@@ -79,7 +85,7 @@ impl Qp {
         self.pd.device()
     }
 
-    /// How its posts and waits on streams are lowered.
+    /// How its posts and waits on streams are lowered. `Auto`: by what each list costs.
     pub fn lowering(&self) -> Lowering {
         self.lowering
     }
@@ -98,6 +104,8 @@ impl Qp {
             node: self.core.nic.node(),
             qpn: self.core.qpn(),
             psn: self.core.psn(&self.core.lock()),
+            gpu: self.core.gpu.identity(),
+            process: super::address::process(),
         }
     }
 
@@ -122,6 +130,9 @@ impl Qp {
         nic.connect_qp(self.core.qpn(), psn, peer)
             .map_err(|e| e.of(&self))?;
         state.connected = true;
+        drop(state);
+        self.spin =
+            peer.gpu != self.core.gpu.identity() || peer.process == super::address::process();
         Ok(())
     }
 

@@ -51,6 +51,7 @@ pub(crate) struct CudaRuntime {
     host: Arc<dyn Host>,
     reaper: MachineId,
     caps: Caps,
+    identity: u64,
     limits: WaitLimits,
     /// Whether the device sees registered host memory at the host's addresses.
     same_address: bool,
@@ -107,6 +108,10 @@ impl Runtime for CudaRuntime {
 
     fn kind(&self) -> &'static str {
         "cuda"
+    }
+
+    fn identity(&self) -> u64 {
+        self.identity
     }
 
     fn caps(&self) -> Caps {

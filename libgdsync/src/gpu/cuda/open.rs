@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream};
+use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::{Context, check};
@@ -133,6 +133,21 @@ fn name_of(cuda: &Cuda, device: CUdevice) -> String {
     }
 }
 
+/// A number of the GPU that is the same in every process, and not 0.
+fn identity(cuda: &Cuda, device: CUdevice) -> u64 {
+    let mut uuid = CUuuid::default();
+    // SAFETY: stores 16 bytes.
+    let asked = cuda
+        .cuDeviceGetUuid_v2
+        .map(|get| unsafe { get(&mut uuid, device) });
+    if asked.is_none_or(|asked| !asked.is_success()) {
+        // Every GPU of a host that does not tell may be the same one.
+        return 1;
+    }
+    let half = |bytes: &[u8]| bytes.iter().fold(0, |n, b| n << 8 | u64::from(*b));
+    (half(&uuid.bytes[..8]) ^ half(&uuid.bytes[8..])).max(1)
+}
+
 fn context_id(cuda: &Cuda, context: CUcontext) -> u64 {
     let mut id = 0;
     if let Some(get) = cuda.cuCtxGetId {
@@ -175,6 +190,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         host,
         reaper,
         caps,
+        identity: identity(cuda, device),
         limits: wait_limits(),
         same_address,
         kernels,
