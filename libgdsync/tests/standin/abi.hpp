@@ -141,6 +141,24 @@ struct AccessDesc {
 };
 static_assert(sizeof(AccessDesc) == 12, "CUmemAccessDesc");
 
+// Rows of bytes, from and to what the memory types say.
+struct Copy2D {
+    size_t src_x, src_y;
+    u32 src_type;
+    const void* src_host;
+    u64 src_device;
+    void* src_array;
+    size_t src_pitch;
+    size_t dst_x, dst_y;
+    u32 dst_type;
+    void* dst_host;
+    u64 dst_device;
+    void* dst_array;
+    size_t dst_pitch;
+    size_t width, height;
+};
+static_assert(sizeof(Copy2D) == 128, "CUDA_MEMCPY2D");
+
 struct IpcHandle {
     unsigned char bytes[64];
 };

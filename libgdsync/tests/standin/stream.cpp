@@ -369,6 +369,28 @@ STANDIN_API int cuMemcpyDtoHAsync_v2(void* to, u64 from, size_t len, void* strea
     return copy("cuMemcpyDtoHAsync_v2", bits(to), from, len, stream, false, true);
 }
 
+// Pinned and device memory only: what the library has need of.
+STANDIN_API int cuMemcpy2DAsync_v2(const Copy2D* copy, void* handle) {
+    return call("cuMemcpy2DAsync_v2", Need::context, [&](Machine& m, Lock& lock) -> int {
+        Stream* stream;
+        int code = own_stream(m, handle, &stream);
+        const Copy2D c = *copy;
+        if (code != kOk || c.width == 0 || c.height == 0) return code;
+        constexpr u32 kHost = 1, kDevice = 2;
+        const bool types = (c.src_type == kHost || c.src_type == kDevice) && (c.dst_type == kHost || c.dst_type == kDevice);
+        if (!types || c.src_pitch < c.src_x + c.width || c.dst_pitch < c.dst_x + c.width) return kInvalidValue;
+        const u64 from = (c.src_type == kHost ? bits(c.src_host) : c.src_device) + c.src_y * c.src_pitch + c.src_x;
+        const u64 to = (c.dst_type == kHost ? bits(c.dst_host) : c.dst_device) + c.dst_y * c.dst_pitch + c.dst_x;
+        Span target, source;
+        if ((code = span(m, to, (c.height - 1) * c.dst_pitch + c.width, true, &target)) != kOk) return code;
+        if ((code = span(m, from, (c.height - 1) * c.src_pitch + c.width, true, &source)) != kOk) return code;
+        return enqueue(lock, stream, [=] {
+            for (size_t row = 0; row < c.height; row++) memcpy(target.at + row * c.dst_pitch, source.at + row * c.src_pitch, c.width);
+            return Step::done;
+        });
+    }, bits(copy->dst_device), bits(copy->src_host), u64{copy->width}, u64{copy->height}, handle);
+}
+
 STANDIN_API int cuMemsetD8Async(u64 to, unsigned char value, size_t len, void* handle) {
     return call("cuMemsetD8Async", Need::context, [&](Machine& m, Lock& lock) -> int {
         Stream* stream;

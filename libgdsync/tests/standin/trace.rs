@@ -26,11 +26,10 @@ struct Submission {
     ops: Vec<Op>,
 }
 
-/// One operation: its line, with a hole for the place, and the address.
+/// One operation: its line, with `@` for each place, and the addresses of these.
 struct Op {
-    before: String,
-    at: Option<u64>,
-    after: String,
+    line: String,
+    at: Vec<u64>,
 }
 
 impl Calls {
@@ -84,15 +83,14 @@ impl Watch for Calls {
             lines.push(head);
             for op in call.ops {
                 let traced = named.next().expect("an operation that is not traced");
-                let Some(at) = op.at else {
-                    lines.push(op.before);
-                    continue;
-                };
-                // `phase 0: wait32 PLACE ..`, `wait32 PLACE ..`.
-                let word = if call.kernel { 3 } else { 1 };
-                let place = traced.split(' ').nth(word).unwrap().to_owned();
-                let place = self.place(at, &place);
-                lines.push(format!("{}{place}{}", op.before, op.after));
+                let traced: Vec<&str> = traced.split(' ').collect();
+                let mut at = op.at.into_iter();
+                // Where the line has an address, the traced one has its name.
+                let words = op.line.split(' ').enumerate().map(|(i, word)| match word {
+                    "@" => self.place(at.next().unwrap(), traced[i]),
+                    word => word.to_owned(),
+                });
+                lines.push(words.collect::<Vec<_>>().join(" "));
             }
         }
         assert_eq!(named.next(), None, "traced, but never handed to the driver");
@@ -159,9 +157,8 @@ fn memory_operation(line: &str) -> Op {
     if let ["flush", "flags", flags] = words[..] {
         assert_eq!(hex(flags), 0);
         return Op {
-            before: "flush".to_owned(),
-            at: None,
-            after: String::new(),
+            line: "flush".to_owned(),
+            at: Vec::new(),
         };
     }
     let [name, at, value, "flags", flags] = words[..] else {
@@ -174,17 +171,16 @@ fn memory_operation(line: &str) -> Op {
     };
     let after = if name.starts_with("write") {
         assert_eq!(flags, 0, "a write that is not fenced");
-        format!(" = {value} fenced")
+        format!("= {value} fenced")
     } else {
         let condition = ["Geq", "Eq", "And", "Nor"][flags as usize & 3];
         let flush = if flags >> 30 & 1 == 1 { " flush" } else { "" };
         assert_eq!(flags & !(1 << 30 | 3), 0);
-        format!(" {condition} {value}{flush}")
+        format!("{condition} {value}{flush}")
     };
     Op {
-        before: format!("{name} "),
-        at: Some(hex(at)),
-        after,
+        line: format!("{name} @ {after}"),
+        at: vec![hex(at)],
     }
 }
 
@@ -200,22 +196,28 @@ fn program(line: &str) -> Vec<Op> {
     (0..count)
         .map(|i| {
             let at = 8 + 32 * i;
-            let names = [
-                "write32",
-                "write64",
-                "wait32",
-                "wait64",
-                "post",
-                "post-receive",
-                "wait-completion",
-                "wait-entry",
-                "ring",
-            ];
             let (code, phase) = (bytes[at], bytes[at + 2]);
+            let more = (word(at) >> 32) as u32;
+            let [place, value, extra] = [8, 16, 24].map(|field| word(at + field));
+            let simple = |name: &str| (format!("{name} @ {value:#x} {extra:#x}"), vec![place]);
+            let (line, at) = match code {
+                1 => simple("write32"),
+                2 => simple("write64"),
+                3 => simple("wait32"),
+                4 => {
+                    let line = format!("wait64 @ {value:#x} {extra:#x} {more}");
+                    (line, vec![place])
+                }
+                5 => simple("wait-entry"),
+                6 => {
+                    let line = format!("ring @ = {more:#010x}, @ = {value:#018x}");
+                    (line, vec![place, extra])
+                }
+                _ => panic!("an operation {code}"),
+            };
             Op {
-                before: format!("phase {phase}: {} ", names[usize::from(code) - 1]),
-                at: Some(word(at + 8)),
-                after: format!(" {:#x} {:#x}", word(at + 16), word(at + 24)),
+                line: format!("phase {phase}: {line}"),
+                at,
             }
         })
         .collect()

@@ -1,0 +1,379 @@
+//! What a waiting stream does to everybody else, and what is done about it: streams are
+//! refused before the hardware channels run out, submissions before the driver blocks the
+//! caller, and nothing that blocks is called while a stream waits.
+
+mod standin;
+
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
+use gdsync::memop::Condition;
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Pd, Qp, QpConfig, Sge, WaitOptions, Work,
+};
+use gdsync::{Gpu, Kind, Result};
+use standin::{Control, Variant, inside, until};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A word that holds streams.
+struct Gate(Word32);
+
+impl Gate {
+    fn new(gpu: &Gpu) -> Gate {
+        let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        Gate(region.word32(0).unwrap())
+    }
+
+    fn wait(&self, value: u32) -> Descriptor<'_> {
+        Descriptor::WaitValue32 {
+            word: &self.0,
+            condition: Condition::Geq,
+            value,
+            flush: false,
+        }
+    }
+
+    fn open(&self, value: u32) {
+        self.0.store(value).unwrap();
+    }
+}
+
+fn write(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WriteValue32 { word, value }
+}
+
+/// A GPU, and two queue pairs that talk to each other.
+struct Rig {
+    gpu: Gpu,
+    pd: Pd,
+    a: Qp,
+    b: Qp,
+}
+
+fn rig() -> Rig {
+    let gpu = Gpu::cuda(0).unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    let config = QpConfig {
+        lowering: Lowering::MemOps,
+        endpoint: Endpoint::Ring,
+        ..QpConfig::default()
+    };
+    let (mut a, mut b) = (
+        pd.create_qp(&config).unwrap(),
+        pd.create_qp(&config).unwrap(),
+    );
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    Rig { gpu, pd, a, b }
+}
+
+impl Rig {
+    fn post(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
+        self.a.post_on(stream, list)
+    }
+
+    /// A message by a stream that does not wait, from device memory into device memory.
+    fn message(&mut self, stream: &Stream, value: u64) {
+        let region = self.gpu.alloc(MemoryKind::Device, 64).unwrap();
+        let mr = self.pd.register(&region, Access::ALL).unwrap();
+        region.write(0, &value.to_le_bytes()).unwrap();
+        let piece = |offset| Sge {
+            mr: &mr,
+            offset,
+            len: 8,
+        };
+        let recv = self.b.prepare_receive(&[piece(8)]).unwrap();
+        self.b.post_receive(recv).unwrap();
+        let list = [piece(0)];
+        let send = self.a.prepare(&Work::send(&list).signaled()).unwrap();
+        self.a.post_on(stream, &[Descriptor::Send(send)]).unwrap();
+        self.a.wait(send, LIMIT).unwrap();
+        self.b.wait(recv, LIMIT).unwrap();
+        let mut got = [0; 8];
+        region.read(8, &mut got).unwrap();
+        assert_eq!(u64::from_le_bytes(got), value);
+    }
+}
+
+/// More streams than may wait: the rest is refused, and whoever does not wait goes on.
+fn too_many(streams: usize, limit: usize) {
+    let mut r = rig();
+    let control = Control::open();
+    assert_eq!(r.gpu.wait_limits().unwrap().streams as usize, limit);
+    let gate = Gate::new(&r.gpu);
+    let all: Vec<Stream> = (0..streams).map(|_| r.gpu.stream().unwrap()).collect();
+    for (i, stream) in all.iter().enumerate() {
+        let posted = r.post(stream, &[gate.wait(1)]);
+        if i < limit {
+            posted.unwrap();
+            continue;
+        }
+        let error = posted.unwrap_err();
+        assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
+        assert_eq!(error.limit_value(), Some(limit as u64));
+        let text = error.to_string();
+        assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{text}");
+    }
+    until("those that may do wait", || {
+        control.waiting() == limit as u64
+    });
+    // One more wait of a stream that waits takes nothing.
+    r.post(&all[0], &[gate.wait(2)]).unwrap();
+    // The refused streams do other work, and so does everybody.
+    let flag = Gate::new(&r.gpu);
+    r.post(all.last().unwrap(), &[write(&flag.0, 1)]).unwrap();
+    until("the refused stream writes", || flag.0.load().unwrap() == 1);
+    r.message(&r.gpu.stream().unwrap(), 0x1234_5678_9abc);
+    // A request that was refused with its wait is still there.
+    let mr =
+        r.pd.register(&r.gpu.alloc(MemoryKind::Pinned, 64).unwrap(), Access::ALL)
+            .unwrap();
+    let recv = r.b.prepare_receive(&[mr.sge(8, 8)]).unwrap();
+    r.b.post_receive(recv).unwrap();
+    let send =
+        r.a.prepare(&Work::send(&[mr.sge(0, 8)]).signaled())
+            .unwrap();
+    let list = [
+        Descriptor::Send(send),
+        Descriptor::Wait(send.into(), WaitOptions::default()),
+    ];
+    let last = all.last().unwrap();
+    assert_eq!(r.post(last, &list).unwrap_err().kind(), Kind::TooManyWaits);
+    assert_eq!(r.a.poll(send).unwrap(), None);
+    gate.open(2);
+    until("all go on", || control.waiting() == 0);
+    r.post(last, &list).unwrap();
+    assert!(last.synchronize(LIMIT).unwrap());
+    // Everybody may wait once more, in turn.
+    for (value, stream) in (3..).zip(all.iter().chain(&all)) {
+        r.post(stream, &[gate.wait(value)]).unwrap();
+        gate.open(value);
+        assert!(stream.synchronize(LIMIT).unwrap());
+    }
+    assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
+}
+
+#[test]
+fn nine_waiting_streams() {
+    inside!(Variant::default());
+    too_many(9, 6);
+}
+
+#[test]
+fn thirty_three_waiting_streams() {
+    inside!(Variant {
+        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "32")],
+        ..Variant::default()
+    });
+    too_many(33, 30);
+}
+
+/// With so few channels that a wait stops all else, still one may wait, and goes on.
+#[test]
+fn one_channel() {
+    inside!(Variant {
+        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")],
+        ..Variant::default()
+    });
+    let mut r = rig();
+    let gate = Gate::new(&r.gpu);
+    let (first, second) = (r.gpu.stream().unwrap(), r.gpu.stream().unwrap());
+    r.post(&first, &[gate.wait(1)]).unwrap();
+    let error = r.post(&second, &[gate.wait(1)]).unwrap_err();
+    assert_eq!(error.kind(), Kind::TooManyWaits);
+    gate.open(1);
+    assert!(first.synchronize(LIMIT).unwrap());
+    r.post(&second, &[gate.wait(1)]).unwrap();
+    assert!(second.synchronize(LIMIT).unwrap());
+}
+
+/// Who has passed makes room without being asked, and a stream whose handle is dropped while it
+/// waits still counts.
+#[test]
+fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    for value in 1..=50 {
+        for _ in 0..6 {
+            let stream = r.gpu.stream().unwrap();
+            r.post(&stream, &[gate.wait(value)]).unwrap();
+        }
+        let refused = r.gpu.stream().unwrap();
+        let error = r.post(&refused, &[gate.wait(value)]).unwrap_err();
+        assert_eq!(error.kind(), Kind::TooManyWaits);
+        gate.open(value);
+        until("the next may wait", || control.waiting() == 0);
+    }
+    until("the streams are gone", || control.live()["commands"] == 0);
+}
+
+/// A stream that waits for the event of a stream that waits, waits.
+#[test]
+fn waits_for_events_count() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let all: Vec<Stream> = (0..9).map(|_| r.gpu.stream().unwrap()).collect();
+    r.post(&all[0], &[gate.wait(1)]).unwrap();
+    let event = all[0].record().unwrap();
+    let refused = all[1..]
+        .iter()
+        .filter_map(|stream| stream.wait_event(&event).err())
+        .inspect(|e| assert_eq!(e.kind(), Kind::TooManyWaits))
+        .count();
+    assert_eq!(refused, 3);
+    let flag = Gate::new(&r.gpu);
+    let free = r.gpu.stream().unwrap();
+    r.post(&free, &[write(&flag.0, 1)]).unwrap();
+    until("the others go on", || flag.0.load().unwrap() == 1);
+    gate.open(1);
+    until("all go on", || control.waiting() == 0);
+    assert!(event.is_done().unwrap());
+}
+
+/// What enqueues one thing, by number.
+type Enqueue<'a> = &'a mut dyn FnMut(&mut Rig, u32) -> Result<()>;
+
+/// A waiting stream is given things until it takes no more, which is an error and no blocked
+/// thread; once it goes on, it takes them again.
+fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Rig, u32) -> Result<()>>) {
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let stream = r.gpu.stream().unwrap();
+    let memory = r.gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let mut enqueue = enqueue(&stream, &memory);
+    let enqueue: Enqueue<'_> = &mut *enqueue;
+    for value in 1..3 {
+        r.post(&stream, &[gate.wait(value)]).unwrap();
+        let mut taken = 0;
+        let error = (0..1500)
+            .find_map(|i| match enqueue(&mut r, i) {
+                Ok(()) => {
+                    taken += 1;
+                    None
+                }
+                Err(e) => Some(e),
+            })
+            .expect("a thousand submissions and more");
+        assert_eq!(error.kind(), Kind::QueueFull, "{error:?}");
+        assert!(error.limit_value().is_some());
+        assert!(taken >= 100, "refused after {taken}");
+        assert_eq!(control.full(), 0, "and nobody stood still before it");
+        gate.open(value);
+        assert!(stream.synchronize(LIMIT).unwrap());
+        enqueue(&mut r, 0).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+    }
+}
+
+#[test]
+fn fifteen_hundred_submissions() {
+    inside!(Variant::default());
+    full(|stream, memory| {
+        let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
+        Box::new(move |r, i| r.post(&stream, &[write(&word, i)]))
+    });
+}
+
+/// Lists that are each cut into several submissions.
+#[test]
+fn fifteen_hundred_long_lists() {
+    inside!(Variant::default());
+    full(|stream, memory| {
+        let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
+        Box::new(move |r, i| {
+            let list: Vec<Descriptor<'_>> = (0..600).map(|_| write(&word, i)).collect();
+            r.post(&stream, &list)
+        })
+    });
+}
+
+#[test]
+fn fifteen_hundred_copies() {
+    inside!(Variant::default());
+    full(|stream, memory| {
+        let stream = stream.clone();
+        let (from, to) = (memory.span(0, 8).unwrap(), memory.span(8, 8).unwrap());
+        Box::new(move |_, _| stream.copy(&to, &from))
+    });
+}
+
+#[test]
+fn fifteen_hundred_events() {
+    inside!(Variant::default());
+    full(|stream, _| {
+        let stream = stream.clone();
+        Box::new(move |_, _| stream.record().map(drop))
+    });
+}
+
+#[test]
+fn fifteen_hundred_launches() {
+    inside!(Variant::default());
+    full(|stream, memory| {
+        use gdsync::gpu::Dims;
+        let stream = stream.clone();
+        let module = stream
+            .gpu()
+            .load_module(gdsync::kernels::PTX.trim_end_matches('\0').as_bytes())
+            .unwrap();
+        let kernel = module.kernel("gds_fill").unwrap();
+        let args = [0; size_of::<gdsync::kernels::Fill>()];
+        let memory = memory.clone();
+        Box::new(move |_, _| {
+            let _kept = &memory;
+            // SAFETY: a fill of no bytes touches nothing.
+            unsafe { stream.launch(&kernel, Dims::linear(1, 32), &args) }
+        })
+    });
+}
+
+/// Memory given back while a stream waits is freed later, and by nobody's standing still.
+#[test]
+fn memory_dropped_while_a_stream_waits() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let stream = r.gpu.stream().unwrap();
+    let before = control.live();
+    r.post(&stream, &[gate.wait(1)]).unwrap();
+    until("it waits", || control.waiting() == 1);
+    control.record(true);
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        for len in [64, 4096, 1 << 20] {
+            let region = r.gpu.alloc(kind, len).unwrap();
+            r.post(&stream, &[write(&region.word32(0).unwrap(), 7)])
+                .unwrap();
+            drop(region);
+        }
+    }
+    let shared = r.gpu.alloc_exportable(4096).unwrap();
+    r.post(&stream, &[write(&shared.word32(0).unwrap(), 7)])
+        .unwrap();
+    drop(shared);
+    // Meanwhile the reaper looks, again and again.
+    std::thread::sleep(Duration::from_millis(100));
+    let calls = control.calls();
+    for call in ["cuMemFree", "cuMemUnmap", "cuMemRelease", "cuModule"] {
+        assert!(!calls.contains(call), "{call} while a stream waits");
+    }
+    assert_eq!(control.blocked(), []);
+    gate.open(1);
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("all is freed", || {
+        let live = control.live();
+        ["device", "host", "mapped", "physical", "reserved"]
+            .iter()
+            .all(|kind| live[*kind] == before[*kind])
+    });
+    until("and the events with it", || {
+        control.live()["events"] <= before["events"] + 1
+    });
+    assert_eq!(control.blocked(), []);
+}
