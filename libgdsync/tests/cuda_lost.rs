@@ -1,0 +1,420 @@
+//! CUDA that fails on the way: codes that nobody has seen before, and a GPU that is lost in the
+//! middle of a list, of a wait, of a copy. Errors are typed and carry the number, nothing hangs,
+//! and dropping what is left is quiet.
+
+mod standin;
+
+use std::time::Duration;
+
+use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::memop::Condition;
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, QpConfig, WaitOptions, Work,
+};
+use gdsync::{Error, Gpu, Kind};
+use standin::{Control, Variant, inside, until};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// What the driver says of a kernel that went wrong; its context is gone with it.
+const LAUNCH_FAILED: i32 = 719;
+
+struct Rig {
+    gpu: Gpu,
+    a: Qp,
+    b: Qp,
+    mr: Mr,
+    stream: Stream,
+}
+
+fn rig(lowering: Lowering, endpoint: Endpoint) -> Rig {
+    let gpu = Gpu::cuda(0).unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    let config = QpConfig {
+        lowering,
+        endpoint,
+        send_blocks: 1024,
+        recv_entries: 1024,
+        ..QpConfig::default()
+    };
+    let (mut a, mut b) = (
+        pd.create_qp(&config).unwrap(),
+        pd.create_qp(&config).unwrap(),
+    );
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let mr = pd.register(&region, Access::ALL).unwrap();
+    let stream = gpu.stream().unwrap();
+    Rig {
+        gpu,
+        a,
+        b,
+        mr,
+        stream,
+    }
+}
+
+fn numbered(error: &Error, code: i32) {
+    let text = error.to_string();
+    assert!(text.contains(&code.to_string()), "{text}");
+}
+
+/// Every call that enqueues, allocates or asks: the code arrives, and the next call works.
+#[test]
+fn codes_never_seen_before() {
+    inside!(Variant::default());
+    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let control = Control::open();
+    let module = r.gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let kernel = module.kernel("gds_fill").unwrap();
+    let device = r.gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let (from, to) = (
+        r.mr.region().span(0, 8).unwrap(),
+        device.span(8, 8).unwrap(),
+    );
+    let word = r.mr.region().word32(0).unwrap();
+    let event = r.stream.record().unwrap();
+    let page = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+    // SAFETY: not empty; leaked, so it lives as long as what is made of it.
+    let page = unsafe { std::alloc::alloc_zeroed(page) };
+    type Try<'a> = Box<dyn FnMut(&mut Rig) -> gdsync::Result<()> + 'a>;
+    let tries: Vec<(&str, Try<'_>)> = vec![
+        (
+            "cuStreamBatchMemOp_v2",
+            Box::new(|r| {
+                let write = Descriptor::WriteValue32 {
+                    word: &word,
+                    value: 1,
+                };
+                r.a.post_on(&r.stream, &[write])
+            }),
+        ),
+        (
+            "cuLaunchKernel",
+            Box::new(|r| {
+                let fill = gdsync::kernels::Fill::default();
+                // SAFETY: fills nothing.
+                unsafe { r.stream.launch(&kernel, Dims::linear(1, 32), fill.bytes()) }
+            }),
+        ),
+        ("cuMemcpyAsync", Box::new(|r| r.stream.copy(&to, &from))),
+        (
+            "cuStreamIsCapturing",
+            Box::new(|r| r.stream.is_capturing().map(drop)),
+        ),
+        ("cuStreamQuery", Box::new(|r| r.stream.is_idle().map(drop))),
+        ("cuEventQuery", Box::new(|_| event.is_done().map(drop))),
+        ("cuEventCreate", Box::new(|r| r.stream.record().map(drop))),
+        ("cuEventRecord", Box::new(|r| r.stream.record().map(drop))),
+        (
+            "cuStreamWaitEvent",
+            Box::new(|r| r.stream.wait_event(&event)),
+        ),
+        ("cuStreamCreate", Box::new(|r| r.gpu.stream().map(drop))),
+        (
+            "cuMemAlloc_v2",
+            Box::new(|r| r.gpu.alloc(MemoryKind::Device, 64).map(drop)),
+        ),
+        (
+            "cuMemHostAlloc",
+            Box::new(|r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop)),
+        ),
+        (
+            "cuMemHostGetDevicePointer_v2",
+            Box::new(|r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop)),
+        ),
+        (
+            "cuMemsetD8Async",
+            Box::new(|r| r.gpu.alloc(MemoryKind::Device, 64).map(drop)),
+        ),
+        (
+            "cuMemHostRegister_v2",
+            // SAFETY: a page that is never freed.
+            Box::new(|r| unsafe { r.gpu.register_host(page, 4096) }.map(drop)),
+        ),
+        (
+            "cuMemcpyDtoHAsync_v2",
+            Box::new(|_| device.read(0, &mut [0; 64])),
+        ),
+        ("cuCtxPushCurrent_v2", Box::new(|_| device.write(0, &[1]))),
+        (
+            "cuModuleLoadData",
+            Box::new(|r| {
+                let image = gdsync::kernels::PTX.as_bytes();
+                r.gpu.load_module(image).map(drop)
+            }),
+        ),
+        (
+            "cuFuncLoad",
+            Box::new(|_| module.kernel("gds_fill").map(drop)),
+        ),
+        (
+            "cuMemCreate",
+            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
+        ),
+        (
+            "cuMemMap",
+            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
+        ),
+        (
+            "cuMemSetAccess",
+            Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
+        ),
+        ("cuIpcGetMemHandle", Box::new(|_| device.share().map(drop))),
+        (
+            "cuMemGetHandleForAddressRange",
+            Box::new(|_| device.dma_buf().map(drop)),
+        ),
+    ];
+    until("the stream ends", || r.stream.is_idle().unwrap());
+    let before = control.live();
+    for (name, mut attempt) in tries {
+        control.fail(name, 4242, 0);
+        let error = attempt(&mut r).expect_err(name);
+        assert_eq!(error.kind(), Kind::System, "{name}: {error:?}");
+        numbered(&error, 4242);
+        control.fail(name, 0, 0);
+        attempt(&mut r).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    until("all that was made is gone", || {
+        let live = control.live();
+        [
+            "device", "host", "mapped", "physical", "reserved", "commands",
+        ]
+        .iter()
+        .all(|kind| live[*kind] == before[*kind])
+    });
+    // And a message goes through.
+    message(&mut r).unwrap();
+}
+
+fn message(r: &mut Rig) -> gdsync::Result<()> {
+    let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)])?;
+    r.b.post_receive(recv)?;
+    let list = [r.mr.sge(0, 8)];
+    let send = r.a.prepare(&Work::send(&list).signaled())?;
+    let list = [
+        Descriptor::Send(send),
+        Descriptor::Wait(send.into(), WaitOptions::default()),
+    ];
+    r.a.post_on(&r.stream, &list)?;
+    assert!(r.stream.synchronize(LIMIT)?);
+    r.a.wait(send, LIMIT)?;
+    r.b.wait(recv, LIMIT)
+}
+
+/// A refusal in the middle of a list that takes several submissions: what was enqueued stays,
+/// the error is the first cause, and requests of the list are not in a state that hangs.
+#[test]
+fn a_code_in_the_middle_of_a_list() {
+    inside!(Variant::default());
+    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    Control::open().fail("cuStreamBatchMemOp_v2", 4242, 1);
+    let error = long_list(&mut r).unwrap_err();
+    assert_eq!(error.kind(), Kind::System, "{error:?}");
+    numbered(&error, 4242);
+    Control::open().fail("cuStreamBatchMemOp_v2", 0, 0);
+    assert!(r.stream.synchronize(LIMIT).unwrap());
+    drop(r);
+}
+
+/// Sends and waits, more than two submissions.
+fn long_list(r: &mut Rig) -> gdsync::Result<()> {
+    let mut list = Vec::new();
+    for _ in 0..250 {
+        let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)])?;
+        r.b.post_receive(recv)?;
+        let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled())?;
+        list.push(Descriptor::Send(send));
+        list.push(Descriptor::Wait(send.into(), WaitOptions::default()));
+    }
+    r.a.post_on(&r.stream, &list)
+}
+
+/// Everything says that the GPU is lost, and why.
+fn lost(r: &mut Rig, code: i32) {
+    let gpu = r.gpu.clone();
+    let region: Region = r.mr.region().clone();
+    let word = region.word32(0).unwrap();
+    let write = Descriptor::WriteValue32 {
+        word: &word,
+        value: 1,
+    };
+    let errors = [
+        r.a.post_on(&r.stream, &[write]).unwrap_err(),
+        r.stream.synchronize(LIMIT).unwrap_err(),
+        r.stream.is_idle().unwrap_err(),
+        r.stream.record().unwrap_err(),
+        gpu.stream().unwrap_err(),
+        gpu.alloc(MemoryKind::Device, 64).unwrap_err(),
+        gpu.alloc(MemoryKind::Pinned, 64).unwrap_err(),
+    ];
+    for error in errors {
+        assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
+        numbered(&error, code);
+    }
+    // Pinned memory is the host's; the CPU still has it.
+    word.store(5).unwrap();
+    assert_eq!(word.load().unwrap(), 5);
+}
+
+/// The GPU is lost while it runs a list; half of the list is enqueued by then, or all of it.
+fn lost_in_a_list(lowering: Lowering, endpoint: Endpoint) {
+    let mut r = rig(lowering, endpoint);
+    let control = Control::open();
+    message(&mut r).unwrap();
+    control.lose_device(LAUNCH_FAILED, 40);
+    // Enough that the loss comes while the list is made or run.
+    let posted = (0..4).try_for_each(|_| long_list(&mut r));
+    if let Err(e) = posted {
+        assert_eq!(e.kind(), Kind::DeviceLost, "{e:?}");
+        numbered(&e, LAUNCH_FAILED);
+    }
+    let error = r.stream.synchronize(LIMIT).unwrap_err();
+    assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
+    lost(&mut r, LAUNCH_FAILED);
+    let Rig {
+        gpu,
+        a,
+        b,
+        mr,
+        stream,
+    } = r;
+    drop((a, b));
+    drop(mr);
+    drop(stream);
+    // The next one is told at once.
+    assert_eq!(gpu.stream().unwrap_err().kind(), Kind::DeviceLost);
+}
+
+#[test]
+fn lost_in_a_list_of_memory_operations() {
+    inside!(Variant::default());
+    lost_in_a_list(Lowering::MemOps, Endpoint::Ring);
+}
+
+#[test]
+fn lost_in_a_list_for_the_proxy() {
+    inside!(Variant::default());
+    lost_in_a_list(Lowering::MemOps, Endpoint::Proxy);
+}
+
+/// The GPU is lost while streams wait, threads wait for requests, and memory waits to be freed.
+fn lost_in_a_wait(lowering: Lowering) {
+    let mut r = rig(lowering, Endpoint::Ring);
+    let control = Control::open();
+    message(&mut r).unwrap();
+    let gate = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    let closed = Descriptor::WaitValue32 {
+        word: &gate,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)]).unwrap();
+    r.b.post_receive(recv).unwrap();
+    let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
+    let send = send.unwrap();
+    let list = [
+        closed,
+        Descriptor::Send(send),
+        Descriptor::Wait(send.into(), WaitOptions::default()),
+    ];
+    r.a.post_on(&r.stream, &list).unwrap();
+    let dropped = r.gpu.alloc(MemoryKind::Device, 64).unwrap();
+    drop(dropped);
+    let stream = r.stream.clone();
+    let waiter = std::thread::spawn(move || stream.synchronize(Duration::from_secs(600)));
+    std::thread::sleep(Duration::from_millis(20));
+    control.lose_device(LAUNCH_FAILED, 0);
+    let error = waiter.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
+    numbered(&error, LAUNCH_FAILED);
+    // The request was never rung for, and never will be: whoever asks is not left waiting for ever.
+    let waited = r.a.wait(send, Duration::from_secs(5)).unwrap_err();
+    assert!(
+        matches!(waited.kind(), Kind::DeviceLost | Kind::Timeout),
+        "{waited:?}"
+    );
+    lost(&mut r, LAUNCH_FAILED);
+    let close = r.a.device().close(Duration::from_secs(2));
+    if let Err(e) = close {
+        assert!(!e.to_string().is_empty());
+    }
+}
+
+#[test]
+fn lost_in_a_wait_of_memory_operations() {
+    inside!(Variant::default());
+    lost_in_a_wait(Lowering::MemOps);
+}
+
+#[test]
+fn lost_in_a_wait_of_a_kernel() {
+    inside!(Variant::default());
+    lost_in_a_wait(Lowering::Kernel);
+}
+
+/// The GPU is lost while the NIC brings payload into device memory: the message fails, and
+/// nobody hangs.
+#[test]
+fn lost_under_the_nic() {
+    inside!(Variant::default());
+    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let control = Control::open();
+    message(&mut r).unwrap();
+    let pd = r.a.device().alloc_pd().unwrap();
+    let region = r.gpu.alloc(MemoryKind::Device, 1 << 20).unwrap();
+    let config = QpConfig {
+        endpoint: Endpoint::Ring,
+        ..QpConfig::default()
+    };
+    let (mut a, mut b) = (
+        pd.create_qp(&config).unwrap(),
+        pd.create_qp(&config).unwrap(),
+    );
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+    let mr = pd.register(&region, Access::ALL).unwrap();
+    control.lose_device(LAUNCH_FAILED, 0);
+    let span = mr.remote().span(4096, 4096).unwrap();
+    let send = a
+        .prepare(&Work::write(&[mr.sge(0, 4096)], span).signaled())
+        .unwrap();
+    // The CPU posts, so the GPU is not asked.
+    if a.post(send).is_ok() {
+        let error = a.wait(send, LIMIT).unwrap_err();
+        assert!(
+            matches!(error.kind(), Kind::Failed(_) | Kind::DeviceLost),
+            "{error:?}"
+        );
+    }
+    let error = region.read(0, &mut [0; 8]).unwrap_err();
+    assert_eq!(error.kind(), Kind::DeviceLost, "{error:?}");
+    drop((a, b, mr, region));
+    lost(&mut r, LAUNCH_FAILED);
+}
+
+/// A loss by a code that nobody has seen: each call says the number, and nothing hangs.
+#[test]
+fn lost_by_a_code_never_seen_before() {
+    inside!(Variant::default());
+    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let control = Control::open();
+    message(&mut r).unwrap();
+    control.lose_device(4242, 0);
+    let word = r.mr.region().word32(0).unwrap();
+    let write = Descriptor::WriteValue32 {
+        word: &word,
+        value: 1,
+    };
+    for error in [
+        r.a.post_on(&r.stream, &[write]).unwrap_err(),
+        r.stream.synchronize(LIMIT).unwrap_err(),
+        r.gpu.alloc(MemoryKind::Device, 64).unwrap_err(),
+        Gpu::cuda(0).unwrap_err(),
+    ] {
+        numbered(&error, 4242);
+    }
+}
