@@ -1,17 +1,27 @@
 //! The library on real threads and real GPUs: one set of trials for every GPU runtime, as the
 //! program `conformance`, which runs on a machine without a toolchain too.
 //!
-//! [`program`] plays random programs of messages. A runtime that is absent is shown as ignored,
+//! [`program`] plays random programs of messages, [`faults`] and [`peer`] let them fail, [`waits`]
+//! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
+//! by themselves. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
 //! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
 //! other: on one GPU only a few streams may wait at a time.
 
+pub mod child;
+pub mod faults;
 pub mod gear;
+pub mod kernels;
+pub mod memory;
+pub mod peer;
 pub mod program;
+pub mod waits;
 
+use gdsync::gpu::MemoryKind;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cover;
-use gear::{Gear, Runtime};
+use faults::PATHS;
+use gear::{Gear, Runtime, Verdict};
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
@@ -19,6 +29,9 @@ const LAPS: usize = 100;
 /// Runs the trials that the command line names, or one side of a trial that started this
 /// process for it.
 pub fn main() -> ! {
+    if let Some((role, arguments)) = child::role() {
+        std::process::exit(play(&role, &arguments));
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let mut trials = Vec::new();
@@ -26,6 +39,22 @@ pub fn main() -> ! {
         trials.extend(trials_of(runtime));
     }
     libtest_mimic::run(&arguments, trials).exit()
+}
+
+/// One side of a trial that has started this process. Returns the exit code.
+fn play(role: &str, arguments: &[String]) -> i32 {
+    let verdict = match role {
+        "peer" => peer::child_main(arguments),
+        "waits" => waits::child_main(arguments),
+        other => Err(format!("no role {other}").into()),
+    };
+    match verdict {
+        Ok(()) => 0,
+        Err(failed) => {
+            eprintln!("{}", failed.message().unwrap_or("no reason given"));
+            1
+        }
+    }
 }
 
 /// Whether `GDS_REQUIRE` names it.
@@ -55,12 +84,63 @@ fn trials_of(runtime: Runtime) -> Vec<Trial> {
         let absent = e.kind() == gdsync::Kind::Absent;
         return vec![trial.with_ignored_flag(absent && !is_required(name))];
     }
-    let programs = cover::pairwise(&program::AXES, program::makes_sense);
-    let trials = programs.into_iter().map(|cell| {
-        let title = format!("{name} program: {}", cover::name(&program::AXES, &cell));
-        Trial::test(title, move || {
-            program::run(&Gear::open(runtime)?, &cell, laps()?)
-        })
-    });
-    trials.collect()
+    let mut trials = Vec::new();
+    for cell in cover::pairwise(&program::AXES, program::makes_sense) {
+        let title = format!("program: {}", cover::name(&program::AXES, &cell));
+        let run = move |gear: &Gear| program::run(gear, &cell, laps()?);
+        trials.push(trial(runtime, title, run));
+    }
+    for payload in ["pinned", "device"] {
+        let kind = match payload {
+            "pinned" => MemoryKind::Pinned,
+            _ => MemoryKind::Device,
+        };
+        let title = format!("kernels fill and verify {payload} memory");
+        let run = move |gear: &Gear| kernels::patterns(gear, kind);
+        trials.push(trial(runtime, title, run));
+        for path in PATHS {
+            let title = format!("a bad key, posts {path}, payload {payload}");
+            let run = move |gear: &Gear| faults::bad_key(gear, path, kind);
+            trials.push(trial(runtime, title, run));
+            let title = format!("a killed peer, posts {path}, payload {payload}");
+            let run = move |_: &Gear| peer::killed(runtime, path, payload);
+            trials.push(trial(runtime, title, run));
+        }
+    }
+    for path in PATHS {
+        let title = format!("a silent peer, posts {path}");
+        let run = move |gear: &Gear| faults::silent_peer(gear, path);
+        trials.push(trial(runtime, title, run));
+        let title = format!("memory of the application, posts {path}");
+        let run = move |gear: &Gear| memory::registered(gear, path);
+        trials.push(trial(runtime, title, run));
+        let title = format!("memory dropped while in use, posts {path}");
+        let run = move |gear: &Gear| memory::dropped(gear, path);
+        trials.push(trial(runtime, title, run));
+    }
+    for (channels, streams) in [(8, 9), (32, 33)] {
+        let title = format!("{streams} waiting streams on {channels} channels");
+        let run = move |_: &Gear| waits::in_a_process(runtime, channels, streams);
+        trials.push(trial(runtime, title, run));
+    }
+    trials.push(trial(runtime, "kernel trigger", kernels::trigger));
+    trials.push(trial(runtime, "kernel wait", kernels::wait));
+    if runtime == Runtime::Cuda {
+        // The soft GPU lets the caller wait instead.
+        trials.push(trial(
+            runtime,
+            "a full stream that waits",
+            waits::full_stream,
+        ));
+    }
+    trials
+}
+
+fn trial(
+    runtime: Runtime,
+    title: impl std::fmt::Display,
+    run: impl FnOnce(&Gear) -> Verdict + Send + 'static,
+) -> Trial {
+    let title = format!("{} {title}", runtime.name());
+    Trial::test(title, move || run(&Gear::open(runtime)?))
 }

@@ -1,0 +1,72 @@
+//! Processes that a trial starts: this program again, told by a variable which side it plays.
+//! None outlives the trial that started it.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::gear::Verdict;
+
+/// Tells a process which side of which trial it is.
+const ROLE: &str = "CONFORMANCE_ROLE";
+
+/// What this process was started for by a trial: a name and its arguments.
+pub fn role() -> Option<(String, Vec<String>)> {
+    let role = std::env::var(ROLE).ok()?;
+    let mut words = role.split(' ').map(str::to_owned);
+    Some((words.next()?, words.collect()))
+}
+
+/// This program, to play a role.
+///
+/// # Errors
+/// The program cannot be found any more.
+pub fn command(role: &str, arguments: &[&str]) -> Verdict<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let words: Vec<&str> = std::iter::once(role)
+        .chain(arguments.iter().copied())
+        .collect();
+    command.env(ROLE, words.join(" "));
+    Ok(command)
+}
+
+/// A process that is killed when this goes out of scope.
+#[derive(Debug)]
+pub struct Guarded(pub Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a process to its end.
+///
+/// # Errors
+/// What it says on its standard error, if it fails; that it hangs, after `limit`.
+pub fn run(mut command: Command, limit: Duration) -> Verdict {
+    command.stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut child = Guarded(command.spawn()?);
+    let mut errors = child.0.stderr.take().ok_or("no standard error")?;
+    let said = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = errors.read_to_string(&mut text);
+        text
+    });
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.0.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > limit {
+            return Err(format!("the process is not done within {limit:?}").into());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let text = said.join().unwrap_or_default();
+    Err(format!("{status}: {}", text.trim()).into())
+}

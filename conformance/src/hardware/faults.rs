@@ -1,0 +1,157 @@
+//! Requests that fail and peers that are silent: a typed status for the CPU, the status in the
+//! error word for streams, streams that pass, and a GPU that works afterwards.
+
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::memop::{Batch, Condition, Op};
+use gdsync::rdma::{Access, Descriptor, Endpoint, Lowering, Qp, QpConfig, SendRequest, Work};
+use gdsync::{Kind, Status};
+
+use super::gear::{Gear, LIMIT, Net, Pair, Verdict, ensure, finish, limited, refused};
+
+/// Every way work gets from a stream to the NIC, by name.
+pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
+
+/// The configuration of a path.
+pub fn config(path: &str) -> QpConfig {
+    QpConfig {
+        send_blocks: 16,
+        recv_entries: 16,
+        lowering: match path {
+            "kernel" => Lowering::Kernel,
+            _ => Lowering::MemOps,
+        },
+        endpoint: match path {
+            "proxy" => Endpoint::Proxy,
+            _ => Endpoint::Ring,
+        },
+        ..QpConfig::default()
+    }
+}
+
+/// Has a stream of its own look for `status` in the error word of `qp`: it passes when it is
+/// there.
+///
+/// # Errors
+/// The word does not come.
+pub fn error_word(gear: &Gear, qp: &Qp, status: Status) -> Verdict {
+    let stream = gear.gpu.stream()?;
+    let mut batch = Batch::new();
+    batch.push(Op::Wait32 {
+        at: qp.error_word(),
+        value: status.0,
+        mask: u32::MAX,
+        condition: Condition::Eq,
+        flush: false,
+    });
+    // SAFETY: the word belongs to the queue pair, which outlives this call.
+    unsafe { stream.submit(&batch)? };
+    finish(&stream, "a look at the error word")
+}
+
+fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verdict {
+    refused(qp.wait(request, LIMIT), Kind::Failed(status), what)?;
+    Ok(())
+}
+
+/// A request that its peer refuses.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
+    let config = config(path);
+    for net in [Net::One, Net::Hub] {
+        let mut pair = Pair::new(&gear.gpu, net, [&config, &config])?;
+        let (source, landing) = (pair.memory(0, payload, 64)?, pair.memory(1, payload, 64)?);
+        let hidden = gear.gpu.alloc(payload, 64)?;
+        let hidden = pair.pds[1].register(&hidden, Access::LOCAL_WRITE)?;
+        let stream = gear.gpu.stream()?;
+        let word = gear.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+        let finding = gear.finding()?;
+        gear.fill(&stream, source.region(), 0, 64, 1)?;
+        let list = [source.sge(0, 64)];
+        let good = Work::write(&list, landing.remote().span(0, 64)?).signaled();
+        let bad = Work::write(&list, hidden.remote().span(0, 64)?).signaled();
+        let first = pair.qps[0].prepare(&good)?;
+        let second = pair.qps[0].prepare(&bad)?;
+        let third = pair.qps[0].prepare(&good)?;
+        let list = [
+            Descriptor::Send(first),
+            Descriptor::wait(first),
+            Descriptor::Send(second),
+            Descriptor::wait(second),
+            Descriptor::WriteValue32 {
+                word: &word,
+                value: 1,
+            },
+            Descriptor::Send(third),
+            Descriptor::wait(third),
+        ];
+        pair.qps[0].post_on(&stream, &list)?;
+        failed(&mut pair.qps[0], second, Status::REMOTE_ACCESS, "a bad key")?;
+        failed(&mut pair.qps[0], third, Status::FLUSHED, "behind a bad key")?;
+        finish(&stream, "the stream of a bad key")?;
+        ensure(word.load()? == 1, || "the stream did not go on".to_owned())?;
+        ensure(pair.qps[0].poll(first)? == Some(Status::SUCCESS), || {
+            "what came before the bad key has failed too".to_owned()
+        })?;
+        gear.verify(&stream, landing.region(), 0, 64, 1, &finding)?;
+        finish(&stream, "behind the failure")?;
+        finding.clean("what came before the bad key")?;
+        error_word(gear, &pair.qps[0], Status::REMOTE_ACCESS)?;
+        // Both may be used again.
+        for qp in &mut pair.qps {
+            qp.quiet(LIMIT)?;
+            qp.reset()?;
+        }
+        pair.connect()?;
+        pair.message(gear, 40)?;
+        pair.leave("after a reset")?;
+        gear.check(&config)?;
+    }
+    Ok(())
+}
+
+/// A peer that never takes the message, and a message that never comes.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
+    let soon = Duration::from_millis(200);
+    let config = QpConfig {
+        timeout: Some(soon),
+        ..config(path)
+    };
+    // The time limit of the queue pair.
+    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let source = pair.memory(0, MemoryKind::Device, 64)?;
+    let stream = gear.gpu.stream()?;
+    let list = [source.sge(0, 64)];
+    let send = pair.qps[0].prepare(&Work::send(&list).signaled())?;
+    pair.qps[0].post_on(&stream, &[Descriptor::Send(send), Descriptor::wait(send)])?;
+    failed(&mut pair.qps[0], send, Status::TIMEOUT, "a silent peer")?;
+    finish(&stream, "the stream of a silent peer")?;
+    error_word(gear, &pair.qps[0], Status::TIMEOUT)?;
+    drop(pair);
+
+    // The time limit of one wait.
+    let config = QpConfig {
+        timeout: None,
+        ..config
+    };
+    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let landing = pair.memory(1, MemoryKind::Device, 64)?;
+    let receive = pair.qps[1].prepare_receive(&[landing.sge(0, 64)])?;
+    let list = [
+        Descriptor::Receive(receive),
+        Descriptor::Wait(receive.into(), limited(soon)),
+    ];
+    pair.qps[1].post_on(&stream, &list)?;
+    let kind = Kind::Failed(Status::TIMEOUT);
+    refused(pair.qps[1].wait(receive, LIMIT), kind, "no message")?;
+    finish(&stream, "the stream that no message came for")?;
+    error_word(gear, &pair.qps[1], Status::TIMEOUT)?;
+    drop(pair);
+    gear.check(&config)
+}

@@ -1,0 +1,244 @@
+//! The library's own kernels against memory laid out by hand: what they write and where, and
+//! what they leave alone.
+
+use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
+use gdsync::kernels::{Entry, Fill, PTX, Report, Trigger, TriggerQueue, Verify, Wait, Waited};
+use gdsync::memop::DevicePtr;
+
+use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish};
+
+/// A kernel of the library, loaded anew.
+fn kernel(gear: &Gear, entry: Entry) -> gdsync::Result<Kernel> {
+    match gear.runtime {
+        Runtime::Soft => Ok(entry.soft()),
+        Runtime::Cuda => gear.gpu.load_module(PTX.as_bytes())?.kernel(entry.name()),
+    }
+}
+
+fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync::Result<()> {
+    // SAFETY: all addresses are of regions that the trials keep until the stream is done.
+    unsafe { stream.launch(kernel, dims, params) }
+}
+
+/// Fill and Verify, at odd places, of odd lengths, by blocks and threads of odd numbers.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn patterns(gear: &Gear, kind: MemoryKind) -> Verdict {
+    const ROOM: usize = 1 << 15;
+    let (fill, verify) = (kernel(gear, Entry::Fill)?, kernel(gear, Entry::Verify)?);
+    let stream = gear.gpu.stream()?;
+    let memory = gear.gpu.alloc(kind, ROOM)?;
+    let report = gear.gpu.alloc(MemoryKind::Device, 16)?;
+    let places = [
+        (0, 0),
+        (0, 1),
+        (8, 8),
+        (3, 7),
+        (5, 1001),
+        (64, 2047),
+        (16, 20000),
+    ];
+    for (at, len) in places {
+        for (blocks, threads) in [(1, 1), (3, 33), (8, 128), (132, 512)] {
+            let what = || format!("{len} bytes at {at} by {blocks} x {threads}");
+            memory.write(0, &[0xa5; ROOM])?;
+            let seed = 77 + len as u64;
+            let params = Fill {
+                at: memory.addr().offset(at as u64),
+                len: len as u64,
+                seed,
+            };
+            launch(
+                &stream,
+                &fill,
+                Dims::linear(blocks, threads),
+                params.bytes(),
+            )?;
+            finish(&stream, "fill")?;
+            let mut got = vec![0; ROOM];
+            memory.read(0, &mut got)?;
+            let mut want = vec![0xa5; ROOM];
+            want[at..at + len].copy_from_slice(&expected(seed, len));
+            ensure(got == want, what)?;
+            // Four bytes are spoilt, if there are as many.
+            let spoilt = if len > 100 {
+                vec![40, 41, 90, len - 1]
+            } else {
+                vec![]
+            };
+            for i in &spoilt {
+                memory.write(at + i, &[got[at + i] ^ 0x10])?;
+            }
+            report.write(0, &Report::CLEAN.to_bytes())?;
+            let params = Verify {
+                at: params.at,
+                len: params.len,
+                seed,
+                report: report.addr(),
+            };
+            launch(
+                &stream,
+                &verify,
+                Dims::linear(blocks, threads),
+                params.bytes(),
+            )?;
+            finish(&stream, "verify")?;
+            let mut found = [0; 16];
+            report.read(0, &mut found)?;
+            let found = Report::from_bytes(found);
+            let first = spoilt.first().map_or(u64::MAX, |i| *i as u64);
+            let wrong = spoilt.len() as u64;
+            ensure(found == Report { wrong, first }, || {
+                format!("{}: {found:?}", what())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Queue `i` of a made-up NIC: 16 basic blocks, its state, record and doorbell.
+struct Queue {
+    memory: Region,
+}
+
+impl Queue {
+    const RING: usize = 0;
+    const STATE: usize = 1024;
+    const RECORD: usize = 1152;
+    const DOORBELL: usize = 1168;
+
+    /// `sizes`: the entries' sizes in segments of 16 bytes, from block `start` on.
+    fn new(gear: &Gear, id: u8, start: u32, sizes: &[u8]) -> gdsync::Result<Queue> {
+        let memory = gear.gpu.alloc(MemoryKind::Device, 2048)?;
+        let mut block = start as usize;
+        for (i, size) in sizes.iter().enumerate() {
+            let head = [1, 2, i as u8, id, 0, 0, 9, *size];
+            memory.write(Queue::RING + 64 * (block % 16), &head)?;
+            block += usize::from(*size).div_ceil(4);
+        }
+        let at = |offset: usize| memory.addr().0 + offset as u64;
+        let words = [at(Queue::RING), at(Queue::RECORD), at(Queue::DOORBELL), 15];
+        for (i, word) in words.into_iter().enumerate() {
+            memory.write(Queue::STATE + 8 * i, &word.to_ne_bytes())?;
+        }
+        let record = u32::to_be_bytes(start & 0xffff);
+        memory.write(Queue::RECORD, &[record, record].concat())?;
+        Ok(Queue { memory })
+    }
+
+    fn state(&self) -> DevicePtr {
+        self.memory.addr().offset(Queue::STATE as u64)
+    }
+
+    fn bytes<const N: usize>(&self, at: usize) -> gdsync::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.memory.read(at, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Trigger, launched twice: each time it posts what comes next, past a wrap too.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn trigger(gear: &Gear) -> Verdict {
+    let kernel = kernel(gear, Entry::Trigger)?;
+    let stream = gear.gpu.stream()?;
+    // The third starts shortly before its index wraps around 16 bits.
+    let (starts, sizes) = ([0, 7, 0xfffe], [2, 5, 4, 8, 2]);
+    let queues = starts.iter().zip(0..);
+    let queues = queues.map(|(start, id)| Queue::new(gear, id, *start, &sizes));
+    let queues = queues.collect::<gdsync::Result<Vec<_>>>()?;
+    let mut params = Trigger {
+        count: 4,
+        ..Trigger::default()
+    };
+    for (i, queue) in queues.iter().enumerate() {
+        params.queues[i] = TriggerQueue {
+            state: queue.state(),
+            entries: 2,
+            receive: 0,
+        };
+    }
+    params.queues[3] = TriggerQueue {
+        state: queues[0].state(),
+        entries: 3,
+        receive: 1,
+    };
+    // Entries 0 and 1 take 3 blocks, 2 and 3 another 3.
+    for (turn, last) in [(1, 1), (2, 3)] {
+        launch(&stream, &kernel, Dims::linear(1, 32), params.bytes())?;
+        finish(&stream, "trigger")?;
+        for (i, (queue, start)) in queues.iter().zip(starts).enumerate() {
+            let received = if i == 0 { 3 * turn } else { start };
+            let posted = (start + 3 * turn) & 0xffff;
+            let word = |at| -> gdsync::Result<u32> { Ok(u32::from_be_bytes(queue.bytes(at)?)) };
+            let found = (word(Queue::RECORD)?, word(Queue::RECORD + 4)?);
+            ensure(found == (received, posted), || {
+                format!("queue {i}, turn {turn}: {found:?} instead of {received}, {posted}")
+            })?;
+            let rung: [u8; 4] = queue.bytes(Queue::DOORBELL)?;
+            ensure(rung == [1, 2, last, i as u8], || {
+                format!("queue {i}, turn {turn}: rung with {rung:?}")
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Wait, launched three times: it passes on success of the lap alone, and says so.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn wait(gear: &Gear) -> Verdict {
+    const WAITERS: usize = 4096;
+    const SAID: usize = 8192;
+    /// The one whose completion comes as an error first.
+    const ERROR: usize = 5;
+    let kernel = kernel(gear, Entry::Wait)?;
+    let stream = gear.gpu.stream()?;
+    // Eight completion queues of 4 entries, never written; their waiters; what these say.
+    let memory = gear.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
+    memory.write(0, &[0xff; 2048])?;
+    let mut params = Wait {
+        count: 8,
+        ..Wait::default()
+    };
+    for i in 0..8 {
+        let (queue, said) = (256 * i as u64, (SAID + 4 * i) as u64);
+        let words = [memory.addr().0 + queue, memory.addr().0 + said, 2, 0];
+        for (k, word) in words.iter().enumerate() {
+            memory.write(WAITERS + 64 * i + 8 * k, &word.to_ne_bytes())?;
+        }
+        params.waiters[i] = Waited {
+            state: memory.addr().offset((WAITERS + 64 * i) as u64),
+            skip: 1,
+        };
+    }
+    let complete = |queue: usize, position: usize, opcode: u8| {
+        let at = 256 * queue + 64 * (position % 4) + 63;
+        memory.write(at, &[opcode << 4 | (position / 4 % 2) as u8])
+    };
+    let said = |queue: usize| memory.word32(SAID + 4 * queue)?.load();
+    // Two completions a launch, so the third comes in the second lap.
+    for launched in 1..=3u32 {
+        let position = 2 * launched as usize - 1;
+        launch(&stream, &kernel, Dims::linear(1, 32), params.bytes())?;
+        for queue in 0..8 {
+            complete(queue, position - 1, 0)?;
+            complete(queue, position, if queue == ERROR { 13 } else { 0 })?;
+        }
+        let passed = stream.synchronize(std::time::Duration::from_millis(20))?;
+        ensure(!passed && said(ERROR)? == launched - 1, || {
+            "an error was passed".to_owned()
+        })?;
+        complete(ERROR, position, 0)?;
+        finish(&stream, "wait")?;
+        for queue in 0..8 {
+            let said = said(queue)?;
+            ensure(said == launched, || format!("queue {queue} says {said}"))?;
+        }
+    }
+    Ok(())
+}

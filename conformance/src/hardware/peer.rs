@@ -1,0 +1,244 @@
+//! A peer in a process of its own that echoes messages on its own streams of the same GPU, and is
+//! killed in the middle of it.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStdin, ChildStdout, Stdio};
+
+use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync::rdma::{
+    Access, Descriptor, Device, Mr, Qp, QpAddress, ReceiveRequest, SendRequest, Work,
+};
+use gdsync::{Kind, Status};
+
+use super::child::{self, Guarded};
+use super::faults::{config, error_word};
+use super::gear::{Gear, LIMIT, Runtime, Verdict, ensure, expected, finish, retry};
+
+/// Bytes of a message.
+const LEN: usize = 256;
+/// Messages that are on their way at a time.
+const AHEAD: usize = 4;
+/// Messages that come back before the peer is killed.
+const BEFORE: usize = 24;
+/// Places for messages: all that are ever sent have one of their own.
+const SLOTS: usize = BEFORE + AHEAD + 1;
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn address(line: &str) -> Verdict<QpAddress> {
+    let digits = line.trim().as_bytes().chunks(2);
+    let byte =
+        |pair: &[u8]| -> Verdict<u8> { Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?) };
+    let bytes = digits.map(byte).collect::<Verdict<Vec<u8>>>()?;
+    Ok(QpAddress::from_bytes(&bytes)?)
+}
+
+/// A queue pair, memory for [`SLOTS`] messages out and as many in, and streams.
+struct Side {
+    gear: Gear,
+    qp: Qp,
+    device: Device,
+    memory: Mr,
+    sender: Stream,
+    receiver: Stream,
+}
+
+/// Where a message is made, and where the one of the other side lands.
+fn places(round: usize) -> (usize, usize) {
+    let slot = round % SLOTS;
+    (slot * LEN, (SLOTS + slot) * LEN)
+}
+
+impl Side {
+    fn open(runtime: Runtime, path: &str, payload: MemoryKind) -> Verdict<Side> {
+        let gear = Gear::open(runtime)?;
+        let device = Device::emulated(&gear.gpu)?;
+        let pd = device.alloc_pd()?;
+        let qp = pd.create_qp(&config(path))?;
+        let memory = pd.register(&gear.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;
+        Ok(Side {
+            sender: gear.gpu.stream()?,
+            receiver: gear.gpu.stream()?,
+            gear,
+            qp,
+            device,
+            memory,
+        })
+    }
+
+    fn receive(&mut self, round: usize) -> gdsync::Result<ReceiveRequest> {
+        let list = [self.memory.sge(places(round).1 as u64, LEN as u32)];
+        retry(&self.gear.gpu, || self.qp.prepare_receive(&list))
+    }
+
+    /// A message from where it was made, or, as an echo, from where it came.
+    fn send(&mut self, round: usize, echo: bool) -> gdsync::Result<SendRequest> {
+        let (made, landed) = places(round);
+        let at = if echo { landed } else { made };
+        let list = [self.memory.sge(at as u64, LEN as u32)];
+        self.qp.prepare_within(&Work::send(&list).signaled(), LIMIT)
+    }
+}
+
+fn memory_kind(name: &str) -> MemoryKind {
+    match name {
+        "pinned" => MemoryKind::Pinned,
+        _ => MemoryKind::Device,
+    }
+}
+
+/// The peer: echoes until it is killed, or until whoever started it is gone.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn child_main(arguments: &[String]) -> Verdict {
+    let [runtime, path, payload] = arguments else {
+        return Err("a runtime, a path and a kind of memory are needed".into());
+    };
+    let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
+    let mut side = Side::open(runtime, path, memory_kind(payload))?;
+    println!("{}", hex(&side.qp.address().to_bytes()));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line)?;
+    side.qp.connect(&address(&line)?)?;
+    println!("connected");
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        std::process::exit(0);
+    });
+    for round in 0.. {
+        let receive = side.receive(round)?;
+        let send = side.send(round, true)?;
+        let list = [
+            Descriptor::Receive(receive),
+            Descriptor::wait_flushed(receive),
+            Descriptor::Send(send),
+            Descriptor::wait(send),
+        ];
+        side.qp.post_on(&side.sender, &list)?;
+    }
+    Ok(())
+}
+
+/// The peer as its parent sees it.
+struct Peer {
+    process: Guarded,
+    say: ChildStdin,
+    hear: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn start(arguments: &[&str]) -> Verdict<Peer> {
+        let mut command = child::command("peer", arguments)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Guarded(command.spawn()?);
+        let say = process.0.stdin.take().ok_or("no standard input")?;
+        let hear = process.0.stdout.take().ok_or("no standard output")?;
+        Ok(Peer {
+            process,
+            say,
+            hear: BufReader::new(hear),
+        })
+    }
+
+    fn line(&mut self) -> Verdict<String> {
+        let mut line = String::new();
+        let n = self.hear.read_line(&mut line)?;
+        ensure(n > 0, || "the peer ended early".to_owned())?;
+        Ok(line)
+    }
+}
+
+/// The peer is killed in mid-run: what is in flight gets a typed status, streams pass, and the
+/// GPU works with others.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
+    let mut side = Side::open(runtime, path, memory_kind(payload))?;
+    let mut peer = Peer::start(&[runtime.name(), path, payload])?;
+    let theirs = peer.line()?;
+    writeln!(peer.say, "{}", hex(&side.qp.address().to_bytes()))?;
+    side.qp.connect(&address(&theirs)?)?;
+    peer.line()?;
+
+    let rounds = SLOTS - 1;
+    let seen = side.gear.gpu.alloc(MemoryKind::Pinned, SLOTS * LEN)?;
+    let mut flying = VecDeque::new();
+    for round in 0..rounds {
+        if flying.len() == AHEAD {
+            let oldest = flying.pop_front().ok_or("nothing in flight")?;
+            side.qp.wait(oldest, LIMIT)?;
+        }
+        flying.push_back(post(&mut side, round, &seen)?.1);
+    }
+    // So many are on their way, or the peer works on them.
+    peer.process.0.kill()?;
+    peer.process.0.wait()?;
+    let lost = Status::TRANSPORT_RETRY;
+    let last = match post(&mut side, rounds, &seen) {
+        Ok((send, _)) => side.qp.wait(send, LIMIT),
+        // It was noticed already.
+        Err(failed) => match failed.kind() {
+            Kind::Failed(status) if status == lost => Ok(()),
+            _ => return Err(failed.into()),
+        },
+    };
+    if let Err(failed) = last {
+        let typed = matches!(failed.kind(), Kind::Failed(s) if s == lost || s == Status::FLUSHED);
+        ensure(typed, || format!("{failed:?}"))?;
+    }
+    let error = side.qp.error();
+    ensure(error == Some(lost), || {
+        format!("{error:?} instead of {lost:?}")
+    })?;
+    for receive in flying {
+        match side.qp.wait(receive, LIMIT) {
+            Ok(()) => {}
+            Err(e) if e.kind() == Kind::Failed(Status::FLUSHED) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    finish(&side.sender, "the survivor's stream that sends")?;
+    finish(&side.receiver, "the survivor's stream that receives")?;
+    error_word(&side.gear, &side.qp, lost)?;
+    for round in 0..BEFORE {
+        let mut got = vec![0; LEN];
+        seen.read(round * LEN, &mut got)?;
+        ensure(got == expected(round as u64, LEN), || {
+            format!("message {round} came back as another")
+        })?;
+    }
+    let Side {
+        gear, qp, device, ..
+    } = side;
+    drop(qp);
+    device.close(LIMIT)?;
+    gear.check(&config(path))
+}
+
+/// Enqueues a message on the stream that sends, and the wait for its echo on the other one: what
+/// is sent waits for no echo.
+fn post(
+    side: &mut Side,
+    round: usize,
+    seen: &Region,
+) -> gdsync::Result<(SendRequest, ReceiveRequest)> {
+    let memory = side.memory.region().clone();
+    let (made, landed) = places(round);
+    side.gear
+        .fill(&side.sender, &memory, made, LEN, round as u64)?;
+    let receive = side.receive(round)?;
+    side.qp.post_receive(receive)?;
+    let send = side.send(round, false)?;
+    let list = [Descriptor::Send(send), Descriptor::wait(send)];
+    side.qp.post_on(&side.sender, &list)?;
+    let list = [Descriptor::wait_flushed(receive)];
+    side.qp.post_on(&side.receiver, &list)?;
+    let (to, from) = (seen.span(round * LEN, LEN)?, memory.span(landed, LEN)?);
+    side.receiver.copy(&to, &from)?;
+    Ok((send, receive))
+}

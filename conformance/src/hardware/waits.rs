@@ -1,0 +1,216 @@
+//! Streams that wait: as many as the hardware channels allow, one more, and everybody else
+//! meanwhile. The driver reads CUDA_DEVICE_MAX_CONNECTIONS at its start, so each number of
+//! channels is a process of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::{Descriptor, QpConfig, Work};
+use gdsync::{Gpu, Kind};
+
+use super::child;
+use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, finish, refused};
+
+/// The variable that says how many hardware channels a context has.
+pub const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// How long the child may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// As many streams wait as a context with so many channels lets, in a process of its own.
+///
+/// # Errors
+/// As [`waiting`].
+pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict {
+    let mut command = child::command("waits", &[runtime.name(), &streams.to_string()])?;
+    // 8 is what the driver takes if nobody says anything.
+    match channels {
+        8 => command.env_remove(CHANNELS),
+        other => command.env(CHANNELS, other.to_string()),
+    };
+    child::run(command, LIMIT)
+}
+
+/// The child's side of [`in_a_process`].
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn child_main(arguments: &[String]) -> Verdict {
+    let [runtime, streams] = arguments else {
+        return Err("a runtime and a number of streams are needed".into());
+    };
+    let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
+    waiting(runtime, streams.parse()?)
+}
+
+fn gpu(runtime: Runtime) -> Verdict<Gear> {
+    match runtime {
+        Runtime::Cuda => Ok(Gear::open(runtime)?),
+        Runtime::Soft => {
+            let channels = std::env::var(CHANNELS).ok();
+            let options = SoftOptions {
+                channels: channels.map_or(Ok(8), |channels| channels.parse())?,
+                ..SoftOptions::default()
+            };
+            let live: Arc<dyn gds_step::Host> = gds_driver::Live::global()?;
+            Ok(Gear::of(runtime, Gpu::soft_with(live, options)?)?)
+        }
+    }
+}
+
+/// `count` streams are to wait: those past the limit are refused, by name of what would help;
+/// nobody else is held up; all pass in the end, and then the refused ones may wait.
+fn waiting(runtime: Runtime, count: usize) -> Verdict {
+    let gear = gpu(runtime)?;
+    let limits = gear
+        .gpu
+        .wait_limits()
+        .ok_or("no limit of waiting streams")?;
+    let (limit, channels) = (limits.streams as usize, limits.channels as usize);
+    ensure(limit < count && limit < channels, || {
+        format!("{limits:?}, where {count} streams are too many")
+    })?;
+    let gate = Gate::new(&gear.gpu)?;
+    let config = QpConfig {
+        send_blocks: 4,
+        recv_entries: 4,
+        ..QpConfig::default()
+    };
+    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    // Each has something to do behind its wait.
+    let memory = gear.gpu.alloc(MemoryKind::Device, 64 * count)?;
+    let finding = gear.finding()?;
+    let streams: Vec<Stream> = (0..count)
+        .map(|_| gear.gpu.stream())
+        .collect::<Result<_, _>>()?;
+    for (i, stream) in streams.iter().enumerate() {
+        let posted = pair.qps[0].post_on(stream, &[gate.wait()]);
+        if i < limit {
+            posted?;
+            gear.fill(stream, &memory, 64 * i, 64, i as u64)?;
+        } else {
+            let error = refused(posted, Kind::TooManyWaits, "one stream too many")?;
+            let text = error.to_string();
+            ensure(
+                text.contains(CHANNELS) && error.limit_value() == Some(limit as u64),
+                || text.clone(),
+            )?;
+        }
+        if i + 1 == limit - 1 {
+            // One seat is left: a message takes it and gives it back.
+            pair.message(&gear, 5)?;
+        }
+    }
+
+    // Everybody else goes on: the refused streams and new ones, kernels, copies, memory.
+    let others = streams[limit..].iter().cloned();
+    let mut others: Vec<Stream> = others.collect();
+    for _ in 0..2 {
+        others.push(gear.gpu.stream()?);
+    }
+    for (i, stream) in others.iter().enumerate() {
+        let (from, to) = (
+            gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
+            gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
+        );
+        let seed = 1000 + i as u64;
+        gear.fill(stream, &from, 0, 1 << 16, seed)?;
+        stream.copy(&to.span(0, 1 << 16)?, &from.span(0, 1 << 16)?)?;
+        gear.verify(stream, &to, 0, 1 << 16, seed, &finding)?;
+        finish(stream, "a stream beside the waiting ones")?;
+    }
+    finding.clean("beside the waiting streams")?;
+    // A message too, if no stream waits for it.
+    let (source, landing) = (
+        pair.memory(0, MemoryKind::Device, 64)?,
+        pair.memory(1, MemoryKind::Device, 64)?,
+    );
+    gear.fill(&others[0], source.region(), 0, 64, 3)?;
+    let list = [source.sge(0, 64)];
+    let to = landing.remote().span(0, 64)?;
+    let send = pair.qps[0].prepare(&Work::write(&list, to).signaled())?;
+    pair.qps[0].post_on(&others[0], &[Descriptor::Send(send)])?;
+    pair.qps[0].wait(send, super::gear::LIMIT)?;
+    gear.verify(&others[0], landing.region(), 0, 64, 3, &finding)?;
+    finish(&others[0], "a message beside the waiting streams")?;
+    finding.clean("a message beside the waiting streams")?;
+    for stream in &streams[..limit] {
+        ensure(!stream.is_idle()?, || format!("{stream:?} did not wait"))?;
+    }
+
+    gate.open()?;
+    for (i, stream) in streams[..limit].iter().enumerate() {
+        gear.verify(stream, &memory, 64 * i, 64, i as u64, &finding)?;
+        finish(stream, "a stream whose gate is open")?;
+    }
+    finding.clean("what was enqueued behind the waits")?;
+    // The refused ones have their turn.
+    let gate = Gate::new(&gear.gpu)?;
+    for stream in streams[limit..].iter().take(limit) {
+        pair.qps[0].post_on(stream, &[gate.wait()])?;
+    }
+    gate.open()?;
+    for stream in &streams {
+        finish(stream, "in the end")?;
+    }
+    pair.message(&gear, 6)?;
+    pair.leave("waiting streams")
+}
+
+/// A stream that waits takes no more than the driver does without blocking; the caller is told
+/// at once, and other streams go on.
+///
+/// # Errors
+/// Whatever goes wrong.
+pub fn full_stream(gear: &Gear) -> Verdict {
+    let limits = gear
+        .gpu
+        .wait_limits()
+        .ok_or("no limit of waiting streams")?;
+    let limit = limits.submissions.ok_or("no limit of submissions")?;
+    let config = QpConfig::default();
+    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let gate = Gate::new(&gear.gpu)?;
+    let stream = gear.gpu.stream()?;
+    let words = gear.gpu.alloc(MemoryKind::Pinned, 64)?;
+    let (word, other) = (words.word32(0)?, words.word32(4)?);
+    pair.qps[0].post_on(&stream, &[gate.wait()])?;
+    let mut taken = 1;
+    let error = loop {
+        let value = taken;
+        let write = Descriptor::WriteValue32 { word: &word, value };
+        match pair.qps[0].post_on(&stream, &[write]) {
+            Ok(()) => taken += 1,
+            Err(e) => break refused::<()>(Err(e), Kind::QueueFull, "a full stream")?,
+        }
+        ensure(taken <= limit, || format!("{taken} submissions are taken"))?;
+    };
+    ensure(error.limit_value() == Some(u64::from(limit)), || {
+        format!("{error:?}")
+    })?;
+    ensure(taken == limit, || {
+        format!("{taken} submissions are taken, where {limit} have room")
+    })?;
+    // Another stream takes what this one does not.
+    let beside = gear.gpu.stream()?;
+    let write = Descriptor::WriteValue32 {
+        word: &other,
+        value: 7,
+    };
+    pair.qps[0].post_on(&beside, &[write])?;
+    finish(&beside, "a stream beside the full one")?;
+    ensure(other.load()? == 7 && word.load()? == 0, || {
+        "the wrong stream went on".to_owned()
+    })?;
+    gate.open()?;
+    finish(&stream, "a full stream whose gate is open")?;
+    ensure(word.load()? == limit - 1, || {
+        format!("the last of {limit} submissions is missing")
+    })?;
+    pair.qps[0].post_on(&stream, &[write])?;
+    finish(&stream, "a stream that was full")?;
+    pair.message(gear, 8)?;
+    pair.leave("a full stream")
+}
