@@ -131,7 +131,8 @@ fn gated(config: QpConfig, kind: MemoryKind) {
         p.a.post_on(&sender, &[Descriptor::Send(send)]).unwrap();
     }
     let control = Control::open();
-    until("the sender waits", || control.waiting() >= 1);
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!sender.is_idle().unwrap() && !receiver.is_idle().unwrap());
     assert!(recvs.iter().all(|r| p.b.poll(*r).unwrap().is_none()));
     gate.store(1).unwrap();
     assert!(receiver.synchronize(LIMIT).unwrap());
@@ -261,6 +262,52 @@ fn resident() -> usize {
     pages * 4096
 }
 
+/// What a NIC writes into device memory as one word of 4 or 8 bytes arrives as one: nobody sees
+/// half of the old and half of the new.
+fn whole_words(len: u32) {
+    let mut p = pair(&memops());
+    let (from, to) = (buffer(&p, Pin, 64), buffer(&p, Dev, 64));
+    let words = to.region().clone();
+    let watchers = [p.gpu.stream().unwrap(), p.gpu.stream().unwrap()];
+    // All zeros and all ones take turns; each watcher waits for one half of each.
+    let half = u64::MAX >> (64 - 4 * len);
+    for (stream, torn) in watchers.iter().zip([half, half << (4 * len)]) {
+        let (narrow, wide) = (words.word32(0).unwrap(), words.word64(0).unwrap());
+        let wait = match len {
+            4 => Descriptor::WaitValue32 {
+                word: &narrow,
+                condition: Condition::Eq,
+                value: torn as u32,
+                flush: false,
+            },
+            _ => Descriptor::WaitValue64 {
+                word: &wide,
+                condition: Condition::Eq,
+                value: torn,
+                flush: false,
+            },
+        };
+        p.a.post_on(stream, &[wait]).unwrap();
+    }
+    let control = Control::open();
+    until("both watch", || control.waiting() == 2);
+    let span = to.remote().span(0, u64::from(len)).unwrap();
+    for i in 0..200u64 {
+        let value = if i % 2 == 0 { u64::MAX } else { 0 };
+        from.region().write(0, &value.to_le_bytes()).unwrap();
+        let list = [sge(&from, 0, len)];
+        let send = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+    }
+    assert_eq!(control.waiting(), 2, "a word was seen half written");
+    for torn in [half, half << (4 * len)] {
+        words.write(0, &torn.to_le_bytes()[..len as usize]).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    until("both have passed", || control.waiting() == 0);
+}
+
 use MemoryKind::{Device as Dev, Pinned as Pin};
 
 #[test]
@@ -303,6 +350,18 @@ fn writes_with_everything_in_device_memory() {
         Ok(_) => writes(all, Dev, Dev, 100),
         Err(e) => assert_eq!(e.kind(), Kind::Unsupported, "{e}"),
     }
+}
+
+#[test]
+fn words_of_4_bytes_arrive_whole() {
+    inside!(Variant::default());
+    whole_words(4);
+}
+
+#[test]
+fn words_of_8_bytes_arrive_whole() {
+    inside!(Variant::default());
+    whole_words(8);
 }
 
 #[test]

@@ -45,7 +45,8 @@ struct Block {
 
 Thread* current = nullptr;
 jmp_buf scheduler;
-std::vector<char*> stacks;
+// Never destroyed: the worker may outlive main().
+std::vector<char*>& stacks = *new std::vector<char*>;
 
 u64 now() {
     const auto t = std::chrono::steady_clock::now().time_since_epoch();

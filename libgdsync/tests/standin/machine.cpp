@@ -19,7 +19,7 @@ int told(const char* variable, int otherwise) {
 bool unsafe_in_capture(const std::string& name) {
     static const auto* names = new std::set<std::string>{
         "cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuMemHostRegister_v2", "cuMemHostUnregister",
-        "cuEventQuery", "cuStreamQuery", "cuModuleLoadData", "cuModuleUnload", "cuIpcCloseMemHandle"};
+        "cuEventQuery", "cuModuleLoadData", "cuModuleUnload", "cuIpcCloseMemHandle"};
     return names->count(name) != 0;
 }
 

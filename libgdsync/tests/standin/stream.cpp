@@ -20,6 +20,8 @@ int own_stream(Machine& m, void* handle, Stream** out) {
 // The stream, which may be asked about in any context and in none.
 int any_stream(Machine& m, void* handle, Stream** out) {
     *out = m.stream(handle, current_context());
+    // The streams that every context has are those of the current one.
+    if (bits(handle) <= 2 && current_context() == nullptr) return kInvalidContext;
     return *out == nullptr ? kInvalidHandle : kOk;
 }
 
@@ -213,6 +215,8 @@ STANDIN_API int cuStreamQuery(void* handle) {
         Stream* stream;
         const int code = any_stream(m, handle, &stream);
         if (code != kOk) return code;
+        // What is captured has no state to ask for: the question spoils the capture.
+        stream->invalidated = stream->capturing;
         if (stream->capturing) return kCaptureUnsupported;
         return stream->queue.empty() ? kOk : kNotReady;
     }, handle);
@@ -220,19 +224,19 @@ STANDIN_API int cuStreamQuery(void* handle) {
 
 STANDIN_API int cuStreamGetCtx(void* handle, Context** out) {
     return call("cuStreamGetCtx", Need::init, [&](Machine& m, Lock&) -> int {
-        Stream* stream = m.stream(handle, current_context());
-        if (stream == nullptr) return kInvalidHandle;
-        *out = stream->context;
-        return kOk;
+        Stream* stream;
+        const int code = any_stream(m, handle, &stream);
+        if (code == kOk) *out = stream->context;
+        return code;
     }, handle);
 }
 
 STANDIN_API int cuStreamGetId(void* handle, unsigned long long* id) {
     return call("cuStreamGetId", Need::init, [&](Machine& m, Lock&) -> int {
-        Stream* stream = m.stream(handle, current_context());
-        if (stream == nullptr) return kInvalidHandle;
-        *id = stream->id;
-        return kOk;
+        Stream* stream;
+        const int code = any_stream(m, handle, &stream);
+        if (code == kOk) *id = stream->id;
+        return code;
     }, handle);
 }
 
@@ -384,9 +388,10 @@ STANDIN_API int cuMemcpy2DAsync_v2(const Copy2D* copy, void* handle) {
         Span target, source;
         if ((code = span(m, to, (c.height - 1) * c.dst_pitch + c.width, true, &target)) != kOk) return code;
         if ((code = span(m, from, (c.height - 1) * c.src_pitch + c.width, true, &source)) != kOk) return code;
-        return enqueue(lock, stream, [=] {
-            for (size_t row = 0; row < c.height; row++) memcpy(target.at + row * c.dst_pitch, source.at + row * c.src_pitch, c.width);
-            return Step::done;
+        // Others run between two rows.
+        return enqueue(lock, stream, [=, row = size_t{0}]() mutable {
+            memcpy(target.at + row * c.dst_pitch, source.at + row * c.src_pitch, c.width);
+            return ++row < c.height ? Step::running : Step::done;
         });
     }, bits(copy->dst_device), bits(copy->src_host), u64{copy->width}, u64{copy->height}, handle);
 }

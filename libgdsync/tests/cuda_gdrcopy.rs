@@ -1,0 +1,111 @@
+//! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues lie
+//! in the GPU then, and no copy engine is asked.
+
+mod standin;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work};
+use standin::{Control, Variant, inside};
+
+/// The stand-in for libgdrapi, built once.
+fn gdrapi() -> &'static str {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/gdrapi/gdrapi.c");
+    let library = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("standin-libgdrapi.so");
+    // The processes of the tests only load it.
+    if std::env::var("GDS_GDRAPI_LIB").is_err() {
+        let made = library.with_extension(std::process::id().to_string());
+        let status = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
+            .args([&made, &source])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        std::fs::rename(made, &library).unwrap();
+    }
+    Box::leak(library.to_str().unwrap().to_owned().into_boxed_str())
+}
+
+fn with_gdrcopy() -> Variant {
+    Variant {
+        env: Box::leak(Box::new([("GDS_GDRAPI_LIB", gdrapi())])),
+        ..Variant::default()
+    }
+}
+
+#[test]
+fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
+    inside!(with_gdrcopy());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    let memory = gpu.alloc(MemoryKind::Device, 4096).unwrap();
+    memory.write(0, &[7; 64]).unwrap();
+    let memory = pd.register(&memory, Access::ALL).unwrap();
+    let stream = gpu.stream().unwrap();
+    for lowering in [Lowering::MemOps, Lowering::Kernel] {
+        let config = QpConfig {
+            send_blocks: 8,
+            recv_entries: 8,
+            ring_memory: MemoryKind::Device,
+            cq_memory: MemoryKind::Device,
+            record_memory: MemoryKind::Device,
+            lowering,
+            ..QpConfig::default()
+        };
+        let (mut a, mut b) = (
+            pd.create_qp(&config).unwrap(),
+            pd.create_qp(&config).unwrap(),
+        );
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        control.record(true);
+        for i in 0..100u32 {
+            memory.region().write(0, &i.to_le_bytes()).unwrap();
+            let list = [memory.sge(0, 4)];
+            let to = memory
+                .remote()
+                .span(u64::from(i % 8) * 8 + 1024, 4)
+                .unwrap();
+            let send = a.prepare(&Work::write(&list, to).signaled()).unwrap();
+            let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
+            a.post_on(&stream, &list).unwrap();
+            assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+            let mut got = [0; 4];
+            memory
+                .region()
+                .read(1024 + i as usize % 8 * 8, &mut got)
+                .unwrap();
+            assert_eq!(u32::from_le_bytes(got), i);
+        }
+        control.record(false);
+        let calls = control.calls();
+        assert!(calls.contains("cuLaunchKernel") == (lowering == Lowering::Kernel));
+        assert!(!calls.contains("cuMemcpy"), "{calls}");
+    }
+}
+
+#[test]
+fn without_gdrcopy_queues_are_pinned_and_payload_goes_by_the_copy_engine() {
+    inside!(Variant {
+        env: &[("GDS_GDRAPI_LIB", "/nowhere/libgdrapi.so")],
+        ..Variant::default()
+    });
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let memory = gpu.alloc(MemoryKind::Device, 100).unwrap();
+    control.record(true);
+    let (mut got, want) = ([0; 97], std::array::from_fn::<u8, 97, _>(|i| i as u8));
+    memory.write(3, &want).unwrap();
+    memory.read(3, &mut got).unwrap();
+    assert_eq!(got, want);
+    let word = memory.word32(0).unwrap();
+    word.store(0x1122_3344).unwrap();
+    assert_eq!(word.load().unwrap(), 0x1122_3344);
+    control.record(false);
+    assert!(control.calls().contains("cuMemcpy"));
+}

@@ -1,0 +1,648 @@
+//! What an application hands in and takes out on CUDA, by a stand-in for libcuda: contexts,
+//! streams, captures, host memory, device memory, modules, and memory of another process.
+
+mod standin;
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use gdsync::gpu::cuda::SharedMemory;
+use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::kernels::{Fill, Report, Verify};
+use gdsync::memop::{Condition, DevicePtr};
+use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::{Gpu, Kind, Result};
+use gdsync_sys::cuda::types::{CUcontext, CUstream};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+use standin::{Control, Variant, inside, until};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The table, as an application has it.
+fn driver() -> &'static Cuda {
+    let cuda = Cuda::get().unwrap();
+    // SAFETY: may be called any number of times.
+    ok(unsafe { (cuda.cuInit)(0) });
+    cuda
+}
+
+#[track_caller]
+fn ok(result: CudaResult) {
+    assert!(result.is_success(), "{result:?}");
+}
+
+fn current() -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: stores a handle.
+    ok(unsafe { (driver().cuCtxGetCurrent)(&mut context) });
+    context
+}
+
+/// A context of the application.
+fn new_context() -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: makes a context, and takes it from the thread's stack.
+    unsafe {
+        ok((driver().cuCtxCreate_v2)(&mut context, 0, 0));
+        ok((driver().cuCtxPopCurrent_v2)(&mut popped));
+    }
+    context
+}
+
+/// A stream of the current context.
+fn raw_stream() -> CUstream {
+    let mut stream = std::ptr::null_mut();
+    let flags = consts::CU_STREAM_NON_BLOCKING;
+    // SAFETY: makes a stream.
+    ok(unsafe { (driver().cuStreamCreate)(&mut stream, flags) });
+    stream
+}
+
+fn retained() -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: retains the primary context; it is kept.
+    ok(unsafe { (driver().cuDevicePrimaryCtxRetain)(&mut context, 0) });
+    context
+}
+
+fn make_current(context: CUcontext) {
+    // SAFETY: null, or a live context.
+    ok(unsafe { (driver().cuCtxSetCurrent)(context) });
+}
+
+/// What the write of one word by `stream` comes to.
+fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
+    let pd = Device::emulated(gpu)?.alloc_pd()?;
+    pd.create_qp(&QpConfig::default())?.post_on(stream, list)
+}
+
+#[test]
+fn contexts() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    assert!(current().is_null(), "the thread's context is as it was");
+    // SAFETY: no context is destroyed here or below.
+    let none = unsafe { Gpu::cuda_current() };
+    assert_eq!(none.unwrap_err().kind(), Kind::Invalid);
+    make_current(retained());
+    // SAFETY: as above.
+    assert!(gpu.is(&unsafe { Gpu::cuda_current() }.unwrap()));
+    let own = new_context();
+    // SAFETY: as above.
+    let other = unsafe { Gpu::cuda_context(own.cast()) }.unwrap();
+    assert!(!gpu.is(&other));
+    make_current(own);
+    // SAFETY: as above.
+    assert!(other.is(&unsafe { Gpu::cuda_current() }.unwrap()));
+    // SAFETY: as above.
+    let null = unsafe { Gpu::cuda_context(std::ptr::null_mut()) };
+    assert_eq!(null.unwrap_err().kind(), Kind::Invalid);
+    // Whatever is current, each works in its own, and leaves it as it was.
+    for before in [std::ptr::null_mut(), own, retained()] {
+        make_current(before);
+        for gpu in [&gpu, &other] {
+            let stream = gpu.stream().unwrap();
+            let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
+            let word = memory.word32(0).unwrap();
+            let write = Descriptor::WriteValue32 {
+                word: &word,
+                value: 9,
+            };
+            post(gpu, &stream, &[write]).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            assert_eq!(word.load().unwrap(), 9);
+        }
+        assert_eq!(current(), before);
+    }
+    let memory = other.alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = memory.word32(0).unwrap();
+    let write = Descriptor::WriteValue32 {
+        word: &word,
+        value: 1,
+    };
+    let error = post(&gpu, &gpu.stream().unwrap(), &[write]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Foreign);
+}
+
+#[test]
+fn streams_of_the_application() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    for legacy in [0, 1] {
+        let raw: *mut c_void = std::ptr::without_provenance_mut(legacy);
+        // SAFETY: refused.
+        let error = unsafe { gpu.cuda_stream(raw) }.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        assert!(error.to_string().contains("legacy"), "{error}");
+    }
+    make_current(retained());
+    let raw = raw_stream();
+    let other = new_context();
+    make_current(other);
+    let foreign = raw_stream();
+    make_current(std::ptr::null_mut());
+    // SAFETY: live streams, destroyed after the handles are dropped, or never.
+    unsafe {
+        let error = gpu.cuda_stream(foreign.cast()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Foreign);
+        let elsewhere = Gpu::cuda_context(other.cast()).unwrap();
+        elsewhere.cuda_stream(foreign.cast()).unwrap();
+        let stream = gpu.cuda_stream(raw.cast()).unwrap();
+        assert_eq!(stream.as_cuda(), Some(raw.cast()));
+        assert_eq!(gpu.cuda_stream(raw.cast()).unwrap().id(), stream.id());
+        let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let word = memory.word32(0).unwrap();
+        let write = Descriptor::WriteValue32 {
+            word: &word,
+            value: 3,
+        };
+        post(&gpu, &stream, &[write]).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(word.load().unwrap(), 3);
+        drop(stream);
+        // The application's stream is still its own.
+        ok((driver().cuStreamDestroy_v2)(raw));
+    }
+}
+
+/// The legacy stream is the one of the GPU's context, whatever is current on the thread.
+#[test]
+fn the_legacy_stream_if_it_is_wanted() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    let legacy = gpu.cuda_legacy_stream().unwrap();
+    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = memory.word32(0).unwrap();
+    for (value, current) in (1..).zip([std::ptr::null_mut(), new_context(), retained()]) {
+        make_current(current);
+        let wait = Descriptor::WaitValue32 {
+            word: &word,
+            condition: Condition::Geq,
+            value,
+            flush: false,
+        };
+        post(&gpu, &legacy, &[wait]).unwrap();
+        assert!(!legacy.is_idle().unwrap() && !legacy.is_capturing().unwrap());
+        word.store(value).unwrap();
+        assert!(legacy.synchronize(LIMIT).unwrap());
+    }
+}
+
+/// While a stream is captured nothing is enqueued on it; and nothing that the library does
+/// meanwhile, on whatever thread, spoils the capture.
+#[test]
+fn captures() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let raw = raw_stream();
+    // SAFETY: a live stream.
+    let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
+    let busy = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    let wait = Descriptor::WaitValue32 {
+        word: &gate,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    post(&gpu, &busy, &[wait]).unwrap();
+    // Something for the reaper to look after.
+    drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
+    let cuda = driver();
+    let begin = cuda.cuStreamBeginCapture_v2.unwrap();
+    // SAFETY: a live stream of the current context.
+    ok(unsafe { begin(raw, consts::CU_STREAM_CAPTURE_MODE_GLOBAL) });
+    assert!(stream.is_capturing().unwrap());
+    control.record(true);
+    let error = post(&gpu, &stream, &[wait]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("captured"), "{error}");
+    assert!(!control.calls().contains("cuStreamBatchMemOp"));
+    control.record(false);
+    // Other streams, memory, copies; here and on another thread; and the reaper.
+    let work = || {
+        let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
+        memory.write(0, &[7; 64]).unwrap();
+        let word = memory.word32(0).unwrap();
+        let other = gpu.stream().unwrap();
+        let write = Descriptor::WriteValue32 {
+            word: &word,
+            value: 1,
+        };
+        post(&gpu, &other, &[write]).unwrap();
+        assert!(other.synchronize(LIMIT).unwrap());
+        assert!(!busy.is_idle().unwrap());
+        let event = other.record().unwrap();
+        until("the event", || event.is_done().unwrap());
+        drop(gpu.alloc(MemoryKind::Pinned, 64).unwrap());
+    };
+    work();
+    std::thread::scope(|s| s.spawn(work).join().unwrap());
+    std::thread::sleep(Duration::from_millis(100));
+    gate.store(1).unwrap();
+    assert!(busy.synchronize(LIMIT).unwrap());
+    std::thread::sleep(Duration::from_millis(50));
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the capture begun above.
+    let ended = unsafe { (cuda.cuStreamEndCapture.unwrap())(raw, &mut graph) };
+    assert!(ended.is_success(), "the capture is spoilt: {ended:?}");
+    // SAFETY: the graph just made.
+    ok(unsafe { (cuda.cuGraphDestroy.unwrap())(graph) });
+    post(&gpu, &stream, &[wait]).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+}
+
+const PAGE: usize = 4096;
+
+/// Pages of the application.
+fn pages(n: usize) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(n * PAGE, PAGE).unwrap();
+    // SAFETY: not empty; never freed.
+    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    at
+}
+
+/// # Safety
+/// As for `Gpu::register_host`.
+unsafe fn host(gpu: &Gpu, at: *mut u8, offset: usize, len: usize) -> Result<Region> {
+    // SAFETY: the caller's promise.
+    unsafe { gpu.register_host(at.wrapping_add(offset), len) }
+}
+
+/// Memory of the application, registered several times over, and dropped while a stream waits.
+#[test]
+fn host_memory_that_overlaps() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(8);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let regions: Vec<Region> = [
+        (0, 4 * PAGE),
+        (2 * PAGE, 4 * PAGE),
+        (3 * PAGE + 100, 8),
+        (PAGE - 8, 16),
+        (0, 8 * PAGE),
+        (7 * PAGE, 1),
+    ]
+    .map(|(offset, len)| unsafe { host(&gpu, at, offset, len) }.unwrap())
+    .into();
+    let stream = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    let wait = Descriptor::WaitValue32 {
+        word: &gate,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    post(&gpu, &stream, &[wait]).unwrap();
+    for (value, region) in (1..).zip(&regions[..3]) {
+        let offset = if region.len() == 8 { 0 } else { 2 * PAGE - 64 };
+        let word = region.word32(offset).unwrap();
+        let write = Descriptor::WriteValue32 { word: &word, value };
+        post(&gpu, &stream, &[write]).unwrap();
+    }
+    until("it waits", || control.waiting() == 1);
+    control.record(true);
+    let registered = control.live()["registered"];
+    assert!(registered > 0);
+    drop(regions);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!control.calls().contains("cuMemHostUnregister"));
+    assert_eq!(control.live()["registered"], registered);
+    gate.store(1).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("all is given back", || control.live()["registered"] == 0);
+    assert_eq!(control.blocked(), []);
+    let word = |offset: usize| {
+        // SAFETY: inside the pages, which nobody writes any more.
+        unsafe { at.wrapping_add(offset).cast::<u32>().read() }
+    };
+    assert_eq!(
+        [
+            word(2 * PAGE - 64),
+            word(4 * PAGE - 64),
+            word(3 * PAGE + 100)
+        ],
+        [1, 2, 3]
+    );
+    // Again, from the start.
+    // SAFETY: as above.
+    let again = unsafe { host(&gpu, at, 0, 8 * PAGE) }.unwrap();
+    assert_eq!(again.word32(2 * PAGE - 64).unwrap().load().unwrap(), 1);
+}
+
+/// Memory that was dropped and is registered again while the first use still waits to be over.
+#[test]
+fn host_memory_that_comes_back() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(2);
+    let stream = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    for value in 1..20 {
+        let wait = Descriptor::WaitValue32 {
+            word: &gate,
+            condition: Condition::Geq,
+            value,
+            flush: false,
+        };
+        post(&gpu, &stream, &[wait]).unwrap();
+        for _ in 0..3 {
+            // SAFETY: pages that are never freed, and accessed by regions alone.
+            let region = unsafe { host(&gpu, at, 0, 2 * PAGE) }.unwrap();
+            let word = region.word32(64).unwrap();
+            let write = Descriptor::WriteValue32 { word: &word, value };
+            post(&gpu, &stream, &[write]).unwrap();
+        }
+        gate.store(value).unwrap();
+    }
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("all is given back", || control.live()["registered"] == 0);
+    assert_eq!(control.blocked(), []);
+}
+
+/// What the application registered itself stays the application's.
+#[test]
+fn host_memory_that_the_application_registered() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let at = pages(4);
+    let cuda = driver();
+    let flags = consts::CU_MEMHOSTREGISTER_PORTABLE;
+    // SAFETY: pages that are never freed.
+    ok(unsafe { (cuda.cuMemHostRegister_v2)(at.cast(), 4 * PAGE, flags) });
+    // SAFETY: as above, accessed by the region alone.
+    let region = unsafe { host(&gpu, at, PAGE, PAGE) }.unwrap();
+    let stream = gpu.stream().unwrap();
+    let word = region.word32(0).unwrap();
+    let write = Descriptor::WriteValue32 {
+        word: &word,
+        value: 8,
+    };
+    post(&gpu, &stream, &[write]).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    assert_eq!(word.load().unwrap(), 8);
+    drop((word, region));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(control.live()["registered"], 1);
+    // SAFETY: registered above.
+    ok(unsafe { (cuda.cuMemHostUnregister)(at.cast()) });
+}
+
+/// Registers of a device are registered as such, ordinary memory as ordinary memory, and what
+/// cannot be registered leaves nothing behind.
+#[test]
+fn host_memory_of_devices_and_of_nobody() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(4);
+    control.io_memory(at, PAGE);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let (io, ram) = unsafe { (host(&gpu, at, 0, PAGE), host(&gpu, at, PAGE, PAGE)) };
+    let (io, ram) = (io.unwrap(), ram.unwrap());
+    assert_eq!(control.live()["registered"], 2);
+    drop((io, ram));
+    until("both are given back", || control.live()["registered"] == 0);
+    let nowhere = std::ptr::without_provenance_mut(PAGE);
+    // SAFETY: refused, because no memory is there.
+    let refused = unsafe { host(&gpu, nowhere, 0, PAGE) };
+    assert_eq!(refused.unwrap_err().kind(), Kind::Invalid);
+    // SAFETY: as above.
+    let middle = unsafe { host(&gpu, at, 2 * PAGE, 1) }.unwrap();
+    control.fail("cuMemHostRegister_v2", 4242, 2);
+    // Two gaps: the first is registered by the second attempt, the second fails.
+    // SAFETY: as above.
+    let error = unsafe { host(&gpu, at, PAGE, 3 * PAGE) }.unwrap_err();
+    assert!(error.to_string().contains("4242"), "{error}");
+    assert_eq!(control.live()["registered"], 1);
+    control.fail("cuMemHostRegister_v2", 0, 0);
+    drop(middle);
+    until("all is given back", || control.live()["registered"] == 0);
+}
+
+/// Device and pinned memory of the application.
+#[test]
+fn adopted_memory() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let cuda = driver();
+    let (mut device, mut pinned) = (0, std::ptr::null_mut());
+    // SAFETY: allocates.
+    unsafe {
+        ok((cuda.cuMemAlloc_v2)(&mut device, 4096));
+        ok((cuda.cuMemHostAlloc)(&mut pinned, 4096, 1));
+    }
+    let stream = gpu.stream().unwrap();
+    for at in [device, pinned as u64] {
+        // SAFETY: memory that is freed after its regions.
+        let region = unsafe { gpu.adopt(DevicePtr(at + 64), 128) }.unwrap();
+        region.write(0, &[1; 128]).unwrap();
+        let word = region.word32(4).unwrap();
+        let write = Descriptor::WriteValue32 {
+            word: &word,
+            value: 77,
+        };
+        post(&gpu, &stream, &[write]).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(word.load().unwrap(), 77);
+        // SAFETY: refused.
+        let error = unsafe { gpu.adopt(DevicePtr(at + 64), 4096) }.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.limit_value()),
+            (Kind::Invalid, Some(4096))
+        );
+    }
+    let stack = [0u64; 2];
+    // SAFETY: refused.
+    let error = unsafe { gpu.adopt(DevicePtr(stack.as_ptr() as u64), 8) }.unwrap_err();
+    assert!(
+        matches!(error.kind(), Kind::Invalid | Kind::System),
+        "{error:?}"
+    );
+    // SAFETY: allocated above, and nobody's any more.
+    unsafe {
+        ok((cuda.cuMemFree_v2)(device));
+        ok((cuda.cuMemFreeHost)(pinned));
+    }
+}
+
+/// The library's kernels from its own text: fill, copy, verify.
+#[test]
+fn modules_kernels_events() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    for bad in [&b"no code"[..], b".version 7.0\0 and more"] {
+        let error = gpu.load_module(bad).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
+    }
+    let module = gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let error = module.kernel("gds_no_such").unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    assert!(error.to_string().contains("gds_no_such"), "{error}");
+    let (fill, verify) = (
+        module.kernel("gds_fill").unwrap(),
+        module.kernel("gds_verify").unwrap(),
+    );
+    let (first, second) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let memory = gpu.alloc(MemoryKind::Device, 1 << 16).unwrap();
+    let report = gpu.alloc(MemoryKind::Device, 64).unwrap();
+    report.write(0, &Report::CLEAN.to_bytes()).unwrap();
+    let half = 1 << 15;
+    let filled = Fill {
+        at: memory.addr(),
+        len: half,
+        seed: 5,
+    };
+    let checked = |seed| Verify {
+        at: memory.addr().offset(half),
+        len: half,
+        seed,
+        report: report.addr(),
+    };
+    let dims = Dims::linear(4, 64);
+    let found = || {
+        let mut bytes = [0; 16];
+        report.read(0, &mut bytes).unwrap();
+        Report::from_bytes(bytes)
+    };
+    // SAFETY: pointers into `memory` and `report`, which live until both streams are done.
+    unsafe {
+        first.launch(&fill, dims, filled.bytes()).unwrap();
+        let (to, from) = (
+            memory.span(1 << 15, 1 << 15).unwrap(),
+            memory.span(0, 1 << 15).unwrap(),
+        );
+        first.copy(&to, &from).unwrap();
+        let event = first.record().unwrap();
+        second.wait_event(&event).unwrap();
+        second.launch(&verify, dims, checked(5).bytes()).unwrap();
+        assert!(second.synchronize(LIMIT).unwrap());
+        assert!(event.is_done().unwrap());
+        assert_eq!(found(), Report::CLEAN);
+        second.launch(&verify, dims, checked(6).bytes()).unwrap();
+        assert!(second.synchronize(LIMIT).unwrap());
+        assert!(found().wrong > half / 2 && found().first < 8);
+        // Parameters of another size, and no block.
+        let error = second.launch(&fill, dims, &[0; 8]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        let error = second.launch(&fill, Dims::linear(0, 1), filled.bytes());
+        assert_eq!(error.unwrap_err().kind(), Kind::Invalid);
+    }
+}
+
+const EXPORTER: &str = "STANDIN_EXPORTER";
+
+/// Memory of another process, by both ways: what this one writes the other one sees.
+#[test]
+fn memory_of_another_process() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    if std::env::var(EXPORTER).is_ok() {
+        return other_process(&gpu);
+    }
+    let plain = gpu.alloc(MemoryKind::Device, 4096).unwrap();
+    let mapped = gpu.alloc_exportable(4096).unwrap();
+    plain.write(0, b"from the first").unwrap();
+    mapped.write(0, b"and once more").unwrap();
+    let SharedMemory::Ipc {
+        handle,
+        offset,
+        len,
+    } = plain.share().unwrap()
+    else {
+        panic!("memory of cuMemAlloc goes by IPC");
+    };
+    let SharedMemory::File { fd, len: size } = mapped.share().unwrap() else {
+        panic!("mapped memory goes by descriptor");
+    };
+    assert_eq!((offset, len, size), (0, 4096, 4096));
+    // SAFETY: the region is kept; refused, as the driver does in the process that made it.
+    let own = unsafe { gpu.open_shared(&plain.share().unwrap()) };
+    assert!(own.is_err());
+    // The other process reads the descriptor of this one.
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+    let hex: String = handle.iter().map(|b| format!("{b:02x}")).collect();
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "memory_of_another_process", "--nocapture"])
+        .env(EXPORTER, format!("{hex} {path}"))
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let mut got = [0; 6];
+    for region in [&plain, &mapped] {
+        region.read(64, &mut got).unwrap();
+        assert_eq!(&got, b"second");
+    }
+    let dma = plain.dma_buf().unwrap();
+    assert_eq!((dma.offset, dma.len), (0, 4096));
+    let pinned = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    assert_eq!(pinned.share().unwrap_err().kind(), Kind::Unsupported);
+}
+
+fn other_process(gpu: &Gpu) {
+    let given = std::env::var(EXPORTER).unwrap();
+    let (hex, path) = given.split_once(' ').unwrap();
+    let mut handle = [0; 64];
+    for (i, byte) in handle.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
+    }
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .unwrap();
+    let ways = [
+        SharedMemory::Ipc {
+            handle,
+            offset: 0,
+            len: 4096,
+        },
+        SharedMemory::File {
+            fd: file.into(),
+            len: 4096,
+        },
+    ];
+    for (shared, expected) in ways.iter().zip([&b"from the first"[..], b"and once more"]) {
+        // SAFETY: the first process keeps its regions until this one has ended.
+        let region = unsafe { gpu.open_shared(shared) }.unwrap();
+        let mut got = vec![0; expected.len()];
+        region.read(0, &mut got).unwrap();
+        assert_eq!(got, expected);
+        // By a stream, beside the copy engine.
+        let stream = gpu.stream().unwrap();
+        let word = region.word32(64).unwrap();
+        let write = Descriptor::WriteValue32 {
+            word: &word,
+            value: u32::from_le_bytes(*b"seco"),
+        };
+        post(gpu, &stream, &[write]).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        region.write(68, b"nd").unwrap();
+        // A length that is not there.
+        let too_long = match shared {
+            SharedMemory::Ipc { handle, .. } => SharedMemory::Ipc {
+                handle: *handle,
+                offset: 64,
+                len: 4096,
+            },
+            _ => continue,
+        };
+        // SAFETY: refused.
+        let error = unsafe { gpu.open_shared(&too_long) }.unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
+    }
+}
