@@ -22,7 +22,8 @@ unsafe impl Sync for Driver {}
 macro_rules! calls {
     ($($name:ident($($arg:ident: $ty:ty),*) = $symbol:literal;)*) => {
         impl Driver {
-            $(fn $name(&self, $($arg: $ty),*) -> c_int {
+            $(#[allow(clippy::too_many_arguments)]
+            fn $name(&self, $($arg: $ty),*) -> c_int {
                 // SAFETY: as the stand-in defines it.
                 let f: unsafe extern "C" fn($($ty),*) -> c_int = unsafe { self.0.get($symbol) };
                 // SAFETY: the tests pass places that live, or values that it has to refuse.
@@ -45,8 +46,8 @@ calls! {
     stream(out: &mut Handle, flags: c_uint) = "cuStreamCreate";
     query(stream: Handle) = "cuStreamQuery";
     batch(stream: Handle, n: c_uint, ops: *const [u64; 6], flags: c_uint) = "cuStreamBatchMemOp_v2";
-    to_device(to: u64, from: *const u8, len: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2";
-    from_device(to: *mut u8, from: u64, len: usize, stream: Handle) = "cuMemcpyDtoHAsync_v2";
+    copy_in(to: u64, from: *const u8, len: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2";
+    copy_out(to: *mut u8, from: u64, len: usize, stream: Handle) = "cuMemcpyDtoHAsync_v2";
     load(out: &mut Handle, image: *const u8) = "cuModuleLoadData";
     function(out: &mut Handle, module: Handle, name: *const c_char) = "cuModuleGetFunction";
     function_load(function: Handle) = "cuFuncLoad";
@@ -334,15 +335,15 @@ fn standin_copies_reach_device_memory_that_the_cpu_cannot() {
     let mut device = 0;
     assert_eq!(d.alloc(&mut device, 8192), 0);
     let data: Vec<u8> = (0..=255).cycle().take(8192).collect();
-    assert_eq!(d.to_device(device, data.as_ptr(), 8192, stream), 0);
+    assert_eq!(d.copy_in(device, data.as_ptr(), 8192, stream), 0);
     assert_eq!(
-        d.to_device(device + 1, data.as_ptr(), 8192, stream),
+        d.copy_in(device + 1, data.as_ptr(), 8192, stream),
         1,
         "too long"
     );
     let mut back = vec![0; 8192];
     assert_eq!(
-        d.from_device(back.as_mut_ptr(), device, 8192, stream),
+        d.copy_out(back.as_mut_ptr(), device, 8192, stream),
         0,
         "into pageable memory: done when it returns"
     );
@@ -350,10 +351,10 @@ fn standin_copies_reach_device_memory_that_the_cpu_cannot() {
     // From pageable memory: read when it returns, also behind a wait.
     assert_eq!(d.submit(stream, &[wait32(w.at(0), 1, EQ)]), 0);
     let gone = [9u8; 4].to_vec();
-    assert_eq!(d.to_device(device, gone.as_ptr(), 4, stream), 0);
+    assert_eq!(d.copy_in(device, gone.as_ptr(), 4, stream), 0);
     drop(gone);
     assert_eq!(
-        d.from_device(w.at(1) as *mut u8, device, 4, stream),
+        d.copy_out(w.at(1) as *mut u8, device, 4, stream),
         0,
         "into pinned memory: later"
     );
@@ -394,7 +395,7 @@ fn standin_runs_the_library_s_kernels() {
         .to_vec();
     image.push(0);
     let (mut module, mut kernel) = (std::ptr::null_mut(), std::ptr::null_mut());
-    assert_eq!(d.load(&mut module, b"\x7fELF\0".as_ptr()), 200);
+    assert_eq!(d.load(&mut module, c"\x7fELF".as_ptr().cast()), 200);
     assert_eq!(d.load(&mut module, image.as_ptr()), 0);
     assert_eq!(
         d.function(&mut kernel, module, c"gds_no_such".as_ptr()),
@@ -439,7 +440,7 @@ fn standin_runs_the_library_s_kernels() {
     d.finish(stream);
     assert_eq!(w.get(1), 6);
     let mut got = [0; 8];
-    assert_eq!(d.from_device(got.as_mut_ptr(), device, 8, stream), 0);
+    assert_eq!(d.copy_out(got.as_mut_ptr(), device, 8, stream), 0);
     assert_eq!(u64::from_le_bytes(got), 7 << 32 | 8);
     let calls = d.0.calls();
     assert!(
