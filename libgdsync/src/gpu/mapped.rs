@@ -14,6 +14,8 @@ use crate::ring::RingMemory;
 pub struct Mapped {
     base: NonNull<u8>,
     len: usize,
+    /// Stores gather in the processor until a fence.
+    combining: bool,
 }
 
 // SAFETY: access is by atomic operations only; the constructor's contract keeps the memory alive.
@@ -26,7 +28,32 @@ impl Mapped {
     /// `base` is valid for reads and writes of `len` bytes as long as this value or a copy or
     /// part of it is used, and is accessed by nobody in this process except atomically.
     pub unsafe fn new(base: NonNull<u8>, len: usize) -> Mapped {
-        Mapped { base, len }
+        Mapped {
+            base,
+            len,
+            combining: false,
+        }
+    }
+
+    /// As [`Mapped::new`], of memory whose stores the processor combines: a GPU's, over the
+    /// bus. Each store is fenced, before as a release has to be and after so that it goes out.
+    ///
+    /// # Safety
+    /// As [`Mapped::new`].
+    pub unsafe fn write_combining(base: NonNull<u8>, len: usize) -> Mapped {
+        Mapped {
+            base,
+            len,
+            combining: true,
+        }
+    }
+
+    /// Release order, and speed, for memory where a release store alone has neither.
+    #[inline]
+    fn settle(&self) {
+        if self.combining {
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -40,6 +67,7 @@ impl Mapped {
             // SAFETY: inside the span, as checked.
             base: unsafe { self.base.add(offset) },
             len,
+            combining: self.combining,
         }
     }
 
@@ -80,7 +108,9 @@ impl Mapped {
     }
 
     pub fn store64(&self, offset: usize, value: u64) {
-        self.word64(offset).store(value, Ordering::Release)
+        self.settle();
+        self.word64(offset).store(value, Ordering::Release);
+        self.settle();
     }
 
     #[inline]
@@ -160,6 +190,7 @@ impl Mapped {
             }
             done += step;
         }
+        self.settle();
     }
 }
 
@@ -170,6 +201,7 @@ impl RingMemory for Mapped {
         let word = |half: &[u8]| u64::from_ne_bytes(half.try_into().expect("eight bytes"));
         self.word64(offset).store(word(low), Ordering::Relaxed);
         self.word64(offset + 8).store(word(high), Ordering::Relaxed);
+        self.settle();
     }
 
     fn load_segment(&self, offset: usize) -> [u8; 16] {
@@ -194,6 +226,8 @@ impl RingMemory for Mapped {
 
     #[inline]
     fn store32(&self, offset: usize, value: u32) {
-        self.word32(offset).store(value, Ordering::Release)
+        self.settle();
+        self.word32(offset).store(value, Ordering::Release);
+        self.settle();
     }
 }

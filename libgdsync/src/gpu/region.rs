@@ -27,9 +27,10 @@ pub struct Region(Arc<Inner>);
 struct Inner {
     gpu: Gpu,
     kind: MemoryKind,
-    allocation: Allocation,
-    /// The CPU's view, with what keeps it alive; an error says why there is none.
+    /// The CPU's view, with what keeps it alive; an error says why there is none. Before the
+    /// allocation, so that it ends first.
     view: OnceLock<Result<View, String>>,
+    allocation: Allocation,
 }
 
 /// A region that may be gone.

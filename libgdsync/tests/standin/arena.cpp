@@ -96,6 +96,6 @@ u64 arena_offset(u64 address) { return address - reinterpret_cast<u64>(arena().d
 }  // namespace standin
 
 // Where the CPU finds what the device has at `address`: what maps device memory asks for it.
-extern "C" __attribute__((visibility("default"))) char* standin_alias(standin::u64 address) {
+STANDIN_API char* standin_alias(standin::u64 address) {
     return standin::arena().alias + standin::arena_offset(address);
 }

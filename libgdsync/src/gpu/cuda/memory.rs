@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use gdrcopy_sys::Gdr;
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::{CUdeviceptr, CUmemGenericAllocationHandle};
 
@@ -270,24 +271,54 @@ pub(super) unsafe fn adopted(
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
-/// A mapping of device memory for the CPU.
+/// A mapping of device memory for the CPU, by GDRCopy.
 pub(crate) struct View {
     mapped: Mapped,
+    /// Keeps what `mapped` points into.
+    _mapping: gdrcopy_sys::Mapping,
+}
+
+/// GDRCopy, or why it is not to be used.
+fn gdrcopy() -> Result<&'static Gdr, &'static str> {
+    static GDR: OnceLock<Result<Gdr, String>> = OnceLock::new();
+    let gdr = GDR.get_or_init(|| Gdr::open().map_err(|e| e.to_string()));
+    gdr.as_ref().map_err(String::as_str)
 }
 
 impl View {
+    /// Maps `memory`, whose region keeps it and this.
     pub fn of(memory: &Memory) -> Result<View> {
-        let what = format!(
-            "{:#x}+{} of {}: only gdrcopy maps device memory, and it is not here",
-            memory.at,
-            memory.len,
-            memory.context.name()
-        );
-        Err(Error::new(
-            "map device memory for the CPU",
-            Kind::Unsupported,
-            what,
-        ))
+        const OPERATION: &str = "map device memory for the CPU";
+        let fail = |why: &str| {
+            let name = memory.context.name();
+            let what = format!("{:#x}+{} of {name}: {why}", memory.at, memory.len);
+            Error::new(OPERATION, Kind::Unsupported, what)
+        };
+        let gdr = gdrcopy().map_err(fail)?;
+        let context = &memory.context;
+        let cuda = context.cuda;
+        let on: u32 = 1;
+        {
+            let _own = context.enter_own()?;
+            // Copies that the driver calls synchronous are so beside this mapping too. Memory
+            // that has no such attribute is mapped without.
+            // SAFETY: reads a number, about live memory.
+            let _ = unsafe {
+                let attribute = consts::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, memory.at)
+            };
+        }
+        // SAFETY: live device memory, which outlives the view: both are the region's.
+        let mapping = unsafe { gdr.map(memory.at, memory.len, gdrcopy_sys::Pin::Default) };
+        let mapping = mapping.map_err(|e| fail(&e.to_string()))?;
+        let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("a null mapping"))?;
+        // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped` is
+        // only handed out as copies used while the region lives.
+        let mapped = unsafe { Mapped::write_combining(base, memory.len) };
+        Ok(View {
+            mapped,
+            _mapping: mapping,
+        })
     }
 
     pub fn mapped(&self) -> Mapped {
