@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{self, QpConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::{self, is_cuda};
 use crate::{bandwidth, pingpong, post, rate, suite};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
@@ -99,11 +101,17 @@ pub enum Ranks {
 }
 
 /// Options about GPU and NIC.
-#[derive(Clone, Copy, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Setup {
-    /// Where payloads lie.
-    #[arg(long, value_enum, default_value = "device")]
-    pub memory: Memory,
+    /// The GPU: soft, cuda, cuda:N, or auto, which is the first of CUDA's if there is one; of
+    /// several, separated by commas, each rank takes the next.
+    #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
+          value_parser = gpu::name, default_value = "auto")]
+    pub gpus: Vec<String>,
+    /// Where payloads lie [default: in the GPU if it is a soft one, else pinned: a virtual NIC
+    /// reaches device memory of CUDA by the copy engine only].
+    #[arg(long, value_enum)]
+    pub memory: Option<Memory>,
     /// How doorbells and waits become work of a stream.
     #[arg(long, value_enum, default_value = "auto")]
     pub lowering: Lowering,
@@ -113,11 +121,12 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Where payloads lie.
-    pub fn memory(&self) -> MemoryKind {
+    /// Where payloads on `gpu` lie.
+    pub fn memory(&self, gpu: &Gpu) -> MemoryKind {
         match self.memory {
-            Memory::Device => MemoryKind::Device,
-            Memory::Pinned => MemoryKind::Pinned,
+            Some(Memory::Pinned) => MemoryKind::Pinned,
+            None if is_cuda(gpu) => MemoryKind::Pinned,
+            Some(Memory::Device) | None => MemoryKind::Device,
         }
     }
 
@@ -231,6 +240,8 @@ mod tests {
             "pinned",
             "--lowering",
             "kernel",
+            "--gpu",
+            "soft,cuda:1",
         ]);
         let Command::Pingpong(options) = cli.command else {
             panic!("{cli:?}")
@@ -239,7 +250,8 @@ mod tests {
         let back: pingpong::Options = serde_json::from_str(&json).unwrap();
         assert_eq!(serde_json::to_string(&back).unwrap(), json);
         assert_eq!(back.sizes, [8, 4096]);
-        assert_eq!(back.setup.memory(), MemoryKind::Pinned);
+        assert_eq!(back.setup.memory, Some(Memory::Pinned));
+        assert_eq!(back.setup.gpus, ["soft", "cuda:1"]);
         assert_eq!(back.setup.queues(64).lowering, rdma::Lowering::Kernel);
     }
 }

@@ -6,6 +6,8 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{self, Access, Device, Lowering, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
 use serde::{Deserialize, Serialize};
 
+use crate::cli::Setup;
+use crate::gpu::{self, Driver};
 use crate::link::Link;
 
 /// A GPU with a stream, and a NIC.
@@ -20,11 +22,17 @@ pub struct Endpoint {
     pub gpu: Gpu,
 }
 
-/// What an endpoint is made of, for people.
+/// What an endpoint is made of.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Names {
-    /// The GPU's runtime and name.
+    /// The GPU's name.
     pub gpu: String,
+    /// Its runtime: `soft` or `cuda`.
+    pub runtime: String,
+    /// The driver below it, if it has one.
+    pub driver: Option<Driver>,
+    /// Where payloads lie: `device` or `pinned`.
+    pub memory: String,
     /// The provider and the NIC.
     pub provider: String,
     /// How doorbells and waits become work of a stream.
@@ -32,9 +40,9 @@ pub struct Names {
 }
 
 impl Endpoint {
-    /// Opens them.
-    pub fn open() -> Result<Endpoint> {
-        let gpu = Gpu::soft().context("opening a GPU")?;
+    /// Opens those of rank `number`.
+    pub fn open(setup: &Setup, number: u32) -> Result<Endpoint> {
+        let gpu = gpu::open(&setup.gpus, number)?;
         let device = Device::emulated(&gpu).context("opening a NIC")?;
         Ok(Endpoint {
             stream: gpu.stream()?,
@@ -68,9 +76,15 @@ impl Endpoint {
     }
 
     /// What this is made of.
-    pub fn names(&self, qp: &Qp) -> Names {
+    pub fn names(&self, qp: &Qp, memory: MemoryKind) -> Names {
         Names {
             gpu: self.gpu.name(),
+            runtime: self.gpu.runtime_name().to_owned(),
+            driver: Driver::of(&self.gpu),
+            memory: match memory {
+                MemoryKind::Device => "device".to_owned(),
+                MemoryKind::Pinned => "pinned".to_owned(),
+            },
             provider: format!(
                 "{}, {}",
                 self.device.name(),
@@ -81,7 +95,8 @@ impl Endpoint {
             ),
             lowering: match qp.lowering() {
                 Lowering::Kernel => "kernel".to_owned(),
-                _ => "memops".to_owned(),
+                Lowering::MemOps => "memops".to_owned(),
+                Lowering::Auto => "auto".to_owned(),
             },
         }
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region};
 use gdsync::{Gpu, Stream};
 
+use crate::gpu::is_cuda;
 use crate::pattern;
 
 unsafe extern "C" {
@@ -15,10 +16,6 @@ unsafe extern "C" {
 /// Says that there is nothing to verify, write, stamp or spoil.
 const NONE: u64 = 0;
 const NOWHERE: u64 = u64::MAX;
-/// Bytes of one block's stretch from which a turn is spread over several blocks.
-const STRETCH: u64 = 64 << 10;
-/// Most blocks of a turn.
-const BLOCKS: u64 = 4;
 
 /// Parameters of `mpbench_turn`, see `device/mpbench_turn.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -98,28 +95,65 @@ impl Turn {
     }
 }
 
+/// The kernel as CUDA takes it.
+const PTX: &str = include_str!("../device/ptx/mpbench_kernels.ptx");
+
+/// How a turn is spread.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// A thread of the soft GPU is a fiber, so few of them do more.
+    Soft,
+    /// As a device wants it that has thousands of them.
+    Cuda,
+}
+
+impl Shape {
+    fn dims(self, bytes: u64) -> Dims {
+        let (stretch, most, threads) = match self {
+            Shape::Soft => (64 << 10, 4, 1),
+            Shape::Cuda => (8 << 10, 256, 256),
+        };
+        // A small payload leaves no thread without a word.
+        let threads = threads.min(bytes.div_ceil(8).next_multiple_of(32)).max(1);
+        let blocks = bytes.div_ceil(stretch).clamp(1, most);
+        Dims::linear(blocks as u32, threads as u32)
+    }
+}
+
 /// Launches turns.
-pub struct Turns(Kernel);
+pub struct Turns {
+    kernel: Kernel,
+    shape: Shape,
+}
 
 impl Turns {
-    /// The kernel, for the soft GPU.
-    pub fn soft() -> Turns {
+    /// The kernel as `gpu` runs it. To be called before its streams wait.
+    pub fn new(gpu: &Gpu) -> Result<Turns> {
+        if is_cuda(gpu) {
+            let module = gpu.load_module(PTX.as_bytes())?;
+            return Ok(Turns {
+                kernel: module.kernel("mpbench_turn")?,
+                shape: Shape::Cuda,
+            });
+        }
         // SAFETY: the entry is GDS_KERNEL(mpbench_turn, mpbench::Turn, ..), compiled by build.rs
         // against softgpu's headers; the sizes of the two `Turn`s are asserted to be equal.
         let kernel =
             unsafe { softgpu::Kernel::new("mpbench_turn", mpbench_turn, size_of::<Turn>()) };
-        Turns(Kernel::soft(kernel))
+        Ok(Turns {
+            kernel: Kernel::soft(kernel),
+            shape: Shape::Soft,
+        })
     }
 
-    /// Enqueues a turn. A thread of the soft GPU is a fiber, so few of them do more.
+    /// Enqueues a turn.
     ///
     /// # Safety
     /// The regions that the turn names live until the stream has run it, and nobody relies on
     /// what it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
-        let blocks = turn.bytes.div_ceil(STRETCH).clamp(1, BLOCKS) as u32;
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
-        unsafe { stream.launch(&self.0, Dims::linear(blocks, 1), &turn.bytes())? };
+        unsafe { stream.launch(&self.kernel, self.shape.dims(turn.bytes), &turn.bytes())? };
         Ok(())
     }
 }
@@ -127,32 +161,34 @@ impl Turns {
 /// What verification found, added up by all turns since the last look.
 pub struct Tally(Region);
 
-/// Layout of `mpbench::Tally`.
-const VERIFIED: usize = 0;
-const WRONG: usize = 8;
-const FIRST: usize = 16;
+/// Bytes of `mpbench::Tally`: bytes verified, bytes wrong, where the first of these is.
+const TALLY: usize = 24;
 
 impl Tally {
     /// An empty tally.
     pub fn new(gpu: &Gpu) -> Result<Tally> {
-        let tally = Tally(gpu.alloc(MemoryKind::Pinned, 64)?);
+        // Where atomic additions are, too.
+        let tally = Tally(gpu.alloc(MemoryKind::Device, TALLY)?);
         tally.clear()?;
         Ok(tally)
     }
 
     fn clear(&self) -> Result<()> {
-        self.0.word64(VERIFIED)?.store(0)?;
-        self.0.word64(WRONG)?.store(0)?;
-        self.0.word64(FIRST)?.store(NOWHERE)?;
-        Ok(())
+        let mut bytes = [0; TALLY];
+        bytes[16..].copy_from_slice(&NOWHERE.to_ne_bytes());
+        Ok(self.0.write(0, &bytes)?)
     }
 
     /// Takes the tally after the stream is done: every one of `expected` bytes must have been
     /// verified, none may be wrong.
     pub fn take(&self, expected: u64) -> Result<()> {
-        let verified = self.0.word64(VERIFIED)?.load()?;
-        let wrong = self.0.word64(WRONG)?.load()?;
-        let first = self.0.word64(FIRST)?.load()?;
+        let mut bytes = [0; TALLY];
+        self.0.read(0, &mut bytes)?;
+        let word = |i: usize| {
+            let (words, _) = bytes.as_chunks::<8>();
+            u64::from_ne_bytes(words[i])
+        };
+        let (verified, wrong, first) = (word(0), word(1), word(2));
         self.clear().context("clearing the tally")?;
         if wrong != 0 {
             let (message, sender) = pattern::untag(first >> 32);
@@ -180,7 +216,12 @@ mod tests {
     /// Runs a turn on a soft GPU and waits for it.
     fn run(stream: &Stream, turn: &Turn) {
         // SAFETY: every test keeps its regions until it ends.
-        unsafe { Turns::soft().launch(stream, turn).unwrap() };
+        unsafe {
+            Turns::new(stream.gpu())
+                .unwrap()
+                .launch(stream, turn)
+                .unwrap()
+        };
         assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
     }
 

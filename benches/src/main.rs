@@ -9,6 +9,7 @@ mod alloc;
 mod bandwidth;
 mod cli;
 mod endpoint;
+mod gpu;
 mod kernel;
 mod link;
 mod machine;

@@ -119,6 +119,9 @@ mod tests {
                 header: Header {
                     names: Names {
                         gpu: "soft gpu0".to_owned(),
+                        runtime: "soft".to_owned(),
+                        driver: None,
+                        memory: "device".to_owned(),
                         provider: "emulated nic0, ring".to_owned(),
                         lowering: "memops".to_owned(),
                     },

@@ -124,7 +124,7 @@ struct Times {
 /// The command.
 pub fn run(options: &Options) -> Result<()> {
     let mut bench = Bench::new(options)?;
-    let names = bench.endpoint.names(&bench.qp);
+    let names = bench.endpoint.names(&bench.qp, bench.from.region().kind());
     println!("mpbench post: 8-byte RDMA writes, enqueued on a stream that stands at a closed gate");
     println!(
         "{}; {}; lowering {}",
@@ -192,9 +192,9 @@ fn targets(figures: &Figures) -> Vec<Target> {
 
 impl Bench {
     fn new(options: &Options) -> Result<Bench> {
-        let endpoint = Endpoint::open()?;
+        let endpoint = Endpoint::open(&options.setup, 0)?;
         let (qp, peer) = endpoint.pair(&options.setup.queues(QUEUE))?;
-        let kind = options.setup.memory();
+        let kind = options.setup.memory(&endpoint.gpu);
         let words = endpoint.gpu.alloc(MemoryKind::Pinned, 128)?;
         Ok(Bench {
             from: endpoint.memory(kind, 4096)?,

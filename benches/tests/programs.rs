@@ -22,6 +22,7 @@ fn mpbench(arguments: &[&str]) -> Command {
     command
         .args(["--parent", &std::process::id().to_string()])
         .args(arguments)
+        .env("GDS_GPU", "soft")
         .env_remove("GDS_LOWER")
         .env_remove("GDS_PROVIDER")
         .env_remove("GDS_TRACE")

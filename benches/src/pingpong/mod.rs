@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::cli::{self, Ranks, Run, Setup};
 use crate::endpoint::{Endpoint, Names};
+use crate::gpu::CUDA;
 use crate::plot;
 use crate::rank::{Job, Note, Rank};
 use crate::report::{self, Report, Target};
@@ -146,10 +147,10 @@ pub struct Figures {
 
 /// One rank's part.
 pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
-    let endpoint = Endpoint::open()?;
+    let endpoint = Endpoint::open(&options.setup, rank.number)?;
     let mut player = Player::new(rank, &endpoint, options)?;
     if rank.number == 0 {
-        let names = endpoint.names(player.qp());
+        let names = endpoint.names(player.qp(), options.setup.memory(&endpoint.gpu));
         rank.part(&Part::Header(Header {
             names,
             ranks: options.ranks(),
@@ -163,12 +164,27 @@ pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
             rank.part(&Part::Row(row))?;
         }
     }
-    let tracer = endpoint.gpu.tracer();
-    tracer.capture();
-    player.batch(rank, options.sizes[0], TRACED, &mut CpuTimes::default())?;
-    let trace = Trace::of(&tracer.take(), TRACED + 1)?;
+    let trace = trace(rank, &endpoint, &mut player, options.sizes[0])?;
     player.finish(rank)?;
     Ok(serde_json::to_value(Outcome { cpu, trace })?)
+}
+
+/// Plays a few rounds for each rank's trace, one after the other: threads of one process that
+/// use one GPU of CUDA have one tracer.
+fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -> Result<Trace> {
+    let tracer = endpoint.gpu.tracer();
+    let mut lines = Vec::new();
+    for turn in 0..2 {
+        if turn == rank.number {
+            tracer.capture();
+        }
+        player.batch(rank, size, TRACED, &mut CpuTimes::default())?;
+        if turn == rank.number {
+            lines = tracer.take();
+        }
+        rank.link.barrier()?;
+    }
+    Trace::of(&lines, endpoint.stream.id(), TRACED + 1)
 }
 
 /// Plays all iterations of a size, in batches.
@@ -260,17 +276,19 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn targets(figures: &Figures) -> Vec<Target> {
+    let Header { names, ranks } = &figures.header;
+    let limit = match (names.runtime.as_str(), names.memory.as_str()) {
+        ("soft", _) => 15.0,
+        (CUDA, "pinned") => 20.0,
+        _ => return Vec::new(),
+    };
     let small = figures.sizes.iter().find(|row| row.size == 8);
     small
-        .filter(|_| figures.header.ranks == Ranks::Processes)
+        .filter(|_| *ranks == Ranks::Processes)
         .map(|row| {
             let us = row.latency_ns.median as f64 / 1000.0;
-            Target::at_most(
-                "pingpong, 8 B between processes, median one-way",
-                us,
-                15.0,
-                "us",
-            )
+            let name = "pingpong, 8 B between processes, median one-way";
+            Target::at_most(name, us, limit, "us")
         })
         .into_iter()
         .collect()

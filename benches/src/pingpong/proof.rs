@@ -89,7 +89,7 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
     ),
     (
         "a kernel that writes doorbell record and UAR",
-        &[("phase", ": post qp")],
+        &[("phase", ": ring qp")],
     ),
     (
         "a word that the proxy reads",
@@ -98,30 +98,28 @@ const RINGS: [(&str, &[(&str, &str)]); 3] = [
 ];
 
 impl Trace {
-    /// Looks for the doorbells of `sends` sends.
+    /// Looks for the doorbells of `sends` sends among what stream `id` was given. One way of
+    /// ringing may alternate with another.
     ///
     /// # Errors
     /// They are not there.
-    pub fn of(lines: &[String], sends: u64) -> Result<Trace> {
-        for (by, steps) in RINGS {
-            let rung = count(lines, steps);
-            if rung > 0 {
-                ensure!(
-                    rung == sends,
-                    "the trace has {sends} sends, but the stream rang {rung} times"
-                );
-                return Ok(Trace {
-                    sends,
-                    rung,
-                    by: by.to_owned(),
-                    lines: lines.to_vec(),
-                });
-            }
-        }
-        let text = lines.join("\n");
-        Err(anyhow::anyhow!(
-            "the trace does not show the stream ringing:\n{text}"
-        ))
+    pub fn of(lines: &[String], id: u64, sends: u64) -> Result<Trace> {
+        let lines = of_stream(lines, id);
+        let counts = RINGS.map(|(by, steps)| (by, count(&lines, steps)));
+        let found = counts.iter().filter(|(_, n)| *n > 0);
+        let by: Vec<&str> = found.map(|(by, _)| *by).collect();
+        let rung = counts.iter().map(|(_, n)| n).sum();
+        ensure!(
+            rung == sends,
+            "the trace has {sends} sends, but the stream rang {rung} times:\n{}",
+            lines.join("\n")
+        );
+        Ok(Trace {
+            sends,
+            rung,
+            by: by.join(", or by "),
+            lines,
+        })
     }
 
     /// The lines of the first submission that rings.
@@ -138,6 +136,19 @@ impl Trace {
             .map_or(rest.len(), |n| n + 1);
         &rest[..len]
     }
+}
+
+/// The submissions of one stream: its heading lines and those below them.
+fn of_stream(lines: &[String], id: u64) -> Vec<String> {
+    let head = format!("stream {id}:");
+    let mut ours = false;
+    let of_ours = |line: &&String| {
+        if line.starts_with("stream ") {
+            ours = line.starts_with(&head);
+        }
+        ours
+    };
+    lines.iter().filter(of_ours).cloned().collect()
 }
 
 fn matches(line: &str, (begins, contains): (&str, &str)) -> bool {
@@ -171,32 +182,45 @@ mod tests {
 
     #[test]
     fn doorbells_are_found_and_counted() {
-        let trace = Trace::of(&lines(MEMOPS), 2).unwrap();
+        let trace = Trace::of(&lines(MEMOPS), 3, 2).unwrap();
         assert_eq!((trace.rung, trace.sends), (2, 2));
         assert_eq!(trace.example().len(), 5);
         assert_eq!(trace.example()[0], "stream 3: 4 operations");
         let kernel = "stream 3: kernel, 2 operations
-            phase 0: post qp0x101.send-state 0x1 0x0
-            phase 1: wait-completion qp0x101.recv-waiters 0x0 0x1";
-        assert_eq!(Trace::of(&lines(kernel), 1).unwrap().by, RINGS[1].0);
+            phase 0: ring qp0x101.record+0x4 = 0x01000000, qp0x101.uar+0x800 = 0x0a00
+            phase 1: wait-entry qp0x101.recv-cq+0x3c 0x0 0x0";
+        assert_eq!(Trace::of(&lines(kernel), 3, 1).unwrap().by, RINGS[1].0);
         let proxy = "stream 3: 1 operations
             write32 qp0x101.send-trigger = 0x00000001 fenced";
-        assert_eq!(Trace::of(&lines(proxy), 1).unwrap().by, RINGS[2].0);
+        assert_eq!(Trace::of(&lines(proxy), 3, 1).unwrap().by, RINGS[2].0);
+        let both = Trace::of(&lines(&format!("{MEMOPS}\n{kernel}")), 3, 3).unwrap();
+        assert!(both.by.starts_with(RINGS[0].0) && both.by.ends_with(RINGS[1].0));
+    }
+
+    #[test]
+    fn what_another_stream_was_given_does_not_count() {
+        let both = lines(&format!(
+            "{MEMOPS}\n{}",
+            MEMOPS.replace("stream 3", "stream 4")
+        ));
+        let trace = Trace::of(&both, 4, 2).unwrap();
+        assert!(trace.lines.iter().all(|line| !line.starts_with("stream 3")));
+        assert!(Trace::of(&both, 5, 2).is_err());
     }
 
     #[test]
     fn a_trace_without_every_doorbell_is_refused() {
-        assert!(Trace::of(&lines(MEMOPS), 3).is_err());
+        assert!(Trace::of(&lines(MEMOPS), 3, 3).is_err());
         let no_uar = lines(MEMOPS)
             .into_iter()
             .filter(|l| !l.contains(".uar"))
             .collect::<Vec<_>>();
-        assert!(Trace::of(&no_uar, 2).is_err());
-        assert!(Trace::of(&[], 1).is_err());
+        assert!(Trace::of(&no_uar, 3, 2).is_err());
+        assert!(Trace::of(&[], 3, 1).is_err());
         let mut backwards = lines(MEMOPS);
         backwards.swap(3, 4);
         assert!(
-            Trace::of(&backwards, 2).is_err(),
+            Trace::of(&backwards, 3, 2).is_err(),
             "the UAR before the record"
         );
     }

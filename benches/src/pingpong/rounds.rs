@@ -66,19 +66,20 @@ pub struct Player<'e> {
 
 impl<'e> Player<'e> {
     pub fn new(rank: &mut Rank, endpoint: &'e Endpoint, options: &Options) -> Result<Player<'e>> {
-        let kind = options.setup.memory();
+        let gpu = &endpoint.gpu;
+        let kind = options.setup.memory(gpu);
         let largest = options.sizes.iter().copied().max().unwrap_or(8);
         let (leaving, arriving) = (
             endpoint.memory(kind, largest)?,
             endpoint.memory(kind, largest)?,
         );
-        let gpu = &endpoint.gpu;
         let gate = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         Ok(Player {
             qp: endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?,
-            turns: Turns::soft(),
+            turns: Turns::new(gpu)?,
             tally: Tally::new(gpu)?,
-            stamps: gpu.alloc(MemoryKind::Pinned, 8 * (BATCH + 2 + ALONE) as usize)?,
+            // Where the kernel's stores have a short way.
+            stamps: gpu.alloc(MemoryKind::Device, 8 * (BATCH + 2 + ALONE) as usize)?,
             gate,
             gates: 0,
             theirs: exchange_memory(&arriving, &mut rank.link)?,

@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::proof::CpuTimes;
 use super::{Figures, Header, Options, Row};
-use crate::cli::{Memory, Ranks};
+use crate::cli::Ranks;
 use crate::pingpong::Operation;
 use crate::stats::Summary;
 use crate::table::{self, Table, micros};
@@ -60,9 +60,9 @@ impl Screen {
                     Operation::Send => "SEND",
                     Operation::Write => "RDMA WRITE with immediate",
                 },
-                match options.setup.memory {
-                    Memory::Device => "device",
-                    Memory::Pinned => "pinned host",
+                match header.names.memory.as_str() {
+                    "pinned" => "pinned host",
+                    other => other,
                 }
             );
             println!(

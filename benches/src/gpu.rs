@@ -1,0 +1,103 @@
+//! The GPU that a benchmark runs on: which one it is told to take, and what to say of it.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+use gdsync::Gpu;
+use gdsync_sys::cuda::Cuda;
+use serde::{Deserialize, Serialize};
+
+/// Whether `text` can name a GPU.
+pub fn name(text: &str) -> Result<String, String> {
+    let index = text.strip_prefix("cuda:").map(str::parse::<u32>);
+    match (text, index) {
+        ("soft" | "cuda" | "auto", _) | (_, Some(Ok(_))) => Ok(text.to_owned()),
+        _ => Err("GPUs are soft, cuda, cuda:N and auto".to_owned()),
+    }
+}
+
+/// The GPU of rank `number`: of several names each rank takes the next.
+pub fn open(names: &[String], number: u32) -> Result<Gpu> {
+    let name = names
+        .get(number as usize % names.len().max(1))
+        .map_or("auto", String::as_str);
+    Gpu::open(name).with_context(|| format!("opening the GPU {name}"))
+}
+
+/// Whether a GPU is one of CUDA.
+pub fn is_cuda(gpu: &Gpu) -> bool {
+    gpu.runtime_name() == CUDA
+}
+
+/// The runtime's name on which targets for NVIDIA's GPUs apply.
+pub const CUDA: &str = "cuda";
+
+/// The driver below a GPU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Driver {
+    /// The version of CUDA that it has, `13.0`.
+    pub cuda: String,
+    /// The version of the kernel's module, where it tells.
+    pub module: Option<String>,
+}
+
+impl Driver {
+    /// The driver of `gpu`; `None` for a GPU that has none.
+    pub fn of(gpu: &Gpu) -> Option<Driver> {
+        let cuda = Cuda::get().ok().filter(|_| is_cuda(gpu))?;
+        let mut version = 0;
+        // SAFETY: stores a number.
+        let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };
+        asked.is_success().then(|| Driver {
+            cuda: format!("{}.{}", version / 1000, version % 1000 / 10),
+            module: fs::read_to_string("/proc/driver/nvidia/version")
+                .ok()
+                .and_then(|text| module_version(&text)),
+        })
+    }
+}
+
+/// The version in what the kernel's module says of itself: the first word that is numbers with
+/// points between.
+fn module_version(text: &str) -> Option<String> {
+    let is_version =
+        |w: &&str| w.contains('.') && w.split('.').all(|part| part.parse::<u32>().is_ok());
+    let found = text.lines().next()?.split_whitespace().find(is_version)?;
+    Some(found.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_gpus() {
+        for good in ["soft", "cuda", "cuda:0", "cuda:7", "auto"] {
+            assert_eq!(name(good).as_deref(), Ok(good));
+        }
+        for bad in ["", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", " cuda"] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranks_take_gpus_in_turn() {
+        let names = ["soft".to_owned(), "none".to_owned()];
+        assert_eq!(open(&names, 0).unwrap().runtime_name(), "soft");
+        assert_eq!(open(&names, 2).unwrap().runtime_name(), "soft");
+        let e = format!("{:#}", open(&names, 1).unwrap_err());
+        assert!(e.contains("GPU none"), "{e}");
+    }
+
+    #[test]
+    fn the_version_of_the_module() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.01  Release";
+        assert_eq!(module_version(open).as_deref(), Some("580.159.01"));
+        assert_eq!(module_version("NVRM version: none"), None);
+    }
+
+    #[test]
+    fn a_soft_gpu_has_no_driver() {
+        assert!(Driver::of(&Gpu::soft().unwrap()).is_none());
+    }
+}
