@@ -1,0 +1,223 @@
+//! Host memory of the application on CUDA, by a stand-in for libcuda: registered over and over,
+//! overlapping, dropped while a stream waits, of a device, and of nobody.
+
+mod standin;
+
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::{Gpu, Kind, Result};
+use gdsync_sys::cuda::types::CUcontext;
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+use standin::{Control, Variant, inside, until};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The table, as an application has it.
+fn driver() -> &'static Cuda {
+    let cuda = Cuda::get().unwrap();
+    // SAFETY: may be called any number of times.
+    ok(unsafe { (cuda.cuInit)(0) });
+    cuda
+}
+
+#[track_caller]
+fn ok(result: CudaResult) {
+    assert!(result.is_success(), "{result:?}");
+}
+
+fn retained() -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: retains the primary context; it is kept.
+    ok(unsafe { (driver().cuDevicePrimaryCtxRetain)(&mut context, 0) });
+    context
+}
+
+fn make_current(context: CUcontext) {
+    // SAFETY: null, or a live context.
+    ok(unsafe { (driver().cuCtxSetCurrent)(context) });
+}
+
+/// What the write of one word by `stream` comes to.
+fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
+    let pd = Device::emulated(gpu)?.alloc_pd()?;
+    pd.create_qp(&QpConfig::default())?.post_on(stream, list)
+}
+
+const PAGE: usize = 4096;
+
+/// Pages of the application.
+fn pages(n: usize) -> *mut u8 {
+    let layout = std::alloc::Layout::from_size_align(n * PAGE, PAGE).unwrap();
+    // SAFETY: not empty; never freed.
+    let at = unsafe { std::alloc::alloc_zeroed(layout) };
+    assert!(!at.is_null());
+    at
+}
+
+/// # Safety
+/// As for `Gpu::register_host`.
+unsafe fn host(gpu: &Gpu, at: *mut u8, offset: usize, len: usize) -> Result<Region> {
+    // SAFETY: the caller's promise.
+    unsafe { gpu.register_host(at.wrapping_add(offset), len) }
+}
+
+/// Memory of the application, registered several times over, and dropped while a stream waits.
+#[test]
+fn host_memory_that_overlaps() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(8);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let regions: Vec<Region> = [
+        (0, 4 * PAGE),
+        (2 * PAGE, 4 * PAGE),
+        (3 * PAGE + 100, 8),
+        (PAGE - 8, 16),
+        (0, 8 * PAGE),
+        (7 * PAGE, 1),
+    ]
+    .map(|(offset, len)| unsafe { host(&gpu, at, offset, len) }.unwrap())
+    .into();
+    let stream = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    let wait = Descriptor::WaitValue32 {
+        word: &gate,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    post(&gpu, &stream, &[wait]).unwrap();
+    for (value, region) in (1..).zip(&regions[..3]) {
+        let offset = if region.len() == 8 { 0 } else { 2 * PAGE - 64 };
+        let word = region.word32(offset).unwrap();
+        let write = Descriptor::WriteValue32 { word: &word, value };
+        post(&gpu, &stream, &[write]).unwrap();
+    }
+    until("it waits", || control.waiting() == 1);
+    control.record(true);
+    let registered = control.live()["registered"];
+    assert!(registered > 0);
+    drop(regions);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!control.calls().contains("cuMemHostUnregister"));
+    assert_eq!(control.live()["registered"], registered);
+    gate.store(1).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("all is given back", || control.live()["registered"] == 0);
+    assert_eq!(control.blocked(), []);
+    let word = |offset: usize| {
+        // SAFETY: inside the pages, which nobody writes any more.
+        unsafe { at.wrapping_add(offset).cast::<u32>().read() }
+    };
+    assert_eq!(
+        [
+            word(2 * PAGE - 64),
+            word(4 * PAGE - 64),
+            word(3 * PAGE + 100)
+        ],
+        [1, 2, 3]
+    );
+    // Again, from the start.
+    // SAFETY: as above.
+    let again = unsafe { host(&gpu, at, 0, 8 * PAGE) }.unwrap();
+    assert_eq!(again.word32(2 * PAGE - 64).unwrap().load().unwrap(), 1);
+}
+
+/// Memory that was dropped and is registered again while the first use still waits to be over.
+#[test]
+fn host_memory_that_comes_back() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(2);
+    let stream = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    for value in 1..20 {
+        let wait = Descriptor::WaitValue32 {
+            word: &gate,
+            condition: Condition::Geq,
+            value,
+            flush: false,
+        };
+        post(&gpu, &stream, &[wait]).unwrap();
+        for _ in 0..3 {
+            // SAFETY: pages that are never freed, and accessed by regions alone.
+            let region = unsafe { host(&gpu, at, 0, 2 * PAGE) }.unwrap();
+            let word = region.word32(64).unwrap();
+            let write = Descriptor::WriteValue32 { word: &word, value };
+            post(&gpu, &stream, &[write]).unwrap();
+        }
+        gate.store(value).unwrap();
+    }
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("all is given back", || control.live()["registered"] == 0);
+    assert_eq!(control.blocked(), []);
+}
+
+/// What the application registered itself stays the application's.
+#[test]
+fn host_memory_that_the_application_registered() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let at = pages(4);
+    let cuda = driver();
+    let flags = consts::CU_MEMHOSTREGISTER_PORTABLE;
+    // SAFETY: pages that are never freed.
+    ok(unsafe { (cuda.cuMemHostRegister_v2)(at.cast(), 4 * PAGE, flags) });
+    // SAFETY: as above, accessed by the region alone.
+    let region = unsafe { host(&gpu, at, PAGE, PAGE) }.unwrap();
+    let stream = gpu.stream().unwrap();
+    let word = region.word32(0).unwrap();
+    let write = Descriptor::WriteValue32 {
+        word: &word,
+        value: 8,
+    };
+    post(&gpu, &stream, &[write]).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    assert_eq!(word.load().unwrap(), 8);
+    drop((word, region));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(control.live()["registered"], 1);
+    // SAFETY: registered above.
+    ok(unsafe { (cuda.cuMemHostUnregister)(at.cast()) });
+}
+
+/// Registers of a device are registered as such, ordinary memory as ordinary memory, and what
+/// cannot be registered leaves nothing behind.
+#[test]
+fn host_memory_of_devices_and_of_nobody() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let at = pages(4);
+    control.io_memory(at, PAGE);
+    // SAFETY: pages that are never freed, and accessed by regions alone.
+    let (io, ram) = unsafe { (host(&gpu, at, 0, PAGE), host(&gpu, at, PAGE, PAGE)) };
+    let (io, ram) = (io.unwrap(), ram.unwrap());
+    assert_eq!(control.live()["registered"], 2);
+    drop((io, ram));
+    until("both are given back", || control.live()["registered"] == 0);
+    let nowhere = std::ptr::without_provenance_mut(PAGE);
+    // SAFETY: refused, because no memory is there.
+    let refused = unsafe { host(&gpu, nowhere, 0, PAGE) };
+    assert_eq!(refused.unwrap_err().kind(), Kind::Invalid);
+    // SAFETY: as above.
+    let middle = unsafe { host(&gpu, at, 2 * PAGE, 1) }.unwrap();
+    control.fail("cuMemHostRegister_v2", 4242, 2);
+    // Two gaps: the first is registered by the second attempt, the second fails.
+    // SAFETY: as above.
+    let error = unsafe { host(&gpu, at, PAGE, 3 * PAGE) }.unwrap_err();
+    assert!(error.to_string().contains("4242"), "{error}");
+    assert_eq!(control.live()["registered"], 1);
+    control.fail("cuMemHostRegister_v2", 0, 0);
+    drop(middle);
+    until("all is given back", || control.live()["registered"] == 0);
+}
