@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use gdsync::gpu::cuda::SharedMemory;
-use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::gpu::{Dims, MemoryKind, Stream};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Descriptor, Device, QpConfig};
