@@ -121,9 +121,15 @@ fn runtime(report: &Report) -> Use {
 
 fn lowering(report: &Report) -> Use {
     let (choice, because) = match report.variables.get("GDS_LOWER").map(String::as_str) {
+        None | Some("auto") if on_cuda(report) => (
+            "memory operations, or one small kernel for a list of many",
+            "a kernel takes the host longer and the GPU less time; it never spins for a peer \
+             that shares the GPU"
+                .to_owned(),
+        ),
         None | Some("auto") => (
             "memory operations",
-            "they take no multiprocessor".to_owned(),
+            "kernels of the software GPU win nothing".to_owned(),
         ),
         Some("memops") => ("memory operations", "GDS_LOWER=memops".to_owned()),
         Some("kernel") => (
