@@ -10,7 +10,7 @@ use gdsync::rdma::{self, QpConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, pingpong, post, rate, suite};
+use crate::{bandwidth, loopback, pingpong, post, rate, suite};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -29,6 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// One-way latency: two ranks play ping-pong on their streams while their CPUs sleep.
     Pingpong(pingpong::Options),
+    /// From the doorbell to the completion, both by one stream.
+    Loopback(loopback::Options),
     /// What it costs the host to prepare and post on a stream.
     Post(post::Options),
     /// Small writes a second, posted by the CPU.

@@ -1,7 +1,7 @@
 //! `mpbench`: what the library costs and what it reaches, measured on the machine it runs on.
 //!
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
-//! the CPU sleeps), `post` (what enqueueing costs the host), `rate` (small messages a second),
+//! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing costs the host), `rate` (small messages a second),
 //! `bandwidth` (large messages between processes), `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
@@ -9,9 +9,11 @@ mod alloc;
 mod bandwidth;
 mod cli;
 mod endpoint;
+mod gate;
 mod gpu;
 mod kernel;
 mod link;
+mod loopback;
 mod machine;
 mod pattern;
 mod pingpong;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     }
     let result = match cli.command {
         Command::Pingpong(options) => pingpong::run(&options),
+        Command::Loopback(options) => loopback::run(&options),
         Command::Post(options) => post::run(&options),
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),

@@ -11,12 +11,12 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOptions, Work};
 
 use super::{Operation, Options};
 use crate::endpoint::{Endpoint, exchange_memory};
+use crate::gate::{Gate, well};
 use crate::kernel::{Tally, Turn, Turns};
 use crate::pattern;
 use crate::pingpong::proof::CpuTimes;
@@ -51,8 +51,7 @@ pub struct Player<'e> {
     turns: Turns,
     tally: Tally,
     stamps: Region,
-    gate: Word32,
-    gates: u32,
+    gate: Gate,
     leaving: Mr,
     arriving: Mr,
     theirs: RemoteMemory,
@@ -73,15 +72,13 @@ impl<'e> Player<'e> {
             endpoint.memory(kind, largest)?,
             endpoint.memory(kind, largest)?,
         );
-        let gate = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
         Ok(Player {
             qp: endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?,
             turns: Turns::new(gpu)?,
             tally: Tally::new(gpu)?,
             // Where the kernel's stores have a short way.
             stamps: gpu.alloc(MemoryKind::Device, 8 * (BATCH + 2 + ALONE) as usize)?,
-            gate,
-            gates: 0,
+            gate: Gate::new(gpu)?,
             theirs: exchange_memory(&arriving, &mut rank.link)?,
             leaving,
             arriving,
@@ -111,7 +108,7 @@ impl<'e> Player<'e> {
         let n = trips + 1;
         let receives = self.post_receives(size, n)?;
         let start = Instant::now();
-        self.close_gate()?;
+        self.gate.close(&self.endpoint.stream)?;
         let operations = match self.number {
             0 => self.enqueue_first(size, n, &receives)?,
             _ => self.enqueue_second(size, n, &receives)?,
@@ -120,12 +117,10 @@ impl<'e> Player<'e> {
         let before = cpu.look()?;
         rank.link.barrier()?;
         let parked = cpu.park();
-        self.gate.store(self.gates)?;
+        self.gate.open()?;
         rank.park(&self.endpoint.stream)?;
         cpu.add(parked, &before)?;
-        if let Some(status) = self.qp.error() {
-            bail!("the queue pair failed: {status}");
-        }
+        well(self.qp.error())?;
         let verified = match self.number {
             0 => size * (n - 1 + ALONE),
             _ => size * n,
@@ -164,17 +159,6 @@ impl<'e> Player<'e> {
                 Ok(receive)
             })
             .collect()
-    }
-
-    fn close_gate(&mut self) -> Result<()> {
-        self.gates += 1;
-        let wait = Descriptor::WaitValue32 {
-            word: &self.gate,
-            condition: Condition::Geq,
-            value: self.gates,
-            flush: false,
-        };
-        Ok(self.qp.post_on(&self.endpoint.stream, &[wait])?)
     }
 
     fn enqueue_first(&mut self, size: u64, n: u64, receives: &[ReceiveRequest]) -> Result<u64> {

@@ -1,0 +1,76 @@
+//! The driver's call for memory operations without anything of ours around it, to compare with.
+
+use anyhow::{Context, Result, ensure};
+use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync_sys::cuda::types::{CUstream, CUstreamBatchMemOpParams};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+
+/// Most operations of one call.
+const MOST: usize = 64;
+
+/// Calls of `cuStreamBatchMemOp_v2` on a stream, each of so many writes.
+pub struct Bare {
+    cuda: &'static Cuda,
+    stream: CUstream,
+    /// Keeps the stream.
+    _owner: Stream,
+    /// Keeps the words that are written.
+    _words: Region,
+    writes: Vec<CUstreamBatchMemOpParams>,
+}
+
+impl Bare {
+    /// For a stream of CUDA; `None` for others. Makes the stream's context this thread's, as it
+    /// is in a program that uses CUDA itself.
+    pub fn new(stream: &Stream) -> Result<Option<Bare>> {
+        let Some(raw) = stream.as_cuda() else {
+            return Ok(None);
+        };
+        let cuda = Cuda::get().context("loading CUDA")?;
+        let raw: CUstream = raw.cast();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a live stream; stores its context, which lives as long as its GPU is open.
+        unsafe {
+            check((cuda.cuStreamGetCtx)(raw, &mut context))?;
+            check((cuda.cuCtxSetCurrent)(context))?;
+        }
+        let words = stream.gpu().alloc(MemoryKind::Pinned, 8 * MOST)?;
+        // A doorbell record and a doorbell, in turn: what a send is.
+        let write = |i: usize| {
+            let at = words.addr().0 + 8 * i as u64;
+            match i % 2 {
+                0 => CUstreamBatchMemOpParams::write32(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT),
+                _ => CUstreamBatchMemOpParams::write64(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT),
+            }
+        };
+        Ok(Some(Bare {
+            cuda,
+            stream: raw,
+            writes: (0..MOST).map(write).collect(),
+            _words: words,
+            _owner: stream.clone(),
+        }))
+    }
+
+    /// One call of `writes` writes, at most 64.
+    pub fn call(&mut self, writes: usize) -> Result<()> {
+        ensure!(writes <= MOST, "{writes} writes in a bare call");
+        // SAFETY: a live stream of the current context, and so many parameters, which write to
+        // words that live as long as this. They are 8 bytes each, aligned.
+        let called = unsafe {
+            (self.cuda.cuStreamBatchMemOp_v2)(
+                self.stream,
+                writes as u32,
+                self.writes.as_mut_ptr(),
+                0,
+            )
+        };
+        check(called)
+    }
+}
+
+/// Fails unless a call of CUDA went well.
+pub fn check(result: CudaResult) -> Result<()> {
+    ensure!(result.is_success(), "CUDA: {result}");
+    Ok(())
+}
