@@ -83,7 +83,11 @@ conformance() { # NAME SECONDS FILTER..
 }
 
 conformance programs 150 'cuda program'
-conformance others 90 'cuda ' --skip 'cuda program'
+conformance waiting-streams 60 'waiting streams' --skip 'soft '
+conformance killed-peer 60 'cuda a killed peer'
+conformance kernels 30 'cuda kernel'
+conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
+    --skip killed --skip 'cuda kernel'
 
 # --- speed --------------------------------------------------------------------------------
 
@@ -111,8 +115,8 @@ bench soak 90 soak --gpu cuda
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
 
-# sanitize TOOL SECONDS FILTER..: a short form of the trials. Errors of the interface that the
-# library provokes to learn what the driver can do are not counted.
+# sanitize TOOL SECONDS FILTER..: one lap of each program, and the kernels by themselves. Errors of
+# the interface are not counted: the library asks for some to learn what the driver can do.
 sanitize() {
     tool=$1 limit=$2
     shift 2
@@ -133,9 +137,10 @@ sanitize() {
     fi
 }
 
-sanitize memcheck 60 'cuda program'
-sanitize racecheck 60 'cuda program'
-sanitize synccheck 45 'cuda program'
+# The trials that start processes would only be seen in part.
+sanitize memcheck 90 'cuda ' --skip killed --skip 'waiting streams'
+sanitize racecheck 60 'cuda ' --skip killed --skip 'waiting streams' --skip 'full stream'
+sanitize synccheck 60 'cuda kernel'
 
 # --- the end ------------------------------------------------------------------------------
 

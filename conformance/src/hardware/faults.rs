@@ -119,11 +119,12 @@ pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
 /// Whatever goes wrong.
 pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
+    // The time limit of the queue pair.
+    let plain = config(path);
     let config = QpConfig {
         timeout: Some(soon),
-        ..config(path)
+        ..plain.clone()
     };
-    // The time limit of the queue pair.
     let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = gear.gpu.stream()?;
@@ -153,5 +154,5 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
     finish(&stream, "the stream that no message came for")?;
     error_word(gear, &pair.qps[1], Status::TIMEOUT)?;
     drop(pair);
-    gear.check(&config)
+    gear.check(&plain)
 }
