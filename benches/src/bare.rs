@@ -39,8 +39,12 @@ impl Bare {
         let write = |i: usize| {
             let at = words.addr().0 + 8 * i as u64;
             match i % 2 {
-                0 => CUstreamBatchMemOpParams::write32(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT),
-                _ => CUstreamBatchMemOpParams::write64(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT),
+                0 => {
+                    CUstreamBatchMemOpParams::write32(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT)
+                }
+                _ => {
+                    CUstreamBatchMemOpParams::write64(at, 1, consts::CU_STREAM_WRITE_VALUE_DEFAULT)
+                }
             }
         };
         Ok(Some(Bare {

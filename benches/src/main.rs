@@ -7,6 +7,7 @@
 
 mod alloc;
 mod bandwidth;
+mod bare;
 mod cli;
 mod endpoint;
 mod gate;

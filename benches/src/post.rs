@@ -1,10 +1,13 @@
 //! What enqueueing costs the host: requests are prepared and posted on a stream that stands at
 //! a closed gate, so nothing but the enqueueing runs. In bursts, since a stream holds a bounded
 //! number of submissions; behind each burst the gate opens and the stream drains, untimed.
+//!
+//! On CUDA each burst of calls stands beside one of bare calls of the driver with the same
+//! number of memory operations, on the same stream: what is ours is the difference.
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::memop::Condition;
@@ -12,17 +15,22 @@ use gdsync::rdma::{Descriptor, Mr, Qp, SendRequest, Sge, WaitOptions, Work};
 use serde::{Deserialize, Serialize};
 
 use crate::alloc;
+use crate::bare::Bare;
 use crate::cli::{Run, Setup};
 use crate::endpoint::{Endpoint, Names};
+use crate::gate::Gate;
+use crate::gpu::is_cuda;
 use crate::report::{self, Report, Target};
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
 
-/// Requests of a burst.
+/// Requests of a burst on a soft GPU.
 const BURST: usize = 512;
+/// And on CUDA, where as many bare calls join them: a waiting stream takes about 1,000.
+const BURST_CUDA: usize = 192;
 /// Descriptors of a list.
 const LIST: usize = 16;
-/// Blocks of the send queue: two bursts.
+/// Blocks of the send queue: two bursts or more.
 const QUEUE: u32 = 1024;
 /// Bursts before anything is timed: every slot of every queue has been used then.
 const WARM_UP: u64 = 8;
@@ -34,7 +42,7 @@ const MESSAGE: u32 = 8;
 /// Options of `mpbench post`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Bursts of 512 requests, for each way of posting.
+    /// Bursts of 512 requests (192 on CUDA), for each way of posting.
     #[arg(long, default_value = "400", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub bursts: u64,
     #[command(flatten)]
@@ -57,6 +65,10 @@ pub struct Row {
     pub prepare_ns: Option<Summary>,
     /// One call, in nanoseconds, likewise.
     pub call_ns: Summary,
+    /// Memory operations that a call is, if it is only such, all in one submission.
+    pub operations: Option<usize>,
+    /// The driver's own call with as many, likewise. `None` where there is no such call.
+    pub bare_ns: Option<Summary>,
     /// Heap allocations of the process during all timed bursts.
     pub allocations: u64,
 }
@@ -66,6 +78,8 @@ pub struct Row {
 pub struct Figures {
     /// With what.
     pub names: Names,
+    /// Requests of a burst.
+    pub burst: usize,
     /// Each way.
     pub rows: Vec<Row>,
 }
@@ -92,6 +106,15 @@ impl Way {
         }
     }
 
+    /// Memory operations that a call should be where each is possible: record and doorbell once
+    /// for all sends in a row. For waits it depends on how far the queues are.
+    fn operations(self) -> Option<usize> {
+        match self {
+            Way::Single | Way::Sends => Some(2),
+            Way::Mixed => None,
+        }
+    }
+
     /// Requests of one call.
     fn requests(self) -> usize {
         match self {
@@ -108,9 +131,10 @@ struct Bench {
     _peer: Qp,
     from: Mr,
     to: Mr,
-    gate: Word32,
+    gate: Gate,
     word: Word32,
-    gates: u32,
+    burst: usize,
+    bare: Option<Bare>,
     requests: Vec<SendRequest>,
     deadline: Instant,
 }
@@ -119,6 +143,14 @@ struct Bench {
 struct Times {
     prepare: Option<Duration>,
     calls: Duration,
+}
+
+impl Row {
+    /// What a call costs above the driver's own, by medians, in nanoseconds.
+    fn above_ns(&self) -> Option<f64> {
+        let bare = self.bare_ns.as_ref()?;
+        Some(self.call_ns.median as f64 - bare.median as f64)
+    }
 }
 
 /// The command.
@@ -130,22 +162,35 @@ pub fn run(options: &Options) -> Result<()> {
         "{}; {}; lowering {}",
         names.gpu, names.provider, names.lowering
     );
+    let first = format!(
+        "medians of bursts of {:<31}",
+        format!("{} requests", bench.burst)
+    );
     let heads = [
-        "medians of bursts of 512 requests                   ",
+        &first,
         "prepare one",
         "call",
         "p99",
+        "bare call",
+        "above it",
         "allocations",
     ];
     let table = Table::new(&heads, 9);
     println!("{}", table.line(&heads));
     let mut rows = Vec::new();
     for way in Way::ALL {
-        let row = bench.measure(way, options.bursts)?;
-        println!("{}", table.line(&cells(&row)));
-        rows.push(row);
+        rows.push(bench.measure(way, options.bursts)?);
     }
-    let figures = Figures { names, rows };
+    // Last, since tracing costs and goes on.
+    for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
+        row.operations = bench.operations(way)?;
+        if row.operations != way.operations() {
+            row.bare_ns = None;
+        }
+        println!("{}", table.line(&cells(row)));
+    }
+    let burst = bench.burst;
+    let figures = Figures { names, burst, rows };
     if let Some(path) = &options.run.json {
         let report = Report::new("post", options, &figures, targets(&figures))?;
         report::write_json(path, &report)?;
@@ -153,7 +198,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn cells(row: &Row) -> [String; 5] {
+fn cells(row: &Row) -> [String; 7] {
     let ns = |v: u64| format!("{v} ns");
     [
         row.name.clone(),
@@ -162,24 +207,35 @@ fn cells(row: &Row) -> [String; 5] {
             .map_or("included".to_owned(), |s| ns(s.median)),
         ns(row.call_ns.median),
         ns(row.call_ns.p99),
+        row.bare_ns
+            .as_ref()
+            .map_or("-".to_owned(), |s| ns(s.median)),
+        row.above_ns()
+            .map_or("-".to_owned(), |above| format!("{above:.0} ns")),
         row.allocations.to_string(),
     ]
 }
 
 fn targets(figures: &Figures) -> Vec<Target> {
-    let mut targets: Vec<Target> = figures
-        .rows
-        .iter()
-        .map(|row| {
-            let limit = if row.descriptors == 1 { 300.0 } else { 1000.0 };
-            Target::at_most(
-                &format!("post: {}", row.name),
+    let soft = figures.names.runtime == "soft";
+    let target = |row: &Row| match (row.descriptors, soft, row.above_ns()) {
+        (descriptors, true, _) => {
+            let limit = if descriptors == 1 { 300.0 } else { 1000.0 };
+            let name = format!("post: {}", row.name);
+            Some(Target::at_most(
+                &name,
                 row.call_ns.median as f64,
                 limit,
                 "ns",
-            )
-        })
-        .collect();
+            ))
+        }
+        (1, false, Some(above)) => {
+            let name = format!("post: {}, above the bare driver call", row.name);
+            Some(Target::at_most(&name, above, 600.0, "ns"))
+        }
+        _ => None,
+    };
+    let mut targets: Vec<Target> = figures.rows.iter().filter_map(target).collect();
     let allocations: u64 = figures.rows.iter().map(|r| r.allocations).sum();
     targets.push(Target::at_most(
         "post: heap allocations",
@@ -195,14 +251,18 @@ impl Bench {
         let endpoint = Endpoint::open(&options.setup, 0)?;
         let (qp, peer) = endpoint.pair(&options.setup.queues(QUEUE))?;
         let kind = options.setup.memory(&endpoint.gpu);
-        let words = endpoint.gpu.alloc(MemoryKind::Pinned, 128)?;
+        let burst = match is_cuda(&endpoint.gpu) {
+            true => BURST_CUDA,
+            false => BURST,
+        };
         Ok(Bench {
             from: endpoint.memory(kind, 4096)?,
             to: endpoint.memory(kind, 4096)?,
-            gate: words.word32(0)?,
-            word: words.word32(64)?,
-            gates: 0,
-            requests: Vec::with_capacity(BURST),
+            gate: Gate::new(&endpoint.gpu)?,
+            word: endpoint.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
+            bare: Bare::new(&endpoint.stream)?,
+            burst,
+            requests: Vec::with_capacity(burst),
             deadline: Instant::now() + options.run.timeout,
             endpoint,
             qp,
@@ -211,49 +271,79 @@ impl Bench {
     }
 
     fn measure(&mut self, way: Way, bursts: u64) -> Result<Row> {
-        let (mut prepare, mut call) = (Samples::new(), Samples::new());
+        let (mut prepare, mut call, mut bare) = (Samples::new(), Samples::new(), Samples::new());
         let mut allocations = 0;
-        for burst in 0..WARM_UP + bursts {
-            self.close_gate()?;
+        for i in 0..WARM_UP + bursts {
+            self.gate.close(&self.endpoint.stream)?;
+            // Whoever comes second finds the driver's memory warm, so they take turns.
+            let mut driver = None;
+            if i % 2 == 0 {
+                driver = self.bare(way)?;
+            }
             let before = alloc::count();
-            let times = match way {
-                Way::Single => self.single()?,
-                Way::Sends | Way::Mixed => self.lists(way)?,
-            };
+            let times = self.calls(way, self.burst)?;
             let made = alloc::count() - before;
+            if i % 2 == 1 {
+                driver = self.bare(way)?;
+            }
             self.open_gate()?;
-            if burst >= WARM_UP {
-                let calls = BURST / way.requests();
+            if i >= WARM_UP {
+                let calls = (self.burst / way.requests()) as u64;
                 if let Some(time) = times.prepare {
-                    prepare.record(time.as_nanos() as u64 / BURST as u64);
+                    prepare.record(time.as_nanos() as u64 / self.burst as u64);
                 }
-                call.record(times.calls.as_nanos() as u64 / calls as u64);
+                if let Some(time) = driver {
+                    bare.record(time.as_nanos() as u64 / calls);
+                }
+                call.record(times.calls.as_nanos() as u64 / calls);
                 allocations += made;
             }
         }
+        let bare = bare.summary();
         Ok(Row {
             name: way.name().to_owned(),
             descriptors: if way == Way::Single { 1 } else { LIST },
             prepare_ns: (way != Way::Single).then(|| prepare.summary()),
             call_ns: call.summary(),
+            operations: None,
+            bare_ns: (bare.count > 0).then_some(bare),
             allocations,
         })
     }
 
-    fn close_gate(&mut self) -> Result<()> {
-        self.gates += 1;
-        let wait = Descriptor::WaitValue32 {
-            word: &self.gate,
-            condition: Condition::Geq,
-            value: self.gates,
-            flush: false,
+    fn calls(&mut self, way: Way, requests: usize) -> Result<Times> {
+        match way {
+            Way::Single => self.single(requests),
+            Way::Sends | Way::Mixed => self.lists(way, requests),
+        }
+    }
+
+    /// As many bare calls as a burst has; `None` where there are none.
+    fn bare(&mut self, way: Way) -> Result<Option<Duration>> {
+        let (Some(bare), Some(operations)) = (&mut self.bare, way.operations()) else {
+            return Ok(None);
         };
-        Ok(self.qp.post_on(&self.endpoint.stream, &[wait])?)
+        let start = Instant::now();
+        for _ in 0..self.burst / way.requests() {
+            bare.call(operations)?;
+        }
+        Ok(Some(start.elapsed()))
+    }
+
+    /// How many memory operations one call becomes, by the trace of one; `None` if it is
+    /// something else, or several submissions.
+    fn operations(&mut self, way: Way) -> Result<Option<usize>> {
+        self.endpoint.gpu.tracer().capture();
+        let posted = self.calls(way, way.requests());
+        let lines = self.endpoint.gpu.tracer().take();
+        posted.context("posting under trace")?;
+        self.open_gate()?;
+        Ok(operations_of(&lines))
     }
 
     /// Lets the burst run, and waits for its end.
     fn open_gate(&mut self) -> Result<()> {
-        self.gate.store(self.gates)?;
+        self.gate.open()?;
         let left = self.deadline.saturating_duration_since(Instant::now());
         ensure!(
             self.endpoint.stream.synchronize(left)?,
@@ -262,9 +352,9 @@ impl Bench {
         Ok(self.qp.quiet(left)?)
     }
 
-    fn single(&mut self) -> Result<Times> {
+    fn single(&mut self, requests: usize) -> Result<Times> {
         let start = Instant::now();
-        for i in 0..BURST {
+        for i in 0..requests {
             let request = self.prepare(i % SIGNALED == SIGNALED - 1)?;
             self.qp
                 .post_on(&self.endpoint.stream, &[Descriptor::Send(request)])?;
@@ -275,10 +365,10 @@ impl Bench {
         })
     }
 
-    fn lists(&mut self, way: Way) -> Result<Times> {
+    fn lists(&mut self, way: Way, requests: usize) -> Result<Times> {
         let start = Instant::now();
         self.requests.clear();
-        for i in 0..BURST {
+        for i in 0..requests {
             let request = self.prepare(way == Way::Mixed || i % SIGNALED == SIGNALED - 1)?;
             self.requests.push(request);
         }
@@ -310,6 +400,16 @@ impl Bench {
     }
 }
 
+/// The operations of the one submission in a trace.
+fn operations_of(lines: &[String]) -> Option<usize> {
+    let mut heads = lines.iter().filter(|line| line.starts_with("stream "));
+    let (head, None) = (heads.next()?, heads.next()) else {
+        return None;
+    };
+    let (_, what) = head.split_once(": ")?;
+    what.strip_suffix(" operations")?.parse().ok()
+}
+
 /// One of the four steps of a mixed list.
 fn mixed(request: SendRequest, word: &Word32, step: usize) -> Descriptor<'_> {
     match step {
@@ -322,5 +422,29 @@ fn mixed(request: SendRequest, word: &Word32, step: usize) -> Descriptor<'_> {
             value: 1,
             flush: false,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.split(", ").map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn only_one_submission_of_memory_operations_is_comparable() {
+        assert_eq!(
+            operations_of(&lines("stream 3: 2 operations, write32, write64")),
+            Some(2)
+        );
+        let two = "stream 3: 2 operations, write32, write64, stream 3: 1 operations, flush";
+        assert_eq!(operations_of(&lines(two)), None);
+        assert_eq!(
+            operations_of(&["stream 3: kernel, 2 operations".to_owned()]),
+            None
+        );
+        assert_eq!(operations_of(&[]), None);
     }
 }
