@@ -1,5 +1,5 @@
-//! The matrix: GPU runtime x endpoint and lowering x memories x capabilities x operation, with
-//! real threads. A pairwise cover runs: any two settings meet in at least one cell. The cells'
+//! The matrix of what can be switched on the soft GPU: endpoint and lowering x memories x
+//! capabilities x operation, with real threads. A pairwise cover runs: any two settings meet in at least one cell. The cells'
 //! names are printed as the tests' names. What is not there is shown as ignored, and
 //! `GDS_REQUIRE` turns that into a failure.
 
@@ -247,9 +247,9 @@ fn message(
     Ok(())
 }
 
-/// What this version cannot run at all, and why.
-const ABSENT: [(&str, &str); 3] = [
-    ("cuda", "this version has no CUDA runtime"),
+/// What this version cannot run at all, and why. (CUDA runs in `hardware.rs`: what its streams can
+/// do is not ours to switch.)
+const ABSENT: [(&str, &str); 2] = [
     ("hip", "this version has no HIP runtime"),
     ("rdma_core", "this version has no rdma-core provider"),
 ];
