@@ -35,6 +35,7 @@ use stream::Adopted;
 pub use stream::Stream;
 #[doc(hidden)]
 pub use stream::StreamHandle;
+pub(crate) use stream::submissions;
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 
@@ -250,7 +251,7 @@ impl Gpu {
     }
 
     /// A GPU by name: `soft`, `cuda` (its first), `cuda:1`, or `auto`: the first of CUDA's if
-    /// there is one, else a soft one.
+    /// there is one that can be used, else a soft one.
     ///
     /// # Errors
     /// `Invalid` for another name; else as [`Gpu::soft`] and [`Gpu::cuda`].
@@ -263,7 +264,7 @@ impl Gpu {
             "soft" => Gpu::soft(),
             "cuda" => Gpu::cuda(0),
             "auto" => match Gpu::cuda(0) {
-                Err(e) if e.kind() == Kind::Absent => {
+                Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
                     tracing::info!(target: "gdsync", "a software GPU, because: {e}");
                     Gpu::soft()
                 }

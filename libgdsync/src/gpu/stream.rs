@@ -20,6 +20,12 @@ pub enum StreamHandle {
     Cuda(Arc<cuda::CudaStream>),
 }
 
+/// Submissions that `operations` are cut into at most, of which up to `glued` stay together.
+pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 {
+    let filled = (limit + 1).saturating_sub(glued).max(1);
+    u32::try_from(1 + operations / filled).unwrap_or(u32::MAX)
+}
+
 /// A stream of the application: work enqueued on it runs in order. Clones are the same stream.
 #[derive(Clone)]
 pub struct Stream(Arc<StreamInner>);
@@ -156,7 +162,9 @@ impl Stream {
         const OPERATION: &str = "submit batch";
         self.check(self.gpu(), OPERATION)?;
         let waits = batch.ops().iter().any(|op| op.is_wait());
-        self.admit(OPERATION, waits.then_some(Proof::Idle))?;
+        let limit = self.gpu().caps().batch_limit;
+        let n = submissions(batch.len(), limit, batch.longest_glued());
+        self.admit(OPERATION, n, waits.then_some(Proof::Idle))?;
         let mut scratch = Batch::with_capacity(batch.len() + 8);
         self.gpu()
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
@@ -170,8 +178,9 @@ impl Stream {
     ///
     /// # Errors
     /// `Invalid` for a shape or argument size the kernel does not take, `Foreign` for a kernel of
-    /// another runtime, `System` if the runtime refuses.
+    /// another runtime, `QueueFull` as for [`Stream::submit`], `System` if the runtime refuses.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+        self.admit("launch kernel", 1, None)?;
         self.gpu()
             .runtime()
             .launch(self.handle(), kernel, dims, args)
@@ -190,19 +199,20 @@ impl Stream {
         runtime.launch(self.handle(), kernel, dims, args)
     }
 
-    /// Notes one more submission; with a proof, one that may make the stream stand still.
+    /// Notes `n` more submissions; with a proof, such as may make the stream stand still.
     ///
     /// # Errors
     /// `TooManyWaits`, `QueueFull`: see [`Stream::submit`].
     #[inline]
-    pub(crate) fn admit(&self, operation: &'static str, wait: Option<Proof>) -> Result<()> {
-        self.gpu().waiting().admit(self, operation, wait)
+    pub(crate) fn admit(&self, operation: &'static str, n: u32, wait: Option<Proof>) -> Result<()> {
+        self.gpu().waiting().admit(self, operation, n, wait)
     }
 
     /// Enqueues a copy between two spans of equal length.
     ///
     /// # Errors
-    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU.
+    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `QueueFull` as for
+    /// [`Stream::submit`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         if to.len() != from.len() {
             return Err(Error::new(
@@ -220,6 +230,7 @@ impl Stream {
                 ));
             }
         }
+        self.admit("enqueue copy", 1, None)?;
         self.gpu()
             .runtime()
             .copy(self.handle(), to.addr(), from.addr(), to.len())
@@ -228,8 +239,9 @@ impl Stream {
     /// Marks the place where the stream stands now.
     ///
     /// # Errors
-    /// `System` if the runtime refuses.
+    /// `QueueFull` as for [`Stream::submit`]; `System` if the runtime refuses.
     pub fn record(&self) -> Result<Event> {
+        self.admit("record event", 1, None)?;
         let handle = self.gpu().runtime().record(self.handle())?;
         Ok(Event::new(self.gpu().clone(), handle))
     }
@@ -238,14 +250,19 @@ impl Stream {
     /// be waited for.
     ///
     /// # Errors
-    /// `Foreign` for an event of another runtime; `System` if the runtime refuses.
+    /// `Foreign` for an event of another runtime; `TooManyWaits`, `QueueFull` as for
+    /// [`Stream::submit`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         match (self.handle(), event.handle()) {
             (StreamHandle::Soft(_), EventHandle::Soft(_))
-            | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => self
-                .gpu()
-                .runtime()
-                .wait_event(self.handle(), event.handle()),
+            | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => {
+                if !event.is_done()? {
+                    let passed = Proof::Event(event.handle().clone());
+                    self.admit("wait for event", 1, Some(passed))?;
+                }
+                let runtime = self.gpu().runtime();
+                runtime.wait_event(self.handle(), event.handle())
+            }
             _ => Err(Error::new(
                 "wait for event",
                 Kind::Foreign,

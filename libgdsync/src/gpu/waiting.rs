@@ -35,6 +35,8 @@ pub struct WaitLimits {
 pub(crate) enum Proof {
     /// Only by the stream being idle.
     Idle,
+    /// By an event.
+    Event(EventHandle),
     /// By a word that passes, in memory that may be gone by then.
     Word {
         memory: WeakRegion,
@@ -46,9 +48,10 @@ pub(crate) enum Proof {
 }
 
 impl Proof {
-    fn holds(&self) -> bool {
+    fn holds(&self, runtime: &dyn Runtime) -> bool {
         match self {
             Proof::Idle => false,
+            Proof::Event(event) => runtime.is_done(event).unwrap_or(false),
             Proof::Word {
                 memory,
                 word,
@@ -133,7 +136,7 @@ impl Waiting {
             .find(|seat| seat.owner.load(Ordering::Relaxed) == id)
     }
 
-    /// Notes a submission of `stream`, with the proof of its last wait if it has one.
+    /// Notes `n` submissions of `stream`, with the proof of their last wait if they have one.
     ///
     /// # Errors
     /// `TooManyWaits`, `QueueFull`; nothing is noted then.
@@ -142,6 +145,7 @@ impl Waiting {
         &self,
         stream: &Stream,
         operation: &'static str,
+        n: u32,
         wait: Option<Proof>,
     ) -> Result<()> {
         let Some(limits) = &self.limits else {
@@ -151,7 +155,7 @@ impl Waiting {
             let mut state = seat.lock();
             if seat.owner.load(Ordering::Relaxed) == stream.id() {
                 if let Some(limit) = limits.submissions {
-                    state.count_one(stream, operation, limit)?;
+                    state.count(stream, operation, n, limit)?;
                 }
                 if wait.is_some() {
                     state.proof = wait;
@@ -161,7 +165,7 @@ impl Waiting {
         }
         match wait {
             None => Ok(()),
-            Some(proof) => self.sit(stream, operation, proof, limits),
+            Some(proof) => self.sit(stream, operation, n, proof, limits),
         }
     }
 
@@ -170,6 +174,7 @@ impl Waiting {
         &self,
         stream: &Stream,
         operation: &'static str,
+        n: u32,
         proof: Proof,
         limits: &WaitLimits,
     ) -> Result<()> {
@@ -182,7 +187,7 @@ impl Waiting {
                     *state = SeatState {
                         sitter: Sitter::Stream(stream.handle().clone()),
                         proof: Some(proof),
-                        count: 1,
+                        count: n,
                         earlier: None,
                     };
                     seat.owner.store(stream.id(), Ordering::Relaxed);
@@ -223,47 +228,66 @@ impl Waiting {
 }
 
 impl SeatState {
-    /// Whether the stream is past the last wait it was given. An error of the stream counts:
-    /// it waits for nothing any more.
+    /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
+    /// nothing; with any other error nobody knows.
     fn has_passed(&self, runtime: &dyn Runtime) -> bool {
-        if self.proof.as_ref().is_some_and(Proof::holds) {
+        if self
+            .proof
+            .as_ref()
+            .is_some_and(|proof| proof.holds(runtime))
+        {
             return true;
         }
-        match &self.sitter {
-            Sitter::Nobody => true,
-            Sitter::Stream(stream) => runtime.idle(stream).unwrap_or(true),
-            Sitter::Gone(event) => runtime.is_done(event).unwrap_or(true),
-        }
+        let idle = match &self.sitter {
+            Sitter::Nobody => return true,
+            Sitter::Stream(stream) => runtime.idle(stream),
+            Sitter::Gone(event) => runtime.is_done(event),
+        };
+        idle.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
 
     #[inline]
-    fn count_one(&mut self, stream: &Stream, operation: &'static str, limit: u32) -> Result<()> {
-        if self.count >= limit / 2 {
-            self.make_room(stream, operation, limit)?;
+    fn count(
+        &mut self,
+        stream: &Stream,
+        operation: &'static str,
+        n: u32,
+        limit: u32,
+    ) -> Result<()> {
+        if self.count.saturating_add(n) > limit / 2 {
+            self.make_room(stream, operation, n, limit)?;
         }
-        self.count += 1;
+        self.count = self.count.saturating_add(n);
         Ok(())
     }
 
     #[cold]
-    fn make_room(&mut self, stream: &Stream, operation: &'static str, limit: u32) -> Result<()> {
+    fn make_room(
+        &mut self,
+        stream: &Stream,
+        operation: &'static str,
+        n: u32,
+        limit: u32,
+    ) -> Result<()> {
+        let runtime = stream.gpu().runtime();
         if let Some((earlier, upto)) = &self.earlier
-            && earlier.holds()
+            && earlier.holds(runtime)
         {
             self.count -= upto;
             self.earlier = None;
         }
-        if self.count >= limit / 2 && self.has_passed(stream.gpu().runtime()) {
+        if self.count.saturating_add(n) > limit / 2 && self.has_passed(runtime) {
             self.count = 0;
             self.earlier = None;
         }
         if self.earlier.is_none()
-            && let Some(proof @ Proof::Word { .. }) = self.proof.replace(Proof::Idle)
+            && let Some(proof) = self.proof.take_if(|proof| !matches!(proof, Proof::Idle))
         {
             // Whoever has passed this has passed everything up to here.
             self.earlier = Some((proof, self.count));
+            self.proof = Some(Proof::Idle);
         }
-        if self.count < limit {
+        if self.count.saturating_add(n) <= limit {
             return Ok(());
         }
         let what = format!(

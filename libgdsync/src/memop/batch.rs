@@ -57,6 +57,12 @@ impl Batch {
         self.glued.get(index).copied().unwrap_or(false)
     }
 
+    /// The most operations that are glued together.
+    pub(crate) fn longest_glued(&self) -> usize {
+        let runs = self.glued.split(|glued| !glued);
+        runs.map(|run| run.len() + 1).max().unwrap_or(1)
+    }
+
     /// How many operations there are.
     pub fn len(&self) -> usize {
         self.ops.len()
@@ -169,5 +175,6 @@ mod tests {
         let e = b.split(2).unwrap_err();
         assert_eq!((e.kind(), e.limit_value()), (Kind::Unsupported, Some(2)));
         assert_eq!(Batch::new().split(1).unwrap().count(), 0);
+        assert_eq!((b.longest_glued(), Batch::new().longest_glued()), (3, 1));
     }
 }

@@ -13,10 +13,11 @@ use super::core::{EndpointKind, Side, Timer};
 use super::lower::{Buffers, Item, Sent, equal, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Proof, Region, Span, Stream, Word32, Word64};
+use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
 use crate::memop::completion::Entry;
 use crate::memop::cost;
 use crate::memop::post::Ring;
+use crate::memop::program;
 use crate::memop::{Condition, Inline, Op};
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, Ticket};
@@ -153,7 +154,7 @@ fn run(
     let decided = decided.and_then(|()| announce(queues, s));
     let kernel = decided.is_ok() && by_kernel(queues, s);
     let lowered = decided
-        .and_then(|()| stream.admit(OPERATION, s.proof.take()))
+        .and_then(|()| stream.admit(OPERATION, submissions(stream, s, kernel), s.proof.take()))
         .and_then(|()| lower(stream, &s.items, &mut s.buffers, kernel));
     match lowered {
         Ok(Sent::All) => {
@@ -178,6 +179,26 @@ fn run(
             Err(e)
         }
     }
+}
+
+/// Submissions that the list takes at most.
+fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
+    /// Record and the halves of a doorbell.
+    const GLUED: usize = 3;
+    /// Room that a program is given up with.
+    const ROOM: usize = 8;
+    let caps = stream.gpu().caps();
+    let operations: usize = s.items.iter().map(Item::operations).sum();
+    let (limit, glued) = match kernel {
+        true => (program::MAX_OPS, ROOM),
+        false => (caps.batch_limit, GLUED),
+    };
+    let mut n = gpu::submissions(operations, limit, glued);
+    if !(caps.nor && caps.ordered_writes) {
+        // Waits and flushes may change between kernels and memory operations, each time anew.
+        n += 2 * s.items.len() as u32;
+    }
+    n
 }
 
 /// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.

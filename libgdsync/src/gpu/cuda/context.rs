@@ -55,6 +55,19 @@ pub(crate) struct Entered<'a> {
     mode: Option<u32>,
 }
 
+impl Entered<'_> {
+    fn relaxed(mut self) -> Self {
+        if let Some(exchange) = self.context.cuda.cuThreadExchangeStreamCaptureMode {
+            let mut mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
+            // SAFETY: exchanges this thread's mode, which is given back with `self`.
+            if unsafe { exchange(&mut mode) }.is_success() {
+                self.mode = Some(mode);
+            }
+        }
+        self
+    }
+}
+
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let cuda = self.context.cuda;
@@ -109,15 +122,13 @@ impl Context {
     /// Makes the library's context current, for allocation, freeing and copying. Calls that
     /// a capture of the application's would forbid are allowed meanwhile.
     pub fn enter_own(&self) -> Result<Entered<'_>> {
-        let mut entered = self.enter(self.own)?;
-        if let Some(exchange) = self.cuda.cuThreadExchangeStreamCaptureMode {
-            let mut mode = consts::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: exchanges this thread's mode, which `entered` gives back.
-            if unsafe { exchange(&mut mode) }.is_success() {
-                entered.mode = Some(mode);
-            }
-        }
-        Ok(entered)
+        Ok(self.enter(self.own)?.relaxed())
+    }
+
+    /// Makes the application's context current, for questions that a capture of the
+    /// application's would forbid.
+    pub fn enter_to_ask(&self) -> Result<Entered<'_>> {
+        Ok(self.enter(self.app)?.relaxed())
     }
 
     /// Makes the application's context current.

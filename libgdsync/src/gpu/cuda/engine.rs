@@ -2,13 +2,15 @@
 //!
 //! The driver writes few bytes not by a copy engine but through the engine that runs kernels;
 //! while a kernel of the application's context spins, such a write waits for its time slice,
-//! milliseconds. Copies of several rows always go to a copy engine, so few bytes are written as
-//! two rows.
+//! milliseconds. Copies of several rows always go to a copy engine, and memory operations to
+//! neither, so few bytes are written as two rows and single words.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gdsync_sys::cuda::types::{CUDA_MEMCPY2D, CUdeviceptr, CUstream};
+use gdsync_sys::cuda::types::{
+    CUDA_MEMCPY2D, CUdeviceptr, CUstream, CUstreamBatchMemOpParams as Params,
+};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
@@ -138,61 +140,87 @@ impl Engine {
 }
 
 impl Stage {
-    /// Enqueues the copy of what is staged to `at`.
+    /// Enqueues the copy of what is staged to `at`. Aligned words of 4 and 8 bytes are written
+    /// at once, lower addresses first.
     ///
     /// # Safety
     /// `len` bytes are staged and valid at `at`.
     unsafe fn put(&self, context: &Context, at: CUdeviceptr, len: usize) -> CudaResult {
         let cuda = context.cuda;
-        let Some(rows) = cuda
-            .cuMemcpy2DAsync_v2
-            .filter(|_| (2..LARGE).contains(&len))
-        else {
+        let Some(rows) = cuda.cuMemcpy2DAsync_v2.filter(|_| len < LARGE) else {
             // SAFETY: the caller's promise.
             return unsafe {
                 (cuda.cuMemcpyHtoDAsync_v2)(at, self.memory.cast(), len, self.stream)
             };
         };
-        // Rows that touch each other at the destination, and not at the source.
+        let mut done = 0;
+        while done < len {
+            let here = at + done as CUdeviceptr;
+            let left = len - done;
+            // SAFETY: what is staged from `done` on, to where it belongs.
+            let (enqueued, step) = unsafe {
+                let from = self.memory.add(done);
+                if here.is_multiple_of(8) && left >= 16 {
+                    let step = left / 16 * 16;
+                    (rows(&self.two_rows(from, here, step), self.stream), step)
+                } else if here.is_multiple_of(8) && left >= 8 {
+                    let value = from.cast::<u64>().read_unaligned();
+                    (self.word(context, Params::write64(here, value, 0)), 8)
+                } else if here.is_multiple_of(4) && left >= 4 {
+                    let value = from.cast::<u32>().read_unaligned();
+                    (self.word(context, Params::write32(here, value, 0)), 4)
+                } else {
+                    // Up to three bytes, which have no other way.
+                    let step = left.min(4 - (here % 4) as usize);
+                    let copy = cuda.cuMemcpyHtoDAsync_v2;
+                    (copy(here, from.cast(), step, self.stream), step)
+                }
+            };
+            if !enqueued.is_success() {
+                return enqueued;
+            }
+            done += step;
+        }
+        CudaResult::SUCCESS
+    }
+
+    /// Enqueues one memory operation.
+    ///
+    /// # Safety
+    /// It names valid device memory.
+    unsafe fn word(&self, context: &Context, mut param: Params) -> CudaResult {
+        // SAFETY: the driver copies the parameter before it returns.
+        unsafe { (context.cuda.cuStreamBatchMemOp_v2)(self.stream, 1, &mut param, 0) }
+    }
+
+    /// A copy of `len` bytes, a multiple of 16, as two rows that touch each other at the
+    /// destination and not at the source.
+    ///
+    /// # Safety
+    /// `len` bytes, fewer than [`LARGE`], are staged at `from`.
+    unsafe fn two_rows(&self, from: *mut u8, to: CUdeviceptr, len: usize) -> CUDA_MEMCPY2D {
         let half = len / 2;
-        let mut copy = CUDA_MEMCPY2D {
+        let pitch = STAGE / 2;
+        // SAFETY: the second half of the staging buffer holds nothing else when so few bytes
+        // are staged, and as many fit there.
+        unsafe { from.add(pitch).copy_from(from.add(half), half) };
+        CUDA_MEMCPY2D {
             src_x_in_bytes: 0,
             src_y: 0,
             src_memory_type: consts::CU_MEMORYTYPE_HOST,
-            src_host: std::ptr::null(),
+            src_host: from.cast(),
             src_device: 0,
             src_array: std::ptr::null_mut(),
-            src_pitch: STAGE / 2,
+            src_pitch: pitch,
             dst_x_in_bytes: 0,
             dst_y: 0,
             dst_memory_type: consts::CU_MEMORYTYPE_DEVICE,
             dst_host: std::ptr::null_mut(),
-            dst_device: at,
+            dst_device: to,
             dst_array: std::ptr::null_mut(),
             dst_pitch: half,
             width_in_bytes: half,
             height: 2,
-        };
-        // SAFETY: the staging buffer has room for the second row in its second half; the
-        // destination is the caller's promise. An odd last byte goes with the one before it.
-        unsafe {
-            let second = self.memory.add(STAGE / 2);
-            second.copy_from(self.memory.add(half), len - half);
-            copy.src_host = self.memory.cast();
-            let first = rows(&copy, self.stream);
-            if !first.is_success() || len.is_multiple_of(2) {
-                return first;
-            }
-            copy.src_pitch = 1 << 10;
-            let last = second.add(STAGE / 4);
-            last.copy_from(self.memory.add(len - 2), 1);
-            last.add(copy.src_pitch)
-                .copy_from(self.memory.add(len - 1), 1);
-            copy.src_host = last.cast();
-            copy.dst_device = at + len as CUdeviceptr - 2;
-            copy.dst_pitch = 1;
-            copy.width_in_bytes = 1;
-            rows(&copy, self.stream)
         }
     }
 

@@ -299,12 +299,17 @@ impl Gpu {
     /// # Errors
     /// `Foreign` if this GPU is not one of CUDA or the stream is of another context; `Invalid`
     /// for the legacy default stream, which holds up every other stream of its context (use
-    /// [`Gpu::cuda_legacy_stream`] if that is wanted).
+    /// [`Gpu::cuda_legacy_stream`] if that is wanted), and for the default stream of a thread,
+    /// which is another on each.
     pub unsafe fn cuda_stream(&self, raw: *mut c_void) -> Result<Stream> {
         const OPERATION: &str = "use CUDA stream";
         let stream: CUstream = raw.cast();
         if stream.is_null() || stream == consts::CU_STREAM_LEGACY {
             let what = "the legacy default stream, which synchronises with all others";
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        if stream == consts::CU_STREAM_PER_THREAD {
+            let what = "the default stream of a thread, which is another on each thread";
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         // SAFETY: the caller's promise.

@@ -108,9 +108,13 @@ impl CudaStream {
         self.submitted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether everything enqueued has run.
+    /// Whether everything enqueued has run. A stream that is being captured is not asked,
+    /// which would end the capture: it is not idle.
     pub(super) fn is_idle(&self) -> Result<bool> {
-        self.context.alive()?;
+        let _app = self.context.enter_to_ask()?;
+        if self.capture()? {
+            return Ok(false);
+        }
         // SAFETY: the stream lives as long as this handle.
         match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
@@ -122,8 +126,13 @@ impl CudaStream {
         }
     }
 
+    #[inline]
     pub(super) fn is_capturing(&self) -> Result<bool> {
-        self.context.alive()?;
+        let _app = self.context.enter_app()?;
+        self.capture()
+    }
+
+    fn capture(&self) -> Result<bool> {
         let mut status = consts::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: stores the state of a live stream.
         let asked = unsafe { (self.context.cuda.cuStreamIsCapturing)(self.raw, &mut status) };
@@ -198,11 +207,12 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// Whether it has. A stream that failed uses nothing any more.
+    /// Whether it has. Streams of a lost GPU use nothing any more; with any other error nobody
+    /// knows.
     pub fn is_reached(&self) -> bool {
         match self {
-            End::Event(event) => event.is_done().unwrap_or(true),
-            End::Idle(stream) => stream.is_idle().unwrap_or(true),
+            End::Event(event) => event.is_done().unwrap_or(event.context.is_lost()),
+            End::Idle(stream) => stream.is_idle().unwrap_or(stream.context.is_lost()),
         }
     }
 }
@@ -231,7 +241,7 @@ impl Drop for CudaEvent {
 
 impl CudaEvent {
     pub(super) fn is_done(&self) -> Result<bool> {
-        self.context.alive()?;
+        let _app = self.context.enter_to_ask()?;
         // SAFETY: a live event.
         match unsafe { (self.context.cuda.cuEventQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
