@@ -1,12 +1,14 @@
-//! The program's allocator: the system's, with a count of allocations, so that a benchmark can
-//! show that a path makes none.
+//! The program's allocator: the system's, with a count of allocations and of the bytes in use,
+//! so that a benchmark can show that a path makes none, and that nothing grows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// Allocations and reallocations of the whole process so far. Relaxed: a count, it orders
 /// nothing; readers compare two looks from one thread, whose own allocations are always seen.
 static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Bytes in use. Relaxed, likewise; between two threads' additions it may be anything near.
+static BYTES: AtomicI64 = AtomicI64::new(0);
 
 /// The system's allocator, counting.
 pub struct Counting;
@@ -16,28 +18,46 @@ pub fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
+/// Bytes that are allocated now.
+pub fn bytes() -> u64 {
+    BYTES.load(Ordering::Relaxed).max(0) as u64
+}
+
+fn add(bytes: usize) {
+    BYTES.fetch_add(bytes as i64, Ordering::Relaxed);
+}
+
+fn subtract(bytes: usize) {
+    BYTES.fetch_sub(bytes as i64, Ordering::Relaxed);
+}
+
 // SAFETY: every call is handed on to `System` unchanged, which keeps the contract; counting
 // touches nothing that an allocation has to do with.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        add(layout.size());
         // SAFETY: the caller's promise is the one that `System` asks for.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        add(layout.size());
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
+        add(size);
+        subtract(layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(ptr, layout, size) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        subtract(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -50,5 +70,16 @@ mod tests {
         let before = super::count();
         drop(std::hint::black_box(Box::new(1)));
         assert!(super::count() > before);
+    }
+
+    #[test]
+    fn bytes_in_use_are_known() {
+        // More than other tests beside this one give back meanwhile.
+        const MUCH: usize = 64 << 20;
+        let before = super::bytes();
+        let much = std::hint::black_box(vec![0_u8; MUCH]);
+        assert!(super::bytes() > before + MUCH as u64 / 2);
+        drop(much);
+        assert!(super::bytes() < before + MUCH as u64 / 2);
     }
 }

@@ -1,9 +1,11 @@
 //! The driver's call for memory operations without anything of ours around it, to compare with.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync_sys::cuda::types::{CUstream, CUstreamBatchMemOpParams};
-use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+use gdsync_sys::cuda::{Cuda, consts};
+
+use crate::gpu::{check, driver};
 
 /// Most operations of one call.
 const MOST: usize = 64;
@@ -20,20 +22,11 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// For a stream of CUDA; `None` for others. Makes the stream's context this thread's, as it
-    /// is in a program that uses CUDA itself.
+    /// For a stream of CUDA; `None` for others.
     pub fn new(stream: &Stream) -> Result<Option<Bare>> {
-        let Some(raw) = stream.as_cuda() else {
+        let Some((cuda, raw)) = driver(stream)? else {
             return Ok(None);
         };
-        let cuda = Cuda::get().context("loading CUDA")?;
-        let raw: CUstream = raw.cast();
-        let mut context = std::ptr::null_mut();
-        // SAFETY: a live stream; stores its context, which lives as long as its GPU is open.
-        unsafe {
-            check((cuda.cuStreamGetCtx)(raw, &mut context))?;
-            check((cuda.cuCtxSetCurrent)(context))?;
-        }
         let words = stream.gpu().alloc(MemoryKind::Pinned, 8 * MOST)?;
         // A doorbell record and a doorbell, in turn: what a send is.
         let write = |i: usize| {
@@ -71,10 +64,4 @@ impl Bare {
         };
         check(called)
     }
-}
-
-/// Fails unless a call of CUDA went well.
-pub fn check(result: CudaResult) -> Result<()> {
-    ensure!(result.is_success(), "CUDA: {result}");
-    Ok(())
 }

@@ -10,7 +10,7 @@ use gdsync::rdma::{self, QpConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, loopback, pingpong, post, rate, suite};
+use crate::{bandwidth, loopback, pingpong, post, rate, soak, suite};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -37,6 +37,8 @@ pub enum Command {
     Rate(rate::Options),
     /// Large writes between two processes.
     Bandwidth(bandwidth::Options),
+    /// Messages by the million, and memory that does not grow.
+    Soak(soak::Options),
     /// All of the above, against their targets.
     Suite(suite::Options),
     /// One rank of another command, started by it.

@@ -2,9 +2,11 @@
 
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use gdsync::Gpu;
-use gdsync_sys::cuda::Cuda;
+use gdsync::gpu::Stream;
+use gdsync_sys::cuda::types::CUstream;
+use gdsync_sys::cuda::{Cuda, CudaResult};
 use serde::{Deserialize, Serialize};
 
 /// Whether `text` can name a GPU.
@@ -55,6 +57,29 @@ impl Driver {
                 .and_then(|text| module_version(&text)),
         })
     }
+}
+
+/// The driver itself, with the context of `stream` made this thread's, as it is in a program
+/// that uses CUDA; `None` for a stream of another runtime.
+pub fn driver(stream: &Stream) -> Result<Option<(&'static Cuda, CUstream)>> {
+    let Some(raw) = stream.as_cuda() else {
+        return Ok(None);
+    };
+    let cuda = Cuda::get().context("loading CUDA")?;
+    let raw: CUstream = raw.cast();
+    let mut context = std::ptr::null_mut();
+    // SAFETY: a live stream; stores its context, which lives as long as its GPU is open.
+    unsafe {
+        check((cuda.cuStreamGetCtx)(raw, &mut context))?;
+        check((cuda.cuCtxSetCurrent)(context))?;
+    }
+    Ok(Some((cuda, raw)))
+}
+
+/// Fails unless a call of CUDA went well.
+pub fn check(result: CudaResult) -> Result<()> {
+    ensure!(result.is_success(), "CUDA: {result}");
+    Ok(())
 }
 
 /// The version in what the kernel's module says of itself: the first word that is numbers with

@@ -2,7 +2,7 @@
 //!
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
 //! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing costs the host), `rate` (small messages a second),
-//! `bandwidth` (large messages between processes), `suite` (all of them, against their targets).
+//! `bandwidth` (large messages between processes), `soak` (a million messages, and memory that does not grow), `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
 mod alloc;
@@ -23,6 +23,7 @@ mod post;
 mod rank;
 mod rate;
 mod report;
+mod soak;
 mod stats;
 mod suite;
 mod table;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Post(options) => post::run(&options),
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),
+        Command::Soak(options) => soak::run(&options),
         Command::Suite(options) => suite::run(&options),
         Command::Rank(spec) => return world::rank_main(&spec),
     };
