@@ -103,8 +103,11 @@ bench() { # NAME SECONDS COMMAND OPTIONS..
 
 for lowering in memops kernel; do
     bench "loopback-$lowering" 30 loopback --gpu cuda --lowering "$lowering"
-    bench "pingpong-$lowering" 45 pingpong --gpu cuda --lowering "$lowering"
+    bench "pingpong-threads-$lowering" 45 pingpong --gpu cuda --threads --lowering "$lowering"
 done
+bench pingpong-memops 45 pingpong --gpu cuda --lowering memops
+# Two processes take turns on one GPU by time slices of milliseconds when their kernels wait.
+bench pingpong-kernel 45 pingpong --gpu cuda --lowering kernel --sizes 8,1Ki --iterations 200
 bench post 30 post --gpu cuda
 bench gds_poll_lat 30 gds_poll_lat --gpu cuda
 bench gds_kernel_latency 30 gds_kernel_latency --gpu cuda

@@ -5,23 +5,29 @@
 #[allow(unused_macros, unused_imports)]
 mod standin;
 
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
+use conformance::hardware::child;
 use standin::{LIBRARY, Variant};
+
+/// Ends what hangs.
+const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn the_trials_of_cuda_pass_on_a_stand_in() {
     let library = standin::build(&Variant::default());
-    let mut trials = Command::new(env!("CARGO_BIN_EXE_conformance"))
+    let mut trials = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    trials
         .args(["--color", "never", "cuda "])
         .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
         .env_remove("GDS_LOWER")
         .env_remove("GDS_PROVIDER")
         .env(LIBRARY, library)
         .env("GDS_REQUIRE", "cuda")
-        .env("GDS_LAPS", "5")
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    assert!(trials.wait().unwrap().success());
+        .env("GDS_LAPS", "5");
+    child::tie(&mut trials);
+    if let Err(failed) = child::run(trials, LIMIT) {
+        panic!("{}", failed.message().unwrap_or("no reason given"));
+    }
 }

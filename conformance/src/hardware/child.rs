@@ -5,10 +5,35 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::gear::Verdict;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::gear::{Verdict, ensure};
 
 /// Tells a process which side of which trial it is.
 const ROLE: &str = "CONFORMANCE_ROLE";
+/// Tells a process whom it ends with.
+const PARENT: &str = "CONFORMANCE_PARENT";
+
+/// Has the process end with this one, whatever this one dies of: once it calls
+/// [`end_with_parent`].
+pub fn tie(command: &mut Command) {
+    command.env(PARENT, std::process::id().to_string());
+}
+
+/// Ends this process with the one that has tied it, if any has.
+///
+/// # Errors
+/// It is gone already, or the kernel refuses.
+pub fn end_with_parent() -> Verdict {
+    let Ok(parent) = std::env::var(PARENT) else {
+        return Ok(());
+    };
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let now = getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    ensure(now.as_deref() == Some(&parent[..]), || {
+        "the process that has started this one is gone".to_owned()
+    })
+}
 
 /// What this process was started for by a trial: a name and its arguments.
 pub fn role() -> Option<(String, Vec<String>)> {
@@ -27,6 +52,7 @@ pub fn command(role: &str, arguments: &[&str]) -> Verdict<Command> {
         .chain(arguments.iter().copied())
         .collect();
     command.env(ROLE, words.join(" "));
+    tie(&mut command);
     Ok(command)
 }
 

@@ -32,6 +32,10 @@ pub fn main() -> ! {
     if let Some((role, arguments)) = child::role() {
         std::process::exit(play(&role, &arguments));
     }
+    if let Err(failed) = child::end_with_parent() {
+        eprintln!("{}", failed.message().unwrap_or("no reason given"));
+        std::process::exit(1);
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     let mut trials = Vec::new();
@@ -43,12 +47,12 @@ pub fn main() -> ! {
 
 /// One side of a trial that has started this process. Returns the exit code.
 fn play(role: &str, arguments: &[String]) -> i32 {
-    let verdict = match role {
+    let verdict = || match role {
         "peer" => peer::child_main(arguments),
         "waits" => waits::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
-    match verdict {
+    match child::end_with_parent().and_then(|()| verdict()) {
         Ok(()) => 0,
         Err(failed) => {
             eprintln!("{}", failed.message().unwrap_or("no reason given"));
