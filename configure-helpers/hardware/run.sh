@@ -116,7 +116,8 @@ bench soak 90 soak --gpu cuda
 
 # --- the sanitizer ------------------------------------------------------------------------
 
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+sanitizer=$(command -v compute-sanitizer ||
+    ls /usr/local/cuda*/bin/compute-sanitizer /opt/cuda/bin/compute-sanitizer 2>/dev/null | head -n 1)
 
 # sanitize TOOL SECONDS FILTER..: one lap of each program, and the kernels by themselves. Errors of
 # the interface are not counted: the library asks for some to learn what the driver can do.
@@ -134,7 +135,7 @@ sanitize() {
     unset GDS_LAPS
     grep 'SUMMARY' "$log" | tail -n 1 | tee -a "$summary"
     # An exit code of 0 from a run that the tool did not see would prove nothing.
-    if ! grep -q 'SUMMARY.* 0 ' "$log"; then
+    if ! grep -q 'SUMMARY: 0 ' "$log"; then
         failed=$((failed + 1))
         say "$tool: no clean summary in the log"
     fi
