@@ -1,7 +1,8 @@
 //! Compiles the library's kernels, and those of its tests, with the host compiler, for the
 //! soft GPU.
 
-const KERNELS: [&str; 3] = [
+const KERNELS: [&str; 4] = [
+    "device/gds_copy.cu",
     "device/gds_pattern.cu",
     "device/gds_program.cu",
     "device/gds_trigger.cu",

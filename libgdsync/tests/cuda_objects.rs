@@ -10,7 +10,7 @@ use gdsync::gpu::cuda::SharedMemory;
 use gdsync::gpu::{Dims, MemoryKind, Stream};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
 use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
@@ -364,6 +364,53 @@ fn modules_kernels_events() {
         assert_eq!(error.kind(), Kind::Invalid);
         let error = second.launch(&fill, Dims::linear(0, 1), filled.bytes());
         assert_eq!(error.unwrap_err().kind(), Kind::Invalid);
+    }
+}
+
+/// A copy from host to host that is enqueued on a waiting stream does not wait for it.
+#[test]
+fn copies_between_all_kinds_of_memory() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let stream = gpu.stream().unwrap();
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    for (round, (to, from)) in [
+        (MemoryKind::Pinned, MemoryKind::Pinned),
+        (MemoryKind::Pinned, MemoryKind::Device),
+        (MemoryKind::Device, MemoryKind::Pinned),
+        (MemoryKind::Device, MemoryKind::Device),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let (to, from) = (gpu.alloc(to, 5000).unwrap(), gpu.alloc(from, 5000).unwrap());
+        let bytes: Vec<u8> = (0..5000u32).map(|i| (i * 7 + round as u32) as u8).collect();
+        from.write(0, &bytes).unwrap();
+        let opened = round as u32 + 1;
+        let wait = [Descriptor::WaitValue32 {
+            word: &gate,
+            condition: Condition::Geq,
+            value: opened,
+            flush: false,
+        }];
+        post_on(&stream, &mut [], &wait).unwrap();
+        for (at, len) in [(0, 1000), (1000, 7), (1008, 2992), (4001, 999)] {
+            let (to, from) = (to.span(at, len).unwrap(), from.span(at, len).unwrap());
+            stream.copy(&to, &from).unwrap();
+        }
+        assert_eq!(control.blocked(), [], "nothing stood still");
+        let mut got = vec![1; 5000];
+        to.read(0, &mut got).unwrap();
+        assert_eq!(got, [0; 5000], "nothing has moved");
+        gate.store(opened).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        to.read(0, &mut got).unwrap();
+        let mut want = bytes;
+        want[1007] = 0;
+        want[4000] = 0;
+        assert_eq!(got, want);
     }
 }
 

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use gds_step::{Host, Time};
 
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Entry;
+use crate::kernels::{Entry, Transfer};
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Caps, DevicePtr, Op, legal};
 
@@ -205,8 +205,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()>;
     fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8])
     -> Result<()>;
-    fn copy(&self, stream: &StreamHandle, to: DevicePtr, from: DevicePtr, len: usize)
-    -> Result<()>;
+    /// `host`: both places are host memory.
+    fn copy(&self, stream: &StreamHandle, transfer: &Transfer, host: bool) -> Result<()>;
     fn idle(&self, stream: &StreamHandle) -> Result<bool>;
     /// The application's last handle on a stream goes away.
     fn leave(&self, stream: &StreamHandle) -> Left;

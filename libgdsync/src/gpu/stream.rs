@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use super::event::{Event, EventHandle};
 use super::waiting::Proof;
-use super::{Dims, Gpu, Kernel, Left, Span, cuda, next_id};
+use super::{Dims, Gpu, Kernel, Left, MemoryKind, Span, cuda, next_id};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Entry;
+use crate::kernels::{Entry, Transfer};
 use crate::memop::Batch;
 
 /// A stream as its runtime knows it.
@@ -208,7 +208,7 @@ impl Stream {
         self.gpu().waiting().admit(self, operation, n, wait)
     }
 
-    /// Enqueues a copy between two spans of equal length.
+    /// Enqueues a copy between two spans of equal length, which do not overlap.
     ///
     /// # Errors
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `QueueFull` as for
@@ -231,9 +231,16 @@ impl Stream {
             }
         }
         self.admit("enqueue copy", 1, None)?;
-        self.gpu()
-            .runtime()
-            .copy(self.handle(), to.addr(), from.addr(), to.len())
+        let transfer = Transfer {
+            to: to.addr(),
+            from: from.addr(),
+            len: to.len() as u64,
+        };
+        let host = [to, from]
+            .iter()
+            .all(|span| span.region().kind() == MemoryKind::Pinned);
+        let runtime = self.gpu().runtime();
+        runtime.copy(self.handle(), &transfer, host)
     }
 
     /// Marks the place where the stream stands now.

@@ -10,7 +10,9 @@ use std::ffi::c_void;
 
 use crate::gpu::Kernel;
 
-pub use params::{Fill, QUEUES, Report, Trigger, TriggerQueue, Verify, Wait, Waited, pattern};
+pub use params::{
+    Fill, QUEUES, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited, pattern,
+};
 
 /// All kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
 /// NUL, as `cuModuleLoadData` wants it.
@@ -24,6 +26,7 @@ unsafe extern "C" {
     fn gds_wait(params: *const c_void);
     fn gds_fill(params: *const c_void);
     fn gds_verify(params: *const c_void);
+    fn gds_copy(params: *const c_void);
 }
 
 /// One of the library's kernels.
@@ -44,11 +47,13 @@ pub enum Entry {
     Fill,
     /// Compares with a pattern, see [`Verify`]. Any number of blocks and threads.
     Verify,
+    /// Copies, see [`Transfer`]. Any number of blocks and threads.
+    Transfer,
 }
 
 impl Entry {
     /// All of them.
-    pub const ALL: [Entry; 7] = [
+    pub const ALL: [Entry; 8] = [
         Entry::Program8,
         Entry::Program40,
         Entry::Program,
@@ -56,6 +61,7 @@ impl Entry {
         Entry::Wait,
         Entry::Fill,
         Entry::Verify,
+        Entry::Transfer,
     ];
 
     /// Its name in the module.
@@ -68,6 +74,7 @@ impl Entry {
             Entry::Wait => "gds_wait",
             Entry::Fill => "gds_fill",
             Entry::Verify => "gds_verify",
+            Entry::Transfer => "gds_copy",
         }
     }
 
@@ -81,6 +88,7 @@ impl Entry {
             Entry::Wait => size_of::<Wait>(),
             Entry::Fill => size_of::<Fill>(),
             Entry::Verify => size_of::<Verify>(),
+            Entry::Transfer => size_of::<Transfer>(),
         }
     }
 
@@ -94,6 +102,7 @@ impl Entry {
             Entry::Wait => gds_wait,
             Entry::Fill => gds_fill,
             Entry::Verify => gds_verify,
+            Entry::Transfer => gds_copy,
         };
         // SAFETY: the entry was compiled by build.rs against softgpu's headers, and takes one
         // parameter of this size: the headers assert the size of each, as this file does.

@@ -82,6 +82,18 @@ pub struct Verify {
     pub report: DevicePtr,
 }
 
+/// Copies between two places that do not overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Transfer {
+    /// Where to; alignment of both places to 8 makes it fast.
+    pub to: DevicePtr,
+    /// Where from.
+    pub from: DevicePtr,
+    /// How many bytes.
+    pub len: u64,
+}
+
 /// What [`Verify`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -146,4 +158,4 @@ macro_rules! params {
     )*};
 }
 
-params!(Trigger: 136, Wait: 136, Fill: 24, Verify: 32);
+params!(Trigger: 136, Wait: 136, Fill: 24, Verify: 32, Transfer: 24);

@@ -149,16 +149,18 @@ int single(const char* name, void* handle, u32 operation, u64 address, u32 value
 struct Span {
     char* at;
     bool pageable;
+    bool host;
 };
 
 int span(const Machine& m, u64 address, u64 len, bool device_only, Span* out) {
     const Range* range = m.find(address, len);
     if (range != nullptr) {
-        *out = Span{range->alias + (address - range->base), false};
+        const bool host = range->kind == Kind::host || range->kind == Kind::registered;
+        *out = Span{range->alias + (address - range->base), false, host};
         return kOk;
     }
     if (device_only || m.find(address, 1) != nullptr) return kInvalidValue;
-    *out = Span{reinterpret_cast<char*>(address), true};
+    *out = Span{reinterpret_cast<char*>(address), true, true};
     return kOk;
 }
 
@@ -177,8 +179,9 @@ int copy(const char* name, u64 to, u64 from, size_t len, void* handle, bool to_d
             memcpy(target.at, staged ? staged->data() : source.at, len);
             return Step::done;
         });
-        // And written before it returns.
-        if (code == kOk && target.pageable && !stream->capturing) code = settle_stream(lock, name, stream);
+        // And written before it returns, as is all that goes from host to host.
+        const bool waits = target.pageable || (target.host && source.host);
+        if (code == kOk && waits && !stream->capturing) code = settle_stream(lock, name, stream);
         return code;
     }, to, from, u64{len}, handle);
 }

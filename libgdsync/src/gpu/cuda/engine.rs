@@ -165,10 +165,16 @@ impl Stage {
                     (rows(&self.two_rows(from, here, step), self.stream), step)
                 } else if here.is_multiple_of(8) && left >= 8 {
                     let value = from.cast::<u64>().read_unaligned();
-                    (self.word(context, Params::write64(here, value, 0)), 8)
+                    (
+                        self.word(context, from, Params::write64(here, value, 0), 8),
+                        8,
+                    )
                 } else if here.is_multiple_of(4) && left >= 4 {
                     let value = from.cast::<u32>().read_unaligned();
-                    (self.word(context, Params::write32(here, value, 0)), 4)
+                    (
+                        self.word(context, from, Params::write32(here, value, 0), 4),
+                        4,
+                    )
                 } else {
                     // Up to three bytes, which have no other way.
                     let step = left.min(4 - (here % 4) as usize);
@@ -184,13 +190,30 @@ impl Stage {
         CudaResult::SUCCESS
     }
 
-    /// Enqueues one memory operation.
+    /// Enqueues the write of one word, staged at `from`. Memory of an application's pool takes
+    /// no memory operations from here; it is copied to.
     ///
     /// # Safety
-    /// It names valid device memory.
-    unsafe fn word(&self, context: &Context, mut param: Params) -> CudaResult {
-        // SAFETY: the driver copies the parameter before it returns.
-        unsafe { (context.cuda.cuStreamBatchMemOp_v2)(self.stream, 1, &mut param, 0) }
+    /// `param` names valid device memory, and the word staged.
+    unsafe fn word(
+        &self,
+        context: &Context,
+        from: *const u8,
+        mut param: Params,
+        len: usize,
+    ) -> CudaResult {
+        let cuda = context.cuda;
+        // SAFETY: the driver copies the parameter before it returns; every member of the union
+        // has the address there.
+        unsafe {
+            match (cuda.cuStreamBatchMemOp_v2)(self.stream, 1, &mut param, 0) {
+                CudaResult::INVALID_VALUE => {
+                    let to = param.write_value.address;
+                    (cuda.cuMemcpyHtoDAsync_v2)(to, from.cast(), len, self.stream)
+                }
+                other => other,
+            }
+        }
     }
 
     /// A copy of `len` bytes, a multiple of 16, as two rows that touch each other at the

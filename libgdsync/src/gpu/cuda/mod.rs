@@ -29,7 +29,7 @@ use super::{
     WaitLimits, sealed,
 };
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Entry;
+use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, DevicePtr, Op};
 
 use context::Context;
@@ -186,18 +186,24 @@ impl Runtime for CudaRuntime {
         }
     }
 
-    fn copy(
-        &self,
-        stream: &StreamHandle,
-        to: DevicePtr,
-        from: DevicePtr,
-        len: usize,
-    ) -> Result<()> {
+    fn copy(&self, stream: &StreamHandle, transfer: &Transfer, host: bool) -> Result<()> {
+        /// Threads of a block of the copy kernel, and blocks at most.
+        const SHAPE: (u32, u64) = (256, 32);
+        let Transfer { to, from, len } = *transfer;
+        if host {
+            // The driver copies within host memory by the CPU: the call would stand until the
+            // stream gets there.
+            let blocks = len.div_ceil(16 * u64::from(SHAPE.0)).clamp(1, SHAPE.1) as u32;
+            let dims = Dims::linear(blocks, SHAPE.0);
+            let kernel = &self.kernels[Entry::Transfer as usize];
+            return self.launch(stream, kernel, dims, transfer.bytes());
+        }
         let stream = self.stream(stream)?;
         let context = &self.context;
         let _app = context.enter_app()?;
         // SAFETY: spans of live regions, which the caller's stream uses from now on.
-        let copied = unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len, stream.handle()) };
+        let copied =
+            unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, stream.handle()) };
         stream.count();
         context.check(copied, "enqueue copy")
     }

@@ -12,7 +12,7 @@ use super::{
     StreamHandle, WaitLimits, cuda, sealed,
 };
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Entry;
+use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, Condition, DevicePtr, Op};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
@@ -301,19 +301,11 @@ impl Runtime for SoftRuntime {
             .map_err(|e| system("launch kernel", &e))
     }
 
-    fn copy(
-        &self,
-        stream: &StreamHandle,
-        to: DevicePtr,
-        from: DevicePtr,
-        len: usize,
-    ) -> Result<()> {
+    fn copy(&self, stream: &StreamHandle, transfer: &Transfer, _: bool) -> Result<()> {
+        let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
+        let (to, from) = (addr(transfer.to), addr(transfer.from));
         self.soft(stream)?
-            .copy(
-                softgpu::DevAddr::from_raw(to.0),
-                softgpu::DevAddr::from_raw(from.0),
-                len,
-            )
+            .copy(to, from, transfer.len as usize)
             .map_err(|e| system("enqueue copy", &e))
     }
 
