@@ -9,6 +9,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{self, QpConfig};
 use serde::{Deserialize, Serialize};
 
+use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
 use crate::{bandwidth, loopback, pingpong, post, rate, soak, suite};
 
@@ -39,7 +40,16 @@ pub enum Command {
     Bandwidth(bandwidth::Options),
     /// Messages by the million, and memory that does not grow.
     Soak(soak::Options),
-    /// All of the above, against their targets.
+    /// From the CPU's store that a stream waits for to the CPU's sight of what comes behind.
+    #[command(name = "gds_poll_lat")]
+    PollLat(poll_lat::Options),
+    /// Rounds of message, kernel, message between two ranks, or in one process.
+    #[command(name = "gds_kernel_latency")]
+    KernelLatency(kernel_latency::Options),
+    /// Whether a stream's memory operations do what they are for.
+    #[command(name = "gds_sanity")]
+    Sanity(sanity::Options),
+    /// The benchmarks that have targets, against their targets.
     Suite(suite::Options),
     /// One rank of another command, started by it.
     #[command(hide = true)]

@@ -75,11 +75,21 @@ impl Bell {
         Ok(post_on(stream, &mut [], &[self.ring()])?)
     }
 
-    /// Spins until it rings as often as was enqueued; returns when that was.
+    /// How often ringing it was enqueued so far.
+    pub fn enqueued(&self) -> u32 {
+        self.rung
+    }
+
+    /// Spins until it has rung as often as was enqueued; returns when that was.
     pub fn hear(&self, deadline: Instant) -> Result<Instant> {
+        self.hear_nth(self.rung, deadline)
+    }
+
+    /// Spins until it has rung `n` times.
+    pub fn hear_nth(&self, n: u32, deadline: Instant) -> Result<Instant> {
         loop {
             for _ in 0..LOOKS {
-                if self.word.load()? == self.rung {
+                if self.word.load()? >= n {
                     return Ok(Instant::now());
                 }
                 std::hint::spin_loop();

@@ -1,11 +1,14 @@
 //! `mpbench`: what the library costs and what it reaches, measured on the machine it runs on.
 //!
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
-//! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing costs the host), `rate` (small messages a second),
-//! `bandwidth` (large messages between processes), `soak` (a million messages, and memory that does not grow), `suite` (all of them, against their targets).
+//! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing
+//! costs the host), `rate` (small messages a second), `bandwidth` (large messages between
+//! processes), `soak` (a million messages, and memory that does not grow), the programs of the
+//! ancestor under their names, `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
 mod alloc;
+mod ancestors;
 mod bandwidth;
 mod bare;
 mod cli;
@@ -53,6 +56,9 @@ fn main() -> ExitCode {
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::PollLat(options) => ancestors::poll_lat::run(&options),
+        Command::KernelLatency(options) => ancestors::kernel_latency::run(&options),
+        Command::Sanity(options) => ancestors::sanity::run(&options),
         Command::Suite(options) => suite::run(&options),
         Command::Rank(spec) => return world::rank_main(&spec),
     };

@@ -1,8 +1,7 @@
-//! What payloads hold: their names, and for the tests the words as the host computes them, the
-//! same as `device/pattern.hpp`.
+//! What payloads hold: their names, and the words as the host computes them, the same as
+//! `device/pattern.hpp`.
 
 /// Multiplier of the pattern: 2^64 divided by the golden ratio.
-#[cfg(test)]
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Names one payload: which message it is, and which rank wrote it.
@@ -16,7 +15,6 @@ pub fn untag(tag: u64) -> (u64, u32) {
 }
 
 /// Where the words of a tag start; those of different tags lie far apart.
-#[cfg(test)]
 pub fn seed(tag: u64) -> u64 {
     let x = tag.wrapping_add(1).wrapping_mul(GOLDEN);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,14 +23,12 @@ pub fn seed(tag: u64) -> u64 {
 }
 
 /// A word of a seed: bytes `8 * index` and on, the lowest in the lowest bits.
-#[cfg(test)]
 pub fn word(seed: u64, index: u64) -> u64 {
     let x = seed.wrapping_add(index).wrapping_mul(GOLDEN);
     x ^ (x >> 29)
 }
 
 /// The first `len` bytes of a tag's payload.
-#[cfg(test)]
 pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
     let seed = seed(tag);
     let words = (0..len.div_ceil(8) as u64).flat_map(|i| word(seed, i).to_le_bytes());

@@ -9,6 +9,7 @@ use gdsync::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::ancestors::kernel_latency;
 use crate::link::Link;
 use crate::{bandwidth, pingpong};
 
@@ -19,6 +20,8 @@ pub enum Job {
     Pingpong(pingpong::Options),
     /// See [`bandwidth`].
     Bandwidth(bandwidth::Options),
+    /// See [`kernel_latency`].
+    KernelLatency(kernel_latency::Options),
 }
 
 /// What a rank tells whoever started it.
@@ -69,6 +72,7 @@ impl Rank {
         let result = match job {
             Job::Pingpong(options) => pingpong::play(&mut self, options),
             Job::Bandwidth(options) => bandwidth::play(&mut self, options),
+            Job::KernelLatency(options) => kernel_latency::play(&mut self, options),
         };
         let note = match result {
             Ok(value) => Note::Result(value),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::gpu::{self, CUDA};
 use crate::report::{self, Report};
 use crate::table::Table;
 
@@ -24,6 +25,11 @@ pub struct Options {
     /// of each and the latency curve.
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
+    /// The GPU: soft, cuda, cuda:N, or auto, which is the first of CUDA's if there is one; of
+    /// several, separated by commas, each rank takes the next.
+    #[arg(long = "gpu", value_name = "GPU,..", env = "GDS_GPU", value_delimiter = ',',
+          value_parser = gpu::name, default_value = "auto")]
+    pub gpus: Vec<String>,
     /// Seconds after which a benchmark is given up.
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = crate::cli::seconds)]
     pub timeout: Duration,
@@ -32,39 +38,85 @@ pub struct Options {
     pub quick: bool,
 }
 
-/// A benchmark, and its arguments if there is no time.
-const BENCHMARKS: [(&str, &[&str]); 4] = [
-    ("post", &["--bursts", "4"]),
-    ("rate", &["--messages", "20000"]),
-    ("bandwidth", &["--messages", "16"]),
-    ("pingpong", &["--iterations", "20"]),
+/// A benchmark of the suite.
+#[derive(Clone, Copy)]
+struct Benchmark {
+    /// What its figures go by.
+    name: &'static str,
+    /// Its command and arguments.
+    command: &'static [&'static str],
+    /// More of them if there is no time.
+    quick: &'static [&'static str],
+}
+
+const fn benchmark(
+    name: &'static str,
+    command: &'static [&'static str],
+    quick: &'static [&'static str],
+) -> Benchmark {
+    Benchmark {
+        name,
+        command,
+        quick,
+    }
+}
+
+/// Tells by its figures which runtime the others will have.
+const FIRST: Benchmark = benchmark("post", &["post"], &["--bursts", "4"]);
+/// On every GPU.
+const ALL: [Benchmark; 7] = [
+    benchmark("gds_sanity", &["gds_sanity"], &["-n", "2", "-s", "20"]),
+    benchmark("rate", &["rate"], &["--messages", "20000"]),
+    benchmark("bandwidth", &["bandwidth"], &["--messages", "16"]),
+    benchmark(
+        "loopback",
+        &["loopback"],
+        &["--chains", "2", "--singles", "5"],
+    ),
+    benchmark("gds_poll_lat", &["gds_poll_lat"], &["-n", "5"]),
+    benchmark(
+        "gds_kernel_latency",
+        &["gds_kernel_latency"],
+        &["-n", "50", "-S", "1Ki"],
+    ),
+    benchmark("soak", &["soak"], &["--messages", "10000"]),
 ];
+const PLAYED: &[&str] = &["--iterations", "20"];
+/// On a soft GPU.
+const PINGPONG: Benchmark = benchmark("pingpong", &["pingpong"], PLAYED);
+/// On CUDA, where the two lowerings differ in more than the host's time.
+const BY_MEMOPS: Benchmark = benchmark(
+    "pingpong-memops",
+    &["pingpong", "--lowering", "memops"],
+    PLAYED,
+);
+const BY_KERNEL: Benchmark = benchmark(
+    "pingpong-kernel",
+    &["pingpong", "--lowering", "kernel"],
+    PLAYED,
+);
+/// Two processes take turns on one GPU, by milliseconds: with spinning kernels as well.
+const BY_KERNEL_THREADS: Benchmark = benchmark(
+    "pingpong-kernel",
+    &["pingpong", "--lowering", "kernel", "--threads"],
+    PLAYED,
+);
 
 /// The command.
 pub fn run(options: &Options) -> Result<()> {
     let folder = Folder::new()?;
-    let mut reports = BTreeMap::new();
-    for (name, quick) in BENCHMARKS {
-        let mut arguments: Vec<OsString> = vec![name.into()];
-        if options.quick {
-            arguments.extend(quick.iter().map(Into::into));
-        }
-        arguments.extend([
-            "--timeout".into(),
-            options.timeout.as_secs_f64().to_string().into(),
-        ]);
-        let json = folder.0.join(format!("{name}.json"));
-        arguments.extend(["--json".into(), json.clone().into()]);
-        if name == "pingpong" {
-            arguments.extend(["--svg".into(), folder.0.join("pingpong.svg").into()]);
-        }
-        benchmark(&arguments, options.timeout + GRACE)
-            .with_context(|| format!("benchmark {name}"))?;
-        println!();
-        let text =
-            fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
-        let report: Report = serde_json::from_str(&text).context("reading a report")?;
-        reports.insert(name, report);
+    let first = measure(FIRST, options, &folder.0)?;
+    let runtime = first.figures.pointer("/names/runtime");
+    let on_cuda = runtime.is_some_and(|runtime| runtime == CUDA);
+    let mut reports = BTreeMap::from([(FIRST.name, first)]);
+    let played = match (on_cuda, options.gpus.len()) {
+        (false, _) => &[PINGPONG][..],
+        (true, 1) => &[BY_MEMOPS, BY_KERNEL_THREADS],
+        (true, _) => &[BY_MEMOPS, BY_KERNEL],
+    };
+    for benchmark in ALL.iter().chain(played) {
+        let report = measure(*benchmark, options, &folder.0)?;
+        reports.insert(benchmark.name, report);
     }
     if let Some(path) = &options.json {
         keep(path, &folder.0, &reports)?;
@@ -73,8 +125,43 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Runs one benchmark and reads its report.
+fn measure(benchmark: Benchmark, options: &Options, folder: &Path) -> Result<Report> {
+    let Benchmark {
+        name,
+        command,
+        quick,
+    } = benchmark;
+    let mut arguments: Vec<OsString> = command.iter().map(Into::into).collect();
+    if options.quick {
+        arguments.extend(quick.iter().map(Into::into));
+    }
+    let gpus = match command {
+        // One rank, which would not know what to do with several.
+        ["gds_poll_lat" | "gds_sanity", ..] => options.gpus[0].clone(),
+        _ => options.gpus.join(","),
+    };
+    let limit = options.timeout.as_secs_f64().to_string();
+    arguments.extend([
+        "--gpu".into(),
+        gpus.into(),
+        "--timeout".into(),
+        limit.into(),
+    ]);
+    let json = folder.join(format!("{name}.json"));
+    arguments.extend(["--json".into(), json.clone().into()]);
+    if command[0] == "pingpong" {
+        let svg = folder.join(format!("{name}.svg"));
+        arguments.extend(["--svg".into(), svg.into()]);
+    }
+    start(&arguments, options.timeout + GRACE).with_context(|| format!("benchmark {name}"))?;
+    println!();
+    let text = fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
+    serde_json::from_str(&text).context("reading a report")
+}
+
 /// Runs this program with `arguments`, at most so long.
-fn benchmark(arguments: &[OsString], limit: Duration) -> Result<()> {
+fn start(arguments: &[OsString], limit: Duration) -> Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["--parent", &std::process::id().to_string()])
         .args(arguments)
@@ -102,9 +189,13 @@ fn keep(path: &Path, from: &Path, reports: &BTreeMap<&str, Report>) -> Result<()
     }
     for (name, report) in reports {
         report::write_json(&path.join(format!("{name}.json")), report)?;
+        let svg = format!("{name}.svg");
+        if from.join(&svg).exists() {
+            let text = fs::read_to_string(from.join(&svg)).context("reading the curve")?;
+            report::write_text(&path.join(&svg), &text)?;
+        }
     }
-    let svg = fs::read_to_string(from.join("pingpong.svg")).context("reading the curve")?;
-    report::write_text(&path.join("pingpong.svg"), &svg)
+    Ok(())
 }
 
 fn compare(reports: &BTreeMap<&str, Report>) {
@@ -125,7 +216,10 @@ fn compare(reports: &BTreeMap<&str, Report>) {
                 t.name.clone(),
                 format!("{:.2} {}", t.measured, t.unit),
                 format!("{:.2} {}", t.target, t.unit),
-                format!("{:.2}", t.ratio()),
+                match t.ratio() {
+                    ratio if ratio.is_finite() => format!("{ratio:.2}"),
+                    _ => "-".to_owned(),
+                },
             ])
         );
     }

@@ -1,15 +1,17 @@
 //! The program as users run it: ranks as processes and as threads, every lowering, wrong bytes,
 //! dead ranks, limits. One test at a time: each starts processes that want the processors.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+mod shared;
+
+use std::path::Path;
+use std::process::Child;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// Longest time that any of these programs may take, however slow the machine.
-const LIMIT: Duration = Duration::from_secs(100);
+use shared::short::{On, SHORT, WRONG, play as play_short, play_wrong};
+use shared::{Folder, LIMIT, end, json, mpbench, number, run_on, start_on, text};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -17,83 +19,12 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn mpbench(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpbench"));
-    command
-        .args(["--parent", &std::process::id().to_string()])
-        .args(arguments)
-        .env("GDS_GPU", "soft")
-        .env_remove("GDS_LOWER")
-        .env_remove("GDS_PROVIDER")
-        .env_remove("GDS_TRACE")
-        .stdin(Stdio::null());
-    command
-}
-
 fn start(arguments: &[&str]) -> Child {
-    mpbench(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    start_on("soft", arguments)
 }
 
-/// Waits for the program; kills it, and fails, if it does not end.
-fn end(mut child: Child) -> Output {
-    let deadline = Instant::now() + LIMIT;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            panic!("the program hangs: {:?}", child.wait_with_output());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    child.wait_with_output().unwrap()
-}
-
-fn run(arguments: &[&str]) -> Output {
-    end(start(arguments))
-}
-
-fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!(
-        "{}\n{}",
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
-    )
-}
-
-/// A folder that goes when the test does.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("mpbench-test-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn at(&self, name: &str) -> String {
-        self.0.join(name).to_str().unwrap().to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn json(path: impl AsRef<Path>) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-fn number(value: &Value, at: &str) -> f64 {
-    value
-        .pointer(at)
-        .and_then(Value::as_f64)
-        .unwrap_or_else(|| panic!("no number {at} in {value:#}"))
+fn run(arguments: &[&str]) -> std::process::Output {
+    run_on("soft", arguments)
 }
 
 /// Plays, and checks what the program printed and wrote.
@@ -326,9 +257,53 @@ fn bad_options_are_refused() {
         &["pingpong", "--iterations", "0"],
         &["pingpong", "--timeout", "-1"],
         &["bandwidth", "--depth", "33"],
+        &["rate", "--gpu", "hip"],
+        &["soak", "--messages", "9"],
+        &["gds_kernel_latency", "-B", "81"],
+        &["gds_kernel_latency", "-E", "--memory", "pinned"],
+        &["gds_poll_lat", "-p", "17"],
     ] {
         assert_eq!(run(bad).status.code(), Some(2), "{bad:?}");
     }
+}
+
+const SOFT: On = On {
+    gpu: "soft",
+    runtime: "soft",
+    library: None,
+};
+
+#[test]
+fn every_command_runs_in_its_short_form() {
+    let _alone = alone();
+    for short in &SHORT {
+        println!("{}", short.name);
+        play_short(short, &SOFT);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_noticed() {
+    let _alone = alone();
+    for wrong in WRONG {
+        play_wrong(wrong, &SOFT);
+    }
+}
+
+#[test]
+fn without_cuda_auto_is_soft_and_cuda_is_an_error() {
+    let _alone = alone();
+    let absent = [("GDS_CUDA_LIB", "/nowhere/libcuda.so.1")];
+    let run = |gpu| {
+        let arguments = ["rate", "--messages", "1000"];
+        end(shared::start(mpbench(gpu, &arguments).envs(absent)))
+    };
+    let output = run("auto");
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("soft gpu"), "{}", text(&output));
+    let output = run("cuda");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains("/nowhere"), "{}", text(&output));
 }
 
 #[test]
@@ -337,10 +312,25 @@ fn the_suite_writes_all_figures() {
     let folder = Folder::new("suite");
     let output = run(&["suite", "--quick", "--json", &folder.at("all")]);
     assert!(output.status.success(), "{}", text(&output));
-    for name in ["post", "rate", "bandwidth", "pingpong"] {
+    for name in ["post", "rate", "bandwidth", "pingpong", "soak"] {
         let report = json(folder.at(&format!("all/{name}.json")));
         assert_eq!(report["benchmark"], name);
         assert!(!report["targets"].as_array().unwrap().is_empty(), "{name}");
+    }
+    // Their targets are those of a real GPU.
+    for name in [
+        "loopback",
+        "gds_sanity",
+        "gds_poll_lat",
+        "gds_kernel_latency",
+    ] {
+        let report = json(folder.at(&format!("all/{name}.json")));
+        assert_eq!(report["benchmark"], name);
+        assert_eq!(
+            report["targets"].as_array().map(Vec::len),
+            Some(0),
+            "{name}"
+        );
     }
     assert!(Path::new(&folder.at("all/pingpong.svg")).exists());
     let posts = json(folder.at("all/post.json"));

@@ -1,0 +1,438 @@
+//! `gds_kernel_latency`: rounds of message, kernel, message. The client's stream sends, waits for
+//! the answer and runs a kernel; the server's waits, runs the same kernel and answers. With
+//! `--loopback` one process sends to itself, which was `gds_kernel_loopback_latency`.
+//!
+//! Host time counts: rounds are enqueued in batches while earlier ones run, three batches ahead
+//! at most, as programs of this kind do.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Work, post_on};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cli::{self, Memory, Ranks, Run, Setup};
+use crate::endpoint::{Endpoint, Names};
+use crate::gate::{Bell, Gate, well};
+use crate::kernel::{Tally, Turn, Turns};
+use crate::pattern;
+use crate::rank::{Job, Rank};
+use crate::report::{self, Report};
+use crate::table::{self, micros};
+use crate::world;
+
+/// Batches that are enqueued and not known to be done.
+const AHEAD: u64 = 3;
+/// Entries of each queue, of which half may be known to be free only when the other half is in
+/// use: room for a batch more than [`AHEAD`] of the longest kind.
+const QUEUE: u32 = 1024;
+/// Batches before anything is timed.
+const WARM_UP: u64 = AHEAD;
+
+/// Options of `mpbench gds_kernel_latency`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Size of a message.
+    #[arg(short = 's', long, value_parser = cli::size, default_value = "1Ki")]
+    pub size: u64,
+    /// Bytes that the kernel writes, of which a message is the first; at least its size.
+    #[arg(short = 'S', long = "calc-size", value_parser = cli::size, default_value = "128Ki")]
+    pub calc_size: u64,
+    /// Rounds.
+    #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub iterations: u64,
+    /// Rounds of a batch.
+    #[arg(short = 'B', long, default_value = "20", value_parser = clap::value_parser!(u64).range(1..=80))]
+    pub batch: u64,
+    /// No kernel, only messages.
+    #[arg(short = 'K', long)]
+    pub skip_kernel: bool,
+    /// Messages in the GPU's memory, as --memory device.
+    #[arg(short = 'E', long = "gpu-memory", conflicts_with = "memory")]
+    pub gpu_memory: bool,
+    /// Enqueue the first batches before the clock starts, on streams that wait.
+    #[arg(short = 'L', long)]
+    pub hide_launch: bool,
+    /// One process, one stream, two queue pairs of one NIC.
+    #[arg(long)]
+    pub loopback: bool,
+    /// Run both ranks in this process, as threads.
+    #[arg(long)]
+    pub threads: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what.
+    pub names: Names,
+    /// Where the ranks live; `None`: there is one only.
+    pub ranks: Option<Ranks>,
+    /// Rounds.
+    pub iterations: u64,
+    /// From the first enqueued to the last completed, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// Of which the host was enqueueing.
+    pub enqueue_ns: u64,
+    /// Bits a second of payload, both directions together.
+    pub bits_per_second: f64,
+    /// Messages whose bytes were compared by the CPU: all that arrived.
+    pub verified: u64,
+}
+
+/// The part of a rank.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Client,
+    Server,
+    /// Client to itself.
+    Loopback,
+}
+
+struct Player<'e> {
+    part: Part,
+    endpoint: &'e Endpoint,
+    /// Sends; receives too where there is a peer.
+    qp: Qp,
+    /// Receives, if there is none.
+    looped: Option<Qp>,
+    leaving: Mr,
+    /// A slot for each message of the batches ahead.
+    arriving: Mr,
+    turns: Turns,
+    tally: Tally,
+    gate: Gate,
+    bell: Bell,
+    options: Options,
+    /// Rounds enqueued so far, and verified.
+    enqueued: u64,
+    verified: u64,
+    enqueueing: Duration,
+    buffer: Vec<u8>,
+    deadline: Instant,
+}
+
+impl Options {
+    /// As the library's setup has it.
+    fn memory(&self, endpoint: &Endpoint) -> MemoryKind {
+        match (self.gpu_memory, self.setup.memory) {
+            (true, _) | (_, Some(Memory::Device)) => MemoryKind::Device,
+            (_, Some(Memory::Pinned)) => MemoryKind::Pinned,
+            (_, None) => self.setup.memory(&endpoint.gpu),
+        }
+    }
+
+    /// Places for messages: one batch more than can be enqueued, so that the receive of the next
+    /// message always stands before the peer can know of the one before.
+    fn slots(&self) -> u64 {
+        (AHEAD + 1) * self.batch
+    }
+}
+
+/// One rank's part of two.
+pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
+    let endpoint = Endpoint::open(&options.setup, rank.number)?;
+    let qp = endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?;
+    let part = match rank.number {
+        0 => Part::Client,
+        _ => Part::Server,
+    };
+    let ranks = match options.threads {
+        true => Ranks::Threads,
+        false => Ranks::Processes,
+    };
+    let deadline = Instant::now() + rank.left();
+    let mut player = Player::new(part, &endpoint, qp, None, options, deadline)?;
+    // No stream waits before both have loaded their kernels: that stands behind waits.
+    rank.link.barrier()?;
+    let mut meet = || rank.link.barrier();
+    let figures = player.play(Some(ranks), &mut meet)?;
+    player.qp.quiet(rank.left())?;
+    rank.link.barrier()?;
+    Ok(serde_json::to_value(figures)?)
+}
+
+fn alone(options: &Options) -> Result<Figures> {
+    let endpoint = Endpoint::open(&options.setup, 0)?;
+    let (a, b) = endpoint.pair(&options.setup.queues(QUEUE))?;
+    let deadline = Instant::now() + options.run.timeout;
+    let mut player = Player::new(Part::Loopback, &endpoint, a, Some(b), options, deadline)?;
+    player.play(None, &mut || Ok(()))
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    ensure!(
+        options.calc_size >= options.size || options.skip_kernel,
+        "the kernel writes the message, so -S is at least -s"
+    );
+    let figures = if options.loopback {
+        alone(options)?
+    } else {
+        let ranks = match options.threads {
+            true => Ranks::Threads,
+            false => Ranks::Processes,
+        };
+        let job = Job::KernelLatency(options.clone());
+        let [first, _] = world::run(ranks, &job, options.run.timeout, &mut |_, _| {})?;
+        serde_json::from_value(first).context("reading a rank's result")?
+    };
+    show(options, &figures);
+    if let Some(path) = &options.run.json {
+        let report = Report::new("gds_kernel_latency", options, &figures, Vec::new())?;
+        report::write_json(path, &report)?;
+    }
+    Ok(())
+}
+
+fn show(options: &Options, figures: &Figures) {
+    let names = &figures.names;
+    println!(
+        "gds_kernel_latency: messages of {} in {} memory, {}, {}",
+        table::bytes(options.size),
+        names.memory,
+        match options.skip_kernel {
+            true => "no kernel".to_owned(),
+            false => format!("a kernel over {}", table::bytes(options.calc_size)),
+        },
+        match figures.ranks {
+            None => "looped back",
+            Some(Ranks::Processes) => "two processes",
+            Some(Ranks::Threads) => "two threads",
+        }
+    );
+    println!(
+        "{}; {}; lowering {}",
+        names.gpu, names.provider, names.lowering
+    );
+    let each = figures.elapsed_ns as f64 / figures.iterations as f64;
+    println!(
+        "{} bytes in {:.2} s: {:.2} Mbit/s",
+        2 * figures.iterations * options.size,
+        figures.elapsed_ns as f64 / 1e9,
+        figures.bits_per_second / 1e6
+    );
+    println!(
+        "{} rounds in {:.2} s: {} a round, {} of which the host enqueues; {} messages verified",
+        figures.iterations,
+        figures.elapsed_ns as f64 / 1e9,
+        micros(each),
+        micros(figures.enqueue_ns as f64 / figures.iterations as f64),
+        figures.verified
+    );
+}
+
+impl<'e> Player<'e> {
+    fn new(
+        part: Part,
+        endpoint: &'e Endpoint,
+        qp: Qp,
+        looped: Option<Qp>,
+        options: &Options,
+        deadline: Instant,
+    ) -> Result<Player<'e>> {
+        let kind = options.memory(endpoint);
+        let gpu = &endpoint.gpu;
+        Ok(Player {
+            part,
+            qp,
+            looped,
+            leaving: endpoint.memory(kind, options.calc_size.max(options.size))?,
+            arriving: endpoint.memory(kind, options.slots() * options.size)?,
+            turns: Turns::new(gpu)?,
+            tally: Tally::new(gpu)?,
+            gate: Gate::new(gpu)?,
+            bell: Bell::new(gpu)?,
+            options: options.clone(),
+            enqueued: 0,
+            verified: 0,
+            enqueueing: Duration::ZERO,
+            buffer: Vec::new(),
+            deadline,
+            endpoint,
+        })
+    }
+
+    /// Which sender's mark this rank's messages bear.
+    fn sender(&self) -> u32 {
+        u32::from(self.part == Part::Server)
+    }
+
+    /// What message `round` of a sender bears: without kernels all are the same.
+    fn tag(&self, round: u64, sender: u32) -> u64 {
+        match self.options.skip_kernel {
+            true => pattern::tag(0, sender),
+            false => pattern::tag(round, sender),
+        }
+    }
+
+    fn play(
+        &mut self,
+        ranks: Option<Ranks>,
+        meet: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Figures> {
+        self.write(0)?;
+        self.bell.enqueue(&self.endpoint.stream)?;
+        self.bell.hear(self.deadline)?;
+        self.rounds(WARM_UP * self.options.batch, meet)?;
+        self.enqueueing = Duration::ZERO;
+        let iterations = self.options.iterations;
+        let elapsed = self.rounds(iterations, meet)?;
+        let bits = 16.0 * (iterations * self.options.size) as f64;
+        Ok(Figures {
+            names: self.endpoint.names(&self.qp, self.arriving.region().kind()),
+            ranks,
+            iterations,
+            elapsed_ns: elapsed.as_nanos() as u64,
+            enqueue_ns: self.enqueueing.as_nanos() as u64,
+            bits_per_second: bits / elapsed.as_secs_f64(),
+            verified: self.verified,
+        })
+    }
+
+    /// Plays so many rounds, in batches, and sees them all done.
+    fn rounds(&mut self, rounds: u64, meet: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
+        let (mut left, end) = (rounds, self.enqueued + rounds);
+        // Batches in flight: the bell's count, and the round after the last.
+        let mut flying = VecDeque::new();
+        let hidden = self.options.hide_launch;
+        if hidden {
+            self.gate.close(&self.endpoint.stream)?;
+        }
+        // Receives of both sides stand before either's first send.
+        let mut receives = VecDeque::new();
+        self.receive_ahead(end, &mut receives)?;
+        meet()?;
+        let mut start = Instant::now();
+        while left > 0 || !flying.is_empty() {
+            while left > 0 && (flying.len() as u64) < AHEAD {
+                let n = left.min(self.options.batch);
+                let before = Instant::now();
+                self.batch(n, &mut receives)?;
+                self.enqueueing += before.elapsed();
+                flying.push_back((self.bell.enqueued(), self.enqueued));
+                left -= n;
+            }
+            if hidden && self.verified + rounds == end {
+                // Nothing of this call has run: the first batches are enqueued.
+                meet()?;
+                self.enqueueing = Duration::ZERO;
+                start = Instant::now();
+                self.gate.open()?;
+            }
+            if let Some((bell, upto)) = flying.pop_front() {
+                self.bell.hear_nth(bell, self.deadline)?;
+                well(self.qp.error())?;
+                self.verify(upto)?;
+                self.receive_ahead(end, &mut receives)?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Posts receives for messages whose slots are free.
+    fn receive_ahead(&mut self, end: u64, receives: &mut VecDeque<ReceiveRequest>) -> Result<()> {
+        let (size, slots) = (self.options.size, self.options.slots());
+        let mut next = self.enqueued + receives.len() as u64;
+        while next < end.min(self.verified + slots) {
+            let sge = self.arriving.sge(next % slots * size, u32::try_from(size)?);
+            let qp = self.looped.as_mut().unwrap_or(&mut self.qp);
+            let receive = qp.prepare_receive(&[sge])?;
+            qp.post_receive(receive)?;
+            receives.push_back(receive);
+            next += 1;
+        }
+        Ok(())
+    }
+
+    fn batch(&mut self, rounds: u64, receives: &mut VecDeque<ReceiveRequest>) -> Result<()> {
+        for _ in 0..rounds {
+            let receive = receives.pop_front().context("a receive is missing")?;
+            let send = self.prepare()?;
+            match self.part {
+                Part::Client | Part::Loopback => {
+                    let list = [
+                        Descriptor::Send(send),
+                        Descriptor::wait(send),
+                        Descriptor::wait(receive),
+                    ];
+                    self.post(&list)?;
+                    self.kernel(self.enqueued + 1)?;
+                }
+                Part::Server => {
+                    self.post(&[Descriptor::wait(receive)])?;
+                    self.kernel(self.enqueued)?;
+                    self.post(&[Descriptor::Send(send), Descriptor::wait(send)])?;
+                }
+            }
+            self.enqueued += 1;
+        }
+        self.bell.enqueue(&self.endpoint.stream)
+    }
+
+    fn post(&mut self, list: &[Descriptor<'_>]) -> Result<()> {
+        let stream = &self.endpoint.stream;
+        Ok(match &mut self.looped {
+            None => self.qp.post_on(stream, list)?,
+            Some(looped) => post_on(stream, &mut [&mut self.qp, looped], list)?,
+        })
+    }
+
+    fn prepare(&mut self) -> Result<SendRequest> {
+        let sges = [self.leaving.sge(0, u32::try_from(self.options.size)?)];
+        Ok(self.qp.prepare(&Work::send(&sges).signaled())?)
+    }
+
+    /// Enqueues the kernel of a round, which writes the message of `round`, unless there is none.
+    fn kernel(&self, round: u64) -> Result<()> {
+        match self.options.skip_kernel {
+            true => Ok(()),
+            false => self.write(round),
+        }
+    }
+
+    fn write(&self, round: u64) -> Result<()> {
+        let tag = self.tag(round, self.sender());
+        let bytes = self.leaving.region().len() as u64;
+        let turn = Turn::new(bytes, &self.tally).write(self.leaving.region(), 0, tag);
+        // SAFETY: the regions live as long as the player, which is dropped after the stream is
+        // done or when the process gives up; the NIC reads the message only between kernels.
+        unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
+    }
+
+    /// Compares the messages before round `upto` that were not looked at yet.
+    fn verify(&mut self, upto: u64) -> Result<()> {
+        let sender = match self.part {
+            Part::Client => 1,
+            Part::Server | Part::Loopback => 0,
+        };
+        let (size, slots) = (self.options.size as usize, self.options.slots());
+        while self.verified < upto {
+            // As many as lie side by side.
+            let first = self.verified % slots;
+            let count = (upto - self.verified).min(slots - first);
+            self.buffer.resize(count as usize * size, 0);
+            let region = self.arriving.region();
+            region.read(first as usize * size, &mut self.buffer)?;
+            for (round, found) in (self.verified..).zip(self.buffer.chunks(size)) {
+                let wanted = pattern::bytes(self.tag(round, sender), size);
+                let wrong = found.iter().zip(&wanted).position(|(a, b)| a != b);
+                if let Some(at) = wrong {
+                    bail!("byte {at} of message {round} is wrong");
+                }
+            }
+            self.verified += count;
+        }
+        Ok(())
+    }
+}

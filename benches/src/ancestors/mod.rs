@@ -1,0 +1,97 @@
+//! The programs that came with the ancestor of this library, under their names: what each asked
+//! of a machine is asked here again. benches/README.md says what differs and why.
+
+pub mod kernel_latency;
+pub mod poll_lat;
+pub mod sanity;
+
+use std::alloc::{Layout, alloc_zeroed};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region};
+use serde::{Deserialize, Serialize};
+
+/// Where words lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// In the GPU.
+    Device,
+    /// In host memory that the runtime gave.
+    Pinned,
+    /// In host memory of the program, registered.
+    Registered,
+}
+
+impl Place {
+    fn name(self) -> &'static str {
+        match self {
+            Place::Device => "device",
+            Place::Pinned => "pinned",
+            Place::Registered => "registered",
+        }
+    }
+
+    /// `len` bytes there, zeroed.
+    fn region(self, gpu: &Gpu, len: usize) -> Result<Region> {
+        match self {
+            Place::Device => Ok(gpu.alloc(MemoryKind::Device, len)?),
+            Place::Pinned => Ok(gpu.alloc(MemoryKind::Pinned, len)?),
+            Place::Registered => {
+                let page = rustix::param::page_size();
+                let layout = Layout::from_size_align(len.next_multiple_of(page), page)?;
+                ensure!(len > 0, "a region of 0 bytes");
+                // SAFETY: the size is not zero.
+                let memory = unsafe { alloc_zeroed(layout) };
+                ensure!(!memory.is_null(), "no memory");
+                // SAFETY: so many bytes, zeroed, that are used by nobody else and stay as long
+                // as the process: it is not known when the driver is done with them.
+                Ok(unsafe { gpu.register_host(memory, len)? })
+            }
+        }
+    }
+}
+
+/// Lets time pass on this processor.
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// A time in microseconds, for options.
+fn microseconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<u64>() {
+        Ok(us) if us <= 10_000_000 => Ok(Duration::from_micros(us)),
+        _ => Err("a number of microseconds, at most ten million, is needed".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_has_zeroed_memory() {
+        let gpu = Gpu::soft().unwrap();
+        for place in [Place::Device, Place::Pinned, Place::Registered] {
+            let region = place.region(&gpu, 100).unwrap();
+            let mut bytes = [1; 100];
+            region.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [0; 100], "{place:?}");
+            region.word64(8).unwrap().store(7).unwrap();
+            assert_eq!(region.word32(8).unwrap().load().unwrap(), 7);
+        }
+    }
+
+    #[test]
+    fn times_are_read() {
+        assert_eq!(microseconds("10"), Ok(Duration::from_micros(10)));
+        for bad in ["", "-1", "1.5", "10000001"] {
+            assert!(microseconds(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! `gds_poll_lat`: from the CPU's store that a stream waits for to the CPU's load that sees what
+//! the stream wrote behind the wait.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Descriptor, post_on};
+use serde::{Deserialize, Serialize};
+
+use super::{Place, microseconds, spin};
+use crate::cli::Run;
+use crate::gpu::{self, Driver};
+use crate::report::{self, Report};
+use crate::stats::{Samples, Summary};
+use crate::table::{Table, micros};
+
+/// Iterations that are not measured.
+const WARM_UP: u64 = 5;
+/// Words that are written, in turn.
+const WORDS: usize = 4096;
+/// Looks at a word between two looks at the clock.
+const LOOKS: u32 = 256;
+
+/// Options of `mpbench gds_poll_lat`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Iterations of each row.
+    #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    pub iterations: u64,
+    /// Microseconds between enqueueing and the store, so that the GPU has come to the wait.
+    #[arg(short = 's', long, value_name = "US", default_value = "10", value_parser = microseconds)]
+    pub sleep: Duration,
+    /// Other streams that wait meanwhile.
+    #[arg(short = 'p', long, default_value = "0", value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub background: u32,
+    /// Words that the stream writes behind the wait; the CPU watches the last.
+    #[arg(short = 'P', long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16,64",
+          value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub pokes: Vec<u32>,
+    /// Only wait and writes in one submission, not each in its own.
+    #[arg(short = 'c', long)]
+    pub combined: bool,
+    /// Wait with a flush of what devices wrote.
+    #[arg(short = 'f', long)]
+    pub flush: bool,
+    /// Words in the GPU's memory.
+    #[arg(short = 'g', long = "gpu-memory")]
+    pub gpu_memory: bool,
+    /// The GPU: soft, cuda, cuda:N, or auto.
+    #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
+    pub gpu: String,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+/// The figures of one way.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Words written behind the wait.
+    pub pokes: u32,
+    /// Whether wait and writes were one submission.
+    pub combined: bool,
+    /// From store to load, in nanoseconds.
+    pub latency_ns: Summary,
+    /// What enqueueing took, in nanoseconds.
+    pub enqueue_ns: Summary,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// The GPU's name.
+    pub gpu: String,
+    /// Its runtime.
+    pub runtime: String,
+    /// The driver below it.
+    pub driver: Option<Driver>,
+    /// Where the words lie.
+    pub place: Place,
+    /// Each way.
+    pub rows: Vec<Row>,
+}
+
+struct Bench {
+    stream: Stream,
+    polled: Region,
+    poked: Vec<Word32>,
+    /// What the stream waits for next, and what tells writes apart.
+    round: u32,
+    flush: bool,
+    deadline: Instant,
+}
+
+/// Streams that stand still until this goes.
+struct Background {
+    streams: Vec<Stream>,
+    word: Word32,
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let gpu = gpu::open(std::slice::from_ref(&options.gpu), 0)?;
+    ensure!(
+        !options.flush || gpu.caps().flush,
+        "{} has no flush for -f",
+        gpu.name()
+    );
+    let place = match options.gpu_memory {
+        true => Place::Device,
+        false => Place::Pinned,
+    };
+    println!(
+        "gds_poll_lat: CPU's store, stream's wait, stream's writes, CPU's load of the last; words in {} memory",
+        place.name()
+    );
+    println!("{}; {} background streams", gpu.name(), options.background);
+    let heads = [
+        "writes, submitted",
+        "mean",
+        "median",
+        "p99",
+        "max",
+        "enqueue",
+    ];
+    let table = Table::new(&heads, 17);
+    println!("{}", table.line(&heads));
+    let mut bench = Bench::new(&gpu, place, options)?;
+    let background = Background::start(&gpu, options.background)?;
+    let mut rows = Vec::new();
+    for &pokes in &options.pokes {
+        for combined in [false, true] {
+            if combined || !options.combined {
+                let row = bench.measure(options, pokes, combined)?;
+                println!("{}", table.line(&cells(&row)));
+                rows.push(row);
+            }
+        }
+    }
+    background.end(bench.deadline)?;
+    let figures = Figures {
+        gpu: gpu.name(),
+        runtime: gpu.runtime_name().to_owned(),
+        driver: Driver::of(&gpu),
+        place,
+        rows,
+    };
+    if let Some(path) = &options.run.json {
+        let report = Report::new("gds_poll_lat", options, &figures, Vec::new())?;
+        report::write_json(path, &report)?;
+    }
+    Ok(())
+}
+
+fn cells(row: &Row) -> [String; 6] {
+    let l = &row.latency_ns;
+    let how = if row.combined { "together" } else { "apart" };
+    [
+        format!("{}, {how}", row.pokes),
+        micros(l.mean),
+        micros(l.median as f64),
+        micros(l.p99 as f64),
+        micros(l.max as f64),
+        micros(row.enqueue_ns.median as f64),
+    ]
+}
+
+impl Bench {
+    fn new(gpu: &Gpu, place: Place, options: &Options) -> Result<Bench> {
+        let poked = place.region(gpu, 4 * WORDS)?;
+        let words = (0..WORDS).map(|i| poked.word32(4 * i));
+        Ok(Bench {
+            stream: gpu.stream()?,
+            polled: place.region(gpu, 4 * WORDS)?,
+            poked: words.collect::<Result<_, _>>()?,
+            round: 0,
+            flush: options.flush,
+            deadline: Instant::now() + options.run.timeout,
+        })
+    }
+
+    fn measure(&mut self, options: &Options, pokes: u32, combined: bool) -> Result<Row> {
+        let (mut latency, mut enqueue) = (Samples::new(), Samples::new());
+        for i in 0..WARM_UP + options.iterations {
+            let (enqueued, passed) = self
+                .once(pokes as usize, combined, options.sleep)
+                .with_context(|| format!("iteration {i} with {pokes} writes"))?;
+            if i >= WARM_UP {
+                enqueue.record(enqueued.as_nanos() as u64);
+                latency.record(passed.as_nanos() as u64);
+            }
+        }
+        Ok(Row {
+            pokes,
+            combined,
+            latency_ns: latency.summary(),
+            enqueue_ns: enqueue.summary(),
+        })
+    }
+
+    /// One round: what enqueueing took, and what passing the wait did.
+    fn once(
+        &mut self,
+        pokes: usize,
+        combined: bool,
+        sleep: Duration,
+    ) -> Result<(Duration, Duration)> {
+        self.round += 1;
+        let value = self.round;
+        let word = self.polled.word32(4 * (value as usize % WORDS))?;
+        let first = value as usize * pokes % (WORDS - pokes);
+        let poked = &self.poked[first..first + pokes];
+        let mut list = vec![Descriptor::WaitValue32 {
+            word: &word,
+            condition: Condition::Geq,
+            value,
+            flush: self.flush,
+        }];
+        list.extend(
+            poked
+                .iter()
+                .map(|word| Descriptor::WriteValue32 { word, value }),
+        );
+        let start = Instant::now();
+        if combined {
+            post_on(&self.stream, &mut [], &list)?;
+        } else {
+            post_on(&self.stream, &mut [], &list[..1])?;
+            post_on(&self.stream, &mut [], &list[1..])?;
+        }
+        let enqueued = start.elapsed();
+        spin(sleep);
+        ensure!(
+            !self.stream.is_idle()?,
+            "the stream is past a wait for what nobody has stored"
+        );
+        let last = &poked[pokes - 1];
+        ensure!(last.load()? != value, "a write has overtaken the wait");
+        let start = Instant::now();
+        word.store(value)?;
+        let passed = self.watch(last, value)? - start;
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        ensure!(self.stream.synchronize(left)?, "the time limit passed");
+        for word in poked {
+            ensure!(word.load()? == value, "a write is missing");
+        }
+        Ok((enqueued, passed))
+    }
+
+    fn watch(&self, word: &Word32, value: u32) -> Result<Instant> {
+        loop {
+            for _ in 0..LOOKS {
+                if word.load()? == value {
+                    return Ok(Instant::now());
+                }
+                std::hint::spin_loop();
+            }
+            if Instant::now() > self.deadline {
+                bail!("the stream does not pass its wait");
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Background {
+    fn start(gpu: &Gpu, streams: u32) -> Result<Background> {
+        let word = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+        let wait = Descriptor::WaitValue32 {
+            word: &word,
+            condition: Condition::Geq,
+            value: 1,
+            flush: false,
+        };
+        let mut background = Background {
+            streams: Vec::new(),
+            word: word.clone(),
+        };
+        for i in 0..streams {
+            let stream = gpu.stream()?;
+            post_on(&stream, &mut [], &[wait])
+                .with_context(|| format!("background stream {}", i + 1))?;
+            background.streams.push(stream);
+        }
+        Ok(background)
+    }
+
+    /// Lets them go; they must have stood still.
+    fn end(&self, deadline: Instant) -> Result<()> {
+        for stream in &self.streams {
+            ensure!(!stream.is_idle()?, "a background stream did not wait");
+        }
+        self.word.store(1)?;
+        for stream in &self.streams {
+            let left = deadline.saturating_duration_since(Instant::now());
+            ensure!(
+                stream.synchronize(left)?,
+                "a background stream does not go on"
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // Also after an error nobody is left waiting; there is nobody to tell of another.
+        let _ = self.word.store(1);
+    }
+}

@@ -1,0 +1,348 @@
+//! Every command in its short form, on any GPU: what is run, and what its report must say.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{Folder, end, json, mpbench, number, start, text};
+
+/// A GPU to run on.
+#[derive(Clone, Debug)]
+pub struct On {
+    /// As `--gpu` has it.
+    pub gpu: &'static str,
+    /// Its runtime, as reports have it.
+    pub runtime: &'static str,
+    /// The library that is libcuda, if not the system's.
+    pub library: Option<PathBuf>,
+}
+
+/// A command in its short form.
+pub struct Short {
+    pub name: &'static str,
+    pub arguments: &'static [&'static str],
+    /// What holds for its report.
+    pub holds: fn(&Value, &On),
+}
+
+const fn short(
+    name: &'static str,
+    arguments: &'static [&'static str],
+    holds: fn(&Value, &On),
+) -> Short {
+    Short {
+        name,
+        arguments,
+        holds,
+    }
+}
+
+/// All of them.
+pub const SHORT: [Short; 20] = [
+    short("post", &["post", "--bursts", "4"], post),
+    short(
+        "post by kernels",
+        &["post", "--bursts", "2", "--lowering", "kernel"],
+        |r, on| {
+            names(r, "/figures/names", on);
+            assert_eq!(r["figures"]["rows"][0]["bare_ns"], Value::Null, "{r:#}");
+        },
+    ),
+    short("rate", &["rate", "--messages", "20000"], |r, on| {
+        names(r, "/figures/names", on);
+        assert!(number(r, "/figures/spot_checks") > 0.0);
+    }),
+    short("bandwidth", &["bandwidth", "--messages", "16"], |r, on| {
+        names(r, "/figures/names", on);
+        assert_eq!(number(r, "/figures/verified"), 8.0 * 1048576.0);
+    }),
+    short(
+        "bandwidth of device memory",
+        &[
+            "bandwidth",
+            "--messages",
+            "16",
+            "--size",
+            "64Ki",
+            "--memory",
+            "device",
+            "--threads",
+        ],
+        |r, _| assert_eq!(number(r, "/figures/verified"), 8.0 * 65536.0),
+    ),
+    short(
+        "loopback",
+        &["loopback", "--chains", "2", "--singles", "5"],
+        |r, on| {
+            names(r, "/figures/rows/0/names", on);
+            let rows = r["figures"]["rows"].as_array().unwrap();
+            let lowerings: Vec<_> = rows.iter().map(|row| &row["names"]["lowering"]).collect();
+            assert!(
+                lowerings.starts_with(&[&"memops".into(), &"kernel".into()]),
+                "{r:#}"
+            );
+            for row in rows {
+                assert_eq!(number(row, "/chained_ns/count"), 2.0);
+                assert_eq!(number(row, "/single_ns/count"), 5.0);
+                assert!(number(row, "/empty_ns/min") > 0.0);
+            }
+        },
+    ),
+    short(
+        "loopback of device memory",
+        &[
+            "loopback",
+            "--chains",
+            "1",
+            "--singles",
+            "1",
+            "--size",
+            "4099",
+            "--memory",
+            "device",
+        ],
+        |r, _| assert_eq!(r["figures"]["rows"][0]["names"]["memory"], "device"),
+    ),
+    short("soak", &["soak", "--messages", "10000"], |r, on| {
+        names(r, "/figures/names", on);
+        assert!(r["figures"]["looks"].as_array().unwrap().len() > 50);
+        assert!(number(r, "/figures/looks/0/heap") > 0.0);
+        assert!(number(r, "/figures/looks/0/resident") > 0.0);
+    }),
+    short(
+        "gds_poll_lat",
+        &["gds_poll_lat", "-n", "20", "-p", "2"],
+        |r, on| {
+            assert_eq!(r["figures"]["runtime"], on.runtime);
+            let rows = r["figures"]["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), 8);
+            for row in rows {
+                assert_eq!(number(row, "/latency_ns/count"), 20.0);
+            }
+        },
+    ),
+    short(
+        "gds_poll_lat -c -g",
+        &["gds_poll_lat", "-n", "5", "-c", "-g", "-P", "3"],
+        |r, _| {
+            assert_eq!(r["figures"]["place"], "device");
+            assert_eq!(r["figures"]["rows"].as_array().unwrap().len(), 1);
+        },
+    ),
+    short("gds_sanity", &["gds_sanity", "-n", "3", "-s", "30"], sanity),
+    short(
+        "gds_kernel_latency",
+        &["gds_kernel_latency", "-n", "100", "-S", "2Ki"],
+        kernel_latency,
+    ),
+    short(
+        "gds_kernel_latency --loopback",
+        &["gds_kernel_latency", "-n", "100", "-S", "2Ki", "--loopback"],
+        kernel_latency,
+    ),
+    short(
+        "gds_kernel_latency -K -L",
+        &["gds_kernel_latency", "-n", "100", "-K", "-L", "-s", "13"],
+        kernel_latency,
+    ),
+    short(
+        "gds_kernel_latency -E -L -B 80",
+        &[
+            "gds_kernel_latency",
+            "-n",
+            "100",
+            "-S",
+            "2Ki",
+            "-E",
+            "-L",
+            "-B",
+            "80",
+            "--threads",
+        ],
+        kernel_latency,
+    ),
+    short(
+        "gds_kernel_latency by kernels",
+        &[
+            "gds_kernel_latency",
+            "-n",
+            "100",
+            "-S",
+            "2Ki",
+            "--threads",
+            "--lowering",
+            "kernel",
+        ],
+        kernel_latency,
+    ),
+    short(
+        "pingpong",
+        &["pingpong", "--sizes", "8,4099", "--iterations", "20"],
+        pingpong,
+    ),
+    short(
+        "pingpong by memory operations",
+        &[
+            "pingpong",
+            "--sizes",
+            "8,4Ki",
+            "--iterations",
+            "20",
+            "--lowering",
+            "memops",
+            "--threads",
+        ],
+        pingpong,
+    ),
+    short(
+        "pingpong by kernels",
+        &[
+            "pingpong",
+            "--sizes",
+            "8,4Ki",
+            "--iterations",
+            "20",
+            "--lowering",
+            "kernel",
+            "--threads",
+        ],
+        pingpong,
+    ),
+    short(
+        "pingpong of device memory",
+        &[
+            "pingpong",
+            "--sizes",
+            "8,4Ki",
+            "--iterations",
+            "20",
+            "--memory",
+            "device",
+        ],
+        pingpong,
+    ),
+];
+
+/// Runs a command in its short form.
+pub fn play(short: &Short, on: &On) {
+    let folder = Folder::new(&format!("{}-{}", on.gpu, short.name.replace(' ', "-")));
+    let file = folder.at("r.json");
+    let mut command = mpbench(on.gpu, short.arguments);
+    command.args(["--json", &file]);
+    command.envs(on.library.iter().map(|path| ("GDS_CUDA_LIB", path)));
+    let output = end(start(&mut command));
+    assert!(output.status.success(), "{}", text(&output));
+    let report = json(&file);
+    assert_eq!(report["benchmark"], short.arguments[0]);
+    assert!(report["program"]["executable_sha256"].is_string());
+    (short.holds)(&report, on);
+}
+
+/// Commands that are told to get something wrong, and what they must say of it.
+pub const WRONG: [(&[&str], &str); 3] = [
+    (
+        &[
+            "pingpong",
+            "--sizes",
+            "64",
+            "--iterations",
+            "20",
+            "--threads",
+            "--corrupt",
+            "9",
+        ],
+        "byte 32 of message 9 from rank 1",
+    ),
+    (
+        &["soak", "--messages", "20000", "--leak", "8"],
+        "the heap grew",
+    ),
+    (
+        &["gds_sanity", "-n", "2", "-s", "10", "-g", "--corrupt"],
+        "checks failed",
+    ),
+];
+
+/// They must fail, and say why.
+pub fn play_wrong((arguments, says): (&[&str], &str), on: &On) {
+    let mut command = mpbench(on.gpu, arguments);
+    command.envs(on.library.iter().map(|path| ("GDS_CUDA_LIB", path)));
+    let output = end(start(&mut command));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(text(&output).contains(says), "{}", text(&output));
+}
+
+/// What every report says of its GPU.
+fn names(report: &Value, at: &str, on: &On) {
+    let names = report.pointer(at).unwrap_or_else(|| panic!("{report:#}"));
+    assert_eq!(names["runtime"], on.runtime);
+    assert!(names["gpu"].as_str().unwrap().starts_with(on.runtime));
+    let driver = names["driver"]["cuda"].as_str();
+    assert_eq!(driver.is_some(), on.runtime == "cuda", "{names:#}");
+    let memory = if on.runtime == "cuda" {
+        "pinned"
+    } else {
+        "device"
+    };
+    assert_eq!(names["memory"], memory);
+}
+
+fn post(report: &Value, on: &On) {
+    names(report, "/figures/names", on);
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!(row["allocations"], 0, "{row:#}");
+    }
+    // Record and doorbell, by us as by the bare call.
+    assert_eq!(rows[0]["operations"], 2);
+    assert_eq!(
+        rows[0]["bare_ns"].is_object(),
+        on.runtime == "cuda",
+        "{report:#}"
+    );
+    let targets = report["targets"].as_array().unwrap();
+    let above = |t: &Value| {
+        t["name"]
+            .as_str()
+            .unwrap()
+            .contains("above the bare driver call")
+    };
+    assert_eq!(
+        targets.iter().any(above),
+        on.runtime == "cuda",
+        "{report:#}"
+    );
+}
+
+fn sanity(report: &Value, on: &On) {
+    assert_eq!(report["figures"]["runtime"], on.runtime);
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 27);
+    for row in rows {
+        let passed = row["outcome"]["passed"].as_u64();
+        // Real GPUs have no flush on every platform; nothing else may be left out.
+        let left_out = row["check"] == "flush" && row["outcome"]["not_run"].is_string();
+        assert!(passed.is_some_and(|n| n > 0) || left_out, "{row:#}");
+    }
+}
+
+fn kernel_latency(report: &Value, on: &On) {
+    let figures = &report["figures"];
+    assert_eq!(figures["names"]["runtime"], on.runtime);
+    assert_eq!(figures["iterations"], 100);
+    // And three batches to warm up, of as many rounds as each has.
+    let batch = number(report, "/options/batch");
+    assert_eq!(number(figures, "/verified"), 100.0 + 3.0 * batch);
+    assert!(number(figures, "/elapsed_ns") > 0.0);
+}
+
+fn pingpong(report: &Value, on: &On) {
+    let header = &report["figures"]["header"];
+    assert_eq!(header["names"]["runtime"], on.runtime);
+    assert_eq!(report["figures"]["sizes"].as_array().unwrap().len(), 2);
+    for rank in ["/figures/proof/0", "/figures/proof/1"] {
+        let proof = report.pointer(rank).unwrap();
+        assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
+    }
+}
