@@ -382,10 +382,11 @@ impl<'e> Player<'e> {
 
     fn post(&mut self, list: &[Descriptor<'_>]) -> Result<()> {
         let stream = &self.endpoint.stream;
-        Ok(match &mut self.looped {
+        match &mut self.looped {
             None => self.qp.post_on(stream, list)?,
             Some(looped) => post_on(stream, &mut [&mut self.qp, looped], list)?,
-        })
+        }
+        Ok(())
     }
 
     fn prepare(&mut self) -> Result<SendRequest> {
