@@ -146,8 +146,8 @@ fn growth(looks: &[Look]) -> [i64; 3] {
         let each = looks.iter().map(|look| values(look)[gauge]);
         each.max().unwrap_or(0) as i64
     };
-    let early = &looks[window.min(looks.len())..(2 * window).min(looks.len())];
     let late = &looks[looks.len().saturating_sub(window)..];
+    let early = looks.get(window..2 * window).unwrap_or(late);
     std::array::from_fn(|gauge| highest(late, gauge) - highest(early, gauge))
 }
 
