@@ -115,14 +115,25 @@ fn without_the_function_that_loads_kernels() {
 #[test]
 fn without_an_optional_function() {
     inside!(Variant {
-        without: Some("cuMemCreate"),
+        without: Some("cuMemExportToShareableHandle"),
         ..Variant::default()
     });
     let gpu = Gpu::cuda(0).unwrap();
-    gpu.alloc(MemoryKind::Device, 64).unwrap();
-    let error = gpu.alloc_exportable(64).unwrap_err();
+    let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let error = memory.share().unwrap_err();
     assert_eq!(error.kind(), Kind::Unsupported);
-    assert!(error.to_string().contains("cuMemCreate"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("cuMemExportToShareableHandle"), "{text}");
+}
+
+#[test]
+fn without_mapped_memory() {
+    inside!(Variant {
+        without: Some("cuMemCreate"),
+        ..Variant::default()
+    });
+    refused("cuda", Kind::Unsupported, &["cuMemCreate"]);
+    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
 }
 
 #[test]

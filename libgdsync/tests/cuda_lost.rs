@@ -112,10 +112,6 @@ fn codes_never_seen_before() {
         ),
         ("cuStreamCreate", Box::new(|r| r.gpu.stream().map(drop))),
         (
-            "cuMemAlloc_v2",
-            Box::new(|r| r.gpu.alloc(MemoryKind::Device, 64).map(drop)),
-        ),
-        (
             "cuMemHostAlloc",
             Box::new(|r| r.gpu.alloc(MemoryKind::Pinned, 64).map(drop)),
         ),
@@ -160,7 +156,10 @@ fn codes_never_seen_before() {
             "cuMemSetAccess",
             Box::new(|r| r.gpu.alloc_exportable(64).map(drop)),
         ),
-        ("cuIpcGetMemHandle", Box::new(|_| device.share().map(drop))),
+        (
+            "cuMemExportToShareableHandle",
+            Box::new(|_| device.share().map(drop)),
+        ),
         (
             "cuMemGetHandleForAddressRange",
             Box::new(|_| device.dma_buf().map(drop)),

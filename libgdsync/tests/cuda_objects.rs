@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use gdsync::gpu::cuda::SharedMemory;
-use gdsync::gpu::{Dims, MemoryKind, Stream};
+use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
@@ -424,10 +424,18 @@ fn memory_of_another_process() {
     if std::env::var(EXPORTER).is_ok() {
         return other_process(&gpu);
     }
-    let plain = gpu.alloc(MemoryKind::Device, 4096).unwrap();
+    make_current(retained());
+    let mut at = 0;
+    // SAFETY: memory that is never freed.
+    ok(unsafe { (driver().cuMemAlloc_v2)(&mut at, 4096) });
+    // SAFETY: as above.
+    let plain = unsafe { gpu.adopt(DevicePtr(at), 4096) }.unwrap();
     let mapped = gpu.alloc_exportable(4096).unwrap();
+    let _neighbour = gpu.alloc(MemoryKind::Device, 4096).unwrap();
+    let piece = gpu.alloc(MemoryKind::Device, 4096).unwrap();
     plain.write(0, b"from the first").unwrap();
     mapped.write(0, b"and once more").unwrap();
+    piece.write(0, b"a part of a unit").unwrap();
     let SharedMemory::Ipc {
         handle,
         offset,
@@ -436,29 +444,36 @@ fn memory_of_another_process() {
     else {
         panic!("memory of cuMemAlloc goes by IPC");
     };
-    let SharedMemory::File { fd, len: size } = mapped.share().unwrap() else {
-        panic!("mapped memory goes by descriptor");
+    let file = |region: &Region| match region.share().unwrap() {
+        SharedMemory::File { fd, offset, len } => (fd, offset, len),
+        other => panic!("{other:?}: mapped memory goes by descriptor"),
     };
-    assert_eq!((offset, len, size), (0, 4096, 4096));
+    let (fd, whole, size) = file(&mapped);
+    assert_eq!((offset, len, whole, size), (0, 4096, 0, 4096));
+    let (unit, place, size) = file(&piece);
+    assert_eq!((place % 4096, size), (0, 4096));
+    assert!(place > 0, "its neighbour is before it");
     // SAFETY: the region is kept; refused, as the driver does in the process that made it.
     let own = unsafe { gpu.open_shared(&plain.share().unwrap()) };
     assert!(own.is_err());
     // The other process reads the descriptor of this one.
     use std::os::fd::AsRawFd;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+    let path =
+        |fd: &std::os::fd::OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+    let (path, unit) = (path(&fd), path(&unit));
     let hex: String = handle.iter().map(|b| format!("{b:02x}")).collect();
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "memory_of_another_process", "--nocapture"])
-        .env(EXPORTER, format!("{hex} {path}"))
+        .env(EXPORTER, format!("{hex} {path} {unit} {place}"))
         .status()
         .unwrap();
     assert!(status.success());
     let mut got = [0; 6];
-    for region in [&plain, &mapped] {
+    for region in [&plain, &mapped, &piece] {
         region.read(64, &mut got).unwrap();
         assert_eq!(&got, b"second");
     }
-    let dma = plain.dma_buf().unwrap();
+    let dma = piece.dma_buf().unwrap();
     assert_eq!((dma.offset, dma.len), (0, 4096));
     let pinned = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
     assert_eq!(pinned.share().unwrap_err().kind(), Kind::Unsupported);
@@ -466,16 +481,16 @@ fn memory_of_another_process() {
 
 fn other_process(gpu: &Gpu) {
     let given = std::env::var(EXPORTER).unwrap();
-    let (hex, path) = given.split_once(' ').unwrap();
+    let given: Vec<&str> = given.split(' ').collect();
+    let hex = given[0];
     let mut handle = [0; 64];
     for (i, byte) in handle.iter_mut().enumerate() {
         *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap();
     }
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
+    let file = |path: &str| {
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        std::os::fd::OwnedFd::from(file.unwrap())
+    };
     let ways = [
         SharedMemory::Ipc {
             handle,
@@ -483,11 +498,22 @@ fn other_process(gpu: &Gpu) {
             len: 4096,
         },
         SharedMemory::File {
-            fd: file.into(),
+            fd: file(given[1]),
+            offset: 0,
+            len: 4096,
+        },
+        SharedMemory::File {
+            fd: file(given[2]),
+            offset: given[3].parse().unwrap(),
             len: 4096,
         },
     ];
-    for (shared, expected) in ways.iter().zip([&b"from the first"[..], b"and once more"]) {
+    let texts = [
+        &b"from the first"[..],
+        b"and once more",
+        b"a part of a unit",
+    ];
+    for (shared, expected) in ways.iter().zip(texts) {
         // SAFETY: the first process keeps its regions until this one has ended.
         let region = unsafe { gpu.open_shared(shared) }.unwrap();
         let mut got = vec![0; expected.len()];

@@ -94,8 +94,3 @@ int arena_file() { return arena().file; }
 u64 arena_offset(u64 address) { return address - reinterpret_cast<u64>(arena().device); }
 
 }  // namespace standin
-
-// Where the CPU finds what the device has at `address`: what maps device memory asks for it.
-STANDIN_API char* standin_alias(standin::u64 address) {
-    return standin::arena().alias + standin::arena_offset(address);
-}

@@ -48,6 +48,13 @@ STANDIN_API void standin_fail(const char* name, int code, u64 after) {
     }
 }
 
+// Where the CPU finds what the device has at `address`: what maps device memory asks for it.
+STANDIN_API char* standin_alias(u64 address) {
+    Lock lock;
+    const Range* range = machine().find(address, 1);
+    return range == nullptr ? nullptr : range->alias + (address - range->base);
+}
+
 // The device is lost, now or once so many more memory operations have run.
 STANDIN_API void standin_lose_device(int code, u64 after) {
     Lock lock;

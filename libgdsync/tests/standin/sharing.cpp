@@ -206,7 +206,8 @@ STANDIN_API int cuMemGetHandleForAddressRange(void* out, u64 address, size_t len
         if (m.attribute(kDmaBuf) == 0) return kNotSupported;
         const Range* range = m.find(address, 1);
         if (type != kRangeHandleDmaBuf || flags > 1 || address % 4096 != 0 || len % 4096 != 0 || len == 0) return kInvalidValue;
-        if (range == nullptr || range->kind != Kind::device || address + len > range->base + pages(range->len)) return kInvalidValue;
+        const bool device = range != nullptr && (range->kind == Kind::device || range->kind == Kind::mapped);
+        if (!device || address + len > range->base + pages(range->len)) return kInvalidValue;
         // As with the real one, the CPU cannot map what it is given.
         const std::string path = "/proc/self/fd/" + std::to_string(arena_file());
         const int file = open(path.c_str(), O_PATH | O_CLOEXEC);

@@ -10,12 +10,14 @@
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
 use gdsync_sys::cuda::types::{CUcontext, CUdevice};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
+use super::device::DevicePool;
 use super::engine::Engine;
-use super::graves::Graves;
+use super::graves::{self, Graves};
 use super::pages::HostPages;
 use crate::error::{Error, Kind, Result};
 
@@ -30,6 +32,10 @@ pub(crate) struct Context {
     pub engine: Engine,
     pub graves: Graves,
     pub pages: HostPages,
+    pub pool: DevicePool,
+    /// Held shared while something is enqueued, alone while an application's owner is
+    /// dropped.
+    enqueueing: RwLock<()>,
     name: String,
     /// The code by which the context was lost, 0 while it is not. Set once; read relaxed,
     /// because it orders nothing: who misses it gets the code from the driver.
@@ -108,6 +114,8 @@ impl Context {
             engine: Engine::default(),
             graves: Graves::default(),
             pages: HostPages::default(),
+            pool: DevicePool::default(),
+            enqueueing: RwLock::new(()),
             name,
             lost: AtomicI32::new(0),
         };
@@ -135,6 +143,31 @@ impl Context {
     #[inline]
     pub fn enter_app(&self) -> Result<Entered<'_>> {
         self.enter(self.app)
+    }
+
+    /// Makes the application's context current, to enqueue something; while this is held no
+    /// owner is dropped.
+    #[inline]
+    pub fn enter_to_enqueue(&self) -> Result<(Entered<'_>, Option<RwLockReadGuard<'_, ()>>)> {
+        let allowed = match graves::is_disposing() {
+            // The thread holds the lock itself.
+            true => None,
+            false => Some(
+                self.enqueueing
+                    .read()
+                    .unwrap_or_else(PoisonError::into_inner),
+            ),
+        };
+        Ok((self.enter(self.app)?, allowed))
+    }
+
+    /// Keeps everybody from enqueueing, if nobody does so now.
+    pub fn quiet(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        match self.enqueueing.try_write() {
+            Ok(quiet) => Some(quiet),
+            Err(TryLockError::Poisoned(quiet)) => Some(quiet.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     #[inline]

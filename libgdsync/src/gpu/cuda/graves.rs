@@ -1,11 +1,16 @@
 //! Memory that was given back while streams may still use it.
 //!
-//! Freeing in our own context does not wait for the application's streams, so we do: what is
-//! given back is freed when every stream that was busy then has run what it held. The device
-//! and watch threads never wait for that; the reaper looks now and then.
+//! Freeing our memory does not wait for the application's streams, so we do: what is given back
+//! is freed when every stream that was busy then has run what it held. The device and watch
+//! threads never wait for that; the reaper looks now and then.
+//!
+//! Memory of the application's that it handed in with an owner is another matter: what frees it
+//! may stand behind any wait of its context, holding a lock that copies need. Its owner is
+//! dropped while all streams are idle, with enqueueing held up for so long.
 
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::cell::Cell;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -35,8 +40,37 @@ struct Grave {
     ends: Vec<Arc<End>>,
 }
 
+impl State {
+    /// The streams that are held. Their handles must not be dropped under the lock.
+    fn live(&mut self) -> Vec<Arc<CudaStream>> {
+        let mut live = Vec::with_capacity(self.streams.len());
+        self.streams.retain(|stream| {
+            let stream = stream.upgrade();
+            let keep = stream.is_some();
+            live.extend(stream);
+            keep
+        });
+        live
+    }
+
+    /// Takes out what is used by no stream any more.
+    fn settle(&mut self) -> Vec<Corpse> {
+        let mut done = Vec::new();
+        let mut i = 0;
+        while i < self.graves.len() {
+            self.graves[i].ends.retain(|end| !end.is_reached());
+            if self.graves[i].ends.is_empty() {
+                done.push(self.graves.swap_remove(i).what);
+            } else {
+                i += 1;
+            }
+        }
+        done
+    }
+}
+
 impl Graves {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,81 +92,112 @@ impl Graves {
         self.lock().graves.is_empty()
     }
 
-    /// Frees `what` now if no stream is busy, else later.
-    pub fn bury(&self, context: &Context, what: Corpse) {
-        // Held while streams are asked, and dropped after the lock.
-        let mut live = Vec::new();
-        let mut freed = None;
-        {
-            let mut state = self.lock();
-            let mut ends = Vec::new();
-            state.streams.retain(|stream| match stream.upgrade() {
-                Some(stream) => {
-                    match stream.end() {
-                        Ok(Some(end)) => ends.push(Arc::new(end)),
-                        Ok(None) => {}
-                        // It may be lost, or refuse an event: then its idleness must tell.
-                        Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(&stream)))),
-                    }
-                    live.push(stream);
-                    true
-                }
-                None => false,
-            });
-            state.ends.retain(|end| !end.is_reached());
-            ends.extend(state.ends.iter().map(Arc::clone));
-            if ends.is_empty() {
-                freed = Some(what);
-            } else {
-                state.graves.push(Grave { what, ends });
-            }
-        }
-        if let Some(what) = freed {
-            what.free(context);
-        }
-        drop(live);
+    /// Whether streams may still use this unit of host memory, which was given back.
+    pub fn uses(&self, unit: &(usize, u64)) -> bool {
+        let state = self.lock();
+        let holds = |what: &Corpse| matches!(what, Corpse::Registered(u) if u.contains(unit));
+        state.graves.iter().any(|grave| holds(&grave.what))
     }
 
-    /// Frees what nobody uses any more. Returns whether something is left.
-    pub fn reap(&self, context: &Context) -> bool {
-        let mut done = Vec::new();
-        let left = {
+    /// Takes `what` back; frees it now if no stream is busy, else later.
+    pub fn bury(&self, context: &Context, what: Corpse) {
+        let live = {
             let mut state = self.lock();
-            let mut i = 0;
-            while i < state.graves.len() {
-                state.graves[i].ends.retain(|end| !end.is_reached());
-                if state.graves[i].ends.is_empty() {
-                    done.push(state.graves.swap_remove(i));
-                } else {
-                    i += 1;
+            let live = state.live();
+            let mut ends = Vec::new();
+            for stream in &live {
+                match stream.end() {
+                    Ok(Some(end)) => ends.push(Arc::new(end)),
+                    Ok(None) => {}
+                    // It may be lost, or refuse an event: then its idleness must tell.
+                    Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
                 }
             }
-            !state.graves.is_empty()
+            state.ends.retain(|end| !end.is_reached());
+            ends.extend(state.ends.iter().map(Arc::clone));
+            state.graves.push(Grave { what, ends });
+            live
         };
-        for grave in done {
-            grave.what.free(context);
+        drop(live);
+        self.reap(context);
+    }
+
+    /// Frees what nobody uses any more.
+    pub fn reap(&self, context: &Context) {
+        let done = self.lock().settle();
+        for what in done {
+            what.free(context);
         }
-        left
+    }
+
+    /// Whether no stream that we know has anything to do.
+    fn all_idle(&self, context: &Context) -> bool {
+        let (live, ends) = {
+            let mut state = self.lock();
+            state.ends.retain(|end| !end.is_reached());
+            (state.live(), state.ends.is_empty())
+        };
+        let idle = |stream: &Arc<CudaStream>| stream.is_idle().unwrap_or(context.is_lost());
+        ends && live.iter().all(idle)
     }
 }
 
-/// Drops what the application keeps its memory by, on a thread of its own: freeing that memory
-/// may stand behind the waits of the application's context, and must not hold up the watcher.
-pub(super) fn dispose(owner: Owner) {
-    static DISPOSER: OnceLock<Option<Sender<Owner>>> = OnceLock::new();
+thread_local! {
+    /// Set while this thread drops what an application keeps its memory by.
+    static DISPOSING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the thread is where enqueueing is held up for its own sake.
+pub(super) fn is_disposing() -> bool {
+    DISPOSING.get()
+}
+
+/// An owner to be dropped, and the context whose streams must be idle then.
+type Task = (Arc<Context>, Owner);
+
+/// Drops what the application keeps its memory by, on a thread of its own, once all streams of
+/// the context are idle. See the module.
+pub(super) fn dispose(context: &Arc<Context>, owner: Owner) {
+    static DISPOSER: OnceLock<Option<Sender<Task>>> = OnceLock::new();
     let disposer = DISPOSER.get_or_init(|| {
-        let (sender, owners) = channel::<Owner>();
-        std::thread::Builder::new()
-            .name("gds-dispose".to_owned())
-            .spawn(move || owners.into_iter().for_each(drop))
-            .ok()
-            .map(|_| sender)
+        let (sender, tasks) = channel::<Task>();
+        let run = move || {
+            let mut waiting: Vec<Task> = Vec::new();
+            loop {
+                let limit = match waiting.is_empty() {
+                    true => Duration::MAX,
+                    false => LOOK,
+                };
+                match tasks.recv_timeout(limit) {
+                    Ok(task) => waiting.push(task),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+                waiting = waiting.into_iter().filter_map(try_dispose).collect();
+            }
+        };
+        let thread = std::thread::Builder::new().name("gds-dispose".to_owned());
+        thread.spawn(run).ok().map(|_| sender)
     });
     match disposer {
         // Should the thread be gone, the owner comes back and is dropped here.
-        Some(disposer) => drop(disposer.send(owner)),
+        Some(disposer) => drop(disposer.send((Arc::clone(context), owner))),
         None => drop(owner),
     }
+}
+
+/// Drops the owner, or returns the task for later.
+fn try_dispose((context, owner): Task) -> Option<Task> {
+    {
+        let quiet = context.quiet();
+        if quiet.is_some() && (context.is_lost() || context.graves.all_idle(&context)) {
+            DISPOSING.set(true);
+            drop(owner);
+            DISPOSING.set(false);
+            return None;
+        }
+    }
+    Some((context, owner))
 }
 
 /// Looks after the graves of one context, on the driver's watch lane.

@@ -6,10 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use gdrcopy_sys::Gdr;
 use gdsync_sys::cuda::consts;
-use gdsync_sys::cuda::types::{CUdeviceptr, CUmemGenericAllocationHandle};
+use gdsync_sys::cuda::types::CUdeviceptr;
 
 use super::context::Context;
+use super::device::Piece;
 use super::pages::Units;
+use super::share::Mapping;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Allocation, Backing, Mapped, Owner};
 use crate::memop::DevicePtr;
@@ -28,27 +30,20 @@ pub(crate) enum Corpse {
     /// The application's own, or nothing any more.
     #[default]
     Nothing,
-    Device(CUdeviceptr),
+    Device(Piece),
     Pinned(*mut c_void),
     Registered(Units),
     Mapped(Mapping),
     /// Another process's.
     Opened(CUdeviceptr),
-    /// The application's share of its own memory.
-    Owned(Owner),
+    /// The application's share of its own memory, and its context.
+    Owned(Owner, Arc<Context>),
 }
 
 // SAFETY: addresses that only the driver is given.
 unsafe impl Send for Corpse {}
 // SAFETY: as above.
 unsafe impl Sync for Corpse {}
-
-/// Physical memory mapped to addresses of its own.
-pub(crate) struct Mapping {
-    pub at: CUdeviceptr,
-    pub len: usize,
-    pub handle: CUmemGenericAllocationHandle,
-}
 
 impl Drop for Memory {
     fn drop(&mut self) {
@@ -73,8 +68,8 @@ impl Corpse {
         let freed = unsafe {
             match self {
                 Corpse::Nothing => return,
-                Corpse::Owned(owner) => return super::graves::dispose(owner),
-                Corpse::Device(at) => (cuda.cuMemFree_v2)(at),
+                Corpse::Owned(owner, context) => return super::graves::dispose(&context, owner),
+                Corpse::Device(piece) => return context.pool.give(context, piece),
                 Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
                 Corpse::Registered(units) => return context.pages.give_back(context, &units),
                 Corpse::Mapped(mapping) => return super::share::unmap(cuda, &mapping),
@@ -157,14 +152,9 @@ impl Memory {
 
 /// Device memory, zeroed.
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
-    let mut at = 0;
-    {
-        let _own = context.enter_own()?;
-        // SAFETY: allocates in the current context.
-        let made = unsafe { (context.cuda.cuMemAlloc_v2)(&mut at, len) };
-        context.check(made, "allocate device memory")?;
-    }
-    let memory = Memory::new(context, at, len, Corpse::Device(at));
+    let piece = context.pool.take(context, len)?;
+    let at = piece.at();
+    let memory = Memory::new(context, at, len, Corpse::Device(piece));
     // SAFETY: just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -174,20 +164,18 @@ pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
 pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     const OPERATION: &str = "allocate pinned memory";
     let mut host = std::ptr::null_mut();
-    let mut at = 0;
-    let mut memory = {
+    let memory = {
         let _own = context.enter_own()?;
         let flags = consts::CU_MEMHOSTALLOC_PORTABLE | consts::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: allocates; portable, so that the application's context reaches it too.
         let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
         context.check(made, OPERATION)?;
-        let memory = Memory::new(context, 0, len, Corpse::Pinned(host));
+        let mut memory = Memory::new(context, 0, len, Corpse::Pinned(host));
         // SAFETY: the memory just made.
-        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut at, host, 0) };
+        let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
         context.check(found, OPERATION)?;
         memory
     };
-    memory.at = at;
     let base = NonNull::new(host.cast::<u8>())
         .ok_or_else(|| Error::new(OPERATION, Kind::System, "a null address"))?;
     // SAFETY: `len` bytes just allocated, known to nobody else.
@@ -266,7 +254,8 @@ pub(super) unsafe fn adopted(
             context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
         }
     }
-    let corpse = owner.map_or(Corpse::Nothing, Corpse::Owned);
+    let owned = |owner| Corpse::Owned(owner, Arc::clone(context));
+    let corpse = owner.map_or(Corpse::Nothing, owned);
     let memory = Memory::new(context, at, len, corpse);
     Ok(memory.into_allocation(NonNull::new(host)))
 }

@@ -8,6 +8,7 @@
 //! the CPU and virtual NICs reach device memory.
 
 mod context;
+mod device;
 mod engine;
 mod graves;
 mod memory;
@@ -200,7 +201,7 @@ impl Runtime for CudaRuntime {
         }
         let stream = self.stream(stream)?;
         let context = &self.context;
-        let _app = context.enter_app()?;
+        let _app = context.enter_to_enqueue()?;
         // SAFETY: spans of live regions, which the caller's stream uses from now on.
         let copied =
             unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, stream.handle()) };

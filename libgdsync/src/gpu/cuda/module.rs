@@ -125,7 +125,7 @@ impl Function {
         ];
         let ([gx, gy, gz], [bx, by, bz]) = (dims.grid, dims.block);
         let context = &self.context;
-        let _app = context.enter_app()?;
+        let _app = context.enter_to_enqueue()?;
         // SAFETY: live function and stream of one context; the driver copies the parameters
         // before it returns. That they fit the kernel is promised by whoever launches.
         let launched = unsafe {

@@ -174,6 +174,11 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         let what = format!("{name}: it has no 64-bit stream memory operations");
         return Err(Error::new(OPERATION, Kind::Unsupported, what));
     }
+    let virtual_memory = consts::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    if optional(cuda, device, virtual_memory) == 0 || cuda.cuMemCreate.is_none() {
+        let what = format!("{name}: it has no memory that is mapped (cuMemCreate)");
+        return Err(Error::new(OPERATION, Kind::Unsupported, what));
+    }
     let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     let same_address = optional(cuda, device, same) != 0;
     let context = Arc::new(Context::new(cuda, device, app, name)?);

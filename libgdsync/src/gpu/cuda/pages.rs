@@ -145,11 +145,14 @@ impl State {
             .collect()
     }
 
-    /// What waits to be given back goes now: the memory under it may be another by this time.
+    /// What is only to be given back goes now: the memory there may be another by this time.
+    /// What streams may still use is the same memory, as the application has promised, and
+    /// serves again.
     fn drop_unused(&mut self, context: &Context, start: usize, end: usize) -> Result<()> {
-        for unit in self.overlapping(start, end) {
-            if self.units[&unit].users == 0 {
-                self.remove(context, unit)?;
+        for start in self.overlapping(start, end) {
+            let unit = &self.units[&start];
+            if unit.users == 0 && !context.graves.uses(&(start, unit.generation)) {
+                self.remove(context, start)?;
             }
         }
         Ok(())

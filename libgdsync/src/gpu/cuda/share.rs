@@ -5,12 +5,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use gdsync_sys::cuda::types::{
-    CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation,
+    CUdeviceptr, CUipcMemHandle, CUmemAccessDesc, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemLocation,
 };
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::Context;
-use super::memory::{Corpse, Mapping, Memory};
+use super::memory::{Corpse, Memory};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Allocation;
 
@@ -31,8 +32,12 @@ pub enum SharedMemory {
     },
     /// A file descriptor, to be passed over a Unix socket; it keeps the memory alive.
     File {
-        /// The descriptor.
+        /// The descriptor. It gives access to the whole pages of the driver's, 2 MiB each as a
+        /// rule, in which the region lies: to neighbours too, unless the region was made by
+        /// [`Gpu::alloc_exportable`](crate::Gpu::alloc_exportable).
         fd: OwnedFd,
+        /// Where the region begins in what the descriptor names.
+        offset: u64,
         /// The region's length in bytes.
         len: u64,
     },
@@ -58,45 +63,73 @@ fn lacks(what: &str) -> Error {
 }
 
 fn prop(context: &Context) -> CUmemAllocationProp {
+    let has = |attribute| {
+        let mut value = 0;
+        // SAFETY: stores a number.
+        let asked =
+            unsafe { (context.cuda.cuDeviceGetAttribute)(&mut value, attribute, context.device) };
+        asked.is_success() && value != 0
+    };
+    let descriptors = consts::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+    let rdma = consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     CUmemAllocationProp {
         kind: consts::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requested_handle_types: consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        requested_handle_types: match has(descriptors) {
+            true => consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            false => consts::CU_MEM_HANDLE_TYPE_NONE,
+        },
         location: CUmemLocation {
             kind: consts::CU_MEM_LOCATION_TYPE_DEVICE,
             id: context.device,
         },
         win32_handle_meta_data: std::ptr::null_mut(),
         compression_type: 0,
-        gpu_direct_rdma_capable: 0,
+        gpu_direct_rdma_capable: u8::from(has(rdma)),
         usage: 0,
         reserved: [0; 4],
     }
 }
 
-/// Device memory, zeroed, that can be exported as a file descriptor.
-pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
-    const OPERATION: &str = "allocate exportable memory";
-    let cuda = context.cuda;
-    let granularity = cuda
-        .cuMemGetAllocationGranularity
-        .ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
-    let create = cuda.cuMemCreate.ok_or_else(|| lacks("cuMemCreate"))?;
+/// Physical memory mapped to addresses of its own.
+pub(crate) struct Mapping {
+    pub at: CUdeviceptr,
+    pub len: usize,
+    pub handle: CUmemGenericAllocationHandle,
+}
+
+/// New physical memory of `len` bytes or more, mapped.
+pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
+    const OPERATION: &str = "allocate device memory";
+    let create = context
+        .cuda
+        .cuMemCreate
+        .ok_or_else(|| lacks("cuMemCreate"))?;
     let prop = prop(context);
-    let mapping = {
-        let _own = context.enter_own()?;
-        let (mut unit, mut handle) = (0, 0);
-        // SAFETY: stores a number.
-        let asked =
-            unsafe { granularity(&mut unit, &prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
-        context.check(asked, OPERATION)?;
-        let size = len
-            .checked_next_multiple_of(unit.max(1))
-            .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))?;
-        // SAFETY: makes physical memory.
-        let made = unsafe { create(&mut handle, size, &prop, 0) };
-        context.check(made, OPERATION)?;
-        map(context, handle, size)?
-    };
+    let _own = context.enter_own()?;
+    let unit = granularity(context, &prop)?;
+    let size = len
+        .checked_next_multiple_of(unit)
+        .ok_or_else(|| Error::new(OPERATION, Kind::Invalid, format!("{len} bytes")))?;
+    let mut handle = 0;
+    // SAFETY: makes physical memory.
+    let made = unsafe { create(&mut handle, size, &prop, 0) };
+    context.check(made, OPERATION)?;
+    map(context, handle, size)
+}
+
+fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
+    let ask = context.cuda.cuMemGetAllocationGranularity;
+    let ask = ask.ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
+    let mut unit = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { ask(&mut unit, prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
+    context.check(asked, "allocate device memory")?;
+    Ok(unit.max(1))
+}
+
+/// Device memory of its own, zeroed.
+pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
+    let mapping = physical(context, len)?;
     let at = mapping.at;
     let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
     // SAFETY: just mapped.
@@ -162,44 +195,52 @@ pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
     let cuda = context.cuda;
-    let len = memory.len() as u64;
-    match memory.corpse() {
-        Corpse::Mapped(mapping) => {
-            let export = cuda
-                .cuMemExportToShareableHandle
-                .ok_or_else(|| lacks("cuMemExportToShareableHandle"))?;
-            let mut fd: i32 = -1;
-            let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-            let _own = context.enter_own()?;
-            // SAFETY: stores a descriptor, an int.
-            let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
-            context.check(done, OPERATION)?;
-            // SAFETY: a descriptor just made for us.
-            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-            Ok(SharedMemory::File { fd, len })
-        }
-        Corpse::Device(_) | Corpse::Owned(_) | Corpse::Nothing => {
-            let mut handle = CUipcMemHandle { reserved: [0; 64] };
-            let (mut base, mut size) = (0, 0);
-            let _own = context.enter_own()?;
-            // SAFETY: live device memory; each call stores a value.
-            unsafe {
-                let found = (cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, memory.at());
-                context.check(found, OPERATION)?;
-                let got = (cuda.cuIpcGetMemHandle)(&mut handle, memory.at());
-                context.check(got, OPERATION)?;
-            }
-            Ok(SharedMemory::Ipc {
-                handle: handle.reserved,
-                offset: memory.at() - base,
-                len,
-            })
-        }
-        Corpse::Pinned(_) | Corpse::Registered(_) | Corpse::Opened(_) => {
+    let (mapping, offset) = match memory.corpse() {
+        Corpse::Mapped(mapping) => (mapping, 0),
+        Corpse::Device(piece) => piece.place(),
+        Corpse::Owned(..) | Corpse::Nothing => return by_ipc(memory),
+        Corpse::Pinned(..) | Corpse::Registered(_) | Corpse::Opened(_) => {
             let what = "host memory, or memory of another process";
-            Err(Error::new(OPERATION, Kind::Unsupported, what))
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
+    };
+    let export = cuda
+        .cuMemExportToShareableHandle
+        .ok_or_else(|| lacks("cuMemExportToShareableHandle"))?;
+    let mut fd: i32 = -1;
+    let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let _own = context.enter_own()?;
+    // SAFETY: stores a descriptor, an int.
+    let done = unsafe { export((&raw mut fd).cast(), mapping.handle, kind, 0) };
+    context.check(done, OPERATION)?;
+    Ok(SharedMemory::File {
+        // SAFETY: a descriptor just made for us.
+        fd: unsafe { OwnedFd::from_raw_fd(fd) },
+        offset: offset as u64,
+        len: memory.len() as u64,
+    })
+}
+
+/// Memory of the application's context, which allocated it.
+fn by_ipc(memory: &Memory) -> Result<SharedMemory> {
+    const OPERATION: &str = "share memory";
+    let context = memory.context();
+    let cuda = context.cuda;
+    let mut handle = CUipcMemHandle { reserved: [0; 64] };
+    let (mut base, mut size) = (0, 0);
+    let _app = context.enter_app()?;
+    // SAFETY: live device memory; each call stores a value.
+    unsafe {
+        let found = (cuda.cuMemGetAddressRange_v2)(&mut base, &mut size, memory.at());
+        context.check(found, OPERATION)?;
+        let got = (cuda.cuIpcGetMemHandle)(&mut handle, memory.at());
+        context.check(got, OPERATION)?;
     }
+    Ok(SharedMemory::Ipc {
+        handle: handle.reserved,
+        offset: memory.at() - base,
+        len: memory.len() as u64,
+    })
 }
 
 /// Memory of another process.
@@ -245,28 +286,27 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             }
             Ok(memory.into_allocation(None))
         }
-        SharedMemory::File { fd, len } => {
+        SharedMemory::File { fd, offset, len } => {
             let len = length(*len)?;
+            let end = usize::try_from(*offset)
+                .ok()
+                .and_then(|at| at.checked_add(len));
+            let end = end.ok_or_else(|| {
+                Error::new(OPERATION, Kind::Invalid, format!("{len} bytes at {offset}"))
+            })?;
             let import = cuda
                 .cuMemImportFromShareableHandle
                 .ok_or_else(|| lacks("cuMemImportFromShareableHandle"))?;
-            let granularity = cuda
-                .cuMemGetAllocationGranularity
-                .ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
-            let (mut handle, mut unit) = (0, 0);
+            let mut handle = 0;
             let kind = consts::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
             let value = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
-            let prop = prop(context);
             let _own = context.enter_own()?;
+            let unit = granularity(context, &prop(context))?;
             // SAFETY: the descriptor is passed as the pointer's value; another file is refused.
             let imported = unsafe { import(&mut handle, value, kind) };
             context.check(imported, OPERATION)?;
-            // SAFETY: stores a number.
-            let asked =
-                unsafe { granularity(&mut unit, &prop, consts::CU_MEM_ALLOC_GRANULARITY_MINIMUM) };
-            context.check(asked, OPERATION)?;
-            let mapping = map(context, handle, len.next_multiple_of(unit.max(1)))?;
-            let at = mapping.at;
+            let mapping = map(context, handle, end.next_multiple_of(unit))?;
+            let at = mapping.at + offset;
             let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
             Ok(memory.into_allocation(None))
         }

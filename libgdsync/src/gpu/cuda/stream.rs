@@ -190,7 +190,7 @@ impl CudaStream {
     }
 
     pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
-        let _app = self.context.enter_app()?;
+        let _app = self.context.enter_to_enqueue()?;
         // SAFETY: event and stream are live.
         let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, event.raw, 0) };
         self.count();

@@ -69,7 +69,7 @@ pub(super) fn submit(context: &Context, stream: &CudaStream, ops: &[Op]) -> Resu
         };
         param.write(translated);
     }
-    let _app = context.enter_app()?;
+    let _app = context.enter_to_enqueue()?;
     // SAFETY: the first `ops.len()` parameters are initialised; the driver copies them before
     // it returns. The stream lives as long as its handle.
     let enqueued = unsafe {

@@ -1,0 +1,174 @@
+//! Device memory of our own: physical memory mapped to addresses, of no context.
+//!
+//! Memory that a context allocates (`cuMemAlloc`) ties the two contexts together: while a copy of
+//! it that the application enqueued stands behind a wait, freeing and allocating in our own
+//! context stand too, holding a lock that every copy needs. Mapped memory belongs to no context
+//! and has no such tie. It comes in units of the driver's, 2 MiB as a rule, so small pieces share
+//! one, by whole pages, which is what other drivers and processes are given.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Context;
+use super::share::{self, Mapping};
+use crate::error::Result;
+
+/// What pieces are multiples of.
+const PAGE: usize = 4096;
+
+/// The units that pieces are cut from.
+#[derive(Default)]
+pub(crate) struct DevicePool(Mutex<Vec<Arc<Unit>>>);
+
+/// One unit, and what of it is free: offset and length.
+pub(crate) struct Unit {
+    mapping: Mapping,
+    free: Mutex<BTreeMap<usize, usize>>,
+}
+
+/// A piece of a unit, or all of it.
+pub(crate) struct Piece {
+    unit: Arc<Unit>,
+    offset: usize,
+    len: usize,
+}
+
+impl Piece {
+    pub fn at(&self) -> u64 {
+        self.unit.mapping.at + self.offset as u64
+    }
+
+    /// The mapping that it lies in, and where.
+    pub fn place(&self) -> (&Mapping, usize) {
+        (&self.unit.mapping, self.offset)
+    }
+}
+
+impl Unit {
+    fn new(mapping: Mapping) -> Unit {
+        let free = Mutex::new(BTreeMap::from([(0, mapping.len)]));
+        Unit { mapping, free }
+    }
+
+    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, len: usize) -> Option<usize> {
+        let mut free = self.free();
+        let (offset, left) = free
+            .iter()
+            .find(|(_, left)| **left >= len)
+            .map(|(offset, left)| (*offset, *left))?;
+        free.remove(&offset);
+        if left > len {
+            free.insert(offset + len, left - len);
+        }
+        Some(offset)
+    }
+
+    /// Takes a piece back; returns whether all is free now.
+    fn give(&self, mut offset: usize, mut len: usize) -> bool {
+        let mut free = self.free();
+        if let Some(after) = free.remove(&(offset + len)) {
+            len += after;
+        }
+        let before = free.range(..offset).next_back();
+        if let Some((start, before)) = before.map(|(start, len)| (*start, *len))
+            && start + before == offset
+        {
+            free.remove(&start);
+            (offset, len) = (start, before + len);
+        }
+        free.insert(offset, len);
+        len == self.mapping.len
+    }
+}
+
+impl DevicePool {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Unit>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `len` bytes or some more, of any content.
+    pub fn take(&self, context: &Context, len: usize) -> Result<Piece> {
+        let wanted = len.next_multiple_of(PAGE);
+        let mut units = self.lock();
+        for unit in units.iter() {
+            if let Some(offset) = unit.take(wanted) {
+                return Ok(Piece {
+                    unit: Arc::clone(unit),
+                    offset,
+                    len: wanted,
+                });
+            }
+        }
+        let unit = Arc::new(Unit::new(share::physical(context, len)?));
+        let offset = unit.take(wanted).unwrap_or(0);
+        units.push(Arc::clone(&unit));
+        Ok(Piece {
+            unit,
+            offset,
+            len: wanted,
+        })
+    }
+
+    /// Takes a piece back. Units that are free as a whole are unmapped, but for one.
+    pub fn give(&self, context: &Context, piece: Piece) {
+        let mut units = self.lock();
+        if !piece.unit.give(piece.offset, piece.len) {
+            return;
+        }
+        let mut kept = false;
+        units.retain(|unit| {
+            let whole = unit.free().get(&0) == Some(&unit.mapping.len);
+            let keep = !whole || !kept;
+            kept |= whole;
+            if !keep {
+                share::unmap(context.cuda, &unit.mapping);
+            }
+            keep
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_cut_and_joined_again() {
+        let unit = Unit::new(Mapping {
+            at: 1 << 30,
+            len: 16 * PAGE,
+            handle: 0,
+        });
+        let pieces: Vec<usize> = (1..=5).map(|n| unit.take(n * PAGE).unwrap()).collect();
+        assert_eq!(pieces, [0, 1, 3, 6, 10].map(|page| page * PAGE));
+        assert_eq!(unit.take(2 * PAGE), None);
+        assert_eq!(unit.take(PAGE), Some(15 * PAGE));
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut held: Vec<(usize, usize)> = pieces.iter().map(|at| *at / PAGE).zip(1..).collect();
+        held.push((15, 1));
+        for _ in 0..10_000 {
+            if rng.bool() && !held.is_empty() {
+                let (at, pages) = held.swap_remove(rng.usize(..held.len()));
+                assert_eq!(unit.give(at * PAGE, pages * PAGE), held.is_empty());
+            } else {
+                let pages = rng.usize(1..6);
+                let Some(at) = unit.take(pages * PAGE) else {
+                    continue;
+                };
+                let at = at / PAGE;
+                assert!(at + pages <= 16);
+                let apart = |&(other, n): &(usize, usize)| at + pages <= other || other + n <= at;
+                assert!(held.iter().all(apart), "nothing is given twice");
+                held.push((at, pages));
+            }
+        }
+        for (at, pages) in held.drain(..) {
+            unit.give(at * PAGE, pages * PAGE);
+        }
+        assert_eq!(*unit.free(), BTreeMap::from([(0, 16 * PAGE)]));
+    }
+}
