@@ -12,7 +12,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   test  [STEP..] every test; steps: unit mutants interop
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
-  kernels        regenerates the library's kernels for CUDA, libgdsync/device/ptx
+  kernels        regenerates the kernels for CUDA, libgdsync/device/ptx and benches/device/ptx
   doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
   hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
                  a GPU of NVIDIA with it; logs and JSON go to DIR
@@ -85,6 +85,9 @@ run_steps() {
     done
 }
 
+# Folders of kernels, each with the module that is made of them in its folder ptx.
+KERNELS="libgdsync/device benches/device"
+
 # --- check -------------------------------------------------------------------------------
 
 step_lock() {
@@ -131,16 +134,20 @@ step_licences() {
 }
 
 step_kernels() {
-    say "kernels: libgdsync/device/ptx is what nvcc makes of libgdsync/device today"
+    say "kernels: the committed PTX is what nvcc makes of the sources today"
     need_nvcc
-    local fresh
+    local fresh kernels ptx
     fresh=$(mktemp -d)
-    configure-helpers/kernels/generate "$fresh/gds_kernels.ptx"
-    diff -u libgdsync/device/ptx/gds_kernels.ptx "$fresh/gds_kernels.ptx" >"$fresh/diff" || {
-        head -n 40 "$fresh/diff"
-        rm -rf "$fresh"
-        die "libgdsync/device/ptx is out of date; run: ./build.sh kernels"
-    }
+    for kernels in $KERNELS; do
+        for ptx in "$kernels"/ptx/*.ptx; do
+            configure-helpers/kernels/generate "$fresh/${ptx##*/}" "$kernels"
+            diff -u "$ptx" "$fresh/${ptx##*/}" >"$fresh/diff" || {
+                head -n 40 "$fresh/diff"
+                rm -rf "$fresh"
+                die "$ptx is out of date; run: ./build.sh kernels"
+            }
+        done
+    done
     rm -rf "$fresh"
 }
 
@@ -276,9 +283,11 @@ bench)
     cargo run --release -p mpbench -- suite "$@"
     ;;
 kernels)
-    say "kernels: compiles libgdsync/device to libgdsync/device/ptx/gds_kernels.ptx"
+    say "kernels: compiles the kernels in $KERNELS to PTX"
     need_nvcc
-    configure-helpers/kernels/generate
+    for kernels in $KERNELS; do
+        configure-helpers/kernels/generate "" "$kernels"
+    done
     ;;
 doctor)
     need_toolchain >&2
