@@ -44,14 +44,21 @@ struct Program {
 
 static_assert(sizeof(ProgramOp) == 32 && sizeof(Program<8>) == 8 + 32 * 8, "layout");
 
-// Every wait ends in one place.
-GDS_DEVICE void run(const ProgramOp& op) {
+// Runs an operation. `open`: the thread has waited, and no fence came since.
+GDS_DEVICE void run(const ProgramOp& op, bool& open) {
     Wait w{};
-    if ((op.flags & kFenced) != 0) fence_sys();
+    const bool writes = op.code == kWrite32 || op.code == kWrite64;
+    if ((op.flags & kFenced) != 0 || (open && writes)) {
+        fence_sys();
+        open = false;
+    }
     switch (op.code) {
         case kWrite32: store_relaxed_sys(reinterpret_cast<u32*>(op.at), static_cast<u32>(op.value)); return;
         case kWrite64: store_relaxed_sys(reinterpret_cast<u64*>(op.at), op.value); return;
-        case kRing: ring(Bell{op.at, op.extra, op.value, op.more}); return;
+        case kRing:
+            ring(Bell{op.at, op.extra, op.value, op.more});
+            open = false;
+            return;
         case kWait32: {
             const u64 mask = op.extra >> 32 << 32;
             w = Wait{op.at, op.value << 32, mask, 0, 0, static_cast<u32>(op.extra), false};
@@ -61,24 +68,28 @@ GDS_DEVICE void run(const ProgramOp& op) {
         default: w = entry_wait(op.at, op.value);
     }
     wait(w);
+    open = true;
 }
 
 // Step after step: the threads of one warp share the chains of a step.
 template <u32 Capacity>
 GDS_DEVICE void run_program(const Program<Capacity>& p) {
+    bool open = false;
     for (u32 begin = 0; begin < p.count;) {
         const u32 end = begin + p.ops[begin].step;
         for (u32 i = begin + threadIdx.x; i < end; i += 32) {
             if ((p.ops[i].flags & kChained) != 0) continue;
             u32 j = i;
             do {
-                run(p.ops[j]);
+                run(p.ops[j], open);
             } while (++j < end && (p.ops[j].flags & kChained) != 0);
         }
         // What one thread wrote or saw comes before what another does next.
         __syncwarp();
         begin = end;
     }
+    // What follows the kernel comes after what it waited for.
+    if (open) fence_sys();
 }
 
 }  // namespace gds

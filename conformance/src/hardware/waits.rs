@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// As many streams wait as a context with so many channels lets, in a process of its own.
 ///
 /// # Errors
-/// As [`waiting`].
+/// As `waiting`.
 pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict {
     let mut command = child::command("waits", &[runtime.name(), &streams.to_string()])?;
     // 8 is what the driver takes if nobody says anything.

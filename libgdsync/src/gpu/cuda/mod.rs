@@ -1,8 +1,7 @@
 //! GPUs of NVIDIA, by the CUDA driver, which is loaded when the first one is opened.
 //!
-//! [`Gpu::cuda`] opens a device in its primary context, which is the one that the CUDA
-//! runtime, `cust` and `cudarc` use; [`Gpu::cuda_current`] and [`Gpu::cuda_context`] take the
-//! application's. Streams and memory of the application are handed in as raw handles.
+//! [`Gpu::cuda`](crate::Gpu::cuda) opens a device in its primary context, which is the one that the CUDA
+//! runtime, `cust` and `cudarc` use; `cuda_current` and `cuda_context` take the application's. Streams and memory of the application are handed in as raw handles.
 //!
 //! `context` says why there is a second context, `graves` when memory is freed, `engine` how
 //! the CPU and virtual NICs reach device memory.
