@@ -87,24 +87,6 @@ struct Wait {
 };
 
 #if defined(GDS_CUDA)
-// Spins until `passes(look())`. A look at host memory takes a microsecond or more there and
-// back, so several are on the way at a time, an even time apart. `look` orders nothing.
-template <class Look, class Passes>
-GDS_DEVICE void spin_staggered(Look look, Passes passes) {
-    constexpr unsigned kApart = 400;  // clocks: a few looks to the round trip
-    const u64 a = look();
-    const unsigned start = clock();
-    GDS_NO_UNROLL
-    while (static_cast<unsigned>(clock()) - start < kApart) {
-    }
-    u64 first = a, second = look();
-    GDS_NO_UNROLL
-    while (!passes(first)) {
-        first = second;
-        second = look();
-    }
-}
-
 GDS_DEVICE u64 load_relaxed_sys64(u64 at) {
     u64 v;
     asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
@@ -135,20 +117,15 @@ GDS_DEVICE void wait(const Wait& w) {
         word &= bits;
         return geq ? (word - want) >> 63 == 0 : (word == want) == equal;
     };
-#if defined(GDS_CUDA)
-    const u64 at = w.word;
-    if (wide) {
-        spin_staggered([=]() { return load_relaxed_sys64(at); }, passes);
-    } else {
-        spin_staggered([=]() { return static_cast<u64>(load_relaxed_sys32(at)) << 32; }, passes);
-    }
-#else
     auto look = [=]() -> u64 {
+#if defined(GDS_CUDA)
+        return wide ? load_relaxed_sys64(w.word) : static_cast<u64>(load_relaxed_sys32(w.word)) << 32;
+#else
         return wide ? load_acquire_sys(reinterpret_cast<const u64*>(w.word))
                     : static_cast<u64>(load_acquire_sys(reinterpret_cast<const u32*>(w.word))) << 32;
+#endif
     };
     GDS_SPIN_UNTIL(passes(look()), 0);
-#endif
     if (w.passed != 0) store_release_sys(reinterpret_cast<u32*>(w.passed), w.marks);
 }
 
