@@ -3,10 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
-use super::waiting::Proof;
 use super::{Allocation, Backing, Gpu, Mapped, View};
 use crate::error::{Error, Kind, Result};
-use crate::memop::{Condition, DevicePtr};
+use crate::memop::DevicePtr;
 use crate::ring::RingMemory;
 
 /// Where memory lies.
@@ -257,20 +256,6 @@ macro_rules! word {
                 }
                 self.region.gpu().host().ring();
                 Ok(())
-            }
-
-            /// How it shows that a stream has passed a wait for it.
-            pub(crate) fn proof(&self, condition: Condition, value: $value) -> Proof {
-                match self.region.mapped_already() {
-                    None => Proof::Idle,
-                    Some(mapped) => Proof::Word {
-                        memory: self.region.downgrade(),
-                        word: mapped.part(self.offset, size_of::<$value>()),
-                        condition,
-                        value: u64::from(value),
-                        wide: size_of::<$value>() == 8,
-                    },
-                }
             }
         }
 

@@ -52,17 +52,25 @@ impl Drop for StreamInner {
 pub(crate) struct Adopted(Mutex<Vec<Weak<StreamInner>>>);
 
 impl Adopted {
-    /// The stream that is `raw` to CUDA.
-    pub fn find(&self, raw: *mut c_void) -> Option<Stream> {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut live = known.iter().filter_map(|s| s.upgrade().map(Stream));
-        live.find(|stream| stream.as_cuda() == Some(raw))
-    }
-
-    pub fn know(&self, stream: &Stream) {
+    /// The stream that is `raw` to CUDA; made by `make` if there is none.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn get(&self, raw: *mut c_void, make: impl FnOnce() -> Result<Stream>) -> Result<Stream> {
+        // Dropped after the lock: the last handle on a stream may be among them.
+        let mut others = Vec::new();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in known.iter().filter_map(|s| s.upgrade().map(Stream)) {
+            if stream.as_cuda() == Some(raw) {
+                return Ok(stream);
+            }
+            others.push(stream);
+        }
+        let made = make()?;
         known.retain(|s| s.strong_count() > 0);
-        known.push(Arc::downgrade(&stream.0));
+        known.push(Arc::downgrade(&made.0));
+        drop(known);
+        Ok(made)
     }
 }
 
@@ -263,10 +271,8 @@ impl Stream {
         match (self.handle(), event.handle()) {
             (StreamHandle::Soft(_), EventHandle::Soft(_))
             | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => {
-                if !event.is_done()? {
-                    let passed = Proof::Event(event.handle().clone());
-                    self.admit("wait for event", 1, Some(passed))?;
-                }
+                let wait = (!event.is_done()?).then_some(Proof::Idle);
+                self.admit("wait for event", 1, wait)?;
                 let runtime = self.gpu().runtime();
                 runtime.wait_event(self.handle(), event.handle())
             }

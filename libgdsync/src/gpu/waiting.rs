@@ -17,7 +17,6 @@ use super::region::WeakRegion;
 use super::stream::StreamHandle;
 use super::{Mapped, Runtime, Stream};
 use crate::error::{Error, Kind, Result};
-use crate::memop::Condition;
 use crate::ring::RingMemory;
 
 /// What a runtime says about waiting streams.
@@ -35,38 +34,26 @@ pub struct WaitLimits {
 pub(crate) enum Proof {
     /// Only by the stream being idle.
     Idle,
-    /// By an event.
-    Event(EventHandle),
-    /// By a word that passes, in memory that may be gone by then.
-    Word {
+    /// By the count that the stream itself writes behind its waits, in memory that may be gone
+    /// by then. (That a word of the application's passes proves nothing of the waits before.)
+    Mark {
         memory: WeakRegion,
         word: Mapped,
-        condition: Condition,
-        value: u64,
-        wide: bool,
+        count: u32,
     },
 }
 
 impl Proof {
-    fn holds(&self, runtime: &dyn Runtime) -> bool {
+    fn holds(&self) -> bool {
         match self {
             Proof::Idle => false,
-            Proof::Event(event) => runtime.is_done(event).unwrap_or(false),
-            Proof::Word {
+            Proof::Mark {
                 memory,
                 word,
-                condition,
-                value,
-                wide,
+                count,
             } => {
-                let Some(_held) = memory.upgrade() else {
-                    return false;
-                };
-                if *wide {
-                    condition.holds64(word.load64(0), *value, u64::MAX)
-                } else {
-                    condition.holds32(word.load32(0), *value as u32, u32::MAX)
-                }
+                let held = memory.upgrade();
+                held.is_some() && (word.load32(0).wrapping_sub(*count) as i32) >= 0
             }
         }
     }
@@ -231,11 +218,7 @@ impl SeatState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
     fn has_passed(&self, runtime: &dyn Runtime) -> bool {
-        if self
-            .proof
-            .as_ref()
-            .is_some_and(|proof| proof.holds(runtime))
-        {
+        if self.proof.as_ref().is_some_and(|proof| proof.holds()) {
             return true;
         }
         let idle = match &self.sitter {
@@ -271,7 +254,7 @@ impl SeatState {
     ) -> Result<()> {
         let runtime = stream.gpu().runtime();
         if let Some((earlier, upto)) = &self.earlier
-            && earlier.holds(runtime)
+            && earlier.holds()
         {
             self.count -= upto;
             self.earlier = None;

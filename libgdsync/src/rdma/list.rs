@@ -262,7 +262,7 @@ fn decide(
             flush,
         } => {
             check_region(stream, word.region())?;
-            s.proof = Some(word.proof(condition, value));
+            s.proof = Some(Proof::Idle);
             s.items.push(Item::Op(Op::Wait32 {
                 at: word.addr(),
                 value,
@@ -279,7 +279,7 @@ fn decide(
             flush,
         } => {
             check_region(stream, word.region())?;
-            s.proof = Some(word.proof(condition, value));
+            s.proof = Some(Proof::Idle);
             s.items.push(Item::Op(Op::Wait64 {
                 at: word.addr(),
                 value,
@@ -364,7 +364,7 @@ fn decide_send(
     s.undo.push((queue, Side::Send, mark));
     let places = &qp.core.places;
     if posted.edge.is_some() {
-        s.proof.get_or_insert(Proof::Idle);
+        s.proof = Some(Proof::Idle);
     }
     let item = match qp.core.kind {
         EndpointKind::Ring => Item::Post(Ring {
@@ -407,7 +407,7 @@ fn decide_receive(
         .map_err(|e| qp.refused(OPERATION, e))?;
     s.undo.push((queue, Side::Receive, mark));
     if edge.is_some() {
-        s.proof.get_or_insert(Proof::Idle);
+        s.proof = Some(Proof::Idle);
     }
     let places = &qp.core.places;
     match qp.core.kind {
@@ -533,12 +533,10 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
         };
         let places = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
-        s.proof = Some(Proof::Word {
+        s.proof = Some(Proof::Mark {
             memory: qp.core.control.downgrade(),
             word: places.passed.cpu.part(4 * w.waiter, 4),
-            condition: Condition::Geq,
-            value: u64::from(cq.next_mark(w.waiter)),
-            wide: false,
+            count: cq.next_mark(w.waiter),
         });
         s.items.push(Item::Mark {
             at: places.passed.gpu.offset(4 * w.waiter as u64),

@@ -7,11 +7,12 @@
 //! one, by whole pages, which is what other drivers and processes are given.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
 use super::share::{self, Mapping};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 
 /// What pieces are multiples of.
 const PAGE: usize = 4096;
@@ -24,6 +25,9 @@ pub(crate) struct DevicePool(Mutex<Vec<Arc<Unit>>>);
 pub(crate) struct Unit {
     mapping: Mapping,
     free: Mutex<BTreeMap<usize, usize>>,
+    /// Set once others were given access to it: nothing of it is given out again. Written and
+    /// read under the pool's lock, or before the unit is given back; relaxed, it orders nothing.
+    shared: AtomicBool,
 }
 
 /// A piece of a unit, or all of it.
@@ -38,8 +42,9 @@ impl Piece {
         self.unit.mapping.at + self.offset as u64
     }
 
-    /// The mapping that it lies in, and where.
-    pub fn place(&self) -> (&Mapping, usize) {
+    /// The mapping that it lies in, and where, to be shared: no other piece will be cut from it.
+    pub fn share(&self) -> (&Mapping, usize) {
+        self.unit.shared.store(true, Ordering::Relaxed);
         (&self.unit.mapping, self.offset)
     }
 }
@@ -47,7 +52,11 @@ impl Piece {
 impl Unit {
     fn new(mapping: Mapping) -> Unit {
         let free = Mutex::new(BTreeMap::from([(0, mapping.len)]));
-        Unit { mapping, free }
+        Unit {
+            mapping,
+            free,
+            shared: AtomicBool::new(false),
+        }
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
@@ -92,9 +101,19 @@ impl DevicePool {
 
     /// `len` bytes or some more, of any content.
     pub fn take(&self, context: &Context, len: usize) -> Result<Piece> {
-        let wanted = len.next_multiple_of(PAGE);
+        let wanted = len.checked_next_multiple_of(PAGE).ok_or_else(|| {
+            Error::new(
+                "allocate device memory",
+                Kind::Invalid,
+                format!("{len} bytes"),
+            )
+        })?;
+        let granule = share::granule(context)?;
         let mut units = self.lock();
-        for unit in units.iter() {
+        // Units of several granules are one allocation's alone.
+        let cut =
+            |unit: &&Arc<Unit>| unit.mapping.len == granule && !unit.shared.load(Ordering::Relaxed);
+        for unit in units.iter().filter(cut) {
             if let Some(offset) = unit.take(wanted) {
                 return Ok(Piece {
                     unit: Arc::clone(unit),
@@ -113,17 +132,22 @@ impl DevicePool {
         })
     }
 
-    /// Takes a piece back. Units that are free as a whole are unmapped, but for one.
+    /// Takes a piece back. Units that are free as a whole are unmapped, but for one of those
+    /// that small pieces are cut from.
     pub fn give(&self, context: &Context, piece: Piece) {
         let mut units = self.lock();
         if !piece.unit.give(piece.offset, piece.len) {
             return;
         }
+        let granule = share::granule(context).unwrap_or(0);
         let mut kept = false;
         units.retain(|unit| {
-            let whole = unit.free().get(&0) == Some(&unit.mapping.len);
-            let keep = !whole || !kept;
-            kept |= whole;
+            if unit.free().get(&0) != Some(&unit.mapping.len) {
+                return true;
+            }
+            let shared = unit.shared.load(Ordering::Relaxed);
+            let keep = unit.mapping.len == granule && !shared && !kept;
+            kept |= keep;
             if !keep {
                 share::unmap(context.cuda, &unit.mapping);
             }

@@ -86,9 +86,10 @@ impl Engine {
     unsafe fn copy(&self, context: &Context, at: CUdeviceptr, mut way: Way<'_>) -> Result<()> {
         const OPERATION: &str = "copy device memory";
         let _own = context.enter_own()?;
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(stage) = &*guard else {
-            return Err(Error::new(OPERATION, Kind::System, context.name()));
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(stage) = guard.take() else {
+            let what = format!("{}: an earlier copy is stuck", context.name());
+            return Err(Error::new(OPERATION, Kind::System, what));
         };
         let cuda = context.cuda;
         let len = match &way {
@@ -111,13 +112,18 @@ impl Engine {
                     }
                 }
             };
-            context.check(copied, OPERATION)?;
+            // Nothing may be under way when the buffer is used again: if this fails, it is not.
             stage.finish(context, OPERATION)?;
+            if let Err(e) = context.check(copied, OPERATION) {
+                *guard = Some(stage);
+                return Err(e);
+            }
             if let Way::Out(into) = &mut way {
                 // SAFETY: the copy into the staging buffer is done, and nobody else writes it.
                 unsafe { into[done..].as_mut_ptr().copy_from(stage.memory, part) };
             }
         }
+        *guard = Some(stage);
         Ok(())
     }
 

@@ -53,19 +53,32 @@ impl State {
         live
     }
 
-    /// Takes out what is used by no stream any more.
-    fn settle(&mut self) -> Vec<Corpse> {
-        let mut done = Vec::new();
+    /// Takes out what is used by no stream any more, and ends that are reached; neither may be
+    /// dropped under the lock.
+    fn settle(&mut self) -> (Vec<Corpse>, Vec<Arc<End>>) {
+        let (mut done, mut reached) = (Vec::new(), Vec::new());
         let mut i = 0;
         while i < self.graves.len() {
-            self.graves[i].ends.retain(|end| !end.is_reached());
+            take_reached(&mut self.graves[i].ends, &mut reached);
             if self.graves[i].ends.is_empty() {
                 done.push(self.graves.swap_remove(i).what);
             } else {
                 i += 1;
             }
         }
-        done
+        take_reached(&mut self.ends, &mut reached);
+        (done, reached)
+    }
+}
+
+fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
+    let mut i = 0;
+    while i < ends.len() {
+        if ends[i].is_reached() {
+            reached.push(ends.swap_remove(i));
+        } else {
+            i += 1;
+        }
     }
 }
 
@@ -83,20 +96,15 @@ impl Graves {
 
     /// A stream's handle goes away; its work up to `end` still counts.
     pub fn forget(&self, end: End) {
+        let mut reached = Vec::new();
         let mut state = self.lock();
-        state.ends.retain(|end| !end.is_reached());
+        take_reached(&mut state.ends, &mut reached);
         state.ends.push(Arc::new(end));
+        drop(state);
     }
 
     pub fn is_empty(&self) -> bool {
         self.lock().graves.is_empty()
-    }
-
-    /// Whether streams may still use this unit of host memory, which was given back.
-    pub fn uses(&self, unit: &(usize, u64)) -> bool {
-        let state = self.lock();
-        let holds = |what: &Corpse| matches!(what, Corpse::Registered(u) if u.contains(unit));
-        state.graves.iter().any(|grave| holds(&grave.what))
     }
 
     /// Takes `what` back; frees it now if no stream is busy, else later.
@@ -113,7 +121,6 @@ impl Graves {
                     Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
                 }
             }
-            state.ends.retain(|end| !end.is_reached());
             ends.extend(state.ends.iter().map(Arc::clone));
             state.graves.push(Grave { what, ends });
             live
@@ -124,18 +131,19 @@ impl Graves {
 
     /// Frees what nobody uses any more.
     pub fn reap(&self, context: &Context) {
-        let done = self.lock().settle();
+        let (done, reached) = self.lock().settle();
         for what in done {
             what.free(context);
         }
+        drop(reached);
     }
 
     /// Whether no stream that we know has anything to do.
     fn all_idle(&self, context: &Context) -> bool {
         let (live, ends) = {
             let mut state = self.lock();
-            state.ends.retain(|end| !end.is_reached());
-            (state.live(), state.ends.is_empty())
+            let ends = state.ends.iter().all(|end| end.is_reached());
+            (state.live(), ends)
         };
         let idle = |stream: &Arc<CudaStream>| stream.is_idle().unwrap_or(context.is_lost());
         ends && live.iter().all(idle)
@@ -190,12 +198,14 @@ pub(super) fn dispose(context: &Arc<Context>, owner: Owner) {
 fn try_dispose((context, owner): Task) -> Option<Task> {
     {
         let quiet = context.quiet();
-        if quiet.is_some() && (context.is_lost() || context.graves.all_idle(&context)) {
-            DISPOSING.set(true);
+        DISPOSING.set(quiet.is_some());
+        let free = quiet.is_some() && (context.is_lost() || context.graves.all_idle(&context));
+        if free {
             drop(owner);
             DISPOSING.set(false);
             return None;
         }
+        DISPOSING.set(false);
     }
     Some((context, owner))
 }

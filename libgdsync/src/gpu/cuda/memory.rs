@@ -47,12 +47,10 @@ unsafe impl Sync for Corpse {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let corpse = match std::mem::take(&mut self.corpse) {
-            Corpse::Nothing => return,
-            Corpse::Registered(units) => Corpse::Registered(self.context.pages.leave(&units)),
-            other => other,
-        };
-        self.context.graves.bury(&self.context, corpse);
+        match std::mem::take(&mut self.corpse) {
+            Corpse::Nothing => {}
+            corpse => self.context.graves.bury(&self.context, corpse),
+        }
     }
 }
 
@@ -71,7 +69,7 @@ impl Corpse {
                 Corpse::Owned(owner, context) => return super::graves::dispose(&context, owner),
                 Corpse::Device(piece) => return context.pool.give(context, piece),
                 Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
-                Corpse::Registered(units) => return context.pages.give_back(context, &units),
+                Corpse::Registered(units) => return context.pages.leave(context, &units),
                 Corpse::Mapped(mapping) => return super::share::unmap(cuda, &mapping),
                 Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
             }

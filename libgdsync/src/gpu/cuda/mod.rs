@@ -213,22 +213,15 @@ impl Runtime for CudaRuntime {
     }
 
     fn leave(&self, stream: &StreamHandle) -> Left {
-        let Ok(stream) = self.stream(stream) else {
-            return Left::Done;
-        };
-        if stream.is_ours() {
-            return Left::Ours;
+        let end = self.stream(stream).ok().and_then(|stream| stream.leave());
+        match end {
+            None => Left::Done,
+            Some(event) => {
+                let end = stream::End::Event(Arc::clone(&event));
+                self.context.graves.forget(end);
+                Left::Busy(EventHandle::Cuda(event))
+            }
         }
-        if stream.is_idle().unwrap_or(true) {
-            return Left::Done;
-        }
-        let Ok(event) = stream.record() else {
-            return Left::Done;
-        };
-        let event = Arc::new(event);
-        let end = stream::End::Event(Arc::clone(&event));
-        self.context.graves.forget(end);
-        Left::Busy(EventHandle::Cuda(event))
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

@@ -42,6 +42,10 @@ impl Module {
     pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Module> {
         const OPERATION: &str = "load module";
         let elf = image.starts_with(b"\x7fELF") || image.starts_with(b"\x50\xed\x55\xba");
+        if elf && !is_whole(image) {
+            let what = format!("{} bytes of binary code, which is longer", image.len());
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
         // Text ends at a zero byte; binary code knows its length.
         let text = match elf {
             true => None,
@@ -101,6 +105,29 @@ impl Module {
             raw,
         })
     }
+}
+
+/// Whether binary code is as long as its header says: an ELF file's sections, a fatbin's body.
+fn is_whole(image: &[u8]) -> bool {
+    let number = |at: usize, len: usize| {
+        let bytes = image.get(at..at + len)?;
+        Some(
+            bytes
+                .iter()
+                .rev()
+                .fold(0_u64, |n, b| n << 8 | u64::from(*b)),
+        )
+    };
+    let end = if image.starts_with(b"\x7fELF") {
+        // e_shoff, e_shentsize, e_shnum of a 64-bit file.
+        let table = number(0x28, 8).zip(number(0x3a, 2).zip(number(0x3c, 2)));
+        table.and_then(|(start, (size, n))| start.checked_add(size * n))
+    } else {
+        // The size of the header and that of what follows it.
+        let sizes = number(6, 2).zip(number(8, 8));
+        sizes.and_then(|(header, body)| header.checked_add(body))
+    };
+    end.is_some_and(|end| end <= image.len() as u64)
 }
 
 impl Function {

@@ -20,7 +20,7 @@ use crate::memop::{Caps, DevicePtr};
 /// are the second version on all platforms.
 const OLDEST: i32 = 12000;
 
-/// GPUs that are open, by context: a context has one [`Gpu`]. Those of primary contexts stay.
+/// GPUs that are open, by context: a context has one [`Gpu`], which stays open.
 static OPEN: Mutex<Vec<(usize, u64, Gpu)>> = Mutex::new(Vec::new());
 
 /// The driver, started; or why it cannot be used.
@@ -114,6 +114,7 @@ fn wait_limits() -> WaitLimits {
         channels,
         // Measured: of 8 channels, 6 may stand while kernels, copies and memory operations of
         // all other streams go on; with the 7th they do not.
+        // Of one or two channels none could: one is allowed, at the program's own risk.
         streams: channels.saturating_sub(2).max(1),
         submissions: Some(SUBMISSIONS),
     }
@@ -356,24 +357,21 @@ impl Gpu {
     unsafe fn adopt_stream(&self, operation: &'static str, stream: CUstream) -> Result<Stream> {
         let runtime = self.cuda_runtime(operation)?;
         let context = &runtime.context;
-        if let Some(stream) = self.adopted().find(stream.cast()) {
-            return Ok(stream);
-        }
-        let mut owner = std::ptr::null_mut();
-        {
-            let _app = context.enter_app()?;
-            // SAFETY: a live stream, as the caller promises.
-            let asked = unsafe { (context.cuda.cuStreamGetCtx)(stream, &mut owner) };
-            context.check(asked, operation)?;
-        }
-        if owner != context.app {
-            let what = format!("a stream of another context than {self:?}'s");
-            return Err(Error::new(operation, Kind::Foreign, what));
-        }
-        let handle = runtime.known(CudaStream::adopted(context, stream));
-        let stream = Stream::new(self.clone(), handle);
-        self.adopted().know(&stream);
-        Ok(stream)
+        self.adopted().get(stream.cast(), || {
+            let mut owner = std::ptr::null_mut();
+            {
+                let _app = context.enter_app()?;
+                // SAFETY: a live stream, as the caller promises.
+                let asked = unsafe { (context.cuda.cuStreamGetCtx)(stream, &mut owner) };
+                context.check(asked, operation)?;
+            }
+            if owner != context.app {
+                let what = format!("a stream of another context than {self:?}'s");
+                return Err(Error::new(operation, Kind::Foreign, what));
+            }
+            let handle = runtime.known(CudaStream::adopted(context, stream));
+            Ok(Stream::new(self.clone(), handle))
+        })
     }
 
     /// Memory of the application in this GPU's context: device memory, or pinned host memory.

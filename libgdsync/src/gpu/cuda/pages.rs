@@ -27,7 +27,7 @@ struct State {
 
 struct Unit {
     end: usize,
-    /// Registrations that cover it; 0: it waits to be given back.
+    /// Registrations that cover it, also such that wait for their streams.
     users: usize,
     generation: u64,
     /// Registered by us, and not by the application.
@@ -54,8 +54,10 @@ impl HostPages {
             .ok_or_else(|| {
                 Error::new(OPERATION, Kind::Invalid, format!("{len} bytes at {ptr:p}"))
             })?;
+        // What no stream uses any more goes first: the memory there may be another by this time.
+        // What one may still use is the same, as the application has promised.
+        context.graves.reap(context);
         let mut state = self.lock();
-        state.drop_unused(context, start, end)?;
         let mut used: Vec<usize> = state.overlapping(start, end);
         let mut gaps = Vec::new();
         let mut at = start;
@@ -68,32 +70,27 @@ impl HostPages {
         if at < end {
             gaps.push((at, end));
         }
-        for (i, (from, to)) in gaps.iter().copied().enumerate() {
+        let mut made = Vec::new();
+        for (from, to) in gaps {
             // SAFETY: the caller's promise.
-            match unsafe { register(context, from, to) } {
-                Ok(ours) => {
-                    state.generation += 1;
-                    let generation = state.generation;
-                    let users = 0;
-                    let end = to;
-                    state.units.insert(
-                        from,
-                        Unit {
-                            end,
-                            users,
-                            generation,
-                            ours,
-                        },
-                    );
-                    used.push(from);
+            if let Err(e) = unsafe { register(context, from, to, &mut made) } {
+                for (from, _, ours) in made {
+                    // The first error is the one to tell.
+                    let _ = unregister(context, from, ours);
                 }
-                Err(e) => {
-                    for (from, _) in &gaps[..i] {
-                        state.remove(context, *from)?;
-                    }
-                    return Err(e);
-                }
+                return Err(e);
             }
+        }
+        for (from, end, ours) in made {
+            state.generation += 1;
+            let unit = Unit {
+                end,
+                users: 0,
+                generation: state.generation,
+                ours,
+            };
+            state.units.insert(from, unit);
+            used.push(from);
         }
         let mut units = Vec::with_capacity(used.len());
         for start in used {
@@ -105,32 +102,22 @@ impl HostPages {
         Ok(units)
     }
 
-    /// Ends a registration. Returns the units that nobody uses any more, for
-    /// [`HostPages::give_back`] once no stream does either.
-    pub fn leave(&self, units: &Units) -> Units {
+    /// Ends a registration, once no stream uses it: gives back the units that have no other.
+    pub fn leave(&self, context: &Context, units: &Units) {
         let mut state = self.lock();
-        let mut unused = Vec::new();
         for (start, generation) in units {
-            if let Some(unit) = state.units.get_mut(start)
-                && unit.generation == *generation
-            {
-                unit.users -= 1;
-                if unit.users == 0 {
-                    unused.push((*start, *generation));
-                }
+            let Some(unit) = state.units.get_mut(start) else {
+                continue;
+            };
+            if unit.generation != *generation {
+                continue;
             }
-        }
-        unused
-    }
-
-    /// Gives those of `units` back to the driver that are still unused.
-    pub fn give_back(&self, context: &Context, units: &Units) {
-        let mut state = self.lock();
-        for (start, generation) in units {
-            let same = |unit: &Unit| unit.generation == *generation && unit.users == 0;
-            if state.units.get(start).is_some_and(same) {
-                // A refusal changes nothing for us: the unit is forgotten.
-                let _ = state.remove(context, *start);
+            unit.users -= 1;
+            if unit.users == 0
+                && let Some(unit) = state.units.remove(start)
+                && let Err(e) = unregister(context, *start, unit.ours)
+            {
+                tracing::warn!(target: "gdsync", "{e}");
             }
         }
     }
@@ -144,38 +131,48 @@ impl State {
             .map(|(from, _)| *from)
             .collect()
     }
-
-    /// What is only to be given back goes now: the memory there may be another by this time.
-    /// What streams may still use is the same memory, as the application has promised, and
-    /// serves again.
-    fn drop_unused(&mut self, context: &Context, start: usize, end: usize) -> Result<()> {
-        for start in self.overlapping(start, end) {
-            let unit = &self.units[&start];
-            if unit.users == 0 && !context.graves.uses(&(start, unit.generation)) {
-                self.remove(context, start)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, context: &Context, start: usize) -> Result<()> {
-        match self.units.remove(&start) {
-            Some(unit) if unit.ours => {
-                let _own = context.enter_own()?;
-                // SAFETY: registered by us at this address, and counted out.
-                let gone = unsafe { (context.cuda.cuMemHostUnregister)(start as *mut _) };
-                context.check(gone, "unregister host memory")
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
-/// Registers whole pages. Returns whether it was us: the application may have done so.
+fn unregister(context: &Context, start: usize, ours: bool) -> Result<()> {
+    if !ours {
+        return Ok(());
+    }
+    let _own = context.enter_own()?;
+    // SAFETY: registered by us at this address, and used by nobody.
+    let gone = unsafe { (context.cuda.cuMemHostUnregister)(start as *mut _) };
+    context.check(gone, "unregister host memory")
+}
+
+/// Registers whole pages, and adds to `made` the runs it is made of: first address, end, and
+/// whether it was us: the application may have registered some.
 ///
 /// # Safety
 /// The memory is valid.
-unsafe fn register(context: &Context, from: usize, to: usize) -> Result<bool> {
+unsafe fn register(
+    context: &Context,
+    from: usize,
+    to: usize,
+    made: &mut Vec<(usize, usize, bool)>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    if unsafe { register_run(context, from, to)? } {
+        made.push((from, to, true));
+        return Ok(());
+    }
+    // Page by page: of a run that overlaps another the driver says no more than that.
+    for page in (from..to).step_by(PAGE) {
+        // SAFETY: as above.
+        let ours = unsafe { register_run(context, page, page + PAGE)? };
+        made.push((page, page + PAGE, ours));
+    }
+    Ok(())
+}
+
+/// Registers a run of pages; `false`: it overlaps what is registered already.
+///
+/// # Safety
+/// The memory is valid.
+unsafe fn register_run(context: &Context, from: usize, to: usize) -> Result<bool> {
     let _own = context.enter_own()?;
     let plain = consts::CU_MEMHOSTREGISTER_PORTABLE | consts::CU_MEMHOSTREGISTER_DEVICEMAP;
     // Registers of a device first; ordinary memory is refused as such and taken the second time.

@@ -117,6 +117,11 @@ pub(super) fn physical(context: &Context, len: usize) -> Result<Mapping> {
     map(context, handle, size)
 }
 
+/// The smallest physical memory that there is.
+pub(super) fn granule(context: &Context) -> Result<usize> {
+    granularity(context, &prop(context))
+}
+
 fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
     let ask = context.cuda.cuMemGetAllocationGranularity;
     let ask = ask.ok_or_else(|| lacks("cuMemGetAllocationGranularity"))?;
@@ -196,8 +201,8 @@ pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
     let context = memory.context();
     let cuda = context.cuda;
     let (mapping, offset) = match memory.corpse() {
-        Corpse::Mapped(mapping) => (mapping, 0),
-        Corpse::Device(piece) => piece.place(),
+        Corpse::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
+        Corpse::Device(piece) => piece.share(),
         Corpse::Owned(..) | Corpse::Nothing => return by_ipc(memory),
         Corpse::Pinned(..) | Corpse::Registered(_) | Corpse::Opened(_) => {
             let what = "host memory, or memory of another process";
@@ -275,7 +280,8 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let mut start = 0;
             // SAFETY: live memory.
             let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
-            let memory = Memory::new(context, base + offset, len, corpse);
+            let at = base.wrapping_add(*offset);
+            let memory = Memory::new(context, at, len, corpse);
             context.check(found, OPERATION)?;
             let inside = offset
                 .checked_add(len as u64)
@@ -305,7 +311,8 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             // SAFETY: the descriptor is passed as the pointer's value; another file is refused.
             let imported = unsafe { import(&mut handle, value, kind) };
             context.check(imported, OPERATION)?;
-            let mapping = map(context, handle, end.next_multiple_of(unit))?;
+            let size = end.checked_next_multiple_of(unit).unwrap_or(end);
+            let mapping = map(context, handle, size)?;
             let at = mapping.at + offset;
             let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
             Ok(memory.into_allocation(None))
@@ -322,6 +329,9 @@ pub(crate) fn dma_buf(memory: &Memory) -> Result<DmaBuf> {
         .cuda
         .cuMemGetHandleForAddressRange
         .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
+    if let Corpse::Device(piece) = memory.corpse() {
+        piece.share();
+    }
     let start = memory.at() / PAGE * PAGE;
     let end = (memory.at() + memory.len() as u64).next_multiple_of(PAGE);
     let mut fd: i32 = -1;

@@ -28,8 +28,11 @@ pub struct CudaStream {
     submitted: AtomicU32,
     /// Keeps the application's stream, if it was handed in so.
     owner: Kept,
-    /// The newest mark, and the count it was set at.
+    /// A mark, and the count it was set at: once it is done, so many are.
     mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
+    /// Set when the application's last handle is gone: what tells when its work is done, if it
+    /// had any. Held while the stream is asked.
+    left: Mutex<Option<Option<Arc<CudaEvent>>>>,
 }
 
 /// An owner, once there is one.
@@ -81,6 +84,7 @@ impl CudaStream {
             submitted: AtomicU32::new(0),
             owner: Kept::default(),
             mark: Mutex::default(),
+            left: Mutex::default(),
         }
     }
 
@@ -94,10 +98,6 @@ impl CudaStream {
         self.raw.cast()
     }
 
-    pub(super) fn is_ours(&self) -> bool {
-        self.ours
-    }
-
     pub(super) fn handle(&self) -> CUstream {
         self.raw
     }
@@ -109,21 +109,39 @@ impl CudaStream {
     }
 
     /// Whether everything enqueued has run. A stream that is being captured is not asked,
-    /// which would end the capture: it is not idle.
+    /// which would end the capture: it is not idle. One that the application may have destroyed
+    /// is not asked either.
     pub(super) fn is_idle(&self) -> Result<bool> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(end) = &*left {
+            return end.as_ref().map_or(Ok(true), |event| event.is_done());
+        }
         let _app = self.context.enter_to_ask()?;
         if self.capture()? {
             return Ok(false);
         }
-        // SAFETY: the stream lives as long as this handle.
+        // SAFETY: the stream lives until `leave`, which takes the lock held here.
         match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
             other => {
                 self.context.check(other, "query stream")?;
                 self.submitted.store(0, Ordering::Relaxed);
+                *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 Ok(true)
             }
         }
+    }
+
+    /// The application's last handle goes away, after which it may destroy the stream: returns
+    /// what tells then when its work is done, if it has any.
+    pub(super) fn leave(&self) -> Option<Arc<CudaEvent>> {
+        let busy = match (self.is_capturing(), self.is_idle()) {
+            (Ok(false), Ok(false)) => self.record().ok().map(Arc::new),
+            _ => None,
+        };
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        *left = Some(busy.clone());
+        busy
     }
 
     #[inline]
@@ -140,19 +158,17 @@ impl CudaStream {
         Ok(status != consts::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// What tells when everything enqueued so far has run: an event, set anew only if something
-    /// was enqueued since the last. `None`: it is idle. An error: no event can be set now.
+    /// What tells when everything enqueued so far has run. `None`: it is idle. An error: no event
+    /// can be set now.
     pub(super) fn end(self: &Arc<Self>) -> Result<Option<End>> {
         if self.is_idle()? {
             return Ok(None);
         }
+        if let Some(end) = &*self.left.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(end.clone().map(End::Event));
+        }
         let count = self.submitted.load(Ordering::Relaxed);
         let mut mark = self.mark.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((event, at)) = &*mark
-            && *at == count
-        {
-            return Ok(Some(End::Event(Arc::clone(event))));
-        }
         let done = match &*mark {
             Some((event, at)) => event.is_done()?.then_some(*at),
             None => None,
@@ -164,8 +180,11 @@ impl CudaStream {
         if self.submitted.load(Ordering::Relaxed) >= MANY || self.is_capturing()? {
             return Ok(Some(End::Idle(Arc::clone(self))));
         }
+        // Always a new one: the application enqueues without our knowing.
         let event = Arc::new(self.record()?);
-        *mark = Some((Arc::clone(&event), self.submitted.load(Ordering::Relaxed)));
+        if mark.is_none() {
+            *mark = Some((Arc::clone(&event), self.submitted.load(Ordering::Relaxed)));
+        }
         Ok(Some(End::Event(event)))
     }
 
@@ -245,6 +264,8 @@ impl CudaEvent {
         // SAFETY: a live event.
         match unsafe { (self.context.cuda.cuEventQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
+            // It went into a graph: no stream comes to it.
+            CudaResult::CAPTURED_EVENT => Ok(true),
             other => {
                 self.context.check(other, "query event")?;
                 Ok(true)
