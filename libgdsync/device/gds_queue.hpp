@@ -1,6 +1,6 @@
 // Queues and waiters as kernels move them: where they stand lives in memory, so that the same
 // kernel, launched again, posts and waits for what comes next. The same layouts stand in
-// libgdsync/src/rdma/build.rs.
+// libgdsync/src/kernels/params.rs.
 #pragma once
 
 #include "gds_device.hpp"

@@ -1,50 +1,21 @@
 //! Host memory of the application on CUDA, by a stand-in for libcuda: registered over and over,
 //! overlapping, dropped while a stream waits, of a device, and of nobody.
 
+#[path = "common/application.rs"]
+mod application;
 mod standin;
 
 use std::time::Duration;
 
-use gdsync::gpu::{MemoryKind, Region, Stream};
+use application::{driver, make_current, ok, post, retained};
+use gdsync::gpu::{MemoryKind, Region};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::rdma::Descriptor;
 use gdsync::{Gpu, Kind, Result};
-use gdsync_sys::cuda::types::CUcontext;
-use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside, until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// The table, as an application has it.
-fn driver() -> &'static Cuda {
-    let cuda = Cuda::get().unwrap();
-    // SAFETY: may be called any number of times.
-    ok(unsafe { (cuda.cuInit)(0) });
-    cuda
-}
-
-#[track_caller]
-fn ok(result: CudaResult) {
-    assert!(result.is_success(), "{result:?}");
-}
-
-fn retained() -> CUcontext {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: retains the primary context; it is kept.
-    ok(unsafe { (driver().cuDevicePrimaryCtxRetain)(&mut context, 0) });
-    context
-}
-
-fn make_current(context: CUcontext) {
-    // SAFETY: null, or a live context.
-    ok(unsafe { (driver().cuCtxSetCurrent)(context) });
-}
-
-/// What the write of one word by `stream` comes to.
-fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
-    let pd = Device::emulated(gpu)?.alloc_pd()?;
-    pd.create_qp(&QpConfig::default())?.post_on(stream, list)
-}
 
 const PAGE: usize = 4096;
 

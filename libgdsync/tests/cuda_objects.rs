@@ -1,35 +1,25 @@
 //! What an application hands in and takes out on CUDA, by a stand-in for libcuda: contexts,
 //! streams, captures, memory, modules, and memory of another process.
 
+#[path = "common/application.rs"]
+mod application;
 mod standin;
 
 use std::ffi::c_void;
 use std::time::Duration;
 
+use application::{driver, make_current, ok, post, retained};
 use gdsync::gpu::cuda::SharedMemory;
-use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::gpu::{Dims, MemoryKind, Region};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Descriptor, Device, QpConfig, post_on};
-use gdsync::{Gpu, Kind, Result};
+use gdsync::rdma::{Descriptor, post_on};
+use gdsync::{Gpu, Kind};
+use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
-use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use standin::{Control, Variant, inside, until};
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// The table, as an application has it.
-fn driver() -> &'static Cuda {
-    let cuda = Cuda::get().unwrap();
-    // SAFETY: may be called any number of times.
-    ok(unsafe { (cuda.cuInit)(0) });
-    cuda
-}
-
-#[track_caller]
-fn ok(result: CudaResult) {
-    assert!(result.is_success(), "{result:?}");
-}
 
 fn current() -> CUcontext {
     let mut context = std::ptr::null_mut();
@@ -57,24 +47,6 @@ fn raw_stream() -> CUstream {
     // SAFETY: makes a stream.
     ok(unsafe { (driver().cuStreamCreate)(&mut stream, flags) });
     stream
-}
-
-fn retained() -> CUcontext {
-    let mut context = std::ptr::null_mut();
-    // SAFETY: retains the primary context; it is kept.
-    ok(unsafe { (driver().cuDevicePrimaryCtxRetain)(&mut context, 0) });
-    context
-}
-
-fn make_current(context: CUcontext) {
-    // SAFETY: null, or a live context.
-    ok(unsafe { (driver().cuCtxSetCurrent)(context) });
-}
-
-/// What the write of one word by `stream` comes to.
-fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
-    let pd = Device::emulated(gpu)?.alloc_pd()?;
-    pd.create_qp(&QpConfig::default())?.post_on(stream, list)
 }
 
 #[test]

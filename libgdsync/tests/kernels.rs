@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
 use gdsync::kernels::{
-    Entry, Fill, PTX, Report, Trigger, TriggerQueue, Verify, Wait, Waited, pattern,
+    Entry, Fill, PTX, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
+    pattern,
 };
 use gdsync::{Gpu, memop::DevicePtr};
 
@@ -164,15 +165,15 @@ impl Queue {
                 .unwrap();
             block += usize::from(size).div_ceil(4);
         }
-        let at = |offset: usize| memory.addr().0 + offset as u64;
-        for (i, word) in [at(Queue::RING), at(Queue::RECORD), at(Queue::DOORBELL), 15]
-            .into_iter()
-            .enumerate()
-        {
-            memory
-                .write(Queue::STATE + 8 * i, &word.to_ne_bytes())
-                .unwrap();
-        }
+        let at = |offset: usize| memory.addr().offset(offset as u64);
+        let state = QueueState {
+            ring: at(Queue::RING),
+            record: at(Queue::RECORD),
+            doorbell: at(Queue::DOORBELL),
+            mask: 15,
+            ..QueueState::default()
+        };
+        memory.write(Queue::STATE, state.bytes()).unwrap();
         let record = u32::to_be_bytes(start & 0xffff);
         memory.write(Queue::RECORD, &record).unwrap();
         memory.write(Queue::RECORD + 4, &record).unwrap();
@@ -253,17 +254,13 @@ fn wait_passes_on_success_of_the_lap_and_says_so() {
         ..Wait::default()
     };
     for i in 0..8 {
-        let words = [
-            memory.addr().0 + 256 * i as u64,
-            memory.addr().0 + 8192 + 4 * i as u64,
-            2,
-            0,
-        ];
-        for (k, word) in words.iter().enumerate() {
-            memory
-                .write(4096 + 64 * i + 8 * k, &word.to_ne_bytes())
-                .unwrap();
-        }
+        let state = WaiterState {
+            cq: memory.addr().offset(256 * i as u64),
+            passed: memory.addr().offset(8192 + 4 * i as u64),
+            log_entries: 2,
+            ..WaiterState::default()
+        };
+        memory.write(4096 + 64 * i, state.bytes()).unwrap();
         wait.waiters[i] = Waited {
             state: memory.addr().offset(4096 + 64 * i as u64),
             skip: 1,

@@ -2,7 +2,9 @@
 //! what they leave alone.
 
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
-use gdsync::kernels::{Entry, Fill, PTX, Report, Trigger, TriggerQueue, Verify, Wait, Waited};
+use gdsync::kernels::{
+    Entry, Fill, PTX, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
+};
 use gdsync::memop::DevicePtr;
 
 use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish};
@@ -117,11 +119,15 @@ impl Queue {
             memory.write(Queue::RING + 64 * (block % 16), &head)?;
             block += usize::from(*size).div_ceil(4);
         }
-        let at = |offset: usize| memory.addr().0 + offset as u64;
-        let words = [at(Queue::RING), at(Queue::RECORD), at(Queue::DOORBELL), 15];
-        for (i, word) in words.into_iter().enumerate() {
-            memory.write(Queue::STATE + 8 * i, &word.to_ne_bytes())?;
-        }
+        let at = |offset: usize| memory.addr().offset(offset as u64);
+        let state = QueueState {
+            ring: at(Queue::RING),
+            record: at(Queue::RECORD),
+            doorbell: at(Queue::DOORBELL),
+            mask: 15,
+            ..QueueState::default()
+        };
+        memory.write(Queue::STATE, state.bytes())?;
         let record = u32::to_be_bytes(start & 0xffff);
         memory.write(Queue::RECORD, &[record, record].concat())?;
         Ok(Queue { memory })
@@ -207,10 +213,13 @@ pub fn wait(gear: &Gear) -> Verdict {
     };
     for i in 0..8 {
         let (queue, said) = (256 * i as u64, (SAID + 4 * i) as u64);
-        let words = [memory.addr().0 + queue, memory.addr().0 + said, 2, 0];
-        for (k, word) in words.iter().enumerate() {
-            memory.write(WAITERS + 64 * i + 8 * k, &word.to_ne_bytes())?;
-        }
+        let state = WaiterState {
+            cq: memory.addr().offset(queue),
+            passed: memory.addr().offset(said),
+            log_entries: 2,
+            ..WaiterState::default()
+        };
+        memory.write(WAITERS + 64 * i, state.bytes())?;
         params.waiters[i] = Waited {
             state: memory.addr().offset((WAITERS + 64 * i) as u64),
             skip: 1,

@@ -31,8 +31,10 @@ pub struct WaitLimits {
 }
 
 /// How it will show that a stream has passed its last wait.
+#[derive(Default)]
 pub(crate) enum Proof {
     /// Only by the stream being idle.
+    #[default]
     Idle,
     /// By the count that the stream itself writes behind its waits, in memory that may be gone
     /// by then. (That a word of the application's passes proves nothing of the waits before.)
@@ -72,7 +74,7 @@ enum Sitter {
 #[derive(Default)]
 struct SeatState {
     sitter: Sitter,
-    proof: Option<Proof>,
+    proof: Proof,
     /// Submissions since the stream was last known to have passed.
     count: u32,
     /// An earlier proof and the count at which it was given.
@@ -144,8 +146,8 @@ impl Waiting {
                 if let Some(limit) = limits.submissions {
                     state.count(stream, operation, n, limit)?;
                 }
-                if wait.is_some() {
-                    state.proof = wait;
+                if let Some(proof) = wait {
+                    state.proof = proof;
                 }
                 return Ok(());
             }
@@ -173,7 +175,7 @@ impl Waiting {
                 if free || (ask && state.has_passed(runtime)) {
                     *state = SeatState {
                         sitter: Sitter::Stream(stream.handle().clone()),
-                        proof: Some(proof),
+                        proof,
                         count: n,
                         earlier: None,
                     };
@@ -204,7 +206,7 @@ impl Waiting {
         match end {
             Some(end) => {
                 state.sitter = Sitter::Gone(end);
-                state.proof = Some(Proof::Idle);
+                state.proof = Proof::Idle;
             }
             None => {
                 *state = SeatState::default();
@@ -218,7 +220,7 @@ impl SeatState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
     fn has_passed(&self, runtime: &dyn Runtime) -> bool {
-        if self.proof.as_ref().is_some_and(|proof| proof.holds()) {
+        if self.proof.holds() {
             return true;
         }
         let idle = match &self.sitter {
@@ -263,12 +265,9 @@ impl SeatState {
             self.count = 0;
             self.earlier = None;
         }
-        if self.earlier.is_none()
-            && let Some(proof) = self.proof.take_if(|proof| !matches!(proof, Proof::Idle))
-        {
+        if self.earlier.is_none() && matches!(self.proof, Proof::Mark { .. }) {
             // Whoever has passed this has passed everything up to here.
-            self.earlier = Some((proof, self.count));
-            self.proof = Some(Proof::Idle);
+            self.earlier = Some((std::mem::take(&mut self.proof), self.count));
         }
         if self.count.saturating_add(n) <= limit {
             return Ok(());

@@ -11,7 +11,8 @@ use std::ffi::c_void;
 use crate::gpu::Kernel;
 
 pub use params::{
-    Fill, QUEUES, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited, pattern,
+    Fill, QUEUES, QueueState, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited,
+    WaiterState, pattern,
 };
 
 /// All kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a

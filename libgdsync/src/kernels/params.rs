@@ -6,11 +6,46 @@ use crate::memop::DevicePtr;
 /// Queues, or waiters, that one launch of [`Trigger`] or [`Wait`] takes.
 pub const QUEUES: usize = 8;
 
+/// A work queue as [`Trigger`] finds it in memory. It never changes: how far the queue is posted
+/// is what its doorbell record says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct QueueState {
+    /// The ring: basic blocks of a send queue; unused for a receive queue.
+    pub ring: DevicePtr,
+    /// The doorbell record, receives before sends.
+    pub record: DevicePtr,
+    /// The doorbell; unused for a receive queue.
+    pub doorbell: DevicePtr,
+    /// Basic blocks of the ring, less one.
+    pub mask: u32,
+    /// Zero.
+    pub reserved: [u32; 9],
+}
+
+/// Where a stream stands in a completion queue, as [`Wait`] finds it in memory and moves it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct WaiterState {
+    /// The completion queue, of 64-byte entries.
+    pub cq: DevicePtr,
+    /// The word that says how often the waiter has passed.
+    pub passed: DevicePtr,
+    /// Logarithm of the queue's entries.
+    pub log_entries: u32,
+    /// How often it has passed.
+    pub marks: u32,
+    /// The position that it waits for next.
+    pub next: u64,
+    /// Zero.
+    pub reserved: [u64; 4],
+}
+
 /// A queue that [`Trigger`] posts on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct TriggerQueue {
-    /// Where the queue's state is (`gds::QueueState`).
+    /// Where the queue's [`QueueState`] is.
     pub state: DevicePtr,
     /// How many entries are posted.
     pub entries: u32,
@@ -36,7 +71,7 @@ pub struct Trigger {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Waited {
-    /// Where the waiter's state is (`gds::WaiterState`).
+    /// Where the waiter's [`WaiterState`] is.
     pub state: DevicePtr,
     /// Completions that are passed over: 0 waits for the next one.
     pub skip: u64,
@@ -138,16 +173,13 @@ pub fn pattern(seed: u64, word: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// What a structure is launched with. `$size` repeats what the headers assert.
-macro_rules! params {
+/// A structure as it lies in memory. `$size` repeats what the headers assert.
+macro_rules! layout {
     ($($name:ident: $size:literal),*) => {$(
         const _: () = assert!(size_of::<$name>() == $size && align_of::<$name>() == 8);
 
         impl $name {
-            /// The kernel that takes it.
-            pub const ENTRY: Entry = Entry::$name;
-
-            /// Its bytes, to launch with.
+            /// Its bytes.
             pub fn bytes(&self) -> &[u8] {
                 // SAFETY: the structure is repr(C) without padding (its size, asserted above, is
                 // the sum of its fields') and initialised; a byte has no alignment or validity
@@ -158,4 +190,16 @@ macro_rules! params {
     )*};
 }
 
+/// The structures that kernels are launched with.
+macro_rules! params {
+    ($($name:ident: $size:literal),*) => {
+        layout!($($name: $size),*);
+        $(impl $name {
+            /// The kernel that takes it.
+            pub const ENTRY: Entry = Entry::$name;
+        })*
+    };
+}
+
+layout!(QueueState: 64, WaiterState: 64);
 params!(Trigger: 136, Wait: 136, Fill: 24, Verify: 32, Transfer: 24);

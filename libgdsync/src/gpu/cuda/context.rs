@@ -1,11 +1,12 @@
 //! Two contexts of one device: the application's, whose streams we enqueue on, and one of
-//! our own, which holds all our memory.
+//! our own, for all that must not stand behind the application's waits.
 //!
 //! In CUDA a wait on one stream holds up calls and engines of its whole context: frees,
-//! unmappings, module loads, and with enough waiting streams every copy. Memory of another
+//! unmappings, module loads, and with enough waiting streams every copy. Host memory of another
 //! context of the same process is as good for streams and kernels (one address space), but its
-//! frees and copies do not stand behind the application's waits. So allocation, registration,
-//! freeing and the copies of virtual NICs all happen in the context of our own.
+//! frees do not stand behind those waits, nor do copies on its streams. So pinning, registration,
+//! freeing and the copies of virtual NICs all happen in the context of our own. Device memory
+//! belongs to neither; `device` says why.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -241,6 +242,14 @@ impl Drop for Context {
             let _ = unsafe { (self.cuda.cuCtxDestroy_v2)(self.own) };
         }
     }
+}
+
+/// An attribute of a device; one that the driver does not know counts as 0.
+pub(crate) fn attribute(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {
+    let mut value = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (cuda.cuDeviceGetAttribute)(&mut value, which, device) };
+    if asked.is_success() { value } else { 0 }
 }
 
 /// As [`Context::check`], before there is a context.

@@ -24,6 +24,9 @@ pub(crate) struct DevicePool(Mutex<Vec<Arc<Unit>>>);
 /// One unit, and what of it is free: offset and length.
 pub(crate) struct Unit {
     mapping: Mapping,
+    /// Whether it is of the smallest size, which pieces are cut from; larger ones are one
+    /// allocation's alone.
+    cut: bool,
     free: Mutex<BTreeMap<usize, usize>>,
     /// Set once others were given access to it: nothing of it is given out again. Written and
     /// read under the pool's lock, or before the unit is given back; relaxed, it orders nothing.
@@ -50,13 +53,19 @@ impl Piece {
 }
 
 impl Unit {
-    fn new(mapping: Mapping) -> Unit {
+    fn new(mapping: Mapping, cut: bool) -> Unit {
         let free = Mutex::new(BTreeMap::from([(0, mapping.len)]));
         Unit {
             mapping,
+            cut,
             free,
             shared: AtomicBool::new(false),
         }
+    }
+
+    /// Whether pieces may be cut from it.
+    fn is_open(&self) -> bool {
+        self.cut && !self.shared.load(Ordering::Relaxed)
     }
 
     fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
@@ -108,12 +117,8 @@ impl DevicePool {
                 format!("{len} bytes"),
             )
         })?;
-        let granule = share::granule(context)?;
         let mut units = self.lock();
-        // Units of several granules are one allocation's alone.
-        let cut =
-            |unit: &&Arc<Unit>| unit.mapping.len == granule && !unit.shared.load(Ordering::Relaxed);
-        for unit in units.iter().filter(cut) {
+        for unit in units.iter().filter(|unit| unit.is_open()) {
             if let Some(offset) = unit.take(wanted) {
                 return Ok(Piece {
                     unit: Arc::clone(unit),
@@ -122,7 +127,10 @@ impl DevicePool {
                 });
             }
         }
-        let unit = Arc::new(Unit::new(share::physical(context, len)?));
+        let granule = share::granule(context)?;
+        let mapping = share::physical(context, len)?;
+        let cut = mapping.len == granule;
+        let unit = Arc::new(Unit::new(mapping, cut));
         let offset = unit.take(wanted).unwrap_or(0);
         units.push(Arc::clone(&unit));
         Ok(Piece {
@@ -139,14 +147,12 @@ impl DevicePool {
         if !piece.unit.give(piece.offset, piece.len) {
             return;
         }
-        let granule = share::granule(context).unwrap_or(0);
         let mut kept = false;
         units.retain(|unit| {
             if unit.free().get(&0) != Some(&unit.mapping.len) {
                 return true;
             }
-            let shared = unit.shared.load(Ordering::Relaxed);
-            let keep = unit.mapping.len == granule && !shared && !kept;
+            let keep = unit.is_open() && !kept;
             kept |= keep;
             if !keep {
                 share::unmap(context.cuda, &unit.mapping);
@@ -162,11 +168,14 @@ mod tests {
 
     #[test]
     fn pieces_are_cut_and_joined_again() {
-        let unit = Unit::new(Mapping {
-            at: 1 << 30,
-            len: 16 * PAGE,
-            handle: 0,
-        });
+        let unit = Unit::new(
+            Mapping {
+                at: 1 << 30,
+                len: 16 * PAGE,
+                handle: 0,
+            },
+            true,
+        );
         let pieces: Vec<usize> = (1..=5).map(|n| unit.take(n * PAGE).unwrap()).collect();
         assert_eq!(pieces, [0, 1, 3, 6, 10].map(|page| page * PAGE));
         assert_eq!(unit.take(2 * PAGE), None);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
 
-use super::context::{Context, check};
+use super::context::{Context, attribute, check};
 use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, share, submit};
 use super::{DmaBuf, Module, SharedMemory};
 use crate::error::{Error, Kind, Result};
@@ -67,27 +67,9 @@ impl std::fmt::Display for Chain<'_> {
     }
 }
 
-fn attribute(cuda: &Cuda, device: CUdevice, attribute: u32) -> Result<i32> {
-    let mut value = 0;
-    // SAFETY: stores a number.
-    let asked = unsafe { (cuda.cuDeviceGetAttribute)(&mut value, attribute, device) };
-    check(
-        cuda,
-        asked,
-        "query device attribute",
-        &format!("attribute {attribute}"),
-    )?;
-    Ok(value)
-}
-
-/// One that older drivers do not know counts as 0.
-fn optional(cuda: &Cuda, device: CUdevice, which: u32) -> i32 {
-    attribute(cuda, device, which).unwrap_or(0)
-}
-
 fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
-    let has = |which| optional(cuda, device, which) != 0;
-    let ordering = optional(
+    let has = |which| attribute(cuda, device, which) != 0;
+    let ordering = attribute(
         cuda,
         device,
         consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
@@ -176,12 +158,12 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         return Err(Error::new(OPERATION, Kind::Unsupported, what));
     }
     let virtual_memory = consts::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-    if optional(cuda, device, virtual_memory) == 0 || cuda.cuMemCreate.is_none() {
+    if attribute(cuda, device, virtual_memory) == 0 || cuda.cuMemCreate.is_none() {
         let what = format!("{name}: it has no memory that is mapped (cuMemCreate)");
         return Err(Error::new(OPERATION, Kind::Unsupported, what));
     }
     let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-    let same_address = optional(cuda, device, same) != 0;
+    let same_address = attribute(cuda, device, same) != 0;
     let context = Arc::new(Context::new(cuda, device, app, name)?);
     // Before any stream of ours waits: later it would stand behind the wait.
     let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;

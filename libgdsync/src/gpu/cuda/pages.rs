@@ -22,20 +22,18 @@ pub(crate) struct HostPages(Mutex<State>);
 struct State {
     /// By first address.
     units: BTreeMap<usize, Unit>,
-    generation: u64,
 }
 
 struct Unit {
     end: usize,
     /// Registrations that cover it, also such that wait for their streams.
     users: usize,
-    generation: u64,
     /// Registered by us, and not by the application.
     ours: bool,
 }
 
-/// The units that one registration uses: first address and generation.
-pub(crate) type Units = Vec<(usize, u64)>;
+/// The units that one registration uses, by first address. They stay as long as it does.
+pub(crate) type Units = Vec<usize>;
 
 impl HostPages {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -82,36 +80,25 @@ impl HostPages {
             }
         }
         for (from, end, ours) in made {
-            state.generation += 1;
-            let unit = Unit {
-                end,
-                users: 0,
-                generation: state.generation,
-                ours,
-            };
-            state.units.insert(from, unit);
+            let users = 0;
+            state.units.insert(from, Unit { end, users, ours });
             used.push(from);
         }
-        let mut units = Vec::with_capacity(used.len());
-        for start in used {
-            if let Some(unit) = state.units.get_mut(&start) {
+        for start in &used {
+            if let Some(unit) = state.units.get_mut(start) {
                 unit.users += 1;
-                units.push((start, unit.generation));
             }
         }
-        Ok(units)
+        Ok(used)
     }
 
     /// Ends a registration, once no stream uses it: gives back the units that have no other.
     pub fn leave(&self, context: &Context, units: &Units) {
         let mut state = self.lock();
-        for (start, generation) in units {
+        for start in units {
             let Some(unit) = state.units.get_mut(start) else {
                 continue;
             };
-            if unit.generation != *generation {
-                continue;
-            }
             unit.users -= 1;
             if unit.users == 0
                 && let Some(unit) = state.units.remove(start)

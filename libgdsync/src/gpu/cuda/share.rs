@@ -10,7 +10,7 @@ use gdsync_sys::cuda::types::{
 };
 use gdsync_sys::cuda::{Cuda, consts};
 
-use super::context::Context;
+use super::context::{Context, attribute};
 use super::memory::{Corpse, Memory};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Allocation;
@@ -63,13 +63,7 @@ fn lacks(what: &str) -> Error {
 }
 
 fn prop(context: &Context) -> CUmemAllocationProp {
-    let has = |attribute| {
-        let mut value = 0;
-        // SAFETY: stores a number.
-        let asked =
-            unsafe { (context.cuda.cuDeviceGetAttribute)(&mut value, attribute, context.device) };
-        asked.is_success() && value != 0
-    };
+    let has = |which| attribute(context.cuda, context.device, which) != 0;
     let descriptors = consts::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
     let rdma = consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
     CUmemAllocationProp {

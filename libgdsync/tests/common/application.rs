@@ -1,0 +1,39 @@
+//! What an application does with CUDA itself, beside the library: on the same table, with
+//! contexts and streams of its own.
+
+use gdsync::gpu::Stream;
+use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::{Gpu, Result};
+use gdsync_sys::cuda::types::CUcontext;
+use gdsync_sys::cuda::{Cuda, CudaResult};
+
+/// The table, as an application has it.
+pub fn driver() -> &'static Cuda {
+    let cuda = Cuda::get().unwrap();
+    // SAFETY: may be called any number of times.
+    ok(unsafe { (cuda.cuInit)(0) });
+    cuda
+}
+
+#[track_caller]
+pub fn ok(result: CudaResult) {
+    assert!(result.is_success(), "{result:?}");
+}
+
+pub fn retained() -> CUcontext {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: retains the primary context; it is kept.
+    ok(unsafe { (driver().cuDevicePrimaryCtxRetain)(&mut context, 0) });
+    context
+}
+
+pub fn make_current(context: CUcontext) {
+    // SAFETY: null, or a live context.
+    ok(unsafe { (driver().cuCtxSetCurrent)(context) });
+}
+
+/// What the write of one word by `stream` comes to.
+pub fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
+    let pd = Device::emulated(gpu)?.alloc_pd()?;
+    pd.create_qp(&QpConfig::default())?.post_on(stream, list)
+}
