@@ -61,6 +61,10 @@ statuses! {
     UNKNOWN_SYNDROME = 16, "unknown syndrome";
     /// The queue pair was closed or reset with the request in flight.
     CLOSED = 17, "the queue pair was closed";
+    /// The message is longer than the memory of the receive.
+    TRUNCATED = 18, "the message is longer than the receive";
+    /// Cancelled before it was matched.
+    CANCELLED = 19, "cancelled";
 }
 
 impl Status {

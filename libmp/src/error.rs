@@ -1,0 +1,190 @@
+//! Errors: what was attempted, what went wrong, with which rank and object, against which limit.
+//!
+//! An [`Error`] is one pointer wide; the box is only made on the failing path. [`Kind`] is what
+//! programs match on.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use gdsync::Status;
+
+/// What kind of thing went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// An argument lies outside what the call accepts.
+    Invalid,
+    /// The runtime, the device or the state of a request does not permit this.
+    Unsupported,
+    /// The message is longer than the memory of the receive.
+    Truncated,
+    /// The peer failed, or was given up; the status tells how.
+    PeerFailed(Status),
+    /// A request failed on this side.
+    Failed(Status),
+    /// The caller's time limit passed.
+    Timeout,
+    /// There is no room now; there may be later.
+    QueueFull,
+    /// A request that is not known, or not posted.
+    NoSuchRequest,
+    /// The object is in use in a way that forbids this.
+    Busy,
+    /// The request was cancelled.
+    Cancelled,
+    /// A peer speaks another version, is set up otherwise, or sent what cannot be understood.
+    Protocol,
+    /// Ranks that did not come.
+    Missing,
+    /// Something that is needed is not there.
+    Absent,
+    /// The context is closed.
+    Closed,
+    /// gdsync refused.
+    Gdsync(gdsync::Kind),
+    /// The operating system refused.
+    System,
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// An error: {operation, kind, rank, object, limit, source}.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    operation: &'static str,
+    kind: Kind,
+    rank: Option<u32>,
+    object: String,
+    limit: Option<u64>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` while doing `operation` on `object`. Public for other makers of
+    /// [`Bootstrap`](crate::Bootstrap).
+    #[cold]
+    pub fn new(operation: &'static str, kind: Kind, object: impl Into<String>) -> Error {
+        Error(Box::new(Inner {
+            operation,
+            kind,
+            rank: None,
+            object: object.into(),
+            limit: None,
+            source: None,
+        }))
+    }
+
+    /// Names the rank concerned.
+    #[cold]
+    #[must_use]
+    pub fn with_rank(mut self, rank: u32) -> Error {
+        self.0.rank = Some(rank);
+        self
+    }
+
+    /// Names the limit that was run into.
+    #[cold]
+    #[must_use]
+    pub fn with_limit(mut self, limit: impl TryInto<u64>) -> Error {
+        self.0.limit = limit.try_into().ok();
+        self
+    }
+
+    /// Keeps the cause.
+    #[cold]
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// What was attempted, as a verb: `post send`.
+    pub fn operation(&self) -> &'static str {
+        self.0.operation
+    }
+
+    /// The object concerned and what about it is wrong.
+    pub fn object(&self) -> &str {
+        &self.0.object
+    }
+
+    /// The rank concerned, where there is one.
+    pub fn rank(&self) -> Option<u32> {
+        self.0.rank
+    }
+
+    /// The limit that was run into, where there is one.
+    pub fn limit_value(&self) -> Option<u64> {
+        self.0.limit
+    }
+
+    /// The status of the request that failed, if this is about one.
+    pub fn status(&self) -> Option<Status> {
+        match self.0.kind {
+            Kind::PeerFailed(status) | Kind::Failed(status) => Some(status),
+            Kind::Truncated => Some(Status::TRUNCATED),
+            _ => None,
+        }
+    }
+}
+
+impl From<gdsync::Error> for Error {
+    #[cold]
+    fn from(e: gdsync::Error) -> Error {
+        let kind = match e.kind() {
+            gdsync::Kind::Invalid => Kind::Invalid,
+            gdsync::Kind::Unsupported => Kind::Unsupported,
+            gdsync::Kind::QueueFull => Kind::QueueFull,
+            gdsync::Kind::Busy => Kind::Busy,
+            gdsync::Kind::Timeout => Kind::Timeout,
+            gdsync::Kind::Absent => Kind::Absent,
+            gdsync::Kind::System => Kind::System,
+            gdsync::Kind::Protocol => Kind::Protocol,
+            gdsync::Kind::Failed(status) => Kind::Failed(status),
+            other => Kind::Gdsync(other),
+        };
+        let mut error = Error::new(e.operation(), kind, e.object());
+        error.0.limit = e.limit_value();
+        error.with_source(e)
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.0.operation)?;
+        if let Some(rank) = self.0.rank {
+            write!(f, "rank {rank}: ")?;
+        }
+        f.write_str(&self.0.object)?;
+        if let Some(limit) = self.0.limit {
+            write!(f, " (limit {limit})")?;
+        }
+        if let Some(status) = self.status() {
+            write!(f, ": {status}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} [{:?}]", self.0.kind)?;
+        if let Some(source) = &self.0.source {
+            write!(f, ": {source}")?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|e| e as _)
+    }
+}

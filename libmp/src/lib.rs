@@ -1,0 +1,8 @@
+//! Messages on GPU streams.
+
+pub mod bootstrap;
+mod error;
+
+pub use bootstrap::Bootstrap;
+pub use error::{Error, Kind, Result};
+pub use gdsync;
