@@ -95,6 +95,11 @@ impl Region {
         &self.0.allocation.backing
     }
 
+    /// Whether no other handle on this memory is left.
+    pub(crate) fn is_last(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
+    }
+
     pub(crate) fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.0))
     }

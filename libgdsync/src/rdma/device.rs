@@ -5,7 +5,7 @@ use std::ops::BitOr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use gds_step::{Lane, MachineId};
+use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
 use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
@@ -58,7 +58,9 @@ pub(super) struct DeviceInner {
     gpu: Gpu,
     nic: Arc<EmulatedNic>,
     watch: WatchList,
-    watcher: MachineId,
+    watcher: Shared<Watcher>,
+    /// `None`: the caller steps the watcher.
+    attached: Option<MachineId>,
     proxies: ProxyList,
     /// Attached with the first queue pair that wants one.
     proxy: OnceLock<MachineId>,
@@ -85,19 +87,41 @@ impl Device {
     /// # Errors
     /// As [`Device::emulated`].
     pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, true)
+    }
+
+    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
+    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
+    /// failure is told and no stream that waits for a failed request is released.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_unwatched(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, false)
+    }
+
+    fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = Arc::new(EmulatedNic::open(gpu, options)?);
         let host = gpu.host();
         let (watch, proxies) = (WatchList::default(), ProxyList::default());
         let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
-        let watcher = host.attach(Lane::Watch, Box::new(watcher));
+        let watcher = Shared::new(watcher);
+        let attached = watched.then(|| host.attach(Lane::Watch, Box::new(watcher.clone())));
         Ok(Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
             watch,
             watcher,
+            attached,
             proxies,
             proxy: OnceLock::new(),
         })))
+    }
+
+    /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
+    pub fn progress(&self) -> bool {
+        let now = self.0.gpu.host().now();
+        self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress
     }
 
     /// The provider and the NIC, for people: `emulated nic0`.
@@ -177,7 +201,9 @@ impl Device {
 impl Drop for DeviceInner {
     fn drop(&mut self) {
         let host = self.gpu.host();
-        host.detach(self.watcher);
+        if let Some(watcher) = self.attached {
+            host.detach(watcher);
+        }
         if let Some(proxy) = self.proxy.get() {
             host.detach(*proxy);
         }
@@ -308,6 +334,18 @@ impl Mr {
             mr: self,
             offset,
             len,
+        }
+    }
+
+    /// Ends the registration, and the region behind it, if this is their last handle and no
+    /// request in flight names them.
+    ///
+    /// # Errors
+    /// The registration itself, if something else still uses it or its region.
+    pub fn try_close(mut self) -> Result<(), Mr> {
+        match Arc::get_mut(&mut self.0) {
+            Some(inner) if inner.region.is_last() => Ok(()),
+            _ => Err(self),
         }
     }
 

@@ -26,6 +26,7 @@ impl Qp {
         let slot = state.send.fifo.slot(request.ticket).ok_or_else(no)?;
         let layout = state.send.layout(slot).ok_or_else(no)?;
         let (segment, offset) = match field {
+            Field::Opcode => (0, 0),
             Field::Length(i) => (layout.data(i).ok_or_else(no)?, DataSeg::BYTE_COUNT),
             Field::Key(i) => (layout.data(i).ok_or_else(no)?, DataSeg::LKEY),
             Field::Address(i) => (layout.data(i).ok_or_else(no)?, DataSeg::ADDR),
@@ -37,7 +38,7 @@ impl Qp {
     }
 
     /// A 32-bit field of a prepared request, to be written, big-endian, by the stream that posts
-    /// it, earlier on. For lengths and keys.
+    /// it, earlier on. For lengths, keys and the opcode.
     ///
     /// # Errors
     /// `Invalid` if the entry has no such field or it is an address; `NoSuchRequest` if the

@@ -116,6 +116,15 @@ impl Qp {
         state.failed()
     }
 
+    /// Gives the queue pair up: it goes into error with `status`, what is in flight is flushed,
+    /// and the streams that wait for it are released. Without effect on one in error.
+    pub fn fail(&mut self, status: Status) {
+        let mut state = self.core.lock();
+        self.core.fail(&mut state, Side::Send, status);
+        drop(state);
+        self.core.nic.host().ring();
+    }
+
     /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
     /// Kernels may read it after a wait to learn whether they were released by a failure.
     pub fn error_word(&self) -> DevicePtr {

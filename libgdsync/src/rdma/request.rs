@@ -78,6 +78,9 @@ pub struct Received {
 /// All fields are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
+    /// Opcode: the lowest byte of the dword that starts the entry. Set to that of a NOP (0),
+    /// the request does nothing and completes as if it had.
+    Opcode,
     /// Byte count of a data segment.
     Length(usize),
     /// Local key of a data segment.
