@@ -343,9 +343,9 @@ impl Mr {
     /// # Errors
     /// The registration itself, if something else still uses it or its region.
     pub fn try_close(mut self) -> Result<(), Mr> {
-        match Arc::get_mut(&mut self.0) {
-            Some(inner) if inner.region.is_last() => Ok(()),
-            _ => Err(self),
+        match Arc::get_mut(&mut self.0).is_some_and(|inner| inner.region.is_last()) {
+            true => Ok(()),
+            false => Err(self),
         }
     }
 
