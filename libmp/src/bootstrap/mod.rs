@@ -6,11 +6,23 @@
 //! or a tag is used first; payload never goes this way.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::error::Result;
+use gdsync::Status;
+
+use crate::error::{Error, Kind, Result};
+
+mod inbox;
+mod local;
+
+pub use local::Local;
 
 /// Longest control message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
+
+/// How much one rank may have under way to another: the bytes of its messages and a little for
+/// each, until they are received.
+pub const WINDOW: u32 = 1 << 20;
 
 /// A job as one of its ranks sees it.
 ///
@@ -30,14 +42,98 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `Invalid` for a rank that the job has not or a message longer than [`MAX_MESSAGE`];
+    /// `QueueFull` while `to` has too much of this rank that it did not receive ([`WINDOW`]);
     /// `PeerFailed` if `to` is known to be gone; `System` if the way to it is.
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()>;
 
     /// The next message under `topic`, with its sender, if one has arrived. Messages under topics
-    /// that nobody asks for are kept, up to a bound.
+    /// that nobody asks for are kept, up to a bound: their senders are told that the way is full.
+    /// What a rank sent before it was gone is still received.
     ///
     /// # Errors
     /// `System` if the way to the others is gone; `Protocol` if something arrived that cannot be
     /// understood.
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>>;
+
+    /// Drops what has arrived under `topic` and what will arrive: nobody is going to ask for it.
+    fn forget(&self, topic: u64) {
+        let _ = topic;
+    }
+
+    /// Whether `rank` is known to have left the job or died. A rank that is gone stays so.
+    fn gone(&self, rank: u32) -> bool {
+        let _ = rank;
+        false
+    }
+
+    /// The host that a rank is on: ranks of equal numbers can open each other's sockets and pass
+    /// descriptors. None if it is not known, or there is no such rank.
+    fn host(&self, rank: u32) -> Option<u64> {
+        let _ = rank;
+        None
+    }
+
+    /// Hands a copy of a descriptor to a rank of the same host. Topics of descriptors are apart
+    /// from those of messages, and neither overtakes or waits for the other.
+    ///
+    /// # Errors
+    /// As [`send`](Bootstrap::send); `Unsupported` if the rank is on another host, or this
+    /// bootstrap passes none.
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        let _ = (topic, fd);
+        let text = "this bootstrap passes no descriptors";
+        Err(Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(to))
+    }
+
+    /// The next descriptor under `topic`, with its sender, if one has arrived.
+    ///
+    /// # Errors
+    /// As [`receive`](Bootstrap::receive); `Unsupported` if this bootstrap passes none.
+    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        let _ = topic;
+        let text = "this bootstrap passes no descriptors";
+        Err(Error::new("receive a descriptor", Kind::Unsupported, text))
+    }
+}
+
+const SEND: &str = "send a control message";
+
+/// Refuses ranks that the job has not and messages that are too long.
+fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
+    if to >= size {
+        let text = format!("the job has {size} ranks");
+        return Err(Error::new(SEND, Kind::Invalid, text).with_rank(to));
+    }
+    if message.len() > MAX_MESSAGE {
+        let text = format!("{} bytes", message.len());
+        let error = Error::new(SEND, Kind::Invalid, text).with_rank(to);
+        return Err(error.with_limit(MAX_MESSAGE));
+    }
+    Ok(())
+}
+
+#[cold]
+fn gone(rank: u32) -> Error {
+    let kind = Kind::PeerFailed(Status::REMOTE_ABORTED);
+    Error::new(SEND, kind, "has left the job, or died").with_rank(rank)
+}
+
+#[cold]
+fn full(rank: u32) -> Error {
+    let text = "does not receive what it is sent";
+    let error = Error::new(SEND, Kind::QueueFull, text).with_rank(rank);
+    error.with_limit(WINDOW)
+}
+
+#[cold]
+fn too_many(rank: u32) -> Error {
+    let text = "does not receive the descriptors it is sent";
+    Error::new("pass a descriptor", Kind::QueueFull, text).with_rank(rank)
+}
+
+/// A descriptor of our own for what `fd` names.
+fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(|e| {
+        Error::new("pass a descriptor", Kind::System, "it cannot be copied").with_source(e)
+    })
 }

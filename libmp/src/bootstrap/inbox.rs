@@ -1,0 +1,158 @@
+//! What has arrived and nobody has asked for yet: messages and descriptors, by topic.
+//!
+//! Room is kept for each sender apart, so that one who talks much is refused and no other is.
+//! A message takes its room until it is received or its topic forgotten.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+
+use super::WINDOW;
+
+/// What a message takes up beside its bytes.
+const OVERHEAD: u32 = 64;
+
+/// Most descriptors that wait in an inbox.
+const MAX_FDS: usize = 256;
+
+/// Most topics that are remembered as forgotten.
+const MAX_FORGOTTEN: usize = 4096;
+
+/// The room that a message of `len` bytes takes in its sender's window.
+pub(super) fn room(len: usize) -> u32 {
+    // No message is longer than MAX_MESSAGE.
+    OVERHEAD.saturating_add(u32::try_from(len).unwrap_or(u32::MAX))
+}
+
+/// The inbox of one rank.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    topics: HashMap<u64, VecDeque<(u32, Vec<u8>)>>,
+    fds: HashMap<u64, VecDeque<(u32, OwnedFd)>>,
+    held_fds: usize,
+    /// Room taken, by sender.
+    taken: HashMap<u32, u32>,
+    /// Topics whose messages are dropped, the newest last.
+    forgotten: VecDeque<u64>,
+}
+
+impl Inbox {
+    /// Whether a message of `len` bytes from `from` has room.
+    pub fn has_room(&self, from: u32, len: usize) -> bool {
+        let taken = self.taken.get(&from).copied().unwrap_or(0);
+        taken.saturating_add(room(len)) <= WINDOW
+    }
+
+    /// Keeps a message. False if nobody wants it: its room is free again.
+    pub fn push(&mut self, from: u32, topic: u64, message: Vec<u8>) -> bool {
+        if self.forgotten.contains(&topic) {
+            return false;
+        }
+        *self.taken.entry(from).or_default() += room(message.len());
+        let queue = self.topics.entry(topic).or_default();
+        queue.push_back((from, message));
+        true
+    }
+
+    /// The oldest message under `topic`.
+    pub fn take(&mut self, topic: u64) -> Option<(u32, Vec<u8>)> {
+        let queue = self.topics.get_mut(&topic)?;
+        let taken = queue.pop_front();
+        if queue.is_empty() {
+            self.topics.remove(&topic);
+        }
+        let (from, message) = taken?;
+        self.give_back(from, message.len());
+        Some((from, message))
+    }
+
+    /// Keeps a descriptor. It comes back if there is no room or nobody wants it.
+    pub fn push_fd(&mut self, from: u32, topic: u64, fd: OwnedFd) -> Result<(), OwnedFd> {
+        if self.held_fds == MAX_FDS || self.forgotten.contains(&topic) {
+            return Err(fd);
+        }
+        self.held_fds += 1;
+        self.fds.entry(topic).or_default().push_back((from, fd));
+        Ok(())
+    }
+
+    /// The oldest descriptor under `topic`.
+    pub fn take_fd(&mut self, topic: u64) -> Option<(u32, OwnedFd)> {
+        let queue = self.fds.get_mut(&topic)?;
+        let taken = queue.pop_front();
+        if queue.is_empty() {
+            self.fds.remove(&topic);
+        }
+        self.held_fds -= usize::from(taken.is_some());
+        taken
+    }
+
+    /// Whether more descriptors have room.
+    pub fn has_room_for_fd(&self) -> bool {
+        self.held_fds < MAX_FDS
+    }
+
+    /// Drops what came under `topic`, and what will come. Gives the room that each sender of
+    /// a dropped message gets back.
+    pub fn forget(&mut self, topic: u64) -> Vec<(u32, u32)> {
+        if !self.forgotten.contains(&topic) {
+            self.forgotten.push_back(topic);
+        }
+        if self.forgotten.len() > MAX_FORGOTTEN {
+            self.forgotten.pop_front();
+        }
+        if let Some(fds) = self.fds.remove(&topic) {
+            self.held_fds -= fds.len();
+        }
+        let mut freed = Vec::new();
+        for (from, message) in self.topics.remove(&topic).unwrap_or_default() {
+            self.give_back(from, message.len());
+            freed.push((from, room(message.len())));
+        }
+        freed
+    }
+
+    fn give_back(&mut self, from: u32, len: usize) {
+        if let Some(taken) = self.taken.get_mut(&from) {
+            *taken = taken.saturating_sub(room(len));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::MAX_MESSAGE;
+
+    #[test]
+    fn keeps_topics_apart_and_senders_in_order() {
+        let mut inbox = Inbox::default();
+        for (from, topic, text) in [(1, 7, "a"), (2, 7, "b"), (1, 8, "c"), (1, 7, "d")] {
+            assert!(inbox.push(from, topic, text.into()));
+        }
+        assert_eq!(inbox.take(8), Some((1, b"c".to_vec())));
+        let rest = std::iter::from_fn(|| inbox.take(7)).collect::<Vec<_>>();
+        let text = |from, s: &str| (from, s.as_bytes().to_vec());
+        assert_eq!(rest, [text(1, "a"), text(2, "b"), text(1, "d")]);
+        assert_eq!(inbox.take(9), None);
+        assert!(inbox.topics.is_empty());
+    }
+
+    #[test]
+    fn a_senders_room_is_its_own_and_comes_back() {
+        let mut inbox = Inbox::default();
+        let mut sent = 0;
+        while inbox.has_room(1, MAX_MESSAGE) {
+            inbox.push(1, sent % 2, vec![0; MAX_MESSAGE]);
+            sent += 1;
+        }
+        assert!(sent >= 8, "{sent}");
+        assert!(inbox.has_room(2, MAX_MESSAGE));
+        inbox.take(0).unwrap();
+        assert!(inbox.has_room(1, MAX_MESSAGE));
+        let freed = inbox.forget(1);
+        assert_eq!(freed.len() as u64, sent / 2);
+        assert!(!inbox.push(1, 1, vec![0]));
+        while inbox.take(0).is_some() {}
+        assert!(inbox.taken.values().all(|t| *t == 0));
+    }
+}
