@@ -86,7 +86,7 @@ run_steps() {
 }
 
 # Folders of kernels, each with the module that is made of them in its folder ptx.
-KERNELS="libgdsync/device benches/device examples/device"
+KERNELS="libgdsync/device libmp/device benches/device examples/device"
 
 # --- check -------------------------------------------------------------------------------
 

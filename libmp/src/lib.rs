@@ -2,6 +2,7 @@
 
 pub mod bootstrap;
 mod error;
+mod kernels;
 
 pub use bootstrap::Bootstrap;
 pub use error::{Error, Kind, Result};

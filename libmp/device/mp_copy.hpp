@@ -1,0 +1,67 @@
+// Copies of any alignment and length, shared by some of a block's threads.
+#pragma once
+
+#include "mp_wire.hpp"
+
+namespace mp {
+
+// The widest word: accessed as a whole where it is aligned.
+struct alignas(16) Wide {
+    u64 low, high;
+};
+
+// Threads that share a copy: this one is `first` of `step`.
+struct Share {
+    u32 first;
+    u32 step;
+};
+
+// `to` and `from` have the same distance from a multiple of T's size.
+template <class T>
+GDS_DEVICE void copy_as(unsigned char* to, const unsigned char* from, u64 len, Share s) {
+    const u64 head = least(len, -reinterpret_cast<u64>(to) & (sizeof(T) - 1));
+    const u64 words = (len - head) / sizeof(T), tail = (len - head) % sizeof(T);
+    T* w = reinterpret_cast<T*>(to + head);
+    const T* v = reinterpret_cast<const T*>(from + head);
+    u64 i = s.first;
+    // Four at once: the loads are on their way together.
+    GDS_NO_UNROLL
+    for (; i + 3ull * s.step < words; i += 4ull * s.step) {
+        const T a = v[i], b = v[i + s.step], c = v[i + 2ull * s.step], d = v[i + 3ull * s.step];
+        w[i] = a;
+        w[i + s.step] = b;
+        w[i + 2ull * s.step] = c;
+        w[i + 3ull * s.step] = d;
+    }
+    GDS_NO_UNROLL
+    for (; i < words; i += s.step) w[i] = v[i];
+    // What is left at both ends.
+    GDS_NO_UNROLL
+    for (u64 j = s.first; j < head + tail; j += s.step) {
+        const u64 at = j < head ? j : len - head - tail + j;
+        to[at] = from[at];
+    }
+}
+
+GDS_DEVICE void copy(u64 to, u64 from, u64 len, Share s) {
+    auto* t = reinterpret_cast<unsigned char*>(to);
+    const auto* f = reinterpret_cast<const unsigned char*>(from);
+#if defined(GDS_SOFT)
+    if (s.step == 1) {
+        memcpy(t, f, len);
+        return;
+    }
+#endif
+    const u64 skew = to ^ from;
+    if ((skew & 15) == 0) {
+        copy_as<Wide>(t, f, len, s);
+    } else if ((skew & 7) == 0) {
+        copy_as<u64>(t, f, len, s);
+    } else if ((skew & 3) == 0) {
+        copy_as<u32>(t, f, len, s);
+    } else {
+        copy_as<unsigned char>(t, f, len, s);
+    }
+}
+
+}  // namespace mp

@@ -1,0 +1,121 @@
+// The sender's half of a message whose destination or length only the stream knows, launched
+// behind the wait for the receiver's answer: completes the work requests and the message's stamp
+// before the doorbell. One block of any number of threads.
+#include "mp_wire.hpp"
+
+namespace mp {
+
+// Where fields of one prepared work request are; 0: that one is not to be changed.
+struct Patch {
+    u64 control;
+    u64 remote_address;
+    u64 remote_key;
+    u64 length;
+    u64 address;
+};
+
+// The same layout stands in libmp/src/kernels/params.rs, with what the fields mean.
+template <u32 Capacity>
+struct Stamp {
+    u64 ready;
+    u64 info;
+    u64 stamp;
+    u64 length;
+    u64 offset;
+    u64 size;
+    u64 source;
+    u64 result;
+    u64 error;
+    u64 stamp_control;
+    u64 chunk;
+    u32 chunks;
+    u32 seq;
+    Patch patch[Capacity];
+};
+
+// Memory of the receiver, as it lies behind the ready word.
+struct Info {
+    u64 addr;
+    u32 rkey;
+    u32 reserved;
+};
+
+static_assert(sizeof(Stamp<1>) == 136 && sizeof(Stamp<16>) == 736 && sizeof(Info) == 16, "layout");
+
+// Fields of work requests are big-endian.
+GDS_DEVICE u32 swap_bytes(u32 v) {
+    return v >> 24 | (v >> 8 & 0xff00u) | (v << 8 & 0xff0000u) | v << 24;
+}
+
+GDS_DEVICE void patch32(u64 field, u32 value) {
+    if (field != 0) *reinterpret_cast<u32*>(field) = swap_bytes(value);
+}
+
+GDS_DEVICE void patch64(u64 field, u64 value) {
+    if (field == 0) return;
+    *word_at(field) = static_cast<u64>(swap_bytes(static_cast<u32>(value))) << 32 | swap_bytes(static_cast<u32>(value >> 32));
+}
+
+// The opcode, the lowest byte of the first dword, becomes that of a NOP.
+GDS_DEVICE void silence(u64 control) { reinterpret_cast<unsigned char*>(control)[3] = 0; }
+
+// How the send goes on. `silent`: the receiver waits for no stamp, or not for this one.
+struct Departure {
+    u32 status;
+    bool silent;
+};
+
+template <u32 Capacity>
+GDS_DEVICE Departure departure(const Stamp<Capacity>& p, u64 offset, u64 len) {
+    const u32 own = len > p.size || offset > p.size - len ? kLocalLength : kSuccess;
+    if (p.ready == 0) return {own, false};
+    const Word w = parse(gds::load_acquire_sys(word_at(p.ready)));
+    if (!belongs(w, p.seq)) return {kBadResponse, true};
+    switch (w.kind) {
+        case kReady: return {own == kSuccess && len > w.len ? static_cast<u32>(kTruncated) : own, false};
+        case kRefused: return {kTruncated, true};
+        case kFailed: return {failure(w), true};
+        default: return {kBadResponse, true};
+    }
+}
+
+template <u32 Capacity>
+GDS_DEVICE void stamp(const Stamp<Capacity>& p) {
+    const u64 len = p.length != 0 ? own_word(p.length) : p.size;
+    const u64 offset = p.offset != 0 ? own_word(p.offset) : 0;
+    const Departure d = departure(p, offset, len);
+    const bool good = d.status == kSuccess;
+    Info info{};
+    if (good && p.ready != 0) info = *reinterpret_cast<const Info*>(p.info);
+    GDS_NO_UNROLL
+    for (u32 i = threadIdx.x; i < p.chunks; i += blockDim.x) {
+        const Patch& patch = p.patch[i];
+        const u64 from = i * p.chunk;
+        if (!good || len <= from) {
+            silence(patch.control);
+            continue;
+        }
+        if (p.ready != 0) {
+            patch64(patch.remote_address, info.addr + from);
+            patch32(patch.remote_key, info.rkey);
+        }
+        patch32(patch.length, static_cast<u32>(least(len - from, p.chunk)));
+        patch64(patch.address, p.source + offset + from);
+    }
+    if (threadIdx.x == 0) {
+        const u32 sent = p.ready != 0 ? kDirect : kEager;
+        const u32 kind = good ? sent : static_cast<u32>(kTooLong);
+        const u64 word = compose(p.seq, kind, len);
+        word_at(p.stamp)[0] = word;
+        word_at(p.stamp)[1] = word;
+        if (d.silent) silence(p.stamp_control);
+        if (!good) finish(p.result, p.error, d.status, len);
+    }
+    // The doorbell that follows finds it all.
+    gds::fence_sys();
+}
+
+}  // namespace mp
+
+GDS_KERNEL(mp_stamp_1, mp::Stamp<1>, p) { mp::stamp(p); }
+GDS_KERNEL(mp_stamp_16, mp::Stamp<16>, p) { mp::stamp(p); }

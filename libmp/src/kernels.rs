@@ -1,0 +1,153 @@
+//! The kernels of a message: what the stream does with it besides the network.
+//!
+//! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
+//! CUDA, and by the host compiler, for the soft GPU. There are two, for the receiver's half
+//! ([`Unpack`]) and the sender's ([`Stamp`]), each in two sizes: what a kernel is launched with is
+//! copied, so the usual message has the small one.
+
+mod params;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::c_void;
+
+use gdsync::gpu::{Dims, Kernel, Module};
+use gdsync::{Gpu, Stream};
+
+use crate::error::Result;
+
+pub(crate) use params::{Info, Patch, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
+
+/// The kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
+/// NUL, as `cuModuleLoadData` wants it.
+const PTX: &str = concat!(include_str!("../device/ptx/mp_kernels.ptx"), "\0");
+
+unsafe extern "C" {
+    fn mp_unpack_1(params: *const c_void);
+    fn mp_unpack_30(params: *const c_void);
+    fn mp_stamp_1(params: *const c_void);
+    fn mp_stamp_16(params: *const c_void);
+}
+
+/// The kernels, loaded on one GPU. Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernels {
+    unpack_1: Kernel,
+    unpack_30: Kernel,
+    stamp_1: Kernel,
+    stamp_16: Kernel,
+    unpack: Dims,
+    stamp: Dims,
+}
+
+/// A size of [`Unpack`] or [`Stamp`] that there is a kernel for.
+pub(crate) trait Params {
+    /// The kernel that takes it.
+    fn kernel(kernels: &Kernels) -> &Kernel;
+}
+
+impl Params for Unpack<1> {
+    fn kernel(kernels: &Kernels) -> &Kernel {
+        &kernels.unpack_1
+    }
+}
+
+impl Params for Unpack<SEGMENTS> {
+    fn kernel(kernels: &Kernels) -> &Kernel {
+        &kernels.unpack_30
+    }
+}
+
+impl Params for Stamp<1> {
+    fn kernel(kernels: &Kernels) -> &Kernel {
+        &kernels.stamp_1
+    }
+}
+
+impl Params for Stamp<STAMPS> {
+    fn kernel(kernels: &Kernels) -> &Kernel {
+        &kernels.stamp_16
+    }
+}
+
+impl Kernels {
+    /// Loads them. On CUDA to be called before any stream of the context waits: the driver lets
+    /// loading stand behind waits.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::load_module`].
+    pub fn load(gpu: &Gpu) -> Result<Kernels> {
+        match gpu.runtime_name() {
+            "soft" => Ok(Kernels::soft()),
+            _ => Kernels::cuda(&gpu.load_module(PTX.as_bytes())?),
+        }
+    }
+
+    /// A thread of the soft GPU is a fiber: one of them copies as fast as many.
+    fn soft() -> Kernels {
+        // SAFETY: build.rs compiled the entries against softgpu's headers; each takes one
+        // parameter of the size named, which `device/` and `params` assert.
+        unsafe {
+            let kernel = |name, entry, size| Kernel::soft(softgpu::Kernel::new(name, entry, size));
+            Kernels {
+                unpack_1: kernel("mp_unpack_1", mp_unpack_1, size_of::<Unpack<1>>()),
+                unpack_30: kernel("mp_unpack_30", mp_unpack_30, size_of::<Unpack<SEGMENTS>>()),
+                stamp_1: kernel("mp_stamp_1", mp_stamp_1, size_of::<Stamp<1>>()),
+                stamp_16: kernel("mp_stamp_16", mp_stamp_16, size_of::<Stamp<STAMPS>>()),
+                unpack: Dims::linear(1, 1),
+                stamp: Dims::linear(1, 1),
+            }
+        }
+    }
+
+    fn cuda(module: &Module) -> Result<Kernels> {
+        Ok(Kernels {
+            unpack_1: module.kernel("mp_unpack_1")?,
+            unpack_30: module.kernel("mp_unpack_30")?,
+            stamp_1: module.kernel("mp_stamp_1")?,
+            stamp_16: module.kernel("mp_stamp_16")?,
+            unpack: Dims::linear(1, 256),
+            stamp: Dims::linear(1, 32),
+        })
+    }
+
+    /// Enqueues the receiver's half of a message.
+    ///
+    /// # Safety
+    /// Every address in `params` that is not 0 is valid on the stream's GPU until the stream has
+    /// run it, for as many bytes as [`Unpack`] says, and nobody relies on what it overwrites. The
+    /// segments overlap neither each other nor what is copied from.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    #[inline]
+    pub unsafe fn unpack<const N: usize>(&self, stream: &Stream, params: &Unpack<N>) -> Result<()>
+    where
+        Unpack<N>: Params,
+    {
+        debug_assert!(params.segments as usize <= N);
+        // SAFETY: the kernel accesses what `Unpack` names, which the caller vouches for.
+        unsafe { stream.launch(Unpack::kernel(self), self.unpack, params.bytes()) }?;
+        Ok(())
+    }
+
+    /// Enqueues the sender's half of a message.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`], with [`Stamp`]; fields of work requests belong to requests that
+    /// no NIC has been told of and that stay prepared until the stream has run this.
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch`].
+    #[inline]
+    pub unsafe fn stamp<const N: usize>(&self, stream: &Stream, params: &Stamp<N>) -> Result<()>
+    where
+        Stamp<N>: Params,
+    {
+        debug_assert!(params.chunks as usize <= N);
+        debug_assert!(u64::from(params.chunks).saturating_mul(params.chunk) >= params.size);
+        // SAFETY: the kernel accesses what `Stamp` names, which the caller vouches for.
+        unsafe { stream.launch(Stamp::kernel(self), self.stamp, params.bytes()) }?;
+        Ok(())
+    }
+}
