@@ -82,7 +82,7 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
     // The sender may use the slot again, so the copies of all threads come first.
-    const u32 kind = a.status == kSuccess ? kOk : a.status == kTruncated ? kTooLong : kFailed;
+    const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     gds::store_release_sys(word_at(p.consumed), compose(p.seq, kind, kind == kFailed ? a.status : 0));
     finish(p.result, p.error, a.status, a.len);
 }

@@ -17,7 +17,7 @@ enum Kind : u32 {
     kAnnounce = 4,  // a sender without eager room asks for memory
     kReady = 5,     // the receive's memory: up to len bytes
     kRefused = 6,   // the receive has no memory for what was announced
-    kOk = 7,        // the payload was taken
+    kTaken = 7,     // the payload was taken
     kFailed = 15,   // len is a status
 };
 

@@ -16,7 +16,7 @@ use gdsync::{Gpu, Stream};
 
 use crate::error::Result;
 
-pub(crate) use params::{Info, Patch, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
+pub(crate) use params::{Patch, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
 
 /// The kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
 /// NUL, as `cuModuleLoadData` wants it.

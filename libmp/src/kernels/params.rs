@@ -30,7 +30,7 @@ pub(crate) struct Unpack<const N: usize> {
     pub word: u64,
     /// The payload of an EAGER message: `slot` bytes of any alignment.
     pub payload: u64,
-    /// The 64-bit word that tells the sender: OK, TOO_LONG, or FAILED with the status. Stored when
+    /// The 64-bit word that tells the sender: TAKEN, TOO_LONG, or FAILED with the status. Stored when
     /// the payload has been copied.
     pub consumed: u64,
     /// The request's result, of 64 bits, status << 48 | length. The last to be stored.
@@ -70,18 +70,6 @@ pub(crate) struct Patch {
     pub address: u64,
 }
 
-/// The receiver's memory as it lies behind the `ready` word; in the order of the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Info {
-    /// Its address for the NIC.
-    pub addr: u64,
-    /// Its key.
-    pub rkey: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-
 /// The sender's half of a message whose destination or length only the stream knows, run behind
 /// the wait for the receiver's answer: completes the work requests and the stamp, the word that
 /// follows the payload.
@@ -96,7 +84,8 @@ pub(crate) struct Stamp<const N: usize> {
     /// The receiver's answer, of 64 bits: it has arrived when this runs. 0: none is needed, the
     /// message is EAGER.
     pub ready: u64,
-    /// Where [`Info`] lies. Unused without `ready`.
+    /// Where the receiver's memory is told, in the order of the host: its address for the NIC (64
+    /// bits), its key (32 bits), zero (32 bits). Read if `ready` says READY.
     pub info: u64,
     /// Two 64-bit words for the stamp.
     pub stamp: u64,
@@ -149,4 +138,3 @@ layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);
 const _: () = assert!(size_of::<Stamp<1>>() == 136 && size_of::<Stamp<STAMPS>>() == 736);
-const _: () = assert!(size_of::<Info>() == 16);

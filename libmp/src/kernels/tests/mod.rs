@@ -1,0 +1,140 @@
+//! The kernels on a soft GPU, against memory laid out by hand: all that they touch lies in one
+//! region, and every byte of it is compared.
+
+mod stamp;
+mod unpack;
+
+use std::time::Duration;
+
+use gds_driver::{Sim, SimConfig};
+use gdsync::Status;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Region};
+use proptest::prelude::ProptestConfig;
+
+use super::*;
+
+/// Kinds of words, as numbers: the test's own copy of the format.
+const EAGER: u64 = 1;
+const DIRECT: u64 = 2;
+const TOO_LONG: u64 = 3;
+const ANNOUNCE: u64 = 4;
+const READY: u64 = 5;
+const REFUSED: u64 = 6;
+const TAKEN: u64 = 7;
+const FAILED: u64 = 15;
+/// The greatest length that a word can say.
+const MAX_LEN: u64 = (1 << 44) - 1;
+
+/// What memory holds that nobody writes.
+const GUARD: u8 = 0xa5;
+/// Bytes of a bench's memory.
+const BYTES: usize = 48 << 10;
+
+fn word(seq: u64, kind: u64, len: u64) -> u64 {
+    (seq & 0xffff) << 48 | kind << 44 | len
+}
+
+fn result(status: Status, len: u64) -> u64 {
+    u64::from(status.0) << 48 | len
+}
+
+/// `GDS_CASES` sets the number of cases of each test.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases.unwrap_or(256))
+    }
+}
+
+/// A stream, its kernels, and memory with its image: what the memory should hold.
+struct Bench {
+    kernels: Kernels,
+    stream: Stream,
+    memory: Region,
+    image: Vec<u8>,
+    // The last to go: the GPU is one of its devices.
+    _sim: Sim,
+}
+
+impl Bench {
+    /// With blocks of so many threads.
+    fn new(threads: u32) -> Bench {
+        let sim = Sim::new(SimConfig::seed(u64::from(threads)));
+        let gpu = Gpu::soft_with(sim.host(), SoftOptions::default()).unwrap();
+        let mut bench = Bench {
+            kernels: Kernels::load(&gpu).unwrap(),
+            stream: gpu.stream().unwrap(),
+            memory: gpu.alloc(MemoryKind::Device, BYTES).unwrap(),
+            image: Vec::new(),
+            _sim: sim,
+        };
+        bench.kernels.unpack = Dims::linear(1, threads);
+        bench.kernels.stamp = Dims::linear(1, threads);
+        bench.clear();
+        bench
+    }
+
+    /// Memory holds nothing but guard bytes.
+    fn clear(&mut self) {
+        self.image = vec![GUARD; BYTES];
+    }
+
+    fn addr(&self, at: usize) -> u64 {
+        self.memory.addr().0 + at as u64
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.image[at..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn put64(&mut self, at: usize, value: u64) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    fn put32(&mut self, at: usize, value: u32) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    /// The memory becomes as the image says.
+    fn load(&self) {
+        self.memory.write(0, &self.image).unwrap();
+    }
+
+    /// The stream does what it was given.
+    fn run(&self) {
+        assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
+    }
+
+    /// The memory is as the image says.
+    fn check(&self, what: &str) {
+        let mut got = vec![0; BYTES];
+        self.memory.read(0, &mut got).unwrap();
+        let wrong = (0..BYTES).find(|&i| got[i] != self.image[i]);
+        if let Some(i) = wrong {
+            let from = i & !7;
+            panic!(
+                "{what}: at {i:#x}: {:02x?} in place of {:02x?}",
+                &got[from..from + 16],
+                &self.image[from..from + 16]
+            );
+        }
+    }
+}
+
+#[test]
+fn every_kernel_stands_in_the_module_with_its_parameter() {
+    assert!(PTX.ends_with('\0') && PTX.matches('\0').count() == 1);
+    for (name, size) in [
+        ("mp_unpack_1", size_of::<Unpack<1>>()),
+        ("mp_unpack_30", size_of::<Unpack<SEGMENTS>>()),
+        ("mp_stamp_1", size_of::<Stamp<1>>()),
+        ("mp_stamp_16", size_of::<Stamp<STAMPS>>()),
+    ] {
+        let head =
+            format!(".visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[{size}]\n)");
+        assert!(PTX.contains(&head), "{head}");
+    }
+    assert_eq!(PTX.matches(".entry").count(), 4);
+}

@@ -1,0 +1,344 @@
+//! The receiver's half.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Where things lie.
+const WORD: usize = 0x00;
+const CONSUMED: usize = 0x10;
+const RESULT: usize = 0x20;
+const ERROR: usize = 0x34;
+/// Payloads, in the slot and staged, of at most [`MOST`] bytes.
+const PAYLOAD: usize = 0x100;
+const STAGING: usize = 0x3000;
+/// The receive's memory.
+const MEMORY: usize = 0x6000;
+const MOST: usize = 0x2800;
+
+const SEQ: u32 = 0x7_1234;
+/// Blocks of one thread, less than a warp, a warp, an odd number, as on CUDA.
+const THREADS: [u32; 5] = [1, 7, 32, 80, 256];
+
+/// Byte `i` of the payload in the slot, and of the staged one.
+fn payload(i: usize) -> u8 {
+    (i * 7 + i / 251) as u8
+}
+
+fn staged(i: usize) -> u8 {
+    !payload(i)
+}
+
+/// A receive into two segments, 10 and 30 bytes at odd addresses, with a slot of 64 bytes.
+fn receive(bench: &Bench) -> Unpack<SEGMENTS> {
+    let mut segment = [Segment::default(); SEGMENTS];
+    segment[0] = Segment {
+        addr: bench.addr(MEMORY + 3),
+        len: 10,
+    };
+    segment[1] = Segment {
+        addr: bench.addr(MEMORY + 0x101),
+        len: 30,
+    };
+    Unpack {
+        word: bench.addr(WORD),
+        payload: bench.addr(PAYLOAD + 1),
+        consumed: bench.addr(CONSUMED),
+        result: bench.addr(RESULT),
+        error: bench.addr(ERROR),
+        capacity: 40,
+        staging: 0,
+        slot: 64,
+        seq: SEQ,
+        segments: 2,
+        reserved: 0,
+        segment,
+    }
+}
+
+/// Words as they are before the kernel, payloads, and guard bytes.
+fn lay_out(bench: &mut Bench, word: u64) {
+    bench.clear();
+    bench.put64(WORD, word);
+    bench.put64(RESULT, 0);
+    bench.put32(ERROR, 0);
+    for i in 0..MOST {
+        bench.image[PAYLOAD + i] = payload(i);
+        bench.image[STAGING + i] = staged(i);
+    }
+}
+
+/// Runs `params` and expects how it ends; what is copied stands in the image already.
+fn expect<const N: usize>(
+    bench: &mut Bench,
+    params: &Unpack<N>,
+    ends: (Status, u64, u64),
+    what: &str,
+) where
+    Unpack<N>: Params,
+{
+    let (status, len, consumed) = ends;
+    // SAFETY: all addresses lie in the bench's memory, which outlives the run; segments of the
+    // tests are disjoint.
+    unsafe { bench.kernels.unpack(&bench.stream, params) }.unwrap();
+    bench.run();
+    bench.put64(CONSUMED, consumed);
+    bench.put64(RESULT, result(status, len));
+    if status != Status::SUCCESS && params.error != 0 {
+        bench.put32(ERROR, status.0);
+    }
+    bench.check(what);
+}
+
+#[test]
+fn every_word_ends_the_receive_as_it_says() {
+    use Status as S;
+    let seq = u64::from(SEQ);
+    let bad = (S::BAD_RESPONSE, 0, word(seq, FAILED, 8));
+    let long = |len| (S::TRUNCATED, len, word(seq, TOO_LONG, 0));
+    let good = |len| (S::SUCCESS, len, word(seq, TAKEN, 0));
+    let failed = |s: S| (s, 0, word(seq, FAILED, u64::from(s.0)));
+    // Name, word, whether DIRECT is staged, how it ends.
+    let cases = [
+        ("eager", word(seq, EAGER, 33), false, good(33)),
+        ("eager, full", word(seq, EAGER, 40), false, good(40)),
+        (
+            "eager, first segment",
+            word(seq, EAGER, 10),
+            false,
+            good(10),
+        ),
+        ("eager, a byte", word(seq, EAGER, 1), false, good(1)),
+        ("eager, empty", word(seq, EAGER, 0), false, good(0)),
+        ("eager, too long", word(seq, EAGER, 41), false, long(41)),
+        ("eager, a slot", word(seq, EAGER, 64), false, long(64)),
+        ("eager, more than a slot", word(seq, EAGER, 65), false, bad),
+        ("eager, huge", word(seq, EAGER, MAX_LEN), false, bad),
+        ("direct", word(seq, DIRECT, 40), false, good(40)),
+        ("direct, empty", word(seq, DIRECT, 0), false, good(0)),
+        ("direct, too long", word(seq, DIRECT, 41), false, bad),
+        ("staged", word(seq, DIRECT, 39), true, good(39)),
+        ("staged, empty", word(seq, DIRECT, 0), true, good(0)),
+        ("staged, too long", word(seq, DIRECT, 41), true, bad),
+        ("too long", word(seq, TOO_LONG, 99), false, long(99)),
+        (
+            "announced",
+            word(seq, ANNOUNCE, MAX_LEN),
+            false,
+            long(MAX_LEN),
+        ),
+        ("failed", word(seq, FAILED, 4), false, failed(S::TIMEOUT)),
+        (
+            "failed, unknown",
+            word(seq, FAILED, 0x9_0999),
+            false,
+            failed(S(0x999)),
+        ),
+        ("failed, pending", word(seq, FAILED, 0), false, bad),
+        ("failed, success", word(seq, FAILED, 0x1_0001), false, bad),
+        ("ready", word(seq, READY, 1), false, bad),
+        ("refused", word(seq, REFUSED, 1), false, bad),
+        ("taken", word(seq, TAKEN, 1), false, bad),
+        ("kind 0", word(seq, 0, 1), false, bad),
+        ("kind 14", word(seq, 14, 1), false, bad),
+        ("the next", word(seq + 1, EAGER, 3), false, bad),
+        ("the last", word(seq - 1, FAILED, 4), false, bad),
+        ("nothing", 0, false, bad),
+    ];
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        for (name, word, stage, ends) in cases {
+            lay_out(&mut bench, word);
+            bench.load();
+            let mut params = receive(&bench);
+            if stage {
+                params.staging = bench.addr(STAGING + 5);
+            }
+            let copied = match (ends.0, word >> 44 & 0xf) {
+                (S::SUCCESS, EAGER) => Some(1),
+                (S::SUCCESS, DIRECT) if stage => Some(5),
+                _ => None,
+            };
+            if let Some(skip) = copied {
+                let byte = if stage { staged } else { payload };
+                for i in 0..ends.1 as usize {
+                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
+                    bench.image[MEMORY + at] = byte(skip + i);
+                }
+            }
+            expect(
+                &mut bench,
+                &params,
+                ends,
+                &format!("{name}, {threads} threads"),
+            );
+        }
+    }
+}
+
+#[test]
+fn the_error_word_keeps_the_first_failure_and_may_be_absent() {
+    let mut bench = Bench::new(1);
+    let seq = u64::from(SEQ);
+    let ends = (Status::TIMEOUT, 0, word(seq, FAILED, 4));
+    lay_out(&mut bench, word(seq, FAILED, 4));
+    bench.put32(ERROR, Status::FLUSHED.0);
+    bench.load();
+    let mut params = receive(&bench);
+    params.error = 0;
+    expect(&mut bench, &params, ends, "no error word");
+    params.error = bench.addr(ERROR);
+    // SAFETY: as in `expect`.
+    unsafe { bench.kernels.unpack(&bench.stream, &params) }.unwrap();
+    bench.run();
+    bench.check("an error word that is set");
+}
+
+#[test]
+fn numbers_of_messages_wrap() {
+    let mut bench = Bench::new(1);
+    for seq in [0, 1, 0x7fff, 0x8000, 0xffff, 0x1_0000, 0x1_0001, u32::MAX] {
+        lay_out(&mut bench, word(u64::from(seq), DIRECT, 7));
+        bench.load();
+        let params = Unpack {
+            seq,
+            ..receive(&bench)
+        };
+        let ends = (Status::SUCCESS, 7, word(u64::from(seq), TAKEN, 0));
+        expect(&mut bench, &params, ends, &format!("message {seq:#x}"));
+    }
+}
+
+/// One segment, copied from and to every alignment.
+#[test]
+fn bytes_go_where_they_belong_whatever_their_alignment() {
+    for threads in [1, 32, 256] {
+        let mut bench = Bench::new(threads);
+        for to in [0, 1, 2, 4, 8, 15] {
+            for from in 0..16 {
+                for len in [1, 3, 8, 15, 16, 17, 63, 255, 4096, 9001] {
+                    // Every second one with the few threads that fibers are quick with.
+                    if threads > 1 && (to + from + len) % 3 != 0 {
+                        continue;
+                    }
+                    lay_out(&mut bench, word(u64::from(SEQ), EAGER, len as u64));
+                    bench.load();
+                    for i in 0..len {
+                        bench.image[MEMORY + to + i] = payload(from + i);
+                    }
+                    let two = receive(&bench);
+                    let params = Unpack::<1> {
+                        word: two.word,
+                        payload: bench.addr(PAYLOAD + from),
+                        consumed: two.consumed,
+                        result: two.result,
+                        error: two.error,
+                        capacity: len as u64,
+                        staging: 0,
+                        slot: len as u32,
+                        seq: SEQ,
+                        segments: 1,
+                        reserved: 0,
+                        segment: [Segment {
+                            addr: bench.addr(MEMORY + to),
+                            len: len as u64,
+                        }],
+                    };
+                    let ends = (Status::SUCCESS, len as u64, word(u64::from(SEQ), TAKEN, 0));
+                    let what = format!("{len} bytes from {from} to {to}, {threads} threads");
+                    expect(&mut bench, &params, ends, &what);
+                }
+            }
+        }
+    }
+}
+
+/// A receive of random shape: gap before and bytes of each segment.
+#[derive(Clone, Debug)]
+struct Shape {
+    segments: Vec<(usize, usize)>,
+    from: usize,
+    /// In 1/256 of what fits.
+    fill: usize,
+    stage: bool,
+    threads: usize,
+}
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    // Short ones, and sometimes one that all threads share.
+    let len = prop_oneof![8 => 0..80_usize, 2 => 200..330_usize, 1 => Just(2100_usize)];
+    let segment = (0..24_usize, len);
+    let count = prop_oneof![Just(SEGMENTS), 0..=SEGMENTS];
+    let segments = count.prop_flat_map(move |n| prop::collection::vec(segment.clone(), n));
+    (
+        segments,
+        0..32_usize,
+        0..=256_usize,
+        any::<bool>(),
+        0..THREADS.len(),
+    )
+        .prop_map(|(segments, from, fill, stage, threads)| Shape {
+            segments,
+            from,
+            fill,
+            stage,
+            threads,
+        })
+}
+
+#[test]
+fn a_payload_is_scattered_over_any_segments() {
+    let mut benches = THREADS.map(Bench::new);
+    let mut runner = proptest::test_runner::TestRunner::new(cases());
+    let run = |shape: Shape| {
+        let bench = &mut benches[shape.threads];
+        // As many segments as there is memory for.
+        let mut capacity = 0;
+        let mut room = MOST - 32;
+        let mut segments = shape.segments;
+        segments.retain(|&(gap, len)| {
+            let fits = room >= gap + len;
+            if fits {
+                room -= gap + len;
+                capacity += len;
+            }
+            fits
+        });
+        let len = capacity * shape.fill / 256;
+        let kind = if shape.stage { DIRECT } else { EAGER };
+        lay_out(bench, word(u64::from(SEQ), kind, len as u64));
+        bench.load();
+        let mut params = receive(bench);
+        params.capacity = capacity as u64;
+        params.slot = capacity as u32;
+        params.payload = bench.addr(PAYLOAD + shape.from);
+        params.staging = if shape.stage {
+            bench.addr(STAGING + shape.from)
+        } else {
+            0
+        };
+        params.segments = segments.len() as u32;
+        let byte = if shape.stage { staged } else { payload };
+        let (mut at, mut taken) = (MEMORY, 0);
+        for (to, &(gap, bytes)) in params.segment.iter_mut().zip(&segments) {
+            at += gap;
+            *to = Segment {
+                addr: bench.addr(at),
+                len: bytes as u64,
+            };
+            for i in 0..bytes.min(len - taken) {
+                bench.image[at + i] = byte(shape.from + taken + i);
+            }
+            taken += bytes.min(len - taken);
+            at += bytes;
+        }
+        let ends = (Status::SUCCESS, len as u64, word(u64::from(SEQ), TAKEN, 0));
+        expect(bench, &params, ends, "scattered");
+        Ok(())
+    };
+    // The runner takes a function that changes nothing it holds.
+    let run = std::cell::RefCell::new(run);
+    runner
+        .run(&shapes(), |shape| (run.borrow_mut())(shape))
+        .unwrap();
+}
