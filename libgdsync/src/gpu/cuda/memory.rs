@@ -258,6 +258,19 @@ pub(super) unsafe fn adopted(
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
+/// The driver's number of the allocation at `at`, which no other ever has.
+pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
+    const OPERATION: &str = "number allocation";
+    let _app = context.enter_app()?;
+    let mut id: u64 = 0;
+    let attribute = consts::CU_POINTER_ATTRIBUTE_BUFFER_ID;
+    // SAFETY: stores a number; an address that is none is refused.
+    let asked =
+        unsafe { (context.cuda.cuPointerGetAttribute)((&raw mut id).cast(), attribute, at) };
+    context.check(asked, OPERATION)?;
+    Ok(id)
+}
+
 /// A mapping of device memory for the CPU, by GDRCopy.
 pub(crate) struct View {
     mapped: Mapped,

@@ -7,7 +7,7 @@ use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::{Context, attribute, check};
-use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, share, submit};
+use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, memory, share, submit};
 use super::{DmaBuf, Module, SharedMemory};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{
@@ -388,6 +388,18 @@ impl Gpu {
     ) -> Result<Region> {
         // SAFETY: the owner keeps the memory, and the region the owner.
         unsafe { self.adopt_with(at, len, Some(owner)) }
+    }
+
+    /// The driver's number of the allocation that `at` lies in: another allocation at the same
+    /// address has another. `None` on a GPU that is not CUDA's.
+    ///
+    /// # Errors
+    /// `System` for an address that is none of the GPU's.
+    pub fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
+        match self.runtime().as_cuda() {
+            Some(runtime) => memory::buffer_id(&runtime.context, at.0).map(Some),
+            None => Ok(None),
+        }
     }
 
     unsafe fn adopt_with(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Region> {
