@@ -123,3 +123,19 @@ pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, UarId};
 pub use qp::{Modify, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
+
+/// What takes bytes of other processes, for the fuzzer alone.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::fabric::greeting::{Greeting, Heard, receive};
+    pub use crate::fabric::ring::{MIN_RING, Reader, Refused, Region, Writer};
+    use crate::{FrameError, FrameHeader};
+
+    /// What a header of a frame says once it was checked.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn recode(header: &FrameHeader, payload: usize) -> Result<FrameHeader, FrameError> {
+        header.decode(payload).map(|frame| frame.encode(payload))
+    }
+}
