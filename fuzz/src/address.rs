@@ -1,0 +1,78 @@
+//! Address records of gdsync, which peers exchange by whatever means they have.
+
+use gdsync::Kind;
+use gdsync::rdma::{QpAddress, RemoteMemory};
+
+use crate::input::Input;
+
+/// Any bytes as either record, and any record as bytes.
+pub fn run(data: &[u8]) {
+    match QpAddress::from_bytes(data) {
+        Ok(record) => {
+            let again = record.to_bytes();
+            assert_eq!(QpAddress::from_bytes(&again).ok(), Some(record));
+            same(data, &again, |at| if at == 7 { 0xff } else { 0 });
+        }
+        Err(e) => refused(&e),
+    }
+    match RemoteMemory::from_bytes(data) {
+        Ok(record) => {
+            let again = record.to_bytes();
+            assert_eq!(RemoteMemory::from_bytes(&again).ok(), Some(record));
+            same(data, &again, |at| match at {
+                7 | 25..28 => 0xff,
+                24 => 0xf0,
+                // The key of a lane that has none.
+                28.. if record.rkeys[(at - 28) / 4].is_none() => 0xff,
+                _ => 0,
+            });
+            spans(record, &mut Input(data));
+        }
+        Err(e) => refused(&e),
+    }
+    let mut input = Input(data);
+    let made = QpAddress {
+        node: input.next(),
+        qpn: input.next(),
+        psn: input.next(),
+        gpu: input.next(),
+        process: input.next(),
+    };
+    assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
+    let made = RemoteMemory {
+        addr: input.next(),
+        len: input.number(),
+        rkeys: [(); 4].map(|()| (input.byte() & 1 == 1).then(|| input.next())),
+    };
+    assert_eq!(RemoteMemory::from_bytes(&made.to_bytes()).ok(), Some(made));
+    spans(made, &mut input);
+}
+
+/// A record says the same again, but for the bits that `free` names, which mean nothing.
+fn same(given: &[u8], again: &[u8], free: impl Fn(usize) -> u8) {
+    assert_eq!(given.len(), again.len());
+    for (at, (a, b)) in given.iter().zip(again).enumerate() {
+        assert_eq!((a ^ b) & !free(at), 0, "byte {at} of a record is lost");
+    }
+}
+
+fn refused(e: &gdsync::Error) {
+    assert_eq!(e.kind(), Kind::Protocol);
+    assert!(e.to_string().len() < 200, "{e}");
+}
+
+/// What is named of a peer's memory lies in it.
+fn spans(memory: RemoteMemory, input: &mut Input<'_>) {
+    for _ in 0..4 {
+        let (offset, len) = (input.number(), input.number());
+        let inside = u128::from(offset) + u128::from(len) <= u128::from(memory.len);
+        match memory.span(offset, len) {
+            Ok(span) => {
+                assert!(inside && Some(span.rkey) == memory.rkeys[0]);
+                assert_eq!(span.addr, memory.addr.wrapping_add(offset));
+            }
+            Err(e) if inside => assert_eq!(e.kind(), Kind::NotRegistered),
+            Err(e) => assert_eq!(e.kind(), Kind::Invalid),
+        }
+    }
+}

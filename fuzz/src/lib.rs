@@ -1,0 +1,66 @@
+//! What parses bytes of other processes, each as a function of hostile bytes: a [`Target`].
+//!
+//! The coverage-guided driver (`fuzzer/main.rs`) and the replay of the corpora (`tests/replay.rs`)
+//! call the same functions. A target panics when a rule is broken: that nothing panics is the
+//! least of them. What is left over is with the sanitizer and the limits in `run`.
+
+mod address;
+mod frame;
+mod greeting;
+mod input;
+mod nic;
+
+#[path = "../../emulator/vmlx5/tests/rig/mod.rs"]
+mod rig;
+mod ring;
+mod shm;
+
+/// One entry that takes bytes of another process.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name, and that of its corpus.
+    pub name: &'static str,
+    /// Gives it the bytes. Panics if a rule is broken.
+    pub run: fn(&[u8]),
+}
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "address",
+        run: address::run,
+    },
+    Target {
+        name: "frame",
+        run: frame::run,
+    },
+    Target {
+        name: "greeting",
+        run: greeting::run,
+    },
+    Target {
+        name: "nic",
+        run: nic::run,
+    },
+    Target {
+        name: "ring-reader",
+        run: ring::reader,
+    },
+    Target {
+        name: "ring-writer",
+        run: ring::writer,
+    },
+    Target {
+        name: "ring-pair",
+        run: ring::pair,
+    },
+    Target {
+        name: "shm",
+        run: shm::run,
+    },
+];
+
+/// The target of that name.
+pub fn find(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

@@ -1,0 +1,396 @@
+//! A NIC whose peer is hostile: any frames, in any order, while its own host works on.
+
+use std::sync::Arc;
+
+use gds_step::Time;
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::wqe::{Atomic, SendWqe};
+use vmlx5::fabric::hub::HubPort;
+use vmlx5::fabric::{Budget, Fabric, NodeId, PeerId};
+use vmlx5::fuzzing::recode;
+use vmlx5::{Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, QpState, Qpn};
+
+use crate::input::Input;
+use crate::rig::{
+    End, EndConfig, World, all_rights, assert_ok, atomic, fenced, nop, read, send, write,
+};
+
+/// Most acts of one run.
+const ACTS: usize = 96;
+/// What the hostile end calls its queue pair.
+const THEIRS: Qpn = Qpn(3);
+/// Registered memory of each end.
+const LEN: usize = 48 * 1024;
+/// What memory holds that the peer has no right to. Payloads of the peer are of one byte
+/// repeated, so it cannot have made this up.
+const SECRET: [u8; 8] = [0xc3, 0x5a, 0x96, 0x0f, 0x69, 0xa5, 0x3c, 0xf0];
+const GUARD: usize = 4096;
+
+/// Memory that the peer must not touch, with the key it would take.
+struct Guard {
+    mem: Arc<HostMemory>,
+    key: u32,
+    readable: bool,
+}
+
+impl Guard {
+    fn new(world: &mut World, end: &End, access: Access, own_domain: bool) -> Guard {
+        let mem = Arc::new(HostMemory::new(GUARD));
+        mem.write(0, &SECRET.repeat(GUARD / SECRET.len()))
+            .expect("inside");
+        let nic = &mut world.nics[end.nic];
+        let pd = match own_domain {
+            true => end.pd,
+            false => nic.alloc_pd().expect("a domain"),
+        };
+        let keys = nic.reg_mr(MrAttr {
+            pd,
+            va: mem.addr(),
+            len: GUARD as u64,
+            access,
+            mem: mem.clone(),
+            mem_offset: 0,
+        });
+        Guard {
+            key: keys.expect("a region").rkey,
+            readable: own_domain && access.contains(Access::REMOTE_READ),
+            mem,
+        }
+    }
+
+    fn check(&self) {
+        let mut bytes = vec![0; GUARD];
+        self.mem.read(0, &mut bytes).expect("inside");
+        assert!(bytes == SECRET.repeat(GUARD / SECRET.len()), "written to");
+    }
+}
+
+struct Scene {
+    world: World,
+    port: HubPort,
+    to: PeerId,
+    a: End,
+    c: End,
+    d: End,
+    guards: [Guard; 3],
+    /// The peer asked for memory that it may read and that holds the secret.
+    may_know: bool,
+}
+
+fn end(world: &mut World, nic: usize) -> End {
+    let config = EndConfig {
+        log_sq: 5,
+        log_cq: 6,
+        data: LEN,
+        ..EndConfig::default()
+    };
+    world.end(nic, config)
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let mut world = World::new(2);
+        let mut port = world.hub.port();
+        let a = end(&mut world, 0);
+        let (c, d) = (end(&mut world, 0), end(&mut world, 1));
+        world.connect(&c, &d);
+        world.init(&a);
+        let change = Modify::Rtr {
+            remote: port.node(),
+            remote_qpn: THEIRS,
+            rq_psn: 1,
+            max_dest_rd_atomic: 4,
+        };
+        world.modify(&a, change);
+        world.rts(&a, 1);
+        let guards = [
+            Guard::new(&mut world, &a, Access::LOCAL_WRITE, true),
+            Guard::new(&mut world, &a, Access::REMOTE_READ, true),
+            Guard::new(&mut world, &a, all_rights(), false),
+        ];
+        let to = port.connect(world.nics[0].node()).expect("a link");
+        let mut scene = Scene {
+            world,
+            port,
+            to,
+            a,
+            c,
+            d,
+            guards,
+            may_know: false,
+        };
+        scene.step();
+        scene
+    }
+
+    /// One step of everybody; the host takes its completions.
+    fn step(&mut self) {
+        self.world.step();
+        let budget = Budget {
+            frames: 512,
+            bytes: 1 << 24,
+        };
+        let may_know = self.may_know;
+        self.port.receive(budget, &mut |_, header, payload| {
+            recode(header, payload.len()).expect("a NIC says only what can be understood");
+            let told = payload.windows(SECRET.len()).any(|bytes| bytes == SECRET);
+            assert!(may_know || !told, "the peer was told what it may not read");
+            Ok(())
+        });
+        self.port.flush();
+        self.port.step(Time::ZERO);
+        while self.port.lost().is_some() {}
+        for queue in [&mut self.a.send, &mut self.a.recv] {
+            for entry in queue.drain() {
+                assert_eq!(entry.srqn_uidx.get(), 0x77);
+            }
+        }
+    }
+
+    fn frame(&mut self, input: &mut Input<'_>) {
+        let kinds = [1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22, 23];
+        let kind = match input.byte() {
+            kind @ 0xf0.. => kind & 31,
+            kind => kinds[usize::from(kind) % kinds.len()],
+        };
+        let shape = input.byte();
+        let sizes = [0, 8, 64, 1000, 40_000, MAX_PAYLOAD as u32, 1 << 31];
+        let len = match kind {
+            1 | 2 | 18 => input.pick(&[0, 8, 64, 1000, MAX_PAYLOAD as u32]),
+            _ => u32::from(shape & 0x1f == 0),
+        };
+        // A message of one frame, as most are, or parts of one.
+        let (flags, total, offset) = match shape & 3 {
+            0 | 1 => (3 | shape & 12, len, 0),
+            _ => (shape >> 2 & 15, input.pick(&sizes), input.pick(&sizes)),
+        };
+        let total = if matches!(kind, 3..=5) {
+            input.pick(&sizes)
+        } else {
+            total
+        };
+        let (key, va) = match input.byte() {
+            n @ 0..3 => {
+                let guard = &self.guards[usize::from(n)];
+                self.may_know |= guard.readable;
+                (guard.key, guard.mem.addr())
+            }
+            3 => (input.next(), input.next()),
+            _ => (self.a.keys.rkey, self.a.addr(0)),
+        };
+        let va = match shape >> 5 {
+            0 => va.wrapping_add(input.number()),
+            1 => va.wrapping_add(LEN as u64 - 8),
+            _ => va.wrapping_add(8 * u64::from(shape & 1)),
+        };
+        let header = FrameHeader {
+            len: len.into(),
+            kind,
+            flags,
+            code: shape,
+            vendor: shape,
+            dst_qpn: match input.byte() {
+                0 => input.next::<u32>(),
+                1 => self.c.qpn.0,
+                _ => self.a.qpn.0,
+            }
+            .into(),
+            src_qpn: match input.byte() {
+                0 => input.next(),
+                _ => THEIRS.0,
+            }
+            .into(),
+            seq: match input.byte() {
+                0xff => input.next(),
+                n => u32::from(n % 16),
+            }
+            .into(),
+            rkey: key.into(),
+            total: total.into(),
+            offset: offset.into(),
+            va: va.into(),
+            operand: input.next(),
+            compare: u64::from(shape).into(),
+            imm: [shape; 4],
+            life: u16::from(input.byte() & 3).into(),
+            echo: u16::from(shape & 1).into(),
+        };
+        self.deliver(&header, shape);
+    }
+
+    /// Sends a frame, over the link made anew if it was closed.
+    fn deliver(&mut self, header: &FrameHeader, fill: u8) {
+        let mut room = |room: &mut [u8]| {
+            room.fill(fill);
+            true
+        };
+        if self.port.send(self.to, header, &mut room).is_err() {
+            self.port.step(Time::ZERO);
+            let node = self.world.nics[0].node();
+            self.to = self.port.connect(node).expect("a link");
+        }
+        self.port.flush();
+    }
+
+    /// The host posts work for the hostile end, if there is room.
+    fn post(&mut self, input: &mut Input<'_>) {
+        let a = &mut self.a;
+        let info = self.world.nics[0].query_qp(a.qpn).expect("is there");
+        if a.sq.wrapping_sub(info.sq_done) > 24 {
+            return;
+        }
+        let there = a.remote(0);
+        let (list, big) = ([a.sge(0, 8)], [a.sge(0, 16), a.sge(16, 40_000)]);
+        let add = Atomic::FetchAdd { add: 1 };
+        match input.byte() % 7 {
+            0 => a.post(&write(there, &big)),
+            1 => a.post(&read(there, &big)),
+            2 => a.post(&nop()),
+            3 => a.post(&atomic(there, add, &list)),
+            4 => a.post(&send(&list)),
+            5 => a.post(&read(there, &list)),
+            _ => {
+                let flags = fenced();
+                a.post(&SendWqe {
+                    flags,
+                    ..write(there, &list)
+                })
+            }
+        };
+    }
+
+    fn receive(&mut self, input: &mut Input<'_>) {
+        let a = &mut self.a;
+        let info = self.world.nics[0].query_qp(a.qpn).expect("is there");
+        if a.rq.wrapping_sub(info.rq_next) < 1 << a.config.log_rq {
+            let len = input.pick(&[8, 64, 1000, 40_000]);
+            let list = [a.sge(0, len / 2), a.sge(u64::from(len / 2), len - len / 2)];
+            a.post_recv(&list);
+        }
+    }
+
+    /// Connects to whatever an address record might name.
+    fn connect(&mut self, input: &mut Input<'_>) {
+        self.reset();
+        self.world.init(&self.a);
+        let nodes = [
+            self.port.node(),
+            self.port.node(),
+            self.world.nics[0].node(),
+            self.world.nics[1].node(),
+            NodeId(input.next()),
+        ];
+        let (qpn, psn) = match input.byte() & 3 {
+            0 => (input.next(), input.next()),
+            _ => (THEIRS.0, 1),
+        };
+        let change = Modify::Rtr {
+            remote: input.pick(&nodes),
+            remote_qpn: Qpn(qpn),
+            rq_psn: psn,
+            max_dest_rd_atomic: 4,
+        };
+        let nic = &mut self.world.nics[0];
+        let done = nic.modify_qp(self.a.qpn, change);
+        assert_eq!(done.is_ok(), (qpn | psn) >> 24 == 0, "{done:?}");
+        if done.is_ok() {
+            self.world.rts(&self.a, 1);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.world.modify(&self.a, Modify::Reset);
+        (self.a.sq, self.a.rq) = (0, 0);
+        self.a.reset_records();
+    }
+
+    fn act(&mut self, input: &mut Input<'_>) {
+        match input.byte() {
+            0..0x90 => {
+                self.frame(input);
+                // Several may wait in the ring for one step.
+                if input.byte() & 3 != 0 {
+                    self.step();
+                }
+            }
+            0x90..0xa0 => {
+                let mut header: FrameHeader = input.next();
+                header.len = (header.len.get() % (MAX_PAYLOAD as u32 + 1)).into();
+                header.dst_qpn = self.a.qpn.0.into();
+                self.deliver(&header, 0x11);
+                self.step();
+            }
+            0xa0..0xc0 => self.post(input),
+            0xc0..0xe0 => self.receive(input),
+            0xe0..0xe8 => self.connect(input),
+            0xe8..0xec => {
+                // Refused in RESET, as it must be.
+                let _ = self.world.nics[0].modify_qp(self.a.qpn, Modify::Error);
+            }
+            _ => self.step(),
+        }
+    }
+
+    /// The pair beside it works.
+    fn others_are_served(&mut self) {
+        let (c, d) = (&mut self.c, &mut self.d);
+        let n = c.get64(0) + 1;
+        c.put64(0, n);
+        d.post_recv(&[d.sge(0, 8)]);
+        let s = c.post(&send(&[c.sge(0, 8)]));
+        self.world.settle();
+        let (c, d) = (&mut self.c, &mut self.d);
+        assert_ok(&c.send.poll().expect("sent"), CqeOpcode::REQ, s);
+        assert_ok(&d.recv.poll().expect("received"), CqeOpcode::RESP_SEND, s);
+        assert_eq!(d.get64(0), n);
+    }
+
+    /// The queue pair can be used again, whatever became of it.
+    fn use_again(&mut self) {
+        self.reset();
+        let mut fresh = end(&mut self.world, 1);
+        self.world.connect(&self.a, &fresh);
+        let (a, b) = (&mut self.a, &mut fresh);
+        let s = a.post(&write(b.remote(8), &[a.sge(0, 8)]));
+        self.world.settle();
+        let mut entries = a.send.drain();
+        // What was flushed before comes first.
+        let last = entries.pop().expect("written");
+        assert_ok(&last, CqeOpcode::REQ, s);
+        assert_eq!(a.get64(0), b.get64(8));
+    }
+}
+
+/// Whatever a peer sends, it reaches only what it has a right to; everybody else is served.
+pub fn run(data: &[u8]) {
+    let mut scene = Scene::new();
+    let mut input = Input(data);
+    for _ in 0..ACTS {
+        if input.done() {
+            break;
+        }
+        scene.act(&mut input);
+    }
+    scene.step();
+    for _ in 0..1000 {
+        if !scene.world.step() {
+            break;
+        }
+        scene.step();
+    }
+    scene.world.settle();
+    scene.step();
+    for guard in &scene.guards {
+        guard.check();
+    }
+    for queue in [&scene.a.send, &scene.a.recv] {
+        let info = scene.world.nics[0].query_cq(queue.cqn).expect("is there");
+        assert_eq!(info.failure, None);
+    }
+    let info = scene.world.nics[0].query_qp(scene.a.qpn).expect("is there");
+    // What was posted was carried out, flushed, or waits for the peer.
+    let waits = info.state == QpState::Rts || info.sq_done == scene.a.sq;
+    assert!(waits || info.state != QpState::Err, "{info:?}");
+    scene.others_are_served();
+    scene.use_again();
+}
