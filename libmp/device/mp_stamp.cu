@@ -48,12 +48,13 @@ GDS_DEVICE u32 swap_bytes(u32 v) {
 }
 
 GDS_DEVICE void patch32(u64 field, u32 value) {
-    if (field != 0) *reinterpret_cast<u32*>(field) = swap_bytes(value);
+    if (field != 0) gds::store_relaxed_sys(reinterpret_cast<u32*>(field), swap_bytes(value));
 }
 
 GDS_DEVICE void patch64(u64 field, u64 value) {
     if (field == 0) return;
-    *word_at(field) = static_cast<u64>(swap_bytes(static_cast<u32>(value))) << 32 | swap_bytes(static_cast<u32>(value >> 32));
+    const u64 high = swap_bytes(static_cast<u32>(value)), low = swap_bytes(static_cast<u32>(value >> 32));
+    gds::store_relaxed_sys(word_at(field), high << 32 | low);
 }
 
 // The opcode, the lowest byte of the first dword, becomes that of a NOP.
@@ -106,8 +107,8 @@ GDS_DEVICE void stamp(const Stamp<Capacity>& p) {
         const u32 sent = p.ready != 0 ? kDirect : kEager;
         const u32 kind = good ? sent : static_cast<u32>(kTooLong);
         const u64 word = compose(p.seq, kind, len);
-        word_at(p.stamp)[0] = word;
-        word_at(p.stamp)[1] = word;
+        gds::store_relaxed_sys(word_at(p.stamp), word);
+        gds::store_relaxed_sys(word_at(p.stamp) + 1, word);
         if (d.silent) silence(p.stamp_control);
         if (!good) finish(p.result, p.error, d.status, len);
     }

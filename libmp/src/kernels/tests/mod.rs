@@ -11,6 +11,7 @@ use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Region};
 use proptest::prelude::ProptestConfig;
+use softgpu::Weak;
 
 use super::*;
 
@@ -55,20 +56,28 @@ struct Bench {
     memory: Region,
     image: Vec<u8>,
     // The last to go: the GPU is one of its devices.
-    _sim: Sim,
+    sim: Sim,
 }
 
 impl Bench {
     /// With blocks of so many threads.
     fn new(threads: u32) -> Bench {
-        let sim = Sim::new(SimConfig::seed(u64::from(threads)));
-        let gpu = Gpu::soft_with(sim.host(), SoftOptions::default()).unwrap();
+        Bench::with(threads, u64::from(threads), None)
+    }
+
+    fn with(threads: u32, seed: u64, weak: Option<Weak>) -> Bench {
+        let sim = Sim::new(SimConfig::seed(seed));
+        let options = SoftOptions {
+            weak,
+            ..SoftOptions::default()
+        };
+        let gpu = Gpu::soft_with(sim.host(), options).unwrap();
         let mut bench = Bench {
             kernels: Kernels::load(&gpu).unwrap(),
             stream: gpu.stream().unwrap(),
             memory: gpu.alloc(MemoryKind::Device, BYTES).unwrap(),
             image: Vec::new(),
-            _sim: sim,
+            sim,
         };
         bench.kernels.unpack = Dims::linear(1, threads);
         bench.kernels.stamp = Dims::linear(1, threads);
@@ -105,6 +114,16 @@ impl Bench {
     /// The stream does what it was given.
     fn run(&self) {
         assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
+    }
+
+    /// The stream goes on until the word at `at` is not 0, and no further.
+    fn run_until(&self, at: usize) {
+        let mut seen = || {
+            let mut bytes = [0; 8];
+            self.memory.read(at, &mut bytes).unwrap();
+            bytes != [0; 8]
+        };
+        assert!(self.sim.host().wait_until(None, &mut seen));
     }
 
     /// The memory is as the image says.

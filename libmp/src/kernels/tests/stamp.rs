@@ -350,6 +350,25 @@ fn the_error_word_keeps_the_first_failure_and_may_be_absent() {
     }
 }
 
+/// On a GPU whose stores become visible late and in any order, to who looks at every step.
+#[test]
+fn the_result_comes_last() {
+    let send = Send {
+        ready: Some(word(u64::from(SEQ), REFUSED, 0)),
+        ..PLAIN
+    };
+    for seed in 0..100 {
+        let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+        lay_out(&mut bench, &send);
+        let params = params::<1>(&bench, &send);
+        // SAFETY: as in `run`.
+        unsafe { bench.kernels.stamp(&bench.stream, &params) }.unwrap();
+        bench.run_until(RESULT);
+        expect(&mut bench, &send, silent(Status::TRUNCATED));
+        bench.check(&format!("seed {seed}"));
+    }
+}
+
 #[test]
 fn a_message_of_no_work_requests_has_its_stamp() {
     let mut bench = Bench::new(1);

@@ -209,6 +209,35 @@ fn numbers_of_messages_wrap() {
     }
 }
 
+/// On a GPU whose stores become visible late and in any order, to who looks at every step.
+#[test]
+fn the_result_comes_last() {
+    let seq = u64::from(SEQ);
+    for seed in 0..100 {
+        for (kind, len, status) in [(EAGER, 40, Status::SUCCESS), (FAILED, 4, Status::TIMEOUT)] {
+            let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
+            lay_out(&mut bench, word(seq, kind, len));
+            bench.load();
+            // SAFETY: as in `expect`.
+            unsafe { bench.kernels.unpack(&bench.stream, &receive(&bench)) }.unwrap();
+            bench.run_until(RESULT);
+            if status == Status::SUCCESS {
+                for i in 0..40 {
+                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
+                    bench.image[MEMORY + at] = payload(1 + i);
+                }
+                bench.put64(CONSUMED, word(seq, TAKEN, 0));
+                bench.put64(RESULT, result(status, len));
+            } else {
+                bench.put64(CONSUMED, word(seq, FAILED, u64::from(status.0)));
+                bench.put64(RESULT, result(status, 0));
+                bench.put32(ERROR, status.0);
+            }
+            bench.check(&format!("seed {seed}"));
+        }
+    }
+}
+
 /// One segment, copied from and to every alignment.
 #[test]
 fn bytes_go_where_they_belong_whatever_their_alignment() {
