@@ -328,6 +328,7 @@ impl Reader {
         &mut self,
         take: impl FnOnce(&FrameHeader, &[u8]) -> R,
     ) -> Result<Option<R>, FrameError> {
+        let mut padded = false;
         loop {
             if self.tail == self.taken {
                 let tail = self.region.word(At::Tail).load(Ordering::Acquire);
@@ -339,6 +340,11 @@ impl Reader {
             }
             let (header, record) = self.region.record(self.taken, self.tail)?;
             if header.kind == PADDING {
+                // A record follows. Who could write one padding after the other could hold the
+                // reader here for as long as it liked.
+                if std::mem::replace(&mut padded, true) {
+                    return Err(FrameError::Kind(PADDING));
+                }
                 self.taken += record;
                 continue;
             }

@@ -170,6 +170,16 @@ fn a_hostile_writer() {
     };
     spoil_record(&writer, 0, &filler, size);
     assert_eq!(reader.read(|_, _| ()), Ok(None));
+    // One after the other would keep the reader in its loop.
+    let (writer, mut reader, _region) = ends(false);
+    let filler = FrameHeader {
+        kind: PADDING,
+        ..header(0, 0)
+    };
+    spoil_record(&writer, 0, &filler, 64);
+    spoil_record(&writer, 64, &filler, 128);
+    let error = reader.read(|_, _| ()).unwrap_err();
+    assert_eq!(error, FrameError::Kind(PADDING));
 }
 
 #[test]
