@@ -7,15 +7,30 @@
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use gdsync::Status;
 
 use crate::error::{Error, Kind, Result};
 
+mod descriptors;
+#[doc(hidden)]
+pub mod fuzz;
+mod host;
 mod inbox;
 mod local;
+mod output;
+mod relay;
+mod secret;
+mod server;
+mod session;
+pub mod tcp;
+#[doc(hidden)]
+pub mod wire;
 
 pub use local::Local;
+pub use secret::Secret;
+pub use tcp::Tcp;
 
 /// Longest control message in bytes.
 pub const MAX_MESSAGE: usize = 64 * 1024;
@@ -96,7 +111,9 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     }
 }
 
+const JOIN: &str = "join the job";
 const SEND: &str = "send a control message";
+const RECEIVE: &str = "receive a control message";
 
 /// Refuses ranks that the job has not and messages that are too long.
 fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {
@@ -136,4 +153,27 @@ fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(|e| {
         Error::new("pass a descriptor", Kind::System, "it cannot be copied").with_source(e)
     })
+}
+
+#[cold]
+fn other_host(rank: u32) -> Error {
+    let text = "is on another host";
+    Error::new("pass a descriptor", Kind::Unsupported, text).with_rank(rank)
+}
+
+/// `count` ranks, the first of which are `some`, have not come within `limit`.
+#[cold]
+fn missing(limit: Duration, count: u32, some: &[u32]) -> Error {
+    const SHOWN: usize = 20;
+    let shown = some.iter().take(SHOWN).map(u32::to_string);
+    let mut names = shown.collect::<Vec<_>>().join(", ");
+    if count as usize > SHOWN {
+        names += &format!(" and {} more", count as usize - SHOWN);
+    }
+    let ms = limit.as_millis();
+    let error = |text| Error::new(JOIN, Kind::Missing, text).with_limit(ms);
+    match some {
+        [one] if count == 1 => error("has not come in time, in ms".to_string()).with_rank(*one),
+        _ => error(format!("ranks {names} have not come in time, in ms")),
+    }
 }

@@ -1,0 +1,251 @@
+//! Descriptors between the ranks of one host: datagrams on Unix sockets, each with one
+//! descriptor and a proof that its sender belongs to the job.
+//!
+//! A socket's name is abstract, so it is gone with its process, and is derived from the job's
+//! secret, so that nobody can take it beforehand.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use super::inbox::Inbox;
+use super::secret::Proof;
+use super::{Secret, gone, too_many};
+use crate::error::{Error, Kind, Result};
+
+const PASS: &str = "pass a descriptor";
+
+/// What a datagram says: {magic, sender, topic, proof}.
+const LEN: usize = 8 + 4 + 8 + 32;
+
+const MAGIC: [u8; 8] = *b"mp-fd\0\0\x01";
+
+/// Most datagrams that one call looks at.
+const TURN: usize = 64;
+
+/// The words beside a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Note {
+    from: u32,
+    topic: u64,
+}
+
+impl Note {
+    fn proof(self, secret: &Secret, job: u64, to: u32) -> Proof {
+        let parts: [&[u8]; 4] = [
+            &job.to_le_bytes(),
+            &self.from.to_le_bytes(),
+            &to.to_le_bytes(),
+            &self.topic.to_le_bytes(),
+        ];
+        secret.proof("descriptor", &parts)
+    }
+
+    fn encode(self, proof: Proof) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.from.to_le_bytes());
+        bytes[12..20].copy_from_slice(&self.topic.to_le_bytes());
+        bytes[20..].copy_from_slice(proof.as_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<(Note, Proof)> {
+        let (magic, rest) = bytes.split_first_chunk::<8>()?;
+        let (from, rest) = rest.split_first_chunk()?;
+        let (topic, rest) = rest.split_first_chunk()?;
+        let proof = rest.try_into().ok()?;
+        let note = Note {
+            from: u32::from_le_bytes(*from),
+            topic: u64::from_le_bytes(*topic),
+        };
+        (*magic == MAGIC).then_some((note, Proof::from_bytes(proof)))
+    }
+}
+
+/// Whether a datagram's bytes could be a note.
+pub(super) fn is_note(bytes: &[u8]) -> bool {
+    Note::decode(bytes).is_some()
+}
+
+/// A rank's socket for descriptors.
+#[derive(Debug)]
+pub(super) struct Descriptors {
+    socket: OwnedFd,
+    secret: Secret,
+    job: u64,
+    rank: u32,
+}
+
+impl Descriptors {
+    /// The socket of `rank`.
+    ///
+    /// # Errors
+    /// `System` if it cannot be had.
+    pub fn open(secret: &Secret, job: u64, rank: u32) -> Result<Descriptors> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
+        let bound = socket.and_then(|socket| {
+            rustix::net::bind(&socket, &address(secret, job, rank)?)?;
+            Ok(socket)
+        });
+        let socket = bound.map_err(|e| {
+            let error = Error::new("open a socket for descriptors", Kind::System, "bind");
+            error.with_rank(rank).with_source(e)
+        })?;
+        Ok(Descriptors {
+            socket,
+            secret: secret.clone(),
+            job,
+            rank,
+        })
+    }
+
+    /// Sends a copy of a descriptor to a rank of this host.
+    ///
+    /// # Errors
+    /// `PeerFailed` if it is gone, `QueueFull` if it does not receive, `System`.
+    pub fn send(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        let from = self.rank;
+        let note = Note { from, topic };
+        let bytes = note.encode(note.proof(&self.secret, self.job, to));
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd];
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        let sent = address(&self.secret, self.job, to).and_then(|address| {
+            let (bytes, flags) = ([IoSlice::new(&bytes)], SendFlags::NOSIGNAL);
+            rustix::net::sendmsg_addr(&self.socket, &address, &bytes, &mut control, flags)
+        });
+        match sent {
+            Ok(_) => Ok(()),
+            Err(Errno::CONNREFUSED) => Err(gone(to)),
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS | Errno::INTR) => {
+                Err(too_many(to))
+            }
+            Err(e) => {
+                let error = Error::new(PASS, Kind::System, "sendmsg").with_rank(to);
+                Err(error.with_source(e))
+            }
+        }
+    }
+
+    /// Puts what has arrived into the inbox, as long as there is room. What does not come from a
+    /// rank of the job is dropped.
+    ///
+    /// # Errors
+    /// `System` if the socket is unusable.
+    pub fn receive(&self, size: u32, inbox: &mut Inbox) -> Result<()> {
+        for _ in 0..TURN {
+            if !inbox.has_room_for_fd() {
+                break;
+            }
+            match self.next() {
+                Ok(Some((note, fd))) if note.from < size => {
+                    // Comes back, and is closed, only if nobody wants it.
+                    drop(inbox.push_fd(note.from, note.topic, fd));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(e) => {
+                    let error = Error::new("receive a descriptor", Kind::System, "recvmsg");
+                    return Err(error.with_source(e));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next datagram; none if it is not of this job, or brings no descriptor.
+    fn next(&self) -> rustix::io::Result<Option<(Note, OwnedFd)>> {
+        let mut bytes = [0; LEN + 1];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let message = rustix::net::recvmsg(self.socket.as_fd(), &mut into, &mut control, flags)?;
+        let mut fd = None;
+        for item in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = item {
+                fd = rights.last();
+            }
+        }
+        let cut = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
+        if message.flags.intersects(cut) {
+            return Ok(None);
+        }
+        let Some((note, proof)) = Note::decode(&bytes[..message.bytes]) else {
+            return Ok(None);
+        };
+        let ours = proof == note.proof(&self.secret, self.job, self.rank);
+        Ok(fd.filter(|_| ours).map(|fd| (note, fd)))
+    }
+}
+
+/// The name of a rank's socket.
+fn address(secret: &Secret, job: u64, rank: u32) -> rustix::io::Result<SocketAddrUnix> {
+    let name = secret.proof("socket", &[&job.to_le_bytes(), &rank.to_le_bytes()]);
+    SocketAddrUnix::new_abstract_name(format!("mp-{}", name.to_hex()).as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(to: &Descriptors, inbox: &mut Inbox, topic: u64) -> Option<u32> {
+        to.receive(2, inbox).unwrap();
+        inbox.take_fd(topic).map(|(from, _)| from)
+    }
+
+    #[test]
+    fn only_ranks_of_the_job_are_heard() {
+        let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let a = Descriptors::open(&ours, 7, 0).unwrap();
+        let b = Descriptors::open(&ours, 7, 1).unwrap();
+        let mut inbox = Inbox::default();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        a.send(1, 5, file.as_fd()).unwrap();
+        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+
+        // Somebody who found the socket, but does not know the secret, and other nonsense.
+        let to = address(&ours, 7, 1).unwrap();
+        let note = Note { from: 0, topic: 5 };
+        let stranger = note.encode(note.proof(&theirs, 7, 1));
+        let of_another_job = note.encode(note.proof(&ours, 8, 1));
+        let for_another = note.encode(note.proof(&ours, 7, 0));
+        let right = note.encode(note.proof(&ours, 7, 1));
+        let cases: [&[u8]; 6] = [
+            &stranger,
+            &of_another_job,
+            &for_another,
+            &right[..LEN - 1],
+            &[right.as_slice(), &[0]].concat(),
+            b"",
+        ];
+        for bytes in cases {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [file.as_fd()];
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
+            rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
+        }
+        // One that says the right thing and brings nothing.
+        rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
+        assert_eq!(received(&b, &mut inbox, 5), None);
+        assert_eq!(received(&b, &mut inbox, 5), None);
+        a.send(1, 5, file.as_fd()).unwrap();
+        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+
+        drop(b);
+        let e = a.send(1, 5, file.as_fd()).unwrap_err();
+        assert_eq!(e.rank(), Some(1));
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)));
+    }
+}

@@ -1,0 +1,55 @@
+//! Bytes on their way out of a socket that does not wait.
+
+use std::io::{ErrorKind, Write};
+
+use super::wire::{Frame, MAX_FRAME};
+
+/// Bytes on their way out.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+impl Output {
+    /// Appends a frame.
+    pub fn push(&mut self, frame: &Frame<'_>) {
+        frame.encode(&mut self.bytes);
+    }
+
+    /// What is to be written.
+    pub fn pending(&self) -> &[u8] {
+        &self.bytes[self.written..]
+    }
+
+    /// The first `n` bytes of it are written.
+    pub fn wrote(&mut self, n: usize) {
+        self.written += n;
+        if self.written == self.bytes.len() {
+            self.bytes.clear();
+            self.written = 0;
+            // A burst shall not hold its memory for ever.
+            self.bytes.shrink_to(MAX_FRAME);
+        } else if self.written > self.bytes.len() / 2 {
+            self.bytes.drain(..self.written);
+            self.written = 0;
+        }
+    }
+
+    /// Writes what `to` takes. False if some is left.
+    ///
+    /// # Errors
+    /// The connection is gone.
+    pub fn flush(&mut self, to: &mut impl Write) -> std::io::Result<bool> {
+        while !self.pending().is_empty() {
+            match to.write(self.pending()) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => self.wrote(n),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+}

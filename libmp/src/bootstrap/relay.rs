@@ -1,0 +1,374 @@
+//! The store's side of the protocol: who has come, who may talk, what goes to whom. Pure: bytes
+//! and times go in, bytes come out; sockets are elsewhere.
+//!
+//! What is held for a rank is bounded by the windows of its senders, what is held of a stranger
+//! by the length of a greeting.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use super::inbox::room;
+use super::output::Output;
+use super::secret::{Nonce, Proof};
+use super::wire::{self, Frame, Garbage, Hello, MAX_FRAME, MAX_GREETING, MAX_LISTED, VERSION};
+use super::{Secret, WINDOW};
+
+/// How long a stranger may take to prove that it knows the secret.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+
+/// How often those who wait are told for whom.
+const NEWS: Duration = Duration::from_millis(100);
+
+/// Most connections beside those of the ranks.
+const MAX_STRANGERS: usize = 64;
+
+/// A connection's name.
+pub(super) type Id = u64;
+
+/// The state of a job's store.
+pub(super) struct Relay {
+    secret: Secret,
+    name: u64,
+    job: u64,
+    seats: Vec<Seat>,
+    started: bool,
+    connections: BTreeMap<Id, Connection>,
+    next: Id,
+    /// What is under way, by sender and receiver.
+    inflight: HashMap<(u32, u32), u32>,
+    /// When those who wait are to be told for whom.
+    news: Option<Duration>,
+}
+
+#[derive(Clone, Copy)]
+enum Seat {
+    Missing,
+    Here { id: Id, host: u64 },
+    Gone,
+}
+
+struct Connection {
+    phase: Phase,
+    input: Vec<u8>,
+    output: Output,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// Has said nothing yet. Its nonce-to-be, and until when it may speak.
+    Stranger { nonce: Nonce, until: Duration },
+    /// Was asked for this proof.
+    Asked {
+        hello: Hello,
+        proof: Proof,
+        until: Duration,
+    },
+    /// Is a rank.
+    Seated(u32),
+    /// Is closed when its output is written, or then.
+    Leaving { until: Duration },
+}
+
+impl Relay {
+    /// The store of a job of `size` ranks whose name has the number `name`.
+    pub fn new(secret: Secret, name: u64, job: u64, size: u32) -> Relay {
+        Relay {
+            secret,
+            name,
+            job,
+            seats: vec![Seat::Missing; size as usize],
+            started: false,
+            connections: BTreeMap::new(),
+            next: 0,
+            inflight: HashMap::new(),
+            news: None,
+        }
+    }
+
+    /// Somebody has connected. None if there are too many strangers already.
+    pub fn connect(&mut self, now: Duration, nonce: Nonce) -> Option<Id> {
+        let seated = |c: &&Connection| matches!(c.phase, Phase::Seated(_));
+        let strangers = self.connections.len() - self.connections.values().filter(seated).count();
+        if strangers >= MAX_STRANGERS + self.seats.len() {
+            return None;
+        }
+        self.next += 1;
+        let until = now + GREETING_LIMIT;
+        let connection = Connection {
+            phase: Phase::Stranger { nonce, until },
+            input: Vec::new(),
+            output: Output::default(),
+        };
+        self.connections.insert(self.next, connection);
+        Some(self.next)
+    }
+
+    /// Bytes have come.
+    pub fn input(&mut self, now: Duration, id: Id, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let mut input = std::mem::take(&mut connection.input);
+        input.extend(bytes);
+        let mut at = 0;
+        loop {
+            let limit = match self.phase(id) {
+                Some(Phase::Seated(_)) => MAX_FRAME,
+                Some(Phase::Stranger { .. } | Phase::Asked { .. }) => MAX_GREETING,
+                Some(Phase::Leaving { .. }) | None => return,
+            };
+            let done = match wire::decode(&input[at..], limit) {
+                Ok(None) => break,
+                Ok(Some((frame, len))) => {
+                    at += len;
+                    self.frame(now, id, frame)
+                }
+                Err(garbage) => Err(garbage),
+            };
+            if let Err(garbage) = done {
+                self.refuse(now, id, garbage.0);
+            }
+        }
+        input.drain(..at);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.input = input;
+        }
+    }
+
+    /// The connection is no more.
+    pub fn closed(&mut self, now: Duration, id: Id) {
+        self.leave(now, id);
+        self.connections.remove(&id);
+    }
+
+    /// Time has passed: those who took too long are refused, those who wait told for whom.
+    pub fn tick(&mut self, now: Duration) {
+        let late = |c: &Connection| match c.phase {
+            Phase::Stranger { until, .. } | Phase::Asked { until, .. } => until <= now,
+            _ => false,
+        };
+        let all = self.connections.iter();
+        let late = all.filter(|(_, c)| late(c)).map(|(id, _)| *id);
+        for id in late.collect::<Vec<_>>() {
+            self.refuse(now, id, "took too long to introduce itself");
+        }
+        if self.news.is_some_and(|at| at <= now) {
+            self.news = None;
+            let missing = self.missing();
+            if !self.started && !missing.is_empty() {
+                let count = missing.len() as u32;
+                self.tell_all(&Frame::Waiting { count, missing });
+            }
+        }
+    }
+
+    /// When the next tick is due.
+    pub fn due(&self) -> Option<Duration> {
+        let limit = |c: &Connection| match c.phase {
+            Phase::Stranger { until, .. }
+            | Phase::Asked { until, .. }
+            | Phase::Leaving { until } => Some(until),
+            Phase::Seated(_) => None,
+        };
+        let limits = self.connections.values().filter_map(limit);
+        limits.chain(self.news).min()
+    }
+
+    /// Which ranks have not come.
+    pub fn missing(&self) -> Vec<u32> {
+        let seats = self.seats.iter().enumerate();
+        let missing = seats.filter(|(_, s)| matches!(s, Seat::Missing));
+        missing.map(|(rank, _)| rank as u32).collect()
+    }
+
+    /// Whether all have come and all have left.
+    pub fn over(&self) -> bool {
+        self.started && self.seats.iter().all(|s| matches!(s, Seat::Gone))
+    }
+
+    /// Whether bytes wait to be written.
+    pub fn writes(&self, id: Id) -> bool {
+        let output = self.connections.get(&id).map(|c| c.output.pending());
+        output.is_some_and(|bytes| !bytes.is_empty())
+    }
+
+    /// Where bytes wait to be written.
+    pub fn output(&mut self, id: Id) -> Option<&mut Output> {
+        self.connections.get_mut(&id).map(|c| &mut c.output)
+    }
+
+    /// Whether the connection is to be closed now.
+    pub fn finished(&self, now: Duration, id: Id) -> bool {
+        match self.connections.get(&id) {
+            None => true,
+            Some(c) => match c.phase {
+                Phase::Leaving { until } => c.output.pending().is_empty() || until <= now,
+                _ => false,
+            },
+        }
+    }
+
+    fn phase(&self, id: Id) -> Option<Phase> {
+        self.connections.get(&id).map(|c| c.phase)
+    }
+
+    fn frame(&mut self, now: Duration, id: Id, frame: Frame<'_>) -> Result<(), Garbage> {
+        let Some(phase) = self.phase(id) else {
+            return Ok(());
+        };
+        match (phase, frame) {
+            (Phase::Stranger { nonce, until }, Frame::Hello(hello)) => {
+                let job = self.job;
+                let proof = hello.proof(&self.secret, "store", job, &nonce);
+                self.tell(id, &Frame::Challenge { job, nonce, proof });
+                let proof = hello.proof(&self.secret, "rank", job, &nonce);
+                let asked = Phase::Asked {
+                    hello,
+                    proof,
+                    until,
+                };
+                self.turn_into(id, asked);
+                Ok(())
+            }
+            (Phase::Stranger { .. }, Frame::Foreign { version }) => {
+                let why = format!("speaks version {version}, the store version {VERSION}");
+                // Its own version of a greeting, so that it can tell.
+                self.tell(id, &Frame::Foreign { version: VERSION });
+                self.refuse(now, id, &why);
+                Ok(())
+            }
+            // Comparing takes the same time wherever they differ.
+            (Phase::Asked { hello, proof, .. }, Frame::Answer { proof: theirs }) => {
+                if theirs != proof {
+                    self.refuse(now, id, "does not know the job's secret");
+                } else if let Some(why) = self.objection(&hello) {
+                    self.refuse(now, id, &why);
+                } else {
+                    self.seat(now, id, &hello);
+                }
+                Ok(())
+            }
+            (Phase::Seated(from), Frame::Message { peer, topic, bytes }) if self.started => {
+                self.pass_on(from, peer, topic, bytes)
+            }
+            (Phase::Seated(by), Frame::Credit { peer, room }) if self.started => {
+                let Some(Seat::Here { id, .. }) = self.seats.get(peer as usize).copied() else {
+                    // It has left, and what it sent was forgotten.
+                    return Ok(());
+                };
+                let under_way = self.inflight.entry((peer, by)).or_default();
+                *under_way = under_way
+                    .checked_sub(room)
+                    .ok_or(Garbage("received what nobody sent"))?;
+                self.tell(id, &Frame::Credit { peer: by, room });
+                Ok(())
+            }
+            _ => Err(Garbage("out of turn")),
+        }
+    }
+
+    /// What speaks against a rank that knows the secret.
+    fn objection(&self, hello: &Hello) -> Option<String> {
+        let (rank, size) = (hello.rank, self.seats.len());
+        if hello.size as usize != size {
+            return Some(format!(
+                "thinks there are {} ranks, there are {size}",
+                hello.size
+            ));
+        }
+        if hello.name != self.name {
+            return Some("belongs to a job of another name".into());
+        }
+        match self.seats.get(rank as usize) {
+            None => Some(format!("is rank {rank} of {size}")),
+            Some(Seat::Here { .. }) => Some(format!("is a second rank {rank}")),
+            Some(Seat::Gone) => Some(format!("comes again: rank {rank} has left")),
+            Some(Seat::Missing) => None,
+        }
+    }
+
+    fn seat(&mut self, now: Duration, id: Id, hello: &Hello) {
+        let host = hello.host;
+        self.seats[hello.rank as usize] = Seat::Here { id, host };
+        self.turn_into(id, Phase::Seated(hello.rank));
+        self.news.get_or_insert(now + NEWS);
+        let host = |seat: &Seat| match seat {
+            Seat::Here { host, .. } => Some(*host),
+            _ => None,
+        };
+        let Some(hosts) = self.seats.iter().map(host).collect::<Option<Vec<_>>>() else {
+            return;
+        };
+        self.started = true;
+        for (i, hosts) in hosts.chunks(MAX_LISTED).enumerate() {
+            let (first, hosts) = ((i * MAX_LISTED) as u32, hosts.to_vec());
+            self.tell_all(&Frame::Hosts { first, hosts });
+        }
+        self.tell_all(&Frame::Start);
+    }
+
+    fn pass_on(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Garbage> {
+        match self.seats.get(to as usize).copied() {
+            None | Some(Seat::Missing) => Err(Garbage("a message for nobody")),
+            Some(Seat::Gone) => Ok(()),
+            Some(Seat::Here { id, .. }) => {
+                let under_way = self.inflight.entry((from, to)).or_default();
+                *under_way += room(bytes.len());
+                if *under_way > WINDOW {
+                    return Err(Garbage("more messages than the window holds"));
+                }
+                let peer = from;
+                self.tell(id, &Frame::Message { peer, topic, bytes });
+                Ok(())
+            }
+        }
+    }
+
+    /// Says why, and closes.
+    fn refuse(&mut self, now: Duration, id: Id, why: &str) {
+        self.tell(id, &Frame::Refused { why });
+        self.leave(now, id);
+    }
+
+    /// The connection's seat, if it has one, is empty from now on.
+    fn leave(&mut self, now: Duration, id: Id) {
+        let until = now + GREETING_LIMIT;
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.input = Vec::new();
+        let phase = std::mem::replace(&mut connection.phase, Phase::Leaving { until });
+        let Phase::Seated(rank) = phase else {
+            return;
+        };
+        if self.started {
+            self.seats[rank as usize] = Seat::Gone;
+            self.inflight.retain(|(a, b), _| *a != rank && *b != rank);
+            self.tell_all(&Frame::Gone { rank });
+        } else {
+            self.seats[rank as usize] = Seat::Missing;
+            self.news.get_or_insert(now + NEWS);
+        }
+    }
+
+    fn turn_into(&mut self, id: Id, phase: Phase) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.phase = phase;
+        }
+    }
+
+    fn tell(&mut self, id: Id, frame: &Frame<'_>) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.output.push(frame);
+        }
+    }
+
+    /// Tells all ranks that are here.
+    fn tell_all(&mut self, frame: &Frame<'_>) {
+        for connection in self.connections.values_mut() {
+            if matches!(connection.phase, Phase::Seated(_)) {
+                connection.output.push(frame);
+            }
+        }
+    }
+}

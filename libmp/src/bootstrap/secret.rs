@@ -1,0 +1,131 @@
+//! The secret of a job: who knows it belongs to the job, and nobody says it aloud.
+
+use std::fmt;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::error::{Error, Kind, Result};
+
+/// A fresh random number that makes every proof another one.
+pub(super) type Nonce = [u8; 32];
+
+/// A keyed digest. Comparing two takes the same time wherever they differ.
+pub(super) type Proof = blake3::Hash;
+
+/// What the ranks of a job share and others do not know.
+#[derive(Clone)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// The shortest text that [`from_text`](Secret::from_text) takes, in bytes.
+    pub const SHORTEST: usize = 16;
+
+    /// A secret that nobody knows.
+    ///
+    /// # Errors
+    /// `System` if the system has no random numbers.
+    pub fn random() -> Result<Secret> {
+        random_bytes().map(Secret)
+    }
+
+    /// The secret that a text stands for, as in `MP_SECRET`: equal texts, equal secrets. The text
+    /// should be random; one that can be guessed guards nothing.
+    ///
+    /// # Errors
+    /// `Invalid` for a text of less than 16 bytes.
+    pub fn from_text(text: &str) -> Result<Secret> {
+        if text.len() < Secret::SHORTEST {
+            let kind = Kind::Invalid;
+            let error = Error::new("read the job's secret", kind, "MP_SECRET is too short");
+            return Err(error.with_limit(Secret::SHORTEST));
+        }
+        let key = blake3::derive_key(
+            "mp, version 1: the secret of a job, from a text",
+            text.as_bytes(),
+        );
+        Ok(Secret(key))
+    }
+
+    /// The secret of these bytes.
+    pub(super) fn from_bytes(bytes: [u8; 32]) -> Secret {
+        Secret(bytes)
+    }
+
+    /// A digest that only those who know the secret can make. `what` says what it proves; parts
+    /// are told apart by their lengths.
+    pub(super) fn proof(&self, what: &str, parts: &[&[u8]]) -> Proof {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        for part in [&[what.as_bytes()], parts].concat() {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(not shown)")
+    }
+}
+
+/// 32 random bytes.
+///
+/// # Errors
+/// `System` if the system has none.
+pub(super) fn random_bytes() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        // Requests of at most 256 bytes are not cut short, but may be interrupted before.
+        match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
+            Ok(n) => filled += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                let error = Error::new("draw random numbers", Kind::System, "getrandom");
+                return Err(error.with_source(e));
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+/// A random number.
+///
+/// # Errors
+/// As [`random_bytes`].
+pub(super) fn random_number() -> Result<u64> {
+    let [a, b, c, d, e, f, g, h, ..] = random_bytes()?;
+    Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// The number that a text has everywhere.
+pub(super) fn number_of(what: &str, parts: &[&[u8]]) -> u64 {
+    let digest = Secret([0; 32]).proof(what, parts);
+    let [a, b, c, d, e, f, g, h, ..] = *digest.as_bytes();
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proofs_differ_by_secret_purpose_and_cut() {
+        let (a, b) = (Secret::random().unwrap(), Secret::random().unwrap());
+        assert_eq!(a.proof("x", &[b"12"]), a.clone().proof("x", &[b"12"]));
+        assert_ne!(a.proof("x", &[b"12"]), b.proof("x", &[b"12"]));
+        assert_ne!(a.proof("x", &[b"12"]), a.proof("y", &[b"12"]));
+        assert_ne!(a.proof("x", &[b"12"]), a.proof("x", &[b"1", b"2"]));
+        assert!(!format!("{a:?}").contains(&format!("{:?}", a.0)));
+    }
+
+    #[test]
+    fn texts_make_secrets() {
+        let text = "0123456789abcdef";
+        let (a, b) = (Secret::from_text(text), Secret::from_text(text));
+        assert_eq!(a.unwrap().0, b.unwrap().0);
+        let e = Secret::from_text("short").unwrap_err();
+        assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(16)));
+    }
+}

@@ -1,0 +1,284 @@
+//! The store's sockets and its one thread.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::relay::{Id, Relay};
+use super::secret::{number_of, random_bytes, random_number};
+use super::{Secret, wire};
+use crate::error::{Error, Kind, Result};
+
+const START: &str = "start the store";
+
+/// Most bytes that are read from one connection before the others have their turn.
+const TURN: usize = 1 << 18;
+
+/// How long nobody is let in after that failed for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Says on its thread's socket that nobody is going to stop it.
+const RELEASED: u8 = 1;
+
+/// The store of a job: ranks meet at it and it passes their control messages on.
+///
+/// It has one thread. Dropping it ends the job: the ranks lose their way to each other.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    job: u64,
+    /// Closing it stops the thread, unless it was released by it.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens on `bind` (port 0: any) for the `size` ranks of the job called `name`.
+    ///
+    /// # Errors
+    /// `Invalid` for a job of no ranks, or of more than 65536; `System` if the address cannot be
+    /// had or the system refuses.
+    pub fn start(bind: SocketAddr, secret: &Secret, name: &str, size: u32) -> Result<Server> {
+        if size == 0 || size > wire::MAX_RANKS {
+            let error = Error::new(START, Kind::Invalid, format!("{size} ranks"));
+            return Err(error.with_limit(wire::MAX_RANKS));
+        }
+        let system = |e| {
+            let error = Error::new(START, Kind::System, format!("listen on {bind}"));
+            error.with_source(e)
+        };
+        let listener = TcpListener::bind(bind).map_err(system)?;
+        listener.set_nonblocking(true).map_err(system)?;
+        let address = listener.local_addr().map_err(system)?;
+        let (stop, stopped) = UnixStream::pair().map_err(system)?;
+        let job = random_number()?;
+        let relay = Relay::new(
+            secret.clone(),
+            number_of("job", &[name.as_bytes()]),
+            job,
+            size,
+        );
+        let mut shop = Shop {
+            listener,
+            stopped: Some(stopped),
+            relay,
+            streams: BTreeMap::new(),
+            begun: Instant::now(),
+            pause: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("mp-store".into())
+            .spawn(move || shop.run())
+            .map_err(system)?;
+        Ok(Server {
+            address,
+            job,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The job's number.
+    pub fn job(&self) -> u64 {
+        self.job
+    }
+
+    /// Lets it run on until all ranks have left, or the process ends.
+    pub(super) fn release(mut self) {
+        if let Some(mut stop) = self.stop.take() {
+            // If the thread has ended, nobody is left to be told.
+            let _ = stop.write(&[RELEASED]);
+        }
+        self.thread = None;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // It does not panic; if it did, there is nothing left to end.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Sets what every connection of this protocol has: no delay, and notice of a dead host.
+pub(super) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepcnt(stream, 4)?;
+    sockopt::set_tcp_user_timeout(stream, 30_000)?;
+    Ok(())
+}
+
+/// The thread's state.
+struct Shop {
+    listener: TcpListener,
+    /// None once it was released.
+    stopped: Option<UnixStream>,
+    relay: Relay,
+    streams: BTreeMap<Id, TcpStream>,
+    begun: Instant,
+    /// Until when nobody is let in.
+    pause: Option<Duration>,
+}
+
+impl Shop {
+    fn run(&mut self) {
+        while !self.relay.over() {
+            let Ok(ready) = self.wait() else {
+                return;
+            };
+            if ready.stopped && self.is_stopped() {
+                return;
+            }
+            if ready.listener {
+                self.let_in();
+            }
+            for id in ready.streams {
+                self.read(id);
+            }
+            let now = self.begun.elapsed();
+            self.relay.tick(now);
+            self.write(now);
+        }
+    }
+
+    fn is_stopped(&mut self) -> bool {
+        let Some(mut stopped) = self.stopped.take() else {
+            return false;
+        };
+        !matches!(stopped.read(&mut [0]), Ok(1))
+    }
+
+    fn wait(&self) -> rustix::io::Result<Ready> {
+        let now = self.begun.elapsed();
+        let open = self.pause.is_none_or(|until| until <= now);
+        let interest = if open {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
+        let mut fds = vec![PollFd::new(&self.listener, interest)];
+        for (id, stream) in &self.streams {
+            let mut interest = PollFlags::IN;
+            if self.relay.writes(*id) {
+                interest |= PollFlags::OUT;
+            }
+            fds.push(PollFd::new(stream, interest));
+        }
+        fds.extend((self.stopped.as_ref()).map(|s| PollFd::new(s, PollFlags::IN)));
+        let pause = self.pause.filter(|_| !open);
+        let due = self.relay.due().into_iter().chain(pause).min();
+        let timeout = due.map(|due| due.saturating_sub(now) + Duration::from_millis(1));
+        let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e),
+        }
+        let hit = |fd: &PollFd<'_>| !(fd.revents() & !PollFlags::OUT).is_empty();
+        Ok(Ready {
+            listener: hit(&fds[0]),
+            stopped: self.stopped.is_some() && fds.last().is_some_and(hit),
+            streams: (self.streams.keys().zip(&fds[1..]))
+                .filter(|(_, fd)| hit(fd))
+                .map(|(id, _)| *id)
+                .collect(),
+        })
+    }
+
+    fn let_in(&mut self) {
+        let now = self.begun.elapsed();
+        self.pause = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    let Ok(nonce) = random_bytes() else { continue };
+                    if prepare(&stream).is_err() || stream.set_nonblocking(true).is_err() {
+                        continue;
+                    }
+                    if let Some(id) = self.relay.connect(now, nonce) {
+                        self.streams.insert(id, stream);
+                    }
+                }
+                Err(e) => match e.kind() {
+                    ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                    ErrorKind::WouldBlock => return,
+                    _ => {
+                        self.pause = Some(now + PAUSE);
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn read(&mut self, id: Id) {
+        let now = self.begun.elapsed();
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
+        let mut bytes = [0; 1 << 14];
+        let mut taken = 0;
+        while taken < TURN {
+            match stream.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(n) => {
+                    self.relay.input(now, id, &bytes[..n]);
+                    taken += n;
+                    continue;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => break,
+            }
+        }
+        if taken < TURN {
+            self.close(now, id);
+        }
+    }
+
+    fn write(&mut self, now: Duration) {
+        // What one loses by being closed, others may be told: again until nobody is.
+        loop {
+            let mut closed = Vec::new();
+            for (id, stream) in &mut self.streams {
+                let sent = self.relay.output(*id).map(|output| output.flush(stream));
+                if sent.is_some_and(|s| s.is_err()) || self.relay.finished(now, *id) {
+                    closed.push(*id);
+                }
+            }
+            if closed.is_empty() {
+                return;
+            }
+            for id in closed {
+                self.close(now, id);
+            }
+        }
+    }
+
+    fn close(&mut self, now: Duration, id: Id) {
+        self.relay.closed(now, id);
+        self.streams.remove(&id);
+    }
+}
+
+struct Ready {
+    stopped: bool,
+    listener: bool,
+    streams: Vec<Id>,
+}

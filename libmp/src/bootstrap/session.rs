@@ -1,0 +1,241 @@
+//! A rank's side of the protocol with the store. Pure: bytes go in, bytes come out; the socket is
+//! elsewhere.
+
+use super::inbox::{Inbox, room};
+use super::output::Output;
+use super::secret::Nonce;
+use super::wire::{self, Frame, Garbage, Hello, MAX_FRAME};
+use super::{Secret, WINDOW};
+
+/// So much room is given back to a sender at a time.
+const CREDIT: u32 = WINDOW / 4;
+
+/// Why a session ended before its time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Trouble {
+    /// The store will not have this rank.
+    #[error("refused by the store: it {0}")]
+    Refused(String),
+    /// The store speaks another version.
+    #[error("the store speaks version {0} of the protocol, this rank {v}", v = wire::VERSION)]
+    Foreign(u32),
+    /// Whoever answered does not know the secret.
+    #[error("what answers does not know the job's secret")]
+    Stranger,
+    /// Something that cannot be understood.
+    #[error("the store said what cannot be understood: {0}")]
+    Garbage(&'static str),
+}
+
+impl From<Garbage> for Trouble {
+    fn from(garbage: Garbage) -> Trouble {
+        Trouble::Garbage(garbage.0)
+    }
+}
+
+/// How far a session has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Has introduced itself.
+    Greeted,
+    /// The store has proved that it knows the secret and asks for the same.
+    Asked(Nonce),
+    /// Waits for the other ranks.
+    Answered,
+    /// All have come.
+    Started,
+}
+
+/// A rank's state.
+#[derive(Debug)]
+pub(super) struct Session {
+    secret: Secret,
+    hello: Hello,
+    job: u64,
+    phase: Phase,
+    input: Vec<u8>,
+    /// What is to be written to the store.
+    pub output: Output,
+    /// How many ranks had not come when last heard, and the first of them.
+    missing: (u32, Vec<u32>),
+    /// By rank, as far as known.
+    hosts: Vec<u64>,
+    inbox: Inbox,
+    /// By rank: whether it has left.
+    gone: Vec<bool>,
+    /// By receiver: room that is taken by what is under way.
+    sent: Vec<u32>,
+    /// By sender: room that was not given back yet.
+    owed: Vec<u32>,
+}
+
+impl Session {
+    /// A session that begins by introducing itself.
+    pub fn new(secret: Secret, hello: Hello) -> Session {
+        let mut output = Output::default();
+        output.push(&Frame::Hello(hello));
+        let size = hello.size as usize;
+        Session {
+            secret,
+            hello,
+            job: 0,
+            phase: Phase::Greeted,
+            input: Vec::new(),
+            output,
+            missing: (0, Vec::new()),
+            hosts: Vec::new(),
+            inbox: Inbox::default(),
+            gone: vec![false; size],
+            sent: vec![0; size],
+            owed: vec![0; size],
+        }
+    }
+
+    /// Bytes have come from the store.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub fn input(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+        let mut input = std::mem::take(&mut self.input);
+        input.extend(bytes);
+        let mut at = 0;
+        while let Some((frame, len)) = wire::decode(&input[at..], MAX_FRAME)? {
+            at += len;
+            self.frame(frame)?;
+        }
+        input.drain(..at);
+        self.input = input;
+        Ok(())
+    }
+
+    fn frame(&mut self, frame: Frame<'_>) -> Result<(), Trouble> {
+        let size = self.hello.size;
+        let known = |rank: u32| match rank < size {
+            true => Ok(rank as usize),
+            false => Err(Garbage("a rank that the job has not")),
+        };
+        match (self.phase, frame) {
+            (_, Frame::Refused { why }) => return Err(Trouble::Refused(why.into())),
+            (_, Frame::Foreign { version }) => return Err(Trouble::Foreign(version)),
+            (Phase::Greeted, Frame::Challenge { job, nonce, proof }) => {
+                if proof != self.hello.proof(&self.secret, "store", job, &nonce) {
+                    return Err(Trouble::Stranger);
+                }
+                self.job = job;
+                self.phase = Phase::Asked(nonce);
+            }
+            (Phase::Answered, Frame::Waiting { count, missing }) => {
+                self.missing = (count, missing);
+            }
+            (Phase::Answered, Frame::Hosts { first, hosts }) => {
+                if first as usize != self.hosts.len() {
+                    return Err(Garbage("hosts of other ranks").into());
+                }
+                self.hosts.extend(hosts);
+            }
+            (Phase::Answered, Frame::Start) => {
+                if self.hosts.len() != size as usize {
+                    return Err(Garbage("hosts of more or fewer ranks").into());
+                }
+                self.phase = Phase::Started;
+            }
+            (Phase::Started, Frame::Message { peer, topic, bytes }) => {
+                let from = known(peer)?;
+                if !self.inbox.has_room(peer, bytes.len()) {
+                    return Err(Garbage("more messages than the window holds").into());
+                }
+                if !self.inbox.push(peer, topic, bytes.to_vec()) {
+                    self.give_back(from, room(bytes.len()));
+                }
+            }
+            (Phase::Started, Frame::Credit { peer, room }) => {
+                let sent = &mut self.sent[known(peer)?];
+                let left = sent.checked_sub(room);
+                *sent = left.ok_or(Garbage("received what was not sent"))?;
+            }
+            (Phase::Started, Frame::Gone { rank }) => self.gone[known(rank)?] = true,
+            _ => return Err(Garbage("out of turn").into()),
+        }
+        Ok(())
+    }
+
+    /// The job's number, once the store has proved that it knows the secret.
+    pub fn asked(&self) -> Option<u64> {
+        matches!(self.phase, Phase::Asked(_)).then_some(self.job)
+    }
+
+    /// The job's number. Zero before the store was heard.
+    pub fn job(&self) -> u64 {
+        self.job
+    }
+
+    /// Proves to the store, which has asked, that this rank knows the secret.
+    pub fn answer(&mut self) {
+        if let Phase::Asked(nonce) = self.phase {
+            let proof = self.hello.proof(&self.secret, "rank", self.job, &nonce);
+            self.output.push(&Frame::Answer { proof });
+            self.phase = Phase::Answered;
+        }
+    }
+
+    /// Whether all ranks have come.
+    pub fn started(&self) -> bool {
+        self.phase == Phase::Started
+    }
+
+    /// How many ranks had not come when last heard, and the first of them. Zero: not known.
+    pub fn missing(&self) -> (u32, &[u32]) {
+        (self.missing.0, &self.missing.1)
+    }
+
+    /// By rank.
+    pub fn hosts(&self) -> &[u64] {
+        &self.hosts
+    }
+
+    /// Whether a rank has left.
+    pub fn gone(&self, rank: u32) -> bool {
+        self.gone.get(rank as usize) == Some(&true)
+    }
+
+    /// Queues a message. False if the way to `to` is full.
+    pub fn send(&mut self, to: u32, topic: u64, bytes: &[u8]) -> bool {
+        if to == self.hello.rank {
+            let fits = self.inbox.has_room(to, bytes.len());
+            return fits && (self.inbox.push(to, topic, bytes.to_vec()) || fits);
+        }
+        let sent = &mut self.sent[to as usize];
+        if *sent + room(bytes.len()) > WINDOW {
+            return false;
+        }
+        *sent += room(bytes.len());
+        let peer = to;
+        self.output.push(&Frame::Message { peer, topic, bytes });
+        true
+    }
+
+    /// The next message under `topic`.
+    pub fn take(&mut self, topic: u64) -> Option<(u32, Vec<u8>)> {
+        let (from, message) = self.inbox.take(topic)?;
+        self.give_back(from as usize, room(message.len()));
+        Some((from, message))
+    }
+
+    /// Drops what came and will come under `topic`.
+    pub fn forget(&mut self, topic: u64) {
+        for (from, room) in self.inbox.forget(topic) {
+            self.give_back(from as usize, room);
+        }
+    }
+
+    fn give_back(&mut self, from: usize, room: u32) {
+        let owed = &mut self.owed[from];
+        *owed += room;
+        if *owed >= CREDIT && from != self.hello.rank as usize {
+            let (peer, room) = (from as u32, std::mem::take(owed));
+            self.output.push(&Frame::Credit { peer, room });
+        } else if from == self.hello.rank as usize {
+            *owed = 0;
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Ranks that meet at a store, over TCP: across hosts, or on one.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::descriptors::Descriptors;
+use super::host::host;
+use super::inbox::Inbox;
+use super::secret::{number_of, random_bytes};
+pub use super::server::Server;
+use super::server::prepare;
+use super::session::{Session, Trouble};
+use super::wire::{Hello, MAX_RANKS};
+use super::{Bootstrap, JOIN, Secret, check, full, gone, missing, other_host};
+use crate::error::{Error, Kind, Result};
+
+/// Most bytes that one call reads.
+const TURN: usize = 1 << 18;
+
+/// How long a rank that leaves takes at most to get rid of what it said last.
+const FAREWELL: Duration = Duration::from_millis(250);
+
+/// How a rank comes to a store.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// Host and port of the store.
+    pub store: String,
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub size: u32,
+    /// The job's secret.
+    pub secret: Secret,
+    /// The job's name; may be empty.
+    pub name: String,
+    /// How long to wait for the store and the other ranks.
+    pub limit: Duration,
+}
+
+/// One rank of a job whose store is reached over TCP.
+///
+/// The store passes messages on. It has no thread: `send` and `receive` read and write its socket
+/// without waiting. When the store is gone, messages that had arrived are still received, and
+/// then errors of kind `System`; what goes over NICs does not need it. Dropping it makes the rank
+/// gone, and takes at most half a second if the store does not answer.
+#[derive(Debug)]
+pub struct Tcp {
+    rank: u32,
+    job: u64,
+    hosts: Vec<u64>,
+    descriptors: Descriptors,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    stream: TcpStream,
+    session: Session,
+    /// What descriptors arrived.
+    fds: Inbox,
+    /// Why there is no way to the store any more.
+    lost: Option<(Kind, String)>,
+}
+
+impl Tcp {
+    /// Comes to the store and waits until all ranks have.
+    ///
+    /// # Errors
+    /// `Missing` if ranks have not come in time, with their numbers; `Absent` if the store could
+    /// not be reached in time; `Protocol` if it refuses this rank (another secret, version, size
+    /// or name; a second process of the same rank), or is not the job's store; `Invalid` for a
+    /// rank that the job has not; `System`.
+    pub fn join(join: &Join) -> Result<Tcp> {
+        let Join { rank, size, .. } = *join;
+        if rank >= size || size > MAX_RANKS {
+            let text = format!("there are {size} ranks");
+            let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
+            return Err(error.with_limit(MAX_RANKS));
+        }
+        let end = Instant::now() + join.limit;
+        let mut stream = connect(join, end)?;
+        let hello = Hello {
+            rank,
+            size,
+            name: number_of("job", &[join.name.as_bytes()]),
+            host: host(),
+            nonce: random_bytes()?,
+        };
+        let mut session = Session::new(join.secret.clone(), hello);
+        let mut descriptors = None;
+        let mut bytes = [0; 1 << 14];
+        while !session.started() {
+            if let Some(job) = session.asked() {
+                descriptors = Some(Descriptors::open(&join.secret, job, rank)?);
+                session.answer();
+            }
+            // A greeting fits into a socket that was never written to.
+            let sent = session.output.flush(&mut stream);
+            sent.map_err(|e| broken(join, e))?;
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(late(join, &session));
+            }
+            stream
+                .set_read_timeout(Some(left))
+                .map_err(|e| broken(join, e))?;
+            match stream.read(&mut bytes) {
+                Ok(0) => return Err(broken(join, ErrorKind::UnexpectedEof.into())),
+                Ok(n) => session.input(&bytes[..n]).map_err(|e| refused(join, e))?,
+                Err(e) => match e.kind() {
+                    ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
+                    _ => return Err(broken(join, e)),
+                },
+            }
+        }
+        stream.set_nonblocking(true).map_err(|e| broken(join, e))?;
+        let (job, descriptors) = match (session.job(), descriptors) {
+            (job, Some(descriptors)) => (job, descriptors),
+            // It has started, so it was asked.
+            _ => return Err(refused(join, Trouble::Garbage("out of turn"))),
+        };
+        Ok(Tcp {
+            rank,
+            job,
+            hosts: session.hosts().to_vec(),
+            descriptors,
+            state: Mutex::new(State {
+                stream,
+                session,
+                fds: Inbox::default(),
+                lost: None,
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Reads and writes what can be without waiting.
+    fn pump(&mut self) {
+        if self.lost.is_none()
+            && let Err(lost) = self.exchange()
+        {
+            self.lost = Some(lost);
+        }
+    }
+
+    fn exchange(&mut self) -> Result<(), (Kind, String)> {
+        let lost = |e: std::io::Error| (Kind::System, format!("the store is gone: {e}"));
+        let mut bytes = [0; 1 << 14];
+        let mut taken = 0;
+        while taken < TURN {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Err((Kind::System, "the store is gone".into())),
+                Ok(n) => {
+                    let heard = self.session.input(&bytes[..n]);
+                    heard.map_err(|e| (Kind::Protocol, e.to_string()))?;
+                    taken += n;
+                    // Less than asked for: there is no more.
+                    if n < bytes.len() {
+                        break;
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return Err(lost(e)),
+            }
+        }
+        self.session.output.flush(&mut self.stream).map_err(lost)?;
+        Ok(())
+    }
+
+    fn alive(&self, operation: &'static str) -> Result<()> {
+        match &self.lost {
+            None => Ok(()),
+            Some((kind, why)) => Err(Error::new(operation, *kind, why.as_str())),
+        }
+    }
+}
+
+impl Bootstrap for Tcp {
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.hosts.len() as u32
+    }
+
+    fn job(&self) -> u64 {
+        self.job
+    }
+
+    fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
+        check(self.size(), to, message)?;
+        let mut state = self.state();
+        // What the store says first: who is gone, and who has room again.
+        state.pump();
+        if state.session.gone(to) {
+            return Err(gone(to));
+        }
+        state.alive(super::SEND)?;
+        if !state.session.send(to, topic, message) {
+            return Err(full(to));
+        }
+        state.pump();
+        Ok(())
+    }
+
+    fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
+        let mut state = self.state();
+        if let Some(message) = state.session.take(topic) {
+            return Ok(Some(message));
+        }
+        state.pump();
+        match state.session.take(topic) {
+            Some(message) => Ok(Some(message)),
+            None => state.alive(super::RECEIVE).map(|()| None),
+        }
+    }
+
+    fn forget(&self, topic: u64) {
+        let mut state = self.state();
+        state.session.forget(topic);
+        // Descriptors that it drops close after the lock only if they are few: they are.
+        state.fds.forget(topic);
+    }
+
+    fn gone(&self, rank: u32) -> bool {
+        let mut state = self.state();
+        state.pump();
+        state.session.gone(rank)
+    }
+
+    fn host(&self, rank: u32) -> Option<u64> {
+        self.hosts.get(rank as usize).copied()
+    }
+
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        check(self.size(), to, &[])?;
+        if self.host(to) != self.host(self.rank) {
+            return Err(other_host(to));
+        }
+        self.descriptors.send(to, topic, fd)
+    }
+
+    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        let mut state = self.state();
+        if let Some(fd) = state.fds.take_fd(topic) {
+            return Ok(Some(fd));
+        }
+        self.descriptors.receive(self.size(), &mut state.fds)?;
+        Ok(state.fds.take_fd(topic))
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        if state.lost.is_none() {
+            // What cannot be said in time is not said.
+            let _ = farewell(state);
+        }
+    }
+}
+
+/// Writes what is left and waits until the store has read it: closing a socket on which unread
+/// bytes lie would throw away what the other end has not read.
+fn farewell(state: &mut State) -> std::io::Result<()> {
+    let State {
+        stream, session, ..
+    } = state;
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(FAREWELL))?;
+    stream.set_read_timeout(Some(FAREWELL))?;
+    if session.output.flush(stream)? {
+        stream.shutdown(Shutdown::Write)?;
+        let end = Instant::now() + FAREWELL;
+        let mut bytes = [0; 1 << 14];
+        while Instant::now() < end && stream.read(&mut bytes)? > 0 {}
+    }
+    Ok(())
+}
+
+/// A connection to the store, tried again until it listens.
+fn connect(join: &Join, end: Instant) -> Result<TcpStream> {
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let why = match resolve(join) {
+            Ok(addresses) => match connect_any(&addresses, end) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => e,
+            },
+            Err(e) => e,
+        };
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = format!("the store at {} cannot be reached", join.store);
+            let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
+            return Err(error.with_limit(join.limit.as_millis()).with_source(why));
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(Duration::from_millis(100));
+    }
+}
+
+fn resolve(join: &Join) -> std::io::Result<Vec<SocketAddr>> {
+    join.store.to_socket_addrs().map(Iterator::collect)
+}
+
+fn connect_any(addresses: &[SocketAddr], end: Instant) -> std::io::Result<TcpStream> {
+    let mut why = std::io::Error::from(ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => return prepare(&stream).map(|()| stream),
+            Err(e) => why = e,
+        }
+    }
+    Err(why)
+}
+
+#[cold]
+fn late(join: &Join, session: &Session) -> Error {
+    match session.missing() {
+        (0, _) => {
+            let text = format!("the store at {} does not answer", join.store);
+            let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
+            error.with_limit(join.limit.as_millis())
+        }
+        (count, some) => missing(join.limit, count, some),
+    }
+}
+
+#[cold]
+fn broken(join: &Join, e: std::io::Error) -> Error {
+    let text = format!("the connection to the store at {} broke", join.store);
+    let error = Error::new(JOIN, Kind::System, text).with_rank(join.rank);
+    error.with_source(e)
+}
+
+#[cold]
+fn refused(join: &Join, e: Trouble) -> Error {
+    let text = format!("the store at {}: {e}", join.store);
+    Error::new(JOIN, Kind::Protocol, text).with_rank(join.rank)
+}

@@ -1,0 +1,326 @@
+//! What ranks and the store say to each other, as bytes. Pure: no socket, no clock.
+//!
+//! A frame is its length (4 bytes, of what follows), its kind (1 byte) and its body; all numbers
+//! little-endian. Greetings begin with a magic and the version, the same in every version.
+
+use super::{MAX_MESSAGE, Secret};
+use crate::bootstrap::secret::{Nonce, Proof};
+
+/// The version of these frames.
+pub const VERSION: u32 = 1;
+
+/// Most ranks that a job may have.
+pub const MAX_RANKS: u32 = 1 << 16;
+
+/// The longest frame, its length word included.
+pub const MAX_FRAME: usize = MAX_MESSAGE + 64;
+
+/// The longest frame before both sides have proved that they know the secret.
+pub const MAX_GREETING: usize = 256;
+
+/// Most ranks that one frame lists.
+pub const MAX_LISTED: usize = 4096;
+
+const MAX_TEXT: usize = 200;
+
+const MAGIC: [u8; 8] = *b"mp-store";
+
+/// Who comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Which rank.
+    pub rank: u32,
+    /// How many there are in its opinion.
+    pub size: u32,
+    /// The number of the job's name.
+    pub name: u64,
+    /// The number of its host.
+    pub host: u64,
+    /// Fresh.
+    pub nonce: Nonce,
+}
+
+/// A frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// A rank introduces itself.
+    Hello(Hello),
+    /// The store proves that it knows the secret, and asks for the same.
+    Challenge {
+        /// The job's number.
+        job: u64,
+        /// Fresh.
+        nonce: Nonce,
+        /// Over both nonces and the hello.
+        proof: Proof,
+    },
+    /// A rank proves that it knows the secret.
+    Answer {
+        /// Over both nonces and the hello.
+        proof: Proof,
+    },
+    /// A greeting of another version.
+    Foreign {
+        /// Which.
+        version: u32,
+    },
+    /// The store will not have this rank.
+    Refused {
+        /// Why, in words.
+        why: &'a str,
+    },
+    /// The store waits for ranks.
+    Waiting {
+        /// How many have not come.
+        count: u32,
+        /// The first of them.
+        missing: Vec<u32>,
+    },
+    /// The hosts of ranks, `first` and the following.
+    Hosts {
+        /// The first rank.
+        first: u32,
+        /// By rank.
+        hosts: Vec<u64>,
+    },
+    /// All have come.
+    Start,
+    /// A message.
+    Message {
+        /// To the store: for whom. From the store: from whom.
+        peer: u32,
+        /// Its topic.
+        topic: u64,
+        /// Its bytes.
+        bytes: &'a [u8],
+    },
+    /// Messages were received: so much of the window is free again.
+    Credit {
+        /// To the store: whose messages. From the store: who received.
+        peer: u32,
+        /// How much.
+        room: u32,
+    },
+    /// A rank has left or died.
+    Gone {
+        /// Which.
+        rank: u32,
+    },
+}
+
+/// Bytes that are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Garbage(pub &'static str);
+
+impl Frame<'_> {
+    /// Appends the frame's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend([0; 4]);
+        out.push(self.kind());
+        match self {
+            Frame::Hello(hello) => {
+                greet(out, VERSION);
+                hello.encode(out);
+            }
+            Frame::Challenge { job, nonce, proof } => {
+                greet(out, VERSION);
+                out.extend(job.to_le_bytes());
+                out.extend(nonce);
+                out.extend(proof.as_bytes());
+            }
+            Frame::Foreign { version } => greet(out, *version),
+            Frame::Answer { proof } => out.extend(proof.as_bytes()),
+            Frame::Refused { why } => {
+                let mut end = why.len().min(MAX_TEXT);
+                while !why.is_char_boundary(end) {
+                    end -= 1;
+                }
+                out.extend(&why.as_bytes()[..end]);
+            }
+            Frame::Waiting { count, missing } => {
+                out.extend(count.to_le_bytes());
+                let listed = missing.iter().take(MAX_LISTED);
+                out.extend(listed.flat_map(|r| r.to_le_bytes()));
+            }
+            Frame::Hosts { first, hosts } => {
+                out.extend(first.to_le_bytes());
+                let listed = hosts.iter().take(MAX_LISTED);
+                out.extend(listed.flat_map(|h| h.to_le_bytes()));
+            }
+            Frame::Start => {}
+            Frame::Message { peer, topic, bytes } => {
+                out.extend(peer.to_le_bytes());
+                out.extend(topic.to_le_bytes());
+                out.extend(&bytes[..bytes.len().min(MAX_MESSAGE)]);
+            }
+            Frame::Credit { peer, room } => {
+                out.extend(peer.to_le_bytes());
+                out.extend(room.to_le_bytes());
+            }
+            Frame::Gone { rank } => out.extend(rank.to_le_bytes()),
+        }
+        let len = (out.len() - start - 4) as u32;
+        out[start..start + 4].copy_from_slice(&len.to_le_bytes());
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Frame::Hello(_) | Frame::Foreign { .. } => 1,
+            Frame::Challenge { .. } => 2,
+            Frame::Answer { .. } => 3,
+            Frame::Refused { .. } => 4,
+            Frame::Waiting { .. } => 5,
+            Frame::Hosts { .. } => 6,
+            Frame::Start => 7,
+            Frame::Message { .. } => 8,
+            Frame::Credit { .. } => 9,
+            Frame::Gone { .. } => 10,
+        }
+    }
+}
+
+/// The first frame in `bytes` and how long it is; none if it is not all there yet.
+///
+/// # Errors
+/// The bytes do not begin with a frame of at most `limit` bytes.
+pub fn decode(bytes: &[u8], limit: usize) -> Result<Option<(Frame<'_>, usize)>, Garbage> {
+    let Some((len, rest)) = bytes.split_first_chunk::<4>() else {
+        return Ok(None);
+    };
+    let len = u32::from_le_bytes(*len) as usize;
+    if len == 0 {
+        return Err(Garbage("an empty frame"));
+    }
+    if len > limit.saturating_sub(4) {
+        return Err(Garbage("a frame that is too long"));
+    }
+    let Some(frame) = rest.get(..len) else {
+        return Ok(None);
+    };
+    let mut body = Body(&frame[1..]);
+    let decoded = body.frame(frame[0])?;
+    if !body.0.is_empty() {
+        return Err(Garbage("a frame with something behind it"));
+    }
+    Ok(Some((decoded, 4 + len)))
+}
+
+fn greet(out: &mut Vec<u8>, version: u32) {
+    out.extend(MAGIC);
+    out.extend(version.to_le_bytes());
+}
+
+impl Hello {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.rank.to_le_bytes());
+        out.extend(self.size.to_le_bytes());
+        out.extend(self.name.to_le_bytes());
+        out.extend(self.host.to_le_bytes());
+        out.extend(self.nonce);
+    }
+
+    /// What one side, `who`, says to prove that it knows the secret.
+    pub(super) fn proof(&self, secret: &Secret, who: &str, job: u64, theirs: &Nonce) -> Proof {
+        let mut bytes = Vec::new();
+        self.encode(&mut bytes);
+        let version = VERSION.to_le_bytes();
+        secret.proof(who, &[&version, &bytes, &job.to_le_bytes(), theirs])
+    }
+}
+
+/// What is left of a frame's body.
+struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    fn frame(&mut self, kind: u8) -> Result<Frame<'a>, Garbage> {
+        Ok(match kind {
+            1 | 2 => {
+                if self.array()? != MAGIC {
+                    return Err(Garbage("not a greeting of this protocol"));
+                }
+                let version = self.u32()?;
+                if version != VERSION {
+                    self.0 = &[];
+                    return Ok(Frame::Foreign { version });
+                }
+                if kind == 2 {
+                    let (job, nonce, proof) = (self.u64()?, self.array()?, self.proof()?);
+                    return Ok(Frame::Challenge { job, nonce, proof });
+                }
+                Frame::Hello(Hello {
+                    rank: self.u32()?,
+                    size: self.u32()?,
+                    name: self.u64()?,
+                    host: self.u64()?,
+                    nonce: self.array()?,
+                })
+            }
+            3 => Frame::Answer {
+                proof: self.proof()?,
+            },
+            4 => {
+                let text = self.rest();
+                if text.len() > MAX_TEXT {
+                    return Err(Garbage("a reason that is too long"));
+                }
+                let why = std::str::from_utf8(text);
+                let why = why.map_err(|_| Garbage("a reason that is no text"))?;
+                Frame::Refused { why }
+            }
+            5 => Frame::Waiting {
+                count: self.u32()?,
+                missing: self.list(u32::from_le_bytes)?,
+            },
+            6 => Frame::Hosts {
+                first: self.u32()?,
+                hosts: self.list(u64::from_le_bytes)?,
+            },
+            7 => Frame::Start,
+            8 => {
+                let (peer, topic, bytes) = (self.u32()?, self.u64()?, self.rest());
+                if bytes.len() > MAX_MESSAGE {
+                    return Err(Garbage("a message that is too long"));
+                }
+                Frame::Message { peer, topic, bytes }
+            }
+            9 => Frame::Credit {
+                peer: self.u32()?,
+                room: self.u32()?,
+            },
+            10 => Frame::Gone { rank: self.u32()? },
+            _ => return Err(Garbage("a frame of no known kind")),
+        })
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage("a short frame"))?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    fn u32(&mut self) -> Result<u32, Garbage> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    fn u64(&mut self) -> Result<u64, Garbage> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    fn proof(&mut self) -> Result<Proof, Garbage> {
+        Ok(Proof::from_bytes(self.array()?))
+    }
+
+    fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    fn list<const N: usize, T>(&mut self, read: fn([u8; N]) -> T) -> Result<Vec<T>, Garbage> {
+        let (items, rest) = self.rest().as_chunks::<N>();
+        if !rest.is_empty() || items.len() > MAX_LISTED {
+            return Err(Garbage("a list of another length"));
+        }
+        Ok(items.iter().map(|i| read(*i)).collect())
+    }
+}
