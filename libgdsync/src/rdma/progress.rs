@@ -149,6 +149,13 @@ impl Qp {
         Ok(statuses.gpu.offset(4 * (completion.ticket & (slots - 1))))
     }
 
+    /// Whether nothing of this queue pair is in flight, see [`Qp::quiet`]; never waits.
+    pub fn is_quiet(&mut self) -> bool {
+        let mut state = self.core.lock();
+        self.core.settle(&mut state);
+        self.core.drain(&mut state) && state.is_idle()
+    }
+
     /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
     /// with what was posted and every stream has passed its waits. The end of unsignaled
     /// requests is told by a NOP, which is posted behind them and takes a block of the queue.

@@ -87,7 +87,7 @@ impl Descriptors {
     /// The socket of `rank`.
     ///
     /// # Errors
-    /// `System` if it cannot be had.
+    /// `Protocol` if another process has it, `System` if it cannot be had.
     pub fn open(secret: &Secret, job: u64, rank: u32) -> Result<Descriptors> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None);
@@ -96,7 +96,14 @@ impl Descriptors {
             Ok(socket)
         });
         let socket = bound.map_err(|e| {
-            let error = Error::new("open a socket for descriptors", Kind::System, "bind");
+            let (kind, text) = match e {
+                Errno::ADDRINUSE => (
+                    Kind::Protocol,
+                    format!("there is a second rank {rank} here"),
+                ),
+                _ => (Kind::System, "bind".into()),
+            };
+            let error = Error::new("open a socket for descriptors", kind, text);
             error.with_rank(rank).with_source(e)
         })?;
         Ok(Descriptors {

@@ -1,0 +1,262 @@
+//! What a context is made of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Device, Endpoint, QpConfig};
+
+use super::Context;
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Kind, Result};
+use crate::wire::control::Shape;
+
+/// When peers are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Connect {
+    /// With the first message to or from them.
+    #[default]
+    Lazy,
+    /// All of them, before [`Builder::build`] returns.
+    UpFront,
+}
+
+/// Who does what neither streams nor NICs can: open connections, notice failures, retire
+/// requests, match receives from anybody, and the work of CPU requests that nobody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Progress {
+    /// gdsync's watcher, about once a millisecond.
+    #[default]
+    Background,
+    /// The program, by [`Context::progress`]; calls that wait do it too.
+    Manual,
+}
+
+/// What a call does that finds no room (queues full of work under way).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Full {
+    /// Waits for room, at most the context's time limit.
+    #[default]
+    Wait,
+    /// Fails with `QueueFull`.
+    Fail,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub name: String,
+    pub eager_limit: usize,
+    pub depth: u32,
+    pub timeout: Duration,
+    pub watchdog: Duration,
+    pub connect: Connect,
+    pub progress: Progress,
+    pub full: Full,
+    pub endpoint: Endpoint,
+    pub qp: QpConfig,
+    pub start: u64,
+}
+
+impl Config {
+    pub fn shape(&self) -> Shape {
+        Shape {
+            depth: self.depth,
+            eager: self.eager_limit as u32,
+            start: self.start,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let refuse = |what: String, limit: u64| {
+            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit))
+        };
+        if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
+            let what = format!("{} slots a channel, not a power of two from 2 on", self.depth);
+            return refuse(what, 1024);
+        }
+        if !(1..=1 << 20).contains(&self.eager_limit) {
+            let what = format!("an eager limit of {} bytes", self.eager_limit);
+            return refuse(what, 1 << 20);
+        }
+        if self.qp.send_blocks < 32 {
+            let what = format!("{} blocks a queue, fewer than 32", self.qp.send_blocks);
+            return refuse(what, 32768);
+        }
+        Ok(())
+    }
+}
+
+/// Makes a [`Context`]. What is not said comes from the environment or has a default. Ranks must
+/// say the same of [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
+#[derive(Clone, Debug)]
+pub struct Builder {
+    bootstrap: Option<Arc<dyn Bootstrap>>,
+    gpu: Option<Gpu>,
+    device: Option<Device>,
+    config: Config,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder {
+            bootstrap: None,
+            gpu: None,
+            device: None,
+            config: Config {
+                name: "mp".to_owned(),
+                eager_limit: 4096,
+                depth: 16,
+                timeout: Duration::from_secs(30),
+                watchdog: Duration::from_secs(10),
+                connect: Connect::Lazy,
+                progress: Progress::Background,
+                full: Full::Wait,
+                endpoint: Endpoint::Auto,
+                qp: QpConfig {
+                    send_blocks: 64,
+                    recv_entries: 4,
+                    recv_sges: 1,
+                    ring_memory: MemoryKind::Pinned,
+                    ..QpConfig::default()
+                },
+                start: 0,
+            },
+        }
+    }
+}
+
+impl Builder {
+    /// The job.
+    #[must_use]
+    pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Builder {
+        self.bootstrap = Some(bootstrap);
+        self
+    }
+
+    /// The GPU. Default: the device's, or [`Gpu::from_env`].
+    #[must_use]
+    pub fn gpu(mut self, gpu: &Gpu) -> Builder {
+        self.gpu = Some(gpu.clone());
+        self
+    }
+
+    /// The NIC. Default: a virtual one.
+    #[must_use]
+    pub fn device(mut self, device: &Device) -> Builder {
+        self.device = Some(device.clone());
+        self
+    }
+
+    /// Which contexts belong together: those of equal name. A rank has one of each name at a
+    /// time. Default: `mp`.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Builder {
+        name.clone_into(&mut self.config.name);
+        self
+    }
+
+    /// Longest message, in bytes, that a sender may write before the receive is there. Of each
+    /// peer and tag `depth` times so much memory is kept. At most 1 MiB; default 4096.
+    #[must_use]
+    pub fn eager_limit(mut self, bytes: usize) -> Builder {
+        self.config.eager_limit = bytes;
+        self
+    }
+
+    /// Messages of one peer and tag that may be under way: a power of two, 2 to 1024. As many
+    /// receives may be posted that nobody waits for. Default 16.
+    #[must_use]
+    pub fn depth(mut self, slots: u32) -> Builder {
+        self.config.depth = slots;
+        self
+    }
+
+    /// After which time a message that a stream waits for, or that a NIC does not answer, fails
+    /// its peer; and how long calls wait for connections and for room. Default 30 s.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Builder {
+        self.config.timeout = limit;
+        self
+    }
+
+    /// After which time a waiting stream is named: by a `tracing` warning, and by
+    /// [`Context::stuck`]. Default 10 s.
+    #[must_use]
+    pub fn watchdog(mut self, limit: Duration) -> Builder {
+        self.config.watchdog = limit;
+        self
+    }
+
+    /// When peers are connected.
+    #[must_use]
+    pub fn connect(mut self, when: Connect) -> Builder {
+        self.config.connect = when;
+        self
+    }
+
+    /// Who does the background work.
+    #[must_use]
+    pub fn progress(mut self, who: Progress) -> Builder {
+        self.config.progress = who;
+        self
+    }
+
+    /// What calls do that find no room.
+    #[must_use]
+    pub fn full(mut self, what: Full) -> Builder {
+        self.config.full = what;
+        self
+    }
+
+    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_PROVIDER`
+    /// says.
+    #[must_use]
+    pub fn endpoint(mut self, endpoint: Endpoint) -> Builder {
+        self.config.endpoint = endpoint;
+        self
+    }
+
+    /// What queue pairs are made of; the time limit and the endpoint are the context's.
+    #[must_use]
+    pub fn qp(mut self, config: QpConfig) -> Builder {
+        self.config.qp = config;
+        self
+    }
+
+    /// Number of the first message under every tag, equal on all ranks; for tests that want to
+    /// see numbers wrap.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn start(mut self, number: u64) -> Builder {
+        self.config.start = number;
+        self
+    }
+
+    /// Makes the context.
+    ///
+    /// # Errors
+    /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC refuse; those of the
+    /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
+    pub fn build(self) -> Result<Context> {
+        self.config.check()?;
+        let bootstrap = match self.bootstrap {
+            Some(bootstrap) => bootstrap,
+            None => {
+                let what = "no bootstrap";
+                return Err(Error::new("build context", Kind::Absent, what));
+            }
+        };
+        let gpu = match (self.gpu, &self.device) {
+            (Some(gpu), _) => gpu,
+            (None, Some(device)) => device.gpu().clone(),
+            (None, None) => Gpu::from_env()?,
+        };
+        let device = match (self.device, self.config.progress) {
+            (Some(device), _) => device,
+            (None, Progress::Background) => Device::emulated(&gpu)?,
+            (None, Progress::Manual) => Device::emulated_unwatched(&gpu, Default::default())?,
+        };
+        Context::open(bootstrap, &gpu, &device, self.config)
+    }
+}

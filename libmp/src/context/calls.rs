@@ -1,0 +1,135 @@
+//! The calls that messages are made of.
+
+use gdsync::Stream;
+
+use super::Context;
+use crate::error::Result;
+use crate::region::Slice;
+use crate::request::Request;
+use crate::two_sided::{Recv, Send, Source};
+
+impl Context {
+    /// Prepares a send: it has its number, and matches the receive of the same number, but
+    /// nothing is sent until [`Request::post`].
+    ///
+    /// # Errors
+    /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word and
+    /// several segments; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
+    /// `QueueFull` as the context is built.
+    pub fn prepare_send(&self, send: &Send<'_>) -> Result<Request> {
+        Ok(Request::new(self, self.inner().prepare_send(send)?))
+    }
+
+    /// Prepares a receive; one from a rank has its number.
+    ///
+    /// # Errors
+    /// As [`Context::prepare_send`]; `QueueFull` also for more receives that nobody waits for
+    /// than the channel has slots; `Busy` while a receive from anybody under the same tag comes
+    /// first.
+    pub fn prepare_recv(&self, recv: &Recv<'_>) -> Result<Request> {
+        Ok(Request::new(self, self.inner().prepare_recv(recv)?))
+    }
+
+    /// Prepares a send and posts it.
+    ///
+    /// # Errors
+    /// As [`Context::prepare_send`] and [`Request::post`].
+    pub fn send(&self, send: &Send<'_>) -> Result<Request> {
+        Ok(Request::new(self, self.inner().send(send)?))
+    }
+
+    /// Prepares a receive and posts it.
+    ///
+    /// # Errors
+    /// As [`Context::prepare_recv`] and [`Request::post`].
+    pub fn recv(&self, recv: &Recv<'_>) -> Result<Request> {
+        Ok(Request::new(self, self.inner().recv(recv)?))
+    }
+
+    /// Sends `data` to rank `to`, by the CPU.
+    ///
+    /// # Errors
+    /// As [`Context::send`].
+    pub fn isend(&self, to: u32, tag: u32, data: &Slice) -> Result<Request> {
+        self.isendv(to, tag, std::slice::from_ref(data))
+    }
+
+    /// Receives into `into`, by the CPU. A message may be shorter; the rest is not touched.
+    ///
+    /// # Errors
+    /// As [`Context::recv`].
+    pub fn irecv(&self, from: impl Into<Source>, tag: u32, into: &Slice) -> Result<Request> {
+        self.irecvv(from, tag, std::slice::from_ref(into))
+    }
+
+    /// Sends the bytes of several slices as one message, by the CPU.
+    ///
+    /// # Errors
+    /// As [`Context::send`].
+    pub fn isendv(&self, to: u32, tag: u32, data: &[Slice]) -> Result<Request> {
+        self.send(&Send::new(to, tag, data))
+    }
+
+    /// Receives a message into several slices, by the CPU.
+    ///
+    /// # Errors
+    /// As [`Context::recv`].
+    pub fn irecvv(&self, from: impl Into<Source>, tag: u32, into: &[Slice]) -> Result<Request> {
+        self.recv(&Recv::new(from, tag, into))
+    }
+
+    /// Sends `data` when the stream gets there. The stream goes on at once, unless the receiver has
+    /// no room yet, or the message is longer than the eager limit and its receive is not there:
+    /// then it stands still until that is so.
+    ///
+    /// # Errors
+    /// As [`Context::send`]; `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
+    pub fn isend_on(&self, stream: &Stream, to: u32, tag: u32, data: &Slice) -> Result<Request> {
+        self.isendv_on(stream, to, tag, std::slice::from_ref(data))
+    }
+
+    /// Receives into `into` from when the stream gets there; the stream goes on at once.
+    /// [`Request::wait_on`] has it wait.
+    ///
+    /// # Errors
+    /// As [`Context::recv`].
+    pub fn irecv_on(
+        &self,
+        stream: &Stream,
+        from: impl Into<Source>,
+        tag: u32,
+        into: &Slice,
+    ) -> Result<Request> {
+        self.irecvv_on(stream, from, tag, std::slice::from_ref(into))
+    }
+
+    /// As [`Context::isend_on`], of several slices.
+    ///
+    /// # Errors
+    /// As [`Context::isend_on`].
+    pub fn isendv_on(&self, stream: &Stream, to: u32, tag: u32, data: &[Slice]) -> Result<Request> {
+        self.send(&Send::new(to, tag, data).on(stream))
+    }
+
+    /// As [`Context::irecv_on`], into several slices.
+    ///
+    /// # Errors
+    /// As [`Context::irecv_on`].
+    pub fn irecvv_on(
+        &self,
+        stream: &Stream,
+        from: impl Into<Source>,
+        tag: u32,
+        into: &[Slice],
+    ) -> Result<Request> {
+        self.recv(&Recv::new(from, tag, into).on(stream))
+    }
+
+    /// Has `stream` stand still until all requests have ended.
+    ///
+    /// # Errors
+    /// As [`Request::wait_on`], of the first that fails; those before it are waited for.
+    pub fn wait_all_on(&self, stream: &Stream, requests: &[Request]) -> Result<()> {
+        requests.iter().try_for_each(|r| r.wait_on(stream))
+    }
+}

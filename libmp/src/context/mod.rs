@@ -1,0 +1,296 @@
+//! Contexts: one rank's part in a job, over one GPU and one NIC.
+
+pub(crate) mod builder;
+mod cache;
+mod calls;
+pub(crate) mod open;
+pub(crate) mod peer;
+mod scope;
+pub(crate) mod state;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::memop::DevicePtr;
+use gdsync::rdma::{Access, Device, Pd};
+
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::Kernels;
+use crate::region::Memory;
+use cache::Cache;
+use state::{Guard, State};
+
+pub use builder::{Builder, Connect, Full, Progress};
+pub(crate) use builder::Config;
+pub use scope::Scope;
+pub use state::Stuck;
+
+/// How often the background work is done.
+pub(crate) const PERIOD: Duration = Duration::from_millis(1);
+
+/// One rank's part in a job. Clones are the same context.
+///
+/// All calls may be made from any thread. What is in flight keeps what it needs; when the last
+/// handle on a context and its requests is gone, what is unfinished is given up, as a rank that
+/// dies would: [`Context::close`] waits for it instead.
+#[derive(Clone)]
+pub struct Context(Arc<Handle>);
+
+struct Handle {
+    inner: Arc<Inner>,
+    machine: Option<MachineId>,
+}
+
+pub(crate) struct Inner {
+    pub rank: u32,
+    pub size: u32,
+    /// Under which topic the contexts of this name talk.
+    pub topic: u64,
+    pub config: Config,
+    pub gpu: Gpu,
+    pub device: Device,
+    pub pd: Pd,
+    pub kernels: Option<Kernels>,
+    pub bootstrap: Arc<dyn Bootstrap>,
+    pub error: Word32,
+    cache: Mutex<Cache>,
+    state: Mutex<State>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(machine) = self.machine {
+            self.inner.host().detach(machine);
+        }
+        self.inner.bootstrap.forget(self.inner.topic);
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner {
+            rank, size, config, ..
+        } = &*self.0.inner;
+        write!(f, "context {} of rank {rank} of {size}", config.name)
+    }
+}
+
+/// The background work as a step machine.
+struct Background(Weak<Inner>);
+
+impl Machine for Background {
+    fn step(&mut self, now: Time) -> Step {
+        match self.0.upgrade() {
+            Some(inner) if inner.turn() => Step::Progress,
+            Some(_) => Step::IdleUntil(Some(now + PERIOD)),
+            None => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self.0.upgrade() {
+            Some(inner) => format!("{}{}.progress", inner.config.name, inner.rank),
+            None => "closed.progress".to_owned(),
+        }
+    }
+}
+
+impl Inner {
+    pub fn host(&self) -> &Arc<dyn Host> {
+        self.gpu.host()
+    }
+
+    pub fn lock(&self) -> Guard<'_> {
+        Guard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The topic of the contexts of one name: FNV-1a, which is the same on every rank.
+fn topic(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Context {
+    /// Starts to describe a context.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    fn open(
+        bootstrap: Arc<dyn Bootstrap>,
+        gpu: &Gpu,
+        device: &Device,
+        config: Config,
+    ) -> Result<Context> {
+        const OPERATION: &str = "build context";
+        if !device.gpu().is(gpu) {
+            let what = format!("{device:?} with {gpu:?}");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        let kernels = match gpu.caps().kernels {
+            true => Some(Kernels::load(gpu)?),
+            false => None,
+        };
+        let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+        error.store(0)?;
+        let inner = Arc::new(Inner {
+            rank: bootstrap.rank(),
+            size: bootstrap.size(),
+            topic: topic(&config.name),
+            gpu: gpu.clone(),
+            device: device.clone(),
+            pd: device.alloc_pd()?,
+            kernels,
+            error,
+            cache: Mutex::default(),
+            state: Mutex::new(State::new(bootstrap.size(), config.endpoint)),
+            bootstrap,
+            config,
+        });
+        if inner.rank >= inner.size {
+            let what = format!("rank {} of {}", inner.rank, inner.size);
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        let machine = (inner.config.progress == Progress::Background).then(|| {
+            let background = Background(Arc::downgrade(&inner));
+            inner.host().attach(Lane::Watch, Box::new(background))
+        });
+        let context = Context(Arc::new(Handle { inner, machine }));
+        if context.inner().config.connect == Connect::UpFront {
+            context.inner().connect_all()?;
+        }
+        Ok(context)
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Inner> {
+        &self.0.inner
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.inner().rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        self.inner().size
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.inner().gpu
+    }
+
+    /// The NIC.
+    pub fn device(&self) -> &Device {
+        &self.inner().device
+    }
+
+    /// Allocates memory, zeroed, and registers it.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`] and [`Pd::register`].
+    pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
+        let region = self.gpu().alloc(kind, len)?;
+        Ok(Memory::new(self.inner().pd.register(&region, Access::ALL)?, None))
+    }
+
+    /// Registers a region, or finds it registered.
+    ///
+    /// # Errors
+    /// As [`Pd::register`].
+    pub fn register(&self, region: &Region) -> Result<Memory> {
+        let inner = self.inner();
+        let mut cache = inner.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.region(&inner.pd, region)
+    }
+
+    /// Registers host memory of the application.
+    ///
+    /// # Safety
+    /// As for [`Gpu::register_host`].
+    ///
+    /// # Errors
+    /// As [`Gpu::register_host`] and [`Pd::register`].
+    pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
+        // SAFETY: the caller's promise is the one asked for.
+        let region = unsafe { self.gpu().register_host(ptr, len)? };
+        Ok(Memory::new(self.inner().pd.register(&region, Access::ALL)?, None))
+    }
+
+    /// Registers the `len` bytes of GPU memory of the application at `addr`, or finds them
+    /// registered: an allocation is registered once, and known again by the driver's number for
+    /// it, not by its address.
+    ///
+    /// # Safety
+    /// The memory stays allocated until every handle on what is returned, and every message in
+    /// flight that uses it, is gone.
+    ///
+    /// # Errors
+    /// As [`Gpu::adopt`] and [`Pd::register`].
+    pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
+        let inner = self.inner();
+        let mut cache = inner.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the caller's promise is the one asked for.
+        unsafe { cache.device(&inner.pd, addr, len) }
+    }
+
+    /// Takes a buffer for messages; [`Memory::into_vec`] gives it back.
+    ///
+    /// # Errors
+    /// The buffer as well, if it is empty or cannot be registered.
+    pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
+        let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
+        // SAFETY: the buffer is kept beside the registration and dropped after it; its memory
+        // does not move, and nobody has a reference to it while it is in there.
+        let registered = unsafe { self.gpu().register_host(ptr, len) }
+            .and_then(|region| self.inner().pd.register(&region, Access::ALL));
+        match registered {
+            Ok(mr) => Ok(Memory::new(mr, Some(buffer))),
+            Err(e) => Err((buffer, e.into())),
+        }
+    }
+
+    /// A word of 32 bits, 0 until a request of this context fails, then the status of the first
+    /// one; stored before a stream that waits for the request goes on.
+    pub fn error_word(&self) -> DevicePtr {
+        self.inner().error.addr()
+    }
+
+    /// The status of the first request of this context that failed.
+    pub fn error(&self) -> Option<gdsync::Status> {
+        let status = self.inner().error.load().unwrap_or(0);
+        (status != 0).then_some(gdsync::Status(status))
+    }
+
+    /// One round of the background work. `true`: something was done.
+    pub fn progress(&self) -> bool {
+        if self.inner().config.progress == Progress::Manual {
+            self.device().progress();
+        }
+        self.inner().turn()
+    }
+
+    /// Streams that have stood for longer than the watchdog's limit at a message that does not
+    /// come, or is not taken.
+    pub fn stuck(&self) -> Vec<Stuck> {
+        self.inner().stuck()
+    }
+
+    /// Waits, at most `limit`, until no request that was posted is unfinished (receives that
+    /// nobody waits for do not count), and this side has told its peers all that they wait for.
+    /// Other ranks need not close.
+    ///
+    /// # Errors
+    /// `Timeout`, naming what is unfinished. The call may be repeated.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        self.inner().close(limit)
+    }
+}

@@ -1,0 +1,229 @@
+//! How peers, lanes and channels are opened, and what is heard from peers on the way.
+
+use std::mem;
+use std::time::Duration;
+
+use gdsync::Status;
+
+use super::Inner;
+use super::peer::{Ground, Peer, Way};
+use super::state::{Guard, State};
+use crate::error::{Error, Kind, Result};
+use crate::two_sided::On;
+use crate::wire::control::Control;
+
+/// Control messages taken in with one lock.
+const BURST: usize = 64;
+
+impl Inner {
+    fn ground<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Ground<'a> {
+        Ground {
+            pd: &self.pd,
+            config: &self.config,
+            me: self.rank,
+            endpoints,
+        }
+    }
+
+    /// The lane of `on`, with everything open to post there.
+    ///
+    /// # Errors
+    /// `Invalid` for a rank that there is none of; `PeerFailed`; `Timeout`, naming the rank, if it
+    /// does not answer within the context's limit.
+    #[inline]
+    pub fn ensure(&self, rank: u32, on: &On<'_>, way: Way) -> Result<(Guard<'_>, u8)> {
+        let mut state = self.lock();
+        let lane = match on {
+            On::Cpu => 0,
+            On::Stream(stream, endpoint) => {
+                state.lane_of(stream.id(), endpoint.unwrap_or(self.config.endpoint))
+            }
+        };
+        match state.peers.get(rank as usize) {
+            Some(Some(peer)) if peer.failed.is_none() && peer.is_open(lane.into(), way) => {
+                return Ok((state, lane));
+            }
+            _ => {}
+        }
+        drop(state);
+        self.open(rank, lane, way)?;
+        Ok((self.lock(), lane))
+    }
+
+    #[cold]
+    fn open(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+        const OPERATION: &str = "open connection";
+        if rank >= self.size {
+            let what = format!("the job has {} ranks", self.size);
+            return Err(Error::new(OPERATION, Kind::Invalid, what).with_rank(rank));
+        }
+        self.begin(rank, lane, way)?;
+        let deadline = self.host().now() + self.config.timeout;
+        let mut answer = Ok(false);
+        self.host().wait_until(Some(deadline), &mut || {
+            self.turn();
+            answer = self.is_open(rank, lane, way);
+            !matches!(answer, Ok(false))
+        });
+        match answer? {
+            true => Ok(()),
+            false => Err(Error::new(OPERATION, Kind::Timeout, "it did not answer").with_rank(rank)),
+        }
+    }
+
+    fn begin(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let ground = self.ground(&state.endpoints);
+        let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
+        let mut say = Vec::new();
+        let begun = peer.begin(&ground, lane.into(), way, &mut say);
+        self.say(state, rank, say);
+        begun
+    }
+
+    fn is_open(&self, rank: u32, lane: u8, way: Way) -> Result<bool> {
+        let mut state = self.lock();
+        match state.peer(rank) {
+            Some(peer) => match peer.failed {
+                Some(status) => Err(failed("open connection", rank, status)),
+                None => Ok(peer.is_open(lane.into(), way)),
+            },
+            None => Ok(false),
+        }
+    }
+
+    /// Connects to every rank.
+    pub fn connect_all(&self) -> Result<()> {
+        for rank in 0..self.size {
+            self.begin(rank, 0, Way::Lanes)?;
+        }
+        let deadline = self.host().now() + self.config.timeout;
+        let mut missing = Vec::new();
+        let mut broken = None;
+        self.host().wait_until(Some(deadline), &mut || {
+            self.turn();
+            missing.clear();
+            for rank in 0..self.size {
+                match self.is_open(rank, 0, Way::Lanes) {
+                    Ok(true) => {}
+                    Ok(false) => missing.push(rank.to_string()),
+                    Err(e) => broken = Some(e),
+                }
+            }
+            missing.is_empty() || broken.is_some()
+        });
+        if let Some(e) = broken {
+            return Err(e);
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let what = format!("no answer from rank {}", missing.join(", "));
+        Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
+    }
+
+    /// Sends control messages, or keeps what the bootstrap has no room for.
+    pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
+        state.unsent.extend(messages.into_iter().map(|m| (rank, m)));
+        self.send_unsent(state);
+    }
+
+    fn send_unsent(&self, state: &mut State) -> bool {
+        if state.unsent.is_empty() {
+            return false;
+        }
+        let mut kept = Vec::new();
+        let mut full: Vec<u32> = Vec::new();
+        let mut lost = Vec::new();
+        for (rank, message) in mem::take(&mut state.unsent) {
+            if full.contains(&rank) {
+                kept.push((rank, message));
+                continue;
+            }
+            match self.bootstrap.send(rank, self.topic, &message.encode()) {
+                Ok(()) => {}
+                Err(e) if e.kind() == Kind::QueueFull => {
+                    full.push(rank);
+                    kept.push((rank, message));
+                }
+                Err(e) => lost.push((rank, e)),
+            }
+        }
+        state.unsent = kept;
+        self.host().ring();
+        for (rank, e) in lost {
+            tracing::warn!(target: "mp", "rank {}: rank {rank} cannot be told: {e}", self.rank);
+            let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
+            self.give_up(state, rank, status);
+        }
+        true
+    }
+
+    /// Takes control messages in. `true`: there was something.
+    pub fn hear(&self, state: &mut State) -> bool {
+        let mut heard = self.send_unsent(state);
+        for _ in 0..BURST {
+            match self.bootstrap.receive(self.topic) {
+                Ok(Some((rank, bytes))) => {
+                    heard = true;
+                    if let Err(e) = self.take_in(state, rank, &bytes) {
+                        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                        self.give_up(state, rank, Status::BAD_RESPONSE);
+                    }
+                }
+                Ok(None) => break,
+                Err(e) => {
+                    tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                    break;
+                }
+            }
+        }
+        heard
+    }
+
+    fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
+        let message = Control::decode(bytes)?;
+        let ground = self.ground(&state.endpoints);
+        let Some(place) = state.peers.get_mut(rank as usize) else {
+            let what = format!("the job has {} ranks", self.size);
+            return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
+        };
+        let peer = place.get_or_insert_with(|| Box::new(Peer::new(rank)));
+        if peer.failed.is_some() {
+            return Ok(());
+        }
+        let mut say = Vec::new();
+        let taken = peer.hear(&ground, &message, &mut say);
+        self.say(state, rank, say);
+        if let Control::Truncated { tag, number, len } = message {
+            self.was_truncated(state, rank, tag, number, len);
+        }
+        taken
+    }
+
+    /// Waits until nothing is unfinished; see [`Context::close`](super::Context::close).
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        let deadline = self.host().now() + limit;
+        let mut open = Vec::new();
+        let done = self.host().wait_until(Some(deadline), &mut || {
+            self.turn();
+            open = self.unfinished();
+            open.is_empty()
+        });
+        if done {
+            return Ok(());
+        }
+        let count = open.len();
+        open.truncate(8);
+        let what = format!("{count} requests unfinished: {}", open.join("; "));
+        Err(Error::new("close context", Kind::Timeout, what))
+    }
+}
+
+/// The error of a request whose peer was given up.
+#[cold]
+pub(crate) fn failed(operation: &'static str, rank: u32, status: Status) -> Error {
+    let what = "the peer failed or was given up";
+    Error::new(operation, Kind::PeerFailed(status), what).with_rank(rank)
+}

@@ -1,0 +1,289 @@
+//! Peers: the lanes and channels to one rank, and how they come about.
+//!
+//! A *lane* is a queue pair on each side. Lane 0 is posted on by the CPU; each stream that sends
+//! or receives has another, so that a stream that stands still holds up nobody else. Lanes and
+//! channels open on first use: each side tells the other its half, whichever comes first, and
+//! answers what it did not ask for.
+
+use std::collections::BTreeMap;
+
+use gdsync::Status;
+use gdsync::rdma::{Endpoint, Pd, Qp, QpConfig};
+
+use super::Config;
+use crate::error::{Error, Kind, Result};
+use crate::two_sided::channel::{RecvChannel, SendChannel};
+use crate::wire::control::{Control, Shape};
+
+/// Lanes that a context has at most: one for the CPU, the others for streams, which share them
+/// if there are more.
+pub(crate) const LANES: usize = 8;
+/// Channels of one direction to one peer.
+pub(crate) const CHANNELS: usize = 1024;
+
+/// A queue pair to a peer.
+pub(crate) struct Lane {
+    pub qp: Qp,
+    /// The other end, if the peer is this rank itself.
+    mirror: Option<Qp>,
+    connected: bool,
+    /// The peer has connected its side.
+    up: bool,
+}
+
+/// One rank, as another has to do with it.
+pub(crate) struct Peer {
+    pub rank: u32,
+    pub lanes: [Option<Lane>; LANES],
+    pub sends: BTreeMap<u32, SendChannel>,
+    pub recvs: BTreeMap<u32, RecvChannel>,
+    /// Why it was given up.
+    pub failed: Option<Status>,
+}
+
+/// What is to be open before something can be posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Lanes alone.
+    Lanes,
+    /// The channel to the peer under a tag.
+    Send(u32),
+    /// The channel from the peer under a tag.
+    Recv(u32),
+}
+
+/// What peers are made with.
+pub(crate) struct Ground<'a> {
+    pub pd: &'a Pd,
+    pub config: &'a Config,
+    pub me: u32,
+    /// By lane: who rings the NIC.
+    pub endpoints: &'a [Endpoint],
+}
+
+impl Ground<'_> {
+    fn queue_pair(&self, lane: usize) -> Result<Qp> {
+        let mut config: QpConfig = self.config.qp.clone();
+        if lane == 0 {
+            // What the CPU posts is little and done soon.
+            config.send_blocks = config.send_blocks.min(32);
+        }
+        config.timeout = Some(self.config.timeout);
+        config.endpoint = *self.endpoints.get(lane).unwrap_or(&self.config.endpoint);
+        Ok(self.pd.create_qp(&config)?)
+    }
+}
+
+impl Peer {
+    pub fn new(rank: u32) -> Peer {
+        Peer {
+            rank,
+            lanes: Default::default(),
+            sends: BTreeMap::new(),
+            recvs: BTreeMap::new(),
+            failed: None,
+        }
+    }
+
+    /// Whether everything is there to post on `lane`.
+    pub fn is_open(&self, lane: usize, way: Way) -> bool {
+        let up = |lane: usize| {
+            let lane = self.lanes.get(lane).and_then(Option::as_ref);
+            lane.is_some_and(|lane| lane.connected && lane.up)
+        };
+        up(0)
+            && up(lane)
+            && match way {
+                Way::Lanes => true,
+                Way::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
+                Way::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
+            }
+    }
+
+    /// Makes this side's part of what is to be open; what the peer must know goes to `say`.
+    pub fn begin(
+        &mut self,
+        ground: &Ground<'_>,
+        lane: usize,
+        way: Way,
+        say: &mut Vec<Control>,
+    ) -> Result<()> {
+        self.lane(ground, 0, say)?;
+        self.lane(ground, lane, say)?;
+        match way {
+            Way::Lanes => {}
+            Way::Send(tag) => {
+                self.send_channel(ground, tag, say)?;
+            }
+            Way::Recv(tag) => {
+                self.recv_channel(ground, tag, say)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lane(
+        &mut self,
+        ground: &Ground<'_>,
+        lane: usize,
+        say: &mut Vec<Control>,
+    ) -> Result<&mut Lane> {
+        let rank = self.rank;
+        let place = self.lanes.get_mut(lane).ok_or_else(|| {
+            let what = format!("lane {lane}");
+            Error::new("open lane", Kind::Protocol, what).with_rank(rank).with_limit(LANES)
+        })?;
+        match place {
+            Some(lane) => Ok(lane),
+            None => {
+                let mut qp = ground.queue_pair(lane)?;
+                let mut mirror = None;
+                if rank == ground.me {
+                    let mut other = ground.queue_pair(lane)?;
+                    qp.connect(&other.address())?;
+                    other.connect(&qp.address())?;
+                    mirror = Some(other);
+                } else {
+                    say.push(Control::Connect {
+                        lane: lane as u8,
+                        address: qp.address(),
+                    });
+                }
+                let whole = mirror.is_some();
+                Ok(place.insert(Lane {
+                    qp,
+                    mirror,
+                    connected: whole,
+                    up: whole,
+                }))
+            }
+        }
+    }
+
+    fn send_channel(
+        &mut self,
+        ground: &Ground<'_>,
+        tag: u32,
+        say: &mut Vec<Control>,
+    ) -> Result<&mut SendChannel> {
+        if !self.sends.contains_key(&tag) {
+            let shape = self.admit(self.sends.len(), ground)?;
+            let channel = SendChannel::new(ground.pd, tag, shape)?;
+            say.push(Control::Sends {
+                tag,
+                block: channel.block(),
+                shape,
+            });
+            self.sends.insert(tag, channel);
+        }
+        Ok(self.sends.get_mut(&tag).expect("it was inserted"))
+    }
+
+    fn recv_channel(
+        &mut self,
+        ground: &Ground<'_>,
+        tag: u32,
+        say: &mut Vec<Control>,
+    ) -> Result<&mut RecvChannel> {
+        if !self.recvs.contains_key(&tag) {
+            let shape = self.admit(self.recvs.len(), ground)?;
+            let channel = RecvChannel::new(ground.pd, tag, shape)?;
+            say.push(Control::Receives {
+                tag,
+                block: channel.block(),
+                shape,
+            });
+            self.recvs.insert(tag, channel);
+        }
+        Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
+    }
+
+    fn admit(&self, channels: usize, ground: &Ground<'_>) -> Result<Shape> {
+        if channels >= CHANNELS {
+            let what = "tags that were used in one direction";
+            return Err(Error::new("open channel", Kind::QueueFull, what)
+                .with_rank(self.rank)
+                .with_limit(CHANNELS));
+        }
+        Ok(ground.config.shape())
+    }
+
+    /// Takes in what the peer said.
+    ///
+    /// # Errors
+    /// `Protocol` for what makes no sense here; else what opening its counterpart refuses.
+    pub fn hear(
+        &mut self,
+        ground: &Ground<'_>,
+        message: &Control,
+        say: &mut Vec<Control>,
+    ) -> Result<()> {
+        match *message {
+            Control::Connect { lane, address } => {
+                if usize::from(lane) > 0 {
+                    self.lane(ground, 0, say)?;
+                }
+                let mine = self.lane(ground, usize::from(lane), say)?;
+                mine.qp.connect(&address)?;
+                mine.connected = true;
+                say.push(Control::Up { lane });
+                Ok(())
+            }
+            Control::Up { lane } => {
+                let rank = self.rank;
+                match self.lanes.get_mut(usize::from(lane)) {
+                    Some(Some(lane)) => {
+                        lane.up = true;
+                        Ok(())
+                    }
+                    _ => Err(Error::new("open lane", Kind::Protocol, format!("no lane {lane}"))
+                        .with_rank(rank)),
+                }
+            }
+            Control::Sends { tag, block, shape } => {
+                self.agree(ground, shape)?;
+                self.recv_channel(ground, tag, say)?.open(block)
+            }
+            Control::Receives { tag, block, shape } => {
+                self.agree(ground, shape)?;
+                self.send_channel(ground, tag, say)?.open(block)
+            }
+            Control::Truncated { .. } => Ok(()),
+        }
+    }
+
+    fn agree(&self, ground: &Ground<'_>, theirs: Shape) -> Result<()> {
+        let ours = ground.config.shape();
+        if ours == theirs {
+            return Ok(());
+        }
+        let what = format!(
+            "depth and eager limit are {} and {} there, {} and {} here",
+            theirs.depth, theirs.eager, ours.depth, ours.eager
+        );
+        Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
+    }
+
+    /// Why a lane is in error, if one is.
+    pub fn lane_error(&mut self) -> Option<Status> {
+        self.lanes
+            .iter_mut()
+            .flatten()
+            .find_map(|lane| lane.qp.error())
+    }
+
+    /// Gives the peer up: nothing of it reaches this side any more, and every stream passes that
+    /// waits for it to take messages or to be ready for them.
+    pub fn fail(&mut self, status: Status) {
+        self.failed = Some(status);
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.qp.fail(status);
+            if let Some(mirror) = &mut lane.mirror {
+                mirror.fail(status);
+            }
+        }
+        for channel in self.sends.values() {
+            channel.release(status);
+        }
+    }
+}

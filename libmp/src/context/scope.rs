@@ -1,0 +1,86 @@
+//! Messages of memory that is only borrowed.
+
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+
+use super::Context;
+use crate::error::Result;
+use crate::region::Memory;
+use crate::request::{Request, wait_all};
+use crate::two_sided::Source;
+
+/// Sends and receives of borrowed bytes, all of which have ended when [`Context::scope`] returns.
+///
+/// The bytes are copied through memory of the context, so that no NIC ever touches what is
+/// borrowed: a message that does not end in time goes on without the caller's memory.
+#[derive(Debug)]
+pub struct Scope<'env> {
+    context: Context,
+    sends: Vec<Request>,
+    receives: Vec<(Request, Memory, &'env mut [u8])>,
+}
+
+impl<'env> Scope<'env> {
+    fn memory(&self, len: usize) -> Result<Memory> {
+        self.context.alloc(MemoryKind::Pinned, len.max(1))
+    }
+
+    /// Sends `bytes`, which are captured now.
+    ///
+    /// # Errors
+    /// As [`Context::isend`].
+    pub fn isend(&mut self, to: u32, tag: u32, bytes: &[u8]) -> Result<()> {
+        let memory = self.memory(bytes.len())?;
+        memory.write(0, bytes)?;
+        let request = self.context.isend(to, tag, &memory.slice(0, bytes.len())?)?;
+        self.sends.push(request);
+        Ok(())
+    }
+
+    /// Receives into `bytes`, which are written when the scope ends.
+    ///
+    /// # Errors
+    /// As [`Context::irecv`].
+    pub fn irecv(
+        &mut self,
+        from: impl Into<Source>,
+        tag: u32,
+        bytes: &'env mut [u8],
+    ) -> Result<()> {
+        let memory = self.memory(bytes.len())?;
+        let request = self.context.irecv(from, tag, &memory.slice(0, bytes.len())?)?;
+        self.receives.push((request, memory, bytes));
+        Ok(())
+    }
+
+    fn end(self, limit: Duration) -> Result<()> {
+        wait_all(&self.sends, limit)?;
+        for (request, memory, bytes) in self.receives {
+            let done = request.wait(limit)?;
+            memory.read(0, &mut bytes[..done.len as usize])?;
+        }
+        Ok(())
+    }
+}
+
+impl Context {
+    /// Runs `body`, then waits until every message that it started has ended.
+    ///
+    /// # Errors
+    /// That of `body`; else the first of a message, also `Timeout` after the context's limit.
+    pub fn scope<'env, T>(
+        &self,
+        body: impl FnOnce(&mut Scope<'env>) -> Result<T>,
+    ) -> Result<T> {
+        let mut scope = Scope {
+            context: self.clone(),
+            sends: Vec::new(),
+            receives: Vec::new(),
+        };
+        let result = body(&mut scope);
+        let ended = scope.end(self.inner().config.timeout);
+        let value = result?;
+        ended.map(|()| value)
+    }
+}

@@ -1,0 +1,153 @@
+//! What a context's lock guards.
+
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use gds_step::Time;
+use gdsync::rdma::Endpoint;
+
+use super::peer::{LANES, Peer};
+use crate::region::Memory;
+use crate::request::table::{RequestKey, Segments, Table};
+use crate::wire::control::Control;
+
+/// A request whose stream has stood for longer than the watchdog's limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// This rank.
+    pub rank: u32,
+    /// The rank whose message, or whose taking it, does not come.
+    pub peer: u32,
+    /// The message's tag.
+    pub tag: u32,
+    /// Its number under peer and tag, from 0.
+    pub number: u64,
+    /// What the stream waits for.
+    pub what: &'static str,
+    /// The stream's number.
+    pub stream: u64,
+    /// For how long.
+    pub since: Duration,
+}
+
+/// Who posts on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaneUse {
+    pub stream: Option<u64>,
+    pub endpoint: Endpoint,
+}
+
+/// The first request that a stream has not passed, and since when it is that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Front {
+    pub stream: u64,
+    pub order: u64,
+    pub key: RequestKey,
+}
+
+/// Memory of requests that ended, to be given up without the lock.
+#[derive(Default)]
+pub(crate) struct Trash {
+    pub segments: Vec<Segments>,
+    pub memory: Vec<Memory>,
+}
+
+pub(crate) struct State {
+    pub peers: Vec<Option<Box<Peer>>>,
+    pub requests: Table,
+    /// By lane.
+    pub lanes: Vec<LaneUse>,
+    pub endpoints: Vec<Endpoint>,
+    /// Receives from anybody that nothing has matched, oldest first.
+    pub wild: Vec<RequestKey>,
+    /// Where the next search for them begins.
+    pub wild_from: u32,
+    /// Control messages that the bootstrap had no room for.
+    pub unsent: Vec<(u32, Control)>,
+    pub trash: Trash,
+    /// Kept from round to round.
+    pub keys: Vec<RequestKey>,
+    pub fronts: Vec<Front>,
+    pub next_look: Time,
+}
+
+impl State {
+    pub fn new(size: u32, endpoint: Endpoint) -> State {
+        State {
+            peers: (0..size).map(|_| None).collect(),
+            requests: Table::new(),
+            lanes: vec![LaneUse {
+                stream: None,
+                endpoint,
+            }],
+            endpoints: vec![endpoint],
+            wild: Vec::new(),
+            wild_from: 0,
+            unsent: Vec::new(),
+            trash: Trash::default(),
+            keys: Vec::new(),
+            fronts: Vec::new(),
+            next_look: Time::ZERO,
+        }
+    }
+
+    /// The lane of a stream; a new one with its first use, shared if there are no more.
+    pub fn lane_of(&mut self, stream: u64, endpoint: Endpoint) -> u8 {
+        let wanted = LaneUse {
+            stream: Some(stream),
+            endpoint,
+        };
+        if let Some(lane) = self.lanes.iter().position(|lane| *lane == wanted) {
+            return lane as u8;
+        }
+        if self.lanes.len() < LANES {
+            self.lanes.push(wanted);
+            self.endpoints.push(endpoint);
+            return (self.lanes.len() - 1) as u8;
+        }
+        let alike: Vec<usize> = (1..LANES)
+            .filter(|lane| self.lanes[*lane].endpoint == endpoint)
+            .collect();
+        match alike.len() {
+            0 => 1,
+            n => alike[(stream % n as u64) as usize] as u8,
+        }
+    }
+
+    pub fn peer(&mut self, rank: u32) -> Option<&mut Peer> {
+        self.peers.get_mut(rank as usize)?.as_deref_mut()
+    }
+}
+
+/// The lock, which gives memory up only after it is given back.
+pub(crate) struct Guard<'a>(Option<MutexGuard<'a, State>>);
+
+impl<'a> Guard<'a> {
+    pub fn new(guard: MutexGuard<'a, State>) -> Guard<'a> {
+        Guard(Some(guard))
+    }
+}
+
+impl Deref for Guard<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_deref().expect("held until it is dropped")
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_deref_mut().expect("held until it is dropped")
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let trash = self.0.as_deref_mut().map(|s| mem::take(&mut s.trash));
+        self.0 = None;
+        drop(trash);
+    }
+}

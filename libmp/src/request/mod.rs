@@ -1,0 +1,367 @@
+//! Requests: handles on sends and receives, and waiting for several.
+
+pub(crate) mod table;
+
+use std::fmt;
+use std::time::Duration;
+
+use gdsync::memop::DevicePtr;
+use gdsync::{Status, Stream};
+
+use crate::context::open::failed;
+use crate::context::state::State;
+use crate::context::{Context, Inner};
+use crate::error::{Error, Kind, Result};
+use table::{Phase, RequestKey};
+
+/// How a request ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The rank that sent the message; of a send, the rank that it went to.
+    pub peer: u32,
+    /// Its tag.
+    pub tag: u32,
+    /// Its length in bytes.
+    pub len: u64,
+}
+
+impl Done {
+    /// The rank that sent the message that was received.
+    pub fn source(&self) -> u32 {
+        self.peer
+    }
+}
+
+/// A send or a receive.
+///
+/// Dropping it *detaches* the request: that never blocks, the message moves as if the handle
+/// were held, and the memory it uses is kept until it has ended. A send has ended when its memory
+/// may be written again; a receive when the message is there.
+#[must_use = "a request that is dropped cannot be waited for"]
+pub struct Request {
+    context: Context,
+    key: RequestKey,
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        let inner = self.context.inner();
+        let mut state = inner.lock();
+        inner.let_go(&mut state, self.key);
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.inner().lock();
+        match state.requests.get(self.key) {
+            Some(e) => write!(
+                f,
+                "{} rank {}, tag {}, message {}: {:?}",
+                if e.receive { "receive from" } else { "send to" },
+                e.peer,
+                e.tag,
+                e.number,
+                e.phase
+            ),
+            None => f.write_str("a request that is not known"),
+        }
+    }
+}
+
+impl Request {
+    pub(crate) fn new(context: &Context, key: RequestKey) -> Request {
+        Request {
+            context: context.clone(),
+            key,
+        }
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        self.context.inner()
+    }
+
+    pub(crate) fn key(&self) -> RequestKey {
+        self.key
+    }
+
+    /// Posts a prepared request. Requests of one stream to or from one rank are posted in the
+    /// order in which they were prepared.
+    ///
+    /// # Errors
+    /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier one is neither posted
+    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; what gdsync refuses.
+    pub fn post(&self) -> Result<()> {
+        self.inner().post(self.key)
+    }
+
+    /// What has become of it: `None` while it has not ended.
+    ///
+    /// # Errors
+    /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,
+    /// naming it; `Failed` with the status if it failed on this side; `Cancelled`.
+    pub fn test(&self) -> Result<Option<Done>> {
+        let inner = self.inner();
+        let mut state = inner.lock();
+        inner.visit(&mut state, self.key)
+    }
+
+    /// Waits on the CPU, at most `limit`, until it has ended.
+    ///
+    /// # Errors
+    /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: it is under way still, and
+    /// the call may be repeated. `NoSuchRequest` if it was not posted.
+    pub fn wait(&self, limit: Duration) -> Result<Done> {
+        let mut result = Ok(None);
+        self.inner().wait_until(limit, &mut |state| {
+            result = self.inner().visit(state, self.key);
+            !matches!(result, Ok(None))
+        });
+        match result? {
+            Some(done) => Ok(done),
+            None => Err(self.late(limit)),
+        }
+    }
+
+    #[cold]
+    fn late(&self, limit: Duration) -> Error {
+        let what = format!("{self:?}, after {limit:?}");
+        let error = Error::new("wait for request", Kind::Timeout, what);
+        let state = self.inner().lock();
+        match state.requests.get(self.key).map(|e| e.peer) {
+            Some(rank) if rank < self.inner().size => error.with_rank(rank),
+            _ => error,
+        }
+    }
+
+    /// Has `stream` stand still until it has ended. What has been received is in place then. A
+    /// failure lets the stream pass, once it is told in [`Request::result_word`] and
+    /// [`Context::error_word`].
+    ///
+    /// # Errors
+    /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
+    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels; what gdsync refuses.
+    pub fn wait_on(&self, stream: &Stream) -> Result<()> {
+        self.inner().wait_on(self.key, stream)
+    }
+
+    /// Takes the request back: one that was not posted, a send of the CPU's that the peer knows
+    /// nothing of yet, or a receive of the CPU's that no message has matched, each the last one
+    /// prepared under its tag and rank; or a receive from anybody that has not matched. It ends
+    /// with `Cancelled`.
+    ///
+    /// # Errors
+    /// `Unsupported` for any other, which goes on.
+    pub fn cancel(&self) -> Result<()> {
+        let inner = self.inner();
+        let mut state = inner.lock();
+        inner.take_back(&mut state, self.key)
+    }
+
+    /// A word of 64 bits that tells how the request ended, for kernels behind the wait:
+    /// `status << 48 | length` ([`gdsync::Status`]). Of a receive, 0 until it has ended; of a send,
+    /// 0 also after a success that nobody looked at. It is the request's as long as this handle
+    /// lives.
+    pub fn result_word(&self) -> DevicePtr {
+        self.inner().lock().requests.result_addr(self.key)
+    }
+}
+
+impl Inner {
+    /// The answer about one request, after doing what can be done for it.
+    fn visit(&self, state: &mut State, key: RequestKey) -> Result<Option<Done>> {
+        if let Some(entry) = state.requests.get_mut(key) {
+            entry.wanted = true;
+            if entry.phase == Phase::Unmatched {
+                self.match_wild(state);
+            }
+        }
+        self.advance(state, key);
+        self.outcome(state, key)
+    }
+
+    fn outcome(&self, state: &State, key: RequestKey) -> Result<Option<Done>> {
+        const OPERATION: &str = "test request";
+        let Some(entry) = state.requests.get(key) else {
+            return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not known"));
+        };
+        let Phase::Done(status) = entry.phase else {
+            if entry.phase == Phase::Prepared {
+                return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not posted"));
+            }
+            return Ok(None);
+        };
+        let (rank, tag, len) = (entry.peer, entry.tag, entry.len);
+        let fail = |kind, what: String| {
+            let error = Error::new(OPERATION, kind, what);
+            Err(if rank < self.size { error.with_rank(rank) } else { error })
+        };
+        match status {
+            Status::SUCCESS => Ok(Some(Done {
+                peer: rank,
+                tag,
+                len,
+            })),
+            Status::TRUNCATED => {
+                let what = format!("a message of {len} bytes under tag {tag}");
+                fail(Kind::Truncated, what)
+            }
+            Status::CANCELLED | Status::ABORTED => {
+                fail(Kind::Cancelled, format!("under tag {tag}"))
+            }
+            status => {
+                let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+                match peer.and_then(|peer| peer.failed) {
+                    Some(reason) => Err(failed(OPERATION, rank, reason)),
+                    None => fail(Kind::Failed(status), format!("under tag {tag}")),
+                }
+            }
+        }
+    }
+
+    /// Waits, doing the background work now and then.
+    pub(crate) fn wait_until(
+        &self,
+        limit: Duration,
+        condition: &mut dyn FnMut(&mut State) -> bool,
+    ) -> bool {
+        /// Looks between two rounds of everything.
+        const EVERY: u32 = 32;
+        let deadline = self.host().now() + limit;
+        let mut looks = 0;
+        self.host().wait_until(Some(deadline), &mut || {
+            if condition(&mut self.lock()) {
+                return true;
+            }
+            looks += 1;
+            if looks % EVERY == 0 {
+                self.turn();
+            } else {
+                self.push_all();
+            }
+            false
+        })
+    }
+
+    /// Has a stream wait for a request.
+    pub(crate) fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        const OPERATION: &str = "wait on stream";
+        let mut state = self.lock();
+        let Some(entry) = state.requests.get_mut(key) else {
+            return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not known"));
+        };
+        match entry.phase {
+            Phase::Prepared => {
+                Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not posted"))
+            }
+            Phase::Done(_) => self.outcome(&state, key).map(drop),
+            Phase::Sent(request) => {
+                let (rank, lane) = (entry.peer, usize::from(entry.poster.lane));
+                let lane = state.peer(rank).and_then(|peer| peer.lanes[lane].as_mut());
+                match lane {
+                    Some(lane) => {
+                        let list = [gdsync::rdma::Descriptor::wait(request)];
+                        gdsync::rdma::post_on(stream, &mut [&mut lane.qp], &list)
+                            .map_err(|e| Error::from(e).with_rank(rank))
+                    }
+                    None => Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank)),
+                }
+            }
+            Phase::Queued { .. } | Phase::Unmatched => {
+                self.wait_for_result(&state.requests, key, stream)
+            }
+            Phase::Posted | Phase::Claimed(_) => {
+                drop(state);
+                self.claim(key, stream)
+            }
+        }
+    }
+}
+
+/// One context's, or an error.
+fn same(requests: &[Request]) -> Result<Option<&Inner>> {
+    let Some(first) = requests.first() else { return Ok(None) };
+    let inner = first.inner();
+    match requests.iter().all(|r| std::ptr::eq(r.inner(), inner)) {
+        true => Ok(Some(inner)),
+        false => {
+            let what = "requests of several contexts";
+            Err(Error::new("wait for requests", Kind::Invalid, what))
+        }
+    }
+}
+
+/// Waits on the CPU, at most `limit`, until all requests have ended; all are of one context.
+///
+/// # Errors
+/// The first error, in the order of the requests, of one that failed, once all have ended;
+/// `Timeout` as [`Request::wait`]; `Invalid` for requests of several contexts.
+pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
+    let Some(inner) = same(requests)? else { return Ok(Vec::new()) };
+    let mut open = 0;
+    let ended = inner.wait_until(limit, &mut |state| {
+        while let Some(request) = requests.get(open) {
+            if matches!(inner.visit(state, request.key), Ok(None)) {
+                return false;
+            }
+            open += 1;
+        }
+        true
+    });
+    if !ended && let Some(request) = requests.get(open) {
+        return Err(request.late(limit));
+    }
+    let state = inner.lock();
+    let done = |request: &Request| -> Result<Done> {
+        inner.outcome(&state, request.key)?.ok_or_else(|| {
+            Error::new("wait for requests", Kind::Timeout, "one has not ended")
+        })
+    };
+    requests.iter().map(done).collect()
+}
+
+/// Waits on the CPU, at most `limit`, until one of the requests has ended; answers its place.
+///
+/// # Errors
+/// That of the request that ended first, if it failed; `Timeout` as [`Request::wait`], of the
+/// first; `Invalid` for no requests or those of several contexts.
+pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
+    let mut found = Ok(None);
+    let Some(inner) = same(requests)? else {
+        return Err(Error::new("wait for requests", Kind::Invalid, "there is none"));
+    };
+    inner.wait_until(limit, &mut |state| {
+        for (place, request) in requests.iter().enumerate() {
+            match inner.visit(state, request.key) {
+                Ok(None) => {}
+                Ok(Some(done)) => found = Ok(Some((place, done))),
+                Err(e) => found = Err(e),
+            }
+            if !matches!(found, Ok(None)) {
+                return true;
+            }
+        }
+        false
+    });
+    found?.ok_or_else(|| requests[0].late(limit))
+}
+
+/// Waits on the CPU, at most `limit`, until at least one of the requests has ended; answers all
+/// that have, with their places.
+///
+/// # Errors
+/// As [`wait_any`].
+pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Done)>> {
+    let (first, _) = wait_any(requests, limit)?;
+    let mut all = Vec::new();
+    for (place, request) in requests.iter().enumerate() {
+        match request.test() {
+            Ok(Some(done)) => all.push((place, done)),
+            Ok(None) => {}
+            Err(e) if place == first => return Err(e),
+            // It is told when it is waited for.
+            Err(_) => {}
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,285 @@
+//! The requests of a context: what became of each, and the words in which it is told.
+//!
+//! An entry lives while its request is unfinished or its handle is held; what is finished and
+//! held by nobody goes when the table is swept. Entries have a word each in pinned memory, by
+//! which kernels tell the CPU and streams how a request ended.
+
+use std::time::Duration;
+
+use gds_step::Time;
+use gdsync::gpu::{MemoryKind, Word64};
+use gdsync::memop::DevicePtr;
+use gdsync::rdma::SendRequest;
+use gdsync::{Gpu, Status, Stream};
+use slotmap::{DefaultKey, Key, SlotMap};
+
+use crate::error::{Error, Kind, Result};
+use crate::region::{Memory, Slice};
+use crate::wire::word;
+
+pub(crate) type RequestKey = DefaultKey;
+
+/// Entries whose words share a region.
+const CHUNK: usize = 512;
+/// Bytes of an entry's words: the result, and the mark by which a stream tells that it is there.
+const WORDS: usize = 16;
+/// Unfinished requests that a context has at most.
+pub(crate) const MAX_REQUESTS: usize = 1 << 16;
+
+/// Who does the work of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Poster {
+    /// The lane its work requests go by.
+    pub lane: u8,
+    /// The stream; `None`: the CPU.
+    pub stream: Option<Stream>,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Has its number; nothing was posted.
+    Prepared,
+    /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
+    Queued {
+        announced: bool,
+    },
+    /// A send whose work requests are posted: done with this one.
+    Sent(SendRequest),
+    /// A receive that nobody has been told to take in.
+    Posted,
+    /// A receive from anybody that no message has matched.
+    Unmatched,
+    /// A receive that a stream takes in: the one with this number.
+    Claimed(u64),
+    /// Ended.
+    Done(Status),
+}
+
+/// The memory of a request.
+#[derive(Debug, Default)]
+pub(crate) enum Segments {
+    /// Nothing.
+    #[default]
+    None,
+    /// One piece.
+    One(Slice),
+    /// Several.
+    Many(Vec<Slice>),
+}
+
+impl Segments {
+    pub fn new(list: &[Slice]) -> Segments {
+        match list {
+            [] => Segments::None,
+            [one] => Segments::One(one.clone()),
+            many => Segments::Many(many.to_vec()),
+        }
+    }
+
+    pub fn as_slice(&self) -> &[Slice] {
+        match self {
+            Segments::None => &[],
+            Segments::One(one) => std::slice::from_ref(one),
+            Segments::Many(many) => many,
+        }
+    }
+}
+
+/// What only sends have whose length or destination is found out late.
+#[derive(Debug, Default)]
+pub(crate) struct Stamped {
+    /// Where the length is, and the offset in the segment.
+    pub length: Option<Word64>,
+    pub offset: Option<Word64>,
+    /// Work requests that are posted behind the kernel, the last one being the stamp.
+    pub behind: Vec<SendRequest>,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    /// A receive.
+    pub receive: bool,
+    pub peer: u32,
+    pub tag: u32,
+    /// Its number among the messages of peer and tag. Of a receive from anybody: once matched.
+    pub number: u64,
+    pub poster: Poster,
+    pub phase: Phase,
+    /// The application holds the handle.
+    pub held: bool,
+    /// Bytes that are sent, or room for; once done, bytes that moved.
+    pub len: u64,
+    /// Above the eager limit: a send waits for the receive, a receive has told where it is.
+    pub large: bool,
+    pub segments: Segments,
+    /// Where a large message for scattered memory lands first.
+    pub staging: Option<Memory>,
+    pub stamped: Option<Box<Stamped>>,
+    /// Work requests posted first (a send's all, but for stamped ones).
+    pub work: [Option<SendRequest>; 2],
+    /// `None`: the context's, where it has one.
+    pub timeout: Option<Duration>,
+    /// Position in the order of posts and waits.
+    pub order: u64,
+    /// The CPU was asked to see to its end.
+    pub wanted: bool,
+    /// Since when it could have ended.
+    pub since: Option<Time>,
+    /// The watchdog has named it.
+    pub named: bool,
+    /// A receive posted by a stream: the stream was told to set the mark.
+    pub marked: bool,
+}
+
+/// The table.
+pub(crate) struct Table {
+    entries: SlotMap<RequestKey, Entry>,
+    chunks: Vec<Vec<Words>>,
+    /// Sweep when so many entries live.
+    sweep_at: usize,
+    next_order: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Words {
+    result: Word64,
+    mark: Word64,
+}
+
+fn index(key: RequestKey) -> usize {
+    (key.data().as_ffi() & 0xffff_ffff) as usize
+}
+
+impl Table {
+    pub fn new() -> Table {
+        Table {
+            entries: SlotMap::new(),
+            chunks: Vec::new(),
+            sweep_at: 256,
+            next_order: 0,
+        }
+    }
+
+    /// Puts an entry in, its words cleared.
+    ///
+    /// # Errors
+    /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
+    pub fn insert(&mut self, gpu: &Gpu, entry: Entry) -> Result<RequestKey> {
+        self.admit()?;
+        let key = self.entries.insert(entry);
+        let at = index(key);
+        while at / CHUNK >= self.chunks.len() {
+            match chunk(gpu) {
+                Ok(words) => self.chunks.push(words),
+                Err(e) => {
+                    self.entries.remove(key);
+                    return Err(e);
+                }
+            }
+        }
+        let words = &self.chunks[at / CHUNK][at % CHUNK];
+        let cleared = words.result.store(0);
+        if let Err(e) = cleared {
+            self.entries.remove(key);
+            return Err(e.into());
+        }
+        Ok(key)
+    }
+
+    /// As [`Table::insert`], for an entry that stays with the caller if it is refused.
+    pub fn insert_from(&mut self, gpu: &Gpu, from: &mut Option<Entry>) -> Result<RequestKey> {
+        self.admit()?;
+        match from.take() {
+            Some(entry) => self.insert(gpu, entry),
+            None => Err(Error::new("prepare request", Kind::NoSuchRequest, "prepared before")),
+        }
+    }
+
+    fn admit(&self) -> Result<()> {
+        if self.entries.len() < MAX_REQUESTS {
+            return Ok(());
+        }
+        let what = "requests that are unfinished, or whose handles are held";
+        Err(Error::new("prepare request", Kind::QueueFull, what).with_limit(MAX_REQUESTS))
+    }
+
+    /// Whether it is time to sweep.
+    pub fn is_crowded(&self) -> bool {
+        self.entries.len() >= self.sweep_at
+    }
+
+    /// Called after a sweep.
+    pub fn swept(&mut self) {
+        self.sweep_at = (2 * self.entries.len()).max(256);
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn get(&self, key: RequestKey) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    pub fn get_mut(&mut self, key: RequestKey) -> Option<&mut Entry> {
+        self.entries.get_mut(key)
+    }
+
+    pub fn remove(&mut self, key: RequestKey) -> Option<Entry> {
+        self.entries.remove(key)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {
+        self.entries.iter()
+    }
+
+    /// Writes the keys of all entries that are not done into `into`.
+    pub fn unfinished(&self, into: &mut Vec<RequestKey>) {
+        into.clear();
+        let open = self.entries.iter().filter(|(_, e)| !matches!(e.phase, Phase::Done(_)));
+        into.extend(open.map(|(key, _)| key));
+    }
+
+    /// The next position in the order of posts.
+    pub fn order(&mut self) -> u64 {
+        self.next_order += 1;
+        self.next_order
+    }
+
+    fn words(&self, key: RequestKey) -> &Words {
+        &self.chunks[index(key) / CHUNK][index(key) % CHUNK]
+    }
+
+    /// Where the request's end is told: see [`word::result`].
+    pub fn result_word(&self, key: RequestKey) -> &Word64 {
+        &self.words(key).result
+    }
+
+    /// Set to 1 by the stream that posted the request when it is there.
+    pub fn mark_word(&self, key: RequestKey) -> &Word64 {
+        &self.words(key).mark
+    }
+
+    /// What a kernel has told of the request's end.
+    pub fn told(&self, key: RequestKey) -> Option<(Status, u64)> {
+        word::parse_result(self.words(key).result.load().unwrap_or(0))
+    }
+
+    /// As the GPU sees the result.
+    pub fn result_addr(&self, key: RequestKey) -> DevicePtr {
+        self.words(key).result.addr()
+    }
+}
+
+fn chunk(gpu: &Gpu) -> Result<Vec<Words>> {
+    let region = gpu.alloc(MemoryKind::Pinned, CHUNK * WORDS)?;
+    let words = |i: usize| -> Result<Words> {
+        Ok(Words {
+            result: region.word64(i * WORDS)?,
+            mark: region.word64(i * WORDS + 8)?,
+        })
+    };
+    (0..CHUNK).map(words).collect()
+}

@@ -1,0 +1,100 @@
+//! Receives from anybody: the matcher.
+//!
+//! It runs on the CPU, in the background work and in calls that wait: such a receive becomes an
+//! ordinary one of the CPU's when a message under its tag has come, or is announced, from some
+//! rank. Receives under one tag match in the order in which they were posted.
+
+use gdsync::Status;
+
+use super::channel::has_come;
+use super::receive::tell_place;
+use super::send::Batch;
+use crate::context::Inner;
+use crate::context::state::State;
+use crate::error::Result;
+use crate::request::table::{Phase, RequestKey};
+use crate::wire::word::{self, WordKind};
+
+impl Inner {
+    /// Matches what can be matched. `true`: something was.
+    pub(crate) fn match_wild(&self, state: &mut State) -> bool {
+        let mut matched = false;
+        let mut at = 0;
+        let mut blocked: Vec<u32> = Vec::new();
+        while let Some(key) = state.wild.get(at).copied() {
+            let Some((tag, stands)) = state.requests.get(key).map(|entry| {
+                let there = !entry.marked || state.requests.mark_word(key).load().unwrap_or(0) == 1;
+                (entry.tag, there && !blocked.contains(&entry.tag))
+            }) else {
+                state.wild.remove(at);
+                continue;
+            };
+            let found = if stands { find(state, tag) } else { None };
+            match found {
+                Some(rank) => {
+                    state.wild.remove(at);
+                    state.wild_from = (rank + 1) % self.size;
+                    if let Err(e) = self.adopt(state, key, rank) {
+                        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                        let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
+                        self.finish(state, key, status, 0);
+                    }
+                    matched = true;
+                }
+                None => {
+                    blocked.push(tag);
+                    at += 1;
+                }
+            }
+        }
+        matched
+    }
+
+    /// Makes the receive one from `rank`, whose next message is there or announced.
+    fn adopt(&self, state: &mut State, key: RequestKey, rank: u32) -> Result<()> {
+        let State {
+            peers, requests, ..
+        } = state;
+        let (Some(entry), Some(peer)) =
+            (requests.get_mut(key), peers[rank as usize].as_deref_mut())
+        else {
+            return Ok(());
+        };
+        let (Some(channel), Some(lane)) = (peer.recvs.get_mut(&entry.tag), &mut peer.lanes[0])
+        else {
+            return Ok(());
+        };
+        let number = channel.next;
+        let slot = channel.shape.slot(number);
+        entry.peer = rank;
+        entry.number = number;
+        // Matched, it is the CPU's, who took it up when its stream was there.
+        entry.poster.lane = 0;
+        entry.poster.stream = None;
+        entry.phase = Phase::Posted;
+        let first = channel.word(number, false).load()?;
+        let announced = word::parse(first).1 == Some(WordKind::Announce);
+        if announced && entry.large {
+            let mut batch = Batch::new(&mut lane.qp);
+            tell_place(&mut batch, channel, entry)?;
+            batch.post()?;
+        }
+        channel.next += 1;
+        channel.receives[slot] = Some(key);
+        Ok(())
+    }
+}
+
+/// A rank whose next message under `tag` is there or announced, and which a receive can take.
+fn find(state: &State, tag: u32) -> Option<u32> {
+    let size = state.peers.len() as u32;
+    (0..size)
+        .map(|i| (state.wild_from + i) % size)
+        .find(|rank| {
+            let Some(peer) = state.peers[*rank as usize].as_deref() else { return false };
+            let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else { return false };
+            let number = channel.next;
+            let ready = peer.is_open(0, crate::context::peer::Way::Lanes);
+            ready && channel.is_free(number) && has_come(channel.word(number, false), number)
+        })
+}

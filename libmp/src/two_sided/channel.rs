@@ -1,0 +1,410 @@
+//! Channels: what two ranks keep in each other's memory for the messages under one tag in one
+//! direction.
+//!
+//! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`, and room for an
+//! eager message. The sender has a *return block*: for each slot where the receive is
+//! (`info`), whether it is there (`ready`) and that its message was taken (`taken`). Message n
+//! uses slot n modulo the depth on both sides, whoever sends it and whoever takes it, so nobody
+//! has to match anything while messages move: the n-th send under a tag meets the n-th receive.
+
+use gdsync::gpu::{MemoryKind, Word64};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan};
+use gdsync::Status;
+
+use crate::error::{Error, Kind, Result};
+use crate::request::table::RequestKey;
+use crate::wire::control::Shape;
+use crate::wire::word::{self, WordKind};
+
+/// Messages of one channel that may be under way: far less than the half of what the 16 bits of
+/// a word can tell apart.
+pub(crate) const WINDOW: u64 = 8192;
+/// Bytes of a slot's words in the mailbox.
+const PAIR: usize = 16;
+/// Bytes of a slot's info in the return block.
+pub(crate) const INFO: usize = 16;
+
+impl Shape {
+    fn slots(&self) -> usize {
+        self.depth as usize
+    }
+
+    /// The slot of message `number`.
+    pub(crate) fn slot(&self, number: u64) -> usize {
+        (number % u64::from(self.depth)) as usize
+    }
+
+    /// The message that used the slot before; `None` for the first in it.
+    pub(crate) fn previous(&self, number: u64) -> Option<u64> {
+        let depth = u64::from(self.depth);
+        (number - self.start >= depth).then(|| number - depth)
+    }
+
+    /// Bytes of a slot's payload.
+    pub(crate) fn room(&self) -> usize {
+        (self.eager as usize).next_multiple_of(64)
+    }
+
+    fn payload_at(&self) -> usize {
+        (self.slots() * PAIR).next_multiple_of(64)
+    }
+
+    fn mailbox_len(&self) -> usize {
+        self.payload_at() + self.slots() * self.room()
+    }
+
+    fn ready_at(&self, slot: usize) -> usize {
+        self.slots() * INFO + slot * 8
+    }
+
+    fn taken_at(&self, slot: usize) -> usize {
+        self.ready_at(self.slots()) + slot * 8
+    }
+
+    fn block_len(&self) -> usize {
+        self.taken_at(self.slots())
+    }
+
+    /// What slot words hold before their first message.
+    fn before(&self, slot: usize) -> u64 {
+        let depth = u64::from(self.depth);
+        let ahead = (slot as u64).wrapping_sub(self.start) % depth;
+        word::before(self.start.wrapping_add(ahead), depth)
+    }
+}
+
+/// The words of all slots, set to what they hold before any message.
+fn words(mr: &Mr, shape: &Shape, at: impl Fn(usize) -> usize) -> Result<Vec<Word64>> {
+    let one = |slot: usize| -> Result<Word64> {
+        let word = mr.region().word64(at(slot))?;
+        word.store(shape.before(slot))?;
+        Ok(word)
+    };
+    (0..shape.slots()).map(one).collect()
+}
+
+fn block(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
+    let region = pd.device().gpu().alloc(MemoryKind::Pinned, len)?;
+    Ok(pd.register(&region, access)?)
+}
+
+/// Waits on a stream until `word` has come to message `number`.
+pub(crate) fn wait_for(word: &Word64, number: u64, flush: bool) -> Descriptor<'_> {
+    Descriptor::WaitValue64 {
+        word,
+        condition: Condition::Geq,
+        value: word::threshold(number),
+        flush,
+    }
+}
+
+/// Whether `at` has come to message `number`.
+pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
+    at.load().is_ok_and(|w| word::reached(w, number))
+}
+
+fn adopt(remote: &mut Option<RemoteMemory>, block: RemoteMemory, len: usize) -> Result<()> {
+    if block.len != len as u64 || remote.is_some_and(|known| known != block) {
+        let what = format!("a channel's memory of {} bytes, announced twice or short", block.len);
+        return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
+    }
+    *remote = Some(block);
+    Ok(())
+}
+
+/// The sending side of a channel.
+pub(crate) struct SendChannel {
+    pub tag: u32,
+    /// Number of the next message.
+    pub next: u64,
+    pub shape: Shape,
+    block: Mr,
+    /// By slot: the receive is there.
+    pub ready: Vec<Word64>,
+    /// By slot: the message was taken.
+    pub taken: Vec<Word64>,
+    /// Stamps that kernels write and the NIC reads; made when first needed.
+    stamps: Option<Mr>,
+    /// The peer's mailbox.
+    remote: Option<RemoteMemory>,
+}
+
+impl SendChannel {
+    pub fn new(pd: &Pd, tag: u32, shape: Shape) -> Result<SendChannel> {
+        let block = block(pd, shape.block_len(), Access::REMOTE_WRITE)?;
+        Ok(SendChannel {
+            tag,
+            next: shape.start,
+            shape,
+            ready: words(&block, &shape, |slot| shape.ready_at(slot))?,
+            taken: words(&block, &shape, |slot| shape.taken_at(slot))?,
+            block,
+            stamps: None,
+            remote: None,
+        })
+    }
+
+    /// The return block, as the peer names it.
+    pub fn block(&self) -> RemoteMemory {
+        self.block.remote()
+    }
+
+    /// The peer's mailbox is known now.
+    pub fn open(&mut self, mailbox: RemoteMemory) -> Result<()> {
+        adopt(&mut self.remote, mailbox, self.shape.mailbox_len())
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// What to wait for until the slot of `number` is free; `None`: it is.
+    pub fn room(&self, number: u64) -> Option<(&Word64, u64)> {
+        let before = self.shape.previous(number)?;
+        let taken = &self.taken[self.shape.slot(number)];
+        if crate::mutant::on(crate::mutant::Mutant::EarlySlotReuse) {
+            return None;
+        }
+        (!has_come(taken, before)).then_some((taken, before))
+    }
+
+    /// Whether so many messages are under way that no further one is numbered.
+    pub fn is_full(&self) -> bool {
+        let Some(oldest) = self.next.checked_sub(WINDOW).filter(|n| *n >= self.shape.start) else {
+            return false;
+        };
+        !has_come(&self.taken[self.shape.slot(oldest)], oldest)
+    }
+
+    fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
+        let Some(remote) = &self.remote else {
+            return Err(Error::new("address mailbox", Kind::Protocol, "it is not open"));
+        };
+        Ok(remote.span(offset as u64, len as u64)?)
+    }
+
+    /// Where an eager message goes.
+    pub fn payload(&self, number: u64) -> Result<RemoteSpan> {
+        let slot = self.shape.slot(number);
+        let room = self.shape.room();
+        self.remote(self.shape.payload_at() + slot * room, room)
+    }
+
+    /// Where both words of a message go.
+    pub fn pair(&self, number: u64) -> Result<RemoteSpan> {
+        self.remote(self.shape.slot(number) * PAIR, PAIR)
+    }
+
+    /// What the receive of `number` said, if it is there.
+    pub fn reply(&self, number: u64) -> Option<(Option<WordKind>, u64)> {
+        let w = self.ready[self.shape.slot(number)].load().ok()?;
+        if !word::reached(w, number) {
+            return None;
+        }
+        let (low, kind, len) = word::parse(w);
+        match kind {
+            Some(WordKind::Failed) => Some((kind, len)),
+            _ if low == number as u16 => Some((kind, len)),
+            _ => Some((None, 0)),
+        }
+    }
+
+    /// Where the receive of `number` lies, as the peer wrote it before it said that it is there.
+    pub fn info(&self, number: u64) -> Result<RemoteSpan> {
+        let mut bytes = [0; INFO];
+        self.block
+            .region()
+            .read(self.shape.slot(number) * INFO, &mut bytes)?;
+        let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = bytes;
+        Ok(RemoteSpan {
+            addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            rkey: u32::from_le_bytes([i, j, k, l]),
+        })
+    }
+
+    /// Address of that info, for kernels.
+    pub fn info_addr(&self, number: u64) -> u64 {
+        self.block.region().addr().0 + (self.shape.slot(number) * INFO) as u64
+    }
+
+    /// The memory of the stamps.
+    pub fn stamps(&mut self, pd: &Pd) -> Result<Mr> {
+        if self.stamps.is_none() {
+            self.stamps = Some(block(pd, self.shape.slots() * PAIR, Access::LOCAL_READ)?);
+        }
+        self.stamps
+            .clone()
+            .ok_or_else(|| Error::new("make stamps", Kind::System, "no memory"))
+    }
+
+    /// Address of the stamp of `number`, if there are stamps.
+    pub fn stamp_addr(&self, number: u64) -> u64 {
+        let stamps = self.stamps.as_ref();
+        stamps.map_or(0, |mr| mr.region().addr().0 + self.stamp_at(number) as u64)
+    }
+
+    /// Where the stamp of `number` lies in it.
+    pub fn stamp_at(&self, number: u64) -> usize {
+        self.shape.slot(number) * PAIR
+    }
+
+    /// Lets every stream pass that waits here, with `status`.
+    pub fn release(&self, status: Status) {
+        let failed = word::word(self.next, WordKind::Failed, u64::from(status.0));
+        for word in self.ready.iter().chain(&self.taken) {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = word.store(failed);
+        }
+    }
+}
+
+/// Messages that were taken by one poster and of which the sender is not told yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub lane: u8,
+    pub stream: Option<u64>,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// The receiving side of a channel.
+pub(crate) struct RecvChannel {
+    pub tag: u32,
+    /// Number of the next message that a receive is posted for.
+    pub next: u64,
+    pub shape: Shape,
+    mailbox: Mr,
+    /// By slot: the message is there, or announced.
+    first: Vec<Word64>,
+    /// By slot: the message is there.
+    arrival: Vec<Word64>,
+    /// What is copied into the sender's return block.
+    outbox: Mr,
+    /// By slot: the message was taken.
+    pub taken: Vec<Word64>,
+    /// By slot: the newest receive.
+    pub receives: Vec<Option<RequestKey>>,
+    pub run: Option<Run>,
+    /// Runs that the library tells, as their poster went elsewhere.
+    pub stale: Vec<Run>,
+    /// The peer's return block.
+    remote: Option<RemoteMemory>,
+}
+
+impl RecvChannel {
+    pub fn new(pd: &Pd, tag: u32, shape: Shape) -> Result<RecvChannel> {
+        let mailbox = block(pd, shape.mailbox_len(), Access::REMOTE_WRITE)?;
+        let outbox = block(pd, shape.slots() * 8, Access::LOCAL_READ)?;
+        Ok(RecvChannel {
+            tag,
+            next: shape.start,
+            shape,
+            first: words(&mailbox, &shape, |slot| slot * PAIR)?,
+            arrival: words(&mailbox, &shape, |slot| slot * PAIR + 8)?,
+            taken: words(&outbox, &shape, |slot| slot * 8)?,
+            mailbox,
+            outbox,
+            receives: vec![None; shape.slots()],
+            run: None,
+            stale: Vec::new(),
+            remote: None,
+        })
+    }
+
+    /// The mailbox, as the peer names it.
+    pub fn block(&self) -> RemoteMemory {
+        self.mailbox.remote()
+    }
+
+    /// The peer's return block is known now.
+    pub fn open(&mut self, block: RemoteMemory) -> Result<()> {
+        adopt(&mut self.remote, block, self.shape.block_len())
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// The word that tells a receive that its message is there: a small one also ends when a
+    /// message is announced that it has no room for.
+    pub fn word(&self, number: u64, large: bool) -> &Word64 {
+        match large {
+            true => &self.arrival[self.shape.slot(number)],
+            false => &self.first[self.shape.slot(number)],
+        }
+    }
+
+    /// Where an eager message lies.
+    pub fn payload_at(&self, number: u64) -> usize {
+        self.shape.payload_at() + self.shape.slot(number) * self.shape.room()
+    }
+
+    /// Address of that.
+    pub fn payload_addr(&self, number: u64) -> u64 {
+        self.mailbox.region().addr().0 + self.payload_at(number) as u64
+    }
+
+    /// Copies an eager message out.
+    pub fn read_payload(&self, number: u64, offset: usize, into: &mut [u8]) -> Result<()> {
+        let at = self.payload_at(number) + offset;
+        Ok(self.mailbox.region().read(at, into)?)
+    }
+
+    /// The word that says that message `number` was taken.
+    pub fn taken(&self, number: u64) -> &Word64 {
+        &self.taken[self.shape.slot(number)]
+    }
+
+    /// Whether the message before in the slot of `number` was taken.
+    pub fn is_free(&self, number: u64) -> bool {
+        let before = self.shape.previous(number);
+        before.is_none_or(|before| has_come(self.taken(number), before))
+    }
+
+    /// Whether so many messages are under way that no further one is numbered.
+    pub fn is_full(&self) -> bool {
+        let Some(oldest) = self.next.checked_sub(WINDOW).filter(|n| *n >= self.shape.start) else {
+            return false;
+        };
+        !has_come(self.taken(oldest), oldest)
+    }
+
+    fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
+        let Some(remote) = &self.remote else {
+            return Err(Error::new("address return block", Kind::Protocol, "it is not open"));
+        };
+        Ok(remote.span(offset as u64, len as u64)?)
+    }
+
+    /// Where the sender learns where the receive of `number` lies.
+    pub fn info(&self, number: u64) -> Result<RemoteSpan> {
+        self.remote(self.shape.slot(number) * INFO, INFO)
+    }
+
+    /// Where it learns that it is there.
+    pub fn ready(&self, number: u64) -> Result<RemoteSpan> {
+        self.remote(self.shape.ready_at(self.shape.slot(number)), 8)
+    }
+
+    /// What to copy where, so that the sender learns that these messages were taken: one piece,
+    /// or two at the ring's end.
+    pub fn credit(&self, run: &Run) -> Result<[Option<(Mr, u64, u32, RemoteSpan)>; 2]> {
+        let count = (run.to - run.from) as usize;
+        let slot = self.shape.slot(run.from);
+        let head = count.min(self.shape.slots() - slot);
+        let piece = |slot: usize, n: usize| -> Result<_> {
+            if n == 0 {
+                return Ok(None);
+            }
+            let to = self.remote(self.shape.taken_at(slot), n * 8)?;
+            Ok(Some((self.outbox.clone(), (slot * 8) as u64, (n * 8) as u32, to)))
+        };
+        Ok([piece(slot, head)?, piece(0, count - head)?])
+    }
+
+    /// Whether all messages of a run were taken.
+    pub fn is_taken(&self, run: &Run) -> bool {
+        (run.from..run.to).all(|n| has_come(self.taken(n), n))
+    }
+}

@@ -1,0 +1,224 @@
+//! Ends: of requests, and of peers.
+
+use gdsync::Status;
+use gdsync::rdma::Work;
+
+use super::post::known;
+use super::send::Batch;
+use crate::context::Inner;
+use crate::context::peer::Peer;
+use crate::context::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::region::Slice;
+use crate::request::table::{Phase, RequestKey, Segments};
+use crate::wire::control::Control;
+use crate::wire::word::{self, WordKind};
+
+impl Inner {
+    /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
+    pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+        if state.requests.told(key).is_none() {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = state.requests.result_word(key).store(word::result(status, len));
+        }
+        let Some(entry) = state.requests.get_mut(key) else { return };
+        if matches!(entry.phase, Phase::Done(_)) {
+            return;
+        }
+        entry.phase = Phase::Done(status);
+        entry.len = len;
+        entry.stamped = None;
+        entry.poster.stream = None;
+        let segments = std::mem::take(&mut entry.segments);
+        let staging = entry.staging.take();
+        let (receive, rank, tag, number, held) =
+            (entry.receive, entry.peer, entry.tag, entry.number, entry.held);
+        let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
+        if segments.as_slice().iter().any(last) {
+            state.trash.segments.push(segments);
+        } else if let Segments::Many(_) | Segments::One(_) = &segments {
+            drop(segments);
+        }
+        state.trash.memory.extend(staging);
+        if status != Status::SUCCESS && status != Status::CANCELLED {
+            if self.error.load().unwrap_or(0) == 0 {
+                let _ = self.error.store(status.0);
+            }
+            if receive && status == Status::TRUNCATED {
+                self.tell_truncated(state, rank, tag, number, len);
+            }
+        }
+        if !held {
+            state.requests.remove(key);
+        }
+    }
+
+    /// Tells a sender that its message was too long: by a control message, and, if it waits for
+    /// the receive, by the word that it waits for.
+    fn tell_truncated(&self, state: &mut State, rank: u32, tag: u32, number: u64, len: u64) {
+        self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
+        let Some(Peer { recvs, lanes, .. }) = state.peer(rank) else { return };
+        let (Some(channel), Some(lane)) = (recvs.get(&tag), &mut lanes[0]) else { return };
+        let announced = channel.word(number, false).load().map(word::parse);
+        if !matches!(announced, Ok((low, Some(WordKind::Announce), _)) if low == number as u16) {
+            return;
+        }
+        let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
+        let Ok(to) = channel.ready(number) else { return };
+        let mut batch = Batch::new(&mut lane.qp);
+        let told = batch
+            .add(&Work::write_inline(&[&refused], to))
+            .and_then(|_| batch.post());
+        if let Err(e) = told {
+            tracing::warn!(target: "mp", "rank {rank} is not told that its message is too long: {e}");
+            self.give_up(state, rank, Status::TRUNCATED);
+        }
+    }
+
+    /// A receiver says that a message of ours was too long.
+    pub(crate) fn was_truncated(
+        &self,
+        state: &mut State,
+        rank: u32,
+        tag: u32,
+        number: u64,
+        len: u64,
+    ) {
+        tracing::warn!(
+            target: "mp",
+            "rank {}: message {number} under tag {tag} was too long for rank {rank}: {len} bytes",
+            self.rank
+        );
+        if self.error.load().unwrap_or(0) == 0 {
+            let _ = self.error.store(Status::TRUNCATED.0);
+        }
+        let found = state.requests.iter().find(|(_, entry)| {
+            !entry.receive && entry.peer == rank && entry.tag == tag && entry.number == number
+        });
+        let Some(key) = found.map(|(key, _)| key) else { return };
+        if let Some(entry) = state.requests.get_mut(key)
+            && let Phase::Done(status) = &mut entry.phase
+        {
+            *status = Status::TRUNCATED;
+            entry.len = len;
+        }
+        // One that has not ended learns it when it does: the word comes before its completion.
+        let _ = state
+            .requests
+            .result_word(key)
+            .store(word::result(Status::TRUNCATED, len));
+    }
+
+    /// Gives a peer up: what is in flight with it ends with an error, in the rounds that follow.
+    pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status) {
+        let me = self.rank;
+        let Some(peer) = state.peer(rank) else { return };
+        if peer.failed.is_some() {
+            return;
+        }
+        tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {status}");
+        peer.fail(status);
+        self.host().ring();
+    }
+
+    /// Takes a request back that was not posted, or is a receive that nothing has matched.
+    pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        const OPERATION: &str = "cancel request";
+        let State {
+            peers, requests, wild, ..
+        } = state;
+        let entry = known(requests, key)?;
+        let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
+        let unposted = entry.phase == Phase::Prepared;
+        match entry.phase {
+            Phase::Unmatched => {
+                wild.retain(|other| *other != key);
+                self.finish(state, key, Status::CANCELLED, 0);
+                return Ok(());
+            }
+            Phase::Prepared if entry.peer == u32::MAX => {
+                self.finish(state, key, Status::CANCELLED, 0);
+                return Ok(());
+            }
+            Phase::Prepared | Phase::Queued { announced: false } => {}
+            Phase::Posted if entry.poster.stream.is_none() && !entry.large => {}
+            _ => return late("it was posted"),
+        }
+        let Some(Peer {
+            sends,
+            recvs,
+            lanes,
+            ..
+        }) = peers[entry.peer as usize].as_deref_mut()
+        else {
+            return late("no connection");
+        };
+        let next = match entry.receive {
+            true => recvs.get_mut(&entry.tag).map(|channel| {
+                let there = super::channel::has_come(
+                    channel.word(entry.number, entry.large),
+                    entry.number,
+                );
+                (&mut channel.next, there)
+            }),
+            false => sends.get_mut(&entry.tag).map(|channel| (&mut channel.next, false)),
+        };
+        let Some((next, there)) = next else { return late("no channel") };
+        if there && !unposted {
+            return late("its message is there");
+        }
+        if *next != entry.number + 1 {
+            return late("a later one of its tag was prepared");
+        }
+        if let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() {
+            let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
+            let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
+            for request in work.into_iter().rev() {
+                lane.qp.abort(request)?;
+            }
+        }
+        *next -= 1;
+        self.finish(state, key, Status::CANCELLED, 0);
+        Ok(())
+    }
+
+    /// The application holds no handle any more.
+    pub(crate) fn let_go(&self, state: &mut State, key: RequestKey) {
+        let Some(entry) = state.requests.get_mut(key) else { return };
+        entry.held = false;
+        match entry.phase {
+            Phase::Done(_) => {
+                state.requests.remove(key);
+            }
+            Phase::Prepared => {
+                let (rank, number) = (entry.peer, entry.number);
+                if self.take_back(state, key).is_err() {
+                    tracing::warn!(
+                        target: "mp",
+                        "a prepared request with rank {rank} was dropped: its number {number} stays"
+                    );
+                    self.abort_work(state, key);
+                    self.finish(state, key, Status::ABORTED, 0);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn abort_work(&self, state: &mut State, key: RequestKey) {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get(key) else { return };
+        let Some(peer) = peers.get_mut(entry.peer as usize).and_then(Option::as_deref_mut) else {
+            return;
+        };
+        let Some(lane) = peer.lanes[usize::from(entry.poster.lane)].as_mut() else { return };
+        let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
+        let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
+        for request in work.into_iter().rev() {
+            // Those that were taken back already are gone.
+            let _ = lane.qp.abort(request);
+        }
+    }
+}

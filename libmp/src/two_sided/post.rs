@@ -1,0 +1,310 @@
+//! Posting: handing a prepared request to the CPU's lane or to its stream, and taking it back.
+
+use gdsync::memop::Condition;
+use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
+use gdsync::{Status, Stream};
+
+use super::channel::wait_for;
+use super::send::chunk_len;
+use super::spec::{Recv, Send};
+use crate::context::Inner;
+use crate::context::builder::Full;
+use crate::context::open::failed;
+use crate::context::peer::Peer;
+use crate::context::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::request::table::{Entry, Phase, RequestKey, Table};
+
+const POST: &str = "post request";
+
+/// A list of descriptors on the stack.
+pub(super) struct List<'a, const N: usize> {
+    items: [Descriptor<'a>; N],
+    len: usize,
+}
+
+impl<'a, const N: usize> List<'a, N> {
+    pub fn new() -> List<'a, N> {
+        List {
+            items: [Descriptor::Flush; N],
+            len: 0,
+        }
+    }
+
+    pub fn push(&mut self, item: Descriptor<'a>) {
+        self.items[self.len] = item;
+        self.len += 1;
+    }
+
+    pub fn post(&self, stream: &Stream, qp: Option<&mut Qp>) -> gdsync::Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        match qp {
+            Some(qp) => rdma::post_on(stream, &mut [qp], &self.items[..self.len]),
+            None => rdma::post_on(stream, &mut [], &self.items[..self.len]),
+        }
+    }
+}
+
+impl Inner {
+    /// Tries until there is room, if the context waits for that.
+    pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let first = attempt();
+        match &first {
+            Err(e) if e.kind() == Kind::QueueFull && self.config.full == Full::Wait => {}
+            _ => return first,
+        }
+        drop(first);
+        self.wait_for_room(&mut attempt)
+    }
+
+    #[cold]
+    fn wait_for_room<T>(&self, attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        let deadline = self.host().now() + self.config.timeout;
+        let mut result = None;
+        self.host().wait_until(Some(deadline), &mut || {
+            self.turn();
+            let answer = attempt();
+            let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
+            result = Some(answer);
+            !full
+        });
+        result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "never tried")))
+    }
+
+    /// Prepares a send and posts it.
+    pub fn send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+        let key = self.prepare_send(spec)?;
+        self.post_or_undo(key)
+    }
+
+    /// Prepares a receive and posts it.
+    pub fn recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+        let key = self.prepare_recv(spec)?;
+        self.post_or_undo(key)
+    }
+
+    fn post_or_undo(&self, key: RequestKey) -> Result<RequestKey> {
+        match self.post(key) {
+            Ok(()) => Ok(key),
+            Err(e) => {
+                let mut state = self.lock();
+                // It was numbered just now: nobody was told of it.
+                let _ = self.take_back(&mut state, key);
+                self.let_go(&mut state, key);
+                Err(e)
+            }
+        }
+    }
+
+    /// Posts a prepared request.
+    pub fn post(&self, key: RequestKey) -> Result<()> {
+        self.with_room(|| {
+            let mut state = self.lock();
+            self.post_now(&mut state, key)
+        })
+    }
+
+    fn post_now(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        let order = state.requests.order();
+        let entry = known(&mut state.requests, key)?;
+        if entry.phase != Phase::Prepared {
+            return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
+        }
+        entry.order = order;
+        let (rank, receive) = (entry.peer, entry.receive);
+        if rank != u32::MAX
+            && let Some(status) = state.peer(rank).and_then(|peer| peer.failed)
+        {
+            return Err(failed(POST, rank, status));
+        }
+        match receive {
+            true => self.post_recv(state, key),
+            false => self.post_send(state, key),
+        }
+    }
+
+    fn post_send(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        let State {
+            peers, requests, ..
+        } = state;
+        let result_addr = requests.result_addr(key).0;
+        let entry = known(requests, key)?;
+        let Some(stream) = entry.poster.stream.clone() else {
+            self.read_length(entry)?;
+            entry.phase = Phase::Queued { announced: false };
+            self.push_send(state, key);
+            return Ok(());
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return Err(Error::new(POST, Kind::Closed, "no connection").with_rank(entry.peer));
+        };
+        let Peer { sends, lanes, .. } = peer;
+        let (Some(channel), Some(lane)) = (
+            sends.get(&entry.tag),
+            lanes[usize::from(entry.poster.lane)].as_mut(),
+        ) else {
+            return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
+        };
+        let mut list = List::<5>::new();
+        if let Some((taken, before)) = channel.room(entry.number) {
+            list.push(wait_for(taken, before, false));
+        }
+        for request in entry.work.iter().flatten() {
+            list.push(Descriptor::Send(*request));
+        }
+        let Some(late) = &entry.stamped else {
+            list.post(&stream, Some(&mut lane.qp))?;
+            let last = entry.work[1].or(entry.work[0]);
+            entry.phase = last.map_or(Phase::Done(Status::SUCCESS), Phase::Sent);
+            return Ok(());
+        };
+        let ready = &channel.ready[channel.shape.slot(entry.number)];
+        if entry.large {
+            list.push(wait_for(ready, entry.number, false));
+        }
+        let mut params = Stamp {
+            ready: if entry.large { ready.addr().0 } else { 0 },
+            info: channel.info_addr(entry.number),
+            stamp: channel.stamp_addr(entry.number),
+            length: late.length.as_ref().map_or(0, |w| w.addr().0),
+            offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
+            size: entry.len,
+            source: entry.segments.as_slice().first().map_or(0, |s| s.addr()),
+            result: result_addr,
+            error: self.error.addr().0,
+            stamp_control: 0,
+            chunk: chunk_len(),
+            chunks: 0,
+            seq: entry.number as u32,
+            patch: [Patch::default(); STAMPS],
+        };
+        let stamp = self.patches(&lane.qp, entry, &late.behind, &mut params)?;
+        list.post(&stream, Some(&mut lane.qp))?;
+        let rest = self
+            .stamp(&stream, &params)
+            .and_then(|()| {
+                let mut list = List::<{ STAMPS + 1 }>::new();
+                for request in &late.behind {
+                    list.push(Descriptor::Send(*request));
+                }
+                Ok(list.post(&stream, Some(&mut lane.qp))?)
+            });
+        entry.phase = Phase::Sent(stamp);
+        if let Err(e) = rest {
+            // Half of it is on the stream: the peer would wait for the rest for ever.
+            let rank = entry.peer;
+            self.give_up(state, rank, Status::CLOSED);
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// What the kernel has to patch; the last work request is the stamp.
+    fn patches(
+        &self,
+        qp: &Qp,
+        entry: &Entry,
+        behind: &[SendRequest],
+        params: &mut Stamp<STAMPS>,
+    ) -> Result<SendRequest> {
+        let Some((stamp, payload)) = behind.split_last() else {
+            return Err(Error::new(POST, Kind::Invalid, "no work requests"));
+        };
+        let late = entry.stamped.as_deref();
+        let by_word = late.is_some_and(|l| l.length.is_some());
+        let offset = late.is_some_and(|l| l.offset.is_some());
+        params.stamp_control = qp.field32(*stamp, Field::Opcode)?.addr().0;
+        for (patch, request) in params.patch.iter_mut().zip(payload) {
+            patch.control = qp.field32(*request, Field::Opcode)?.addr().0;
+            if entry.large {
+                patch.remote_address = qp.field64(*request, Field::RemoteAddress)?.addr().0;
+                patch.remote_key = qp.field32(*request, Field::RemoteKey)?.addr().0;
+            }
+            if by_word {
+                patch.length = qp.field32(*request, Field::Length(0))?.addr().0;
+            }
+            if offset {
+                patch.address = qp.field64(*request, Field::Address(0))?.addr().0;
+            }
+            params.chunks += 1;
+        }
+        Ok(*stamp)
+    }
+
+    fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
+        let Some(kernels) = &self.kernels else {
+            return Err(Error::new(POST, Kind::Unsupported, "the GPU runs no kernels"));
+        };
+        if params.chunks <= 1 {
+            let Stamp { patch: [first, ..], .. } = *params;
+            let small = Stamp {
+                ready: params.ready,
+                info: params.info,
+                stamp: params.stamp,
+                length: params.length,
+                offset: params.offset,
+                size: params.size,
+                source: params.source,
+                result: params.result,
+                error: params.error,
+                stamp_control: params.stamp_control,
+                chunk: params.chunk,
+                chunks: params.chunks,
+                seq: params.seq,
+                patch: [first],
+            };
+            // SAFETY: the words are the context's, the channel's and the caller's, whose regions
+            // the entry and the state keep until the request has ended; the work requests are
+            // prepared and posted behind this.
+            return unsafe { kernels.stamp(stream, &small) };
+        }
+        // SAFETY: as above.
+        unsafe { kernels.stamp(stream, params) }
+    }
+
+    /// The length that a word says, for a send of the CPU's.
+    fn read_length(&self, entry: &mut Entry) -> Result<()> {
+        let Some(late) = entry.stamped.take() else { return Ok(()) };
+        let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
+        let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
+        let room = entry.len;
+        if len > room || offset > room - len {
+            let what = format!("{len} bytes at {offset} of a segment of {room}");
+            entry.stamped = Some(late);
+            return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
+        }
+        if let [one] = entry.segments.as_slice() {
+            let start = one.offset() + offset as usize;
+            let piece = one.memory().slice(start, len as usize)?;
+            entry.segments = crate::request::table::Segments::One(piece);
+        }
+        entry.len = len;
+        Ok(())
+    }
+
+    /// Has a stream stand still until a request has ended.
+    pub(crate) fn wait_for_result(
+        &self,
+        requests: &Table,
+        key: RequestKey,
+        stream: &Stream,
+    ) -> Result<()> {
+        let mut list = List::<1>::new();
+        list.push(Descriptor::WaitValue64 {
+            word: requests.result_word(key),
+            condition: Condition::Geq,
+            value: 1,
+            flush: false,
+        });
+        Ok(list.post(stream, None)?)
+    }
+}
+
+pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
+    requests
+        .get_mut(key)
+        .ok_or_else(|| Error::new("look up request", Kind::NoSuchRequest, "it is not known"))
+}

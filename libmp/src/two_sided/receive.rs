@@ -1,0 +1,536 @@
+//! Receives: numbering them, telling senders where large ones lie, taking messages in.
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Qp, Work};
+use gdsync::{Status, Stream};
+
+use super::channel::{RecvChannel, Run, has_come, wait_for};
+use super::post::{List, known};
+use super::send::{Batch, total};
+use super::spec::{On, Recv, Source};
+use crate::context::Inner;
+use crate::context::open::failed;
+use crate::context::peer::{Peer, Way};
+use crate::context::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::mutant::{Mutant, on};
+use crate::region::{Memory, Slice};
+use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments};
+use crate::wire::word::{self, WordKind};
+
+pub(super) const PREPARE: &str = "prepare receive";
+const WAIT: &str = "wait on stream";
+
+/// The rank of a receive that has not found its message's.
+pub(crate) const ANYBODY: u32 = u32::MAX;
+
+impl Inner {
+    /// Numbers a receive.
+    pub fn prepare_recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+        let len = total(PREPARE, spec.segments)?;
+        let large = len > self.config.eager_limit as u64;
+        let staging = match large && spec.segments.len() > 1 {
+            true => {
+                let region = self.gpu.alloc(MemoryKind::Pinned, len as usize)?;
+                Some(Memory::new(self.pd.register(&region, Access::ALL)?, None))
+            }
+            false => None,
+        };
+        let mut entry = Some(Entry {
+            receive: true,
+            peer: ANYBODY,
+            tag: spec.tag,
+            number: 0,
+            poster: Poster {
+                lane: 0,
+                stream: match spec.on {
+                    On::Cpu => None,
+                    On::Stream(stream, _) => Some(stream.clone()),
+                },
+            },
+            phase: Phase::Prepared,
+            held: true,
+            len,
+            large,
+            segments: Segments::new(spec.segments),
+            staging,
+            stamped: None,
+            work: [None; 2],
+            timeout: spec.timeout,
+            order: 0,
+            wanted: false,
+            since: None,
+            named: false,
+            marked: false,
+        });
+        let Source::Rank(rank) = spec.from else {
+            return self.with_room(|| {
+                let mut state = self.lock();
+                self.make_room(&mut state);
+                state.requests.insert_from(&self.gpu, &mut entry)
+            });
+        };
+        let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
+        let mut held = Some(state);
+        self.with_room(|| match held.take() {
+            Some(mut state) => self.number_recv(&mut state, rank, lane, &mut entry),
+            None => self.number_recv(&mut self.lock(), rank, lane, &mut entry),
+        })
+    }
+
+    fn number_recv(
+        &self,
+        state: &mut State,
+        rank: u32,
+        lane: u8,
+        from: &mut Option<Entry>,
+    ) -> Result<RequestKey> {
+        self.make_room(state);
+        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
+        let entry = from.as_mut().ok_or_else(gone)?;
+        let tag = entry.tag;
+        if let Some(key) = state.wild.iter().find(|key| {
+            let wild = state.requests.get(**key);
+            wild.is_some_and(|wild| wild.tag == tag)
+        }) {
+            let what = format!("a receive from anybody under tag {tag} comes first ({key:?})");
+            return Err(Error::new(PREPARE, Kind::Busy, what).with_rank(rank));
+        }
+        let State {
+            peers, requests, ..
+        } = state;
+        let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
+        if let Some(status) = peer.failed {
+            return Err(failed(PREPARE, rank, status));
+        }
+        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
+        let number = channel.next;
+        let slot = channel.shape.slot(number);
+        let unclaimed = channel.receives[slot].is_some_and(|before| {
+            let before = requests.get(before);
+            before.is_some_and(|e| matches!(e.phase, Phase::Prepared | Phase::Posted))
+        });
+        if unclaimed || channel.is_full() {
+            let what = format!("receives under tag {tag} that nobody waits for");
+            return Err(Error::new(PREPARE, Kind::QueueFull, what)
+                .with_rank(rank)
+                .with_limit(channel.shape.depth));
+        }
+        entry.peer = rank;
+        entry.number = number;
+        entry.poster.lane = lane;
+        let mut batch = None;
+        if entry.poster.stream.is_some() && entry.large {
+            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
+            let batch = batch.insert(Batch::new(&mut lane.qp));
+            entry.work = tell_place(batch, channel, entry)?;
+        }
+        match requests.insert_from(&self.gpu, from) {
+            Ok(key) => {
+                channel.next += 1;
+                channel.receives[slot] = Some(key);
+                Ok(key)
+            }
+            Err(e) => {
+                if let Some(batch) = &mut batch {
+                    batch.undo();
+                }
+                Err(e)
+            }
+        }
+    }
+
+    pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
+        let State {
+            peers, requests, ..
+        } = state;
+        let mark = requests.mark_word(key).clone();
+        let entry = known(requests, key)?;
+        if entry.peer == ANYBODY {
+            if let Some(stream) = entry.poster.stream.clone() {
+                set_mark(&stream, &mark)?;
+                entry.marked = true;
+            }
+            entry.phase = Phase::Unmatched;
+            state.wild.push(key);
+            self.match_wild(state);
+            return Ok(());
+        }
+        if !entry.large {
+            entry.phase = Phase::Posted;
+            return Ok(());
+        }
+        let Some(Peer { recvs, lanes, .. }) = peers[entry.peer as usize].as_deref_mut() else {
+            return Err(Error::new(PREPARE, Kind::Closed, "no connection").with_rank(entry.peer));
+        };
+        let (Some(channel), Some(lane)) = (
+            recvs.get(&entry.tag),
+            lanes[usize::from(entry.poster.lane)].as_mut(),
+        ) else {
+            return Err(Error::new(PREPARE, Kind::Closed, "no channel").with_rank(entry.peer));
+        };
+        let before = channel.shape.previous(entry.number);
+        let free = channel.is_free(entry.number);
+        match &entry.poster.stream {
+            Some(stream) => {
+                let mut list = List::<3>::new();
+                if let Some(before) = before.filter(|_| !free) {
+                    // Taken in on another stream: the word there is still this one's.
+                    list.push(wait_for(channel.taken(entry.number), before, false));
+                }
+                for request in entry.work.iter().flatten() {
+                    list.push(Descriptor::Send(*request));
+                }
+                list.post(stream, Some(&mut lane.qp))?;
+            }
+            None if !free => {
+                let what = "the message before in this slot was not taken yet";
+                return Err(Error::new(PREPARE, Kind::QueueFull, what).with_rank(entry.peer));
+            }
+            None => {
+                let mut batch = Batch::new(&mut lane.qp);
+                tell_place(&mut batch, channel, entry)?;
+                if !on(Mutant::MissingReadyWord) {
+                    batch.post()?;
+                }
+            }
+        }
+        entry.phase = Phase::Posted;
+        Ok(())
+    }
+
+    /// Has a stream take a message in: it stands still until that is there.
+    pub fn claim(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        let rank = {
+            let state = self.lock();
+            let entry = state.requests.get(key);
+            entry.map_or(ANYBODY, |entry| entry.peer)
+        };
+        if rank == ANYBODY {
+            let mut state = self.lock();
+            return self.claim_now(&mut state, key, stream, 0);
+        }
+        let (mut state, lane) = self.ensure(rank, &On::Stream(stream, None), Way::Lanes)?;
+        self.claim_now(&mut state, key, stream, lane)
+    }
+
+    fn claim_now(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        lane: u8,
+    ) -> Result<()> {
+        let order = state.requests.order();
+        let State {
+            peers, requests, ..
+        } = state;
+        let result = requests.result_addr(key).0;
+        let entry = known(requests, key)?;
+        match entry.phase {
+            Phase::Posted => {}
+            Phase::Prepared => {
+                return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
+            }
+            _ => {
+                entry.order = order;
+                return self.wait_for_result(requests, key, stream);
+            }
+        }
+        let Some(kernels) = &self.kernels else {
+            return Err(Error::new(WAIT, Kind::Unsupported, "the GPU runs no kernels"));
+        };
+        let Some(Peer { recvs, lanes, failed: given_up, .. }) =
+            peers[entry.peer as usize].as_deref_mut()
+        else {
+            return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
+        };
+        if let Some(status) = *given_up {
+            return Err(failed(WAIT, entry.peer, status));
+        }
+        let Some(channel) = recvs.get_mut(&entry.tag) else {
+            return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
+        };
+        let number = entry.number;
+        let direct = entry.large && entry.staging.is_none();
+        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
+        let flush = direct && entry.segments.as_slice().iter().any(device);
+        let word = channel.word(number, entry.large);
+        let mut list = List::<1>::new();
+        list.push(wait_for(word, number, flush));
+        let segments = entry.segments.as_slice();
+        let params = Unpack {
+            word: word.addr().0,
+            payload: channel.payload_addr(number),
+            consumed: channel.taken(number).addr().0,
+            result,
+            error: self.error.addr().0,
+            capacity: entry.len,
+            staging: entry.staging.as_ref().map_or(0, |m| m.region().addr().0),
+            slot: channel.shape.room() as u32,
+            seq: number as u32,
+            segments: segments.len() as u32,
+            reserved: 0,
+            segment: [piece(segments.first())],
+        };
+        list.post(stream, None)?;
+        // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
+        // segments are kept by the entry until the kernel has told its result.
+        let launched = unsafe {
+            match segments.len() {
+                0 | 1 => kernels.unpack(stream, &params),
+                _ => kernels.unpack(stream, &scattered(&params, segments)),
+            }
+        };
+        entry.order = order;
+        entry.phase = Phase::Claimed(stream.id());
+        let rank = entry.peer;
+        if let Err(e) = launched {
+            // The stream waits for a message that nothing would take in.
+            self.give_up(state, rank, Status::CLOSED);
+            return Err(e);
+        }
+        if let Some(run) = count(channel, number, lane, Some(stream.id()))
+            && let Some(lane) = lanes[usize::from(lane)].as_mut()
+            && let Err(e) = credit_on(stream, &mut lane.qp, channel, &run)
+        {
+            tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
+            channel.stale.push(run);
+        }
+        Ok(())
+    }
+
+    /// Takes a message in by the CPU, if it is there. `true`: it has ended.
+    pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get(key) else { return false };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else { return false };
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else { return false };
+        let number = entry.number;
+        let Ok(w) = channel.word(number, entry.large).load() else { return false };
+        if !word::reached(w, number) {
+            return false;
+        }
+        let (status, len) = match take_in(channel, entry, w) {
+            Ok(end) => end,
+            Err(e) => {
+                tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                (e.status().unwrap_or(Status::LOCAL_ACCESS), 0)
+            }
+        };
+        let kind = match status {
+            Status::SUCCESS => WordKind::Taken,
+            Status::TRUNCATED => WordKind::TooLong,
+            _ => WordKind::Failed,
+        };
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = channel.taken(number).store(word::word(number, kind, 0));
+        if let Some(run) = count(channel, number, 0, None) {
+            credit_by_cpu(peer.lanes[0].as_mut().map(|lane| &mut lane.qp), channel, run);
+        }
+        self.finish(state, key, status, len);
+        true
+    }
+}
+
+/// Copies a message to where its receive wants it.
+fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)> {
+    let (low, kind, len) = word::parse(w);
+    if low != entry.number as u16 {
+        return Ok((Status::BAD_RESPONSE, 0));
+    }
+    let room = entry.len;
+    let segments = entry.segments.as_slice();
+    match kind {
+        Some(WordKind::Eager) if len > channel.shape.room() as u64 => Ok((Status::BAD_RESPONSE, 0)),
+        Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Eager) => {
+            scatter(segments, len, |at, bytes| channel.read_payload(entry.number, at, bytes))?;
+            Ok((Status::SUCCESS, len))
+        }
+        Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
+        Some(WordKind::Direct) => {
+            if let Some(staging) = &entry.staging {
+                scatter(segments, len, |at, bytes| staging.read(at, bytes))?;
+            }
+            Ok((Status::SUCCESS, len))
+        }
+        Some(WordKind::TooLong | WordKind::Announce) => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Failed) => Ok((Status(len as u32), 0)),
+        _ => Ok((Status::BAD_RESPONSE, 0)),
+    }
+}
+
+/// Copies `len` bytes that `read` gives, by offset, into segments.
+fn scatter(
+    segments: &[Slice],
+    len: u64,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    const PIECE: usize = 4096;
+    let mut buffer = [0; PIECE];
+    let mut from = 0;
+    for segment in segments {
+        let mut at = 0;
+        while at < segment.len() && from < len as usize {
+            let n = PIECE.min(segment.len() - at).min(len as usize - from);
+            read(from, &mut buffer[..n])?;
+            segment.memory().write(segment.offset() + at, &buffer[..n])?;
+            at += n;
+            from += n;
+        }
+    }
+    Ok(())
+}
+
+fn piece(segment: Option<&Slice>) -> Segment {
+    segment.map_or(Segment::default(), |s| Segment {
+        addr: s.addr(),
+        len: s.len() as u64,
+    })
+}
+
+fn scattered(params: &Unpack<1>, segments: &[Slice]) -> Unpack<SEGMENTS> {
+    let mut list = [Segment::default(); SEGMENTS];
+    for (place, segment) in list.iter_mut().zip(segments) {
+        *place = piece(Some(segment));
+    }
+    Unpack {
+        word: params.word,
+        payload: params.payload,
+        consumed: params.consumed,
+        result: params.result,
+        error: params.error,
+        capacity: params.capacity,
+        staging: params.staging,
+        slot: params.slot,
+        seq: params.seq,
+        segments: params.segments,
+        reserved: 0,
+        segment: list,
+    }
+}
+
+/// Prepares what tells a sender where a large receive lies, and that it is there.
+pub(super) fn tell_place(
+    batch: &mut Batch<'_>,
+    channel: &RecvChannel,
+    entry: &Entry,
+) -> Result<[Option<gdsync::rdma::SendRequest>; 2]> {
+    let (addr, mr) = match (&entry.staging, entry.segments.as_slice()) {
+        (Some(staging), _) => (staging.region().addr().0, staging.mr()),
+        (None, [one]) => (one.addr(), one.memory().mr()),
+        _ => return Err(Error::new(PREPARE, Kind::Invalid, "a large receive without memory")),
+    };
+    let Some(rkey) = mr.remote().rkeys[0] else {
+        return Err(Error::new(PREPARE, Kind::Invalid, "memory without a key for lane 0"));
+    };
+    let mut info = [0; 16];
+    info[..8].copy_from_slice(&addr.to_le_bytes());
+    info[8..12].copy_from_slice(&rkey.to_le_bytes());
+    let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
+    let first = batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
+    let second = batch.add(&Work::write_inline(&[&ready], channel.ready(entry.number)?))?;
+    Ok([Some(first), Some(second)])
+}
+
+/// Counts a message as taken by a poster. Answers a run that its sender is to be told now.
+fn count(channel: &mut RecvChannel, number: u64, lane: u8, stream: Option<u64>) -> Option<Run> {
+    let new = Run {
+        lane,
+        stream,
+        from: number,
+        to: number + 1,
+    };
+    match &mut channel.run {
+        Some(run) if run.lane == lane && run.stream == stream && run.to == number => run.to += 1,
+        place => {
+            if let Some(old) = place.replace(new) {
+                channel.stale.push(old);
+            }
+        }
+    }
+    let full = |run: &Run| run.to - run.from >= u64::from(channel.shape.depth / 2);
+    let run = channel.run.take_if(|run| full(run))?;
+    (!(on(Mutant::LostCredit) && run.from % 3 == 0)).then_some(run)
+}
+
+/// Tells a sender what was taken, when the stream gets there.
+fn credit_on(stream: &Stream, qp: &mut Qp, channel: &RecvChannel, run: &Run) -> Result<()> {
+    let mut batch = Batch::new(qp);
+    let requests = credit(&mut batch, channel, run)?;
+    let mut list = List::<2>::new();
+    for request in requests.iter().flatten() {
+        list.push(Descriptor::Send(*request));
+    }
+    if let Err(e) = list.post(stream, Some(batch.qp())) {
+        batch.undo();
+        return Err(e.into());
+    }
+    Ok(())
+}
+
+fn credit(
+    batch: &mut Batch<'_>,
+    channel: &RecvChannel,
+    run: &Run,
+) -> Result<[Option<gdsync::rdma::SendRequest>; 2]> {
+    let mut requests = [None; 2];
+    for (place, piece) in requests.iter_mut().zip(channel.credit(run)?) {
+        if let Some((outbox, at, len, to)) = piece {
+            *place = Some(batch.add(&Work::write(&[outbox.sge(at, len)], to))?);
+        }
+    }
+    Ok(requests)
+}
+
+/// Tells a sender what was taken, or keeps it for the next round. `true`: it was told.
+pub(super) fn credit_by_cpu(qp: Option<&mut Qp>, channel: &mut RecvChannel, run: Run) -> bool {
+    let told = qp.is_some_and(|qp| {
+        let mut batch = Batch::new(qp);
+        credit(&mut batch, channel, &run).is_ok() && batch.post().is_ok()
+    });
+    if !told {
+        channel.stale.push(run);
+    }
+    told
+}
+
+/// Tells senders what was taken and they were not told yet. `true`: something was told.
+pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
+    let Peer { recvs, lanes, .. } = peer;
+    let Some(lane) = &mut lanes[0] else { return false };
+    let mut told = false;
+    for channel in recvs.values_mut() {
+        if channel.run.is_none() && channel.stale.is_empty() {
+            continue;
+        }
+        let mut due = std::mem::take(&mut channel.stale);
+        let open = channel.run.take_if(|run| {
+            let whole = (run.from..run.to).all(|n| has_come(&channel.taken[channel.shape.slot(n)], n));
+            whole && !on(Mutant::LostCredit)
+        });
+        due.extend(open);
+        for run in due {
+            match channel.is_taken(&run) {
+                true => told |= credit_by_cpu(Some(&mut lane.qp), channel, run),
+                false => channel.stale.push(run),
+            }
+        }
+    }
+    told
+}
+
+/// Has a stream say that it has come to where a request was posted.
+pub(super) fn set_mark(stream: &Stream, mark: &gdsync::gpu::Word64) -> Result<()> {
+    mark.store(0)?;
+    let mut list = List::<1>::new();
+    list.push(Descriptor::WriteValue64 {
+        word: mark,
+        value: 1,
+    });
+    Ok(list.post(stream, None)?)
+}

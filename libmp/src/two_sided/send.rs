@@ -1,0 +1,397 @@
+//! Sends: numbering them, and the work requests that they are made of.
+
+use gdsync::Status;
+use gdsync::rdma::{Mr, Qp, RemoteSpan, SendRequest, Sge, Work};
+
+use super::channel::SendChannel;
+use super::spec::{On, Send, SizeSource};
+use crate::context::Inner;
+use crate::context::open::failed;
+use crate::context::peer::Way;
+use crate::context::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::STAMPS;
+use crate::mutant::{Mutant, on};
+use crate::region::Slice;
+use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Stamped};
+use crate::wire::word::{self, WordKind};
+
+/// Segments of one message.
+pub(crate) const MAX_SEGMENTS: usize = 30;
+/// Bytes of one work request.
+const CHUNK: u64 = 1 << 30;
+/// Bytes of a message of one segment; one of several takes one work request.
+const MAX_MESSAGE: u64 = STAMPS as u64 * CHUNK;
+
+pub(super) const PREPARE: &str = "prepare send";
+
+/// The bytes of all segments.
+pub(super) fn total(operation: &'static str, segments: &[Slice]) -> Result<u64> {
+    if segments.len() > MAX_SEGMENTS {
+        let what = format!("{} segments", segments.len());
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_SEGMENTS));
+    }
+    let total = segments.iter().map(|s| s.len() as u64).sum();
+    let limit = match segments.len() {
+        0 | 1 => MAX_MESSAGE,
+        _ => CHUNK,
+    };
+    if total > limit {
+        let what = format!("{total} bytes in {} segments", segments.len());
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(limit));
+    }
+    Ok(total)
+}
+
+fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
+    let half = word::word(number, kind, len).to_le_bytes();
+    let mut pair = [0; 16];
+    pair[..8].copy_from_slice(&half);
+    pair[8..].copy_from_slice(&half);
+    pair
+}
+
+/// Work requests that belong together: prepared all or not at all.
+pub(super) struct Batch<'q> {
+    qp: &'q mut Qp,
+    made: [Option<SendRequest>; STAMPS + 2],
+    count: usize,
+}
+
+impl<'q> Batch<'q> {
+    pub fn new(qp: &'q mut Qp) -> Batch<'q> {
+        Batch {
+            qp,
+            made: [None; STAMPS + 2],
+            count: 0,
+        }
+    }
+
+    /// Prepares one more; if it is refused, takes all back.
+    pub fn add(&mut self, work: &Work<'_>) -> Result<SendRequest> {
+        match self.qp.prepare(work) {
+            Ok(request) => {
+                self.made[self.count] = Some(request);
+                self.count += 1;
+                Ok(request)
+            }
+            Err(e) => {
+                self.undo();
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Prepares a gather of segments.
+    pub fn write(&mut self, segments: &[Slice], to: RemoteSpan) -> Result<SendRequest> {
+        let sge = |s: &'_ Slice| -> (usize, u32) { (s.offset(), s.len() as u32) };
+        match segments {
+            [] => self.add(&Work::write(&[], to)),
+            [one] => {
+                let (offset, len) = sge(one);
+                self.add(&Work::write(&[one.memory().mr().sge(offset as u64, len)], to))
+            }
+            [first, ..] => {
+                let mut list: [Sge<'_>; MAX_SEGMENTS] =
+                    [first.memory().mr().sge(0, 0); MAX_SEGMENTS];
+                for (place, segment) in list.iter_mut().zip(segments) {
+                    let (offset, len) = sge(segment);
+                    *place = segment.memory().mr().sge(offset as u64, len);
+                }
+                self.add(&Work::write(&list[..segments.len()], to))
+            }
+        }
+    }
+
+    /// Takes all back, the newest first.
+    pub fn undo(&mut self) {
+        for request in self.made[..self.count].iter_mut().rev().filter_map(Option::take) {
+            // It was prepared just now and not posted.
+            let _ = self.qp.abort(request);
+        }
+        self.count = 0;
+    }
+
+    /// Hands all to the NIC.
+    pub fn post(self) -> Result<SendRequest> {
+        let mut last = None;
+        for request in self.made[..self.count].iter().flatten() {
+            self.qp.post(*request)?;
+            last = Some(*request);
+        }
+        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "nothing to post"))
+    }
+
+    /// The queue pair.
+    pub fn qp(&mut self) -> &mut Qp {
+        self.qp
+    }
+
+    fn all(&self) -> impl Iterator<Item = SendRequest> + '_ {
+        self.made[..self.count].iter().flatten().copied()
+    }
+}
+
+/// An eager message, or one whose place is known: payload, then stamp.
+fn plain(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    number: u64,
+    segments: &[Slice],
+    len: u64,
+) -> Result<()> {
+    if len > 0 {
+        batch.write(segments, channel.payload(number)?)?;
+    }
+    let stamp = pair(number, WordKind::Eager, len);
+    batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+    Ok(())
+}
+
+/// Where chunk `i` goes: behind the others.
+fn chunk(segments: &[Slice], len: u64, i: u64) -> Result<Option<Slice>> {
+    let [one] = segments else { return Ok(None) };
+    if len <= CHUNK {
+        return Ok(None);
+    }
+    let from = i * CHUNK;
+    let bytes = CHUNK.min(len - from);
+    let slice = one
+        .memory()
+        .slice(one.offset() + from as usize, bytes as usize)?;
+    Ok(Some(slice))
+}
+
+fn chunks(len: u64) -> u64 {
+    len.div_ceil(CHUNK)
+}
+
+/// The payload of a large message, to where `to` begins.
+fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: RemoteSpan) -> Result<()> {
+    for i in 0..chunks(len) {
+        let at = RemoteSpan {
+            addr: to.addr.wrapping_add(i * CHUNK),
+            ..to
+        };
+        match chunk(segments, len, i)? {
+            Some(piece) => batch.write(&[piece], at)?,
+            None => batch.write(segments, at)?,
+        };
+    }
+    Ok(())
+}
+
+impl Inner {
+    /// Numbers a send and, if a stream posts it, prepares its work requests.
+    pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+        let len = total(PREPARE, spec.segments)?;
+        if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
+            let what = format!("a length word for {} segments", spec.segments.len());
+            return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
+        }
+        let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
+        let mut held = Some(state);
+        self.with_room(|| match held.take() {
+            Some(mut state) => self.number_send(&mut state, spec, lane, len),
+            None => self.number_send(&mut self.lock(), spec, lane, len),
+        })
+    }
+
+    fn number_send(
+        &self,
+        state: &mut State,
+        spec: &Send<'_>,
+        lane: u8,
+        len: u64,
+    ) -> Result<RequestKey> {
+        self.make_room(state);
+        let State {
+            peers, requests, ..
+        } = state;
+        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
+        let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
+        if let Some(status) = peer.failed {
+            return Err(failed(PREPARE, spec.to, status));
+        }
+        let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
+        if channel.is_full() {
+            let what = format!("messages under tag {} that were not taken", spec.tag);
+            return Err(Error::new(PREPARE, Kind::QueueFull, what)
+                .with_rank(spec.to)
+                .with_limit(super::channel::WINDOW));
+        }
+        let number = match on(Mutant::SwappedMatchOrder) {
+            true => channel.next ^ 1,
+            false => channel.next,
+        };
+        let (stream, late) = match (spec.on, spec.size) {
+            (On::Cpu, SizeSource::Segments) => (None, None),
+            (On::Stream(stream, _), SizeSource::Segments) => (Some(stream.clone()), None),
+            (spec_on, SizeSource::Word { len, offset }) => {
+                let late = Stamped {
+                    length: Some(len.clone()),
+                    offset: offset.cloned(),
+                    behind: Vec::new(),
+                };
+                match spec_on {
+                    On::Cpu => (None, Some(late)),
+                    On::Stream(stream, _) => (Some(stream.clone()), Some(late)),
+                }
+            }
+        };
+        let large = len > self.config.eager_limit as u64;
+        let mut entry = Entry {
+            receive: false,
+            peer: spec.to,
+            tag: spec.tag,
+            number,
+            poster: Poster { lane, stream },
+            phase: Phase::Prepared,
+            held: true,
+            len,
+            large,
+            segments: Segments::new(spec.segments),
+            staging: None,
+            stamped: late.map(Box::new),
+            work: [None; 2],
+            timeout: spec.timeout,
+            order: 0,
+            wanted: false,
+            since: None,
+            named: false,
+            marked: false,
+        };
+        if entry.poster.stream.is_some() {
+            let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
+            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(what)?;
+            let mut batch = Batch::new(&mut lane.qp);
+            if large || entry.stamped.is_some() {
+                if self.kernels.is_none() {
+                    let what = "a message whose place or length a stream finds out needs kernels";
+                    return Err(Error::new(PREPARE, Kind::Unsupported, what));
+                }
+                let stamps = channel.stamps(&self.pd)?;
+                stamped(&mut batch, channel, &stamps, &mut entry)?;
+            } else {
+                plain(&mut batch, channel, number, spec.segments, len)?;
+                let mut made = batch.all();
+                entry.work = [made.next(), made.next()];
+            }
+            match requests.insert(&self.gpu, entry) {
+                Ok(key) => {
+                    channel.next += 1;
+                    Ok(key)
+                }
+                Err(e) => {
+                    batch.undo();
+                    Err(e)
+                }
+            }
+        } else {
+            let key = requests.insert(&self.gpu, entry)?;
+            channel.next += 1;
+            Ok(key)
+        }
+    }
+
+    /// Does what the CPU can do now for a send of its own. `true`: it went on.
+    pub(super) fn push_send(&self, state: &mut State, key: RequestKey) -> bool {
+        match self.try_send(state, key) {
+            Ok(moved) => moved,
+            Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => false,
+            Err(e) => {
+                let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
+                self.finish(state, key, status, 0);
+                true
+            }
+        }
+    }
+
+    fn try_send(&self, state: &mut State, key: RequestKey) -> Result<bool> {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get_mut(key) else { return Ok(false) };
+        let Phase::Queued { announced } = entry.phase else { return Ok(false) };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else { return Ok(false) };
+        let (Some(channel), Some(lane)) = (peer.sends.get_mut(&entry.tag), &mut peer.lanes[0])
+        else {
+            return Ok(false);
+        };
+        let number = entry.number;
+        if channel.room(number).is_some() {
+            return Ok(false);
+        }
+        let mut batch = Batch::new(&mut lane.qp);
+        if !entry.large {
+            plain(&mut batch, channel, number, entry.segments.as_slice(), entry.len)?;
+            entry.phase = Phase::Sent(batch.post()?);
+            return Ok(true);
+        }
+        match channel.reply(number) {
+            None if announced => Ok(false),
+            None => {
+                let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
+                batch.add(&Work::write_inline(&[&announce], channel.pair(number)?))?;
+                batch.post()?;
+                entry.phase = Phase::Queued { announced: true };
+                Ok(true)
+            }
+            Some((Some(WordKind::Ready), room)) if entry.len <= room => {
+                let to = channel.info(number)?;
+                payload(&mut batch, entry.segments.as_slice(), entry.len, to)?;
+                let stamp = pair(number, WordKind::Direct, entry.len);
+                batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+                entry.phase = Phase::Sent(batch.post()?);
+                Ok(true)
+            }
+            Some((Some(WordKind::Ready), _)) => {
+                let stamp = pair(number, WordKind::TooLong, entry.len);
+                batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+                entry.phase = Phase::Sent(batch.post()?);
+                let told = word::result(Status::TRUNCATED, entry.len);
+                requests.result_word(key).store(told)?;
+                Ok(true)
+            }
+            Some((kind, len)) => {
+                let status = match kind {
+                    Some(WordKind::Refused) => Status::TRUNCATED,
+                    Some(WordKind::Failed) => Status(len as u32),
+                    _ => Status::BAD_RESPONSE,
+                };
+                let len = requests.get(key).map_or(0, |entry| entry.len);
+                self.finish(state, key, status, len);
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// A message whose place or length the stream finds out: an announcement if it is large; behind
+/// the kernel the payload and, from memory that the kernel writes, the stamp.
+fn stamped(
+    batch: &mut Batch<'_>,
+    channel: &SendChannel,
+    stamps: &Mr,
+    entry: &mut Entry,
+) -> Result<()> {
+    let number = entry.number;
+    let pair = channel.pair(number)?;
+    if entry.large {
+        let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
+        entry.work[0] = Some(batch.add(&Work::write_inline(&[&announce], pair))?);
+    }
+    let announced = batch.count;
+    // Of a large message the kernel puts the right place in.
+    payload(batch, entry.segments.as_slice(), entry.len, channel.payload(number)?)?;
+    let stamp = stamps.sge(channel.stamp_at(number) as u64, 16);
+    batch.add(&Work::write(&[stamp], pair).signaled())?;
+    let behind = batch.all().skip(announced).collect();
+    entry.stamped.get_or_insert_default().behind = behind;
+    Ok(())
+}
+
+/// Bytes of each work request of a large message.
+pub(super) const fn chunk_len() -> u64 {
+    CHUNK
+}

@@ -1,0 +1,150 @@
+//! What a send or a receive is to be: everything a caller can say.
+
+use std::time::Duration;
+
+use gdsync::Stream;
+use gdsync::gpu::Word64;
+use gdsync::rdma::Endpoint;
+
+use crate::region::Slice;
+
+/// Who does the work of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum On<'a> {
+    #[default]
+    Cpu,
+    /// The endpoint, if not the context's.
+    Stream(&'a Stream, Option<Endpoint>),
+}
+
+/// How long a message is.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum SizeSource<'a> {
+    /// As its segments.
+    #[default]
+    Segments,
+    /// As a word says when the stream gets there; a kernel may have computed it. The message has
+    /// one segment, whose length is the most it can be and decides whether it goes eagerly. A
+    /// length beyond it fails the send and, as too long, the receive.
+    Word {
+        /// Length in bytes.
+        len: &'a Word64,
+        /// Where the message begins in the segment, in bytes; `None`: at its start.
+        offset: Option<&'a Word64>,
+    },
+}
+
+/// A message to be sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Send<'a> {
+    pub(crate) to: u32,
+    pub(crate) tag: u32,
+    pub(crate) segments: &'a [Slice],
+    pub(crate) size: SizeSource<'a>,
+    pub(crate) on: On<'a>,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl<'a> Send<'a> {
+    /// The bytes of `segments` in their order, at most 30 of them, to rank `to`. The CPU posts it
+    /// unless [`on`](Send::on) says otherwise.
+    pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> Send<'a> {
+        Send {
+            to,
+            tag,
+            segments,
+            size: SizeSource::Segments,
+            on: On::Cpu,
+            timeout: None,
+        }
+    }
+
+    /// The stream posts it.
+    #[must_use]
+    pub fn on(mut self, stream: &'a Stream) -> Send<'a> {
+        self.on = On::Stream(stream, None);
+        self
+    }
+
+    /// The stream posts it by the proxy: a CPU thread rings the NIC when the stream says so.
+    #[must_use]
+    pub fn by_proxy(mut self, stream: &'a Stream) -> Send<'a> {
+        self.on = On::Stream(stream, Some(Endpoint::Proxy));
+        self
+    }
+
+    /// Its length is not that of its segments.
+    #[must_use]
+    pub fn size(mut self, size: SizeSource<'a>) -> Send<'a> {
+        self.size = size;
+        self
+    }
+
+    /// A time limit of its own, in place of the context's.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Send<'a> {
+        self.timeout = Some(limit);
+        self
+    }
+}
+
+/// Whose message a receive takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// That of one rank.
+    Rank(u32),
+    /// The first that comes, of whatever rank. The CPU matches it, in the background work: such a
+    /// receive is not independent of the CPU and cannot be part of a graph.
+    Any,
+}
+
+impl From<u32> for Source {
+    fn from(rank: u32) -> Source {
+        Source::Rank(rank)
+    }
+}
+
+/// A message to be received.
+#[derive(Clone, Copy, Debug)]
+pub struct Recv<'a> {
+    pub(crate) from: Source,
+    pub(crate) tag: u32,
+    pub(crate) segments: &'a [Slice],
+    pub(crate) on: On<'a>,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl<'a> Recv<'a> {
+    /// A message from `from` into `segments` in their order, at most 30 of them. The CPU posts it
+    /// unless [`on`](Recv::on) says otherwise.
+    pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> Recv<'a> {
+        Recv {
+            from: from.into(),
+            tag,
+            segments,
+            on: On::Cpu,
+            timeout: None,
+        }
+    }
+
+    /// The stream posts it: the memory may be written from when the stream gets there.
+    #[must_use]
+    pub fn on(mut self, stream: &'a Stream) -> Recv<'a> {
+        self.on = On::Stream(stream, None);
+        self
+    }
+
+    /// The stream posts it by the proxy.
+    #[must_use]
+    pub fn by_proxy(mut self, stream: &'a Stream) -> Recv<'a> {
+        self.on = On::Stream(stream, Some(Endpoint::Proxy));
+        self
+    }
+
+    /// A time limit of its own, in place of the context's.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Recv<'a> {
+        self.timeout = Some(limit);
+        self
+    }
+}

@@ -1,0 +1,365 @@
+//! The background work, one round at a time.
+
+use gds_step::Time;
+use gdsync::Status;
+
+use super::channel::has_come;
+use super::receive::{set_mark, tell_the_rest};
+use crate::context::state::{Front, State, Stuck};
+use crate::context::{Inner, PERIOD};
+use crate::request::table::{Entry, Phase, RequestKey};
+use crate::wire::word::{self, WordKind};
+
+/// Unfinished requests that are looked at with one lock.
+const SLICE: usize = 128;
+
+impl Inner {
+    /// One round of everything. `true`: something was done.
+    pub(crate) fn turn(&self) -> bool {
+        let now = self.host().now();
+        let (mut done, keys) = {
+            let mut state = self.lock();
+            let mut done = self.hear(&mut state);
+            done |= self.match_wild(&mut state);
+            let mut keys = std::mem::take(&mut state.keys);
+            state.requests.unfinished(&mut keys);
+            (done, keys)
+        };
+        for slice in keys.chunks(SLICE) {
+            let mut state = self.lock();
+            for key in slice {
+                done |= self.advance(&mut state, *key);
+            }
+        }
+        let mut state = self.lock();
+        state.keys = keys;
+        if now >= state.next_look {
+            state.next_look = now + PERIOD;
+            done |= self.look(&mut state, now);
+        }
+        done
+    }
+
+    /// Goes on with the sends of the CPU's and the receives that the CPU takes in, without
+    /// anything else: what a call that waits does at every look.
+    pub(crate) fn push_all(&self) {
+        let mut state = self.lock();
+        let mut keys = std::mem::take(&mut state.keys);
+        let active = |entry: &Entry| match entry.phase {
+            Phase::Queued { .. } => true,
+            Phase::Posted => entry.poster.stream.is_none(),
+            _ => false,
+        };
+        keys.clear();
+        let open = state.requests.iter().filter(|(_, entry)| active(entry));
+        keys.extend(open.map(|(key, _)| key).take(SLICE));
+        for key in &keys {
+            self.advance(&mut state, *key);
+        }
+        state.keys = keys;
+    }
+
+    /// What has become of one request. `true`: something new.
+    pub(crate) fn advance(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state.requests.get(key) else { return false };
+        let rank = entry.peer;
+        match entry.phase {
+            Phase::Queued { .. } => match given_up(state, rank) {
+                Some(status) => {
+                    self.finish(state, key, status, 0);
+                    true
+                }
+                None => self.push_send(state, key),
+            },
+            Phase::Sent(request) => {
+                let lane = usize::from(entry.poster.lane);
+                let len = entry.len;
+                let Some(peer) = state.peer(rank) else { return false };
+                let Some(lane) = peer.lanes[lane].as_mut() else { return false };
+                let status = match lane.qp.poll(request) {
+                    Ok(None) => return false,
+                    Ok(Some(status)) => status,
+                    // So old that the queue has forgotten it.
+                    Err(_) => peer.failed.unwrap_or(Status::SUCCESS),
+                };
+                let reason = peer.failed;
+                let (status, len) = match state.requests.told(key) {
+                    Some(told) => told,
+                    None if status == Status::SUCCESS => (status, len),
+                    None => (reason.unwrap_or(status), 0),
+                };
+                self.finish(state, key, status, len);
+                if status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH {
+                    self.give_up(state, rank, status);
+                }
+                true
+            }
+            Phase::Posted => self.advance_posted(state, key),
+            Phase::Claimed(_) => {
+                if let Some((status, len)) = state.requests.told(key) {
+                    self.finish(state, key, status, len);
+                    return true;
+                }
+                match given_up(state, rank) {
+                    Some(status) => release(state, key, status),
+                    None => false,
+                }
+            }
+            Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
+        }
+    }
+
+    fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
+        let Some(entry) = state.requests.get_mut(key) else { return false };
+        let rank = entry.peer;
+        if let Some(stream) = entry.poster.stream.clone() {
+            // The memory is the stream's until it has come to the receive.
+            if !entry.wanted {
+                return match given_up(state, rank) {
+                    Some(status) if !arrived(state, key) => {
+                        self.finish(state, key, status, 0);
+                        true
+                    }
+                    _ => false,
+                };
+            }
+            if !entry.marked {
+                let mark = state.requests.mark_word(key).clone();
+                let marked = set_mark(&stream, &mark).is_ok();
+                if let Some(entry) = state.requests.get_mut(key) {
+                    entry.marked = marked;
+                }
+                return marked;
+            }
+            if state.requests.mark_word(key).load().unwrap_or(0) != 1 {
+                return false;
+            }
+        }
+        if self.take(state, key) {
+            return true;
+        }
+        match given_up(state, rank) {
+            Some(status) => {
+                self.finish(state, key, status, 0);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// What need not be seen to in every round: failures, silence, what peers are to be told.
+    fn look(&self, state: &mut State, now: Time) -> bool {
+        let mut done = false;
+        for rank in 0..state.peers.len() as u32 {
+            let Some(peer) = state.peer(rank) else { continue };
+            if peer.failed.is_some() {
+                continue;
+            }
+            done |= tell_the_rest(peer);
+            let error = peer.lane_error();
+            let gone = || self.bootstrap.gone(rank).then_some(Status::REMOTE_ABORTED);
+            if let Some(status) = error.or_else(gone) {
+                self.give_up(state, rank, status);
+                done = true;
+            }
+        }
+        self.watch(state, now);
+        done
+    }
+
+    /// Finds, for each stream, the first request that it has not passed, and gives those up
+    /// whose time is over.
+    fn watch(&self, state: &mut State, now: Time) {
+        let mut fronts = std::mem::take(&mut state.fronts);
+        fronts.clear();
+        for (key, entry) in state.requests.iter() {
+            let stream = match entry.phase {
+                Phase::Claimed(stream) => stream,
+                Phase::Sent(_) => match &entry.poster.stream {
+                    Some(stream) => stream.id(),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            let order = entry.order;
+            match fronts.iter_mut().find(|front| front.stream == stream) {
+                Some(front) if front.order < order => {}
+                Some(front) => *front = Front { stream, order, key },
+                None => fronts.push(Front { stream, order, key }),
+            }
+        }
+        for front in &fronts {
+            let stands = waits_for(state, front.key).is_some();
+            let Some(entry) = state.requests.get_mut(front.key) else { continue };
+            match stands {
+                true => _ = entry.since.get_or_insert(now),
+                false => entry.since = None,
+            }
+        }
+        for at in 0..state.keys.len() {
+            let key = state.keys[at];
+            let Some(entry) = state.requests.get_mut(key) else { continue };
+            match entry.phase {
+                Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
+                Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
+                    entry.since.get_or_insert(now);
+                }
+                _ => {}
+            }
+            let Some(since) = entry.since else { continue };
+            let waited = now.since(since);
+            let limit = entry.timeout.unwrap_or(self.config.timeout);
+            let front = fronts.iter().find(|front| front.key == key);
+            if !entry.named && waited >= self.config.watchdog {
+                entry.named = true;
+                if let Some(stuck) = front.and_then(|f| self.describe(state, f, now)) {
+                    tracing::warn!(target: "mp", "{stuck}");
+                }
+            }
+            if waited >= limit {
+                self.time_out(state, key);
+            }
+        }
+        state.fronts = fronts;
+    }
+
+    fn time_out(&self, state: &mut State, key: RequestKey) {
+        let Some(entry) = state.requests.get(key) else { return };
+        let rank = entry.peer;
+        match entry.phase {
+            Phase::Unmatched => {
+                state.wild.retain(|other| *other != key);
+                self.finish(state, key, Status::TIMEOUT, 0);
+            }
+            _ => self.give_up(state, rank, Status::TIMEOUT),
+        }
+    }
+
+    fn describe(&self, state: &State, front: &Front, now: Time) -> Option<Stuck> {
+        let what = waits_for(state, front.key)?;
+        let entry = state.requests.get(front.key)?;
+        Some(Stuck {
+            rank: self.rank,
+            peer: entry.peer,
+            tag: entry.tag,
+            number: entry.number,
+            what,
+            stream: front.stream,
+            since: now.since(entry.since?),
+        })
+    }
+
+    pub(crate) fn stuck(&self) -> Vec<Stuck> {
+        let now = self.host().now();
+        let state = self.lock();
+        let named = state.fronts.iter().filter_map(|front| self.describe(&state, front, now));
+        named.filter(|s| s.since >= self.config.watchdog).collect()
+    }
+
+    /// Descriptions of what was posted and has not ended.
+    pub(crate) fn unfinished(&self) -> Vec<String> {
+        let mut state = self.lock();
+        let mut open = Vec::new();
+        for (key, entry) in state.requests.iter() {
+            let what = match entry.phase {
+                Phase::Queued { .. } | Phase::Sent(_) => "send to",
+                Phase::Claimed(_) => "receive from",
+                _ => continue,
+            };
+            let told = state.requests.told(key).is_some();
+            let Entry { peer, tag, number, .. } = entry;
+            if !told {
+                open.push(format!("{what} rank {peer}, tag {tag}, message {number}"));
+            }
+        }
+        for peer in state.peers.iter_mut().flatten().filter(|p| p.failed.is_none()) {
+            tell_the_rest(peer);
+            for lane in peer.lanes.iter_mut().flatten() {
+                if !lane.qp.is_quiet() {
+                    open.push(format!("words for rank {}", peer.rank));
+                }
+            }
+        }
+        open
+    }
+
+    /// Forgets requests that have ended, if there are many.
+    #[inline]
+    pub(super) fn make_room(&self, state: &mut State) {
+        if state.requests.is_crowded() {
+            self.sweep(state);
+        }
+    }
+
+    #[cold]
+    fn sweep(&self, state: &mut State) {
+        let mut keys = std::mem::take(&mut state.keys);
+        state.requests.unfinished(&mut keys);
+        for key in &keys {
+            self.advance(state, *key);
+        }
+        state.keys = keys;
+        state.requests.swept();
+    }
+}
+
+impl std::fmt::Display for Stuck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Stuck {
+            rank,
+            peer,
+            tag,
+            number,
+            what,
+            stream,
+            since,
+        } = self;
+        write!(
+            f,
+            "rank {rank}: stream {stream} has stood for {since:?}: it waits for rank {peer} {what} \
+             message {number} under tag {tag}"
+        )
+    }
+}
+
+fn given_up(state: &mut State, rank: u32) -> Option<Status> {
+    state.peer(rank).and_then(|peer| peer.failed)
+}
+
+/// What of the peer's a stream waits for with this request, if it does.
+fn waits_for(state: &State, key: RequestKey) -> Option<&'static str> {
+    let entry = state.requests.get(key)?;
+    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
+    if entry.receive {
+        let channel = peer.recvs.get(&entry.tag)?;
+        let there = has_come(channel.word(entry.number, entry.large), entry.number);
+        return (!there).then_some("to send");
+    }
+    let channel = peer.sends.get(&entry.tag)?;
+    if channel.room(entry.number).is_some() {
+        return Some("to take earlier messages, for room for");
+    }
+    (entry.large && channel.reply(entry.number).is_none()).then_some("to receive")
+}
+
+/// Whether the message of a receive is there.
+fn arrived(state: &State, key: RequestKey) -> bool {
+    let Some(entry) = state.requests.get(key) else { return false };
+    let peer = state.peers.get(entry.peer as usize).and_then(Option::as_deref);
+    let channel = peer.and_then(|peer| peer.recvs.get(&entry.tag));
+    channel.is_some_and(|c| has_come(c.word(entry.number, entry.large), entry.number))
+}
+
+/// Lets the stream pass that waits for a message that will not come. `true`: it was.
+fn release(state: &mut State, key: RequestKey, status: Status) -> bool {
+    let Some(entry) = state.requests.get(key) else { return false };
+    let (rank, tag, number, large) = (entry.peer, entry.tag, entry.number, entry.large);
+    let Some(channel) = state.peer(rank).and_then(|peer| peer.recvs.get(&tag)) else { return false };
+    let word = channel.word(number, large);
+    // The word may still tell of the message before, or already of this one.
+    if has_come(word, number) || !channel.is_free(number) {
+        return false;
+    }
+    let failed = word::word(number, WordKind::Failed, u64::from(status.0));
+    word.store(failed).is_ok()
+}

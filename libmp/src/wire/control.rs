@@ -1,0 +1,221 @@
+//! Control messages: what contexts tell each other by the bootstrap when a peer, a lane or a tag
+//! is used first, and when a message was too long.
+//!
+//! All numbers are little-endian. A message starts with a magic and the version of its format; a
+//! reader refuses another version by name.
+
+use gdsync::rdma::{QpAddress, RemoteMemory};
+
+use crate::error::{Error, Kind, Result};
+
+const MAGIC: [u8; 4] = *b"mp01";
+/// Version of the messages and of the words.
+pub const VERSION: u16 = 1;
+
+/// How a channel is laid out; equal on both sides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Slots.
+    pub depth: u32,
+    /// Longest eager message in bytes.
+    pub eager: u32,
+    /// Number of the first message.
+    pub start: u64,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// The sender's queue pair of a lane.
+    Connect {
+        /// Which lane.
+        lane: u8,
+        /// Where.
+        address: QpAddress,
+    },
+    /// The sender of this has connected its queue pair.
+    Up {
+        /// Which lane.
+        lane: u8,
+    },
+    /// The sender of this will send under a tag; here it learns what became of it.
+    Sends {
+        /// Which tag.
+        tag: u32,
+        /// Its return block.
+        block: RemoteMemory,
+        /// Its layout.
+        shape: Shape,
+    },
+    /// The sender of this will receive under a tag; here messages go.
+    Receives {
+        /// Which tag.
+        tag: u32,
+        /// Its mailbox.
+        block: RemoteMemory,
+        /// Its layout.
+        shape: Shape,
+    },
+    /// A message of the reader's was longer than the receive that took it.
+    Truncated {
+        /// Under which tag.
+        tag: u32,
+        /// Its number.
+        number: u64,
+        /// Its length.
+        len: u64,
+    },
+}
+
+impl Control {
+    /// Longest message.
+    pub const MAX: usize = 8 + 4 + RemoteMemory::LEN + 16;
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut b = Vec::with_capacity(Self::MAX);
+        b.extend(MAGIC);
+        b.extend(VERSION.to_le_bytes());
+        let (kind, small) = match self {
+            Control::Connect { lane, .. } => (1, *lane),
+            Control::Up { lane } => (2, *lane),
+            Control::Sends { .. } => (3, 0),
+            Control::Receives { .. } => (4, 0),
+            Control::Truncated { .. } => (5, 0),
+        };
+        b.extend([kind, small]);
+        match self {
+            Control::Connect { address, .. } => b.extend(address.to_bytes()),
+            Control::Up { .. } => {}
+            Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
+                b.extend(tag.to_le_bytes());
+                b.extend(block.to_bytes());
+                b.extend(shape.depth.to_le_bytes());
+                b.extend(shape.eager.to_le_bytes());
+                b.extend(shape.start.to_le_bytes());
+            }
+            Control::Truncated { tag, number, len } => {
+                b.extend(tag.to_le_bytes());
+                b.extend(number.to_le_bytes());
+                b.extend(len.to_le_bytes());
+            }
+        }
+        b
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// `Protocol` for anything but one whole message of this version.
+    pub fn decode(bytes: &[u8]) -> Result<Control> {
+        let mut r = Reader(bytes);
+        if r.take::<4>()? != MAGIC {
+            return Err(malformed("it is no control message"));
+        }
+        let version = u16::from_le_bytes(r.take()?);
+        if version != VERSION {
+            return Err(malformed(format!(
+                "the peer has version {version}, this library version {VERSION}"
+            )));
+        }
+        let [kind, lane] = r.take()?;
+        if lane != 0 && kind > 2 {
+            return Err(malformed(format!("a message of kind {kind} for lane {lane}")));
+        }
+        let message = match kind {
+            1 => Control::Connect {
+                lane,
+                address: QpAddress::from_bytes(&r.take::<{ QpAddress::LEN }>()?)?,
+            },
+            2 => Control::Up { lane },
+            3 | 4 => {
+                let tag = u32::from_le_bytes(r.take()?);
+                let block = RemoteMemory::from_bytes(&r.take::<{ RemoteMemory::LEN }>()?)?;
+                let shape = Shape {
+                    depth: u32::from_le_bytes(r.take()?),
+                    eager: u32::from_le_bytes(r.take()?),
+                    start: u64::from_le_bytes(r.take()?),
+                };
+                match kind {
+                    3 => Control::Sends { tag, block, shape },
+                    _ => Control::Receives { tag, block, shape },
+                }
+            }
+            5 => Control::Truncated {
+                tag: u32::from_le_bytes(r.take()?),
+                number: u64::from_le_bytes(r.take()?),
+                len: u64::from_le_bytes(r.take()?),
+            },
+            _ => return Err(malformed(format!("a message of kind {kind}"))),
+        };
+        match r.0.len() {
+            0 => Ok(message),
+            more => Err(malformed(format!("{more} bytes too many"))),
+        }
+    }
+}
+
+fn malformed(what: impl Into<String>) -> Error {
+    Error::new("read control message", Kind::Protocol, what)
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (head, rest) = self
+            .0
+            .split_first_chunk::<N>()
+            .ok_or_else(|| malformed("it ends early"))?;
+        self.0 = rest;
+        Ok(*head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_the_trip_and_nothing_else_is_taken_for_one() {
+        let block = RemoteMemory {
+            addr: 0x7fff_0000_1000,
+            len: 4096,
+            rkeys: [Some(7), None, None, None],
+        };
+        let shape = Shape {
+            depth: 16,
+            eager: 4096,
+            start: 0xffff_fff0,
+        };
+        let address = QpAddress {
+            node: 5,
+            qpn: 6,
+            psn: 7,
+            gpu: 8,
+            process: 9,
+        };
+        let all = [
+            Control::Connect { lane: 3, address },
+            Control::Up { lane: 7 },
+            Control::Sends { tag: u32::MAX, block, shape },
+            Control::Receives { tag: 0, block, shape },
+            Control::Truncated { tag: 1, number: 2, len: 3 },
+        ];
+        for message in all {
+            let bytes = message.encode();
+            assert!(bytes.len() <= Control::MAX);
+            assert_eq!(Control::decode(&bytes).unwrap(), message);
+            for len in 0..bytes.len() {
+                assert!(Control::decode(&bytes[..len]).is_err());
+            }
+            let mut longer = bytes.clone();
+            longer.push(0);
+            assert!(Control::decode(&longer).is_err());
+            let mut other = bytes;
+            other[4] = 9;
+            let e = Control::decode(&other).unwrap_err().to_string();
+            assert!(e.contains("version 9") && e.contains("version 1"), "{e}");
+        }
+    }
+}

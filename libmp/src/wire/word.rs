@@ -1,0 +1,108 @@
+//! The words by which messages move: 64 bits that a NIC writes as one.
+//!
+//! `number (16) | kind (4) | length (44)`. The number is that of a message, its lowest 16 bits,
+//! in the highest bits of the word: a stream that waits for a word cyclically *greater or equal*
+//! to the number alone passes for this message and none before. `device/mp_wire.hpp` has the
+//! same.
+
+use gdsync::Status;
+
+/// Bits of the length.
+const LEN_BITS: u32 = 44;
+/// Longest length a word can tell.
+pub const MAX_LEN: u64 = (1 << LEN_BITS) - 1;
+
+/// What a word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum WordKind {
+    /// The payload lies in the slot.
+    Eager = 1,
+    /// The payload lies in the memory of the receive.
+    Direct = 2,
+    /// The message is longer than the receive, or than its sender declared: nothing was written.
+    TooLong = 3,
+    /// The sender waits for the receive, to write there.
+    Announce = 4,
+    /// The receive is there, with room for so many bytes.
+    Ready = 5,
+    /// The receive has ended without the message.
+    Refused = 6,
+    /// The message was taken.
+    Taken = 7,
+    /// Written by this side's library: the peer failed; the length is a status.
+    Failed = 15,
+}
+
+impl WordKind {
+    const ALL: [WordKind; 8] = [
+        WordKind::Eager,
+        WordKind::Direct,
+        WordKind::TooLong,
+        WordKind::Announce,
+        WordKind::Ready,
+        WordKind::Refused,
+        WordKind::Taken,
+        WordKind::Failed,
+    ];
+}
+
+/// A word about message `number`.
+pub fn word(number: u64, kind: WordKind, len: u64) -> u64 {
+    threshold(number) | (kind as u64) << LEN_BITS | len & MAX_LEN
+}
+
+/// What a word about message `number` or a later one is cyclically not less than.
+pub fn threshold(number: u64) -> u64 {
+    number << 48
+}
+
+/// Whether `word` is about message `number` or a later one (of the next 32767).
+pub fn reached(word: u64, number: u64) -> bool {
+    word.wrapping_sub(threshold(number)) as i64 >= 0
+}
+
+/// What the word is before message `first` uses it, in a ring of `depth` words.
+pub fn before(first: u64, depth: u64) -> u64 {
+    threshold(first.wrapping_sub(depth))
+}
+
+/// Takes a word apart: lowest 16 bits of the number, kind (`None`: no such kind), length.
+pub fn parse(word: u64) -> (u16, Option<WordKind>, u64) {
+    let code = (word >> LEN_BITS & 0xf) as u8;
+    let kind = WordKind::ALL.into_iter().find(|k| *k as u8 == code);
+    ((word >> 48) as u16, kind, word & MAX_LEN)
+}
+
+/// How a request ended, in one word: 0 while that is not known.
+pub fn result(status: Status, len: u64) -> u64 {
+    u64::from(status.0) << 48 | len & MAX_LEN
+}
+
+/// Takes a result apart.
+pub fn parse_result(word: u64) -> Option<(Status, u64)> {
+    (word != 0).then_some((Status((word >> 48) as u32), word & MAX_LEN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_survive_the_trip_and_order_cyclically() {
+        for number in [0, 1, 0x7fff, 0x8000, 0xffff, 0x1_0000, u64::MAX] {
+            for kind in WordKind::ALL {
+                let w = word(number, kind, MAX_LEN);
+                assert_eq!(parse(w), (number as u16, Some(kind), MAX_LEN));
+                assert!(reached(w, number) && !reached(w, number.wrapping_add(1)));
+                assert!(reached(word(number.wrapping_add(16), kind, 0), number));
+                assert!(!reached(before(number, 16), number));
+                assert!(!reached(word(number.wrapping_sub(16), kind, MAX_LEN), number));
+            }
+        }
+        assert_eq!(parse(word(3, WordKind::Eager, MAX_LEN + 1)).2, 0);
+        assert_eq!(parse(8 << LEN_BITS).1, None);
+        assert_eq!(parse_result(0), None);
+        assert_eq!(parse_result(result(Status::TRUNCATED, 77)), Some((Status::TRUNCATED, 77)));
+    }
+}

@@ -1,0 +1,49 @@
+//! What several tests need: ranks as threads, payloads that tell who sent what.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gdsync::Gpu;
+use mp::bootstrap::Local;
+use mp::{Builder, Context};
+
+/// After which something that should have happened counts as hung.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `body` as each of so many ranks, threads of this process with a GPU each.
+pub fn ranks(size: u32, body: impl Fn(Context) + Send + Sync + 'static) {
+    ranks_with(size, |builder| builder, body);
+}
+
+/// As [`ranks`], with contexts built as `build` says.
+pub fn ranks_with(
+    size: u32,
+    build: impl Fn(Builder) -> Builder,
+    body: impl Fn(Context) + Send + Sync + 'static,
+) {
+    let body = Arc::new(body);
+    let threads: Vec<_> = Local::ranks(size)
+        .into_iter()
+        .map(|bootstrap| {
+            let gpu = Gpu::soft().unwrap();
+            let ctx = build(Context::builder().bootstrap(bootstrap).gpu(&gpu)).build().unwrap();
+            let body = Arc::clone(&body);
+            std::thread::Builder::new()
+                .name(format!("rank{}", ctx.rank()))
+                .spawn(move || body(ctx))
+                .unwrap()
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// The bytes of message `i` of `rank`.
+pub fn pattern(rank: u32, i: usize, len: usize) -> Vec<u8> {
+    let seed = (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..len as u64)
+        .map(|at| ((at ^ seed).wrapping_mul(0x2545_f491_4f6c_dd1d) >> 56) as u8)
+        .collect()
+}

@@ -1,0 +1,274 @@
+//! Messages between ranks that are threads of this process: sizes, order, vectors, wildcards,
+//! truncation, cancelling, by the CPU and on streams.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{LIMIT, pattern, ranks};
+use gdsync::gpu::MemoryKind;
+use mp::{Kind, Recv, Send, SizeSource, Source};
+
+const SIZES: [usize; 10] = [0, 1, 4, 64, 4095, 4096, 4097, 65536, 1 << 20, 3_000_001];
+
+#[test]
+fn cpu_messages_of_all_sizes_arrive() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        for (i, len) in SIZES.into_iter().enumerate() {
+            let memory = ctx.alloc(MemoryKind::Pinned, 2 * len + 16).unwrap();
+            memory.write(0, &pattern(ctx.rank(), i, len)).unwrap();
+            let into = memory.slice(len, len + 8).unwrap();
+            let recv = ctx.irecv(peer, 5, &into).unwrap();
+            let send = ctx.isend(peer, 5, &memory.slice(0, len).unwrap()).unwrap();
+            send.wait(LIMIT).unwrap();
+            let done = recv.wait(LIMIT).unwrap();
+            assert_eq!((done.source(), done.tag, done.len), (peer, 5, len as u64));
+            let mut got = vec![0; len + 8];
+            memory.read(len, &mut got).unwrap();
+            assert_eq!(got[..len], pattern(peer, i, len), "{len} bytes");
+            assert_eq!(got[len..], [0; 8]);
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn stream_messages_of_all_sizes_arrive() {
+    for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+        ranks(2, move |ctx| {
+            let peer = 1 - ctx.rank();
+            let stream = ctx.gpu().stream().unwrap();
+            for (i, len) in SIZES.into_iter().enumerate() {
+                let memory = ctx.alloc(kind, 2 * len + 16).unwrap();
+                memory.write(0, &pattern(ctx.rank(), i, len)).unwrap();
+                let into = memory.slice(len, len + 8).unwrap();
+                let recv = ctx.irecv_on(&stream, peer, 5, &into).unwrap();
+                let data = memory.slice(0, len).unwrap();
+                let send = ctx.isend_on(&stream, peer, 5, &data).unwrap();
+                recv.wait_on(&stream).unwrap();
+                send.wait_on(&stream).unwrap();
+                assert!(stream.synchronize(LIMIT).unwrap());
+                let done = recv.wait(LIMIT).unwrap();
+                assert_eq!((done.source(), done.tag, done.len), (peer, 5, len as u64));
+                let mut got = vec![0; len + 8];
+                memory.read(len, &mut got).unwrap();
+                assert_eq!(got[..len], pattern(peer, i, len), "{len} bytes");
+                assert_eq!(got[len..], [0; 8]);
+                send.wait(LIMIT).unwrap();
+            }
+            ctx.close(LIMIT).unwrap();
+        });
+    }
+}
+
+#[test]
+fn many_laps_keep_their_order_without_a_cpu_wait() {
+    ranks(2, |ctx| {
+        const N: usize = 1000;
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        let out = ctx.alloc(MemoryKind::Pinned, 8 * N).unwrap();
+        let into = ctx.alloc(MemoryKind::Device, 8 * N).unwrap();
+        for i in 0..N {
+            out.write(8 * i, &(i as u64 ^ 0xabcd).to_le_bytes()).unwrap();
+        }
+        for i in 0..N {
+            let recv = ctx.irecv_on(&stream, peer, 1, &into.slice(8 * i, 8).unwrap()).unwrap();
+            drop(ctx.isend_on(&stream, peer, 1, &out.slice(8 * i, 8).unwrap()).unwrap());
+            recv.wait_on(&stream).unwrap();
+        }
+        assert!(stream.synchronize(LIMIT).unwrap());
+        let mut got = vec![0; 8 * N];
+        into.read(0, &mut got).unwrap();
+        for i in 0..N {
+            let word = u64::from_le_bytes(got[8 * i..][..8].try_into().unwrap());
+            assert_eq!(word, i as u64 ^ 0xabcd);
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn tags_match_exactly_and_vectors_gather_and_scatter() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        memory.write(0, &pattern(ctx.rank(), 1, 30_000)).unwrap();
+        for total in [600, 30_000] {
+            let each = total / 30;
+            let out: Vec<_> = (0..30).map(|i| memory.slice(i * each, each).unwrap()).collect();
+            let base = 32_000;
+            let into: Vec<_> = (0..15)
+                .map(|i| memory.slice(base + i * (2 * each + 1), 2 * each).unwrap())
+                .collect();
+            let second = ctx.irecvv(peer, 8, &into).unwrap();
+            let spare = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let first = ctx.irecv(peer, 7, &spare.all()).unwrap();
+            let a = ctx.isendv(peer, 8, &out).unwrap();
+            let b = ctx.isend(peer, 7, &memory.slice(0, 3).unwrap()).unwrap();
+            mp::wait_all(&[a, b, first, second], LIMIT).unwrap();
+            let whole = pattern(peer, 1, 30_000);
+            for i in 0..15 {
+                let mut got = vec![0; 2 * each];
+                memory.read(base + i * (2 * each + 1), &mut got).unwrap();
+                assert_eq!(got, whole[i * 2 * each..][..2 * each]);
+            }
+        }
+    });
+}
+
+#[test]
+fn too_long_messages_fail_on_both_sides() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 17).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        for (tag, sent, room) in [(1, 100, 50), (2, 9000, 100), (3, 60_000, 5000)] {
+            for on_stream in [false, true] {
+                let tag = tag + 10 * u32::from(on_stream);
+                let data = memory.slice(0, sent).unwrap();
+                let into = memory.slice(65536, room).unwrap();
+                let (send, recv) = match on_stream {
+                    false => {
+                        let recv = ctx.irecv(peer, tag, &into).unwrap();
+                        (ctx.isend(peer, tag, &data).unwrap(), recv)
+                    }
+                    true => {
+                        let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
+                        let send = ctx.isend_on(&stream, peer, tag, &data).unwrap();
+                        recv.wait_on(&stream).unwrap();
+                        assert!(stream.synchronize(LIMIT).unwrap());
+                        (send, recv)
+                    }
+                };
+                let e = recv.wait(LIMIT).unwrap_err();
+                assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(peer)), "{e}");
+                match send.wait(LIMIT) {
+                    Err(e) => assert_eq!(e.kind(), Kind::Truncated, "{e}"),
+                    Ok(_) => assert!(sent <= 4096, "a large sender knows"),
+                }
+                // An eager sender learns of it later.
+                let deadline = std::time::Instant::now() + LIMIT;
+                while send.test().is_ok() {
+                    assert!(std::time::Instant::now() < deadline);
+                    std::thread::yield_now();
+                }
+                assert!(ctx.error().is_some());
+            }
+        }
+        // The peer is still there.
+        let recv = ctx.irecv(peer, 99, &memory.slice(0, 8).unwrap()).unwrap();
+        ctx.isend(peer, 99, &memory.slice(8, 8).unwrap()).unwrap().wait(LIMIT).unwrap();
+        recv.wait(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn anybody_may_be_received_from() {
+    ranks(4, |ctx| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 20).unwrap();
+        let stream = ctx.gpu().stream().unwrap();
+        for len in [8, 20_000] {
+            if ctx.rank() == 0 {
+                let mut seen = [0; 4];
+                for i in 0..9 {
+                    let into = memory.slice(0, len).unwrap();
+                    let request = match i % 2 {
+                        0 => ctx.irecv(Source::Any, 3, &into).unwrap(),
+                        _ => {
+                            let request = ctx.irecv_on(&stream, Source::Any, 3, &into).unwrap();
+                            request.wait_on(&stream).unwrap();
+                            assert!(stream.synchronize(LIMIT).unwrap());
+                            request
+                        }
+                    };
+                    let done = request.wait(LIMIT).unwrap();
+                    let mut got = vec![0; len];
+                    memory.read(0, &mut got).unwrap();
+                    let from = done.source();
+                    assert_eq!(got, pattern(from, seen[from as usize], len));
+                    seen[from as usize] += 1;
+                }
+                assert_eq!(seen, [0, 3, 3, 3]);
+            } else {
+                for i in 0..3 {
+                    memory.write(0, &pattern(ctx.rank(), i, len)).unwrap();
+                    let data = memory.slice(0, len).unwrap();
+                    ctx.isend(0, 3, &data).unwrap().wait(LIMIT).unwrap();
+                }
+            }
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
+#[test]
+fn lengths_come_from_words() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        for (n, most) in [4096, 100_000].into_iter().enumerate() {
+            let memory = ctx.alloc(MemoryKind::Device, 2 * most).unwrap();
+            memory.write(0, &pattern(ctx.rank(), n, most)).unwrap();
+            let words = ctx.gpu().alloc(MemoryKind::Pinned, 16).unwrap();
+            let (len, offset) = (words.word64(0).unwrap(), words.word64(8).unwrap());
+            for (bytes, at) in [(10, 100), (0, 0), (most as u64, 0), (most as u64 - 7, 7)] {
+                len.store(bytes).unwrap();
+                offset.store(at).unwrap();
+                let data = [memory.slice(0, most).unwrap()];
+                let size = SizeSource::Word {
+                    len: &len,
+                    offset: Some(&offset),
+                };
+                let into = memory.slice(most, most).unwrap();
+                let recv = ctx.irecv_on(&stream, peer, 2, &into).unwrap();
+                let send = ctx.send(&Send::new(peer, 2, &data).size(size).on(&stream)).unwrap();
+                recv.wait_on(&stream).unwrap();
+                send.wait_on(&stream).unwrap();
+                assert!(stream.synchronize(LIMIT).unwrap());
+                assert_eq!(recv.wait(LIMIT).unwrap().len, bytes);
+                let mut got = vec![0; bytes as usize];
+                memory.read(most, &mut got).unwrap();
+                assert_eq!(got, pattern(peer, n, most)[at as usize..][..bytes as usize]);
+            }
+            // Longer than declared: both sides fail, and go on.
+            len.store(most as u64 + 1).unwrap();
+            offset.store(0).unwrap();
+            let data = [memory.slice(0, most).unwrap()];
+            let size = SizeSource::Word { len: &len, offset: None };
+            let into = [memory.slice(most, most).unwrap()];
+            let recv = ctx.recv(&Recv::new(peer, 2, &into).on(&stream)).unwrap();
+            let send = ctx.send(&Send::new(peer, 2, &data).size(size).on(&stream)).unwrap();
+            recv.wait_on(&stream).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            let e = send.wait(LIMIT).unwrap_err();
+            assert!(e.status().is_some(), "{e}");
+        }
+    });
+}
+
+#[test]
+fn unmatched_requests_are_cancelled_and_others_are_not() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let small = memory.slice(0, 8).unwrap();
+        let recv = ctx.irecv(peer, 1, &small).unwrap();
+        recv.cancel().unwrap();
+        assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Cancelled);
+        let any = ctx.irecv(Source::Any, 1, &small).unwrap();
+        any.cancel().unwrap();
+        let large = ctx.irecv(peer, 1, &memory.all()).unwrap();
+        assert_eq!(large.cancel().unwrap_err().kind(), Kind::Unsupported);
+        let data = [small.clone()];
+        let prepared = ctx.prepare_send(&Send::new(peer, 1, &data)).unwrap();
+        assert_eq!(prepared.wait(Duration::ZERO).unwrap_err().kind(), Kind::NoSuchRequest);
+        prepared.cancel().unwrap();
+        assert_eq!(prepared.post().unwrap_err().kind(), Kind::Busy);
+        ctx.isend(peer, 1, &small).unwrap().wait(LIMIT).unwrap();
+        assert_eq!(large.wait(LIMIT).unwrap().len, 8);
+        ctx.close(LIMIT).unwrap();
+    });
+}
