@@ -45,8 +45,9 @@ GDS_DEVICE u64 compose(u32 seq, u32 kind, u64 len) {
     return static_cast<u64>(seq & 0xffff) << 48 | static_cast<u64>(kind) << 44 | least(len, kLenMask);
 }
 
-// Whether the word belongs to message `seq`, whose number goes on after 16 bits.
-GDS_DEVICE bool belongs(const Word& w, u32 seq) { return w.seq == (seq & 0xffff); }
+// Whether the word belongs to message `seq`, whose number goes on after 16 bits. A peer that failed
+// concerns every message that waits for it.
+GDS_DEVICE bool belongs(const Word& w, u32 seq) { return w.kind == kFailed || w.seq == (seq & 0xffff); }
 
 // The status that a word of kind kFailed carries; one that is no failure makes no sense.
 GDS_DEVICE u32 failure(const Word& w) {

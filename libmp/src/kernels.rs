@@ -10,6 +10,7 @@ mod params;
 mod tests;
 
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 use gdsync::gpu::{Dims, Kernel, Module};
 use gdsync::{Gpu, Stream};
@@ -71,16 +72,24 @@ impl Params for Stamp<STAMPS> {
 }
 
 impl Kernels {
-    /// Loads them. On CUDA to be called before any stream of the context waits: the driver lets
-    /// loading stand behind waits.
+    /// Those of `gpu`, loaded with its first context: the driver lets loading stand behind waits,
+    /// so later contexts must not need it.
     ///
     /// # Errors
     /// Those of [`Gpu::load_module`].
-    pub fn load(gpu: &Gpu) -> Result<Kernels> {
-        match gpu.runtime_name() {
-            "soft" => Ok(Kernels::soft()),
-            _ => Kernels::cuda(&gpu.load_module(PTX.as_bytes())?),
+    pub fn of(gpu: &Gpu) -> Result<Kernels> {
+        /// By GPU, of which CUDA's stay open for as long as the process.
+        static LOADED: Mutex<Vec<(Gpu, Kernels)>> = Mutex::new(Vec::new());
+        if gpu.runtime_name() == "soft" {
+            return Ok(Kernels::soft());
         }
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, kernels)) = loaded.iter().find(|(known, _)| known.is(gpu)) {
+            return Ok(kernels.clone());
+        }
+        let kernels = Kernels::cuda(&gpu.load_module(PTX.as_bytes())?)?;
+        loaded.push((gpu.clone(), kernels.clone()));
+        Ok(kernels)
     }
 
     /// A thread of the soft GPU is a fiber: one of them copies as fast as many.

@@ -71,11 +71,17 @@ fn many_laps_keep_their_order_without_a_cpu_wait() {
         let out = ctx.alloc(MemoryKind::Pinned, 8 * N).unwrap();
         let into = ctx.alloc(MemoryKind::Device, 8 * N).unwrap();
         for i in 0..N {
-            out.write(8 * i, &(i as u64 ^ 0xabcd).to_le_bytes()).unwrap();
+            out.write(8 * i, &(i as u64 ^ 0xabcd).to_le_bytes())
+                .unwrap();
         }
         for i in 0..N {
-            let recv = ctx.irecv_on(&stream, peer, 1, &into.slice(8 * i, 8).unwrap()).unwrap();
-            drop(ctx.isend_on(&stream, peer, 1, &out.slice(8 * i, 8).unwrap()).unwrap());
+            let recv = ctx
+                .irecv_on(&stream, peer, 1, &into.slice(8 * i, 8).unwrap())
+                .unwrap();
+            drop(
+                ctx.isend_on(&stream, peer, 1, &out.slice(8 * i, 8).unwrap())
+                    .unwrap(),
+            );
             recv.wait_on(&stream).unwrap();
         }
         assert!(stream.synchronize(LIMIT).unwrap());
@@ -97,7 +103,9 @@ fn tags_match_exactly_and_vectors_gather_and_scatter() {
         memory.write(0, &pattern(ctx.rank(), 1, 30_000)).unwrap();
         for total in [600, 30_000] {
             let each = total / 30;
-            let out: Vec<_> = (0..30).map(|i| memory.slice(i * each, each).unwrap()).collect();
+            let out: Vec<_> = (0..30)
+                .map(|i| memory.slice(i * each, each).unwrap())
+                .collect();
             let base = 32_000;
             let into: Vec<_> = (0..15)
                 .map(|i| memory.slice(base + i * (2 * each + 1), 2 * each).unwrap())
@@ -159,7 +167,10 @@ fn too_long_messages_fail_on_both_sides() {
         }
         // The peer is still there.
         let recv = ctx.irecv(peer, 99, &memory.slice(0, 8).unwrap()).unwrap();
-        ctx.isend(peer, 99, &memory.slice(8, 8).unwrap()).unwrap().wait(LIMIT).unwrap();
+        ctx.isend(peer, 99, &memory.slice(8, 8).unwrap())
+            .unwrap()
+            .wait(LIMIT)
+            .unwrap();
         recv.wait(LIMIT).unwrap();
     });
 }
@@ -223,7 +234,9 @@ fn lengths_come_from_words() {
                 };
                 let into = memory.slice(most, most).unwrap();
                 let recv = ctx.irecv_on(&stream, peer, 2, &into).unwrap();
-                let send = ctx.send(&Send::new(peer, 2, &data).size(size).on(&stream)).unwrap();
+                let send = ctx
+                    .send(&Send::new(peer, 2, &data).size(size).on(&stream))
+                    .unwrap();
                 recv.wait_on(&stream).unwrap();
                 send.wait_on(&stream).unwrap();
                 assert!(stream.synchronize(LIMIT).unwrap());
@@ -236,10 +249,15 @@ fn lengths_come_from_words() {
             len.store(most as u64 + 1).unwrap();
             offset.store(0).unwrap();
             let data = [memory.slice(0, most).unwrap()];
-            let size = SizeSource::Word { len: &len, offset: None };
+            let size = SizeSource::Word {
+                len: &len,
+                offset: None,
+            };
             let into = [memory.slice(most, most).unwrap()];
             let recv = ctx.recv(&Recv::new(peer, 2, &into).on(&stream)).unwrap();
-            let send = ctx.send(&Send::new(peer, 2, &data).size(size).on(&stream)).unwrap();
+            let send = ctx
+                .send(&Send::new(peer, 2, &data).size(size).on(&stream))
+                .unwrap();
             recv.wait_on(&stream).unwrap();
             assert!(stream.synchronize(LIMIT).unwrap());
             assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
@@ -258,13 +276,20 @@ fn unmatched_requests_are_cancelled_and_others_are_not() {
         let recv = ctx.irecv(peer, 1, &small).unwrap();
         recv.cancel().unwrap();
         assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Cancelled);
-        let any = ctx.irecv(Source::Any, 1, &small).unwrap();
+        // From here on the peer may send under that tag.
+        let ready = ctx.irecv(peer, 2, &small).unwrap();
+        ctx.isend(peer, 2, &small).unwrap().wait(LIMIT).unwrap();
+        ready.wait(LIMIT).unwrap();
+        let any = ctx.irecv(Source::Any, 3, &small).unwrap();
         any.cancel().unwrap();
         let large = ctx.irecv(peer, 1, &memory.all()).unwrap();
         assert_eq!(large.cancel().unwrap_err().kind(), Kind::Unsupported);
         let data = [small.clone()];
         let prepared = ctx.prepare_send(&Send::new(peer, 1, &data)).unwrap();
-        assert_eq!(prepared.wait(Duration::ZERO).unwrap_err().kind(), Kind::NoSuchRequest);
+        assert_eq!(
+            prepared.wait(Duration::ZERO).unwrap_err().kind(),
+            Kind::NoSuchRequest
+        );
         prepared.cancel().unwrap();
         assert_eq!(prepared.post().unwrap_err().kind(), Kind::Busy);
         ctx.isend(peer, 1, &small).unwrap().wait(LIMIT).unwrap();

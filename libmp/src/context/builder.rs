@@ -72,7 +72,10 @@ impl Config {
             Err(Error::new("build context", Kind::Invalid, what).with_limit(limit))
         };
         if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
-            let what = format!("{} slots a channel, not a power of two from 2 on", self.depth);
+            let what = format!(
+                "{} slots a channel, not a power of two from 2 on",
+                self.depth
+            );
             return refuse(what, 1024);
         }
         if !(1..=1 << 20).contains(&self.eager_limit) {

@@ -25,8 +25,8 @@ use crate::region::Memory;
 use cache::Cache;
 use state::{Guard, State};
 
-pub use builder::{Builder, Connect, Full, Progress};
 pub(crate) use builder::Config;
+pub use builder::{Builder, Connect, Full, Progress};
 pub use scope::Scope;
 pub use state::Stuck;
 
@@ -67,6 +67,7 @@ impl Drop for Handle {
         if let Some(machine) = self.machine {
             self.inner.host().detach(machine);
         }
+        self.inner.abandon();
         self.inner.bootstrap.forget(self.inner.topic);
     }
 }
@@ -135,7 +136,7 @@ impl Context {
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let kernels = match gpu.caps().kernels {
-            true => Some(Kernels::load(gpu)?),
+            true => Some(Kernels::of(gpu)?),
             false => None,
         };
         let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
@@ -199,7 +200,10 @@ impl Context {
     /// As [`Gpu::alloc`] and [`Pd::register`].
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
         let region = self.gpu().alloc(kind, len)?;
-        Ok(Memory::new(self.inner().pd.register(&region, Access::ALL)?, None))
+        Ok(Memory::new(
+            self.inner().pd.register(&region, Access::ALL)?,
+            None,
+        ))
     }
 
     /// Registers a region, or finds it registered.
@@ -222,7 +226,10 @@ impl Context {
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { self.gpu().register_host(ptr, len)? };
-        Ok(Memory::new(self.inner().pd.register(&region, Access::ALL)?, None))
+        Ok(Memory::new(
+            self.inner().pd.register(&region, Access::ALL)?,
+            None,
+        ))
     }
 
     /// Registers the `len` bytes of GPU memory of the application at `addr`, or finds them
@@ -272,9 +279,6 @@ impl Context {
 
     /// One round of the background work. `true`: something was done.
     pub fn progress(&self) -> bool {
-        if self.inner().config.progress == Progress::Manual {
-            self.device().progress();
-        }
         self.inner().turn()
     }
 

@@ -40,9 +40,7 @@ impl Inner {
             }
         };
         match state.peers.get(rank as usize) {
-            Some(Some(peer)) if peer.failed.is_none() && peer.is_open(lane.into(), way) => {
-                return Ok((state, lane));
-            }
+            Some(Some(peer)) if peer.may(lane.into(), way) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);

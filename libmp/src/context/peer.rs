@@ -100,6 +100,16 @@ impl Peer {
             }
     }
 
+    /// Whether a request may use `way`: all is open, or the peer was given up but left a message
+    /// that can still be taken.
+    pub fn may(&self, lane: usize, way: Way) -> bool {
+        match (self.failed, way) {
+            (None, _) => self.is_open(lane, way),
+            (Some(_), Way::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
+            (Some(_), _) => false,
+        }
+    }
+
     /// Makes this side's part of what is to be open; what the peer must know goes to `say`.
     pub fn begin(
         &mut self,
@@ -131,7 +141,9 @@ impl Peer {
         let rank = self.rank;
         let place = self.lanes.get_mut(lane).ok_or_else(|| {
             let what = format!("lane {lane}");
-            Error::new("open lane", Kind::Protocol, what).with_rank(rank).with_limit(LANES)
+            Error::new("open lane", Kind::Protocol, what)
+                .with_rank(rank)
+                .with_limit(LANES)
         })?;
         match place {
             Some(lane) => Ok(lane),
@@ -168,7 +180,7 @@ impl Peer {
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
             let shape = self.admit(self.sends.len(), ground)?;
-            let channel = SendChannel::new(ground.pd, tag, shape)?;
+            let channel = SendChannel::new(ground.pd, shape)?;
             say.push(Control::Sends {
                 tag,
                 block: channel.block(),
@@ -187,7 +199,7 @@ impl Peer {
     ) -> Result<&mut RecvChannel> {
         if !self.recvs.contains_key(&tag) {
             let shape = self.admit(self.recvs.len(), ground)?;
-            let channel = RecvChannel::new(ground.pd, tag, shape)?;
+            let channel = RecvChannel::new(ground.pd, shape)?;
             say.push(Control::Receives {
                 tag,
                 block: channel.block(),
@@ -236,8 +248,10 @@ impl Peer {
                         lane.up = true;
                         Ok(())
                     }
-                    _ => Err(Error::new("open lane", Kind::Protocol, format!("no lane {lane}"))
-                        .with_rank(rank)),
+                    _ => Err(
+                        Error::new("open lane", Kind::Protocol, format!("no lane {lane}"))
+                            .with_rank(rank),
+                    ),
                 }
             }
             Control::Sends { tag, block, shape } => {

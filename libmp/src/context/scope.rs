@@ -33,7 +33,9 @@ impl<'env> Scope<'env> {
     pub fn isend(&mut self, to: u32, tag: u32, bytes: &[u8]) -> Result<()> {
         let memory = self.memory(bytes.len())?;
         memory.write(0, bytes)?;
-        let request = self.context.isend(to, tag, &memory.slice(0, bytes.len())?)?;
+        let request = self
+            .context
+            .isend(to, tag, &memory.slice(0, bytes.len())?)?;
         self.sends.push(request);
         Ok(())
     }
@@ -49,7 +51,9 @@ impl<'env> Scope<'env> {
         bytes: &'env mut [u8],
     ) -> Result<()> {
         let memory = self.memory(bytes.len())?;
-        let request = self.context.irecv(from, tag, &memory.slice(0, bytes.len())?)?;
+        let request = self
+            .context
+            .irecv(from, tag, &memory.slice(0, bytes.len())?)?;
         self.receives.push((request, memory, bytes));
         Ok(())
     }
@@ -69,10 +73,7 @@ impl Context {
     ///
     /// # Errors
     /// That of `body`; else the first of a message, also `Timeout` after the context's limit.
-    pub fn scope<'env, T>(
-        &self,
-        body: impl FnOnce(&mut Scope<'env>) -> Result<T>,
-    ) -> Result<T> {
+    pub fn scope<'env, T>(&self, body: impl FnOnce(&mut Scope<'env>) -> Result<T>) -> Result<T> {
         let mut scope = Scope {
             context: self.clone(),
             sends: Vec::new(),

@@ -81,10 +81,6 @@ impl Request {
         self.context.inner()
     }
 
-    pub(crate) fn key(&self) -> RequestKey {
-        self.key
-    }
-
     /// Posts a prepared request. Requests of one stream to or from one rank are posted in the
     /// order in which they were prepared.
     ///
@@ -183,18 +179,30 @@ impl Inner {
     fn outcome(&self, state: &State, key: RequestKey) -> Result<Option<Done>> {
         const OPERATION: &str = "test request";
         let Some(entry) = state.requests.get(key) else {
-            return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not known"));
+            return Err(Error::new(
+                OPERATION,
+                Kind::NoSuchRequest,
+                "it is not known",
+            ));
         };
         let Phase::Done(status) = entry.phase else {
             if entry.phase == Phase::Prepared {
-                return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not posted"));
+                return Err(Error::new(
+                    OPERATION,
+                    Kind::NoSuchRequest,
+                    "it is not posted",
+                ));
             }
             return Ok(None);
         };
         let (rank, tag, len) = (entry.peer, entry.tag, entry.len);
         let fail = |kind, what: String| {
             let error = Error::new(OPERATION, kind, what);
-            Err(if rank < self.size { error.with_rank(rank) } else { error })
+            Err(if rank < self.size {
+                error.with_rank(rank)
+            } else {
+                error
+            })
         };
         match status {
             Status::SUCCESS => Ok(Some(Done {
@@ -248,12 +256,18 @@ impl Inner {
         const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
         let Some(entry) = state.requests.get_mut(key) else {
-            return Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not known"));
+            return Err(Error::new(
+                OPERATION,
+                Kind::NoSuchRequest,
+                "it is not known",
+            ));
         };
         match entry.phase {
-            Phase::Prepared => {
-                Err(Error::new(OPERATION, Kind::NoSuchRequest, "it is not posted"))
-            }
+            Phase::Prepared => Err(Error::new(
+                OPERATION,
+                Kind::NoSuchRequest,
+                "it is not posted",
+            )),
             Phase::Done(_) => self.outcome(&state, key).map(drop),
             Phase::Sent(request) => {
                 let (rank, lane) = (entry.peer, usize::from(entry.poster.lane));
@@ -280,7 +294,9 @@ impl Inner {
 
 /// One context's, or an error.
 fn same(requests: &[Request]) -> Result<Option<&Inner>> {
-    let Some(first) = requests.first() else { return Ok(None) };
+    let Some(first) = requests.first() else {
+        return Ok(None);
+    };
     let inner = first.inner();
     match requests.iter().all(|r| std::ptr::eq(r.inner(), inner)) {
         true => Ok(Some(inner)),
@@ -297,7 +313,9 @@ fn same(requests: &[Request]) -> Result<Option<&Inner>> {
 /// The first error, in the order of the requests, of one that failed, once all have ended;
 /// `Timeout` as [`Request::wait`]; `Invalid` for requests of several contexts.
 pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
-    let Some(inner) = same(requests)? else { return Ok(Vec::new()) };
+    let Some(inner) = same(requests)? else {
+        return Ok(Vec::new());
+    };
     let mut open = 0;
     let ended = inner.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
@@ -313,9 +331,9 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     }
     let state = inner.lock();
     let done = |request: &Request| -> Result<Done> {
-        inner.outcome(&state, request.key)?.ok_or_else(|| {
-            Error::new("wait for requests", Kind::Timeout, "one has not ended")
-        })
+        inner
+            .outcome(&state, request.key)?
+            .ok_or_else(|| Error::new("wait for requests", Kind::Timeout, "one has not ended"))
     };
     requests.iter().map(done).collect()
 }
@@ -328,7 +346,11 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
     let mut found = Ok(None);
     let Some(inner) = same(requests)? else {
-        return Err(Error::new("wait for requests", Kind::Invalid, "there is none"));
+        return Err(Error::new(
+            "wait for requests",
+            Kind::Invalid,
+            "there is none",
+        ));
     };
     inner.wait_until(limit, &mut |state| {
         for (place, request) in requests.iter().enumerate() {

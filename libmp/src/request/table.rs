@@ -41,9 +41,7 @@ pub(crate) enum Phase {
     /// Has its number; nothing was posted.
     Prepared,
     /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
-    Queued {
-        announced: bool,
-    },
+    Queued { announced: bool },
     /// A send whose work requests are posted: done with this one.
     Sent(SendRequest),
     /// A receive that nobody has been told to take in.
@@ -129,6 +127,8 @@ pub(crate) struct Entry {
     pub since: Option<Time>,
     /// The watchdog has named it.
     pub named: bool,
+    /// The sender of a message that has no room here was told so.
+    pub refused: bool,
     /// A receive posted by a stream: the stream was told to set the mark.
     pub marked: bool,
 }
@@ -193,7 +193,11 @@ impl Table {
         self.admit()?;
         match from.take() {
             Some(entry) => self.insert(gpu, entry),
-            None => Err(Error::new("prepare request", Kind::NoSuchRequest, "prepared before")),
+            None => Err(Error::new(
+                "prepare request",
+                Kind::NoSuchRequest,
+                "prepared before",
+            )),
         }
     }
 
@@ -215,10 +219,6 @@ impl Table {
         self.sweep_at = (2 * self.entries.len()).max(256);
     }
 
-    pub fn len(&self) -> usize {
-        self.entries.len()
-    }
-
     pub fn get(&self, key: RequestKey) -> Option<&Entry> {
         self.entries.get(key)
     }
@@ -238,7 +238,10 @@ impl Table {
     /// Writes the keys of all entries that are not done into `into`.
     pub fn unfinished(&self, into: &mut Vec<RequestKey>) {
         into.clear();
-        let open = self.entries.iter().filter(|(_, e)| !matches!(e.phase, Phase::Done(_)));
+        let open = self
+            .entries
+            .iter()
+            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)));
         into.extend(open.map(|(key, _)| key));
     }
 

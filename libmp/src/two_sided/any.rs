@@ -91,8 +91,12 @@ fn find(state: &State, tag: u32) -> Option<u32> {
     (0..size)
         .map(|i| (state.wild_from + i) % size)
         .find(|rank| {
-            let Some(peer) = state.peers[*rank as usize].as_deref() else { return false };
-            let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else { return false };
+            let Some(peer) = state.peers[*rank as usize].as_deref() else {
+                return false;
+            };
+            let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else {
+                return false;
+            };
             let number = channel.next;
             let ready = peer.is_open(0, crate::context::peer::Way::Lanes);
             ready && channel.is_free(number) && has_come(channel.word(number, false), number)

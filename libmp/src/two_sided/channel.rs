@@ -7,10 +7,10 @@
 //! uses slot n modulo the depth on both sides, whoever sends it and whoever takes it, so nobody
 //! has to match anything while messages move: the n-th send under a tag meets the n-th receive.
 
+use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word64};
 use gdsync::memop::Condition;
 use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan};
-use gdsync::Status;
 
 use crate::error::{Error, Kind, Result};
 use crate::request::table::RequestKey;
@@ -106,7 +106,10 @@ pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
 
 fn adopt(remote: &mut Option<RemoteMemory>, block: RemoteMemory, len: usize) -> Result<()> {
     if block.len != len as u64 || remote.is_some_and(|known| known != block) {
-        let what = format!("a channel's memory of {} bytes, announced twice or short", block.len);
+        let what = format!(
+            "a channel's memory of {} bytes, announced twice or short",
+            block.len
+        );
         return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
     }
     *remote = Some(block);
@@ -115,7 +118,6 @@ fn adopt(remote: &mut Option<RemoteMemory>, block: RemoteMemory, len: usize) -> 
 
 /// The sending side of a channel.
 pub(crate) struct SendChannel {
-    pub tag: u32,
     /// Number of the next message.
     pub next: u64,
     pub shape: Shape,
@@ -131,10 +133,9 @@ pub(crate) struct SendChannel {
 }
 
 impl SendChannel {
-    pub fn new(pd: &Pd, tag: u32, shape: Shape) -> Result<SendChannel> {
+    pub fn new(pd: &Pd, shape: Shape) -> Result<SendChannel> {
         let block = block(pd, shape.block_len(), Access::REMOTE_WRITE)?;
         Ok(SendChannel {
-            tag,
             next: shape.start,
             shape,
             ready: words(&block, &shape, |slot| shape.ready_at(slot))?,
@@ -171,7 +172,11 @@ impl SendChannel {
 
     /// Whether so many messages are under way that no further one is numbered.
     pub fn is_full(&self) -> bool {
-        let Some(oldest) = self.next.checked_sub(WINDOW).filter(|n| *n >= self.shape.start) else {
+        let Some(oldest) = self
+            .next
+            .checked_sub(WINDOW)
+            .filter(|n| *n >= self.shape.start)
+        else {
             return false;
         };
         !has_come(&self.taken[self.shape.slot(oldest)], oldest)
@@ -179,7 +184,11 @@ impl SendChannel {
 
     fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
         let Some(remote) = &self.remote else {
-            return Err(Error::new("address mailbox", Kind::Protocol, "it is not open"));
+            return Err(Error::new(
+                "address mailbox",
+                Kind::Protocol,
+                "it is not open",
+            ));
         };
         Ok(remote.span(offset as u64, len as u64)?)
     }
@@ -270,7 +279,6 @@ pub(crate) struct Run {
 
 /// The receiving side of a channel.
 pub(crate) struct RecvChannel {
-    pub tag: u32,
     /// Number of the next message that a receive is posted for.
     pub next: u64,
     pub shape: Shape,
@@ -293,11 +301,10 @@ pub(crate) struct RecvChannel {
 }
 
 impl RecvChannel {
-    pub fn new(pd: &Pd, tag: u32, shape: Shape) -> Result<RecvChannel> {
+    pub fn new(pd: &Pd, shape: Shape) -> Result<RecvChannel> {
         let mailbox = block(pd, shape.mailbox_len(), Access::REMOTE_WRITE)?;
         let outbox = block(pd, shape.slots() * 8, Access::LOCAL_READ)?;
         Ok(RecvChannel {
-            tag,
             next: shape.start,
             shape,
             first: words(&mailbox, &shape, |slot| slot * PAIR)?,
@@ -364,7 +371,11 @@ impl RecvChannel {
 
     /// Whether so many messages are under way that no further one is numbered.
     pub fn is_full(&self) -> bool {
-        let Some(oldest) = self.next.checked_sub(WINDOW).filter(|n| *n >= self.shape.start) else {
+        let Some(oldest) = self
+            .next
+            .checked_sub(WINDOW)
+            .filter(|n| *n >= self.shape.start)
+        else {
             return false;
         };
         !has_come(self.taken(oldest), oldest)
@@ -372,7 +383,11 @@ impl RecvChannel {
 
     fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
         let Some(remote) = &self.remote else {
-            return Err(Error::new("address return block", Kind::Protocol, "it is not open"));
+            return Err(Error::new(
+                "address return block",
+                Kind::Protocol,
+                "it is not open",
+            ));
         };
         Ok(remote.span(offset as u64, len as u64)?)
     }
@@ -398,9 +413,38 @@ impl RecvChannel {
                 return Ok(None);
             }
             let to = self.remote(self.shape.taken_at(slot), n * 8)?;
-            Ok(Some((self.outbox.clone(), (slot * 8) as u64, (n * 8) as u32, to)))
+            Ok(Some((
+                self.outbox.clone(),
+                (slot * 8) as u64,
+                (n * 8) as u32,
+                to,
+            )))
         };
         Ok([piece(slot, head)?, piece(0, count - head)?])
+    }
+
+    /// Whether the next message is in the mailbox.
+    pub fn has_mail(&self) -> bool {
+        let there = |w: u64| {
+            let (low, kind, _) = word::parse(w);
+            low == self.next as u16 && kind == Some(WordKind::Eager)
+        };
+        self.first[self.shape.slot(self.next)]
+            .load()
+            .is_ok_and(there)
+    }
+
+    /// Lets every stream pass that waits for a message, with `status`; for the end.
+    pub fn release(&self, status: Status) {
+        let failed = word::word(self.next, WordKind::Failed, u64::from(status.0));
+        for (first, arrival) in self.first.iter().zip(&self.arrival) {
+            for word in [first, arrival] {
+                if !word.load().is_ok_and(|w| word::reached(w, self.next)) {
+                    // Pinned memory, which the CPU reaches: it cannot fail.
+                    let _ = word.store(failed);
+                }
+            }
+        }
     }
 
     /// Whether all messages of a run were taken.

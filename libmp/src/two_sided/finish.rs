@@ -17,11 +17,17 @@ use crate::wire::word::{self, WordKind};
 impl Inner {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+        self.refuse(state, key);
         if state.requests.told(key).is_none() {
             // Pinned memory, which the CPU reaches: it cannot fail.
-            let _ = state.requests.result_word(key).store(word::result(status, len));
+            let _ = state
+                .requests
+                .result_word(key)
+                .store(word::result(status, len));
         }
-        let Some(entry) = state.requests.get_mut(key) else { return };
+        let Some(entry) = state.requests.get_mut(key) else {
+            return;
+        };
         if matches!(entry.phase, Phase::Done(_)) {
             return;
         }
@@ -31,8 +37,13 @@ impl Inner {
         entry.poster.stream = None;
         let segments = std::mem::take(&mut entry.segments);
         let staging = entry.staging.take();
-        let (receive, rank, tag, number, held) =
-            (entry.receive, entry.peer, entry.tag, entry.number, entry.held);
+        let (receive, rank, tag, number, held) = (
+            entry.receive,
+            entry.peer,
+            entry.tag,
+            entry.number,
+            entry.held,
+        );
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
@@ -45,7 +56,7 @@ impl Inner {
                 let _ = self.error.store(status.0);
             }
             if receive && status == Status::TRUNCATED {
-                self.tell_truncated(state, rank, tag, number, len);
+                self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
             }
         }
         if !held {
@@ -53,26 +64,40 @@ impl Inner {
         }
     }
 
-    /// Tells a sender that its message was too long: by a control message, and, if it waits for
-    /// the receive, by the word that it waits for.
-    fn tell_truncated(&self, state: &mut State, rank: u32, tag: u32, number: u64, len: u64) {
-        self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
-        let Some(Peer { recvs, lanes, .. }) = state.peer(rank) else { return };
-        let (Some(channel), Some(lane)) = (recvs.get(&tag), &mut lanes[0]) else { return };
+    /// Tells the sender of a message that waits for a receive which has no room for it, before
+    /// that ends by itself: its stream may stand at a send whose turn comes only then.
+    pub(super) fn refuse(&self, state: &mut State, key: RequestKey) {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get_mut(key) else {
+            return;
+        };
+        if entry.large || entry.refused || !entry.receive {
+            return;
+        }
+        let (rank, number) = (entry.peer, entry.number);
+        let Some(Some(peer)) = peers.get_mut(rank as usize) else {
+            return;
+        };
+        let Peer { recvs, lanes, .. } = &mut **peer;
+        let (Some(channel), Some(lane)) = (recvs.get(&entry.tag), &mut lanes[0]) else {
+            return;
+        };
         let announced = channel.word(number, false).load().map(word::parse);
         if !matches!(announced, Ok((low, Some(WordKind::Announce), _)) if low == number as u16) {
             return;
         }
         let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
-        let Ok(to) = channel.ready(number) else { return };
+        let Ok(to) = channel.ready(number) else {
+            return;
+        };
         let mut batch = Batch::new(&mut lane.qp);
         let told = batch
             .add(&Work::write_inline(&[&refused], to))
             .and_then(|_| batch.post());
-        if let Err(e) = told {
-            tracing::warn!(target: "mp", "rank {rank} is not told that its message is too long: {e}");
-            self.give_up(state, rank, Status::TRUNCATED);
-        }
+        // If there is no room now there is some in a later round.
+        entry.refused = told.is_ok();
     }
 
     /// A receiver says that a message of ours was too long.
@@ -95,7 +120,9 @@ impl Inner {
         let found = state.requests.iter().find(|(_, entry)| {
             !entry.receive && entry.peer == rank && entry.tag == tag && entry.number == number
         });
-        let Some(key) = found.map(|(key, _)| key) else { return };
+        let Some(key) = found.map(|(key, _)| key) else {
+            return;
+        };
         if let Some(entry) = state.requests.get_mut(key)
             && let Phase::Done(status) = &mut entry.phase
         {
@@ -121,11 +148,42 @@ impl Inner {
         self.host().ring();
     }
 
+    /// Gives everything up that is unfinished, and never waits: nobody is left who would look
+    /// after it. Streams pass.
+    pub(crate) fn abandon(&self) {
+        let mut state = self.lock();
+        for rank in 0..self.size {
+            if let Some(peer) = state.peer(rank) {
+                if peer.failed.is_none() {
+                    peer.fail(Status::CLOSED);
+                }
+                for channel in peer.recvs.values() {
+                    channel.release(Status::CLOSED);
+                }
+            }
+        }
+        let mut keys = Vec::new();
+        state.requests.unfinished(&mut keys);
+        for key in keys {
+            let Some(entry) = state.requests.get(key) else {
+                continue;
+            };
+            // What a stream takes in is told by the kernel that it goes on to.
+            if !matches!(entry.phase, Phase::Claimed(_) | Phase::Sent(_)) {
+                self.finish(&mut state, key, Status::CLOSED, 0);
+            }
+        }
+        self.host().ring();
+    }
+
     /// Takes a request back that was not posted, or is a receive that nothing has matched.
     pub(crate) fn take_back(&self, state: &mut State, key: RequestKey) -> Result<()> {
         const OPERATION: &str = "cancel request";
         let State {
-            peers, requests, wild, ..
+            peers,
+            requests,
+            wild,
+            ..
         } = state;
         let entry = known(requests, key)?;
         let late = |what: &str| Err(Error::new(OPERATION, Kind::Unsupported, what));
@@ -155,15 +213,17 @@ impl Inner {
         };
         let next = match entry.receive {
             true => recvs.get_mut(&entry.tag).map(|channel| {
-                let there = super::channel::has_come(
-                    channel.word(entry.number, entry.large),
-                    entry.number,
-                );
+                let there =
+                    super::channel::has_come(channel.word(entry.number, entry.large), entry.number);
                 (&mut channel.next, there)
             }),
-            false => sends.get_mut(&entry.tag).map(|channel| (&mut channel.next, false)),
+            false => sends
+                .get_mut(&entry.tag)
+                .map(|channel| (&mut channel.next, false)),
         };
-        let Some((next, there)) = next else { return late("no channel") };
+        let Some((next, there)) = next else {
+            return late("no channel");
+        };
         if there && !unposted {
             return late("its message is there");
         }
@@ -184,7 +244,9 @@ impl Inner {
 
     /// The application holds no handle any more.
     pub(crate) fn let_go(&self, state: &mut State, key: RequestKey) {
-        let Some(entry) = state.requests.get_mut(key) else { return };
+        let Some(entry) = state.requests.get_mut(key) else {
+            return;
+        };
         entry.held = false;
         match entry.phase {
             Phase::Done(_) => {
@@ -209,11 +271,18 @@ impl Inner {
         let State {
             peers, requests, ..
         } = state;
-        let Some(entry) = requests.get(key) else { return };
-        let Some(peer) = peers.get_mut(entry.peer as usize).and_then(Option::as_deref_mut) else {
+        let Some(entry) = requests.get(key) else {
             return;
         };
-        let Some(lane) = peer.lanes[usize::from(entry.poster.lane)].as_mut() else { return };
+        let Some(peer) = peers
+            .get_mut(entry.peer as usize)
+            .and_then(Option::as_deref_mut)
+        else {
+            return;
+        };
+        let Some(lane) = peer.lanes[usize::from(entry.poster.lane)].as_mut() else {
+            return;
+        };
         let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
         let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
         for request in work.into_iter().rev() {

@@ -115,9 +115,7 @@ impl Inner {
         }
         entry.order = order;
         let (rank, receive) = (entry.peer, entry.receive);
-        if rank != u32::MAX
-            && let Some(status) = state.peer(rank).and_then(|peer| peer.failed)
-        {
+        if !receive && let Some(status) = state.peer(rank).and_then(|peer| peer.failed) {
             return Err(failed(POST, rank, status));
         }
         match receive {
@@ -183,15 +181,13 @@ impl Inner {
         };
         let stamp = self.patches(&lane.qp, entry, &late.behind, &mut params)?;
         list.post(&stream, Some(&mut lane.qp))?;
-        let rest = self
-            .stamp(&stream, &params)
-            .and_then(|()| {
-                let mut list = List::<{ STAMPS + 1 }>::new();
-                for request in &late.behind {
-                    list.push(Descriptor::Send(*request));
-                }
-                Ok(list.post(&stream, Some(&mut lane.qp))?)
-            });
+        let rest = self.stamp(&stream, &params).and_then(|()| {
+            let mut list = List::<{ STAMPS + 1 }>::new();
+            for request in &late.behind {
+                list.push(Descriptor::Send(*request));
+            }
+            Ok(list.post(&stream, Some(&mut lane.qp))?)
+        });
         entry.phase = Phase::Sent(stamp);
         if let Err(e) = rest {
             // Half of it is on the stream: the peer would wait for the rest for ever.
@@ -236,10 +232,16 @@ impl Inner {
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
         let Some(kernels) = &self.kernels else {
-            return Err(Error::new(POST, Kind::Unsupported, "the GPU runs no kernels"));
+            return Err(Error::new(
+                POST,
+                Kind::Unsupported,
+                "the GPU runs no kernels",
+            ));
         };
         if params.chunks <= 1 {
-            let Stamp { patch: [first, ..], .. } = *params;
+            let Stamp {
+                patch: [first, ..], ..
+            } = *params;
             let small = Stamp {
                 ready: params.ready,
                 info: params.info,
@@ -267,7 +269,9 @@ impl Inner {
 
     /// The length that a word says, for a send of the CPU's.
     fn read_length(&self, entry: &mut Entry) -> Result<()> {
-        let Some(late) = entry.stamped.take() else { return Ok(()) };
+        let Some(late) = entry.stamped.take() else {
+            return Ok(());
+        };
         let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
         let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
         let room = entry.len;

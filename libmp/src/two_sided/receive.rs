@@ -62,6 +62,7 @@ impl Inner {
             wanted: false,
             since: None,
             named: false,
+            refused: false,
             marked: false,
         });
         let Source::Rank(rank) = spec.from else {
@@ -101,10 +102,12 @@ impl Inner {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        if let Some(status) = peer.failed {
+        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
+        if let Some(status) = peer.failed
+            && !channel.has_mail()
+        {
             return Err(failed(PREPARE, rank, status));
         }
-        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
         let number = channel.next;
         let slot = channel.shape.slot(number);
         let unclaimed = channel.receives[slot].is_some_and(|before| {
@@ -121,7 +124,7 @@ impl Inner {
         entry.number = number;
         entry.poster.lane = lane;
         let mut batch = None;
-        if entry.poster.stream.is_some() && entry.large {
+        if entry.poster.stream.is_some() && entry.large && peer.failed.is_none() {
             let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
             let batch = batch.insert(Batch::new(&mut lane.qp));
             entry.work = tell_place(batch, channel, entry)?;
@@ -157,13 +160,20 @@ impl Inner {
             self.match_wild(state);
             return Ok(());
         }
-        if !entry.large {
+        let Some(Peer {
+            recvs,
+            lanes,
+            failed: given_up,
+            ..
+        }) = peers[entry.peer as usize].as_deref_mut()
+        else {
+            return Err(Error::new(PREPARE, Kind::Closed, "no connection").with_rank(entry.peer));
+        };
+        if !entry.large || given_up.is_some() {
+            // What a peer left that was given up is in its mailbox.
             entry.phase = Phase::Posted;
             return Ok(());
         }
-        let Some(Peer { recvs, lanes, .. }) = peers[entry.peer as usize].as_deref_mut() else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
         let (Some(channel), Some(lane)) = (
             recvs.get(&entry.tag),
             lanes[usize::from(entry.poster.lane)].as_mut(),
@@ -211,6 +221,13 @@ impl Inner {
             let mut state = self.lock();
             return self.claim_now(&mut state, key, stream, 0);
         }
+        let given_up = self
+            .lock()
+            .peer(rank)
+            .is_some_and(|peer| peer.failed.is_some());
+        if given_up {
+            return self.claim_now(&mut self.lock(), key, stream, 0);
+        }
         let (mut state, lane) = self.ensure(rank, &On::Stream(stream, None), Way::Lanes)?;
         self.claim_now(&mut state, key, stream, lane)
     }
@@ -239,20 +256,30 @@ impl Inner {
             }
         }
         let Some(kernels) = &self.kernels else {
-            return Err(Error::new(WAIT, Kind::Unsupported, "the GPU runs no kernels"));
+            return Err(Error::new(
+                WAIT,
+                Kind::Unsupported,
+                "the GPU runs no kernels",
+            ));
         };
-        let Some(Peer { recvs, lanes, failed: given_up, .. }) =
-            peers[entry.peer as usize].as_deref_mut()
+        let Some(Peer {
+            recvs,
+            lanes,
+            failed: given_up,
+            ..
+        }) = peers[entry.peer as usize].as_deref_mut()
         else {
             return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
         };
-        if let Some(status) = *given_up {
-            return Err(failed(WAIT, entry.peer, status));
-        }
         let Some(channel) = recvs.get_mut(&entry.tag) else {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let number = entry.number;
+        if let Some(status) = *given_up
+            && !has_come(channel.word(number, entry.large), number)
+        {
+            return Err(failed(WAIT, entry.peer, status));
+        }
         let direct = entry.large && entry.staging.is_none();
         let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
         let flush = direct && entry.segments.as_slice().iter().any(device);
@@ -306,11 +333,19 @@ impl Inner {
         let State {
             peers, requests, ..
         } = state;
-        let Some(entry) = requests.get(key) else { return false };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else { return false };
-        let Some(channel) = peer.recvs.get_mut(&entry.tag) else { return false };
+        let Some(entry) = requests.get(key) else {
+            return false;
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return false;
+        };
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+            return false;
+        };
         let number = entry.number;
-        let Ok(w) = channel.word(number, entry.large).load() else { return false };
+        let Ok(w) = channel.word(number, entry.large).load() else {
+            return false;
+        };
         if !word::reached(w, number) {
             return false;
         }
@@ -329,7 +364,11 @@ impl Inner {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
         if let Some(run) = count(channel, number, 0, None) {
-            credit_by_cpu(peer.lanes[0].as_mut().map(|lane| &mut lane.qp), channel, run);
+            credit_by_cpu(
+                peer.lanes[0].as_mut().map(|lane| &mut lane.qp),
+                channel,
+                run,
+            );
         }
         self.finish(state, key, status, len);
         true
@@ -348,7 +387,9 @@ fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)
         Some(WordKind::Eager) if len > channel.shape.room() as u64 => Ok((Status::BAD_RESPONSE, 0)),
         Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
         Some(WordKind::Eager) => {
-            scatter(segments, len, |at, bytes| channel.read_payload(entry.number, at, bytes))?;
+            scatter(segments, len, |at, bytes| {
+                channel.read_payload(entry.number, at, bytes)
+            })?;
             Ok((Status::SUCCESS, len))
         }
         Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
@@ -378,7 +419,9 @@ fn scatter(
         while at < segment.len() && from < len as usize {
             let n = PIECE.min(segment.len() - at).min(len as usize - from);
             read(from, &mut buffer[..n])?;
-            segment.memory().write(segment.offset() + at, &buffer[..n])?;
+            segment
+                .memory()
+                .write(segment.offset() + at, &buffer[..n])?;
             at += n;
             from += n;
         }
@@ -423,10 +466,20 @@ pub(super) fn tell_place(
     let (addr, mr) = match (&entry.staging, entry.segments.as_slice()) {
         (Some(staging), _) => (staging.region().addr().0, staging.mr()),
         (None, [one]) => (one.addr(), one.memory().mr()),
-        _ => return Err(Error::new(PREPARE, Kind::Invalid, "a large receive without memory")),
+        _ => {
+            return Err(Error::new(
+                PREPARE,
+                Kind::Invalid,
+                "a large receive without memory",
+            ));
+        }
     };
     let Some(rkey) = mr.remote().rkeys[0] else {
-        return Err(Error::new(PREPARE, Kind::Invalid, "memory without a key for lane 0"));
+        return Err(Error::new(
+            PREPARE,
+            Kind::Invalid,
+            "memory without a key for lane 0",
+        ));
     };
     let mut info = [0; 16];
     info[..8].copy_from_slice(&addr.to_le_bytes());
@@ -502,7 +555,9 @@ pub(super) fn credit_by_cpu(qp: Option<&mut Qp>, channel: &mut RecvChannel, run:
 /// Tells senders what was taken and they were not told yet. `true`: something was told.
 pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
     let Peer { recvs, lanes, .. } = peer;
-    let Some(lane) = &mut lanes[0] else { return false };
+    let Some(lane) = &mut lanes[0] else {
+        return false;
+    };
     let mut told = false;
     for channel in recvs.values_mut() {
         if channel.run.is_none() && channel.stale.is_empty() {
@@ -510,7 +565,8 @@ pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
         }
         let mut due = std::mem::take(&mut channel.stale);
         let open = channel.run.take_if(|run| {
-            let whole = (run.from..run.to).all(|n| has_come(&channel.taken[channel.shape.slot(n)], n));
+            let whole =
+                (run.from..run.to).all(|n| has_come(&channel.taken[channel.shape.slot(n)], n));
             whole && !on(Mutant::LostCredit)
         });
         due.extend(open);

@@ -89,7 +89,10 @@ impl<'q> Batch<'q> {
             [] => self.add(&Work::write(&[], to)),
             [one] => {
                 let (offset, len) = sge(one);
-                self.add(&Work::write(&[one.memory().mr().sge(offset as u64, len)], to))
+                self.add(&Work::write(
+                    &[one.memory().mr().sge(offset as u64, len)],
+                    to,
+                ))
             }
             [first, ..] => {
                 let mut list: [Sge<'_>; MAX_SEGMENTS] =
@@ -105,7 +108,11 @@ impl<'q> Batch<'q> {
 
     /// Takes all back, the newest first.
     pub fn undo(&mut self) {
-        for request in self.made[..self.count].iter_mut().rev().filter_map(Option::take) {
+        for request in self.made[..self.count]
+            .iter_mut()
+            .rev()
+            .filter_map(Option::take)
+        {
             // It was prepared just now and not posted.
             let _ = self.qp.abort(request);
         }
@@ -259,6 +266,7 @@ impl Inner {
             wanted: false,
             since: None,
             named: false,
+            refused: false,
             marked: false,
         };
         if entry.poster.stream.is_some() {
@@ -311,9 +319,15 @@ impl Inner {
         let State {
             peers, requests, ..
         } = state;
-        let Some(entry) = requests.get_mut(key) else { return Ok(false) };
-        let Phase::Queued { announced } = entry.phase else { return Ok(false) };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else { return Ok(false) };
+        let Some(entry) = requests.get_mut(key) else {
+            return Ok(false);
+        };
+        let Phase::Queued { announced } = entry.phase else {
+            return Ok(false);
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return Ok(false);
+        };
         let (Some(channel), Some(lane)) = (peer.sends.get_mut(&entry.tag), &mut peer.lanes[0])
         else {
             return Ok(false);
@@ -324,7 +338,13 @@ impl Inner {
         }
         let mut batch = Batch::new(&mut lane.qp);
         if !entry.large {
-            plain(&mut batch, channel, number, entry.segments.as_slice(), entry.len)?;
+            plain(
+                &mut batch,
+                channel,
+                number,
+                entry.segments.as_slice(),
+                entry.len,
+            )?;
             entry.phase = Phase::Sent(batch.post()?);
             return Ok(true);
         }
@@ -383,7 +403,12 @@ fn stamped(
     }
     let announced = batch.count;
     // Of a large message the kernel puts the right place in.
-    payload(batch, entry.segments.as_slice(), entry.len, channel.payload(number)?)?;
+    payload(
+        batch,
+        entry.segments.as_slice(),
+        entry.len,
+        channel.payload(number)?,
+    )?;
     let stamp = stamps.sge(channel.stamp_at(number) as u64, 16);
     batch.add(&Work::write(&[stamp], pair).signaled())?;
     let behind = batch.all().skip(announced).collect();

@@ -6,7 +6,7 @@ use gdsync::Status;
 use super::channel::has_come;
 use super::receive::{set_mark, tell_the_rest};
 use crate::context::state::{Front, State, Stuck};
-use crate::context::{Inner, PERIOD};
+use crate::context::{Inner, PERIOD, Progress};
 use crate::request::table::{Entry, Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -16,6 +16,9 @@ const SLICE: usize = 128;
 impl Inner {
     /// One round of everything. `true`: something was done.
     pub(crate) fn turn(&self) -> bool {
+        if self.config.progress == Progress::Manual {
+            self.device.progress();
+        }
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
@@ -61,7 +64,9 @@ impl Inner {
 
     /// What has become of one request. `true`: something new.
     pub(crate) fn advance(&self, state: &mut State, key: RequestKey) -> bool {
-        let Some(entry) = state.requests.get(key) else { return false };
+        let Some(entry) = state.requests.get(key) else {
+            return false;
+        };
         let rank = entry.peer;
         match entry.phase {
             Phase::Queued { .. } => match given_up(state, rank) {
@@ -74,8 +79,12 @@ impl Inner {
             Phase::Sent(request) => {
                 let lane = usize::from(entry.poster.lane);
                 let len = entry.len;
-                let Some(peer) = state.peer(rank) else { return false };
-                let Some(lane) = peer.lanes[lane].as_mut() else { return false };
+                let Some(peer) = state.peer(rank) else {
+                    return false;
+                };
+                let Some(lane) = peer.lanes[lane].as_mut() else {
+                    return false;
+                };
                 let status = match lane.qp.poll(request) {
                     Ok(None) => return false,
                     Ok(Some(status)) => status,
@@ -89,13 +98,20 @@ impl Inner {
                     None => (reason.unwrap_or(status), 0),
                 };
                 self.finish(state, key, status, len);
-                if status.is_error() && status != Status::TRUNCATED && status != Status::LOCAL_LENGTH {
+                if status.is_error()
+                    && status != Status::TRUNCATED
+                    && status != Status::LOCAL_LENGTH
+                {
                     self.give_up(state, rank, status);
                 }
                 true
             }
-            Phase::Posted => self.advance_posted(state, key),
+            Phase::Posted => {
+                self.refuse(state, key);
+                self.advance_posted(state, key)
+            }
             Phase::Claimed(_) => {
+                self.refuse(state, key);
                 if let Some((status, len)) = state.requests.told(key) {
                     self.finish(state, key, status, len);
                     return true;
@@ -110,7 +126,9 @@ impl Inner {
     }
 
     fn advance_posted(&self, state: &mut State, key: RequestKey) -> bool {
-        let Some(entry) = state.requests.get_mut(key) else { return false };
+        let Some(entry) = state.requests.get_mut(key) else {
+            return false;
+        };
         let rank = entry.peer;
         if let Some(stream) = entry.poster.stream.clone() {
             // The memory is the stream's until it has come to the receive.
@@ -151,7 +169,9 @@ impl Inner {
     fn look(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
         for rank in 0..state.peers.len() as u32 {
-            let Some(peer) = state.peer(rank) else { continue };
+            let Some(peer) = state.peer(rank) else {
+                continue;
+            };
             if peer.failed.is_some() {
                 continue;
             }
@@ -190,7 +210,9 @@ impl Inner {
         }
         for front in &fronts {
             let stands = waits_for(state, front.key).is_some();
-            let Some(entry) = state.requests.get_mut(front.key) else { continue };
+            let Some(entry) = state.requests.get_mut(front.key) else {
+                continue;
+            };
             match stands {
                 true => _ = entry.since.get_or_insert(now),
                 false => entry.since = None,
@@ -198,7 +220,9 @@ impl Inner {
         }
         for at in 0..state.keys.len() {
             let key = state.keys[at];
-            let Some(entry) = state.requests.get_mut(key) else { continue };
+            let Some(entry) = state.requests.get_mut(key) else {
+                continue;
+            };
             match entry.phase {
                 Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
                 Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
@@ -224,7 +248,9 @@ impl Inner {
     }
 
     fn time_out(&self, state: &mut State, key: RequestKey) {
-        let Some(entry) = state.requests.get(key) else { return };
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
         let rank = entry.peer;
         match entry.phase {
             Phase::Unmatched => {
@@ -252,7 +278,10 @@ impl Inner {
     pub(crate) fn stuck(&self) -> Vec<Stuck> {
         let now = self.host().now();
         let state = self.lock();
-        let named = state.fronts.iter().filter_map(|front| self.describe(&state, front, now));
+        let named = state
+            .fronts
+            .iter()
+            .filter_map(|front| self.describe(&state, front, now));
         named.filter(|s| s.since >= self.config.watchdog).collect()
     }
 
@@ -267,12 +296,19 @@ impl Inner {
                 _ => continue,
             };
             let told = state.requests.told(key).is_some();
-            let Entry { peer, tag, number, .. } = entry;
+            let Entry {
+                peer, tag, number, ..
+            } = entry;
             if !told {
                 open.push(format!("{what} rank {peer}, tag {tag}, message {number}"));
             }
         }
-        for peer in state.peers.iter_mut().flatten().filter(|p| p.failed.is_none()) {
+        for peer in state
+            .peers
+            .iter_mut()
+            .flatten()
+            .filter(|p| p.failed.is_none())
+        {
             tell_the_rest(peer);
             for lane in peer.lanes.iter_mut().flatten() {
                 if !lane.qp.is_quiet() {
@@ -344,17 +380,26 @@ fn waits_for(state: &State, key: RequestKey) -> Option<&'static str> {
 
 /// Whether the message of a receive is there.
 fn arrived(state: &State, key: RequestKey) -> bool {
-    let Some(entry) = state.requests.get(key) else { return false };
-    let peer = state.peers.get(entry.peer as usize).and_then(Option::as_deref);
+    let Some(entry) = state.requests.get(key) else {
+        return false;
+    };
+    let peer = state
+        .peers
+        .get(entry.peer as usize)
+        .and_then(Option::as_deref);
     let channel = peer.and_then(|peer| peer.recvs.get(&entry.tag));
     channel.is_some_and(|c| has_come(c.word(entry.number, entry.large), entry.number))
 }
 
 /// Lets the stream pass that waits for a message that will not come. `true`: it was.
 fn release(state: &mut State, key: RequestKey, status: Status) -> bool {
-    let Some(entry) = state.requests.get(key) else { return false };
+    let Some(entry) = state.requests.get(key) else {
+        return false;
+    };
     let (rank, tag, number, large) = (entry.peer, entry.tag, entry.number, entry.large);
-    let Some(channel) = state.peer(rank).and_then(|peer| peer.recvs.get(&tag)) else { return false };
+    let Some(channel) = state.peer(rank).and_then(|peer| peer.recvs.get(&tag)) else {
+        return false;
+    };
     let word = channel.word(number, large);
     // The word may still tell of the message before, or already of this one.
     if has_come(word, number) || !channel.is_free(number) {

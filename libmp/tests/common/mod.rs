@@ -27,7 +27,9 @@ pub fn ranks_with(
         .into_iter()
         .map(|bootstrap| {
             let gpu = Gpu::soft().unwrap();
-            let ctx = build(Context::builder().bootstrap(bootstrap).gpu(&gpu)).build().unwrap();
+            let ctx = build(Context::builder().bootstrap(bootstrap).gpu(&gpu))
+                .build()
+                .unwrap();
             let body = Arc::clone(&body);
             std::thread::Builder::new()
                 .name(format!("rank{}", ctx.rank()))

@@ -73,7 +73,7 @@ impl Bench {
         };
         let gpu = Gpu::soft_with(sim.host(), options).unwrap();
         let mut bench = Bench {
-            kernels: Kernels::load(&gpu).unwrap(),
+            kernels: Kernels::of(&gpu).unwrap(),
             stream: gpu.stream().unwrap(),
             memory: gpu.alloc(MemoryKind::Device, BYTES).unwrap(),
             image: Vec::new(),

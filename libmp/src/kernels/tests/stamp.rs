@@ -212,6 +212,11 @@ fn every_answer_and_length_decides_the_send() {
             bad(S::LOCAL_LENGTH),
         ),
         (
+            "more than a word says",
+            with(None, Some((1 << 44) + 5), None),
+            bad(S::LOCAL_LENGTH),
+        ),
+        (
             "endless",
             with(None, Some(u64::MAX), None),
             bad(S::LOCAL_LENGTH),

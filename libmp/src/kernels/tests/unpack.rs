@@ -142,7 +142,13 @@ fn every_word_ends_the_receive_as_it_says() {
         ("kind 0", word(seq, 0, 1), false, bad),
         ("kind 14", word(seq, 14, 1), false, bad),
         ("the next", word(seq + 1, EAGER, 3), false, bad),
-        ("the last", word(seq - 1, FAILED, 4), false, bad),
+        ("the last", word(seq - 1, EAGER, 4), false, bad),
+        (
+            "failed, by a later one",
+            word(seq + 9, FAILED, 4),
+            false,
+            (S::TIMEOUT, 0),
+        ),
         ("nothing", 0, false, bad),
     ];
     for threads in THREADS {
