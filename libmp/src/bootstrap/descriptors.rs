@@ -84,7 +84,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// The socket of `rank`.
+    /// The socket of `rank`, for those who know the secret.
     ///
     /// # Errors
     /// `Protocol` if another process has it, `System` if it cannot be had.
@@ -114,19 +114,20 @@ impl Descriptors {
         })
     }
 
-    /// Sends a copy of a descriptor to a rank of this host.
+    /// Sends a copy of a descriptor to the rank of this host whose socket was opened with
+    /// `secret`.
     ///
     /// # Errors
     /// `PeerFailed` if it is gone, `QueueFull` if it does not receive, `System`.
-    pub fn send(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+    pub fn send(&self, secret: &Secret, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
         let from = self.rank;
         let note = Note { from, topic };
-        let bytes = note.encode(note.proof(&self.secret, self.job, to));
+        let bytes = note.encode(note.proof(secret, self.job, to));
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let fds = [fd];
         control.push(SendAncillaryMessage::ScmRights(&fds));
-        let sent = address(&self.secret, self.job, to).and_then(|address| {
+        let sent = address(secret, self.job, to).and_then(|address| {
             let (bytes, flags) = ([IoSlice::new(&bytes)], SendFlags::NOSIGNAL);
             rustix::net::sendmsg_addr(&self.socket, &address, &bytes, &mut control, flags)
         });
@@ -217,7 +218,7 @@ mod tests {
         let b = Descriptors::open(&ours, 7, 1).unwrap();
         let mut inbox = Inbox::default();
         let file = std::fs::File::open("/dev/null").unwrap();
-        a.send(1, 5, file.as_fd()).unwrap();
+        a.send(&ours, 1, 5, file.as_fd()).unwrap();
         assert_eq!(received(&b, &mut inbox, 5), Some(0));
 
         // Somebody who found the socket, but does not know the secret, and other nonsense.
@@ -247,11 +248,11 @@ mod tests {
         rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
         assert_eq!(received(&b, &mut inbox, 5), None);
         assert_eq!(received(&b, &mut inbox, 5), None);
-        a.send(1, 5, file.as_fd()).unwrap();
+        a.send(&ours, 1, 5, file.as_fd()).unwrap();
         assert_eq!(received(&b, &mut inbox, 5), Some(0));
 
         drop(b);
-        let e = a.send(1, 5, file.as_fd()).unwrap_err();
+        let e = a.send(&ours, 1, 5, file.as_fd()).unwrap_err();
         assert_eq!(e.rank(), Some(1));
         assert!(matches!(e.kind(), Kind::PeerFailed(_)));
     }

@@ -147,3 +147,16 @@ pub fn session(bytes: &[u8]) {
 pub fn descriptor(bytes: &[u8]) -> bool {
     super::descriptors::is_note(bytes)
 }
+
+/// What ranks make of what lies in a shared directory.
+pub fn notes(bytes: &[u8]) {
+    if let Ok(note) = super::notes::RankNote::decode(bytes) {
+        assert_eq!(note.encode(), bytes);
+    }
+    if let Ok(note) = super::notes::JobNote::decode(bytes) {
+        assert_eq!(note.encode(), bytes);
+    }
+    if let Ok(name) = std::str::from_utf8(bytes) {
+        super::notes::parse_mail_name(name);
+    }
+}

@@ -20,12 +20,16 @@ pub struct Local {
     inboxes: Arc<[Mutex<Option<Inbox>>]>,
 }
 
+fn next_job() -> u64 {
+    /// The last job's number. Relaxed: only has to be another one each time.
+    static JOBS: AtomicU64 = AtomicU64::new(0);
+    1 + JOBS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Local {
     /// The ranks of a new job, in order of their numbers.
     pub fn ranks(size: u32) -> Vec<Arc<dyn Bootstrap>> {
-        /// The last job's number. Relaxed: only has to be another one each time.
-        static JOBS: AtomicU64 = AtomicU64::new(0);
-        Local::ranks_of(1 + JOBS.fetch_add(1, Ordering::Relaxed), size)
+        Local::ranks_of(next_job(), size)
     }
 
     /// The ranks of job `job`, for programs that shall see the same numbers in every run.
@@ -38,6 +42,13 @@ impl Local {
                 Arc::new(Local { rank, job, inboxes }) as Arc<dyn Bootstrap>
             })
             .collect()
+    }
+
+    /// The only rank of a job.
+    pub(super) fn alone() -> Arc<dyn Bootstrap> {
+        let inboxes = [Mutex::new(Some(Inbox::default()))].into();
+        let (rank, job) = (0, next_job());
+        Arc::new(Local { rank, job, inboxes })
     }
 
     fn inbox(&self, rank: u32) -> MutexGuard<'_, Option<Inbox>> {

@@ -14,13 +14,18 @@ use gdsync::Status;
 use crate::error::{Error, Kind, Result};
 
 mod descriptors;
+mod directory;
+pub mod env;
 #[doc(hidden)]
 pub mod fuzz;
 mod host;
 mod inbox;
 mod local;
+mod notes;
 mod output;
+mod place;
 mod relay;
+mod seat;
 mod secret;
 mod server;
 mod session;
@@ -28,6 +33,8 @@ pub mod tcp;
 #[doc(hidden)]
 pub mod wire;
 
+pub use directory::Directory;
+pub use env::from_env;
 pub use local::Local;
 pub use secret::Secret;
 pub use tcp::Tcp;

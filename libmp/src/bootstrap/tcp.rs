@@ -51,6 +51,7 @@ pub struct Tcp {
     rank: u32,
     job: u64,
     hosts: Vec<u64>,
+    secret: Secret,
     descriptors: Descriptors,
     state: Mutex<State>,
 }
@@ -126,6 +127,7 @@ impl Tcp {
             rank,
             job,
             hosts: session.hosts().to_vec(),
+            secret: join.secret.clone(),
             descriptors,
             state: Mutex::new(State {
                 stream,
@@ -247,7 +249,7 @@ impl Bootstrap for Tcp {
         if self.host(to) != self.host(self.rank) {
             return Err(other_host(to));
         }
-        self.descriptors.send(to, topic, fd)
+        self.descriptors.send(&self.secret, to, topic, fd)
     }
 
     fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {

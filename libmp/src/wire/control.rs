@@ -120,7 +120,9 @@ impl Control {
         }
         let [kind, lane] = r.take()?;
         if lane != 0 && kind > 2 {
-            return Err(malformed(format!("a message of kind {kind} for lane {lane}")));
+            return Err(malformed(format!(
+                "a message of kind {kind} for lane {lane}"
+            )));
         }
         let message = match kind {
             1 => Control::Connect {
@@ -198,9 +200,21 @@ mod tests {
         let all = [
             Control::Connect { lane: 3, address },
             Control::Up { lane: 7 },
-            Control::Sends { tag: u32::MAX, block, shape },
-            Control::Receives { tag: 0, block, shape },
-            Control::Truncated { tag: 1, number: 2, len: 3 },
+            Control::Sends {
+                tag: u32::MAX,
+                block,
+                shape,
+            },
+            Control::Receives {
+                tag: 0,
+                block,
+                shape,
+            },
+            Control::Truncated {
+                tag: 1,
+                number: 2,
+                len: 3,
+            },
         ];
         for message in all {
             let bytes = message.encode();

@@ -97,12 +97,18 @@ mod tests {
                 assert!(reached(w, number) && !reached(w, number.wrapping_add(1)));
                 assert!(reached(word(number.wrapping_add(16), kind, 0), number));
                 assert!(!reached(before(number, 16), number));
-                assert!(!reached(word(number.wrapping_sub(16), kind, MAX_LEN), number));
+                assert!(!reached(
+                    word(number.wrapping_sub(16), kind, MAX_LEN),
+                    number
+                ));
             }
         }
         assert_eq!(parse(word(3, WordKind::Eager, MAX_LEN + 1)).2, 0);
         assert_eq!(parse(8 << LEN_BITS).1, None);
         assert_eq!(parse_result(0), None);
-        assert_eq!(parse_result(result(Status::TRUNCATED, 77)), Some((Status::TRUNCATED, 77)));
+        assert_eq!(
+            parse_result(result(Status::TRUNCATED, 77)),
+            Some((Status::TRUNCATED, 77))
+        );
     }
 }

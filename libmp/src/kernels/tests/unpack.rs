@@ -147,7 +147,7 @@ fn every_word_ends_the_receive_as_it_says() {
             "failed, by a later one",
             word(seq + 9, FAILED, 4),
             false,
-            (S::TIMEOUT, 0),
+            failed(S::TIMEOUT),
         ),
         ("nothing", 0, false, bad),
     ];
