@@ -84,7 +84,7 @@ impl Inner {
         let mut state = self.lock();
         match state.peer(rank) {
             Some(peer) => match peer.failed {
-                Some(status) => Err(failed("open connection", rank, status)),
+                Some(_) => Err(peer.error("open connection")),
                 None => Ok(peer.is_open(lane.into(), way)),
             },
             None => Ok(false),
@@ -167,6 +167,9 @@ impl Inner {
                     heard = true;
                     if let Err(e) = self.take_in(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                        if let Some(peer) = state.peer(rank) {
+                            peer.why.get_or_insert_with(|| e.object().to_owned());
+                        }
                         self.give_up(state, rank, Status::BAD_RESPONSE);
                     }
                 }
@@ -217,11 +220,4 @@ impl Inner {
         let what = format!("{count} requests unfinished: {}", open.join("; "));
         Err(Error::new("close context", Kind::Timeout, what))
     }
-}
-
-/// The error of a request whose peer was given up.
-#[cold]
-pub(crate) fn failed(operation: &'static str, rank: u32, status: Status) -> Error {
-    let what = "the peer failed or was given up";
-    Error::new(operation, Kind::PeerFailed(status), what).with_rank(rank)
 }

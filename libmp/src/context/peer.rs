@@ -37,8 +37,10 @@ pub(crate) struct Peer {
     pub lanes: [Option<Lane>; LANES],
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
-    /// Why it was given up.
+    /// How it failed, if it was given up.
     pub failed: Option<Status>,
+    /// What it said that made no sense here.
+    pub why: Option<String>,
 }
 
 /// What is to be open before something can be posted.
@@ -82,7 +84,22 @@ impl Peer {
             sends: BTreeMap::new(),
             recvs: BTreeMap::new(),
             failed: None,
+            why: None,
         }
+    }
+
+    /// The error of a request that cannot be, as the peer was given up.
+    #[cold]
+    pub fn error(&self, operation: &'static str) -> Error {
+        let status = self.failed.unwrap_or(Status::CLOSED);
+        let error = match &self.why {
+            Some(why) => Error::new(operation, Kind::Protocol, why.as_str()),
+            None => {
+                let what = "the peer failed or was given up";
+                Error::new(operation, Kind::PeerFailed(status), what)
+            }
+        };
+        error.with_rank(self.rank)
     }
 
     /// Whether everything is there to post on `lane`.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use gdsync::memop::DevicePtr;
 use gdsync::{Status, Stream};
 
-use crate::context::open::failed;
 use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
@@ -219,8 +218,8 @@ impl Inner {
             }
             status => {
                 let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
-                match peer.and_then(|peer| peer.failed) {
-                    Some(reason) => Err(failed(OPERATION, rank, reason)),
+                match peer.filter(|peer| peer.failed.is_some()) {
+                    Some(peer) => Err(peer.error(OPERATION)),
                     None => fail(Kind::Failed(status), format!("under tag {tag}")),
                 }
             }

@@ -9,7 +9,6 @@ use super::send::chunk_len;
 use super::spec::{Recv, Send};
 use crate::context::Inner;
 use crate::context::builder::Full;
-use crate::context::open::failed;
 use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
@@ -115,8 +114,11 @@ impl Inner {
         }
         entry.order = order;
         let (rank, receive) = (entry.peer, entry.receive);
-        if !receive && let Some(status) = state.peer(rank).and_then(|peer| peer.failed) {
-            return Err(failed(POST, rank, status));
+        if !receive
+            && let Some(peer) = state.peer(rank)
+            && peer.failed.is_some()
+        {
+            return Err(peer.error(POST));
         }
         match receive {
             true => self.post_recv(state, key),

@@ -9,7 +9,6 @@ use super::post::{List, known};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
 use crate::context::Inner;
-use crate::context::open::failed;
 use crate::context::peer::{Peer, Way};
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
@@ -102,12 +101,10 @@ impl Inner {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
-        if let Some(status) = peer.failed
-            && !channel.has_mail()
-        {
-            return Err(failed(PREPARE, rank, status));
+        if peer.failed.is_some() && !peer.may(0, Way::Recv(tag)) {
+            return Err(peer.error(PREPARE));
         }
+        let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
         let number = channel.next;
         let slot = channel.shape.slot(number);
         let unclaimed = channel.receives[slot].is_some_and(|before| {
@@ -262,24 +259,18 @@ impl Inner {
                 "the GPU runs no kernels",
             ));
         };
-        let Some(Peer {
-            recvs,
-            lanes,
-            failed: given_up,
-            ..
-        }) = peers[entry.peer as usize].as_deref_mut()
-        else {
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
             return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
         };
+        let number = entry.number;
+        let there = |channel: &RecvChannel| has_come(channel.word(number, entry.large), number);
+        if peer.failed.is_some() && !peer.recvs.get(&entry.tag).is_some_and(there) {
+            return Err(peer.error(WAIT));
+        }
+        let Peer { recvs, lanes, .. } = peer;
         let Some(channel) = recvs.get_mut(&entry.tag) else {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
-        let number = entry.number;
-        if let Some(status) = *given_up
-            && !has_come(channel.word(number, entry.large), number)
-        {
-            return Err(failed(WAIT, entry.peer, status));
-        }
         let direct = entry.large && entry.staging.is_none();
         let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
         let flush = direct && entry.segments.as_slice().iter().any(device);

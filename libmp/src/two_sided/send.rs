@@ -6,7 +6,6 @@ use gdsync::rdma::{Mr, Qp, RemoteSpan, SendRequest, Sge, Work};
 use super::channel::SendChannel;
 use super::spec::{On, Send, SizeSource};
 use crate::context::Inner;
-use crate::context::open::failed;
 use crate::context::peer::Way;
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
@@ -217,8 +216,8 @@ impl Inner {
         } = state;
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
-        if let Some(status) = peer.failed {
-            return Err(failed(PREPARE, spec.to, status));
+        if peer.failed.is_some() {
+            return Err(peer.error(PREPARE));
         }
         let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
         if channel.is_full() {
