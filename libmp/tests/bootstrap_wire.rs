@@ -95,6 +95,7 @@ proptest! {
         fuzz::store(&bytes);
         fuzz::session(&bytes);
         fuzz::descriptor(&bytes);
+        fuzz::notes(&bytes);
     }
 
     /// Whatever is sent arrives, in order between two ranks and one topic, however turns fall.

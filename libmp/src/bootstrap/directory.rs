@@ -1,0 +1,272 @@
+//! Ranks that meet in a directory: no network, no thread, one user.
+//!
+//! What lies in it, each put there whole by a rename:
+//! - `rank-R`: rank R's note, locked as long as its process lives; so a death is seen by the lock.
+//! - `job`: written by rank 0 when all have come. It names the note of each, so that what earlier
+//!   jobs left behind is never taken for ours.
+//! - `to-R-..`: rank R's mail, a file each message, named by sender and number.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::inbox::{Inbox, room};
+use super::notes::{JobNote, mail_name, parse_mail_name};
+use super::seat::{Seat, private, put};
+use super::wire::MAX_RANKS;
+use super::{
+    Bootstrap, JOIN, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, full, gone, other_host,
+};
+use crate::error::{Error, Kind, Result};
+
+/// One rank of a job whose ranks share a directory.
+///
+/// It must belong to the user and be writable by nobody else: that is what guards the job. It
+/// may be on several hosts if its file system has locks. A look for messages lists the rank's
+/// mail, so this suits jobs of some dozen ranks. Dropping it makes the rank gone and removes its
+/// files.
+#[derive(Debug)]
+pub struct Directory {
+    seat: Seat,
+    job: JobNote,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    inbox: Inbox,
+    fds: Inbox,
+    /// By rank.
+    peers: Vec<Peer>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Peer {
+    /// The number of the next message to it.
+    sending: u64,
+    /// The number of the next message from it.
+    receiving: u64,
+    /// Number and room of what it may not have fetched yet.
+    under_way: VecDeque<(u64, u32)>,
+    /// The room of all that.
+    held: u32,
+    /// Seen to be gone.
+    gone: bool,
+}
+
+impl Directory {
+    /// Comes to the directory, which is made if it is not there, and waits for the other ranks.
+    ///
+    /// # Errors
+    /// `Missing` if ranks have not come within `limit`, with their numbers; `Invalid` for a
+    /// directory that is not the user's alone, or a rank that the job has not; `Protocol` if
+    /// another process is this rank, or another rank thinks of another size; `System`.
+    pub fn join(path: &Path, rank: u32, size: u32, limit: Duration) -> Result<Directory> {
+        Directory::join_in(path, rank, size, limit, false)
+    }
+
+    /// As [`join`](Directory::join); a `temporary` directory is removed by the last to leave.
+    pub(super) fn join_in(
+        path: &Path,
+        rank: u32,
+        size: u32,
+        limit: Duration,
+        temporary: bool,
+    ) -> Result<Directory> {
+        if rank >= size || size > MAX_RANKS {
+            let text = format!("there are {size} ranks");
+            let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
+            return Err(error.with_limit(MAX_RANKS));
+        }
+        let end = Instant::now() + limit;
+        private(path)?;
+        let seat = Seat::take(path, rank, size, temporary)?;
+        let job = seat.wait(limit, end)?;
+        seat.clean()?;
+        let peers = vec![Peer::default(); size as usize];
+        let (inbox, fds) = (Inbox::default(), Inbox::default());
+        Ok(Directory {
+            seat,
+            job,
+            state: Mutex::new(State { inbox, fds, peers }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a rank is gone, by a look at its note.
+    fn look(&self, state: &mut State, rank: u32) -> bool {
+        let Some(peer) = state.peers.get_mut(rank as usize) else {
+            return false;
+        };
+        if !peer.gone && rank != self.rank() {
+            let nonce = &self.job.ranks[rank as usize].1;
+            peer.gone = !self.seat.lives(rank, nonce);
+        }
+        peer.gone
+    }
+
+    /// Takes what lies in this rank's mail, in the order of each sender, as far as there is room.
+    fn fetch(&self, state: &mut State) -> Result<()> {
+        let mailbox = self.seat.mailbox();
+        let failed = |e| {
+            let text = mailbox.display().to_string();
+            Error::new(RECEIVE, Kind::System, text).with_source(e)
+        };
+        let mut mail = Vec::new();
+        for entry in fs::read_dir(&mailbox).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            mail.extend(name.to_str().and_then(parse_mail_name));
+        }
+        mail.sort_unstable_by_key(|(from, number)| (*number, *from));
+        for (from, number) in mail {
+            // A listing may show a message and miss an earlier one: the next listing has both.
+            let peer = state.peers.get_mut(from as usize);
+            let Some(peer) = peer.filter(|p| p.receiving == number) else {
+                continue;
+            };
+            let path = mailbox.join(mail_name(from, number));
+            let (topic, message) = match open(&path).map_err(failed)? {
+                Some(opened) => opened,
+                None => {
+                    let error = Error::new(RECEIVE, Kind::Protocol, "a message of another length");
+                    return Err(error.with_rank(from));
+                }
+            };
+            if !state.inbox.has_room(from, message.len()) {
+                continue;
+            }
+            state.inbox.push(from, topic, message);
+            peer.receiving += 1;
+            fs::remove_file(&path).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a message of `len` bytes to `to` has room, after a look at what it fetched.
+    fn has_room(&self, peer: &mut Peer, to: u32, len: usize) -> bool {
+        let mailbox = self.seat.mailbox_of(to, &self.job.ranks[to as usize].1);
+        while peer.held + room(len) > WINDOW {
+            let Some((number, taken)) = peer.under_way.front().copied() else {
+                return true;
+            };
+            if mailbox.join(mail_name(self.seat.rank(), number)).exists() {
+                return false;
+            }
+            peer.under_way.pop_front();
+            peer.held -= taken;
+        }
+        true
+    }
+}
+
+/// Topic and bytes of the message in a file; none if it is none.
+fn open(path: &Path) -> std::io::Result<Option<(u64, Vec<u8>)>> {
+    let mut bytes = Vec::new();
+    let longest = (8 + MAX_MESSAGE + 1) as u64;
+    fs::File::open(path)?
+        .take(longest)
+        .read_to_end(&mut bytes)?;
+    let whole = bytes.split_first_chunk::<8>();
+    let fits = whole.filter(|(_, message)| message.len() <= MAX_MESSAGE);
+    Ok(fits.map(|(topic, message)| (u64::from_le_bytes(*topic), message.to_vec())))
+}
+
+impl Bootstrap for Directory {
+    fn rank(&self) -> u32 {
+        self.seat.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.job.ranks.len() as u32
+    }
+
+    fn job(&self) -> u64 {
+        self.job.job
+    }
+
+    fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
+        check(self.size(), to, message)?;
+        let from = self.rank();
+        let mut state = self.state();
+        if to == from {
+            if !state.inbox.has_room(from, message.len()) {
+                return Err(full(to));
+            }
+            state.inbox.push(from, topic, message.to_vec());
+            return Ok(());
+        }
+        if self.look(&mut state, to) {
+            return Err(gone(to));
+        }
+        let peer = &mut state.peers[to as usize];
+        if !self.has_room(peer, to, message.len()) {
+            return Err(full(to));
+        }
+        let mailbox = self.seat.mailbox_of(to, &self.job.ranks[to as usize].1);
+        let bytes = [&topic.to_le_bytes(), message].concat();
+        match put(&mailbox, &mail_name(from, peer.sending), &bytes) {
+            Ok(()) => {}
+            // It left between the look and now.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Err(gone(to)),
+            Err(e) => {
+                let text = mailbox.display().to_string();
+                let error = Error::new(SEND, Kind::System, text).with_rank(to);
+                return Err(error.with_source(e));
+            }
+        }
+        let taken = room(message.len());
+        peer.under_way.push_back((peer.sending, taken));
+        peer.held += taken;
+        peer.sending += 1;
+        Ok(())
+    }
+
+    fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
+        let mut state = self.state();
+        if let Some(message) = state.inbox.take(topic) {
+            return Ok(Some(message));
+        }
+        self.fetch(&mut state)?;
+        Ok(state.inbox.take(topic))
+    }
+
+    fn forget(&self, topic: u64) {
+        let mut state = self.state();
+        state.inbox.forget(topic);
+        state.fds.forget(topic);
+    }
+
+    fn gone(&self, rank: u32) -> bool {
+        self.look(&mut self.state(), rank)
+    }
+
+    fn host(&self, rank: u32) -> Option<u64> {
+        self.job.ranks.get(rank as usize).map(|(host, _)| *host)
+    }
+
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        check(self.size(), to, &[])?;
+        if self.host(to) != self.host(self.rank()) {
+            return Err(other_host(to));
+        }
+        let secret = Secret::from_bytes(self.job.ranks[to as usize].1);
+        self.seat.descriptors().send(&secret, to, topic, fd)
+    }
+
+    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        let mut state = self.state();
+        if let Some(fd) = state.fds.take_fd(topic) {
+            return Ok(Some(fd));
+        }
+        let descriptors = self.seat.descriptors();
+        descriptors.receive(self.size(), &mut state.fds)?;
+        Ok(state.fds.take_fd(topic))
+    }
+}

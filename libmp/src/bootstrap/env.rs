@@ -1,0 +1,422 @@
+//! Who this process is according to its launcher, from the environment.
+//!
+//! In this order, the first that names a rank: explicit (`MP_RANK`), torchrun (`RANK` and
+//! `WORLD_SIZE`), Open MPI and PMIx, PMI, SLURM. None of them: a job of one rank. Where ranks
+//! meet is `MP_STORE` (`tcp://host:port` or `file:///directory`); without it ranks of one host
+//! meet in a private directory whose name their launcher's job gives, and ranks that torchrun
+//! started on several hosts at a store of rank 0.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::getpid;
+
+use super::place;
+use super::tcp::{Join, Server};
+use super::{Bootstrap, Directory, Local, Secret, Tcp};
+use crate::error::{Error, Kind, Result};
+
+const READ: &str = "read the environment";
+
+/// How long to wait for the other ranks if nothing is said.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What an environment says about this rank.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// This rank.
+    pub rank: u32,
+    /// How many there are.
+    pub size: u32,
+    /// Who says so: `MP_RANK`, `torchrun`, `Open MPI`, `PMIx`, `PMI`, `SLURM` or `nothing`.
+    pub launcher: &'static str,
+    /// Where the ranks meet.
+    pub place: Place,
+    /// The job's name, as far as it has one.
+    pub name: String,
+    /// How long to wait for the other ranks.
+    pub limit: Duration,
+}
+
+/// Where ranks meet.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Nowhere: there is one.
+    Alone,
+    /// At a store.
+    Store {
+        /// Its host and port.
+        address: String,
+        /// The job's secret.
+        secret: Secret,
+        /// Where rank 0 is to listen, as it hosts the store; none if somebody else does.
+        bind: Option<SocketAddr>,
+    },
+    /// In a directory.
+    Directory(PathBuf),
+    /// On this host, in a private directory that this names.
+    Here(String),
+}
+
+/// A look into the environment.
+type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+impl Plan {
+    /// What the variables that `get` gives say.
+    ///
+    /// # Errors
+    /// `Invalid` for a variable that is not understood, with its name; `Unsupported` if there is
+    /// no way for the ranks to meet, with what to set.
+    pub fn from_vars(get: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
+        let vars = Vars(get);
+        let who = vars.identity()?;
+        let name = vars.text("MP_JOB").unwrap_or_default();
+        let limit = match vars.text("MP_START_TIMEOUT") {
+            None => LIMIT,
+            Some(text) => {
+                let seconds = text.parse::<f64>().ok();
+                let limit = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
+                let limit = limit.filter(|l| !l.is_zero());
+                limit.ok_or_else(|| invalid("MP_START_TIMEOUT", &text, "seconds"))?
+            }
+        };
+        if who.rank >= who.size {
+            let text = format!("{} says rank {} of {}", who.launcher, who.rank, who.size);
+            return Err(Error::new(READ, Kind::Invalid, text));
+        }
+        let place = vars.place(&who, &name)?;
+        Ok(Plan {
+            rank: who.rank,
+            size: who.size,
+            launcher: who.launcher,
+            place,
+            name,
+            limit,
+        })
+    }
+
+    /// Goes there and waits for the other ranks.
+    ///
+    /// # Errors
+    /// As [`Tcp::join`] and [`Directory::join`].
+    pub fn join(&self) -> Result<Arc<dyn Bootstrap>> {
+        let Plan {
+            rank, size, limit, ..
+        } = *self;
+        Ok(match &self.place {
+            Place::Alone => Local::alone(),
+            Place::Directory(path) => Arc::new(Directory::join(path, rank, size, limit)?),
+            Place::Here(name) => {
+                let path = place::of_job(name)?;
+                Arc::new(Directory::join_in(&path, rank, size, limit, true)?)
+            }
+            Place::Store {
+                address,
+                secret,
+                bind,
+            } => {
+                let join = Join {
+                    store: address.clone(),
+                    rank,
+                    size,
+                    secret: secret.clone(),
+                    name: self.name.clone(),
+                    limit,
+                };
+                let server = match bind.filter(|_| rank == 0) {
+                    Some(bind) => Some(Server::start(bind, secret, &self.name, size)?),
+                    None => None,
+                };
+                let tcp = Tcp::join(&join)?;
+                if let Some(server) = server {
+                    server.release();
+                }
+                Arc::new(tcp)
+            }
+        })
+    }
+}
+
+/// Who a launcher says that this process is.
+struct Identity {
+    rank: u32,
+    size: u32,
+    launcher: &'static str,
+    /// What its launcher calls the job.
+    job: String,
+    /// Whether all ranks are on this host; none if it is not said.
+    one_host: Option<bool>,
+}
+
+struct Vars<'a>(Get<'a>);
+
+impl Vars<'_> {
+    /// A variable that is set to something.
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|text| !text.is_empty())
+    }
+
+    /// The first of these that is set, as a number.
+    fn number(&self, names: &[&str]) -> Result<Option<u32>> {
+        for name in names {
+            if let Some(text) = self.text(name) {
+                let number = text.parse().map_err(|_| invalid(name, &text, "a number"));
+                return number.map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A number that goes with `with`, which is set.
+    fn needed(&self, names: &[&str], with: &str) -> Result<u32> {
+        self.number(names)?.ok_or_else(|| {
+            let text = format!("{with} is set and {} is not", names.join(" or "));
+            Error::new(READ, Kind::Invalid, text)
+        })
+    }
+
+    fn first(&self, names: &[&str]) -> Option<String> {
+        names.iter().find_map(|name| self.text(name))
+    }
+
+    fn identity(&self) -> Result<Identity> {
+        let all_here = |here: Option<u32>, size| here.map(|here| here == size);
+        if let Some(rank) = self.number(&["MP_RANK"])? {
+            return Ok(Identity {
+                rank,
+                size: self.needed(&["MP_SIZE"], "MP_RANK")?,
+                launcher: "MP_RANK",
+                job: String::new(),
+                one_host: None,
+            });
+        }
+        if let (Some(rank), Some(size)) = (self.number(&["RANK"])?, self.number(&["WORLD_SIZE"])?) {
+            let run = self.first(&["TORCHELASTIC_RUN_ID"]).unwrap_or_default();
+            let turn = self.first(&["TORCHELASTIC_RESTART_COUNT"]);
+            let port = self.first(&["MASTER_PORT"]).unwrap_or_default();
+            let local = self
+                .first(&["MASTER_ADDR"])
+                .is_none_or(|host| is_loopback(&host));
+            let here = self.number(&["LOCAL_WORLD_SIZE"])?;
+            return Ok(Identity {
+                rank,
+                size,
+                launcher: "torchrun",
+                job: format!("{run}.{port}.{}", turn.unwrap_or_default()),
+                one_host: all_here(here, size).or(local.then_some(true)),
+            });
+        }
+        if let Some(rank) = self.number(&["OMPI_COMM_WORLD_RANK"])? {
+            let size = self.needed(&["OMPI_COMM_WORLD_SIZE"], "OMPI_COMM_WORLD_RANK")?;
+            let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
+            return Ok(Identity {
+                rank,
+                size,
+                launcher: "Open MPI",
+                job: self.first(&job).unwrap_or_default(),
+                one_host: all_here(self.number(&["OMPI_COMM_WORLD_LOCAL_SIZE"])?, size),
+            });
+        }
+        if let Some(rank) = self.number(&["PMIX_RANK"])? {
+            // PMIx says the size to its library alone.
+            let size = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "MP_SIZE"];
+            return Ok(Identity {
+                rank,
+                size: self.needed(&size, "PMIX_RANK")?,
+                launcher: "PMIx",
+                job: self.text("PMIX_NAMESPACE").unwrap_or_default(),
+                one_host: self.one_node()?,
+            });
+        }
+        if let Some(rank) = self.number(&["PMI_RANK"])? {
+            let size = self.needed(&["PMI_SIZE"], "PMI_RANK")?;
+            let here = self.number(&["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"])?;
+            let job = ["PMI_JOBID", "PMI_KVS", "SLURM_JOB_ID"];
+            return Ok(Identity {
+                rank,
+                size,
+                launcher: "PMI",
+                job: self.first(&job).unwrap_or_default(),
+                one_host: all_here(here, size).or(self.one_node()?),
+            });
+        }
+        // Outside a step SLURM numbers the script of the job as if it were the first task.
+        let step = self.first(&["SLURM_STEP_ID", "SLURM_STEPID"]);
+        if let (Some(rank), Some(step)) = (self.number(&["SLURM_PROCID"])?, step) {
+            let size = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
+            let job = self.first(&["SLURM_JOB_ID", "SLURM_JOBID"]);
+            return Ok(Identity {
+                rank,
+                size: self.needed(&size, "SLURM_PROCID")?,
+                launcher: "SLURM",
+                job: format!("{}.{step}", job.unwrap_or_default()),
+                one_host: self.one_node()?,
+            });
+        }
+        Ok(Identity {
+            rank: 0,
+            size: 1,
+            launcher: "nothing",
+            job: String::new(),
+            one_host: Some(true),
+        })
+    }
+
+    fn one_node(&self) -> Result<Option<bool>> {
+        let nodes = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
+        Ok(self.number(&nodes)?.map(|nodes| nodes == 1))
+    }
+
+    fn place(&self, who: &Identity, name: &str) -> Result<Place> {
+        if who.size == 1 {
+            return Ok(Place::Alone);
+        }
+        if let Some(store) = self.text("MP_STORE") {
+            if let Some(path) = store.strip_prefix("file://") {
+                return match path.starts_with('/') {
+                    true => Ok(Place::Directory(path.into())),
+                    false => Err(invalid("MP_STORE", &store, "file:///directory")),
+                };
+            }
+            let Some(address) = store.strip_prefix("tcp://") else {
+                let may = "tcp://host:port or file:///directory";
+                return Err(invalid("MP_STORE", &store, may));
+            };
+            return self.store(
+                who.rank,
+                address.trim_end_matches('/'),
+                ("MP_STORE", &store),
+            );
+        }
+        match (who.launcher, who.one_host) {
+            ("torchrun", Some(false) | None) => {
+                let host = self.first(&["MASTER_ADDR"]).unwrap_or_default();
+                // Torch's own store has the port itself.
+                let port = self.needed(&["MASTER_PORT"], "MASTER_ADDR")? + 1;
+                let address = match host.contains(':') {
+                    true => format!("[{host}]:{port}"),
+                    false => format!("{host}:{port}"),
+                };
+                self.store(who.rank, &address, ("MASTER_ADDR", &host))
+            }
+            ("MP_RANK", _) if name.is_empty() => Err(unsupported(
+                "MP_RANK without MP_STORE or MP_JOB: set MP_STORE to tcp://host:port or \
+                 file:///directory, or, on one host, MP_JOB to a name",
+            )),
+            (_, Some(false)) => Err(unsupported(&format!(
+                "{} started ranks on several hosts: set MP_STORE to file:///directory on a shared \
+                 file system, or to tcp://host:port on the host of rank 0 with MP_SECRET and \
+                 MP_BIND",
+                who.launcher
+            ))),
+            _ => {
+                let job = match (name, who.job.as_str()) {
+                    ("", "") => place::of_parent(),
+                    ("", job) => job.into(),
+                    (name, _) => name.into(),
+                };
+                Ok(Place::Here(format!("{}.{}.{job}", who.launcher, who.size)))
+            }
+        }
+    }
+
+    /// A store over TCP.
+    fn store(&self, rank: u32, address: &str, named: (&str, &str)) -> Result<Place> {
+        let wrong = || invalid(named.0, named.1, "host:port");
+        let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+        let port = port.parse::<u16>().map_err(|_| wrong())?;
+        if host.is_empty() {
+            return Err(wrong());
+        }
+        let Some(secret) = self.text("MP_SECRET") else {
+            let text = "a store over TCP needs MP_SECRET: a random text, the same for all ranks";
+            return Err(Error::new(READ, Kind::Invalid, text));
+        };
+        let bind = match self.text("MP_SERVE").as_deref() {
+            Some("0") => None,
+            None | Some("1") => {
+                let address = match self.text("MP_BIND") {
+                    // Rank 0 would listen where nobody calls.
+                    None if rank == 0 && !is_loopback(host) => {
+                        let text = format!(
+                            "rank 0 hosts the store at {address} and listens on loopback unless \
+                             told: set MP_BIND to an address of this host, or to 0.0.0.0"
+                        );
+                        return Err(Error::new(READ, Kind::Invalid, text));
+                    }
+                    None => IpAddr::from(Ipv4Addr::LOCALHOST),
+                    Some(text) => text
+                        .parse()
+                        .map_err(|_| invalid("MP_BIND", &text, "an address to listen on"))?,
+                };
+                Some(SocketAddr::new(address, port))
+            }
+            Some(other) => return Err(invalid("MP_SERVE", other, "0 or 1")),
+        };
+        Ok(Place::Store {
+            address: address.into(),
+            secret: Secret::from_text(&secret)?,
+            bind,
+        })
+    }
+}
+
+/// Whether a host's name or address is this host's own, heard by nobody else.
+fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || bare.parse::<IpAddr>().is_ok_and(|a| a.is_loopback())
+}
+
+#[cold]
+fn invalid(name: &str, value: &str, may: &str) -> Error {
+    let text = format!("{name}={value:?}: must be {may}");
+    Error::new(READ, Kind::Invalid, text)
+}
+
+#[cold]
+fn unsupported(text: &str) -> Error {
+    Error::new(READ, Kind::Unsupported, text)
+}
+
+/// This process as a rank of the job that its launcher started.
+///
+/// It joins once: every call gives the same, and what was joined is left when the process ends
+/// normally.
+///
+/// # Errors
+/// As [`Plan::from_vars`] and [`Plan::join`].
+pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
+    let mut joined = JOINED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(joined) = joined.as_ref() {
+        return Ok(Arc::clone(joined));
+    }
+    let plan = Plan::from_vars(&|name| std::env::var(name).ok())?;
+    let bootstrap = plan.join()?;
+    if !matches!(plan.place, Place::Alone) {
+        PROCESS.store(getpid().as_raw_pid(), Ordering::Relaxed);
+        place::at_exit(leave);
+    }
+    *joined = Some(Arc::clone(&bootstrap));
+    Ok(bootstrap)
+}
+
+/// What this process has joined.
+static JOINED: Mutex<Option<Arc<dyn Bootstrap>>> = Mutex::new(None);
+
+/// The process that has joined: a copy of it that `fork` made must not leave in its stead.
+/// Relaxed: stored before the thread that joins registers what loads it.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Leaves the job, so that others know and no files remain.
+extern "C" fn leave() {
+    let ours = PROCESS.load(Ordering::Relaxed) == getpid().as_raw_pid();
+    // If somebody is joining just now, the process ends all the same.
+    if ours && let Ok(mut joined) = JOINED.try_lock() {
+        let left = joined.take();
+        drop(joined);
+        drop(left);
+    }
+}

@@ -1,0 +1,178 @@
+//! What lies in a shared directory, as bytes and names. Pure: no file, no clock.
+
+use super::secret::Nonce;
+use super::wire::{Garbage, MAX_RANKS};
+
+const RANK_MAGIC: [u8; 8] = *b"mp-rank\x01";
+const JOB_MAGIC: [u8; 8] = *b"mp-job\0\x01";
+
+/// Bytes of a rank's note.
+pub(super) const RANK_NOTE: usize = 8 + 4 + 4 + 8 + 32;
+
+/// Who came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RankNote {
+    /// Which rank.
+    pub rank: u32,
+    /// How many there are in its opinion.
+    pub size: u32,
+    /// The number of its host.
+    pub host: u64,
+    /// Fresh: tells it from ranks of other jobs. Known to the user's processes alone.
+    pub nonce: Nonce,
+}
+
+impl RankNote {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(RANK_NOTE);
+        bytes.extend(RANK_MAGIC);
+        bytes.extend(self.rank.to_le_bytes());
+        bytes.extend(self.size.to_le_bytes());
+        bytes.extend(self.host.to_le_bytes());
+        bytes.extend(self.nonce);
+        bytes
+    }
+
+    /// The note that bytes are.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(bytes: &[u8]) -> Result<RankNote, Garbage> {
+        let mut bytes = Bytes(bytes);
+        if bytes.array()? != RANK_MAGIC {
+            return Err(Garbage("not a rank's note of this version"));
+        }
+        let note = RankNote {
+            rank: u32::from_le_bytes(bytes.array()?),
+            size: u32::from_le_bytes(bytes.array()?),
+            host: u64::from_le_bytes(bytes.array()?),
+            nonce: bytes.array()?,
+        };
+        bytes.end()?;
+        Ok(note)
+    }
+}
+
+/// Who belongs to the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JobNote {
+    /// The job's number.
+    pub job: u64,
+    /// By rank: host and nonce.
+    pub ranks: Vec<(u64, Nonce)>,
+}
+
+impl JobNote {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend(JOB_MAGIC);
+        bytes.extend(self.job.to_le_bytes());
+        for (host, nonce) in &self.ranks {
+            bytes.extend(host.to_le_bytes());
+            bytes.extend(nonce);
+        }
+        bytes
+    }
+
+    /// The note that bytes are.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn decode(bytes: &[u8]) -> Result<JobNote, Garbage> {
+        let mut bytes = Bytes(bytes);
+        if bytes.array()? != JOB_MAGIC {
+            return Err(Garbage("not a job's note of this version"));
+        }
+        let job = u64::from_le_bytes(bytes.array()?);
+        let mut ranks = Vec::new();
+        while !bytes.0.is_empty() {
+            if ranks.len() == MAX_RANKS as usize {
+                return Err(Garbage("a job of too many ranks"));
+            }
+            ranks.push((u64::from_le_bytes(bytes.array()?), bytes.array()?));
+        }
+        Ok(JobNote { job, ranks })
+    }
+}
+
+/// The name of a rank's note.
+pub(super) fn note_name(rank: u32) -> String {
+    format!("rank-{rank}")
+}
+
+/// The name of the directory of a rank's mail.
+pub(super) fn mailbox_name(rank: u32, nonce: &Nonce) -> String {
+    let mark = nonce[..8].iter().map(|b| format!("{b:02x}"));
+    format!("to-{rank}-{}", mark.collect::<String>())
+}
+
+/// The name of the `number`-th message of a sender.
+pub(super) fn mail_name(from: u32, number: u64) -> String {
+    format!("{from}.{number}")
+}
+
+/// Sender and number of a message's name; none if it is no such name.
+pub(super) fn parse_mail_name(name: &str) -> Option<(u32, u64)> {
+    let (from, number) = name.split_once('.')?;
+    let parsed = (from.parse().ok()?, number.parse().ok()?);
+    (mail_name(parsed.0, parsed.1) == name).then_some(parsed)
+}
+
+/// What is left to be read.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Garbage> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(Garbage("a short note"))?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    fn end(&self) -> Result<(), Garbage> {
+        match self.0 {
+            [] => Ok(()),
+            _ => Err(Garbage("a note with something behind it")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_come_back_and_cut_ones_do_not() {
+        let rank = RankNote {
+            rank: 3,
+            size: 9,
+            host: 77,
+            nonce: [5; 32],
+        };
+        let bytes = rank.encode();
+        assert_eq!(bytes.len(), RANK_NOTE);
+        assert_eq!(RankNote::decode(&bytes), Ok(rank));
+        let job = JobNote {
+            job: 11,
+            ranks: vec![(1, [2; 32]), (3, [4; 32])],
+        };
+        assert_eq!(JobNote::decode(&job.encode()), Ok(job.clone()));
+        for end in 0..RANK_NOTE {
+            assert!(RankNote::decode(&bytes[..end]).is_err());
+            assert!(JobNote::decode(&bytes[..end]).is_err());
+        }
+        assert!(RankNote::decode(&[bytes, vec![0]].concat()).is_err());
+        assert!(JobNote::decode(&job.encode()[..17]).is_err());
+    }
+
+    #[test]
+    fn names_of_mail_are_exact() {
+        assert_eq!(parse_mail_name(&mail_name(7, 12)), Some((7, 12)));
+        for name in [
+            "", ".", "7", ".7.12", "7.12.1", "+7.12", "07.1", "7.-1", "x.1",
+        ] {
+            assert_eq!(parse_mail_name(name), None, "{name}");
+        }
+    }
+}

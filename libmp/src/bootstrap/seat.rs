@@ -1,0 +1,302 @@
+//! A rank's place in a shared directory: taking it, waiting for the others, giving it up.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::descriptors::Descriptors;
+use super::host::host;
+use super::notes::{JobNote, RANK_NOTE, RankNote, mailbox_name, note_name};
+use super::secret::{Nonce, random_bytes, random_number};
+use super::wire::MAX_RANKS;
+use super::{JOIN, Secret, missing};
+use crate::error::{Error, Kind, Result};
+
+/// The longest pause between two looks at the directory while waiting for the start.
+const PAUSE: Duration = Duration::from_millis(10);
+
+const JOB: &str = "job";
+
+/// Bytes of the longest job note.
+const MAX_JOB: u64 = 16 + 40 * MAX_RANKS as u64;
+
+/// A rank's files. Dropping it removes them.
+#[derive(Debug)]
+pub(super) struct Seat {
+    path: PathBuf,
+    note: RankNote,
+    descriptors: Descriptors,
+    /// Locked: the rank lives. Held, never read.
+    _lock: File,
+    /// Whether the directory goes with its last rank.
+    temporary: bool,
+}
+
+/// Makes a directory that belongs to the user alone, or sees that it does.
+///
+/// # Errors
+/// `Invalid` if it belongs to others too, `System`.
+pub(super) fn private(path: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(system(path, e)),
+        _ => {}
+    }
+    // Not through a link that somebody else could turn.
+    let data = fs::symlink_metadata(path).map_err(|e| system(path, e))?;
+    let ours = data.uid() == rustix::process::geteuid().as_raw();
+    if data.is_dir() && ours && data.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    let text = format!("{shown} must be a directory of this user that nobody else can write to");
+    Err(Error::new(JOIN, Kind::Invalid, text))
+}
+
+/// Puts a whole file into a directory under a name that was not taken.
+pub(super) fn put(directory: &Path, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let hidden = directory.join(format!(".{name}"));
+    let mut file = fresh(&hidden)?;
+    file.write_all(bytes)?;
+    fs::rename(&hidden, directory.join(name))
+}
+
+/// A new file for this user's eyes.
+fn fresh(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
+}
+
+#[cold]
+fn system(path: &Path, e: impl Into<std::io::Error>) -> Error {
+    let text = path.display().to_string();
+    Error::new(JOIN, Kind::System, text).with_source(e.into())
+}
+
+impl Seat {
+    /// Takes the place of `rank`, over what a dead one left.
+    ///
+    /// # Errors
+    /// `Protocol` if another process has it, `System`.
+    pub fn take(path: &Path, rank: u32, size: u32, temporary: bool) -> Result<Seat> {
+        if let Some(there) = look(path, rank)
+            && there.1
+        {
+            return Err(second(rank));
+        }
+        let note = RankNote {
+            rank,
+            size,
+            host: host(),
+            nonce: random_bytes()?,
+        };
+        let failed = |e: std::io::Error| system(path, e);
+        // Before its note is seen: its mail and its socket are there, the note locked.
+        let mailbox = mailbox_name(rank, &note.nonce);
+        let made = DirBuilder::new().mode(0o700).create(path.join(&mailbox));
+        made.map_err(failed)?;
+        let secret = Secret::from_bytes(note.nonce);
+        let descriptors = Descriptors::open(&secret, 0, rank)?;
+        if rank == 0 {
+            remove(&path.join(JOB)).map_err(failed)?;
+        }
+        let hidden = path.join(format!(".{}-{mailbox}", note_name(rank)));
+        let mut lock = fresh(&hidden).map_err(failed)?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| system(path, e))?;
+        lock.write_all(&note.encode()).map_err(failed)?;
+        fs::rename(&hidden, path.join(note_name(rank))).map_err(failed)?;
+        Ok(Seat {
+            path: path.to_path_buf(),
+            note,
+            descriptors,
+            _lock: lock,
+            temporary,
+        })
+    }
+
+    /// Waits until all ranks have come.
+    ///
+    /// # Errors
+    /// `Missing`, `Protocol`, `System`.
+    pub fn wait(&self, limit: Duration, end: Instant) -> Result<JobNote> {
+        let RankNote { rank, size, .. } = self.note;
+        let mut missing_ranks = (0..size).collect::<BTreeSet<_>>();
+        let mut ranks = vec![(0, [0; 32]); size as usize];
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if !look(&self.path, rank).is_some_and(|(note, _)| note == self.note) {
+                // Two came at once, and the other one's note is there.
+                return Err(second(rank));
+            }
+            if rank == 0 {
+                self.gather(&mut missing_ranks, &mut ranks)?;
+                if missing_ranks.is_empty() {
+                    let job = random_number()?;
+                    let note = JobNote { job, ranks };
+                    let written = put(&self.path, JOB, &note.encode());
+                    return written.map(|()| note).map_err(|e| system(&self.path, e));
+                }
+            } else if let Some(note) = self.job()? {
+                return Ok(note);
+            }
+            if Instant::now() >= end {
+                self.gather(&mut missing_ranks, &mut ranks)?;
+                let some = missing_ranks.into_iter().collect::<Vec<_>>();
+                return Err(match some.len() {
+                    // Rank 0 is here and has not said so: it was too slow, or comes just now.
+                    0 => missing(limit, 1, &[0]),
+                    count => missing(limit, count as u32, &some),
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
+        }
+    }
+
+    /// Notes who has come.
+    fn gather(&self, missing: &mut BTreeSet<u32>, ranks: &mut [(u64, Nonce)]) -> Result<()> {
+        let size = self.note.size;
+        // All anew: who was here may be gone.
+        *missing = (0..size).collect();
+        for (rank, seen) in ranks.iter_mut().enumerate() {
+            let rank = rank as u32;
+            let Some((note, true)) = look(&self.path, rank) else {
+                continue;
+            };
+            if note.size != size {
+                let text = format!("thinks there are {} ranks, not {size}", note.size);
+                return Err(Error::new(JOIN, Kind::Protocol, text).with_rank(rank));
+            }
+            *seen = (note.host, note.nonce);
+            missing.remove(&rank);
+        }
+        Ok(())
+    }
+
+    /// The job's note, if it is of this job.
+    fn job(&self) -> Result<Option<JobNote>> {
+        let path = self.path.join(JOB);
+        let mut bytes = Vec::new();
+        match File::open(&path).and_then(|f| f.take(MAX_JOB + 1).read_to_end(&mut bytes)) {
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(system(&path, e)),
+        }
+        let note = JobNote::decode(&bytes).map_err(|e| {
+            let text = format!("{}: {e}", path.display());
+            Error::new(JOIN, Kind::Protocol, text)
+        })?;
+        let ours = note.ranks.get(self.note.rank as usize);
+        let ours = ours.is_some_and(|(_, nonce)| *nonce == self.note.nonce);
+        Ok((ours && note.ranks.len() == self.note.size as usize).then_some(note))
+    }
+
+    /// Removes what earlier processes of this rank left. Only once the job has started: until
+    /// then it could be another's who came at the same time.
+    pub fn clean(&self) -> Result<()> {
+        let failed = |e: std::io::Error| system(&self.path, e);
+        let rank = self.note.rank;
+        let ours = mailbox_name(rank, &self.note.nonce);
+        let (mail, notes) = (format!("to-{rank}-"), format!(".rank-{rank}-"));
+        for entry in fs::read_dir(&self.path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // What is gone already is as well.
+            if name.starts_with(&mail) && name != ours {
+                let _ = fs::remove_dir_all(entry.path());
+            } else if name.starts_with(&notes) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.note.rank
+    }
+
+    /// Its socket for descriptors.
+    pub fn descriptors(&self) -> &Descriptors {
+        &self.descriptors
+    }
+
+    /// Where its mail lies.
+    pub fn mailbox(&self) -> PathBuf {
+        self.mailbox_of(self.note.rank, &self.note.nonce)
+    }
+
+    /// Where another rank's mail lies.
+    pub fn mailbox_of(&self, rank: u32, nonce: &Nonce) -> PathBuf {
+        self.path.join(mailbox_name(rank, nonce))
+    }
+
+    /// Whether the rank with this nonce still lives.
+    pub fn lives(&self, rank: u32, nonce: &Nonce) -> bool {
+        look(&self.path, rank).is_some_and(|(note, locked)| locked && note.nonce == *nonce)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // What cannot be removed is removed by the next that takes this place.
+        let _ = fs::remove_dir_all(self.mailbox());
+        let RankNote { rank, nonce, .. } = self.note;
+        if look(&self.path, rank).is_some_and(|(note, _)| note.nonce == nonce) {
+            let _ = remove(&self.path.join(note_name(rank)));
+        }
+        if !anybody_lives(&self.path) {
+            if self.temporary {
+                let _ = fs::remove_dir_all(&self.path);
+            } else if matches!(self.job(), Ok(Some(_))) {
+                let _ = remove(&self.path.join(JOB));
+            }
+        }
+    }
+}
+
+/// Whether any rank whose note lies in the directory lives.
+pub(super) fn anybody_lives(path: &Path) -> bool {
+    let lives = |entry: std::io::Result<fs::DirEntry>| {
+        let name = entry.ok()?.file_name();
+        let rank = name.to_str()?.strip_prefix("rank-")?.parse().ok()?;
+        look(path, rank).filter(|(_, locked)| *locked)
+    };
+    fs::read_dir(path).is_ok_and(|mut entries| entries.any(|e| lives(e).is_some()))
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> std::io::Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+/// A rank's note, and whether its process lives. None if there is none.
+fn look(path: &Path, rank: u32) -> Option<(RankNote, bool)> {
+    let file = File::open(path.join(note_name(rank))).ok()?;
+    let locked = match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => false,
+        Err(e) => e == Errno::WOULDBLOCK,
+    };
+    let mut bytes = Vec::new();
+    file.take(RANK_NOTE as u64 + 1)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    let note = RankNote::decode(&bytes).ok()?;
+    (note.rank == rank).then_some((note, locked))
+}
+
+#[cold]
+fn second(rank: u32) -> Error {
+    let text = format!("there is a second rank {rank}");
+    Error::new(JOIN, Kind::Protocol, text).with_rank(rank)
+}

@@ -1,0 +1,233 @@
+//! Who a process is according to the variables of its launcher, and where it goes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use mp::bootstrap::env::{Place, Plan};
+use mp::{Error, Kind};
+
+fn plan(vars: &str) -> Result<Plan, Error> {
+    let vars = vars
+        .split_whitespace()
+        .map(|v| v.split_once('=').expect("NAME=value"));
+    let vars = vars.collect::<Vec<_>>();
+    Plan::from_vars(&|name| {
+        let found = vars.iter().find(|(n, _)| *n == name);
+        found.map(|(_, value)| value.to_string())
+    })
+}
+
+/// Rank, size and launcher.
+fn who(vars: &str) -> (u32, u32, &'static str) {
+    let plan = plan(vars).unwrap_or_else(|e| panic!("{vars}: {e}"));
+    (plan.rank, plan.size, plan.launcher)
+}
+
+fn here(vars: &str) -> String {
+    match plan(vars).unwrap_or_else(|e| panic!("{vars}: {e}")).place {
+        Place::Here(name) => name,
+        other => panic!("{vars}: {other:?}"),
+    }
+}
+
+fn refused(vars: &str, kind: Kind, words: &[&str]) {
+    let e = plan(vars).unwrap_err();
+    assert_eq!(e.kind(), kind, "{vars}: {e}");
+    for word in words {
+        assert!(e.to_string().contains(word), "{vars}: {e}");
+    }
+}
+
+const SECRET: &str = "MP_SECRET=0123456789abcdef0123";
+const EXPLICIT: &str = "MP_RANK=1 MP_SIZE=2";
+const TORCHRUN: &str = "RANK=2 WORLD_SIZE=3 LOCAL_RANK=2 LOCAL_WORLD_SIZE=3 \
+                        MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none";
+const OMPI: &str = "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=4 \
+                    PMIX_RANK=3 PMIX_NAMESPACE=2093350913";
+const PMIX: &str =
+    "PMIX_RANK=4 PMIX_NAMESPACE=slurm.pmix.7.0 SLURM_STEP_NUM_TASKS=5 SLURM_STEP_NUM_NODES=1";
+const PMI: &str = "PMI_RANK=5 PMI_SIZE=6 PMI_FD=9 MPI_LOCALNRANKS=6";
+const SLURM: &str = "SLURM_PROCID=6 SLURM_NTASKS=7 SLURM_JOB_ID=8 SLURM_STEP_ID=0 SLURM_NNODES=1";
+
+#[test]
+fn launchers_are_asked_in_order() {
+    let all = [EXPLICIT, TORCHRUN, OMPI, PMIX, PMI, SLURM];
+    let names = ["MP_RANK", "torchrun", "Open MPI", "PMIx", "PMI", "SLURM"];
+    for (i, name) in names.into_iter().enumerate() {
+        let i_u32 = i as u32;
+        // Alone, and with all that come after it.
+        assert_eq!(
+            who(&(all[i].to_string() + " MP_JOB=x")),
+            (i_u32 + 1, i_u32 + 2, name)
+        );
+        let vars = all[i..].join(" ") + " MP_JOB=x";
+        assert_eq!(who(&vars), (i_u32 + 1, i_u32 + 2, name));
+    }
+    assert_eq!(who(""), (0, 1, "nothing"));
+    assert!(matches!(plan("").unwrap().place, Place::Alone));
+    // Empty is unset.
+    assert_eq!(who("MP_RANK= RANK="), (0, 1, "nothing"));
+    // RANK alone is anybody's; and the script of a SLURM job is no task of it.
+    assert_eq!(who("RANK=3"), (0, 1, "nothing"));
+    assert_eq!(
+        who("SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_JOB_ID=8"),
+        (0, 1, "nothing")
+    );
+}
+
+#[test]
+fn ranks_of_one_host_meet_where_their_launcher_says() {
+    for vars in [TORCHRUN, OMPI, PMIX, PMI, SLURM] {
+        let other = vars
+            .replace("RANK=", "RANK=0")
+            .replace("PROCID=6", "PROCID=0");
+        assert_ne!(vars, other);
+        assert_eq!(here(vars), here(&other));
+    }
+    assert_ne!(here(OMPI), here(&OMPI.replace("2093350913", "7")));
+    assert_ne!(here(SLURM), here(&SLURM.replace("STEP_ID=0", "STEP_ID=1")));
+    assert_ne!(
+        here(TORCHRUN),
+        here(&(TORCHRUN.to_string() + " TORCHELASTIC_RESTART_COUNT=1"))
+    );
+    // PMI says no name: the parent process, which all ranks share, gives one.
+    assert!(here(PMI).contains(&format!(".{}.", std::os::unix::process::parent_id())));
+    assert!(here(&format!("{PMI} MP_JOB=mine")).ends_with(".mine"));
+    assert!(here(&format!("{EXPLICIT} MP_JOB=mine")).ends_with(".mine"));
+    // A master on loopback is one host, whoever set the variables.
+    here("RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=1");
+    // One rank needs no place at all.
+    for vars in ["MP_RANK=0 MP_SIZE=1", "PMI_RANK=0 PMI_SIZE=1"] {
+        assert!(matches!(plan(vars).unwrap().place, Place::Alone));
+    }
+}
+
+#[test]
+fn several_hosts_need_a_store() {
+    let words = &["several hosts", "MP_STORE"];
+    let spread = OMPI.replace("LOCAL_SIZE=4", "LOCAL_SIZE=2");
+    refused(&spread, Kind::Unsupported, words);
+    refused(&PMI.replace("RANKS=6", "RANKS=3"), Kind::Unsupported, words);
+    refused(
+        &SLURM.replace("NODES=1", "NODES=2"),
+        Kind::Unsupported,
+        words,
+    );
+    refused(
+        &PMIX.replace("NODES=1", "NODES=2"),
+        Kind::Unsupported,
+        words,
+    );
+    refused(EXPLICIT, Kind::Unsupported, &["MP_STORE", "MP_JOB"]);
+    let shared = format!("{spread} MP_STORE=file:///shared/job");
+    let Place::Directory(path) = plan(&shared).unwrap().place else {
+        panic!("no directory");
+    };
+    assert_eq!(path, Path::new("/shared/job"));
+}
+
+/// The address and where rank 0 listens.
+fn store(vars: &str) -> (String, Option<SocketAddr>) {
+    match plan(vars).unwrap_or_else(|e| panic!("{vars}: {e}")).place {
+        Place::Store { address, bind, .. } => (address, bind),
+        other => panic!("{vars}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_store_is_hosted_on_loopback_unless_told() {
+    let tcp = |at: &str, more: &str| format!("{EXPLICIT} {SECRET} MP_STORE=tcp://{at} {more}");
+    let listens = |text: &str| Some(text.parse::<SocketAddr>().unwrap());
+    let (address, bind) = store(&tcp("127.0.0.1:7000", ""));
+    assert_eq!(
+        (address.as_str(), bind),
+        ("127.0.0.1:7000", listens("127.0.0.1:7000"))
+    );
+    let (address, bind) = store(&tcp("[::1]:7000/", "MP_BIND=::"));
+    assert_eq!(
+        (address.as_str(), bind),
+        ("[::1]:7000", listens("[::]:7000"))
+    );
+    let (_, bind) = store(&tcp("node7:7000", "MP_BIND=0.0.0.0"));
+    assert_eq!(bind, listens("0.0.0.0:7000"));
+    // Somebody else hosts it.
+    assert_eq!(store(&tcp("node7:7000", "MP_SERVE=0")).1, None);
+    // Rank 0 would listen where nobody calls; other ranks need not know.
+    let zero = |text: String| text.replace("MP_RANK=1", "MP_RANK=0");
+    refused(&zero(tcp("node7:7000", "")), Kind::Invalid, &["MP_BIND"]);
+    store(&tcp("node7:7000", ""));
+    store(&zero(tcp("localhost:7000", "")));
+
+    let spread = TORCHRUN.replace("127.0.0.1", "10.0.0.7");
+    let spread = spread.replace("LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=1");
+    refused(&spread, Kind::Invalid, &["MP_SECRET"]);
+    // Torch's own store has the port itself.
+    assert_eq!(store(&format!("{spread} {SECRET}")).0, "10.0.0.7:29501");
+    let v6 = spread.replace("10.0.0.7", "fd00::7");
+    assert_eq!(store(&format!("{v6} {SECRET}")).0, "[fd00::7]:29501");
+}
+
+#[test]
+fn what_is_not_understood_is_named() {
+    refused(
+        "MP_RANK=x MP_SIZE=2",
+        Kind::Invalid,
+        &["MP_RANK=\"x\"", "number"],
+    );
+    refused("MP_RANK=1", Kind::Invalid, &["MP_RANK is set", "MP_SIZE"]);
+    refused("MP_RANK=2 MP_SIZE=2", Kind::Invalid, &["rank 2 of 2"]);
+    refused("MP_RANK=0 MP_SIZE=0", Kind::Invalid, &["rank 0 of 0"]);
+    refused("PMI_RANK=0", Kind::Invalid, &["PMI_SIZE"]);
+    refused("PMIX_RANK=0", Kind::Invalid, &["MP_SIZE"]);
+    refused(
+        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=-2",
+        Kind::Invalid,
+        &["-2"],
+    );
+    let with = |more: &str| format!("{EXPLICIT} {SECRET} {more}");
+    for store in [
+        "http://x",
+        "tcp://x",
+        "tcp://:5",
+        "tcp://x:y",
+        "tcp://x:70000",
+        "file://x",
+    ] {
+        refused(
+            &with(&format!("MP_STORE={store}")),
+            Kind::Invalid,
+            &["MP_STORE", store],
+        );
+    }
+    let tcp = |more: &str| with(&format!("MP_STORE=tcp://127.0.0.1:7000 {more}"));
+    refused(&tcp("MP_BIND=eth0"), Kind::Invalid, &["MP_BIND", "eth0"]);
+    refused(&tcp("MP_SERVE=yes"), Kind::Invalid, &["MP_SERVE", "yes"]);
+    refused(
+        "MP_RANK=0 MP_SIZE=2 MP_STORE=tcp://localhost:1 MP_SECRET=short",
+        Kind::Invalid,
+        &["MP_SECRET is too short", "16"],
+    );
+    refused(
+        &tcp("MP_START_TIMEOUT=soon"),
+        Kind::Invalid,
+        &["MP_START_TIMEOUT", "seconds"],
+    );
+    refused(
+        &tcp("MP_START_TIMEOUT=0"),
+        Kind::Invalid,
+        &["MP_START_TIMEOUT"],
+    );
+    let limit = plan(&tcp("MP_START_TIMEOUT=2.5")).unwrap().limit;
+    assert_eq!(limit, Duration::from_millis(2500));
+}
+
+#[test]
+fn a_secret_is_never_shown() {
+    let plan = plan(&format!(
+        "{EXPLICIT} {SECRET} MP_STORE=tcp://127.0.0.1:7000"
+    ))
+    .unwrap();
+    let shown = format!("{plan:?}");
+    assert!(!shown.contains("0123456789"), "{shown}");
+}
