@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{LIMIT, pattern, ranks};
+use common::{LIMIT, pattern, ranks, ranks_with};
 use gdsync::gpu::MemoryKind;
 use mp::{Kind, Recv, Send, SizeSource, Source};
 
@@ -296,4 +296,33 @@ fn unmatched_requests_are_cancelled_and_others_are_not() {
         assert_eq!(large.wait(LIMIT).unwrap().len, 8);
         ctx.close(LIMIT).unwrap();
     });
+}
+
+#[test]
+fn there_may_be_any_number_of_tags() {
+    ranks_with(
+        2,
+        |builder| builder.channels(8),
+        |ctx| {
+            let peer = 1 - ctx.rank();
+            let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            for tag in 0..100 {
+                memory.write(0, &pattern(ctx.rank(), tag, 8)).unwrap();
+                let (data, into) = (memory.slice(0, 8).unwrap(), memory.slice(8, 8).unwrap());
+                // Old tags come back, and begin anew.
+                for tag in [tag as u32, tag as u32 % 7 + 1000] {
+                    let recv = ctx.irecv_on(&stream, peer, tag, &into).unwrap();
+                    let send = ctx.isend_on(&stream, peer, tag, &data).unwrap();
+                    recv.wait_on(&stream).unwrap();
+                    send.wait_on(&stream).unwrap();
+                    assert_eq!(recv.wait(LIMIT).unwrap().tag, tag);
+                    send.wait(LIMIT).unwrap();
+                }
+                let mut got = [0; 8];
+                memory.read(8, &mut got).unwrap();
+                assert_eq!(got[..], pattern(peer, tag, 8));
+            }
+        },
+    );
 }

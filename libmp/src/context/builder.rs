@@ -55,6 +55,7 @@ pub(crate) struct Config {
     pub full: Full,
     pub endpoint: Endpoint,
     pub qp: QpConfig,
+    pub channels: usize,
     pub start: u64,
 }
 
@@ -81,6 +82,9 @@ impl Config {
         if !(1..=1 << 20).contains(&self.eager_limit) {
             let what = format!("an eager limit of {} bytes", self.eager_limit);
             return refuse(what, 1 << 20);
+        }
+        if self.channels < 4 {
+            return refuse(format!("{} tags, fewer than 4", self.channels), 1 << 32);
         }
         if self.qp.send_blocks < 32 {
             let what = format!("{} blocks a queue, fewer than 32", self.qp.send_blocks);
@@ -123,6 +127,7 @@ impl Default for Builder {
                     ring_memory: MemoryKind::Pinned,
                     ..QpConfig::default()
                 },
+                channels: 256,
                 start: 0,
             },
         }
@@ -172,6 +177,15 @@ impl Builder {
     #[must_use]
     pub fn depth(mut self, slots: u32) -> Builder {
         self.config.depth = slots;
+        self
+    }
+
+    /// Tags under which memory is kept at a time, for each peer and direction: at least 4, default
+    /// 256. When most are taken, those not used for longest go, and cost a connection when they
+    /// are used again.
+    #[must_use]
+    pub fn channels(mut self, tags: usize) -> Builder {
+        self.config.channels = tags;
         self
     }
 

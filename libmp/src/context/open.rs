@@ -55,17 +55,29 @@ impl Inner {
             let what = format!("the job has {} ranks", self.size);
             return Err(Error::new(OPERATION, Kind::Invalid, what).with_rank(rank));
         }
-        self.begin(rank, lane, way)?;
         let deadline = self.host().now() + self.config.timeout;
         let mut answer = Ok(false);
+        let mut full = None;
         self.host().wait_until(Some(deadline), &mut || {
+            full = None;
+            match self.begin(rank, lane, way) {
+                Ok(()) => {}
+                // Channels that are not used any more make room.
+                Err(e) if e.kind() == Kind::QueueFull => full = Some(e),
+                Err(e) => answer = Err(e),
+            }
             self.turn();
-            answer = self.is_open(rank, lane, way);
+            if answer.is_ok() {
+                answer = self.is_open(rank, lane, way);
+            }
             !matches!(answer, Ok(false))
         });
-        match answer? {
-            true => Ok(()),
-            false => Err(Error::new(OPERATION, Kind::Timeout, "it did not answer").with_rank(rank)),
+        match (answer?, full) {
+            (true, _) => Ok(()),
+            (false, Some(e)) => Err(e),
+            (false, None) => {
+                Err(Error::new(OPERATION, Kind::Timeout, "it did not answer").with_rank(rank))
+            }
         }
     }
 

@@ -18,8 +18,8 @@ use crate::wire::control::{Control, Shape};
 /// Lanes that a context has at most: one for the CPU, the others for streams, which share them
 /// if there are more.
 pub(crate) const LANES: usize = 8;
-/// Channels of one direction to one peer.
-pub(crate) const CHANNELS: usize = 1024;
+/// Channels that a peer is asked about at a time, whether they can go.
+const RETIRE: usize = 16;
 
 /// A queue pair to a peer.
 pub(crate) struct Lane {
@@ -228,11 +228,12 @@ impl Peer {
     }
 
     fn admit(&self, channels: usize, ground: &Ground<'_>) -> Result<Shape> {
-        if channels >= CHANNELS {
-            let what = "tags that were used in one direction";
+        let limit = ground.config.channels;
+        if channels >= limit {
+            let what = "tags under which messages are under way";
             return Err(Error::new("open channel", Kind::QueueFull, what)
                 .with_rank(self.rank)
-                .with_limit(CHANNELS));
+                .with_limit(limit));
         }
         Ok(ground.config.shape())
     }
@@ -279,7 +280,55 @@ impl Peer {
                 self.agree(ground, shape)?;
                 self.send_channel(ground, tag, say)?.open(block)
             }
+            Control::Retire { tag, next } => {
+                let gone = self
+                    .recvs
+                    .get(&tag)
+                    .is_none_or(|channel| channel.is_idle(next));
+                if gone {
+                    self.recvs.remove(&tag);
+                }
+                say.push(Control::Retired { tag, gone });
+                Ok(())
+            }
+            Control::Retired { tag, gone } => {
+                let asked = self.sends.get_mut(&tag).filter(|channel| channel.retiring);
+                match asked {
+                    Some(channel) if !gone => channel.retiring = false,
+                    Some(_) => _ = self.sends.remove(&tag),
+                    None => {
+                        let what = format!("nobody asked about tag {tag}");
+                        return Err(Error::new("open channel", Kind::Protocol, what));
+                    }
+                }
+                Ok(())
+            }
             Control::Truncated { .. } => Ok(()),
+        }
+    }
+
+    /// When most places for channels are taken, asks the peer about those that were not used for
+    /// longest, whether they can go.
+    pub fn retire(&mut self, limit: usize, say: &mut Vec<Control>) {
+        if self.sends.len() <= limit / 4 * 3 {
+            return;
+        }
+        let mut idle: Vec<(u64, u32)> = self
+            .sends
+            .iter()
+            .filter(|(_, channel)| channel.is_idle())
+            .map(|(tag, channel)| (channel.used, *tag))
+            .collect();
+        idle.sort_unstable();
+        let most = RETIRE.min(self.sends.len() - limit / 2);
+        for (_, tag) in idle.into_iter().take(most) {
+            if let Some(channel) = self.sends.get_mut(&tag) {
+                channel.retiring = true;
+                say.push(Control::Retire {
+                    tag,
+                    next: channel.next,
+                });
+            }
         }
     }
 

@@ -120,6 +120,10 @@ fn adopt(remote: &mut Option<RemoteMemory>, block: RemoteMemory, len: usize) -> 
 pub(crate) struct SendChannel {
     /// Number of the next message.
     pub next: u64,
+    /// Position of its last use in the order of requests.
+    pub used: u64,
+    /// The peer was asked whether it can go.
+    pub retiring: bool,
     pub shape: Shape,
     block: Mr,
     /// By slot: the receive is there.
@@ -137,6 +141,8 @@ impl SendChannel {
         let block = block(pd, shape.block_len(), Access::REMOTE_WRITE)?;
         Ok(SendChannel {
             next: shape.start,
+            used: 0,
+            retiring: false,
             shape,
             ready: words(&block, &shape, |slot| shape.ready_at(slot))?,
             taken: words(&block, &shape, |slot| shape.taken_at(slot))?,
@@ -157,7 +163,14 @@ impl SendChannel {
     }
 
     pub fn is_open(&self) -> bool {
-        self.remote.is_some()
+        self.remote.is_some() && !self.retiring
+    }
+
+    /// Whether every message was taken.
+    pub fn is_idle(&self) -> bool {
+        let newest = self.next.checked_sub(1).filter(|n| *n >= self.shape.start);
+        let taken = |n| has_come(&self.taken[self.shape.slot(n)], n);
+        self.is_open() && newest.is_none_or(taken)
     }
 
     /// What to wait for until the slot of `number` is free; `None`: it is.
@@ -421,6 +434,16 @@ impl RecvChannel {
             )))
         };
         Ok([piece(slot, head)?, piece(0, count - head)?])
+    }
+
+    /// Whether every message up to `next` was taken, its sender told, and no receive waits for
+    /// another.
+    pub fn is_idle(&self, next: u64) -> bool {
+        let oldest = next
+            .saturating_sub(self.shape.depth.into())
+            .max(self.shape.start);
+        let told = self.run.is_none() && self.stale.is_empty();
+        self.next == next && told && (oldest..next).all(|n| has_come(self.taken(n), n))
     }
 
     /// Whether the next message is in the mailbox.

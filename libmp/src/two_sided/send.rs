@@ -211,6 +211,7 @@ impl Inner {
         len: u64,
     ) -> Result<RequestKey> {
         self.make_room(state);
+        let order = state.requests.order();
         let State {
             peers, requests, ..
         } = state;
@@ -220,6 +221,7 @@ impl Inner {
             return Err(peer.error(PREPARE));
         }
         let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
+        channel.used = order;
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)

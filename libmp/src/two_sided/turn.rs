@@ -176,10 +176,15 @@ impl Inner {
                 continue;
             }
             done |= tell_the_rest(peer);
+            let mut say = Vec::new();
+            peer.retire(self.config.channels, &mut say);
             let error = peer.lane_error();
             let gone = || self.bootstrap.gone(rank).then_some(Status::REMOTE_ABORTED);
             if let Some(status) = error.or_else(gone) {
                 self.give_up(state, rank, status);
+                done = true;
+            } else if !say.is_empty() {
+                self.say(state, rank, say);
                 done = true;
             }
         }

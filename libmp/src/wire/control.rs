@@ -56,6 +56,21 @@ pub enum Control {
         /// Its layout.
         shape: Shape,
     },
+    /// The sender of this has no use for the channel to the reader under a tag: all its messages
+    /// were taken.
+    Retire {
+        /// Which tag.
+        tag: u32,
+        /// The number that its next message would have.
+        next: u64,
+    },
+    /// The answer.
+    Retired {
+        /// Which tag.
+        tag: u32,
+        /// The reader's channel is no more; else a receive is posted there.
+        gone: bool,
+    },
     /// A message of the reader's was longer than the receive that took it.
     Truncated {
         /// Under which tag.
@@ -82,6 +97,8 @@ impl Control {
             Control::Sends { .. } => (3, 0),
             Control::Receives { .. } => (4, 0),
             Control::Truncated { .. } => (5, 0),
+            Control::Retire { .. } => (6, 0),
+            Control::Retired { gone, .. } => (7, u8::from(*gone)),
         };
         b.extend([kind, small]);
         match self {
@@ -94,6 +111,11 @@ impl Control {
                 b.extend(shape.eager.to_le_bytes());
                 b.extend(shape.start.to_le_bytes());
             }
+            Control::Retire { tag, next } => {
+                b.extend(tag.to_le_bytes());
+                b.extend(next.to_le_bytes());
+            }
+            Control::Retired { tag, .. } => b.extend(tag.to_le_bytes()),
             Control::Truncated { tag, number, len } => {
                 b.extend(tag.to_le_bytes());
                 b.extend(number.to_le_bytes());
@@ -118,18 +140,16 @@ impl Control {
                 "the peer has version {version}, this library version {VERSION}"
             )));
         }
-        let [kind, lane] = r.take()?;
-        if lane != 0 && kind > 2 {
-            return Err(malformed(format!(
-                "a message of kind {kind} for lane {lane}"
-            )));
+        let [kind, small] = r.take()?;
+        if small != 0 && (3..=6).contains(&kind) || small > 1 && kind == 7 {
+            return Err(malformed(format!("a message of kind {kind} with {small}")));
         }
         let message = match kind {
             1 => Control::Connect {
-                lane,
+                lane: small,
                 address: QpAddress::from_bytes(&r.take::<{ QpAddress::LEN }>()?)?,
             },
-            2 => Control::Up { lane },
+            2 => Control::Up { lane: small },
             3 | 4 => {
                 let tag = u32::from_le_bytes(r.take()?);
                 let block = RemoteMemory::from_bytes(&r.take::<{ RemoteMemory::LEN }>()?)?;
@@ -147,6 +167,14 @@ impl Control {
                 tag: u32::from_le_bytes(r.take()?),
                 number: u64::from_le_bytes(r.take()?),
                 len: u64::from_le_bytes(r.take()?),
+            },
+            6 => Control::Retire {
+                tag: u32::from_le_bytes(r.take()?),
+                next: u64::from_le_bytes(r.take()?),
+            },
+            7 => Control::Retired {
+                tag: u32::from_le_bytes(r.take()?),
+                gone: small == 1,
             },
             _ => return Err(malformed(format!("a message of kind {kind}"))),
         };
@@ -215,6 +243,8 @@ mod tests {
                 number: 2,
                 len: 3,
             },
+            Control::Retire { tag: 1, next: 2 },
+            Control::Retired { tag: 1, gone: true },
         ];
         for message in all {
             let bytes = message.encode();
