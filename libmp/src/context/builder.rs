@@ -8,7 +8,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, Endpoint, QpConfig};
 
 use super::Context;
-use crate::bootstrap::Bootstrap;
+use crate::bootstrap::{self, Bootstrap};
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
 
@@ -135,7 +135,7 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// The job.
+    /// The job. Default: [`bootstrap::from_env`].
     #[must_use]
     pub fn bootstrap(mut self, bootstrap: Arc<dyn Bootstrap>) -> Builder {
         self.bootstrap = Some(bootstrap);
@@ -259,10 +259,7 @@ impl Builder {
         self.config.check()?;
         let bootstrap = match self.bootstrap {
             Some(bootstrap) => bootstrap,
-            None => {
-                let what = "no bootstrap";
-                return Err(Error::new("build context", Kind::Absent, what));
-            }
+            None => bootstrap::from_env()?,
         };
         let gpu = match (self.gpu, &self.device) {
             (Some(gpu), _) => gpu,
