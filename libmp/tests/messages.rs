@@ -326,3 +326,45 @@ fn there_may_be_any_number_of_tags() {
         },
     );
 }
+
+#[test]
+fn buffers_and_bare_addresses_carry_messages() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.adopt_vec(pattern(ctx.rank(), 0, 5000)).unwrap();
+        let mut into = vec![0u8; 6000];
+        let at = gdsync::memop::DevicePtr(into.as_mut_ptr() as u64 + 500);
+        // SAFETY: `into` lives to the end, and nobody uses it before the message is there.
+        let slice = unsafe { ctx.slice_at(at, 5000) }.unwrap();
+        let recv = ctx.irecv(peer, 1, &slice).unwrap();
+        let send = ctx.isend(peer, 1, &memory.all()).unwrap();
+        mp::wait_all(&[send, recv], LIMIT).unwrap();
+        assert_eq!(into[500..5500], pattern(peer, 0, 5000));
+        assert!(into[..500].iter().chain(&into[5500..]).all(|b| *b == 0));
+        // Known memory is found again, whoever asks for which part of it.
+        let inner = gdsync::memop::DevicePtr(memory.region().addr().0 + 10);
+        // SAFETY: it lies in memory that a handle is held on.
+        let again = unsafe { ctx.slice_at(inner, 100) }.unwrap();
+        assert_eq!((again.offset(), again.len()), (10, 100));
+        drop((again, slice));
+        // The buffer comes back once nothing is in flight any more.
+        let mut memory = Some(memory);
+        let deadline = std::time::Instant::now() + LIMIT;
+        let buffer = loop {
+            match memory.take().unwrap().into_vec() {
+                Ok(buffer) => break buffer,
+                Err(busy) => memory = Some(busy),
+            }
+            assert!(std::time::Instant::now() < deadline);
+            std::thread::yield_now();
+        };
+        assert_eq!(buffer, pattern(ctx.rank(), 0, 5000));
+        let mut got = [0; 3];
+        ctx.scope(|s| {
+            s.irecv(peer, 2, &mut got)?;
+            s.isend(peer, 2, &[7, 8, 9])
+        })
+        .unwrap();
+        assert_eq!(got, [7, 8, 9]);
+    });
+}

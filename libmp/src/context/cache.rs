@@ -2,7 +2,8 @@
 //!
 //! Regions are known by their address, as long as a handle on their memory lives. Device memory
 //! of the application is known by the number that the driver gave its allocation: addresses
-//! come again, numbers do not, so a stale entry is never taken for a new allocation.
+//! come again, numbers do not, so a stale entry is never taken for a new allocation. Host memory
+//! of the application has no such number: it is found again only by a handle, or while one lives.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -17,47 +18,102 @@ use crate::region::{self, Memory};
 /// The registrations of one context.
 #[derive(Default)]
 pub(crate) struct Cache {
-    /// By address and length of the region.
-    regions: BTreeMap<(u64, usize), Weak<region::Inner>>,
-    /// By the allocation's number, address and length.
+    /// Every one, by its address and length.
+    known: BTreeMap<(u64, usize), Weak<region::Inner>>,
+    /// Those of the application's device memory, by the allocation's number, address and length.
     devices: BTreeMap<(u64, u64, usize), Weak<region::Inner>>,
-}
-
-fn find<K: Ord>(map: &mut BTreeMap<K, Weak<region::Inner>>, key: &K) -> Option<Memory> {
-    map.get(key).and_then(Weak::upgrade).map(Memory)
-}
-
-fn keep<K: Ord>(map: &mut BTreeMap<K, Weak<region::Inner>>, key: K, memory: &Memory) {
-    map.retain(|_, entry| entry.strong_count() > 0);
-    map.insert(key, Arc::downgrade(&memory.0));
+    /// Entries at which those are dropped whose memory is gone.
+    clean_at: usize,
 }
 
 impl Cache {
-    pub fn region(&mut self, pd: &Pd, region: &Region) -> Result<Memory> {
-        let key = (region.addr().0, region.len());
-        if let Some(memory) = find(&mut self.regions, &key) {
-            return Ok(memory);
+    /// Notes what was registered.
+    pub fn note(&mut self, memory: Memory) -> Memory {
+        if self.known.len() >= self.clean_at {
+            self.known.retain(|_, entry| entry.strong_count() > 0);
+            self.devices.retain(|_, entry| entry.strong_count() > 0);
+            self.clean_at = (2 * self.known.len()).max(64);
         }
-        let memory = Memory::new(pd.register(region, Access::ALL)?, None);
-        keep(&mut self.regions, key, &memory);
-        Ok(memory)
+        let key = (memory.region().addr().0, memory.len());
+        self.known.insert(key, Arc::downgrade(&memory.0));
+        memory
     }
 
+    /// What is registered of the `len` bytes at `addr`.
+    pub fn at(&self, addr: DevicePtr, len: usize) -> Option<Memory> {
+        let covers = |start: u64, size: usize| {
+            addr.0 - start <= size as u64 && len as u64 <= size as u64 - (addr.0 - start)
+        };
+        self.known
+            .range(..=(addr.0, usize::MAX))
+            .rev()
+            .filter(|((start, size), _)| covers(*start, *size))
+            .find_map(|(_, entry)| entry.upgrade().map(Memory))
+    }
+
+    /// A region's.
+    pub fn region(&mut self, pd: &Pd, region: &Region) -> Result<Memory> {
+        let key = (region.addr().0, region.len());
+        if let Some(memory) = self.known.get(&key).and_then(Weak::upgrade) {
+            return Ok(Memory(memory));
+        }
+        let mr = pd.register(region, Access::ALL)?;
+        Ok(self.note(Memory::new(mr, None)))
+    }
+
+    /// That of device memory of the application.
+    ///
     /// # Safety
     /// As for [`gdsync::Gpu::adopt`].
     pub unsafe fn device(&mut self, pd: &Pd, addr: DevicePtr, len: usize) -> Result<Memory> {
         let gpu = pd.device().gpu();
         let id = gpu.buffer_id(addr)?;
-        let key = (id.unwrap_or(0), addr.0, len);
-        if let Some(memory) = id.and_then(|_| find(&mut self.devices, &key)) {
-            return Ok(memory);
+        let key = |id| (id, addr.0, len);
+        if let Some(memory) = id.and_then(|id| self.devices.get(&key(id))?.upgrade()) {
+            return Ok(Memory(memory));
         }
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { gpu.adopt(addr, len)? };
-        let memory = Memory::new(pd.register(&region, Access::ALL)?, None);
-        if id.is_some() {
-            keep(&mut self.devices, key, &memory);
+        let memory = self.note(Memory::new(pd.register(&region, Access::ALL)?, None));
+        if let Some(id) = id {
+            self.devices.insert(key(id), Arc::downgrade(&memory.0));
         }
         Ok(memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gdsync::Gpu;
+    use gdsync::gpu::MemoryKind;
+    use gdsync::rdma::Device;
+
+    use super::*;
+
+    #[test]
+    fn registrations_are_found_while_their_memory_lives() {
+        let gpu = Gpu::soft().unwrap();
+        let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+        let mut cache = Cache::default();
+        let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+        let memory = cache.region(&pd, &region).unwrap();
+        let again = cache.region(&pd, &region).unwrap();
+        assert_eq!(memory.mr().lkey(), again.mr().lkey());
+        let at = region.addr();
+        let key = |found: Option<Memory>| found.map(|m| m.mr().lkey());
+        let mine = Some(memory.mr().lkey());
+        assert_eq!(key(cache.at(at, 4096)), mine);
+        assert_eq!(key(cache.at(at.offset(4096), 0)), mine);
+        assert_eq!(key(cache.at(at.offset(100), 3996)), mine);
+        assert_eq!(key(cache.at(at.offset(100), 3997)), None);
+        assert_eq!(key(cache.at(DevicePtr(at.0 - 1), 2)), None);
+        drop((memory, again));
+        assert_eq!(key(cache.at(at, 1)), None);
+        // Memory that is gone takes no place for ever.
+        for _ in 0..1000 {
+            let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+            cache.region(&pd, &region).unwrap();
+        }
+        assert!(cache.known.len() <= 64);
     }
 }

@@ -9,7 +9,7 @@ mod scope;
 pub(crate) mod state;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
@@ -21,7 +21,7 @@ use gdsync::rdma::{Access, Device, Pd};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
-use crate::region::Memory;
+use crate::region::{Memory, Slice};
 use cache::Cache;
 use state::{Guard, State};
 
@@ -194,16 +194,23 @@ impl Context {
         &self.inner().device
     }
 
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        let cache = &self.inner().cache;
+        cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register_new(&self, region: &Region) -> Result<Memory> {
+        let mr = self.inner().pd.register(region, Access::ALL)?;
+        Ok(self.cache().note(Memory::new(mr, None)))
+    }
+
     /// Allocates memory, zeroed, and registers it.
     ///
     /// # Errors
     /// As [`Gpu::alloc`] and [`Pd::register`].
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
         let region = self.gpu().alloc(kind, len)?;
-        Ok(Memory::new(
-            self.inner().pd.register(&region, Access::ALL)?,
-            None,
-        ))
+        self.register_new(&region)
     }
 
     /// Registers a region, or finds it registered.
@@ -211,9 +218,7 @@ impl Context {
     /// # Errors
     /// As [`Pd::register`].
     pub fn register(&self, region: &Region) -> Result<Memory> {
-        let inner = self.inner();
-        let mut cache = inner.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.region(&inner.pd, region)
+        self.cache().region(&self.inner().pd, region)
     }
 
     /// Registers host memory of the application.
@@ -226,10 +231,33 @@ impl Context {
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { self.gpu().register_host(ptr, len)? };
-        Ok(Memory::new(
-            self.inner().pd.register(&region, Access::ALL)?,
-            None,
-        ))
+        self.register_new(&region)
+    }
+
+    /// The `len` bytes at `addr` as a slice, for callers that have nothing but addresses: of memory
+    /// that this context registered, or registered now, device memory of the application's as by
+    /// [`register_device`](Context::register_device), any other as by
+    /// [`register_host`](Context::register_host).
+    ///
+    /// # Safety
+    /// If they lie in no memory that a handle of this context is held on: as for the function that
+    /// registers them.
+    ///
+    /// # Errors
+    /// As the function that registers them.
+    pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
+        let found = self.cache().at(addr, len);
+        let memory = match found {
+            Some(memory) => memory,
+            None => match self.gpu().buffer_id(addr) {
+                // SAFETY: the caller's promise is the one asked for.
+                Ok(Some(_)) => unsafe { self.register_device(addr, len)? },
+                // SAFETY: as above; addresses of host memory are the same on the GPU.
+                _ => unsafe { self.register_host(addr.0 as *mut u8, len)? },
+            },
+        };
+        let start = memory.region().addr().0;
+        memory.slice(addr.0.wrapping_sub(start) as usize, len)
     }
 
     /// Registers the `len` bytes of GPU memory of the application at `addr`, or finds them
@@ -243,10 +271,8 @@ impl Context {
     /// # Errors
     /// As [`Gpu::adopt`] and [`Pd::register`].
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
-        let inner = self.inner();
-        let mut cache = inner.cache.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise is the one asked for.
-        unsafe { cache.device(&inner.pd, addr, len) }
+        unsafe { self.cache().device(&self.inner().pd, addr, len) }
     }
 
     /// Takes a buffer for messages; [`Memory::into_vec`] gives it back.
@@ -260,7 +286,7 @@ impl Context {
         let registered = unsafe { self.gpu().register_host(ptr, len) }
             .and_then(|region| self.inner().pd.register(&region, Access::ALL));
         match registered {
-            Ok(mr) => Ok(Memory::new(mr, Some(buffer))),
+            Ok(mr) => Ok(self.cache().note(Memory::new(mr, Some(buffer)))),
             Err(e) => Err((buffer, e.into())),
         }
     }
