@@ -11,6 +11,12 @@ use mp::{Builder, Context};
 /// After which something that should have happened counts as hung.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// The GPU that `GDS_GPU` names; a soft one of the rank's own if it is not set.
+pub fn gpu() -> Gpu {
+    let name = std::env::var("GDS_GPU").unwrap_or_else(|_| "soft".to_owned());
+    Gpu::open(&name).unwrap()
+}
+
 /// Runs `body` as each of so many ranks, threads of this process with a GPU each.
 pub fn ranks(size: u32, body: impl Fn(Context) + Send + Sync + 'static) {
     ranks_with(size, |builder| builder, body);
@@ -26,7 +32,7 @@ pub fn ranks_with(
     let threads: Vec<_> = Local::ranks(size)
         .into_iter()
         .map(|bootstrap| {
-            let gpu = Gpu::soft().unwrap();
+            let gpu = gpu();
             let ctx = build(Context::builder().bootstrap(bootstrap).gpu(&gpu))
                 .build()
                 .unwrap();
