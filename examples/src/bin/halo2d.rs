@@ -1,0 +1,88 @@
+//! A 2-D stencil on a grid of ranks, compared cell by cell with a serial run.
+//!
+//! Teaches: how the exchange of halos hides behind the computation, with no CPU in between. The
+//! program is the library's [`mp_examples::halo2d`], which says how; this is its command line.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use mp::Context;
+use mp_examples::halo2d::grid::{Grid, Size};
+use mp_examples::halo2d::{self, Config, Model};
+use mp_examples::ranks::{self, Options};
+
+/// Ranks compute a 2-D stencil and compare every cell with a serial run.
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    ranks: Options,
+    /// Columns and rows of ranks, such as 3x2 [default: as square as their number allows]
+    #[arg(long)]
+    grid: Option<Grid>,
+    /// Cells of the whole field
+    #[arg(long, default_value = "64x48")]
+    size: Size,
+    /// Iterations
+    #[arg(long, default_value_t = 100)]
+    iters: u64,
+    /// Iterations that are enqueued between two waits of the CPU
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Batches that are enqueued before the CPU waits for the oldest
+    #[arg(long, default_value_t = 4)]
+    batches_in_flight: usize,
+    /// Who posts messages: cpu, stream or proxy
+    #[arg(long, default_value_t = Model::Stream)]
+    model: Model,
+    /// Longest message that is sent before its receive is there, in bytes
+    #[arg(long, default_value_t = 4096)]
+    eager: usize,
+    /// Longest wait, in seconds
+    #[arg(long, default_value_t = 30)]
+    limit: u64,
+}
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::parse();
+    let limit = Duration::from_secs(cli.limit);
+    let set = |b: mp::Builder| b.eager_limit(cli.eager).timeout(limit);
+    ranks::play(&cli.ranks, set, |ctx| play(ctx, &cli, limit))
+}
+
+fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
+    let config = Config {
+        grid: cli.grid,
+        size: cli.size,
+        iterations: cli.iters,
+        batch: cli.batch,
+        batches_in_flight: cli.batches_in_flight,
+        model: cli.model,
+        limit,
+        ..Config::default()
+    };
+    let mine = halo2d::run(ctx, &config)?;
+    let all = mine.sum(ctx, limit)?;
+    if ctx.rank() == 0 {
+        println!(
+            "halo2d: grid {}, {} iterations of {} cells, {} model, {:.1} us each, {} waits of \
+             the CPU; checksum {:#018x}; {} of {} cells differ from the serial run",
+            config.grid.unwrap_or_else(|| Grid::of(ctx.size())),
+            config.iterations,
+            config.size,
+            config.model,
+            all.elapsed.as_secs_f64() * 1e6 / config.iterations.max(1) as f64,
+            all.waits,
+            all.checksum,
+            all.differing,
+            all.cells,
+        );
+    }
+    // Every rank fails if one differs.
+    ensure!(
+        all.differing == 0,
+        "{} of this rank's cells differ",
+        mine.differing
+    );
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! Any number of ranks in a ring: a token goes round, and every rank's kernel adds to it between
+//! the receive and the send.
+//!
+//! Teaches: the order of one stream is all that a chain of dependences over many GPUs needs. No
+//! CPU looks at the token on its way, nor tells anybody that it has come.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use mp::Context;
+use mp::gdsync::gpu::MemoryKind;
+use mp_examples::kernels::{Kernels, WORD};
+use mp_examples::ranks::{self, Options};
+
+/// Ranks pass a token round a ring on their streams; each adds its number and one to it.
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    ranks: Options,
+    /// How often the token goes round
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
+    laps: u64,
+}
+
+const LIMIT: Duration = Duration::from_secs(60);
+const TOKEN: u32 = 1;
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::parse();
+    ranks::play(&cli.ranks, |b| b, |ctx| play(ctx, cli.laps))
+}
+
+fn play(ctx: &Context, laps: u64) -> Result<()> {
+    let (me, ranks) = (ctx.rank(), ctx.size());
+    let (before, after) = ((me + ranks - 1) % ranks, (me + 1) % ranks);
+    let mine = u64::from(me) + 1;
+
+    let kernels = Kernels::load(ctx.gpu())?;
+    let memory = ctx.alloc(MemoryKind::Device, WORD)?; // zero
+    let stream = ctx.gpu().stream()?;
+    for lap in 0..laps {
+        // Rank 0 has the token at the start, and at the end.
+        if me != 0 || lap != 0 {
+            ctx.irecv_on(&stream, before, TOKEN, &memory.all())?
+                .wait_on(&stream)?;
+        }
+        // SAFETY: the word lives until the stream has been synchronised, and messages use it
+        // before and behind the kernel in the stream's order.
+        unsafe { kernels.add(&stream, memory.region().addr(), 1, mine)? };
+        ctx.isend_on(&stream, after, TOKEN, &memory.all())?
+            .wait_on(&stream)?;
+    }
+    if me == 0 {
+        ctx.irecv_on(&stream, before, TOKEN, &memory.all())?
+            .wait_on(&stream)?;
+    }
+    ensure!(
+        stream.synchronize(LIMIT)?,
+        "the stream did not end within {LIMIT:?}"
+    );
+
+    // What the word holds: the laps that the token has completed, and this lap's ranks so far.
+    let mut bytes = [0; WORD];
+    memory.read(0, &mut bytes)?;
+    let token = u64::from_ne_bytes(bytes);
+    let n = u64::from(ranks);
+    let lap = n * (n + 1) / 2;
+    let right = match me {
+        0 => laps * lap,
+        _ => (laps - 1) * lap + mine * (mine + 1) / 2,
+    };
+    ensure!(token == right, "the token is {token}, not {right}");
+    if me == 0 {
+        println!("ring: {ranks} ranks, {laps} laps, the token is {token} as it should be: ok");
+    }
+    Ok(())
+}

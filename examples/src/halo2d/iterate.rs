@@ -1,0 +1,196 @@
+//! The iterations: what is enqueued on the two streams, and when the CPU waits.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use mp::gdsync::Stream;
+use mp::gdsync::gpu::Event;
+use mp::{Context, Error, Kind, Recv, Request, Result, Send};
+
+use super::grid::{Direction, Grid, Tile};
+use super::tile::{Phase, TileMemory};
+use super::{Config, Model, serial};
+use crate::kernels::Kernels;
+
+/// One rank's run.
+pub struct Run<'a> {
+    ctx: &'a Context,
+    config: &'a Config,
+    grid: Grid,
+    memory: TileMemory,
+    phases: [Phase; 2],
+    kernels: Kernels,
+    /// Computes the middle of the tile.
+    inner: Stream,
+    /// Exchanges, and computes along the edge.
+    edge: Stream,
+    /// Behind the last iteration's interior and boundary kernels.
+    computed: Option<[Event; 2]>,
+    /// The last iteration's sends, which still read the past field's edge.
+    sends: Vec<Request>,
+    waits: u64,
+}
+
+impl<'a> Run<'a> {
+    /// A tile at the start.
+    ///
+    /// # Errors
+    /// Those of allocating memory and loading kernels.
+    pub fn new(ctx: &'a Context, config: &'a Config, tile: &Tile) -> Result<Run<'a>> {
+        let gpu = ctx.gpu();
+        let kernels = Kernels::load(gpu)?;
+        let memory = TileMemory::new(ctx, config.memory, tile)?;
+        let initial = |(y, x)| serial::initial(config.seed, x, y);
+        let places = tile
+            .rows
+            .clone()
+            .flat_map(|y| tile.columns.clone().map(move |x| (y, x)));
+        memory.write(0, &places.map(initial).collect::<Vec<u64>>())?;
+        Ok(Run {
+            ctx,
+            config,
+            grid: config.grid(ctx),
+            phases: [memory.phase(0)?, memory.phase(1)?],
+            memory,
+            kernels,
+            inner: gpu.stream()?,
+            edge: gpu.stream()?,
+            computed: None,
+            sends: Vec::new(),
+            waits: 0,
+        })
+    }
+
+    /// Runs all iterations. Returns the tile's cells, the time taken, and how often the CPU
+    /// waited.
+    ///
+    /// # Errors
+    /// What a message failed of; `Timeout` if a stream did not end.
+    pub fn play(mut self) -> Result<(Vec<u64>, Duration, u64)> {
+        let result = self.iterate_all();
+        // Kernels know the memory by its address: it goes when they are done with it.
+        let idle = self
+            .synchronize(&self.inner)
+            .and(self.synchronize(&self.edge));
+        if idle.is_err() {
+            std::mem::forget(self.memory.all());
+        }
+        let elapsed = result?;
+        idle?;
+        let cells = self.memory.read((self.config.iterations % 2) as usize)?;
+        Ok((cells, elapsed, self.waits))
+    }
+
+    fn iterate_all(&mut self) -> Result<Duration> {
+        let (iterations, batch) = (self.config.iterations, self.config.batch);
+        let host = self.ctx.gpu().host();
+        let start = host.now();
+        let mut in_flight = VecDeque::new();
+        for k in 0..iterations {
+            if k % batch == 0 && in_flight.len() == self.config.batches_in_flight {
+                // A batch is as good as done when its last halos have come.
+                let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
+                self.wait(&oldest)?;
+            }
+            let receives = self.iterate((k % 2) as usize)?;
+            if k % batch == batch - 1 {
+                in_flight.push_back(receives);
+            }
+            // Other requests are dropped: the streams wait for them, and nobody else need.
+        }
+        let sends = std::mem::take(&mut self.sends);
+        self.wait(&sends)?;
+        self.synchronize(&self.inner)?;
+        self.synchronize(&self.edge)?;
+        Ok(host.now() - start)
+    }
+
+    /// Enqueues one iteration, and returns its receives.
+    fn iterate(&mut self, past: usize) -> Result<Vec<Request>> {
+        let step = self.phases[past].step;
+        if let Some([_, boundary]) = &self.computed {
+            self.inner.wait_event(boundary)?;
+        }
+        // SAFETY: the kernels touch the tile's memory, which `play` keeps until both streams are
+        // done, and in it what the events and messages have made free; as do those below.
+        unsafe { self.kernels.interior(&self.inner, &step)? };
+        let interior = self.inner.record()?;
+
+        let receives = self.each_way(|d| self.receive(past, d))?;
+        // SAFETY: as above.
+        unsafe { self.kernels.copy(&self.edge, &self.phases[past].pack)? };
+        if self.config.model == Model::Cpu {
+            self.waits += 1;
+            self.synchronize(&self.edge)?;
+        }
+        let sends = self.each_way(|d| self.send(past, d))?;
+        self.hold(&receives)?;
+        // SAFETY: as above.
+        unsafe { self.kernels.copy(&self.edge, &self.phases[past].unpack)? };
+
+        // The future's edge was the past's an iteration ago: its sends must have left.
+        let before = std::mem::replace(&mut self.sends, sends);
+        self.hold(&before)?;
+        if let Some([interior, _]) = &self.computed {
+            self.edge.wait_event(interior)?;
+        }
+        // SAFETY: as above.
+        unsafe { self.kernels.boundary(&self.edge, &step)? };
+        self.computed = Some([interior, self.edge.record()?]);
+        Ok(receives)
+    }
+
+    fn each_way(&self, post: impl Fn(Direction) -> Result<Request>) -> Result<Vec<Request>> {
+        Direction::ALL.into_iter().map(post).collect()
+    }
+
+    /// Posts the send that travels this way.
+    fn send(&self, past: usize, way: Direction) -> Result<Request> {
+        let to = self.grid.neighbour(self.ctx.rank(), way);
+        let send = Send::new(to, way.tag(), &self.phases[past].sends[way as usize]);
+        let request = self.ctx.prepare_send(&match self.config.model {
+            Model::Cpu => send,
+            Model::Stream => send.on(&self.edge),
+            Model::Proxy => send.by_proxy(&self.edge),
+        })?;
+        request.post()?;
+        Ok(request)
+    }
+
+    /// Posts the receive of what travels this way.
+    fn receive(&self, past: usize, way: Direction) -> Result<Request> {
+        let from = self.grid.neighbour(self.ctx.rank(), way.opposite());
+        let recv = Recv::new(from, way.tag(), &self.phases[past].receives[way as usize]);
+        let request = self.ctx.prepare_recv(&match self.config.model {
+            Model::Cpu => recv,
+            Model::Stream => recv.on(&self.edge),
+            Model::Proxy => recv.by_proxy(&self.edge),
+        })?;
+        request.post()?;
+        Ok(request)
+    }
+
+    /// Goes on, on the edge's stream, when all of `requests` are done.
+    fn hold(&mut self, requests: &[Request]) -> Result<()> {
+        match self.config.model {
+            Model::Cpu => self.wait(requests),
+            Model::Stream | Model::Proxy => self.ctx.wait_all_on(&self.edge, requests),
+        }
+    }
+
+    /// Lets the CPU wait until all of `requests` are done.
+    fn wait(&mut self, requests: &[Request]) -> Result<()> {
+        self.waits += 1;
+        mp::wait_all(requests, self.config.limit)?;
+        Ok(())
+    }
+
+    /// Lets the CPU wait until a stream is done.
+    fn synchronize(&self, stream: &Stream) -> Result<()> {
+        if stream.synchronize(self.config.limit)? {
+            return Ok(());
+        }
+        let error = Error::new("run halo2d", Kind::Timeout, format!("{stream:?}"));
+        Err(error.with_limit(self.config.limit.as_millis()))
+    }
+}

@@ -1,0 +1,343 @@
+//! The kernels of the examples, as the GPU of the moment runs them, and what they take. Their
+//! one source is in `device/`: compiled by the build script for the soft GPU, and by
+//! `./build.sh kernels` to PTX for CUDA.
+
+use std::ffi::c_void;
+
+use mp::Result;
+use mp::gdsync::gpu::{Dims, Kernel, Stream};
+use mp::gdsync::memop::DevicePtr;
+use mp::gdsync::{Gpu, gpu};
+use zerocopy::{Immutable, IntoBytes};
+
+unsafe extern "C" {
+    fn examples_add(params: *const c_void);
+    fn examples_halo2d_interior(params: *const c_void);
+    fn examples_halo2d_boundary(params: *const c_void);
+    fn examples_halo2d_move(params: *const c_void);
+}
+
+/// The kernels as CUDA takes them.
+const PTX: &str = include_str!("../device/ptx/examples_kernels.ptx");
+
+/// Bytes of a word, which is what the kernels compute with.
+pub const WORD: usize = size_of::<u64>();
+
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Add {
+    words: u64,
+    count: u64,
+    value: u64,
+}
+
+/// A step of the stencil over one tile. A field has `pitch` words a row; the tile begins at
+/// column 1 of row 1, in a ring of one cell.
+#[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Step {
+    from: u64,
+    to: u64,
+    pitch: u32,
+    width: u32,
+    height: u32,
+    reserved: u32,
+}
+
+impl Step {
+    /// A step of a tile of `width` times `height` cells.
+    pub fn new(from: DevicePtr, to: DevicePtr, width: u32, height: u32) -> Step {
+        Step {
+            from: from.0,
+            to: to.0,
+            pitch: width + 2,
+            width,
+            height,
+            reserved: 0,
+        }
+    }
+}
+
+/// A copy of `cells` words, which lie `from_step` and `to_step` words apart.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Strip {
+    /// Where the first is.
+    pub from: u64,
+    /// Where the first goes.
+    pub to: u64,
+    /// How far apart they are.
+    pub from_step: u32,
+    /// How far apart they go.
+    pub to_step: u32,
+    /// How many there are.
+    pub cells: u64,
+}
+
+/// Strips of one launch.
+const STRIPS: usize = 4;
+
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Move {
+    strips: [Strip; STRIPS],
+    count: u64,
+}
+
+const _: () = assert!(size_of::<Add>() == 24 && size_of::<Step>() == 32);
+const _: () = assert!(size_of::<Strip>() == 32 && size_of::<Move>() == 136);
+
+/// How a kernel is spread.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    /// A thread of the soft GPU is a fiber: one of them does it all.
+    Soft,
+    /// As a device wants it that has thousands of them.
+    Cuda,
+}
+
+impl Shape {
+    fn dims(self, items: u64) -> Dims {
+        match self {
+            Shape::Soft => Dims::linear(1, 1),
+            Shape::Cuda => Dims::linear(items.div_ceil(256).clamp(1, 1024) as u32, 256),
+        }
+    }
+}
+
+/// The kernels, loaded on one GPU.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    shape: Shape,
+    add: Kernel,
+    interior: Kernel,
+    boundary: Kernel,
+    copies: Kernel,
+}
+
+impl Kernels {
+    /// Loads them. To be called before streams of `gpu` wait for anything: CUDA lets loading
+    /// stand behind waits.
+    ///
+    /// # Errors
+    /// Those of loading a module.
+    pub fn load(gpu: &Gpu) -> Result<Kernels> {
+        if gpu.runtime_name() != "soft" {
+            let module = gpu.load_module(PTX.as_bytes())?;
+            return Ok(Kernels {
+                shape: Shape::Cuda,
+                add: module.kernel("examples_add")?,
+                interior: module.kernel("examples_halo2d_interior")?,
+                boundary: module.kernel("examples_halo2d_boundary")?,
+                copies: module.kernel("examples_halo2d_move")?,
+            });
+        }
+        let soft = |name, entry, args| {
+            // SAFETY: each entry is GDS_KERNEL(name, ..), compiled by build.rs against softgpu's
+            // headers; the sizes of the parameters here and there are asserted to be equal.
+            let kernel = unsafe { softgpu::Kernel::new(name, entry, args) };
+            gpu::Kernel::soft(kernel)
+        };
+        let step = size_of::<Step>();
+        Ok(Kernels {
+            shape: Shape::Soft,
+            add: soft("add", examples_add, size_of::<Add>()),
+            interior: soft("interior", examples_halo2d_interior, step),
+            boundary: soft("boundary", examples_halo2d_boundary, step),
+            copies: soft("move", examples_halo2d_move, size_of::<Move>()),
+        })
+    }
+
+    /// Enqueues an addition to each of `count` words at `words`.
+    ///
+    /// # Safety
+    /// The words are memory of the stream's GPU, aligned, that stays until the stream has come
+    /// here, and nobody relies on what they hold.
+    ///
+    /// # Errors
+    /// Those of a launch.
+    pub unsafe fn add(
+        &self,
+        stream: &Stream,
+        words: DevicePtr,
+        count: u64,
+        value: u64,
+    ) -> Result<()> {
+        let add = Add {
+            words: words.0,
+            count,
+            value,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { stream.launch(&self.add, self.shape.dims(count), add.as_bytes())? };
+        Ok(())
+    }
+
+    /// Enqueues the step of the cells that have no neighbour in the halo.
+    ///
+    /// # Safety
+    /// Both fields are as [`Step`] says, memory of the stream's GPU that stays until the stream
+    /// has come here, and nobody relies on what `to` holds.
+    ///
+    /// # Errors
+    /// Those of a launch.
+    pub unsafe fn interior(&self, stream: &Stream, step: &Step) -> Result<()> {
+        let cells = u64::from(step.width) * u64::from(step.height);
+        // SAFETY: the caller's promise.
+        unsafe { stream.launch(&self.interior, self.shape.dims(cells), step.as_bytes())? };
+        Ok(())
+    }
+
+    /// Enqueues the step of the cells along the edge.
+    ///
+    /// # Safety
+    /// As [`Kernels::interior`].
+    ///
+    /// # Errors
+    /// Those of a launch.
+    pub unsafe fn boundary(&self, stream: &Stream, step: &Step) -> Result<()> {
+        let cells = 2 * (u64::from(step.width) + u64::from(step.height));
+        // SAFETY: the caller's promise.
+        unsafe { stream.launch(&self.boundary, self.shape.dims(cells), step.as_bytes())? };
+        Ok(())
+    }
+
+    /// Enqueues copies of strips that do not overlap.
+    ///
+    /// # Safety
+    /// Every strip is memory of the stream's GPU, aligned, that stays until the stream has come
+    /// here, and nobody relies on what is overwritten.
+    ///
+    /// # Errors
+    /// Those of a launch.
+    pub unsafe fn copy(&self, stream: &Stream, strips: &[Strip]) -> Result<()> {
+        for strips in strips.chunks(STRIPS) {
+            let mut copies = Move {
+                strips: [Strip::default(); STRIPS],
+                count: strips.len() as u64,
+            };
+            copies.strips[..strips.len()].copy_from_slice(strips);
+            let cells = strips.iter().map(|s| s.cells).max().unwrap_or(0);
+            // SAFETY: the caller's promise.
+            unsafe { stream.launch(&self.copies, self.shape.dims(cells), copies.as_bytes())? };
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mp::gdsync::gpu::{MemoryKind, Region};
+
+    use super::*;
+    use crate::halo2d::serial::rule;
+
+    struct Bench {
+        kernels: Kernels,
+        stream: Stream,
+    }
+
+    fn bench() -> Bench {
+        let gpu = Gpu::soft().unwrap();
+        Bench {
+            kernels: Kernels::load(&gpu).unwrap(),
+            stream: gpu.stream().unwrap(),
+        }
+    }
+
+    impl Bench {
+        fn memory(&self, words: &[u64]) -> Region {
+            let gpu = self.stream.gpu();
+            let region = gpu.alloc(MemoryKind::Device, words.len() * WORD).unwrap();
+            region.write(0, words.as_bytes()).unwrap();
+            region
+        }
+
+        fn words(&self, region: &Region) -> Vec<u64> {
+            assert!(self.stream.synchronize(Duration::from_secs(60)).unwrap());
+            let mut bytes = vec![0; region.len()];
+            region.read(0, &mut bytes).unwrap();
+            let (words, _) = bytes.as_chunks();
+            words.iter().copied().map(u64::from_ne_bytes).collect()
+        }
+    }
+
+    #[test]
+    fn add_adds_to_its_words_alone() {
+        let b = bench();
+        let memory = b.memory(&[1, 2, u64::MAX, 4]);
+        let at = DevicePtr(memory.addr().0 + 8);
+        // SAFETY: the region stays until the stream is done.
+        unsafe { b.kernels.add(&b.stream, at, 2, 5).unwrap() };
+        assert_eq!(b.words(&memory), [1, 7, 4, 4]);
+    }
+
+    #[test]
+    fn interior_and_boundary_are_the_rule_for_each_cell_of_the_tile_once() {
+        let b = bench();
+        for (width, height) in (1..6).flat_map(|w| (1..6).map(move |h| (w, h))) {
+            let pitch = width as usize + 2;
+            let before: Vec<u64> = (0..pitch as u64 * (u64::from(height) + 2))
+                .map(|i| (i + 1).wrapping_mul(0x0123_4567_89ab_cdef))
+                .collect();
+            let (from, to) = (b.memory(&before), b.memory(&vec![7; before.len()]));
+            let step = Step::new(from.addr(), to.addr(), width, height);
+            let inside = |i: usize, by: usize| {
+                let (x, y) = (i % pitch, i / pitch);
+                (by..pitch - by).contains(&x) && (by..height as usize + 2 - by).contains(&y)
+            };
+            let f = &before;
+            let expected = |i: usize| rule(f[i], f[i - pitch], f[i + pitch], f[i - 1], f[i + 1]);
+            // SAFETY: the regions stay until the stream is done.
+            unsafe { b.kernels.interior(&b.stream, &step).unwrap() };
+            for (i, cell) in b.words(&to).into_iter().enumerate() {
+                let deep = pitch > 4 && height > 2 && inside(i, 2);
+                assert_eq!(
+                    cell,
+                    if deep { expected(i) } else { 7 },
+                    "{width}x{height} {i}"
+                );
+            }
+            to.write(0, vec![7u64; before.len()].as_bytes()).unwrap();
+            // SAFETY: as above.
+            unsafe { b.kernels.boundary(&b.stream, &step).unwrap() };
+            for (i, cell) in b.words(&to).into_iter().enumerate() {
+                let deep = pitch > 4 && height > 2 && inside(i, 2);
+                let edge = inside(i, 1) && !deep;
+                assert_eq!(
+                    cell,
+                    if edge { expected(i) } else { 7 },
+                    "{width}x{height} {i}"
+                );
+            }
+            assert_eq!(b.words(&from), before);
+        }
+    }
+
+    #[test]
+    fn strips_are_copied_with_their_steps() {
+        let b = bench();
+        let from = b.memory(&(0..20).collect::<Vec<u64>>());
+        let to = b.memory(&[99; 12]);
+        let strip = |a: u64, b: u64, from_step, to_step, cells| Strip {
+            from: from.addr().0 + 8 * a,
+            to: to.addr().0 + 8 * b,
+            from_step,
+            to_step,
+            cells,
+        };
+        // More than go into one launch.
+        let strips = [
+            strip(3, 0, 5, 1, 3),
+            strip(0, 4, 1, 3, 3),
+            strip(19, 3, 1, 1, 1),
+            strip(0, 0, 1, 1, 0),
+            strip(18, 11, 9, 9, 1),
+        ];
+        // SAFETY: the regions stay until the stream is done.
+        unsafe { b.kernels.copy(&b.stream, &strips).unwrap() };
+        assert_eq!(b.words(&to), [3, 8, 13, 19, 0, 99, 99, 1, 99, 99, 2, 18]);
+    }
+}

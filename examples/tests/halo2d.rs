@@ -1,0 +1,221 @@
+//! halo2d on ranks that are threads: every grid, every model, messages of both protocols, tiles of
+//! every shape, against the serial run.
+
+use std::time::Duration;
+
+use mp::bootstrap::Local;
+use mp::gdsync::Gpu;
+use mp::gdsync::gpu::MemoryKind;
+use mp::{Builder, Context, Kind};
+use mp_examples::halo2d::grid::{Grid, Size};
+use mp_examples::halo2d::{self, Config, Model, Outcome, STRIDED_MAX};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `body` on so many ranks and returns what each had for a result, in their order.
+fn on_ranks<T: Send>(
+    ranks: u32,
+    set: impl Fn(Builder) -> Builder + Sync,
+    body: impl Fn(&Context) -> T + Sync,
+) -> Vec<T> {
+    let rank = |bootstrap| {
+        let gpu = Gpu::soft().unwrap();
+        let builder = set(Context::builder().timeout(LIMIT));
+        let ctx = builder.bootstrap(bootstrap).gpu(&gpu).build().unwrap();
+        let result = body(&ctx);
+        ctx.close(LIMIT).unwrap();
+        result
+    };
+    std::thread::scope(|scope| {
+        let start = |bootstrap| scope.spawn(|| rank(bootstrap));
+        let threads: Vec<_> = Local::ranks(ranks).into_iter().map(start).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// Runs `config` on a grid and adds up what came out.
+fn play(columns: u32, rows: u32, eager: usize, config: &Config) -> Outcome {
+    let config = Config {
+        grid: Some(Grid { columns, rows }),
+        limit: LIMIT,
+        ..config.clone()
+    };
+    let body = |ctx: &Context| {
+        let mine = halo2d::run(ctx, &config).unwrap();
+        (mine, mine.sum(ctx, LIMIT).unwrap())
+    };
+    let outcomes = on_ranks(columns * rows, |b| b.eager_limit(eager), body);
+    let sum = outcomes[0].1;
+    assert_eq!(sum.cells, outcomes.iter().map(|(mine, _)| mine.cells).sum());
+    assert!(outcomes.iter().all(|(_, all)| *all == sum));
+    sum
+}
+
+/// Every grid gives the same field, and that is the serial one.
+fn every_grid(eager: usize, config: &Config) {
+    let mut checksums = Vec::new();
+    for (columns, rows) in (1..=3).flat_map(|c| (1..=3).map(move |r| (c, r))) {
+        let outcome = play(columns, rows, eager, config);
+        assert_eq!(outcome.differing, 0, "{columns}x{rows} {config:?}");
+        assert_eq!(
+            outcome.cells,
+            u64::from(config.size.width) * u64::from(config.size.height)
+        );
+        checksums.push(outcome.checksum);
+    }
+    assert!(
+        checksums.iter().all(|c| *c == checksums[0]),
+        "{checksums:x?}"
+    );
+}
+
+fn config(model: Model) -> Config {
+    Config {
+        size: Size {
+            width: 31,
+            height: 23,
+        },
+        iterations: 30,
+        model,
+        ..Config::default()
+    }
+}
+
+#[test]
+fn cpu() {
+    every_grid(4096, &config(Model::Cpu));
+}
+
+#[test]
+fn stream() {
+    every_grid(4096, &config(Model::Stream));
+}
+
+#[test]
+fn proxy() {
+    every_grid(4096, &config(Model::Proxy));
+}
+
+#[test]
+fn cpu_by_rendezvous() {
+    every_grid(16, &config(Model::Cpu));
+}
+
+#[test]
+fn stream_by_rendezvous() {
+    every_grid(16, &config(Model::Stream));
+}
+
+#[test]
+fn proxy_by_rendezvous() {
+    every_grid(16, &config(Model::Proxy));
+}
+
+/// Tiles of one cell, one row, one column; columns that are short enough to go from where they
+/// lie, and those that are not; halos that are half the tile.
+#[test]
+fn tiles_of_every_shape() {
+    let heights = [1, 2, 3, STRIDED_MAX, STRIDED_MAX + 1];
+    for (width, height) in [1, 2, 3, 9].iter().flat_map(|w| heights.map(|h| (*w, h))) {
+        for (columns, rows) in [(1, 1), (2, 1), (1, 2)] {
+            let config = Config {
+                size: Size {
+                    width: width * columns,
+                    height: height * rows,
+                },
+                iterations: 7,
+                ..Config::default()
+            };
+            let outcome = play(columns, rows, 64, &config);
+            assert_eq!(outcome.differing, 0, "{columns}x{rows} of {width}x{height}");
+        }
+    }
+}
+
+#[test]
+fn memory_of_the_host() {
+    let config = Config {
+        memory: MemoryKind::Pinned,
+        ..config(Model::Stream)
+    };
+    assert_eq!(play(2, 2, 64, &config).differing, 0);
+}
+
+/// In the stream model the CPU waits once a batch and once at the end.
+#[test]
+fn waits_are_few() {
+    for (batch, in_flight) in [(1, 1), (2, 3), (5, 2), (7, 4)] {
+        let config = Config {
+            iterations: 40,
+            batch,
+            batches_in_flight: in_flight,
+            ..config(Model::Stream)
+        };
+        let outcome = play(2, 1, 4096, &config);
+        assert_eq!(outcome.differing, 0);
+        assert!(outcome.waits <= 40 / batch + 1, "{outcome:?} of {config:?}");
+    }
+}
+
+/// A rank that computes something else is noticed: by itself, and by everybody whom it reaches.
+#[test]
+fn a_wrong_cell_is_seen() {
+    let outcomes = on_ranks(
+        4,
+        |b| b,
+        |ctx| {
+            let config = Config {
+                // The serial run that rank 3 compares with has another start than the others'.
+                seed: 1 + u64::from(ctx.rank() == 3),
+                iterations: 3,
+                ..config(Model::Stream)
+            };
+            halo2d::run(ctx, &config).unwrap()
+        },
+    );
+    assert!(outcomes.iter().all(|o| o.differing > 0), "{outcomes:?}");
+    assert!(
+        outcomes.iter().all(|o| o.differing < o.cells),
+        "{outcomes:?}"
+    );
+}
+
+#[test]
+fn no_iterations_leave_the_start() {
+    let config = Config {
+        iterations: 0,
+        ..config(Model::Stream)
+    };
+    let outcome = play(2, 1, 4096, &config);
+    assert_eq!((outcome.differing, outcome.waits), (0, 1));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refuse = |config: &Config| {
+        let kinds = on_ranks(2, |b| b, |ctx| halo2d::run(ctx, config).unwrap_err().kind());
+        assert_eq!(kinds, [Kind::Invalid; 2], "{config:?}");
+    };
+    let good = config(Model::Stream);
+    let grid = |columns, rows| Config {
+        grid: Some(Grid { columns, rows }),
+        ..good.clone()
+    };
+    refuse(&grid(3, 1));
+    refuse(&grid(u32::MAX, u32::MAX));
+    refuse(&Config {
+        size: Size {
+            width: 1,
+            height: 5,
+        },
+        ..good.clone()
+    });
+    refuse(&Config {
+        batch: 0,
+        ..good.clone()
+    });
+    refuse(&Config {
+        batches_in_flight: 0,
+        ..good
+    });
+}
