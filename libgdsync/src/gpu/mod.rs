@@ -215,6 +215,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn is_done(&self, event: &EventHandle) -> Result<bool>;
     fn capturing(&self, stream: &StreamHandle) -> Result<bool>;
     fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool>;
+    /// See [`Gpu::flush_remote_writes`].
+    fn flush_remote_writes(&self);
     /// One of the library's own kernels, if the runtime can run kernels.
     fn kernel(&self, entry: Entry) -> Option<&Kernel>;
     fn load_module(&self, image: &[u8]) -> Result<cuda::Module>;
@@ -402,6 +404,13 @@ impl Gpu {
     pub fn stream(&self) -> Result<Stream> {
         let handle = self.0.runtime.new_stream()?;
         Ok(Stream::new(self.clone(), handle))
+    }
+
+    /// Makes visible, to work that is enqueued from now on, what NICs wrote to GPU memory before a
+    /// completion that the CPU has seen. Streams that wait for a completion themselves flush by
+    /// their wait. Under CUDA the start of later work is enough, so nothing is done.
+    pub fn flush_remote_writes(&self) {
+        self.0.runtime.flush_remote_writes();
     }
 
     /// Runs `batch` on `stream`: rewritten to what the runtime can do, cut at its limit,

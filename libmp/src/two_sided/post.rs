@@ -5,6 +5,7 @@ use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
 use gdsync::{Status, Stream};
 
 use super::channel::wait_for;
+use super::receive::lands_in_device;
 use super::send::chunk_len;
 use super::spec::{Recv, Send};
 use crate::context::Inner;
@@ -303,7 +304,7 @@ impl Inner {
             word: requests.result_word(key),
             condition: Condition::Geq,
             value: 1,
-            flush: false,
+            flush: requests.get(key).is_some_and(lands_in_device),
         });
         Ok(list.post(stream, None)?)
     }

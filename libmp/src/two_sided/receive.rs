@@ -271,12 +271,9 @@ impl Inner {
         let Some(channel) = recvs.get_mut(&entry.tag) else {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
-        let direct = entry.large && entry.staging.is_none();
-        let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
-        let flush = direct && entry.segments.as_slice().iter().any(device);
         let word = channel.word(number, entry.large);
         let mut list = List::<1>::new();
-        list.push(wait_for(word, number, flush));
+        list.push(wait_for(word, number, lands_in_device(entry)));
         let segments = entry.segments.as_slice();
         let params = Unpack {
             word: word.addr().0,
@@ -340,6 +337,9 @@ impl Inner {
         if !word::reached(w, number) {
             return false;
         }
+        if lands_in_device(entry) {
+            self.gpu.flush_remote_writes();
+        }
         let (status, len) = match take_in(channel, entry, w) {
             Ok(end) => end,
             Err(e) => {
@@ -364,6 +364,15 @@ impl Inner {
         self.finish(state, key, status, len);
         true
     }
+}
+
+/// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
+pub(super) fn lands_in_device(entry: &Entry) -> bool {
+    let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
+    entry.receive
+        && entry.large
+        && entry.staging.is_none()
+        && entry.segments.as_slice().iter().any(device)
 }
 
 /// Copies a message to where its receive wants it.

@@ -251,6 +251,10 @@ impl Runtime for CudaRuntime {
         result
     }
 
+    /// GPUDirect RDMA orders what a NIC wrote before the kernels and copies that are enqueued after
+    /// the CPU saw its completion.
+    fn flush_remote_writes(&self) {}
+
     fn kernel(&self, entry: Entry) -> Option<&Kernel> {
         self.kernels.get(entry as usize)
     }

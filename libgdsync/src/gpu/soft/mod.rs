@@ -351,6 +351,10 @@ impl Runtime for SoftRuntime {
             .map_err(|e| system("synchronize stream", &e))
     }
 
+    fn flush_remote_writes(&self) {
+        self.gpu.flush_remote_writes();
+    }
+
     fn kernel(&self, entry: Entry) -> Option<&Kernel> {
         self.kernels.get(entry as usize)
     }
