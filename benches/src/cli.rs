@@ -92,6 +92,49 @@ pub enum Lowering {
     Auto,
 }
 
+/// Which library carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layers {
+    /// Verbs: prepared requests, posted on streams.
+    Gdsync,
+    /// Messages: sends and receives that match.
+    Mp,
+    /// Both in turn, to compare.
+    Both,
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    /// See [`Layers::Gdsync`].
+    Gdsync,
+    /// See [`Layers::Mp`].
+    Mp,
+}
+
+impl Layers {
+    /// Each that is asked for.
+    pub fn each(self) -> &'static [Layer] {
+        match self {
+            Layers::Gdsync => &[Layer::Gdsync],
+            Layers::Mp => &[Layer::Mp],
+            Layers::Both => &[Layer::Gdsync, Layer::Mp],
+        }
+    }
+}
+
+impl Layer {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layer::Gdsync => "gdsync",
+            Layer::Mp => "mp",
+        }
+    }
+}
+
 /// Who rings the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

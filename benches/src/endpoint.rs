@@ -75,6 +75,12 @@ impl Endpoint {
         Ok((a, b))
     }
 
+    /// What this and queue pairs as asked for are made of.
+    pub fn names_of(&self, setup: &Setup, memory: MemoryKind) -> Result<Names> {
+        let (qp, _) = self.pair(&setup.queues(16))?;
+        Ok(self.names(&qp, memory))
+    }
+
     /// What this is made of.
     pub fn names(&self, qp: &Qp, memory: MemoryKind) -> Names {
         Names {

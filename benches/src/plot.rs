@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
+use crate::cli::Layer;
 use crate::pingpong::{Figures, Row};
 use crate::report;
 use crate::table;
@@ -25,6 +26,11 @@ const CURVES: [Curve; 4] = [
     }),
 ];
 
+/// What is drawn of mp's messages beside those of gdsync's.
+const BESIDE: Curve = ("mp, median", RGBColor(0x75, 0x70, 0xb3), |row| {
+    row.latency_ns.median
+});
+
 /// Draws one-way latency over size, both logarithmic.
 pub fn latency(path: &Path, figures: &Figures) -> Result<()> {
     let svg = draw(figures).map_err(|e| anyhow!("drawing {}: {e}", path.display()))?;
@@ -32,13 +38,24 @@ pub fn latency(path: &Path, figures: &Figures) -> Result<()> {
 }
 
 fn draw(figures: &Figures) -> Result<String, Box<dyn std::error::Error + '_>> {
-    let mut rows: Vec<&Row> = figures.sizes.iter().collect();
-    rows.sort_by_key(|row| row.size);
-    let values = || {
-        CURVES
-            .iter()
-            .flat_map(|(_, _, f)| rows.iter().map(|row| us(f(row))))
+    let of = |layer: Layer| -> Vec<&Row> {
+        let mut rows: Vec<&Row> = figures.sizes.iter().filter(|r| r.layer == layer).collect();
+        rows.sort_by_key(|row| row.size);
+        rows
     };
+    let (mut rows, mut others) = (of(Layer::Gdsync), of(Layer::Mp));
+    if rows.is_empty() {
+        std::mem::swap(&mut rows, &mut others);
+    }
+    let drawn = || {
+        let below = CURVES.iter().map(|curve| (curve, &rows));
+        below.chain(
+            [(&BESIDE, &others)]
+                .into_iter()
+                .filter(|(_, rows)| !rows.is_empty()),
+        )
+    };
+    let values = || drawn().flat_map(|((_, _, f), rows)| rows.iter().map(|row| us(f(row))));
     let (low, high) = values().fold((f64::MAX, 0.0f64), |(a, b), v| (a.min(v), b.max(v)));
     let sizes = || rows.iter().map(|row| row.size as f64);
     let (small, large) = sizes().fold((f64::MAX, 0.0f64), |(a, b), v| (a.min(v), b.max(v)));
@@ -67,11 +84,11 @@ fn draw(figures: &Figures) -> Result<String, Box<dyn std::error::Error + '_>> {
             .x_label_formatter(&|v| table::bytes(v.round() as u64))
             .y_label_formatter(&|v| format!("{v}"))
             .draw()?;
-        for (name, color, f) in CURVES {
+        for ((name, color, f), rows) in drawn() {
             let points = rows.iter().map(|row| (row.size as f64, us(f(row))));
             chart
                 .draw_series(LineSeries::new(points, color.stroke_width(2)))?
-                .label(name)
+                .label(*name)
                 .legend(move |(x, y)| {
                     PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2))
                 });
@@ -107,6 +124,7 @@ mod tests {
                 let mut samples = Samples::new();
                 samples.record(5000 + size);
                 Row {
+                    layer: Layer::Gdsync,
                     size,
                     iterations: 1,
                     latency_ns: samples.summary(),
@@ -129,6 +147,7 @@ mod tests {
                 },
                 sizes: rows.collect(),
                 proof: Vec::new(),
+                ratios: Vec::new(),
             };
             let svg = draw(&figures).unwrap();
             assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));

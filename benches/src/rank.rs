@@ -1,15 +1,20 @@
 //! One rank of a benchmark: its number, its peer, its time limit, and how it reports.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gdsync::Stream;
+use mp::Bootstrap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::ancestors::kernel_latency;
+use crate::cli::{Layers, Setup};
+use crate::context;
+use crate::endpoint::Endpoint;
 use crate::link::Link;
 use crate::{bandwidth, pingpong};
 
@@ -22,6 +27,18 @@ pub enum Job {
     Bandwidth(bandwidth::Options),
     /// See [`kernel_latency`].
     KernelLatency(kernel_latency::Options),
+}
+
+impl Job {
+    /// Whether the ranks need mp, and so a bootstrap.
+    pub fn needs_mp(&self) -> bool {
+        let layers = match self {
+            Job::Pingpong(options) => options.layer,
+            Job::Bandwidth(options) => options.layer,
+            Job::KernelLatency(_) => Layers::Gdsync,
+        };
+        layers != Layers::Gdsync
+    }
 }
 
 /// What a rank tells whoever started it.
@@ -51,6 +68,7 @@ pub struct Rank {
     pub number: u32,
     /// Its peer.
     pub link: Link,
+    bootstrap: Option<Arc<dyn Bootstrap>>,
     deadline: Instant,
     outbox: Outbox,
 }
@@ -61,9 +79,27 @@ impl Rank {
         Rank {
             number,
             link,
+            bootstrap: None,
             deadline,
             outbox,
         }
+    }
+
+    /// As one of mp's ranks, if it is one.
+    #[must_use]
+    pub fn meets(mut self, bootstrap: Option<Arc<dyn Bootstrap>>) -> Rank {
+        self.bootstrap = bootstrap;
+        self
+    }
+
+    /// This rank's context of mp, over `endpoint`.
+    pub fn context(&self, endpoint: &Endpoint, setup: &Setup) -> Result<mp::Context> {
+        let bootstrap = self
+            .bootstrap
+            .clone()
+            .context("a rank without a bootstrap")?;
+        let builder = context::builder(endpoint, setup, bootstrap, self.left());
+        builder.build().context("building a context")
     }
 
     /// Does the job and reports how it went; `true` if well. Each job ends with a barrier, since

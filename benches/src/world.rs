@@ -5,14 +5,18 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use mp::Bootstrap;
+use mp::bootstrap::{Local, from_env};
 use serde_json::Value;
 
 use crate::cli::{RankSpec, Ranks};
 use crate::link::Link;
+use crate::meet::Store;
 use crate::rank::{Job, Note, Outbox, Rank};
 
 /// How long the second rank may take to follow the first one into failure, or out.
@@ -36,16 +40,24 @@ pub fn run(
     let sockets = UnixStream::pair().context("making a socket pair")?;
     match ranks {
         Ranks::Threads => {
+            let mut local = job
+                .needs_mp()
+                .then(|| Local::ranks(2))
+                .into_iter()
+                .flatten();
             for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
-                start_thread(number, socket, job.clone(), deadline, sender.clone())?;
+                let (job, sender) = (job.clone(), sender.clone());
+                start_thread(number, socket, local.next(), job, deadline, sender)?;
             }
             drop(sender);
             listen(&notes, last, hear)
         }
         Ranks::Processes => {
             let mut children = Vec::new();
+            let store = job.needs_mp().then(|| Store::start(2)).transpose()?;
             for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
-                children.push(Process::start(number, socket, job, limit, sender.clone())?);
+                let (store, sender) = (store.as_ref(), sender.clone());
+                children.push(Process::start(number, socket, store, job, limit, sender)?);
             }
             drop(sender);
             let result = listen(&notes, last, hear);
@@ -65,6 +77,7 @@ pub fn run(
 fn start_thread(
     number: u32,
     socket: UnixStream,
+    bootstrap: Option<Arc<dyn Bootstrap>>,
     job: Job,
     deadline: Instant,
     sender: Sender<(usize, Note)>,
@@ -73,7 +86,8 @@ fn start_thread(
         .name(format!("rank{number}"))
         .spawn(move || {
             let link = Link::new(socket, deadline);
-            Rank::new(number, link, deadline, Outbox::Channel(sender)).work(&job)
+            let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
+            rank.meets(bootstrap).work(&job)
         })
         .context("starting a rank's thread")?;
     Ok(())
@@ -125,11 +139,16 @@ impl Process {
     fn start(
         number: u32,
         socket: UnixStream,
+        store: Option<&Store>,
         job: &Job,
         limit: Duration,
         sender: Sender<(usize, Note)>,
     ) -> Result<Process> {
-        let mut child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        if let Some(store) = store {
+            store.tell(&mut command, number);
+        }
+        let mut child = command
             .args(["--parent", &std::process::id().to_string(), "rank"])
             .args(["--number", &number.to_string()])
             .args(["--limit-ms", &limit.as_millis().to_string()])
@@ -230,14 +249,11 @@ fn rank_process(spec: &RankSpec) -> Result<bool> {
     rustix::thread::set_name(&name)?;
     let deadline = Instant::now() + Duration::from_millis(spec.limit_ms);
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let job = serde_json::from_str(&spec.job).context("reading the job")?;
-    let rank = Rank::new(
-        spec.number,
-        Link::new(socket, deadline),
-        deadline,
-        Outbox::Stdout,
-    );
-    Ok(rank.work(&job))
+    let job: Job = serde_json::from_str(&spec.job).context("reading the job")?;
+    let bootstrap = job.needs_mp().then(from_env).transpose()?;
+    let link = Link::new(socket, deadline);
+    let rank = Rank::new(spec.number, link, deadline, Outbox::Stdout);
+    Ok(rank.meets(bootstrap).work(&job))
 }
 
 #[cfg(test)]

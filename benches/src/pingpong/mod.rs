@@ -4,6 +4,7 @@
 mod proof;
 mod rounds;
 mod show;
+mod wire;
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::{self, Ranks, Run, Setup};
+use crate::cli::{self, Layer, Layers, Ranks, Run, Setup};
 use crate::endpoint::{Endpoint, Names};
 use crate::gpu::CUDA;
 use crate::plot;
@@ -50,7 +51,10 @@ pub struct Options {
     /// Round trips for each size [default: 5000, fewer for large messages].
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub iterations: Option<u64>,
-    /// How messages travel.
+    /// Which library carries the messages; both play in turn, batch by batch.
+    #[arg(long, value_enum, default_value = "gdsync")]
+    pub layer: Layers,
+    /// How messages travel, if gdsync carries them.
     #[arg(long, value_enum, default_value = "send")]
     pub operation: Operation,
     /// Run both ranks in this process, as threads.
@@ -80,7 +84,13 @@ impl Options {
 
     /// Round trips of the whole run that count as progress.
     fn work(&self) -> u64 {
-        self.sizes.iter().map(|&size| self.iterations(size)).sum()
+        let each: u64 = self.sizes.iter().map(|&size| self.iterations(size)).sum();
+        each * self.layer.each().len() as u64
+    }
+
+    /// The largest size.
+    fn largest(&self) -> u64 {
+        self.sizes.iter().copied().max().unwrap_or(8)
     }
 
     fn ranks(&self) -> Ranks {
@@ -104,6 +114,8 @@ pub struct Header {
 /// The figures of one size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
+    /// Which layer carried them.
+    pub layer: Layer,
     /// Bytes of a message.
     pub size: u64,
     /// Round trips that were measured.
@@ -121,6 +133,8 @@ pub struct Row {
 /// What a rank has to say at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
+    /// Which layer.
+    pub layer: Layer,
     /// Processor time between gates and last completions.
     pub cpu: CpuTimes,
     /// A few submissions as they were handed to the stream.
@@ -139,34 +153,61 @@ enum Part {
 pub struct Figures {
     /// With what.
     pub header: Header,
-    /// Each size.
+    /// Each size, and each layer.
     pub sizes: Vec<Row>,
-    /// Each rank.
+    /// Each layer, and each rank.
     pub proof: Vec<Outcome>,
+    /// How the layers compare, if both played.
+    pub ratios: Vec<Ratio>,
+}
+
+/// One size of mp's beside the same of gdsync's.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Bytes of a message.
+    pub size: u64,
+    /// mp's median latency as a multiple of gdsync's.
+    pub latency: f64,
+    /// mp's bandwidth as a multiple of gdsync's.
+    pub bandwidth: f64,
 }
 
 /// One rank's part.
 pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
     let endpoint = Endpoint::open(&options.setup, rank.number)?;
-    let mut player = Player::new(rank, &endpoint, options)?;
+    let mut players = Vec::new();
+    for &layer in options.layer.each() {
+        players.push(Player::new(rank, &endpoint, options, layer)?);
+    }
     if rank.number == 0 {
-        let names = endpoint.names(player.qp(), options.setup.memory(&endpoint.gpu));
         rank.part(&Part::Header(Header {
-            names,
+            names: players[0].names(),
             ranks: options.ranks(),
         }))?;
     }
-    let mut cpu = CpuTimes::default();
+    let mut cpu = vec![CpuTimes::default(); players.len()];
     for &size in &options.sizes {
-        let row = measure(rank, &mut player, &mut cpu, size, options.iterations(size))
+        let rows = measure(rank, &mut players, &mut cpu, size, options)
             .with_context(|| format!("messages of {size} bytes"))?;
         if rank.number == 0 {
-            rank.part(&Part::Row(row))?;
+            for row in rows {
+                rank.part(&Part::Row(row))?;
+            }
         }
     }
-    let trace = trace(rank, &endpoint, &mut player, options.sizes[0])?;
-    player.finish(rank)?;
-    Ok(serde_json::to_value(Outcome { cpu, trace })?)
+    let mut outcomes = Vec::new();
+    for (player, cpu) in players.iter_mut().zip(cpu) {
+        let trace = trace(rank, &endpoint, player, options.sizes[0])?;
+        outcomes.push(Outcome {
+            layer: player.layer,
+            cpu,
+            trace,
+        });
+    }
+    for player in &mut players {
+        player.finish(rank)?;
+    }
+    Ok(serde_json::to_value(outcomes)?)
 }
 
 /// Plays a few rounds for each rank's trace, one after the other: threads of one process that
@@ -184,47 +225,97 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
         }
         rank.link.barrier()?;
     }
-    Trace::of(&lines, endpoint.stream.id(), TRACED + 1)
+    Trace::of(&lines, endpoint.stream.id(), TRACED + 1, player.layer)
 }
 
-/// Plays all iterations of a size, in batches.
-fn measure(
-    rank: &mut Rank,
-    player: &mut Player,
-    cpu: &mut CpuTimes,
-    size: u64,
-    iterations: u64,
-) -> Result<Row> {
-    player.batch(
-        rank,
-        size,
-        WARM_UP.min(iterations),
-        &mut CpuTimes::default(),
-    )?;
-    let (mut latency, mut kernel) = (Samples::new(), Samples::new());
-    let (mut enqueue, mut operations) = (0.0, 0);
-    let mut left = iterations;
-    while left > 0 {
-        let n = left.min(rounds::BATCH);
-        let batch = player.batch(rank, size, n, cpu)?;
-        batch.trips.iter().for_each(|ns| latency.record(ns / 2));
-        batch.kernels.iter().for_each(|&ns| kernel.record(ns));
-        enqueue += batch.enqueue.as_nanos() as f64;
-        operations += batch.operations;
-        left -= n;
-        if rank.number == 0 {
-            rank.tell(Note::Progress(n));
+/// What one layer's batches of a size have shown.
+struct Sheet {
+    latency: Samples,
+    kernel: Samples,
+    enqueue: f64,
+    operations: u64,
+}
+
+impl Sheet {
+    fn new() -> Sheet {
+        Sheet {
+            latency: Samples::new(),
+            kernel: Samples::new(),
+            enqueue: 0.0,
+            operations: 0,
         }
     }
-    let latency_ns = latency.summary();
-    Ok(Row {
-        size,
-        iterations,
-        bandwidth: size as f64 * 1e9 / latency_ns.mean.max(1.0),
-        latency_ns,
-        kernel_ns: kernel.summary().median,
-        enqueue_ns: enqueue / operations as f64,
-    })
+
+    fn row(&self, layer: Layer, size: u64, iterations: u64) -> Row {
+        let latency_ns = self.latency.summary();
+        Row {
+            layer,
+            size,
+            iterations,
+            bandwidth: size as f64 * 1e9 / latency_ns.mean.max(1.0),
+            latency_ns,
+            kernel_ns: self.kernel.summary().median,
+            enqueue_ns: self.enqueue / self.operations as f64,
+        }
+    }
+}
+
+/// Plays all iterations of a size, in batches; the layers take turns.
+fn measure(
+    rank: &mut Rank,
+    players: &mut [Player],
+    cpu: &mut [CpuTimes],
+    size: u64,
+    options: &Options,
+) -> Result<Vec<Row>> {
+    let iterations = options.iterations(size);
+    for player in players.iter_mut() {
+        let warm_up = WARM_UP.min(iterations);
+        player.batch(rank, size, warm_up, &mut CpuTimes::default())?;
+    }
+    let mut sheets: Vec<Sheet> = players.iter().map(|_| Sheet::new()).collect();
+    let mut left = iterations;
+    while left > 0 {
+        let n = left.min(rounds::longest(options.layer));
+        for ((player, cpu), sheet) in players.iter_mut().zip(&mut *cpu).zip(&mut sheets) {
+            let batch = player.batch(rank, size, n, cpu)?;
+            batch
+                .trips
+                .iter()
+                .for_each(|ns| sheet.latency.record(ns / 2));
+            batch.kernels.iter().for_each(|&ns| sheet.kernel.record(ns));
+            sheet.enqueue += batch.enqueue.as_nanos() as f64;
+            sheet.operations += batch.operations;
+            if rank.number == 0 {
+                rank.tell(Note::Progress(n));
+            }
+        }
+        left -= n;
+    }
+    let rows = players.iter().zip(&sheets);
+    Ok(rows
+        .map(|(player, sheet)| sheet.row(player.layer, size, iterations))
+        .collect())
+}
+
+/// How the layers compare at each size that both have played.
+fn ratios(rows: &[Row]) -> Vec<Ratio> {
+    let of = |layer: Layer, size: u64| {
+        let mut found = rows
+            .iter()
+            .filter(move |r| r.layer == layer && r.size == size);
+        found.next()
+    };
+    let ratio = |mp: &Row| {
+        let below = of(Layer::Gdsync, mp.size)?;
+        Some(Ratio {
+            size: mp.size,
+            latency: mp.latency_ns.median as f64 / below.latency_ns.median.max(1) as f64,
+            bandwidth: mp.bandwidth / below.bandwidth,
+        })
+    };
+    let of_mp = rows.iter().filter(|row| row.layer == Layer::Mp);
+    of_mp.filter_map(ratio).collect()
 }
 
 /// The command.
@@ -250,20 +341,19 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let results = world::run(options.ranks(), &job, options.run.timeout, &mut hear);
     screen.clear();
-    let outcomes: Vec<Outcome> = results?
-        .into_iter()
-        .map(serde_json::from_value)
-        .collect::<Result<_, _>>()
-        .context("reading a rank's result")?;
+    let [first, second] = results?.map(serde_json::from_value::<Vec<Outcome>>);
+    let pairs = first?.into_iter().zip(second?);
     let figures = Figures {
         header: header.context("rank 0 told nothing about itself")?,
+        ratios: ratios(&sizes),
         sizes,
-        proof: outcomes,
+        proof: pairs.flat_map(|(a, b)| [a, b]).collect(),
     };
     ensure!(
-        figures.sizes.len() == options.sizes.len(),
+        figures.sizes.len() == options.sizes.len() * options.layer.each().len(),
         "a size is missing"
     );
+    show::ratios(&figures.ratios);
     show::proof(&figures);
     if let Some(path) = &options.run.json {
         let report = Report::new("pingpong", options, &figures, targets(&figures))?;
@@ -282,14 +372,18 @@ fn targets(figures: &Figures) -> Vec<Target> {
         (CUDA, "pinned") => 20.0,
         _ => return Vec::new(),
     };
-    let small = figures.sizes.iter().find(|row| row.size == 8);
-    small
-        .filter(|_| *ranks == Ranks::Processes)
-        .map(|row| {
-            let us = row.latency_ns.median as f64 / 1000.0;
-            let name = "pingpong, 8 B between processes, median one-way";
-            Target::at_most(name, us, limit, "us")
-        })
-        .into_iter()
-        .collect()
+    if *ranks != Ranks::Processes {
+        return Vec::new();
+    }
+    let small = |row: &&Row| row.size == 8 && row.layer == Layer::Gdsync;
+    let alone = figures.sizes.iter().find(small).map(|row| {
+        let us = row.latency_ns.median as f64 / 1000.0;
+        let name = "pingpong, 8 B between processes, median one-way";
+        Target::at_most(name, us, limit, "us")
+    });
+    let beside = figures.ratios.iter().find(|r| r.size == 8).map(|ratio| {
+        let name = "pingpong, 8 B, mp beside gdsync, medians";
+        Target::at_most(name, ratio.latency, 1.2, "x")
+    });
+    alone.into_iter().chain(beside).collect()
 }

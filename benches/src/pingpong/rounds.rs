@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use gdsync::gpu::{MemoryKind, Region};
-use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOptions, Work};
 
-use super::{Operation, Options};
-use crate::endpoint::{Endpoint, exchange_memory};
-use crate::gate::{Gate, well};
+use super::Options;
+use super::wire::{Messages, Requests, Wire};
+use crate::cli::{Layer, Layers};
+use crate::endpoint::{Endpoint, Names};
+use crate::gate::Gate;
 use crate::kernel::{Tally, Turn, Turns};
 use crate::pattern;
 use crate::pingpong::proof::CpuTimes;
@@ -24,11 +25,11 @@ use crate::rank::Rank;
 
 /// Most round trips of a batch. With up to four submissions each, and one round to get going, it
 /// fits in a stream of 1024.
-pub const BATCH: u64 = 200;
+const BATCH: u64 = 200;
+/// With messages of mp's, of which a large one is up to eight submissions in each direction.
+const BATCH_MP: u64 = 64;
 /// Round trips before a size is measured.
 pub const WARM_UP: u64 = 20;
-/// Entries of each queue: more than a batch, so that one batch never waits for room.
-const QUEUE: u32 = 512;
 /// Kernels after a batch, whose time is taken.
 const ALONE: u64 = 4;
 
@@ -44,55 +45,59 @@ pub struct Batch {
     pub operations: u64,
 }
 
-/// A rank's objects.
+/// Most round trips of a batch if these layers play.
+pub fn longest(layers: Layers) -> u64 {
+    match layers {
+        Layers::Gdsync => BATCH,
+        Layers::Mp | Layers::Both => BATCH_MP,
+    }
+}
+
+/// A rank's objects for one layer.
 pub struct Player<'e> {
+    /// Which layer.
+    pub layer: Layer,
     endpoint: &'e Endpoint,
-    qp: Qp,
+    wire: Box<dyn Wire + 'e>,
     turns: Turns,
     tally: Tally,
     stamps: Region,
     gate: Gate,
-    leaving: Mr,
-    arriving: Mr,
-    theirs: RemoteMemory,
     number: u32,
-    operation: Operation,
-    flush: bool,
     /// Messages of earlier batches.
     played: u64,
     corrupt: Option<u64>,
 }
 
 impl<'e> Player<'e> {
-    pub fn new(rank: &mut Rank, endpoint: &'e Endpoint, options: &Options) -> Result<Player<'e>> {
+    pub fn new(
+        rank: &mut Rank,
+        endpoint: &'e Endpoint,
+        options: &Options,
+        layer: Layer,
+    ) -> Result<Player<'e>> {
         let gpu = &endpoint.gpu;
-        let kind = options.setup.memory(gpu);
-        let largest = options.sizes.iter().copied().max().unwrap_or(8);
-        let (leaving, arriving) = (
-            endpoint.memory(kind, largest)?,
-            endpoint.memory(kind, largest)?,
-        );
+        let words = longest(options.layer) + 2 + ALONE;
         Ok(Player {
-            qp: endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?,
             turns: Turns::new(gpu)?,
             tally: Tally::new(gpu)?,
             // Where the kernel's stores have a short way.
-            stamps: gpu.alloc(MemoryKind::Device, 8 * (BATCH + 2 + ALONE) as usize)?,
+            stamps: gpu.alloc(MemoryKind::Device, 8 * words as usize)?,
             gate: Gate::new(gpu)?,
-            theirs: exchange_memory(&arriving, &mut rank.link)?,
-            leaving,
-            arriving,
+            wire: match layer {
+                Layer::Gdsync => Box::new(Requests::new(rank, endpoint, options)?),
+                Layer::Mp => Box::new(Messages::new(rank, endpoint, options)?),
+            },
             number: rank.number,
-            operation: options.operation,
-            flush: gpu.caps().flush,
             played: 0,
             corrupt: options.corrupt,
+            layer,
             endpoint,
         })
     }
 
-    pub fn qp(&self) -> &Qp {
-        &self.qp
+    pub fn names(&self) -> Names {
+        self.wire.names()
     }
 
     /// Plays `trips` round trips: enqueues all, opens the gate, sleeps until the stream is done,
@@ -106,12 +111,12 @@ impl<'e> Player<'e> {
         cpu: &mut CpuTimes,
     ) -> Result<Batch> {
         let n = trips + 1;
-        let receives = self.post_receives(size, n)?;
+        self.wire.begin(size, n)?;
         let start = Instant::now();
         self.gate.close(&self.endpoint.stream)?;
         let operations = match self.number {
-            0 => self.enqueue_first(size, n, &receives)?,
-            _ => self.enqueue_second(size, n, &receives)?,
+            0 => self.enqueue_first(size, n)?,
+            _ => self.enqueue_second(size, n)?,
         };
         let enqueue = start.elapsed();
         let before = cpu.look()?;
@@ -120,7 +125,7 @@ impl<'e> Player<'e> {
         self.gate.open()?;
         rank.park(&self.endpoint.stream)?;
         cpu.add(parked, &before)?;
-        well(self.qp.error())?;
+        self.wire.check()?;
         let verified = match self.number {
             0 => size * (n - 1 + ALONE),
             _ => size * n,
@@ -138,34 +143,15 @@ impl<'e> Player<'e> {
 
     /// Returns once no rank needs the other's NIC any more.
     pub fn finish(&mut self, rank: &mut Rank) -> Result<()> {
-        self.qp.quiet(rank.left())?;
+        self.wire.finish(rank.left())?;
         rank.link.barrier()
     }
 
-    fn post_receives(&mut self, size: u64, n: u64) -> Result<Vec<ReceiveRequest>> {
-        let all = [Sge {
-            mr: &self.arriving,
-            offset: 0,
-            len: u32::try_from(size)?,
-        }];
-        let sges = match self.operation {
-            Operation::Send => &all[..],
-            Operation::Write => &[],
-        };
-        (0..n)
-            .map(|_| {
-                let receive = self.qp.prepare_receive(sges)?;
-                self.qp.post_receive(receive)?;
-                Ok(receive)
-            })
-            .collect()
-    }
-
-    fn enqueue_first(&mut self, size: u64, n: u64, receives: &[ReceiveRequest]) -> Result<u64> {
-        for (i, receive) in (0..).zip(receives) {
+    fn enqueue_first(&mut self, size: u64, n: u64) -> Result<u64> {
+        for i in 0..n {
             let before = (i > 0).then(|| i - 1);
             self.turn(size, before, Some(i), Some(i))?;
-            self.send(size, i, Some(*receive))?;
+            self.wire.round(i, true)?;
         }
         for i in n..n + ALONE {
             self.turn(size, Some(n - 1), Some(i), Some(i))?;
@@ -174,12 +160,11 @@ impl<'e> Player<'e> {
         Ok(3 * n + ALONE + 1)
     }
 
-    fn enqueue_second(&mut self, size: u64, n: u64, receives: &[ReceiveRequest]) -> Result<u64> {
-        self.qp
-            .post_on(&self.endpoint.stream, &[self.arrival(receives[0])])?;
+    fn enqueue_second(&mut self, size: u64, n: u64) -> Result<u64> {
+        self.wire.first()?;
         for i in 0..n {
             self.turn(size, Some(i), Some(i), None)?;
-            self.send(size, i, receives.get(i as usize + 1).copied())?;
+            self.wire.round(i, i + 1 < n)?;
         }
         Ok(3 * n)
     }
@@ -193,13 +178,14 @@ impl<'e> Player<'e> {
         stamp: Option<u64>,
     ) -> Result<()> {
         let mut turn = Turn::new(size, &self.tally);
+        let (leaving, arriving) = self.wire.memory();
         if let Some(i) = arrived {
             let tag = pattern::tag(self.played + i, 1 - self.number);
-            turn = turn.verify(self.arriving.region(), 0, tag);
+            turn = turn.verify(arriving, 0, tag);
         }
         if let Some(i) = leaves {
             let tag = pattern::tag(self.played + i, self.number);
-            turn = turn.write(self.leaving.region(), 0, tag);
+            turn = turn.write(leaving, 0, tag);
             if self.number == 1 && self.corrupt == Some(self.played + i) {
                 turn = turn.spoil(size / 2);
             }
@@ -210,34 +196,6 @@ impl<'e> Player<'e> {
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
         // done or when the process gives up; payloads are only read by this kernel and the NIC.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
-    }
-
-    /// Enqueues the send of round `i`, and the wait for the peer's next message.
-    fn send(&mut self, size: u64, i: u64, next: Option<ReceiveRequest>) -> Result<()> {
-        let sges = [Sge {
-            mr: &self.leaving,
-            offset: 0,
-            len: u32::try_from(size)?,
-        }];
-        let work = match self.operation {
-            Operation::Send => Work::send(&sges),
-            Operation::Write => Work::write(&sges, self.theirs.span(0, size)?).with_imm(i as u32),
-        };
-        let send = Descriptor::Send(self.qp.prepare(&work)?);
-        let stream = &self.endpoint.stream;
-        match next {
-            Some(receive) => self.qp.post_on(stream, &[send, self.arrival(receive)])?,
-            None => self.qp.post_on(stream, &[send])?,
-        }
-        Ok(())
-    }
-
-    fn arrival(&self, receive: ReceiveRequest) -> Descriptor<'static> {
-        let options = WaitOptions {
-            flush: self.flush,
-            timeout: None,
-        };
-        Descriptor::Wait(receive.into(), options)
     }
 
     fn times(&self, n: u64) -> Result<(Vec<u64>, Vec<u64>)> {

@@ -3,14 +3,15 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::proof::CpuTimes;
-use super::{Figures, Header, Options, Row};
-use crate::cli::Ranks;
+use super::{Figures, Header, Options, Outcome, Ratio, Row};
+use crate::cli::{Layers, Ranks};
 use crate::pingpong::Operation;
 use crate::stats::Summary;
 use crate::table::{self, Table, micros};
 
-const HEADS: [&str; 8] = [
+const HEADS: [&str; 9] = [
     "size",
+    "layer",
     "rounds",
     "min",
     "median",
@@ -56,9 +57,12 @@ impl Screen {
             println!("lowering      {}", header.names.lowering);
             println!(
                 "payload       {} in {} memory, every byte verified by a kernel",
-                match options.operation {
-                    Operation::Send => "SEND",
-                    Operation::Write => "RDMA WRITE with immediate",
+                match (options.layer, options.operation) {
+                    (Layers::Mp, _) => "messages",
+                    (Layers::Both, Operation::Send) => "SEND, and messages,",
+                    (Layers::Gdsync, Operation::Send) => "SEND",
+                    (Layers::Both, Operation::Write) => "RDMA WRITE, and messages,",
+                    (Layers::Gdsync, Operation::Write) => "RDMA WRITE with immediate",
                 },
                 match header.names.memory.as_str() {
                     "pinned" => "pinned host",
@@ -94,12 +98,13 @@ impl Screen {
 
 const TEMPLATE: &str = "{bar:40} {pos}/{len} rounds, {elapsed}";
 
-fn cells(row: &Row) -> [String; 8] {
+fn cells(row: &Row) -> [String; 9] {
     let Summary {
         min, median, p99, ..
     } = row.latency_ns;
     [
         table::bytes(row.size),
+        row.layer.name().to_owned(),
         row.iterations.to_string(),
         micros(min as f64),
         micros(median as f64),
@@ -110,23 +115,53 @@ fn cells(row: &Row) -> [String; 8] {
     ]
 }
 
+/// How the layers compare.
+pub fn ratios(ratios: &[Ratio]) {
+    if ratios.is_empty() {
+        return;
+    }
+    println!();
+    println!("mp as a multiple of gdsync:");
+    let heads = ["size", "latency", "bandwidth"];
+    let table = Table::new(&heads, 10);
+    println!("{}", table.line(&heads));
+    for ratio in ratios {
+        println!(
+            "{}",
+            table.line(&[
+                table::bytes(ratio.size),
+                format!("{:.2}", ratio.latency),
+                format!("{:.2}", ratio.bandwidth),
+            ])
+        );
+    }
+}
+
 /// Who did the work.
 pub fn proof(figures: &Figures) {
     println!();
     println!("between gate and last completion, processor time by thread:");
-    for (number, outcome) in figures.proof.iter().enumerate() {
+    for (i, outcome) in figures.proof.iter().enumerate() {
+        let number = i % 2;
         let shared = figures.header.ranks == Ranks::Threads && number == 1;
         for line in times(number, &outcome.cpu, !shared) {
-            println!("  {line}");
+            println!("  {:<6}  {line}", outcome.layer.name());
         }
     }
-    let Some(trace) = figures.proof.first().map(|o| &o.trace) else {
-        return;
-    };
+    for outcome in figures.proof.iter().step_by(2) {
+        rung(outcome);
+    }
+}
+
+fn rung(outcome: &Outcome) {
+    let trace = &outcome.trace;
     println!();
     println!(
-        "of {} sends traced, the stream rang for {} by {}:",
-        trace.sends, trace.rung, trace.by
+        "of {} sends by {} traced, the stream rang {} times by {}:",
+        trace.sends,
+        outcome.layer.name(),
+        trace.rung,
+        trace.by
     );
     for line in trace.example() {
         let indent = if line.starts_with("stream ") {
@@ -169,6 +204,7 @@ mod tests {
         let mut samples = Samples::new();
         samples.record(2000);
         let row = Row {
+            layer: crate::cli::Layer::Mp,
             size: 4096,
             iterations: 7,
             latency_ns: samples.summary(),
@@ -177,8 +213,8 @@ mod tests {
             enqueue_ns: 250.4,
         };
         let cells = cells(&row);
-        assert_eq!(cells[..2], ["4 KiB", "7"]);
-        assert_eq!(cells[5..], ["0.10 us", "1.50 GB/s", "250 ns/op"]);
+        assert_eq!(cells[..3], ["4 KiB", "mp", "7"]);
+        assert_eq!(cells[6..], ["0.10 us", "1.50 GB/s", "250 ns/op"]);
         let table = Table::new(&HEADS, 10);
         assert_eq!(table.line(&cells).len(), table.line(&HEADS).len());
     }

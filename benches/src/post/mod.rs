@@ -5,6 +5,8 @@
 //! On CUDA each burst of calls stands beside one of bare calls of the driver with the same
 //! number of memory operations, on the same stream: what is ours is the difference.
 
+mod mp;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -16,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::alloc;
 use crate::bare::Bare;
-use crate::cli::{Run, Setup};
+use crate::cli::{Layer, Layers, Run, Setup};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Gate;
 use crate::gpu::is_cuda;
@@ -45,6 +47,9 @@ pub struct Options {
     /// Bursts of 512 requests (192 on CUDA), for each way of posting.
     #[arg(long, default_value = "400", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub bursts: u64,
+    /// Requests of which library.
+    #[arg(long, value_enum, default_value = "gdsync")]
+    pub layer: Layers,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
@@ -56,6 +61,8 @@ pub struct Options {
 /// One way of posting.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
+    /// Whose calls.
+    pub layer: Layer,
     /// What it is.
     pub name: String,
     /// Descriptors of one call.
@@ -178,15 +185,13 @@ pub fn run(options: &Options) -> Result<()> {
     let table = Table::new(&heads, 9);
     println!("{}", table.line(&heads));
     let mut rows = Vec::new();
-    for way in Way::ALL {
-        rows.push(bench.measure(way, options.bursts)?);
+    for layer in options.layer.each() {
+        rows.extend(match layer {
+            Layer::Gdsync => bench.rows(options.bursts)?,
+            Layer::Mp => mp::measure(options)?,
+        });
     }
-    // Last, since tracing costs and goes on.
-    for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
-        row.operations = bench.operations(way)?;
-        if row.operations != way.operations() {
-            row.bare_ns = None;
-        }
+    for row in &rows {
         println!("{}", table.line(&cells(row)));
     }
     let burst = bench.burst;
@@ -201,7 +206,10 @@ pub fn run(options: &Options) -> Result<()> {
 fn cells(row: &Row) -> [String; 7] {
     let ns = |v: u64| format!("{v} ns");
     [
-        row.name.clone(),
+        match row.layer {
+            Layer::Gdsync => row.name.clone(),
+            Layer::Mp => format!("mp: {}", row.name),
+        },
         row.prepare_ns
             .as_ref()
             .map_or("included".to_owned(), |s| ns(s.median)),
@@ -218,22 +226,20 @@ fn cells(row: &Row) -> [String; 7] {
 
 fn targets(figures: &Figures) -> Vec<Target> {
     let soft = figures.names.runtime == "soft";
-    let target = |row: &Row| match (row.descriptors, soft, row.above_ns()) {
-        (descriptors, true, _) => {
-            let limit = if descriptors == 1 { 300.0 } else { 1000.0 };
-            let name = format!("post: {}", row.name);
-            Some(Target::at_most(
-                &name,
-                row.call_ns.median as f64,
-                limit,
-                "ns",
-            ))
+    let target = |row: &Row| {
+        let name = format!("post: {}", row.name);
+        let ns = row.call_ns.median as f64;
+        let at_most = |limit| Some(Target::at_most(&name, ns, limit, "ns"));
+        match (row.layer, soft, row.above_ns()) {
+            (Layer::Gdsync, true, _) if row.descriptors == 1 => at_most(300.0),
+            (Layer::Gdsync, true, _) => at_most(1000.0),
+            (Layer::Mp, true, _) => at_most(600.0),
+            (_, false, Some(above)) if row.descriptors <= 2 => {
+                let name = format!("{name}, above the bare driver calls");
+                Some(Target::at_most(&name, above, 600.0, "ns"))
+            }
+            _ => None,
         }
-        (1, false, Some(above)) => {
-            let name = format!("post: {}, above the bare driver call", row.name);
-            Some(Target::at_most(&name, above, 600.0, "ns"))
-        }
-        _ => None,
     };
     let mut targets: Vec<Target> = figures.rows.iter().filter_map(target).collect();
     let allocations: u64 = figures.rows.iter().map(|r| r.allocations).sum();
@@ -270,6 +276,19 @@ impl Bench {
         })
     }
 
+    fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
+        let measured = Way::ALL.map(|way| self.measure(way, bursts));
+        let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
+        // Last, since tracing costs and goes on.
+        for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
+            row.operations = self.operations(way)?;
+            if row.operations != way.operations() {
+                row.bare_ns = None;
+            }
+        }
+        Ok(rows)
+    }
+
     fn measure(&mut self, way: Way, bursts: u64) -> Result<Row> {
         let (mut prepare, mut call, mut bare) = (Samples::new(), Samples::new(), Samples::new());
         let mut allocations = 0;
@@ -301,6 +320,7 @@ impl Bench {
         }
         let bare = bare.summary();
         Ok(Row {
+            layer: Layer::Gdsync,
             name: way.name().to_owned(),
             descriptors: if way == Way::Single { 1 } else { LIST },
             prepare_ns: (way != Way::Single).then(|| prepare.summary()),

@@ -1,0 +1,314 @@
+//! Large messages: rank 0 fills rank 1's slots, several in flight, each process with a NIC of its
+//! own. What arrived is verified by rank 1's kernels at the end. If both layers are asked for they
+//! take turns, and their rounds are compared.
+
+mod flow;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use gdsync::gpu::Region;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cli::{self, Layer, Layers, Ranks, Run, Setup};
+use crate::endpoint::{Endpoint, Names};
+use crate::kernel::{Tally, Turn, Turns};
+use crate::pattern;
+use crate::rank::{Job, Rank};
+use crate::report::{self, Report, Target};
+use crate::stats::{Samples, Summary};
+use crate::table;
+use crate::world;
+use flow::{Flow, Messages, Writes};
+
+/// What the measured messages carry, and what those before carry.
+const MEASURED: u64 = 1 << 20;
+const WARM_UP: u64 = 1 << 21;
+/// Rounds that the messages are sent in, at most.
+const ROUNDS: u64 = 20;
+
+/// Who posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Poster {
+    /// The CPU.
+    Cpu,
+    /// A stream.
+    Stream,
+}
+
+/// Options of `mpbench bandwidth`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Size of a message.
+    #[arg(long, value_parser = cli::size, default_value = "1Mi")]
+    pub size: u64,
+    /// Messages, of each library.
+    #[arg(long, default_value = "4000", value_parser = clap::value_parser!(u64).range(1..))]
+    pub messages: u64,
+    /// Messages in flight, each from and to a slot of its own.
+    #[arg(long, default_value = "8", value_parser = clap::value_parser!(u64).range(1..=32))]
+    pub depth: u64,
+    /// Which library carries the messages; both take turns.
+    #[arg(long, value_enum, default_value = "gdsync")]
+    pub layer: Layers,
+    /// Who posts.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub poster: Poster,
+    /// Run both ranks in this process, as threads.
+    #[arg(long)]
+    pub threads: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+impl Options {
+    /// Bytes of all slots.
+    fn slots(&self) -> Result<u64> {
+        let slots = self.size.checked_mul(self.depth);
+        slots.context("the slots are too large")
+    }
+
+    /// Messages of each round.
+    fn round(&self) -> u64 {
+        self.messages.div_ceil(ROUNDS).max(self.depth)
+    }
+
+    /// Rounds of each layer.
+    fn rounds(&self) -> u64 {
+        self.messages.div_ceil(self.round())
+    }
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what.
+    pub names: Names,
+    /// Where the ranks live.
+    pub ranks: Ranks,
+    /// Bytes of a message.
+    pub size: u64,
+    /// Each layer.
+    pub rows: Vec<Row>,
+    /// mp's median bandwidth as a multiple of gdsync's, if both were measured.
+    pub ratio: Option<f64>,
+    /// Bytes that kernels verified at the end: every slot, of every layer.
+    pub verified: u64,
+}
+
+/// What one layer reached.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Which layer.
+    pub layer: Layer,
+    /// Messages.
+    pub messages: u64,
+    /// Of all rounds, each from the first post to the last completion, in nanoseconds.
+    pub elapsed_ns: u64,
+    /// A message of each round, on the average, in nanoseconds.
+    pub message_ns: Summary,
+    /// Bytes a second, of all rounds.
+    pub bandwidth: f64,
+}
+
+/// A layer and its messages' tags.
+struct Side<'e> {
+    layer: Layer,
+    flow: Box<dyn Flow + 'e>,
+    samples: Samples,
+    elapsed_ns: u64,
+}
+
+/// Writes and verifies slots.
+struct Verifier<'e> {
+    endpoint: &'e Endpoint,
+    turns: Turns,
+    tally: Tally,
+    size: u64,
+    depth: u64,
+}
+
+/// One rank's part.
+pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
+    let endpoint = Endpoint::open(&options.setup, rank.number)?;
+    let mut sides = Vec::new();
+    for &layer in options.layer.each() {
+        sides.push(Side {
+            layer,
+            flow: match layer {
+                Layer::Gdsync => Box::new(Writes::new(rank, &endpoint, options)?),
+                Layer::Mp => Box::new(Messages::new(rank, &endpoint, options)?),
+            },
+            samples: Samples::new(),
+            elapsed_ns: 0,
+        });
+    }
+    let verifier = Verifier {
+        turns: Turns::new(&endpoint.gpu)?,
+        tally: Tally::new(&endpoint.gpu)?,
+        size: options.size,
+        depth: options.depth,
+        endpoint: &endpoint,
+    };
+    // Until its memory holds what is to be seen at the end, no rank goes on.
+    for tag in [WARM_UP, MEASURED] {
+        for side in &mut sides {
+            if rank.number == 0 {
+                verifier.fill(rank, side.flow.region(), tag)?;
+            }
+            rank.link.barrier()?;
+            side.flow.run(rank, options.depth)?;
+            rank.link.barrier()?;
+        }
+    }
+    for _ in 0..options.rounds() {
+        for side in &mut sides {
+            rank.link.barrier()?;
+            let start = Instant::now();
+            side.flow.run(rank, options.round())?;
+            let ns = start.elapsed().as_nanos() as u64;
+            side.elapsed_ns += ns;
+            side.samples.record(ns / options.round());
+            rank.link.barrier()?;
+        }
+    }
+    for side in &mut sides {
+        side.flow.finish(rank)?;
+        rank.link.barrier()?;
+        if rank.number == 1 {
+            verifier.verify(rank, side.flow.region())?;
+        }
+        rank.link.barrier()?;
+    }
+    Ok(serde_json::to_value(figures(options, &sides)?)?)
+}
+
+fn figures(options: &Options, sides: &[Side<'_>]) -> Result<Figures> {
+    let messages = options.rounds() * options.round();
+    let row = |side: &Side<'_>| Row {
+        layer: side.layer,
+        messages,
+        elapsed_ns: side.elapsed_ns,
+        message_ns: side.samples.summary(),
+        bandwidth: (options.size * messages) as f64 * 1e9 / side.elapsed_ns.max(1) as f64,
+    };
+    let rows: Vec<Row> = sides.iter().map(row).collect();
+    let ratio = match &rows[..] {
+        [below, mp] => Some(below.message_ns.median as f64 / mp.message_ns.median.max(1) as f64),
+        _ => None,
+    };
+    Ok(Figures {
+        names: sides[0].flow.names(),
+        ranks: if options.threads {
+            Ranks::Threads
+        } else {
+            Ranks::Processes
+        },
+        size: options.size,
+        rows,
+        ratio,
+        verified: options.slots()? * sides.len() as u64,
+    })
+}
+
+impl Verifier<'_> {
+    fn fill(&self, rank: &Rank, region: &Region, tag: u64) -> Result<()> {
+        for slot in 0..self.depth {
+            let turn = Turn::new(self.size, &self.tally);
+            let turn = turn.write(region, slot * self.size, pattern::tag(tag + slot, 0));
+            // SAFETY: the memory lives as long as its flow; the stream is waited for below, and
+            // no message from the memory is in flight.
+            unsafe { self.turns.launch(&self.endpoint.stream, &turn)? };
+        }
+        rank.park(&self.endpoint.stream)
+    }
+
+    fn verify(&self, rank: &Rank, region: &Region) -> Result<()> {
+        for slot in 0..self.depth {
+            let turn = Turn::new(self.size, &self.tally);
+            let turn = turn.verify(region, slot * self.size, pattern::tag(MEASURED + slot, 0));
+            // SAFETY: as above; this only reads.
+            unsafe { self.turns.launch(&self.endpoint.stream, &turn)? };
+        }
+        rank.park(&self.endpoint.stream)?;
+        self.tally
+            .take(self.size * self.depth)
+            .context("verifying payloads")
+    }
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let job = Job::Bandwidth(options.clone());
+    let ranks = if options.threads {
+        Ranks::Threads
+    } else {
+        Ranks::Processes
+    };
+    let [first, _] = world::run(ranks, &job, options.run.timeout, &mut |_, _| {})?;
+    let figures: Figures = serde_json::from_value(first).context("reading a rank's result")?;
+    ensure!(
+        figures.rows.iter().all(|row| row.elapsed_ns > 0),
+        "nothing was measured"
+    );
+    println!(
+        "mpbench bandwidth: {} in flight, posted by {}",
+        options.depth,
+        match options.poster {
+            Poster::Cpu => "the CPU",
+            Poster::Stream => "a stream",
+        }
+    );
+    println!("{}; {}", figures.names.gpu, figures.names.provider);
+    for row in &figures.rows {
+        println!(
+            "{:<6}  {} {} of {} in {:.2} s: {}",
+            row.layer.name(),
+            row.messages,
+            match row.layer {
+                Layer::Gdsync => "RDMA writes",
+                Layer::Mp => "messages",
+            },
+            table::bytes(figures.size),
+            row.elapsed_ns as f64 / 1e9,
+            table::per_second(row.bandwidth),
+        );
+    }
+    if let Some(ratio) = figures.ratio {
+        println!("mp reaches {ratio:.2} of gdsync, by the medians of rounds");
+    }
+    println!("{} verified at the end", table::bytes(figures.verified));
+    if let Some(path) = &options.run.json {
+        let targets = targets(options, &figures);
+        report::write_json(path, &Report::new("bandwidth", options, &figures, targets)?)?;
+    }
+    Ok(())
+}
+
+fn targets(options: &Options, figures: &Figures) -> Vec<Target> {
+    if figures.size != 1 << 20 || figures.ranks != Ranks::Processes {
+        return Vec::new();
+    }
+    let below = figures.rows.iter().find(|row| row.layer == Layer::Gdsync);
+    let soft = figures.names.runtime == "soft" && options.poster == Poster::Cpu;
+    let alone = below.filter(|_| soft).map(|row| {
+        let name = "bandwidth: 1 MiB writes between processes";
+        Target::at_least(name, row.bandwidth / 1e9, 2.5, "GB/s")
+    });
+    let beside = figures.ratio.map(|ratio| {
+        let by = match options.poster {
+            Poster::Cpu => "the CPU",
+            Poster::Stream => "a stream",
+        };
+        let name = format!("bandwidth: 1 MiB, by {by}, mp beside gdsync, medians");
+        Target::at_least(&name, ratio, 0.8, "x")
+    });
+    alone.into_iter().chain(beside).collect()
+}

@@ -1,0 +1,54 @@
+//! Contexts of mp as the benchmarks have them: over the same GPU, NIC and queues that the layer
+//! below is measured with.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use gdsync::rdma::QpConfig;
+use mp::bootstrap::{Bootstrap, Local};
+use mp::{Builder, Context};
+
+use crate::cli::Setup;
+use crate::endpoint::Endpoint;
+
+/// Blocks of each send queue: more than the benchmarks enqueue ahead of a closed gate.
+const QUEUE: u32 = 4096;
+/// Receives are mp's own affair: it posts none.
+const RECEIVES: u32 = 4;
+
+/// The builder of a context over `endpoint`.
+pub fn builder(
+    endpoint: &Endpoint,
+    setup: &Setup,
+    bootstrap: Arc<dyn Bootstrap>,
+    limit: Duration,
+) -> Builder {
+    let queues = QpConfig {
+        recv_entries: RECEIVES,
+        ..setup.queues(QUEUE)
+    };
+    Context::builder()
+        .bootstrap(bootstrap)
+        .gpu(&endpoint.gpu)
+        .device(&endpoint.device)
+        .endpoint(queues.endpoint)
+        .qp(queues)
+        .timeout(limit)
+}
+
+/// Two ranks of this process that share an endpoint, with `depth` slots for messages of each
+/// tag.
+pub fn pair(
+    endpoint: &Endpoint,
+    setup: &Setup,
+    depth: u32,
+    limit: Duration,
+) -> Result<[Context; 2]> {
+    let make = |rank: &Arc<dyn Bootstrap>| {
+        let builder = builder(endpoint, setup, Arc::clone(rank), limit);
+        builder.depth(depth).build().context("building a context")
+    };
+    let ranks = Local::ranks(2);
+    Ok([make(&ranks[0])?, make(&ranks[1])?])
+}

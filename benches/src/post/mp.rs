@@ -1,0 +1,265 @@
+//! What messages cost the host: sends and receives, each with the wait for it, enqueued by two
+//! ranks of this process, each on a stream that stands at a closed gate.
+//!
+//! With as many slots as a channel can have, the receiver is known to have room for every send.
+//! With the usual number the streams of a burst wait for room themselves, one memory operation
+//! more a message.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use gdsync::gpu::Stream;
+use mp::{Context, Memory, Slice};
+
+use super::{Options, Row, WARM_UP};
+use crate::alloc;
+use crate::bare::Bare;
+use crate::cli::Layer;
+use crate::context;
+use crate::endpoint::Endpoint;
+use crate::gate::Gate;
+use crate::pattern;
+use crate::stats::Samples;
+
+/// Messages of a burst: fewer than the kernels that a soft GPU makes no new memory for, and than
+/// a stream of CUDA takes submissions: a message is two, and as many bare calls join them.
+const BURST: usize = 48;
+/// Bytes of a message.
+const MESSAGE: usize = 8;
+/// The most slots that a channel has, and the usual number.
+const DEEP: u32 = 1024;
+const USUAL: u32 = 16;
+/// Memory operations of a send, record and doorbell, and of the wait for its completion: the
+/// entry's owner, its success, the mark that it has passed.
+const SEND: usize = 2;
+const WAIT: usize = 3;
+
+/// One side.
+struct Rank {
+    context: Context,
+    stream: Stream,
+    gate: Gate,
+    memory: Memory,
+    slices: Vec<Slice>,
+}
+
+struct Bench {
+    endpoint: Endpoint,
+    sender: Rank,
+    receiver: Rank,
+    bare: Option<Bare>,
+    /// Memory operations of the send: one more if the stream waits for room.
+    send: usize,
+    round: u64,
+    deadline: Instant,
+}
+
+/// What a burst took.
+struct Times {
+    sends: Duration,
+    receives: Duration,
+    bare: Option<Duration>,
+    /// Heap allocations of sends and of receives.
+    allocations: [u64; 2],
+}
+
+/// The rows of messages.
+pub fn measure(options: &Options) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for depth in [DEEP, USUAL] {
+        let mut bench = Bench::new(options, depth)?;
+        let (sends, receives) = bench.measure(options.bursts)?;
+        let operations = bench.operations()?;
+        rows.push(bench.send_row(sends, operations));
+        if depth == DEEP {
+            rows.push(receives);
+        }
+    }
+    Ok(rows)
+}
+
+impl Rank {
+    fn new(endpoint: &Endpoint, options: &Options, context: Context) -> Result<Rank> {
+        let kind = options.setup.memory(&endpoint.gpu);
+        let memory = context.alloc(kind, BURST * MESSAGE)?;
+        let slice = |i: usize| memory.slice(i * MESSAGE, MESSAGE);
+        Ok(Rank {
+            stream: endpoint.gpu.stream()?,
+            gate: Gate::new(&endpoint.gpu)?,
+            slices: (0..BURST).map(slice).collect::<mp::Result<_>>()?,
+            memory,
+            context,
+        })
+    }
+
+    fn send(&self, to: u32) -> Result<()> {
+        for slice in &self.slices {
+            let request = self.context.isend_on(&self.stream, to, 0, slice)?;
+            request.wait_on(&self.stream)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, from: u32) -> Result<()> {
+        for slice in &self.slices {
+            let request = self.context.irecv_on(&self.stream, from, 0, slice)?;
+            request.wait_on(&self.stream)?;
+        }
+        Ok(())
+    }
+}
+
+impl Bench {
+    fn new(options: &Options, depth: u32) -> Result<Bench> {
+        let endpoint = Endpoint::open(&options.setup, 0)?;
+        let limit = options.run.timeout;
+        let [a, b] = context::pair(&endpoint, &options.setup, depth, limit)?;
+        let sender = Rank::new(&endpoint, options, a)?;
+        Ok(Bench {
+            bare: Bare::new(&sender.stream)?,
+            receiver: Rank::new(&endpoint, options, b)?,
+            sender,
+            send: SEND + usize::from(depth == USUAL),
+            round: 0,
+            deadline: Instant::now() + limit,
+            endpoint,
+        })
+    }
+
+    /// What sends took, with what the driver's calls took, and the row of the receives.
+    fn measure(&mut self, bursts: u64) -> Result<(Row, Row)> {
+        let [mut send, mut receive, mut bare] = [(); 3].map(|()| Samples::new());
+        let mut allocations = [0; 2];
+        for i in 0..WARM_UP + bursts {
+            let times = self.burst(i % 2 == 0)?;
+            if i < WARM_UP {
+                continue;
+            }
+            let each = |time: Duration| time.as_nanos() as u64 / BURST as u64;
+            send.record(each(times.sends));
+            receive.record(each(times.receives));
+            if let Some(time) = times.bare {
+                bare.record(each(time));
+            }
+            for (sum, made) in allocations.iter_mut().zip(times.allocations) {
+                *sum += made;
+            }
+        }
+        let row = |name: &str, samples: Samples, allocations| Row {
+            layer: Layer::Mp,
+            name: name.to_owned(),
+            descriptors: 2,
+            prepare_ns: None,
+            call_ns: samples.summary(),
+            operations: None,
+            bare_ns: None,
+            allocations,
+        };
+        let name = match self.send {
+            SEND => "isend_on, wait_on",
+            _ => "isend_on, wait_on, the stream waits for room",
+        };
+        let bare = bare.summary();
+        let sends = Row {
+            bare_ns: (bare.count > 0).then_some(bare),
+            ..row(name, send, allocations[0])
+        };
+        Ok((sends, row("irecv_on, wait_on", receive, allocations[1])))
+    }
+
+    /// Enqueues a burst on both sides, lets it run, and looks at what arrived.
+    fn burst(&mut self, bare_first: bool) -> Result<Times> {
+        self.round += 1;
+        let payload = pattern::bytes(self.round, BURST * MESSAGE);
+        self.sender.memory.write(0, &payload)?;
+        self.receiver.gate.close(&self.receiver.stream)?;
+        let before = alloc::count();
+        let start = Instant::now();
+        self.receiver.receive(0)?;
+        let receives = start.elapsed();
+        let received = alloc::count() - before;
+
+        self.sender.gate.close(&self.sender.stream)?;
+        // Whoever comes second finds the driver's memory warm, so they take turns.
+        let mut bare = None;
+        if bare_first {
+            bare = self.bare()?;
+        }
+        let before = alloc::count();
+        let start = Instant::now();
+        self.sender.send(1)?;
+        let sends = start.elapsed();
+        let sent = alloc::count() - before;
+        if !bare_first {
+            bare = self.bare()?;
+        }
+        self.run()?;
+        let mut arrived = vec![0; payload.len()];
+        self.receiver.memory.read(0, &mut arrived)?;
+        ensure!(arrived == payload, "what arrived is not what was sent");
+        Ok(Times {
+            sends,
+            receives,
+            bare,
+            allocations: [sent, received],
+        })
+    }
+
+    /// As many bare calls as the sends of a burst are submissions.
+    fn bare(&mut self) -> Result<Option<Duration>> {
+        let Some(bare) = &mut self.bare else {
+            return Ok(None);
+        };
+        let start = Instant::now();
+        for _ in 0..BURST {
+            bare.call(self.send)?;
+            bare.call(WAIT)?;
+        }
+        Ok(Some(start.elapsed()))
+    }
+
+    /// Opens the gates and waits for both streams.
+    fn run(&self) -> Result<()> {
+        for rank in [&self.receiver, &self.sender] {
+            rank.gate.open()?;
+        }
+        for rank in [&self.sender, &self.receiver] {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            ensure!(rank.stream.synchronize(left)?, "the time limit passed");
+            ensure!(rank.context.error().is_none(), "a message failed");
+        }
+        Ok(())
+    }
+
+    /// The memory operations of every submission of a burst of sends, by their trace; none if
+    /// some are something else. Tracing costs and goes on, so this comes last.
+    fn operations(&mut self) -> Result<Vec<usize>> {
+        self.receiver.receive(0)?;
+        self.sender.gate.close(&self.sender.stream)?;
+        self.endpoint.gpu.tracer().capture();
+        let sent = self.sender.send(1);
+        let lines = self.endpoint.gpu.tracer().take();
+        sent?;
+        self.run()?;
+        let head = format!("stream {}: ", self.sender.stream.id());
+        let count = |line: &String| -> Option<usize> {
+            let what = line.strip_prefix(&head)?;
+            what.strip_suffix(" operations")?.parse().ok()
+        };
+        Ok(lines.iter().filter_map(count).collect())
+    }
+
+    /// The row of the sends, if what was compared is what they are.
+    fn send_row(&self, row: Row, operations: Vec<usize>) -> Row {
+        let expected = |(i, n): (usize, &usize)| match i % 2 {
+            0 => *n == self.send || *n == SEND,
+            _ => *n == WAIT,
+        };
+        let alike = operations.len() == 2 * BURST && operations.iter().enumerate().all(expected);
+        Row {
+            operations: alike.then_some(self.send + WAIT),
+            bare_ns: row.bare_ns.filter(|_| alike),
+            ..row
+        }
+    }
+}
