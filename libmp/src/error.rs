@@ -100,6 +100,19 @@ impl Error {
         self
     }
 
+    /// What a queue pair to `rank` says is the peer's failure, or its slowness.
+    #[cold]
+    pub(crate) fn of_peer(mut self, rank: u32) -> Error {
+        let inner = &mut *self.0;
+        match inner.kind {
+            _ if inner.rank.is_some() || inner.source.is_none() => return self,
+            Kind::Failed(status) => inner.kind = Kind::PeerFailed(status),
+            Kind::QueueFull => {}
+            _ => return self,
+        }
+        self.with_rank(rank)
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> Kind {
         self.0.kind

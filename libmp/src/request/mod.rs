@@ -275,7 +275,7 @@ impl Inner {
                     Some(lane) => {
                         let list = [gdsync::rdma::Descriptor::wait(request)];
                         gdsync::rdma::post_on(stream, &mut [&mut lane.qp], &list)
-                            .map_err(|e| Error::from(e).with_rank(rank))
+                            .map_err(|e| Error::from(e).of_peer(rank))
                     }
                     None => Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank)),
                 }

@@ -103,7 +103,11 @@ impl Inner {
     pub fn post(&self, key: RequestKey) -> Result<()> {
         self.with_room(|| {
             let mut state = self.lock();
-            self.post_now(&mut state, key)
+            let posted = self.post_now(&mut state, key);
+            posted.map_err(|e| match state.requests.get(key) {
+                Some(entry) if entry.peer < self.size => e.of_peer(entry.peer),
+                _ => e,
+            })
         })
     }
 

@@ -77,6 +77,7 @@ impl Inner {
             Some(mut state) => self.number_recv(&mut state, rank, lane, &mut entry),
             None => self.number_recv(&mut self.lock(), rank, lane, &mut entry),
         })
+        .map_err(|e| e.of_peer(rank))
     }
 
     fn number_recv(
@@ -227,6 +228,7 @@ impl Inner {
         }
         let (mut state, lane) = self.ensure(rank, &On::Stream(stream, None), Way::Lanes)?;
         self.claim_now(&mut state, key, stream, lane)
+            .map_err(|e| e.of_peer(rank))
     }
 
     fn claim_now(

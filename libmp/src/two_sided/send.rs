@@ -201,6 +201,7 @@ impl Inner {
             Some(mut state) => self.number_send(&mut state, spec, lane, len),
             None => self.number_send(&mut self.lock(), spec, lane, len),
         })
+        .map_err(|e| e.of_peer(spec.to))
     }
 
     fn number_send(
