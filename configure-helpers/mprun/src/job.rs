@@ -1,0 +1,262 @@
+//! A job from its first process to its last: one loop that waits for output, ends and signals.
+
+use std::io::{ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::lines::Lines;
+use crate::rank::{Launch, Rank, Start, failure};
+use crate::remains::sweep;
+use crate::writer::{To, Writer};
+
+/// How long to wait at most for what cannot be killed, or for a reader who does not read.
+const LAST: Duration = Duration::from_secs(2);
+
+/// Between looks at the writer while it is full.
+const FULL: Duration = Duration::from_millis(5);
+
+/// How much longer it may take to end ranks on other hosts.
+const THERE: Duration = Duration::from_secs(1);
+
+/// Time limits of a job.
+#[derive(Debug)]
+pub struct Limits {
+    /// For all of it.
+    pub timeout: Option<Duration>,
+    /// Between asking ranks to end and killing them.
+    pub grace: Duration,
+}
+
+/// Runs a job. Gives its exit code.
+///
+/// # Errors
+/// The system refuses. No process is left then either.
+pub fn run(launch: &Launch, starts: &[Start], limits: &Limits) -> anyhow::Result<u8> {
+    let mut job = Job::new(limits)?;
+    if let Err(e) = job.start(launch, starts) {
+        // As a shell says that there is no such command.
+        job.end(127, &format!("{e:#}"));
+    }
+    let code = job.look_after();
+    let Job { ranks, writer, .. } = job;
+    // Kills what still runs.
+    drop(ranks);
+    sweep(LAST);
+    writer.finish(LAST);
+    code
+}
+
+/// A stream of a rank.
+struct Stream {
+    fd: std::fs::File,
+    to: To,
+    lines: Lines,
+}
+
+struct Job<'a> {
+    limits: &'a Limits,
+    begun: Instant,
+    ranks: Vec<Rank>,
+    streams: Vec<Stream>,
+    writer: Writer,
+    /// Readable after a signal: a byte for each, its number by the socket.
+    signals: Vec<(i32, UnixStream)>,
+    /// Why it is being ended, as exit code; and when ranks are killed.
+    ending: Option<(u8, Option<Instant>)>,
+    /// When all had ended: output that is held open by others is not waited for.
+    ended: Option<Instant>,
+}
+
+impl Job<'_> {
+    fn new(limits: &Limits) -> anyhow::Result<Job<'_>> {
+        let mut signals = Vec::new();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let (read, write) = UnixStream::pair().context("a socket for signals")?;
+            read.set_nonblocking(true).context("a socket for signals")?;
+            signal_hook::low_level::pipe::register(signal, write).context("a signal")?;
+            signals.push((signal, read));
+        }
+        Ok(Job {
+            limits,
+            begun: Instant::now(),
+            ranks: Vec::new(),
+            streams: Vec::new(),
+            writer: Writer::start().context("a thread")?,
+            signals,
+            ending: None,
+            ended: None,
+        })
+    }
+
+    fn start(&mut self, launch: &Launch, starts: &[Start]) -> anyhow::Result<()> {
+        for start in starts {
+            let mut rank = Rank::start(launch, start.clone())?;
+            let prefix = format!("[{}] ", start.rank);
+            for (fd, to) in rank.streams().into_iter().zip([To::Out, To::Err]) {
+                self.streams.extend(fd.map(|fd: OwnedFd| Stream {
+                    fd: fd.into(),
+                    to,
+                    lines: Lines::new(&prefix),
+                }));
+            }
+            self.ranks.push(rank);
+        }
+        Ok(())
+    }
+
+    fn look_after(&mut self) -> anyhow::Result<u8> {
+        loop {
+            let ready = self.wait()?;
+            for i in ready.into_iter().rev() {
+                self.read(i);
+            }
+            self.hear_signals();
+            self.reap()?;
+            let now = Instant::now();
+            let late = |limit| now.duration_since(self.begun) >= limit;
+            if self.limits.timeout.is_some_and(late) && self.ending.is_none() {
+                let running = self.ranks.iter().filter(|r| r.runs());
+                let running = running.map(|r| r.start.rank.to_string());
+                let running = running.collect::<Vec<_>>().join(", ");
+                self.end(
+                    124,
+                    &format!("the time is up; still running: rank {running}"),
+                );
+            }
+            if self.writer.is_broken() && self.ending.is_none() {
+                // As if by SIGPIPE.
+                self.end(141, "nobody reads the output");
+            }
+            if let Some((_, kill)) = &mut self.ending
+                && kill.is_some_and(|at| at <= now)
+            {
+                *kill = None;
+                self.ranks.iter_mut().for_each(Rank::kill);
+            }
+            if self.ranks.iter().all(|r| !r.runs()) {
+                if self.ended.is_none() {
+                    self.ended = Some(now);
+                    // What ranks left running holds their output open.
+                    sweep(LAST);
+                }
+                let waited = self.ended.is_some_and(|at| now.duration_since(at) > LAST);
+                if self.streams.is_empty() || waited {
+                    return Ok(self.ending.map_or(0, |(code, _)| code));
+                }
+            }
+        }
+    }
+
+    /// Waits for something to happen. Gives the streams that can be read.
+    fn wait(&mut self) -> anyhow::Result<Vec<usize>> {
+        let now = Instant::now();
+        let room = self.writer.has_room();
+        let timeout = match (self.ending, self.ended) {
+            (_, Some(at)) => Some(at + LAST + FULL),
+            (Some((_, kill)), None) => kill,
+            (None, None) => self.limits.timeout.map(|limit| self.begun + limit),
+        };
+        let timeout = timeout.map(|at| at.saturating_duration_since(now) + FULL);
+        let timeout = timeout.into_iter().chain((!room).then_some(FULL)).min();
+        // So that a broken output is noticed even if nothing else happens.
+        let timeout = timeout
+            .unwrap_or(Duration::from_secs(1))
+            .min(Duration::from_secs(1));
+        let timeout = Timespec::try_from(timeout).context("a time")?;
+
+        let readable = if room {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
+        let read = self.streams.iter().map(|s| PollFd::new(&s.fd, readable));
+        let mut fds = if room { read.collect() } else { Vec::new() };
+        let streams = fds.len();
+        let signals = self
+            .signals
+            .iter()
+            .map(|(_, s)| PollFd::new(s, PollFlags::IN));
+        fds.extend(signals);
+        let running = self.ranks.iter().filter(|r| r.runs());
+        fds.extend(running.map(|r| PollFd::new(&r.ended, PollFlags::IN)));
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e).context("poll"),
+        }
+        let ready = fds[..streams].iter().enumerate();
+        let ready = ready.filter(|(_, fd)| !fd.revents().is_empty());
+        Ok(ready.map(|(i, _)| i).collect())
+    }
+
+    /// Takes what a stream has to say, if there is room for it.
+    fn read(&mut self, i: usize) {
+        if !self.writer.has_room() {
+            return;
+        }
+        let stream = &mut self.streams[i];
+        let mut bytes = [0; 1 << 15];
+        match stream.fd.read(&mut bytes) {
+            Ok(n) if n > 0 => {
+                let shown = stream.lines.push(&bytes[..n]);
+                self.writer.push(stream.to, shown);
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            _ => {
+                let shown = stream.lines.end();
+                self.writer.push(stream.to, shown);
+                self.streams.swap_remove(i);
+            }
+        }
+    }
+
+    fn hear_signals(&mut self) {
+        for i in 0..self.signals.len() {
+            let (signal, stream) = &mut self.signals[i];
+            let (signal, mut bytes) = (*signal, [0; 16]);
+            let times = stream.read(&mut bytes).unwrap_or(0);
+            for _ in 0..times {
+                if self.ending.is_none() {
+                    let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+                    self.end(128 + signal as u8, &format!("{name}: ending all ranks"));
+                } else {
+                    // Not for the first time: at once.
+                    self.ending = self.ending.map(|(code, _)| (code, Some(Instant::now())));
+                }
+            }
+        }
+    }
+
+    fn reap(&mut self) -> anyhow::Result<()> {
+        for i in 0..self.ranks.len() {
+            let rank = &mut self.ranks[i];
+            if !rank.runs() {
+                continue;
+            }
+            let Some(status) = rank.reap()? else {
+                continue;
+            };
+            let (start, failed) = (&rank.start, failure(&rank.start, status));
+            if let (Some((how, code)), None) = (failed, self.ending) {
+                let host = start.host.as_ref().map(|host| format!(" on {host}"));
+                let who = format!("rank {}{}", start.rank, host.unwrap_or_default());
+                self.end(code, &format!("{who} {how}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to end all, with this exit code and for this reason.
+    fn end(&mut self, code: u8, why: &str) {
+        // Ranks on other hosts are killed there; their connections shall live to tell of it.
+        let away = self.ranks.iter().any(|r| r.start.host.is_some());
+        let grace = self.limits.grace + if away { THERE } else { Duration::ZERO };
+        self.ending = Some((code, Some(Instant::now() + grace)));
+        self.ranks.iter_mut().for_each(Rank::ask);
+        self.writer.push(To::Err, format!("mprun: {why}\n").into());
+    }
+}

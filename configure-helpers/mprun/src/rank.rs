@@ -1,0 +1,274 @@
+//! One rank's process: how it is started, here or by ssh, and how it is ended.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
+    set_parent_process_death_signal, waitid,
+};
+
+/// What all ranks are started with.
+#[derive(Debug)]
+pub struct Launch {
+    /// The command.
+    pub command: Vec<String>,
+    /// Variables for it.
+    pub variables: Vec<(String, String)>,
+    /// Where the store is.
+    pub store: String,
+    /// The job's secret: goes by the environment, and by standard input to other hosts.
+    pub secret: String,
+    /// How many ranks.
+    pub size: u32,
+    /// The program in place of ssh.
+    pub ssh: String,
+    /// How long ranks on other hosts may take to end.
+    pub grace: Duration,
+}
+
+/// Who starts where.
+#[derive(Clone, Debug)]
+pub struct Start {
+    /// The rank.
+    pub rank: u32,
+    /// The host; none: here.
+    pub host: Option<String>,
+    /// Its number among those of its host.
+    pub local_rank: u32,
+    /// How many there are on its host.
+    pub local_size: u32,
+}
+
+impl Launch {
+    /// The variables that tell a rank who it is.
+    fn identity(&self, start: &Start) -> Vec<(&str, String)> {
+        vec![
+            ("MP_RANK", start.rank.to_string()),
+            ("MP_SIZE", self.size.to_string()),
+            ("MP_LOCAL_RANK", start.local_rank.to_string()),
+            ("MP_LOCAL_SIZE", start.local_size.to_string()),
+            ("MP_STORE", self.store.clone()),
+            ("MP_SERVE", "0".into()),
+            ("MP_JOB", String::new()),
+            ("MP_SECRET", self.secret.clone()),
+        ]
+    }
+
+    fn here(&self, start: &Start) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]).stdin(Stdio::null());
+        let variables = self.variables.iter().map(|(n, v)| (n.as_str(), v.clone()));
+        command.envs(variables.chain(self.identity(start)));
+        command
+    }
+
+    /// The command that runs [`script`](Launch::script) on another host.
+    fn there(&self, host: &str) -> Command {
+        let mut command = Command::new(&self.ssh);
+        command.args(["-T", "-oBatchMode=yes", "-oControlMaster=no", host]);
+        // Nothing that is anybody's business: all else comes by standard input.
+        command.arg("exec /bin/sh -c 'IFS= read -r line && eval \"$line\"'");
+        command.stdin(Stdio::piped());
+        command
+    }
+
+    /// What the other host's shell does, as one line. The rank is a session of its own. When
+    /// standard input ends, because mprun wants that or is no more, the rank is ended.
+    ///
+    /// # Errors
+    /// Something in it has more than one line.
+    fn script(&self, start: &Start) -> anyhow::Result<String> {
+        let mut export = String::from("export");
+        let identity = self.identity(start);
+        let own = identity.iter().map(|(n, v)| (*n, v.as_str()));
+        let ours =
+            |(name, _): &(String, String)| name.starts_with("GDS_") || name == "MP_START_TIMEOUT";
+        let inherited = std::env::vars_os();
+        let inherited =
+            inherited.filter_map(|(n, v)| Some((n.into_string().ok()?, v.into_string().ok()?)));
+        let given = inherited.filter(ours).chain(self.variables.clone());
+        for (name, value) in given {
+            export += &format!(" {name}={}", quote(&value));
+        }
+        for (name, value) in own {
+            export += &format!(" {name}={}", quote(value));
+        }
+        let folder = std::env::current_dir().context("the current directory")?;
+        let folder = folder
+            .to_str()
+            .context("the current directory is no text")?;
+        let command = self.command.iter().map(|word| quote(word));
+        let command = command.collect::<Vec<_>>().join(" ");
+        let line = [
+            format!("cd {} || exit 126", quote(folder)),
+            export,
+            "exec 3<&0 </dev/null".into(),
+            format!("setsid {command} 3<&- & rank=$!"),
+            format!(
+                "(while read -r line <&3; do :; done; kill -s TERM -- -$rank; sleep {}; \
+                 kill -s KILL -- -$rank) >/dev/null 2>&1 & guard=$!",
+                self.grace.as_secs_f64()
+            ),
+            "wait $rank; code=$?".into(),
+            "kill -s KILL -- -$rank $guard 2>/dev/null".into(),
+            "exit $code".into(),
+        ];
+        let line = line.join("; ").replace("&;", "&");
+        ensure!(
+            !line.contains('\n'),
+            "ranks on other hosts take no command, variable or directory with a line break"
+        );
+        Ok(line + "\n")
+    }
+}
+
+/// A word for a shell.
+fn quote(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// A rank that was started. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub struct Rank {
+    /// Who it is.
+    pub start: Start,
+    child: Child,
+    /// Readable when it has ended.
+    pub ended: OwnedFd,
+    /// Of a rank on another host: closing it ends the rank.
+    lifeline: Option<ChildStdin>,
+    status: Option<ExitStatus>,
+}
+
+impl Rank {
+    /// Starts a rank as the leader of a process group of its own.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub fn start(launch: &Launch, start: Start) -> anyhow::Result<Rank> {
+        let rank = start.rank;
+        let (mut command, script) = match &start.host {
+            None => (launch.here(&start), None),
+            Some(host) => (launch.there(host), Some(launch.script(&start)?)),
+        };
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
+        let killed = || Ok(set_parent_process_death_signal(Some(Signal::KILL))?);
+        // SAFETY: between fork and exec the closure does one system call and nothing else.
+        unsafe { command.pre_exec(killed) };
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = command.spawn();
+        let mut child = child.with_context(|| format!("rank {rank}: cannot start {program}"))?;
+        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let mut lifeline = child.stdin.take();
+        let mut rank = Rank {
+            start,
+            // From here on it is killed if anything fails.
+            ended: match ended {
+                Ok(ended) => ended,
+                Err(e) => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return Err(e).context("pidfd_open");
+                }
+            },
+            child,
+            lifeline: None,
+            status: None,
+        };
+        if let (Some(line), Some(lifeline)) = (script, &mut lifeline) {
+            // That it has ended already is seen when it is waited for.
+            let _ = std::io::Write::write_all(lifeline, line.as_bytes());
+        }
+        rank.lifeline = lifeline;
+        Ok(rank)
+    }
+
+    /// Its output and its errors, once.
+    pub fn streams(&mut self) -> [Option<OwnedFd>; 2] {
+        let out = self.child.stdout.take().map(OwnedFd::from);
+        [out, self.child.stderr.take().map(OwnedFd::from)]
+    }
+
+    /// Its process.
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Whether it has not been seen to end.
+    pub fn runs(&self) -> bool {
+        self.status.is_none()
+    }
+
+    /// Asks it to end.
+    pub fn ask(&mut self) {
+        match &self.start.host {
+            None => self.signal(Signal::TERM),
+            Some(_) => self.lifeline = None,
+        }
+    }
+
+    /// Kills it and what it started, except what it moved to groups of its own.
+    pub fn kill(&mut self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if self.runs() {
+            // Not reaped yet, so the number is still its own; that all have ended is no harm.
+            let _ = kill_process_group(self.pid(), signal);
+        }
+    }
+
+    /// How it ended, if it has. What it left running in its group is killed first.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn reap(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        if self.runs() {
+            let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            let ended = waitid(WaitId::PidFd(self.ended.as_fd()), look).context("waitid")?;
+            if ended.is_some() {
+                self.kill();
+                self.status = Some(self.child.wait().context("wait")?);
+            }
+        }
+        Ok(self.status)
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        if self.runs() {
+            self.kill();
+            // It was killed: this does not take long. What cannot be reaped is init's later.
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// How a rank failed, in words and as mprun's exit code; none if it did not.
+pub fn failure(start: &Start, status: ExitStatus) -> Option<(String, u8)> {
+    let by_signal = |signal: i32| {
+        let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+        let text = format!("was killed by signal {signal} ({name})");
+        (text, (128 + signal).clamp(1, 255) as u8)
+    };
+    match (status.code(), status.signal()) {
+        (Some(0), _) => None,
+        // The other host's shell says by its code what signal it was.
+        (Some(code), _) if start.host.is_some() && (129..160).contains(&code) => {
+            Some(by_signal(code - 128))
+        }
+        (Some(255), _) if start.host.is_some() => {
+            let text = "exited with status 255, which is also how ssh says that it failed";
+            Some((text.into(), 255))
+        }
+        (Some(code), _) => Some((format!("exited with status {code}"), code as u8)),
+        (None, signal) => Some(by_signal(signal.unwrap_or_default())),
+    }
+}

@@ -1,0 +1,107 @@
+//! The thread that writes, so that a reader who does not read delays output and nothing else.
+
+use std::collections::VecDeque;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Pieces that wait to be written before no more are taken.
+const WAITING: usize = 64;
+
+/// Where a piece goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// Standard output.
+    Out,
+    /// Standard error.
+    Err,
+}
+
+/// Writes pieces in order, each whole.
+pub struct Writer {
+    queue: SyncSender<(To, Vec<u8>)>,
+    /// What found no room.
+    held: VecDeque<(To, Vec<u8>)>,
+    /// True once nobody reads any more. Relaxed: a mere flag.
+    broken: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Writer {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn start() -> std::io::Result<Writer> {
+        let (queue, pieces) = sync_channel::<(To, Vec<u8>)>(WAITING);
+        let broken = Arc::new(AtomicBool::new(false));
+        let tell = Arc::clone(&broken);
+        let thread = std::thread::Builder::new().name("mprun-output".into());
+        let thread = thread.spawn(move || {
+            for (to, piece) in pieces {
+                let done = match to {
+                    To::Out => write(&mut std::io::stdout().lock(), &piece),
+                    To::Err => write(&mut std::io::stderr().lock(), &piece),
+                };
+                if done.is_err() {
+                    tell.store(true, Ordering::Relaxed);
+                }
+            }
+        })?;
+        Ok(Writer {
+            queue,
+            held: VecDeque::new(),
+            broken,
+            thread,
+        })
+    }
+
+    /// Hands a piece over. Only if there is room, unless it is short.
+    pub fn push(&mut self, to: To, piece: Vec<u8>) {
+        if !piece.is_empty() {
+            self.held.push_back((to, piece));
+            self.has_room();
+        }
+    }
+
+    /// Whether there is room for more.
+    pub fn has_room(&mut self) -> bool {
+        while let Some(piece) = self.held.pop_front() {
+            match self.queue.try_send(piece) {
+                Ok(()) => {}
+                Err(TrySendError::Full(piece)) => {
+                    self.held.push_front(piece);
+                    return false;
+                }
+                // The thread ends only after this end.
+                Err(TrySendError::Disconnected(_)) => self.broken.store(true, Ordering::Relaxed),
+            }
+        }
+        true
+    }
+
+    /// Whether nobody reads any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all is written, or `limit` has passed.
+    pub fn finish(mut self, limit: Duration) {
+        let end = Instant::now() + limit;
+        let pause = || {
+            std::thread::sleep(Duration::from_millis(1));
+            Instant::now() < end
+        };
+        while !self.has_room() && pause() {}
+        drop(self.queue);
+        while !self.thread.is_finished() && pause() {}
+    }
+}
+
+fn write(to: &mut impl Write, piece: &[u8]) -> std::io::Result<()> {
+    to.write_all(piece)?;
+    to.flush()
+}

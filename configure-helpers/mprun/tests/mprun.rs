@@ -1,0 +1,524 @@
+//! The program as users run it: what ranks are told, what is shown, how jobs end, and that
+//! nothing is left running. Ranks are this very program, called with a part to play.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Trial};
+use mp::bootstrap::{Bootstrap, from_env};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+mod parts;
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    if let Some(part) = arguments
+        .next()
+        .as_deref()
+        .and_then(|a| a.strip_prefix("as:"))
+    {
+        return parts::play(part, &arguments.collect::<Vec<_>>());
+    }
+    let mut trials = Vec::new();
+    let mut trial = |name: &str, test: fn()| {
+        let name = name.replace('_', " ");
+        trials.push(Trial::test(name, move || {
+            test();
+            Ok(())
+        }));
+    };
+    macro_rules! trials {
+        ($($name:ident)*) => { $(trial(stringify!($name), $name);)* };
+    }
+    trials! {
+        ranks_meet_and_talk
+        ranks_of_two_hosts_by_a_stand_in_for_ssh
+        nothing_is_on_the_command_line_of_ssh
+        lines_are_prefixed_and_never_mixed
+        the_first_failure_ends_all_and_is_named
+        a_signal_is_named
+        a_dead_rank_is_told_to_the_others
+        ctrl_c_leaves_nothing_behind
+        ctrl_c_twice_does_not_wait
+        a_killed_mprun_takes_its_ranks_along
+        ranks_of_other_hosts_end_with_mprun
+        a_failure_on_another_host_ends_all
+        what_ranks_leave_running_is_killed
+        the_time_limit_names_who_still_runs
+        a_command_that_is_not_there_is_said_so
+        variables_reach_the_ranks
+        ranks_read_no_input
+        a_reader_who_stops_reading_ends_the_job
+        a_rank_that_never_comes_is_named_by_the_others
+        wrong_arguments_are_refused
+    }
+    let mut arguments = Arguments::from_args();
+    // Each starts processes that want the processors.
+    arguments.test_threads = Some(arguments.test_threads.unwrap_or(2));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// `mprun`, told to run a part of this program.
+fn mprun(options: &[&str], part: &[&str]) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let mut command = bare(options);
+    command
+        .arg(own)
+        .arg(format!("as:{}", part[0]))
+        .args(&part[1..]);
+    command
+}
+
+fn bare(options: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mprun"));
+    command.args(options).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MP_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn sh(options: &[&str], script: &str) -> Command {
+    let mut command = bare(options);
+    command.args(["sh", "-c", script]);
+    command
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    // Shown if the test fails.
+    println!("{command:?}\n{}\n{}", out(&output), err(&output));
+    output
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The lines of a rank.
+fn lines_of(text: &str, rank: u32) -> Vec<&str> {
+    let prefix = format!("[{rank}] ");
+    text.lines()
+        .filter_map(|line| line.strip_prefix(&prefix))
+        .collect()
+}
+
+/// A folder of its own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("mprun-test-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().into()
+    }
+
+    /// A program that acts as ssh does, with a log of how it was called.
+    fn ssh(&self) -> String {
+        let log = self.0.join("ssh.log");
+        // Like a remote host it knows nothing of our variables.
+        let script = format!(
+            "#!/bin/sh\necho \"$@\" >>{log}\nwhile [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
+             host=$1; shift\n\
+             [ \"$host\" = unreachable ] && {{ echo no route >&2; exit 255; }}\n\
+             exec env -i PATH=\"$PATH\" HOME=/ ON_HOST=$host /bin/sh -c \"$*\"\n",
+            log = log.display()
+        );
+        let path = self.file("ssh", &script);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A running `mprun` whose ranks print their process numbers, and some of their children.
+struct Running {
+    child: Child,
+    /// The numbers.
+    processes: Vec<Pid>,
+}
+
+impl Running {
+    /// Waits until `n` lines `process N` have come.
+    fn start(command: &mut Command, n: usize) -> Running {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut processes = Vec::new();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        while processes.len() < n {
+            let line = lines.next().expect("a line").unwrap();
+            let number = line.rsplit_once("process ").expect("a number").1;
+            processes.extend(Pid::from_raw(number.parse().unwrap()));
+        }
+        // Somebody has to go on reading.
+        std::thread::spawn(move || lines.for_each(drop));
+        Running { child, processes }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// How it ended, with every process gone.
+    fn end(mut self) -> std::process::ExitStatus {
+        let status = until(|| self.child.try_wait().unwrap());
+        for process in self.processes {
+            // Zombies count: somebody has to have reaped it.
+            until(|| test_kill_process(process).is_err().then_some(()));
+        }
+        status
+    }
+}
+
+fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(value) = what() {
+            return value;
+        }
+        assert!(Instant::now() < end, "never happened");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn ranks_meet_and_talk() {
+    let output = run(&mut mprun(&["-n", "4"], &["ring"]));
+    assert!(output.status.success());
+    for rank in 0..4 {
+        let told = format!("rank {rank} of 4 heard {}", (rank + 3) % 4);
+        assert_eq!(lines_of(&out(&output), rank), [told]);
+    }
+}
+
+fn ranks_of_two_hosts_by_a_stand_in_for_ssh() {
+    let folder = Folder::new("hosts");
+    let hosts = folder.file(
+        "hosts",
+        "alpha 2\nlocalhost\nbeta slots=2 # more than needed\n",
+    );
+    let options = ["--hosts", &hosts, "--ssh", &folder.ssh(), "-n", "4"];
+    let output = run(&mut mprun(
+        &[&options[..], &["--bind", "127.0.0.1"]].concat(),
+        &["ring"],
+    ));
+    assert!(output.status.success());
+    for rank in 0..4 {
+        let told = format!("rank {rank} of 4 heard {}", (rank + 3) % 4);
+        assert_eq!(lines_of(&out(&output), rank), [told]);
+    }
+    let script = "echo ${ON_HOST:-none} $MP_LOCAL_RANK $MP_LOCAL_SIZE in $PWD";
+    let output = run(&mut sh(&options, script));
+    let text = out(&output);
+    let folder = std::env::current_dir().unwrap();
+    for (rank, told) in ["alpha 0 2", "alpha 1 2", "none 0 1", "beta 0 1"]
+        .iter()
+        .enumerate()
+    {
+        let told = format!("{told} in {}", folder.display());
+        assert_eq!(lines_of(&text, rank as u32), [told]);
+    }
+}
+
+fn nothing_is_on_the_command_line_of_ssh() {
+    let folder = Folder::new("secret");
+    let hosts = folder.file("hosts", "alpha\n");
+    let ssh = folder.ssh();
+    let options = [
+        "--hosts",
+        &hosts,
+        "--ssh",
+        &ssh,
+        "--env",
+        "PASSWORD=it's $HOME \"quoted\"",
+    ];
+    let script = "echo $MP_SECRET; echo \"$PASSWORD\"; tr '\\0' ' ' </proc/$$/cmdline";
+    let output = run(&mut sh(&options, script));
+    assert!(output.status.success());
+    let text = out(&output);
+    let [secret, password, ..] = lines_of(&text, 0)[..] else {
+        panic!("{text}");
+    };
+    assert_eq!((secret.len(), password), (64, "it's $HOME \"quoted\""));
+    let log = fs::read_to_string(folder.0.join("ssh.log")).unwrap();
+    assert!(log.contains("alpha"), "{log}");
+    for hidden in [secret, "PASSWORD", "HOME", "cmdline"] {
+        assert!(!log.contains(hidden), "{log}");
+    }
+}
+
+fn lines_are_prefixed_and_never_mixed() {
+    let output = run(&mut mprun(&["-n", "4"], &["chatter"]));
+    assert!(output.status.success());
+    for (text, word) in [(out(&output), "out"), (err(&output), "err")] {
+        assert!(text.ends_with('\n'));
+        assert_eq!(text.lines().count(), 4 * 200 + 4);
+        for rank in 0..4 {
+            let lines = lines_of(&text, rank);
+            for (i, line) in lines[..200].iter().enumerate() {
+                assert_eq!(*line, format!("{word} {rank} {i} {}", "x".repeat(i * 10)));
+            }
+            assert_eq!(lines[200], format!("{word} without an end"));
+        }
+    }
+}
+
+fn the_first_failure_ends_all_and_is_named() {
+    let script = "if [ $MP_RANK = 2 ]; then exit 7; fi; exec sleep 1000";
+    let begun = Instant::now();
+    let output = run(&mut sh(&["-n", "4"], script));
+    assert_eq!(output.status.code(), Some(7));
+    assert_eq!(err(&output), "mprun: rank 2 exited with status 7\n");
+    assert!(begun.elapsed() < LONG);
+    // Those who will not end when asked are killed, and are not what failed.
+    let script = "if [ $MP_RANK = 1 ]; then sleep 0.3; exit 8; fi; trap '' TERM; \
+                  while :; do sleep 1; done";
+    let output = run(&mut sh(&["-n", "3", "--grace", "0.1"], script));
+    assert_eq!(output.status.code(), Some(8));
+    assert_eq!(err(&output), "mprun: rank 1 exited with status 8\n");
+}
+
+fn a_signal_is_named() {
+    let script = "if [ $MP_RANK = 0 ]; then kill -s KILL $$; fi; exec sleep 1000";
+    let output = run(&mut sh(&["-n", "2"], script));
+    assert_eq!(output.status.code(), Some(128 + 9));
+    assert_eq!(
+        err(&output),
+        "mprun: rank 0 was killed by signal 9 (SIGKILL)\n"
+    );
+}
+
+fn a_dead_rank_is_told_to_the_others() {
+    // Rank 2 kills itself; each other one sees that before mprun ends it.
+    let output = run(&mut mprun(&["-n", "4", "--grace", "30"], &["die", "2"]));
+    assert_eq!(output.status.code(), Some(128 + 9));
+    for rank in [0, 1, 3] {
+        let told = [
+            "rank 2 is gone".to_string(),
+            format!("and rank {} is not", (rank + 3) % 4),
+        ];
+        // Rank 3 has rank 2 at its left.
+        let told = if rank == 3 { &told[..1] } else { &told };
+        assert_eq!(lines_of(&out(&output), rank), told);
+    }
+}
+
+fn ctrl_c_leaves_nothing_behind() {
+    // Each rank, a child of it in its group, and one that left for a session of its own.
+    let script = "echo process $$; sleep 1000 & echo process $!; \
+                  setsid sleep 1000 & echo process $!; wait";
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+        let running = Running::start(&mut sh(&["-n", "3"], script), 9);
+        running.signal(signal);
+        assert_eq!(running.end().code(), Some(code));
+    }
+}
+
+fn ctrl_c_twice_does_not_wait() {
+    let script = "trap '' TERM INT; echo process $$; while :; do sleep 1; done";
+    let running = Running::start(&mut sh(&["-n", "2", "--grace", "1000"], script), 2);
+    running.signal(Signal::INT);
+    std::thread::sleep(Duration::from_millis(100));
+    running.signal(Signal::INT);
+    assert_eq!(running.end().code(), Some(130));
+}
+
+fn a_killed_mprun_takes_its_ranks_along() {
+    let running = Running::start(&mut sh(&["-n", "2"], "echo process $$; exec sleep 1000"), 2);
+    running.signal(Signal::KILL);
+    assert_eq!(running.end().signal(), Some(9));
+}
+
+fn ranks_of_other_hosts_end_with_mprun() {
+    let folder = Folder::new("lifeline");
+    let hosts = folder.file("hosts", "alpha\nbeta\n");
+    let ssh = folder.ssh();
+    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let script = "echo process $$; sleep 1000 & echo process $!; wait";
+    let running = Running::start(&mut sh(&options, script), 4);
+    running.signal(Signal::INT);
+    assert_eq!(running.end().code(), Some(130));
+    // Who will not end when asked is killed over there.
+    let script = "trap '' TERM; echo process $$; while :; do sleep 1; done";
+    let short = [&options[..], &["--grace", "0.1"]].concat();
+    let running = Running::start(&mut sh(&short, script), 2);
+    running.signal(Signal::INT);
+    assert_eq!(running.end().code(), Some(130));
+    // Killed, it says nothing to anybody: the other hosts notice the end of their input.
+    let running = Running::start(&mut sh(&options, "echo process $$; exec sleep 1000"), 2);
+    running.signal(Signal::KILL);
+    assert_eq!(running.end().signal(), Some(9));
+}
+
+fn a_failure_on_another_host_ends_all() {
+    let folder = Folder::new("away");
+    let hosts = folder.file("hosts", "alpha\nlocalhost\n");
+    let ssh = folder.ssh();
+    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let output = run(&mut sh(
+        &options,
+        "[ $MP_RANK = 0 ] && exit 9; exec sleep 1000",
+    ));
+    assert_eq!(output.status.code(), Some(9));
+    assert_eq!(
+        err(&output),
+        "mprun: rank 0 on alpha exited with status 9\n"
+    );
+    let script = "[ $MP_RANK = 0 ] && kill -s SEGV $$; exec sleep 1000";
+    let output = run(&mut sh(&options, script));
+    assert_eq!(output.status.code(), Some(128 + 11));
+    let told = "mprun: rank 0 on alpha was killed by signal 11 (SIGSEGV)";
+    assert!(err(&output).contains(told));
+    let hosts = folder.file("hosts", "localhost\nunreachable\n");
+    let output = run(&mut sh(
+        &["--hosts", &hosts, "--ssh", &ssh],
+        "exec sleep 1000",
+    ));
+    assert_eq!(output.status.code(), Some(255));
+    assert!(err(&output).contains("[1] no route\n"));
+    assert!(err(&output).contains("mprun: rank 1 on unreachable exited with status 255"));
+}
+
+fn what_ranks_leave_running_is_killed() {
+    let script = "sleep 1000 & echo process $!; setsid sleep 1000 & echo process $!";
+    let running = Running::start(&mut sh(&["-n", "2"], script), 4);
+    assert!(running.end().success());
+}
+
+fn the_time_limit_names_who_still_runs() {
+    let script = "[ $MP_RANK = 1 ] && exit; exec sleep 1000";
+    let output = run(&mut sh(&["-n", "3", "--timeout", "0.5"], script));
+    assert_eq!(output.status.code(), Some(124));
+    let told = "mprun: the time is up; still running: rank 0, 2\n";
+    assert_eq!(err(&output), told);
+}
+
+fn a_command_that_is_not_there_is_said_so() {
+    let mut command = bare(&["-n", "2", "/no/such/program"]);
+    let output = run(&mut command);
+    assert_eq!(output.status.code(), Some(127));
+    assert!(err(&output).contains("cannot start /no/such/program"));
+}
+
+fn variables_reach_the_ranks() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mprun"));
+    command
+        .env("TAKEN", "c d")
+        .env("INHERITED", "e f")
+        .env("MP_RANK", "77");
+    command.args([
+        "-n",
+        "1",
+        "--env",
+        "GIVEN=a b",
+        "--env",
+        "TAKEN",
+        "sh",
+        "-c",
+    ]);
+    command.arg("echo \"$GIVEN $TAKEN $INHERITED $MP_RANK $MP_SIZE $MP_JOB-\"");
+    let output = run(&mut command);
+    assert_eq!(out(&output), "[0] a b c d e f 0 1 -\n");
+}
+
+fn ranks_read_no_input() {
+    let mut command = sh(&["-n", "2"], "cat; echo end");
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"for nobody\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    drop(stdin);
+    assert!(output.status.success());
+    let mut lines = out(&output).lines().map(String::from).collect::<Vec<_>>();
+    lines.sort();
+    assert_eq!(lines, ["[0] end", "[1] end"]);
+}
+
+fn a_reader_who_stops_reading_ends_the_job() {
+    // As in `mprun .. | head`.
+    let mut command = sh(&["-n", "2"], "while :; do echo more; done");
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    reader.read_line(&mut line).unwrap();
+    assert!(line.ends_with("more\n"));
+    drop(reader);
+    let status = until(|| child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(141));
+    // One who neither reads nor closes delays output, but not Ctrl-C.
+    let mut command = sh(&["-n", "2"], "echo process $$; while :; do echo more; done");
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let unread = child.stdout.take().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let status = until(|| child.try_wait().unwrap());
+    assert_eq!(status.code(), Some(130));
+    drop(unread);
+}
+
+fn a_rank_that_never_comes_is_named_by_the_others() {
+    let own = std::env::current_exe().unwrap();
+    let own = own.to_str().unwrap();
+    let script = format!("[ $MP_RANK = 1 ] && exec sleep 1000; exec {own} as:ring");
+    let options = ["-n", "3", "--env", "MP_START_TIMEOUT=0.5"];
+    let output = run(&mut sh(&options, &script));
+    assert_eq!(output.status.code(), Some(101));
+    let text = err(&output);
+    assert!(text.contains("rank 1: has not come in time"), "{text}");
+}
+
+fn wrong_arguments_are_refused() {
+    let folder = Folder::new("wrong");
+    let hosts = folder.file("hosts", "alpha 2\n");
+    let cases: [(&[&str], i32, &str); 8] = [
+        (&["true"], 125, "how many ranks"),
+        (&["-n", "0", "true"], 125, "0 ranks"),
+        (&["-n", "x", "true"], 2, "invalid value"),
+        (&["-n", "2"], 2, "required"),
+        (
+            &["-n", "3", "--hosts", &hosts, "true"],
+            125,
+            "2 slots for 3 ranks",
+        ),
+        (&["--hosts", "/no/such/file", "true"], 125, "/no/such/file"),
+        (
+            &["-n", "1", "--env", "A B=1", "true"],
+            2,
+            "no name of a variable",
+        ),
+        (&["-n", "1", "--timeout", "-1", "true"], 2, "timeout"),
+    ];
+    for (arguments, code, word) in cases {
+        let output = run(&mut bare(arguments));
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        assert!(err(&output).contains(word), "{arguments:?}");
+    }
+}

@@ -1,0 +1,87 @@
+//! What ranks of the tests do.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use super::{Bootstrap, LONG, from_env};
+
+/// Plays a part. What fails panics, so the rank exits with status 101.
+pub fn play(part: &str, arguments: &[String]) {
+    match part {
+        "ring" => ring(),
+        "chatter" => chatter(),
+        "die" => die(arguments[0].parse().unwrap()),
+        other => panic!("no part {other}"),
+    }
+}
+
+fn next(rank: &dyn Bootstrap, topic: u64) -> (u32, Vec<u8>) {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(message) = rank.receive(topic).unwrap() {
+            return message;
+        }
+        assert!(Instant::now() < end, "nothing came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Tells its right neighbour who it is, and says whom it heard.
+fn ring() {
+    let rank = from_env().unwrap();
+    // Joined once, however often it is asked for.
+    assert_eq!(from_env().unwrap().job(), rank.job());
+    let (me, size) = (rank.rank(), rank.size());
+    assert!((0..size).all(|r| rank.host(r) == rank.host(me)));
+    rank.send((me + 1) % size, 0, &me.to_le_bytes()).unwrap();
+    let (from, message) = next(&*rank, 0);
+    assert_eq!(message, from.to_le_bytes());
+    println!("rank {me} of {size} heard {from}");
+}
+
+/// Prints many lines in pieces, on both streams.
+fn chatter() {
+    let rank = std::env::var("MP_RANK").unwrap();
+    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr().lock());
+    for i in 0..200 {
+        let rest = "x".repeat(i * 10);
+        for piece in ["out", " ", &rank, " ", &i.to_string(), " ", &rest, "\n"] {
+            out.write_all(piece.as_bytes()).unwrap();
+            out.flush().unwrap();
+        }
+        writeln!(err, "err {rank} {i} {rest}").unwrap();
+    }
+    write!(out, "out without an end").unwrap();
+    write!(err, "err without an end").unwrap();
+}
+
+/// Rank `who` kills itself; the others see it, and go on talking.
+fn die(who: u32) {
+    // mprun asks to end as soon as it sees the death.
+    let (_heard, to) = std::os::unix::net::UnixStream::pair().unwrap();
+    signal_hook::low_level::pipe::register(signal_hook::consts::SIGTERM, to).unwrap();
+    let rank = from_env().unwrap();
+    let me = rank.rank();
+    if me == who {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+            .unwrap();
+    }
+    let end = Instant::now() + LONG;
+    while !rank.gone(who) {
+        assert!(Instant::now() < end, "not told");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("rank {who} is gone");
+    let alive = (0..rank.size()).filter(|r| *r != who).collect::<Vec<_>>();
+    for other in &alive {
+        rank.send(*other, 1, b"alive").unwrap();
+    }
+    let left = (me + rank.size() - 1) % rank.size();
+    let mut heard = alive.iter().map(|_| next(&*rank, 1).0).collect::<Vec<_>>();
+    heard.sort_unstable();
+    assert_eq!(heard, alive);
+    if left != who {
+        assert!(heard.contains(&left));
+        println!("and rank {left} is not");
+    }
+}
