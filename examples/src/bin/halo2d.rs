@@ -38,6 +38,9 @@ struct Cli {
     /// Longest message that is sent before its receive is there, in bytes
     #[arg(long, default_value_t = 4096)]
     eager: usize,
+    /// What the field holds at the start
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Longest wait, in seconds
     #[arg(long, default_value_t = 30)]
     limit: u64,
@@ -58,6 +61,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
         batch: cli.batch,
         batches_in_flight: cli.batches_in_flight,
         model: cli.model,
+        seed: cli.seed,
         limit,
         ..Config::default()
     };

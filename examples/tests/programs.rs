@@ -1,0 +1,231 @@
+//! The programs as users run them: by mprun as processes, and as threads of one process. One test
+//! at a time: each starts processes that want the processors.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
+
+const SENDRECV: &str = env!("CARGO_BIN_EXE_sendrecv");
+const SENDRECV_STREAM: &str = env!("CARGO_BIN_EXE_sendrecv_stream");
+const RING: &str = env!("CARGO_BIN_EXE_ring");
+const HALO2D: &str = env!("CARGO_BIN_EXE_halo2d");
+
+/// What 100 iterations of a field of 64x48 cells come to, from seed 1.
+const CHECKSUM: &str = "checksum 0x3781b767bfbfbc76";
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// mprun lies beside the examples, and is built if it does not.
+fn mprun() -> PathBuf {
+    static BUILT: Once = Once::new();
+    let folder = Path::new(HALO2D).parent().unwrap();
+    let path = folder.join("mprun");
+    BUILT.call_once(|| {
+        if path.exists() {
+            return;
+        }
+        let release = folder.file_name().is_some_and(|name| name == "release");
+        let profile = if release { "release" } else { "test" };
+        let status = Command::new(env!("CARGO"))
+            .args([
+                "build",
+                "--quiet",
+                "--package",
+                "mprun",
+                "--profile",
+                profile,
+            ])
+            .arg("--target-dir")
+            .arg(folder.parent().unwrap())
+            .status()
+            .unwrap();
+        assert!(status.success(), "building mprun: {status}");
+    });
+    path
+}
+
+fn run(command: &mut Command) -> Output {
+    let _alone = alone();
+    command
+        .env("GDS_GPU", "soft")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn launch(ranks: u32, command: &[&str]) -> Output {
+    let mut mprun = Command::new(mprun());
+    mprun.args(["-n", &ranks.to_string(), "--timeout", "120"]);
+    run(mprun.args(command))
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));
+    format!("{}\n{out}{err}", output.status)
+}
+
+/// It ended well, and its last line, which is the only one, has these words.
+fn well(output: &Output, words: &[&str]) {
+    assert!(output.status.success(), "{}", text(output));
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(out.lines().count(), 1, "{}", text(output));
+    for word in words {
+        assert!(out.contains(word), "{word} is not in {}", text(output));
+    }
+}
+
+/// It failed and says this.
+fn fails(output: &Output, words: &str) {
+    assert!(!output.status.success(), "{}", text(output));
+    assert!(
+        text(output).contains(words),
+        "{words} is not in {}",
+        text(output)
+    );
+}
+
+#[test]
+fn sendrecv() {
+    well(&launch(2, &[SENDRECV]), &["sendrecv: 3 messages", "ok"]);
+    well(&threads(SENDRECV, 2, &[]), &["sendrecv: 3 messages", "ok"]);
+}
+
+#[test]
+fn sendrecv_stream() {
+    let eager = ["--words", "512", "--rounds", "50"];
+    for options in [&[][..], &eager, &["--words", "100001", "--rounds", "3"]] {
+        let command = [&[SENDRECV_STREAM], options].concat();
+        well(&launch(2, &command), &["sendrecv_stream: ", ": ok"]);
+        well(&threads(SENDRECV_STREAM, 2, options), &["every word is"]);
+    }
+}
+
+#[test]
+fn ring() {
+    for (ranks, token) in [(1, 8), (2, 24), (5, 120)] {
+        let token = format!("the token is {token} as it should be: ok");
+        well(&launch(ranks, &[RING]), &[&token]);
+        well(&threads(RING, ranks, &[]), &[&token]);
+    }
+    // More laps than messages that may be under way.
+    let laps = ["--laps", "300"];
+    well(&threads(RING, 3, &laps), &["the token is 1800 "]);
+}
+
+#[test]
+fn halo2d_on_processes() {
+    for (ranks, model) in [
+        (1, "stream"),
+        (2, "proxy"),
+        (3, "cpu"),
+        (4, "stream"),
+        (4, "cpu"),
+    ] {
+        let output = launch(ranks, &[HALO2D, "--model", model]);
+        well(&output, &["0 of 3072 cells differ", CHECKSUM, model]);
+    }
+    let grid = ["--grid", "1x3", "--eager", "64", "--batch", "3"];
+    let command = [&[HALO2D][..], &grid].concat();
+    well(&launch(3, &command), &["grid 1x3", "0 of 3072", CHECKSUM]);
+}
+
+#[test]
+fn halo2d_on_threads() {
+    let output = threads(HALO2D, 9, &["--grid", "3x3"]);
+    well(&output, &["grid 3x3", "0 of 3072", CHECKSUM]);
+}
+
+/// Every rank's exit status says that something differs, and the one line how much.
+#[test]
+fn a_difference_is_a_failure() {
+    let script = format!("exec {HALO2D} --seed $MP_RANK --iters 2");
+    let output = launch(2, &["sh", "-c", &script]);
+    fails(&output, "of this rank's cells differ");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.contains("cells differ from the serial run"), "{out}");
+    assert!(!out.contains(" 0 of 3072"), "{out}");
+}
+
+#[test]
+fn wrong_numbers_of_ranks_are_refused() {
+    fails(&launch(3, &[SENDRECV]), "start it by mprun -n 2");
+    fails(
+        &run(&mut Command::new(SENDRECV_STREAM)),
+        "--ranks-as-threads 2",
+    );
+    fails(
+        &launch(2, &[HALO2D, "--grid", "3x1"]),
+        "a grid of 3x1 for 2 ranks",
+    );
+    fails(
+        &launch(2, &[HALO2D, "--size", "1x8"]),
+        "a field of 1x8 cells",
+    );
+}
+
+fn threads(program: &str, ranks: u32, options: &[&str]) -> Output {
+    let mut command = Command::new(program);
+    command.args(["--ranks-as-threads", &ranks.to_string()]);
+    run(command.args(options))
+}
+
+/// Ends a process that a failed test would leave.
+struct Rank(Child);
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        // Both fail only for a process that is gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// In a row of three, all are neighbours: the two that are left end, and say who is gone. One of
+/// them may hear first that the other has ended, for that reason.
+#[test]
+fn a_killed_rank_ends_the_others_and_is_named() {
+    let _alone = alone();
+    let folder = std::env::temp_dir().join(format!("mp-examples-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let start = |rank: u32| {
+        let mut command = Command::new(HALO2D);
+        command
+            // As many iterations as nobody waits for.
+            .args(["--iters", "1000000000", "--size", "96x16"])
+            .env("GDS_GPU", "soft")
+            .env("MP_RANK", rank.to_string())
+            .env("MP_SIZE", "3")
+            .env("MP_STORE", format!("file://{}", folder.display()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        Rank(command.spawn().unwrap())
+    };
+    let mut ranks: Vec<Rank> = (0..3).map(start).collect();
+    std::thread::sleep(Duration::from_secs(2));
+    for rank in &mut ranks {
+        assert!(
+            rank.0.try_wait().unwrap().is_none(),
+            "a rank ended by itself"
+        );
+    }
+    ranks[1].0.kill().unwrap();
+    let mut named = false;
+    for (survivor, other) in [(2, "rank 0"), (0, "rank 2")] {
+        let mut rank = ranks.remove(survivor);
+        let stderr = rank.0.stderr.take().unwrap();
+        // Ends when the process does, which the limits of a start and of messages see to.
+        let said = std::io::read_to_string(stderr).unwrap();
+        assert!(!rank.0.wait().unwrap().success());
+        named |= said.contains("rank 1");
+        let someone = said.contains("rank 1") || said.contains(other);
+        assert!(someone, "rank {survivor}: {said}");
+    }
+    assert!(named, "nobody names rank 1");
+    fs::remove_dir_all(&folder).unwrap();
+}
