@@ -106,6 +106,24 @@ impl Inner {
         self.gpu.host()
     }
 
+    /// Waits as the host does. Where nobody else does the background work, it is done here once
+    /// in each period.
+    pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
+        if self.config.progress == Progress::Background {
+            return self.host().wait_until(Some(deadline), condition);
+        }
+        loop {
+            let next = (self.host().now() + PERIOD).min(deadline);
+            if self.host().wait_until(Some(next), condition) {
+                return true;
+            }
+            self.turn();
+            if self.host().now() >= deadline {
+                return condition();
+            }
+        }
+    }
+
     pub fn lock(&self) -> Guard<'_> {
         Guard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }

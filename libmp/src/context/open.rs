@@ -58,7 +58,7 @@ impl Inner {
         let deadline = self.host().now() + self.config.timeout;
         let mut answer = Ok(false);
         let mut full = None;
-        self.host().wait_until(Some(deadline), &mut || {
+        self.wait(deadline, &mut || {
             full = None;
             match self.begin(rank, lane, way) {
                 Ok(()) => {}
@@ -111,7 +111,7 @@ impl Inner {
         let deadline = self.host().now() + self.config.timeout;
         let mut missing = Vec::new();
         let mut broken = None;
-        self.host().wait_until(Some(deadline), &mut || {
+        self.wait(deadline, &mut || {
             self.turn();
             missing.clear();
             for rank in 0..self.size {
@@ -219,7 +219,7 @@ impl Inner {
     pub fn close(&self, limit: Duration) -> Result<()> {
         let deadline = self.host().now() + limit;
         let mut open = Vec::new();
-        let done = self.host().wait_until(Some(deadline), &mut || {
+        let done = self.wait(deadline, &mut || {
             self.turn();
             open = self.unfinished();
             open.is_empty()

@@ -11,6 +11,7 @@ use gdsync::rdma::Endpoint;
 use super::peer::{LANES, Peer};
 use crate::region::Memory;
 use crate::request::table::{RequestKey, Segments, Table};
+use crate::two_sided::Source;
 use crate::wire::control::Control;
 
 /// A request whose stream has stood for longer than the watchdog's limit.
@@ -19,12 +20,12 @@ pub struct Stuck {
     /// This rank.
     pub rank: u32,
     /// The rank whose message, or whose taking it, does not come.
-    pub peer: u32,
+    pub peer: Source,
     /// The message's tag.
     pub tag: u32,
-    /// Its number under peer and tag, from 0.
+    /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
     pub number: u64,
-    /// What the stream waits for.
+    /// What the stream waits for, as the words between peer and message.
     pub what: &'static str,
     /// The stream's number.
     pub stream: u64,
@@ -39,7 +40,7 @@ pub(crate) struct LaneUse {
     pub endpoint: Endpoint,
 }
 
-/// The first request that a stream has not passed, and since when it is that.
+/// The first request that a stream has not passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Front {
     pub stream: u64,

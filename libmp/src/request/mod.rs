@@ -236,7 +236,7 @@ impl Inner {
         const EVERY: u32 = 32;
         let deadline = self.host().now() + limit;
         let mut looks = 0;
-        self.host().wait_until(Some(deadline), &mut || {
+        self.wait(deadline, &mut || {
             if condition(&mut self.lock()) {
                 return true;
             }
@@ -281,7 +281,7 @@ impl Inner {
                 }
             }
             Phase::Queued { .. } | Phase::Unmatched => {
-                self.wait_for_result(&state.requests, key, stream)
+                self.wait_for_result(&mut state.requests, key, stream)
             }
             Phase::Posted | Phase::Claimed(_) => {
                 drop(state);

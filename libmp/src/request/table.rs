@@ -121,6 +121,8 @@ pub(crate) struct Entry {
     pub timeout: Option<Duration>,
     /// Position in the order of posts and waits.
     pub order: u64,
+    /// Streams that wait for its result, with their positions in the order.
+    pub waiters: Vec<(u64, u64)>,
     /// The CPU was asked to see to its end.
     pub wanted: bool,
     /// Since when it could have ended.

@@ -85,6 +85,13 @@ impl Inner {
     }
 }
 
+impl State {
+    /// Whether a receive from anybody under `tag` could be matched.
+    pub(super) fn has_mail(&self, tag: u32) -> bool {
+        find(self, tag).is_some()
+    }
+}
+
 /// A rank whose next message under `tag` is there or announced, and which a receive can take.
 fn find(state: &State, tag: u32) -> Option<u32> {
     let size = state.peers.len() as u32;

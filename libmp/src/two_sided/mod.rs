@@ -14,6 +14,7 @@ mod receive;
 mod send;
 mod spec;
 mod turn;
+mod watch;
 
 pub(crate) use spec::On;
 pub use spec::{Recv, Send, SizeSource, Source};

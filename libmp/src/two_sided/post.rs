@@ -64,7 +64,7 @@ impl Inner {
     fn wait_for_room<T>(&self, attempt: &mut dyn FnMut() -> Result<T>) -> Result<T> {
         let deadline = self.host().now() + self.config.timeout;
         let mut result = None;
-        self.host().wait_until(Some(deadline), &mut || {
+        self.wait(deadline, &mut || {
             self.turn();
             let answer = attempt();
             let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
@@ -299,7 +299,7 @@ impl Inner {
     /// Has a stream stand still until a request has ended.
     pub(crate) fn wait_for_result(
         &self,
-        requests: &Table,
+        requests: &mut Table,
         key: RequestKey,
         stream: &Stream,
     ) -> Result<()> {
@@ -310,7 +310,10 @@ impl Inner {
             value: 1,
             flush: requests.get(key).is_some_and(lands_in_device),
         });
-        Ok(list.post(stream, None)?)
+        list.post(stream, None)?;
+        let order = requests.order();
+        known(requests, key)?.waiters.push((stream.id(), order));
+        Ok(())
     }
 }
 

@@ -58,6 +58,7 @@ impl Inner {
             work: [None; 2],
             timeout: spec.timeout,
             order: 0,
+            waiters: Vec::new(),
             wanted: false,
             since: None,
             named: false,
@@ -249,10 +250,7 @@ impl Inner {
             Phase::Prepared => {
                 return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
             }
-            _ => {
-                entry.order = order;
-                return self.wait_for_result(requests, key, stream);
-            }
+            _ => return self.wait_for_result(requests, key, stream),
         }
         let Some(kernels) = &self.kernels else {
             return Err(Error::new(

@@ -265,6 +265,7 @@ impl Inner {
             work: [None; 2],
             timeout: spec.timeout,
             order: 0,
+            waiters: Vec::new(),
             wanted: false,
             since: None,
             named: false,

@@ -5,7 +5,7 @@ use gdsync::Status;
 
 use super::channel::has_come;
 use super::receive::{set_mark, tell_the_rest};
-use crate::context::state::{Front, State, Stuck};
+use crate::context::state::State;
 use crate::context::{Inner, PERIOD, Progress};
 use crate::request::table::{Entry, Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
@@ -192,104 +192,6 @@ impl Inner {
         done
     }
 
-    /// Finds, for each stream, the first request that it has not passed, and gives those up
-    /// whose time is over.
-    fn watch(&self, state: &mut State, now: Time) {
-        let mut fronts = std::mem::take(&mut state.fronts);
-        fronts.clear();
-        for (key, entry) in state.requests.iter() {
-            let stream = match entry.phase {
-                Phase::Claimed(stream) => stream,
-                Phase::Sent(_) => match &entry.poster.stream {
-                    Some(stream) => stream.id(),
-                    None => continue,
-                },
-                _ => continue,
-            };
-            let order = entry.order;
-            match fronts.iter_mut().find(|front| front.stream == stream) {
-                Some(front) if front.order < order => {}
-                Some(front) => *front = Front { stream, order, key },
-                None => fronts.push(Front { stream, order, key }),
-            }
-        }
-        for front in &fronts {
-            let stands = waits_for(state, front.key).is_some();
-            let Some(entry) = state.requests.get_mut(front.key) else {
-                continue;
-            };
-            match stands {
-                true => _ = entry.since.get_or_insert(now),
-                false => entry.since = None,
-            }
-        }
-        for at in 0..state.keys.len() {
-            let key = state.keys[at];
-            let Some(entry) = state.requests.get_mut(key) else {
-                continue;
-            };
-            match entry.phase {
-                Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
-                Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
-                    entry.since.get_or_insert(now);
-                }
-                _ => {}
-            }
-            let Some(since) = entry.since else { continue };
-            let waited = now.since(since);
-            let limit = entry.timeout.unwrap_or(self.config.timeout);
-            let front = fronts.iter().find(|front| front.key == key);
-            if !entry.named && waited >= self.config.watchdog {
-                entry.named = true;
-                if let Some(stuck) = front.and_then(|f| self.describe(state, f, now)) {
-                    tracing::warn!(target: "mp", "{stuck}");
-                }
-            }
-            if waited >= limit {
-                self.time_out(state, key);
-            }
-        }
-        state.fronts = fronts;
-    }
-
-    fn time_out(&self, state: &mut State, key: RequestKey) {
-        let Some(entry) = state.requests.get(key) else {
-            return;
-        };
-        let rank = entry.peer;
-        match entry.phase {
-            Phase::Unmatched => {
-                state.wild.retain(|other| *other != key);
-                self.finish(state, key, Status::TIMEOUT, 0);
-            }
-            _ => self.give_up(state, rank, Status::TIMEOUT),
-        }
-    }
-
-    fn describe(&self, state: &State, front: &Front, now: Time) -> Option<Stuck> {
-        let what = waits_for(state, front.key)?;
-        let entry = state.requests.get(front.key)?;
-        Some(Stuck {
-            rank: self.rank,
-            peer: entry.peer,
-            tag: entry.tag,
-            number: entry.number,
-            what,
-            stream: front.stream,
-            since: now.since(entry.since?),
-        })
-    }
-
-    pub(crate) fn stuck(&self) -> Vec<Stuck> {
-        let now = self.host().now();
-        let state = self.lock();
-        let named = state
-            .fronts
-            .iter()
-            .filter_map(|front| self.describe(&state, front, now));
-        named.filter(|s| s.since >= self.config.watchdog).collect()
-    }
-
     /// Descriptions of what was posted and has not ended.
     pub(crate) fn unfinished(&self) -> Vec<String> {
         let mut state = self.lock();
@@ -344,43 +246,8 @@ impl Inner {
     }
 }
 
-impl std::fmt::Display for Stuck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Stuck {
-            rank,
-            peer,
-            tag,
-            number,
-            what,
-            stream,
-            since,
-        } = self;
-        write!(
-            f,
-            "rank {rank}: stream {stream} has stood for {since:?}: it waits for rank {peer} {what} \
-             message {number} under tag {tag}"
-        )
-    }
-}
-
 fn given_up(state: &mut State, rank: u32) -> Option<Status> {
     state.peer(rank).and_then(|peer| peer.failed)
-}
-
-/// What of the peer's a stream waits for with this request, if it does.
-fn waits_for(state: &State, key: RequestKey) -> Option<&'static str> {
-    let entry = state.requests.get(key)?;
-    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
-    if entry.receive {
-        let channel = peer.recvs.get(&entry.tag)?;
-        let there = has_come(channel.word(entry.number, entry.large), entry.number);
-        return (!there).then_some("to send");
-    }
-    let channel = peer.sends.get(&entry.tag)?;
-    if channel.room(entry.number).is_some() {
-        return Some("to take earlier messages, for room for");
-    }
-    (entry.large && channel.reply(entry.number).is_none()).then_some("to receive")
 }
 
 /// Whether the message of a receive is there.

@@ -1,0 +1,312 @@
+//! Ranks under the simulation: one thread, a virtual clock, time limits that are exact. What the
+//! library warns of is kept.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::cell::{Cell, RefCell};
+use std::fmt::Write as _;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gds_driver::{Sim, SimConfig, SimControl, SimReport};
+use gds_step::{Host, Lane};
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync::rdma::Device;
+use gdsync::{EmulatedOptions, Fabric, Gpu};
+use mp::bootstrap::Local;
+use mp::{Bootstrap, Builder, Context, Progress};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata, Subscriber, span};
+use vmlx5::fabric::NodeId;
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+/// Virtual time after which something that should have happened counts as hung.
+pub const LIMIT: Duration = Duration::from_secs(100);
+
+pub const fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+pub const fn millis(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// The warnings of one simulation, in their order.
+#[derive(Clone, Default)]
+pub struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Warnings {
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// Those of the watchdog.
+    pub fn alarms(&self) -> Vec<String> {
+        let mut all = self.all();
+        all.retain(|line| line.contains("has stood for"));
+        all
+    }
+}
+
+struct Message<'a>(&'a mut String);
+
+impl Visit for Message<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            write!(self.0, "{value:?}").unwrap();
+        }
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "mp" && *metadata.level() <= tracing::Level::WARN
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut Message(&mut line));
+        self.0.lock().unwrap().push(line);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// One rank's view of the world.
+pub struct Rank {
+    pub me: u32,
+    pub ranks: u32,
+    pub host: Arc<dyn Host>,
+    /// To freeze machines and ranks.
+    pub control: SimControl,
+    pub warnings: Warnings,
+    hub: Hub,
+    /// NICs that were opened; they are numbered in that order.
+    nodes: Rc<Cell<u64>>,
+    bootstrap: RefCell<Option<Arc<dyn Bootstrap>>>,
+    /// How many barriers each rank has come to.
+    arrived: Rc<RefCell<Vec<u64>>>,
+}
+
+/// A GPU with a NIC.
+pub struct Place {
+    pub gpu: Gpu,
+    pub device: Device,
+    node: u64,
+}
+
+impl Rank {
+    /// The other one of two.
+    pub fn peer(&self) -> u32 {
+        1 - self.me
+    }
+
+    /// The next rank, and the one before.
+    pub fn neighbours(&self) -> (u32, u32) {
+        let n = self.ranks;
+        ((self.me + 1) % n, (self.me + n - 1) % n)
+    }
+
+    /// This rank's part in the job.
+    pub fn bootstrap(&self) -> Arc<dyn Bootstrap> {
+        Arc::clone(self.bootstrap.borrow().as_ref().expect("it has not left"))
+    }
+
+    /// Leaves the job, once its contexts are gone too.
+    pub fn leave(&self) {
+        self.bootstrap.borrow_mut().take();
+    }
+
+    /// A GPU and a NIC; `watched`: gdsync looks after the NIC by itself.
+    pub fn place(&self, options: SoftOptions, watched: bool) -> Place {
+        let gpu = Gpu::soft_with(Arc::clone(&self.host), options).unwrap();
+        let fabric = Fabric::Hub(self.hub.clone());
+        let options = EmulatedOptions { fabric };
+        self.nodes.set(self.nodes.get() + 1);
+        let node = self.nodes.get();
+        let device = match watched {
+            true => Device::emulated_with(&gpu, options),
+            false => Device::emulated_unwatched(&gpu, options),
+        };
+        Place {
+            device: device.unwrap(),
+            gpu,
+            node,
+        }
+    }
+
+    /// A context on GPU and NIC of its own.
+    pub fn open(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
+        self.open_at(&self.place(SoftOptions::default(), true), build)
+    }
+
+    /// As [`Rank::open`], with nobody who does the background work.
+    pub fn open_manual(&self, build: impl FnOnce(Builder) -> Builder) -> Context {
+        let place = self.place(SoftOptions::default(), false);
+        self.open_at(&place, |b| build(b).progress(Progress::Manual))
+    }
+
+    pub fn open_at(&self, place: &Place, build: impl FnOnce(Builder) -> Builder) -> Context {
+        let builder = Context::builder().bootstrap(self.bootstrap());
+        let builder = builder.gpu(&place.gpu).device(&place.device);
+        build(builder).build().unwrap()
+    }
+
+    /// Waits until all ranks are here.
+    pub fn barrier(&self) {
+        let mine = self.come();
+        self.until("another rank did not come", || {
+            self.arrived.borrow().iter().all(|a| *a >= mine)
+        });
+    }
+
+    /// Comes to the barrier for the last time, for one that dies: the others do not wait for it.
+    pub fn never_mind(&self) {
+        self.arrived.borrow_mut()[self.me as usize] = u64::MAX;
+        self.host.ring();
+    }
+
+    /// Comes to a barrier without waiting; answers to which.
+    pub fn come(&self) -> u64 {
+        let mut arrived = self.arrived.borrow_mut();
+        arrived[self.me as usize] += 1;
+        self.host.ring();
+        arrived[self.me as usize]
+    }
+
+    /// Whether another rank has come to so many barriers.
+    pub fn has_come(&self, rank: u32, barriers: u64) -> bool {
+        self.arrived.borrow()[rank as usize] >= barriers
+    }
+
+    /// Waits until `condition` holds.
+    pub fn until(&self, what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = self.host.now() + LIMIT;
+        assert!(
+            self.host.wait_until(Some(deadline), &mut condition),
+            "rank {}: {what}",
+            self.me
+        );
+    }
+
+    /// Does the background work of a context until `condition` holds.
+    pub fn progress_until(&self, ctx: &Context, what: &str, mut condition: impl FnMut() -> bool) {
+        let deadline = self.host.now() + LIMIT;
+        while !condition() {
+            assert!(self.host.now() < deadline, "rank {}: {what}", self.me);
+            ctx.progress();
+            self.pass(millis(1));
+        }
+    }
+
+    /// Lets virtual time pass.
+    pub fn pass(&self, time: Duration) {
+        let deadline = self.host.now() + time;
+        self.host.wait_until(Some(deadline), &mut || false);
+    }
+
+    /// Cuts a NIC off for good: its peers see their links lost.
+    pub fn cut(&self, place: &Place) {
+        assert!(self.hub.kill(NodeId(place.node)));
+        self.host.ring();
+    }
+
+    /// Stops rank and machines for ever, as if the process were stopped: nobody is told.
+    pub fn freeze(&self, place: &Place) {
+        let nic = place.device.name().replace("emulated ", "");
+        let engine = place.gpu.name().replace("soft ", "") + ".engine";
+        let watcher = nic.clone() + ".watcher";
+        let progress = format!("mp{}.progress", self.me);
+        self.never_mind();
+        let myself = format!("rank{}", self.me);
+        for name in [&nic, &engine, &watcher, &progress, &myself] {
+            self.control.kill(name);
+        }
+        // The next turn is another's.
+        self.pass(secs(1));
+        unreachable!("a frozen rank goes on");
+    }
+}
+
+/// What a simulation came to.
+pub struct Run {
+    pub report: SimReport,
+    pub warnings: Warnings,
+}
+
+/// Runs `body` as each of so many ranks, under the schedule that `seed` draws.
+///
+/// # Panics
+/// If a rank does, or if nobody can go on; the seed is named.
+pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Run {
+    let config = SimConfig {
+        max_turns: 100_000_000,
+        ..SimConfig::seed(seed)
+    };
+    let mut sim = Sim::new(config);
+    let host = sim.host();
+    let hub = Hub::new(HubConfig {
+        scheduled: true,
+        ring_bytes: 128 << 10,
+    });
+    host.attach(Lane::Device, Box::new(hub.link_machine(seed)));
+    let warnings = Warnings::default();
+    let arrived = Rc::new(RefCell::new(vec![0; ranks as usize]));
+    let nodes = Rc::new(Cell::new(0));
+    for (me, bootstrap) in (0..).zip(Local::ranks_of(seed, ranks)) {
+        let rank = Rank {
+            me,
+            ranks,
+            host: Arc::clone(&host),
+            control: sim.control(),
+            warnings: warnings.clone(),
+            hub: hub.clone(),
+            nodes: Rc::clone(&nodes),
+            bootstrap: RefCell::new(Some(bootstrap)),
+            arrived: Rc::clone(&arrived),
+        };
+        let body = body.clone();
+        sim.rank(format!("rank{me}"), move || body(&rank));
+    }
+    let dispatch = tracing::Dispatch::new(warnings.clone());
+    let report = tracing::dispatcher::with_default(&dispatch, || sim.run());
+    let report = report.unwrap_or_else(|e| panic!("{e}\n{:#?}", warnings.all()));
+    Run { report, warnings }
+}
+
+/// A word that a stream waits for until it is opened.
+pub struct Gate(gdsync::gpu::Word64);
+
+impl Gate {
+    pub fn new(gpu: &Gpu) -> Gate {
+        let region: Region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        Gate(region.word64(0).unwrap())
+    }
+
+    /// Has a stream wait.
+    pub fn hold(&self, stream: &Stream) {
+        let wait = gdsync::rdma::Descriptor::WaitValue64 {
+            word: &self.0,
+            condition: gdsync::memop::Condition::Geq,
+            value: 1,
+            flush: false,
+        };
+        gdsync::rdma::post_on(stream, &mut [], &[wait]).unwrap();
+    }
+
+    pub fn open(&self) {
+        self.0.store(1).unwrap();
+        self.0.region().gpu().host().ring();
+    }
+}

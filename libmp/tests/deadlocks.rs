@@ -1,0 +1,457 @@
+//! Programs that deadlock by construction, those of `docs/deadlocks.md`: the watchdog names what
+//! each stream waits for, the time limit ends it with typed errors, and the same program written
+//! right runs without an alarm.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Stream};
+use mp::{Builder, Context, Kind, Memory, Request, Slice, Source};
+use sim::{LIMIT, Rank, millis, play, secs};
+
+const WATCHDOG: Duration = secs(1);
+/// When the ranks look at what is stuck.
+const LOOK: Duration = secs(2);
+const TIMEOUT: Duration = secs(5);
+/// Rounds of the background work and of streams take their time.
+const SLACK: Duration = millis(20);
+
+/// Longer than the eager limit.
+const LARGE: usize = 10_000;
+const SMALL: usize = 8;
+
+/// How a program is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Wrong,
+    Right,
+}
+use Written::{Right, Wrong};
+
+fn build(builder: Builder) -> Builder {
+    builder.watchdog(WATCHDOG).timeout(TIMEOUT).depth(4)
+}
+
+/// Plays a program wrong, which raises an alarm for each of so many streams, and right.
+fn program(ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
+    gds_driver::sim::seeds(3, |seed| -> Result<(), String> {
+        let run = play(seed, ranks, move |rank| body(rank, Wrong));
+        let seen = run.warnings.alarms();
+        if seen.len() != alarms {
+            return Err(format!("{alarms} alarms expected: {seen:#?}"));
+        }
+        let run = play(seed, ranks, move |rank| body(rank, Right));
+        match run.warnings.all() {
+            none if none.is_empty() => Ok(()),
+            some => Err(format!("warnings without a cause: {some:#?}")),
+        }
+    });
+}
+
+/// What a stream is expected to wait for.
+struct Wait<'a> {
+    stream: &'a Stream,
+    peer: Source,
+    tag: u32,
+    number: u64,
+    what: &'a str,
+}
+
+fn to_send(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
+    Wait {
+        stream,
+        peer: peer.into(),
+        tag,
+        number,
+        what: "to send",
+    }
+}
+
+/// The watchdog names these waits and no others, at the right time.
+fn named(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
+    rank.pass(LOOK);
+    named_now(rank, ctx, expected);
+}
+
+fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
+    let mut stuck = ctx.stuck();
+    stuck.sort_by_key(|s| s.stream);
+    let found: Vec<_> = stuck
+        .iter()
+        .map(|s| (s.rank, s.peer, s.tag, s.number, s.what, s.stream))
+        .collect();
+    let wanted: Vec<_> = expected
+        .iter()
+        .map(|w| (rank.me, w.peer, w.tag, w.number, w.what, w.stream.id()))
+        .collect();
+    assert_eq!(found, wanted);
+    for s in &stuck {
+        assert!(
+            (WATCHDOG..LOOK + SLACK).contains(&s.since),
+            "{s} in {LOOK:?}"
+        );
+        let text = s.to_string();
+        let (who, what) = text.split_once(" has stood for ").unwrap();
+        let (_, what) = what.split_once(": ").unwrap();
+        let said = |line: &String| line.starts_with(who) && line.ends_with(what);
+        let alarms = rank.warnings.alarms();
+        assert_eq!(
+            alarms.into_iter().filter(said).count(),
+            1,
+            "the warning of: {text}"
+        );
+    }
+}
+
+/// The streams pass after the time limit, and the requests end with an error that names a rank.
+fn given_up(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[(&Request, u32)]) {
+    let before = rank.host.now();
+    for stream in streams {
+        assert!(stream.synchronize(LIMIT).unwrap(), "{stream:?}");
+    }
+    let took = LOOK + rank.host.now().since(before);
+    assert!(took >= TIMEOUT, "given up after {took:?}");
+    assert!(took < 2 * TIMEOUT + SLACK, "given up after {took:?}");
+    for (request, peer) in requests {
+        let e = request.wait(LIMIT).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+        assert_eq!(e.rank(), Some(*peer), "{e}");
+    }
+    assert!(ctx.error().is_some());
+    assert!(ctx.stuck().is_empty());
+    rank.barrier();
+}
+
+/// Everything ends well.
+fn done(rank: &Rank, ctx: &Context, streams: &[&Stream], requests: &[Request]) {
+    for stream in streams {
+        assert!(stream.synchronize(LIMIT).unwrap(), "{stream:?}");
+    }
+    for done in mp::wait_all(requests, LIMIT).unwrap() {
+        assert!(done.len > 0);
+    }
+    assert_eq!(ctx.error(), None);
+    assert!(ctx.stuck().is_empty());
+    ctx.close(LIMIT).unwrap();
+    rank.barrier();
+}
+
+fn buffers<const N: usize>(ctx: &Context, len: usize) -> (Memory, [Slice; N]) {
+    let memory = ctx.alloc(MemoryKind::Pinned, N * len).unwrap();
+    let slices = std::array::from_fn(|i| memory.slice(i * len, len).unwrap());
+    (memory, slices)
+}
+
+/// 1: both ranks wait for the other's message before they send theirs.
+#[test]
+fn wait_before_send_on_one_stream() {
+    program(2, 2, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [data, into]) = buffers(&ctx, SMALL);
+        let recv = ctx.irecv_on(&stream, peer, 1, &into).unwrap();
+        if written == Wrong {
+            recv.wait_on(&stream).unwrap();
+        }
+        let send = ctx.isend_on(&stream, peer, 1, &data).unwrap();
+        if written == Right {
+            recv.wait_on(&stream).unwrap();
+            return done(rank, &ctx, &[&stream], &[recv, send]);
+        }
+        named(rank, &ctx, &[to_send(&stream, peer, 1, 0)]);
+        given_up(rank, &ctx, &[&stream], &[(&recv, peer), (&send, peer)]);
+    });
+}
+
+/// 2: one rank sends A then B, the other takes B before it is ready for A.
+#[test]
+fn crossed_order_on_two_ranks() {
+    program(2, 2, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [a, b]) = buffers(&ctx, LARGE);
+        if rank.me == 0 {
+            let first = ctx.isend_on(&stream, 1, 1, &a).unwrap();
+            let second = ctx.isend_on(&stream, 1, 2, &b).unwrap();
+            if written == Right {
+                return done(rank, &ctx, &[&stream], &[first, second]);
+            }
+            let what = "to receive";
+            named(
+                rank,
+                &ctx,
+                &[Wait {
+                    what,
+                    ..to_send(&stream, peer, 1, 0)
+                }],
+            );
+            return given_up(rank, &ctx, &[&stream], &[(&first, peer), (&second, peer)]);
+        }
+        let second = ctx.irecv_on(&stream, 0, 2, &b).unwrap();
+        if written == Wrong {
+            second.wait_on(&stream).unwrap();
+        }
+        let first = ctx.irecv_on(&stream, 0, 1, &a).unwrap();
+        first.wait_on(&stream).unwrap();
+        if written == Right {
+            second.wait_on(&stream).unwrap();
+            return done(rank, &ctx, &[&stream], &[first, second]);
+        }
+        named(rank, &ctx, &[to_send(&stream, peer, 2, 0)]);
+        given_up(rank, &ctx, &[&stream], &[(&first, peer), (&second, peer)]);
+    });
+}
+
+/// 3: more streams wait than the GPU has channels for, and what would release them is enqueued
+/// last.
+#[test]
+fn more_waiting_streams_than_channels() {
+    const N: u32 = 8;
+    program(2, 8, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let (_memory, slices) = buffers::<9>(&ctx, SMALL);
+        if rank.me == 1 {
+            // Answers.
+            let stream = ctx.gpu().stream().unwrap();
+            let go = ctx.irecv_on(&stream, peer, 100, &slices[8]).unwrap();
+            go.wait_on(&stream).unwrap();
+            let mut all = vec![go];
+            for tag in 0..N {
+                all.push(ctx.isend_on(&stream, peer, tag, &slices[0]).unwrap());
+            }
+            if written == Wrong {
+                // Stands in its turn, as it should: the other goes on in time.
+                all.iter().for_each(|r| assert!(r.wait(LIMIT).is_ok()));
+                return rank.barrier();
+            }
+            return done(rank, &ctx, &[&stream], &all);
+        }
+        let streams: Vec<_> = (0..N).map(|_| ctx.gpu().stream().unwrap()).collect();
+        let last = ctx.gpu().stream().unwrap();
+        let receive = |tag: u32, stream| {
+            let into = &slices[tag as usize];
+            ctx.irecv_on(stream, peer, tag, into).unwrap()
+        };
+        let mut all: Vec<_> = (0..N)
+            .map(|tag| receive(tag, &streams[tag as usize]))
+            .collect();
+        if written == Right {
+            // What releases the others goes first, and one stream waits for all of them.
+            all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
+            ctx.wait_all_on(&last, &all).unwrap();
+            let streams: Vec<_> = streams.iter().chain([&last]).collect();
+            return done(rank, &ctx, &streams, &all);
+        }
+        for (request, stream) in all.iter().zip(&streams).take(7) {
+            request.wait_on(stream).unwrap();
+        }
+        let e = all[7].wait_on(&streams[7]).unwrap_err();
+        assert_eq!(e.kind(), Kind::Gdsync(gdsync::Kind::TooManyWaits), "{e}");
+        assert_eq!(e.limit_value(), Some(7));
+        let text = e.to_string();
+        assert!(text.contains("CUDA_DEVICE_MAX_CONNECTIONS"), "{text}");
+        assert!(text.contains("7 streams wait already"), "{text}");
+        let waits: Vec<_> = (0..7)
+            .map(|tag| to_send(&streams[tag as usize], peer, tag, 0))
+            .collect();
+        named(rank, &ctx, &waits);
+        // It came before the standstill: what releases them still gets through.
+        all.push(ctx.isend_on(&last, peer, 100, &slices[8]).unwrap());
+        for stream in &streams {
+            assert!(stream.synchronize(LIMIT).unwrap());
+        }
+        all[7].wait_on(&streams[7]).unwrap();
+        let streams: Vec<_> = streams.iter().chain([&last]).collect();
+        done(rank, &ctx, &streams, &all);
+    });
+}
+
+/// 4: a ring in which everybody sends much before anybody receives.
+#[test]
+fn a_ring_that_sends_before_it_receives() {
+    program(4, 4, |rank, written| {
+        let ctx = rank.open(build);
+        let (next, before) = rank.neighbours();
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [data, into]) = buffers(&ctx, LARGE);
+        let (send, recv) = match written {
+            Wrong => {
+                let send = ctx.isend_on(&stream, next, 1, &data).unwrap();
+                (send, ctx.irecv_on(&stream, before, 1, &into).unwrap())
+            }
+            Right => {
+                let recv = ctx.irecv_on(&stream, before, 1, &into).unwrap();
+                (ctx.isend_on(&stream, next, 1, &data).unwrap(), recv)
+            }
+        };
+        recv.wait_on(&stream).unwrap();
+        if written == Right {
+            return done(rank, &ctx, &[&stream], &[send, recv]);
+        }
+        named(
+            rank,
+            &ctx,
+            &[Wait {
+                what: "to receive",
+                ..to_send(&stream, next, 1, 0)
+            }],
+        );
+        given_up(rank, &ctx, &[&stream], &[(&send, next), (&recv, before)]);
+    });
+}
+
+/// 5: a receive under another tag than the send's.
+#[test]
+fn a_receive_without_a_sender() {
+    program(2, 1, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [data]) = buffers(&ctx, SMALL);
+        if rank.me == 0 {
+            let send = ctx.isend_on(&stream, peer, 1, &data).unwrap();
+            // Eager: it has ended, whoever takes it.
+            assert_eq!(send.wait(LIMIT).unwrap().len, SMALL as u64);
+            return rank.barrier();
+        }
+        let tag = if written == Wrong { 2 } else { 1 };
+        let recv = ctx.irecv_on(&stream, peer, tag, &data).unwrap();
+        recv.wait_on(&stream).unwrap();
+        if written == Right {
+            return done(rank, &ctx, &[&stream], &[recv]);
+        }
+        named(rank, &ctx, &[to_send(&stream, peer, 2, 0)]);
+        given_up(rank, &ctx, &[&stream], &[(&recv, peer)]);
+    });
+}
+
+/// 6: more small messages than there is room for, to a rank that first waits for the one behind
+/// them.
+#[test]
+fn more_eager_messages_than_room() {
+    program(2, 2, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, slices) = buffers::<6>(&ctx, SMALL);
+        let (many, one) = slices.split_at(5);
+        let mut all = Vec::new();
+        if rank.me == 0 {
+            for data in many {
+                all.push(ctx.isend_on(&stream, peer, 1, data).unwrap());
+            }
+            all.push(ctx.isend_on(&stream, peer, 2, &one[0]).unwrap());
+            if written == Right {
+                return done(rank, &ctx, &[&stream], &all);
+            }
+            named(
+                rank,
+                &ctx,
+                &[Wait {
+                    what: "to take earlier messages, for room for",
+                    ..to_send(&stream, peer, 1, 4)
+                }],
+            );
+            // What had room has ended.
+            for sent in all.drain(..4) {
+                sent.wait(LIMIT).unwrap();
+            }
+            return given_up(rank, &ctx, &[&stream], &[(&all[0], peer), (&all[1], peer)]);
+        }
+        let take = |all: &mut Vec<Request>, tag, into| {
+            let recv = ctx.irecv_on(&stream, peer, tag, into).unwrap();
+            recv.wait_on(&stream).unwrap();
+            all.push(recv);
+        };
+        if written == Wrong {
+            take(&mut all, 2, &one[0]);
+        }
+        for into in many {
+            take(&mut all, 1, into);
+        }
+        if written == Right {
+            take(&mut all, 2, &one[0]);
+            return done(rank, &ctx, &[&stream], &all);
+        }
+        named(rank, &ctx, &[to_send(&stream, peer, 2, 0)]);
+        // What had come is still received.
+        given_up(rank, &ctx, &[&stream], &[(&all[0], peer), (&all[5], peer)]);
+        for taken in &all[1..5] {
+            taken.wait(LIMIT).unwrap();
+        }
+    });
+}
+
+/// 7: the CPU waits for a stream that waits for what the CPU would send next.
+#[test]
+fn synchronising_before_the_send() {
+    program(2, 1, |rank, written| {
+        let (ctx, peer) = (rank.open(build), rank.peer());
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [data, into]) = buffers(&ctx, SMALL);
+        if rank.me == 1 {
+            // Answers what it gets.
+            let question = ctx.irecv(peer, 1, &into).unwrap();
+            if written == Wrong {
+                let e = question.wait(LOOK).unwrap_err();
+                assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(peer)), "{e}");
+                let e = question.wait(LIMIT).unwrap_err();
+                assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
+                assert_eq!(e.rank(), Some(peer));
+                return rank.barrier();
+            }
+            question.wait(LIMIT).unwrap();
+            let answer = ctx.isend(peer, 1, &data).unwrap();
+            return done(rank, &ctx, &[], &[answer]);
+        }
+        let answer = ctx.irecv_on(&stream, peer, 1, &into).unwrap();
+        answer.wait_on(&stream).unwrap();
+        if written == Right {
+            let question = ctx.isend(peer, 1, &data).unwrap();
+            return done(rank, &ctx, &[&stream], &[answer, question]);
+        }
+        assert!(!stream.synchronize(LOOK).unwrap());
+        named_now(rank, &ctx, &[to_send(&stream, peer, 1, 0)]);
+        given_up(rank, &ctx, &[&stream], &[(&answer, peer)]);
+        let e = ctx.isend(peer, 1, &data).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
+    });
+}
+
+/// 8: a stream waits for a receive from anybody, and nobody does the background work.
+#[test]
+fn nobody_calls_progress() {
+    program(2, 0, |rank, written| {
+        let ctx = rank.open_manual(build);
+        let stream = ctx.gpu().stream().unwrap();
+        let (_memory, [data]) = buffers(&ctx, SMALL);
+        if rank.me == 1 {
+            for barriers in [1, 2] {
+                let send = ctx.isend(0, 1, &data).unwrap();
+                send.wait(LIMIT).unwrap();
+                rank.progress_until(&ctx, "the other", || rank.has_come(0, barriers));
+            }
+            return;
+        }
+        // Waiting calls do the work.
+        let first = ctx.irecv(Source::Any, 1, &data).unwrap();
+        assert_eq!(first.wait(LIMIT).unwrap().source(), 1);
+        let second = ctx.irecv(Source::Any, 1, &data).unwrap();
+        second.wait_on(&stream).unwrap();
+        rank.come();
+        if written == Wrong {
+            assert!(ctx.stuck().is_empty());
+            assert!(!stream.synchronize(LOOK).unwrap());
+            let stuck = ctx.stuck();
+            assert_eq!(stuck.len(), 1);
+            let found = &stuck[0];
+            assert_eq!((found.rank, found.peer, found.tag), (0, Source::Any, 1));
+            assert_eq!(found.stream, stream.id());
+            assert_eq!(found.what, "and for progress() to take in");
+            assert!((WATCHDOG..LOOK + SLACK).contains(&found.since), "{found}");
+        }
+        rank.progress_until(&ctx, "the message", || stream.is_idle().unwrap());
+        assert_eq!(second.wait(LIMIT).unwrap().source(), 1);
+        rank.come();
+    });
+}
