@@ -95,9 +95,9 @@ impl Region {
         &self.0.allocation.backing
     }
 
-    /// Whether no other handle on this memory is left.
-    pub(crate) fn is_last(&mut self) -> bool {
-        Arc::get_mut(&mut self.0).is_some()
+    /// How many handles on this memory there are.
+    pub(crate) fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
     }
 
     pub(crate) fn downgrade(&self) -> WeakRegion {
@@ -270,6 +270,13 @@ macro_rules! word {
             }
         }
     };
+}
+
+impl Word64 {
+    /// The CPU's view of it.
+    pub(crate) fn mapped(&self) -> Result<Mapped> {
+        Ok(self.region.mapped()?.part(self.offset, 8))
+    }
 }
 
 word!(

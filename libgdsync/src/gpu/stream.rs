@@ -216,6 +216,15 @@ impl Stream {
         self.gpu().waiting().admit(self, operation, n, wait)
     }
 
+    /// Refuses with `QueueFull` if the stream waits and does not take `n` more submissions now, so
+    /// that what belongs together is not begun. A list, a launch and an event are one each.
+    ///
+    /// # Errors
+    /// `QueueFull`, naming the limit.
+    pub fn check_room(&self, n: u32) -> Result<()> {
+        self.gpu().waiting().check(self, "enqueue", n)
+    }
+
     /// Enqueues a copy between two spans of equal length, which do not overlap.
     ///
     /// # Errors

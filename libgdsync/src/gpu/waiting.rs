@@ -43,6 +43,13 @@ pub(crate) enum Proof {
         word: Mapped,
         count: u32,
     },
+    /// By a word of 64 bits that comes, cyclically, to `value`: what the application enqueues
+    /// behind the wait writes it.
+    Word {
+        memory: WeakRegion,
+        word: Mapped,
+        value: u64,
+    },
 }
 
 impl Proof {
@@ -56,6 +63,14 @@ impl Proof {
             } => {
                 let held = memory.upgrade();
                 held.is_some() && (word.load32(0).wrapping_sub(*count) as i32) >= 0
+            }
+            Proof::Word {
+                memory,
+                word,
+                value,
+            } => {
+                let held = memory.upgrade();
+                held.is_some() && (word.load64(0).wrapping_sub(*value) as i64) >= 0
             }
         }
     }
@@ -156,6 +171,19 @@ impl Waiting {
             None => Ok(()),
             Some(proof) => self.sit(stream, operation, n, proof, limits),
         }
+    }
+
+    /// Refuses if `stream` waits and does not take `n` more submissions now.
+    pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
+        let limit = self.limits.and_then(|limits| limits.submissions);
+        if let (Some(limit), Some(seat)) = (limit, self.seat_of(stream.id())) {
+            let mut state = seat.lock();
+            if seat.owner.load(Ordering::Relaxed) == stream.id() {
+                state.count(stream, operation, n, limit)?;
+                state.count -= n;
+            }
+        }
+        Ok(())
     }
 
     #[cold]
@@ -265,7 +293,7 @@ impl SeatState {
             self.count = 0;
             self.earlier = None;
         }
-        if self.earlier.is_none() && matches!(self.proof, Proof::Mark { .. }) {
+        if self.earlier.is_none() && !matches!(self.proof, Proof::Idle) {
             // Whoever has passed this has passed everything up to here.
             self.earlier = Some((std::mem::take(&mut self.proof), self.count));
         }

@@ -171,6 +171,11 @@ impl EmulatedNic {
         })
     }
 
+    /// Handles on `region` that a registration of it keeps.
+    pub fn holds(&self, region: &Region) -> usize {
+        usize::from(span::holds(region))
+    }
+
     pub fn dereg_mr(&self, keys: MrKeys) {
         // The key is ours and given back once: the NIC has no reason to refuse.
         let _ = self.nic.with(|nic| nic.dereg_mr(keys.lkey));

@@ -20,6 +20,11 @@ pub(super) fn of(region: &Region) -> Arc<dyn Dma> {
     }
 }
 
+/// Whether [`of`] keeps a handle on `region`.
+pub(super) fn holds(region: &Region) -> bool {
+    matches!(region.backing(), Backing::Cuda(_))
+}
+
 /// Memory of a soft GPU, whose own order it keeps.
 struct Soft(softgpu::Window);
 

@@ -343,10 +343,11 @@ impl Mr {
     /// # Errors
     /// The registration itself, if something else still uses it or its region.
     pub fn try_close(mut self) -> Result<(), Mr> {
-        match Arc::get_mut(&mut self.0).is_some_and(|inner| inner.region.is_last()) {
-            true => Ok(()),
-            false => Err(self),
-        }
+        let last = Arc::get_mut(&mut self.0).is_some_and(|inner| {
+            let own = 1 + inner.nic.holds(&inner.region);
+            inner.region.handles() <= own
+        });
+        if last { Ok(()) } else { Err(self) }
     }
 
     /// The record by which a peer names it.

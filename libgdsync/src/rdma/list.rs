@@ -77,6 +77,16 @@ pub enum Descriptor<'a> {
     },
     /// What devices wrote to GPU memory so far is visible to what the stream does next.
     Flush,
+    /// Does nothing on the stream. Tells the library that what the caller enqueues behind this list
+    /// brings `word`, cyclically, to `value`: then the stream is known to have passed the waits
+    /// for words in this list. Without, that shows only when the stream has nothing left to do,
+    /// and until then it counts among those that wait.
+    PassedBy {
+        /// The word.
+        word: &'a Word64,
+        /// The value, or one cyclically greater.
+        value: u64,
+    },
 }
 
 impl Descriptor<'_> {
@@ -325,6 +335,17 @@ fn decide(
         }
         Descriptor::Flush => {
             s.items.push(Item::Op(Op::Flush));
+            Ok(())
+        }
+        Descriptor::PassedBy { word, value } => {
+            check_region(stream, word.region())?;
+            if let (Some(proof), Ok(mapped)) = (&mut s.proof, word.mapped()) {
+                *proof = Proof::Word {
+                    memory: word.region().downgrade(),
+                    word: mapped,
+                    value,
+                };
+            }
             Ok(())
         }
     }

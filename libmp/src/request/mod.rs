@@ -252,6 +252,10 @@ impl Inner {
 
     /// Has a stream wait for a request.
     pub(crate) fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        self.with_room(|| self.try_wait_on(key, stream))
+    }
+
+    fn try_wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
         let Some(entry) = state.requests.get_mut(key) else {
@@ -285,7 +289,7 @@ impl Inner {
             }
             Phase::Posted | Phase::Claimed(_) => {
                 drop(state);
-                self.claim(key, stream)
+                self.try_claim(key, stream)
             }
         }
     }

@@ -210,7 +210,7 @@ impl Inner {
     }
 
     /// Has a stream take a message in: it stands still until that is there.
-    pub fn claim(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+    pub fn try_claim(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         let rank = {
             let state = self.lock();
             let entry = state.requests.get(key);
@@ -272,7 +272,8 @@ impl Inner {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let word = channel.word(number, entry.large);
-        let mut list = List::<1>::new();
+        stream.check_room(3)?;
+        let mut list = List::<2>::new();
         list.push(wait_for(word, number, lands_in_device(entry)));
         let segments = entry.segments.as_slice();
         let params = Unpack {
@@ -289,6 +290,10 @@ impl Inner {
             reserved: 0,
             segment: [piece(segments.first())],
         };
+        list.push(Descriptor::PassedBy {
+            word: channel.taken(number),
+            value: word::threshold(number),
+        });
         list.post(stream, None)?;
         // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
         // segments are kept by the entry until the kernel has told its result.
