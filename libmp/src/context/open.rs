@@ -133,12 +133,19 @@ impl Inner {
         Err(Error::new("connect all ranks", Kind::Missing, what).with_limit(self.size))
     }
 
+    /// Tells a rank that nothing else comes from this one.
+    pub fn say_given_up(&self, state: &mut State, rank: u32) {
+        state.unsent.retain(|(to, _)| *to != rank);
+        self.say(state, rank, vec![Control::GivenUp]);
+    }
+
     /// Sends control messages, or keeps what the bootstrap has no room for.
     pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
         state.unsent.extend(messages.into_iter().map(|m| (rank, m)));
         self.send_unsent(state);
     }
 
+    /// `true`: something was sent.
     fn send_unsent(&self, state: &mut State) -> bool {
         if state.unsent.is_empty() {
             return false;
@@ -146,17 +153,19 @@ impl Inner {
         let mut kept = Vec::new();
         let mut full: Vec<u32> = Vec::new();
         let mut lost = Vec::new();
+        let mut sent = false;
         for (rank, message) in mem::take(&mut state.unsent) {
             if full.contains(&rank) {
                 kept.push((rank, message));
                 continue;
             }
             match self.bootstrap.send(rank, self.topic, &message.encode()) {
-                Ok(()) => {}
+                Ok(()) => sent = true,
                 Err(e) if e.kind() == Kind::QueueFull => {
                     full.push(rank);
                     kept.push((rank, message));
                 }
+                Err(_) if message == Control::GivenUp => {}
                 Err(e) => lost.push((rank, e)),
             }
         }
@@ -167,7 +176,7 @@ impl Inner {
             let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
             self.give_up(state, rank, status);
         }
-        true
+        sent
     }
 
     /// Takes control messages in. `true`: there was something.
@@ -196,7 +205,6 @@ impl Inner {
     }
 
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
-        let message = Control::decode(bytes)?;
         let ground = self.ground(&state.endpoints);
         let Some(place) = state.peers.get_mut(rank as usize) else {
             let what = format!("the job has {} ranks", self.size);
@@ -206,11 +214,16 @@ impl Inner {
         if peer.failed.is_some() {
             return Ok(());
         }
+        let message = Control::decode(bytes)?;
         let mut say = Vec::new();
         let taken = peer.hear(&ground, &message, &mut say);
         self.say(state, rank, say);
-        if let Control::Truncated { tag, number, len } = message {
-            self.was_truncated(state, rank, tag, number, len);
+        match message {
+            Control::Truncated { tag, number, len } => {
+                self.was_truncated(state, rank, tag, number, len);
+            }
+            Control::GivenUp => self.give_up(state, rank, Status::REMOTE_ABORTED),
+            _ => {}
         }
         taken
     }

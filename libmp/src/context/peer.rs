@@ -176,6 +176,7 @@ impl Peer {
                     say.push(Control::Connect {
                         lane: lane as u8,
                         address: qp.address(),
+                        shape: ground.config.shape(),
                     });
                 }
                 let whole = mirror.is_some();
@@ -249,10 +250,17 @@ impl Peer {
         say: &mut Vec<Control>,
     ) -> Result<()> {
         match *message {
-            Control::Connect { lane, address } => {
+            Control::Connect {
+                lane,
+                address,
+                shape,
+            } => {
                 if usize::from(lane) > 0 {
                     self.lane(ground, 0, say)?;
                 }
+                // What is said now tells the peer, too, how this side is set up.
+                self.lane(ground, usize::from(lane), say)?;
+                self.agree(ground, shape)?;
                 let mine = self.lane(ground, usize::from(lane), say)?;
                 mine.qp.connect(&address)?;
                 mine.connected = true;
@@ -303,7 +311,7 @@ impl Peer {
                 }
                 Ok(())
             }
-            Control::Truncated { .. } => Ok(()),
+            Control::Truncated { .. } | Control::GivenUp => Ok(()),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
-use crate::request::table::{Phase, RequestKey, Segments};
+use crate::request::table::{Entry, Phase, RequestKey, Segments};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -137,14 +137,22 @@ impl Inner {
     }
 
     /// Gives a peer up: what is in flight with it ends with an error, in the rounds that follow.
+    /// The peer is told, if it lives: it would wait for messages that will not come.
     pub(crate) fn give_up(&self, state: &mut State, rank: u32, status: Status) {
         let me = self.rank;
         let Some(peer) = state.peer(rank) else { return };
         if peer.failed.is_some() {
             return;
         }
-        tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {status}");
         peer.fail(status);
+        let open = |entry: &Entry| entry.peer == rank && !matches!(entry.phase, Phase::Done(_));
+        let lost = state.requests.iter().any(|(_, entry)| open(entry));
+        if lost || status != Status::REMOTE_ABORTED {
+            tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {status}");
+        } else {
+            tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
+        }
+        self.say_given_up(state, rank);
         self.host().ring();
     }
 
@@ -160,6 +168,7 @@ impl Inner {
                 for channel in peer.recvs.values() {
                     channel.release(Status::CLOSED);
                 }
+                self.say_given_up(&mut state, rank);
             }
         }
         let mut keys = Vec::new();

@@ -23,6 +23,14 @@ pub struct Shape {
     pub start: u64,
 }
 
+impl Shape {
+    fn encode(&self, b: &mut Vec<u8>) {
+        b.extend(self.depth.to_le_bytes());
+        b.extend(self.eager.to_le_bytes());
+        b.extend(self.start.to_le_bytes());
+    }
+}
+
 /// One message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -32,6 +40,8 @@ pub enum Control {
         lane: u8,
         /// Where.
         address: QpAddress,
+        /// How its channels are laid out.
+        shape: Shape,
     },
     /// The sender of this has connected its queue pair.
     Up {
@@ -71,6 +81,8 @@ pub enum Control {
         /// The reader's channel is no more; else a receive is posted there.
         gone: bool,
     },
+    /// The sender of this has given the reader up, or is no more: nothing else comes from it.
+    GivenUp,
     /// A message of the reader's was longer than the receive that took it.
     Truncated {
         /// Under which tag.
@@ -99,17 +111,19 @@ impl Control {
             Control::Truncated { .. } => (5, 0),
             Control::Retire { .. } => (6, 0),
             Control::Retired { gone, .. } => (7, u8::from(*gone)),
+            Control::GivenUp => (8, 0),
         };
         b.extend([kind, small]);
         match self {
-            Control::Connect { address, .. } => b.extend(address.to_bytes()),
-            Control::Up { .. } => {}
+            Control::Connect { address, shape, .. } => {
+                b.extend(address.to_bytes());
+                shape.encode(&mut b);
+            }
+            Control::Up { .. } | Control::GivenUp => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
                 b.extend(block.to_bytes());
-                b.extend(shape.depth.to_le_bytes());
-                b.extend(shape.eager.to_le_bytes());
-                b.extend(shape.start.to_le_bytes());
+                shape.encode(&mut b);
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -141,23 +155,20 @@ impl Control {
             )));
         }
         let [kind, small] = r.take()?;
-        if small != 0 && (3..=6).contains(&kind) || small > 1 && kind == 7 {
+        if small != 0 && !matches!(kind, 1 | 2 | 7) || small > 1 && kind == 7 {
             return Err(malformed(format!("a message of kind {kind} with {small}")));
         }
         let message = match kind {
             1 => Control::Connect {
                 lane: small,
                 address: QpAddress::from_bytes(&r.take::<{ QpAddress::LEN }>()?)?,
+                shape: r.shape()?,
             },
             2 => Control::Up { lane: small },
             3 | 4 => {
                 let tag = u32::from_le_bytes(r.take()?);
                 let block = RemoteMemory::from_bytes(&r.take::<{ RemoteMemory::LEN }>()?)?;
-                let shape = Shape {
-                    depth: u32::from_le_bytes(r.take()?),
-                    eager: u32::from_le_bytes(r.take()?),
-                    start: u64::from_le_bytes(r.take()?),
-                };
+                let shape = r.shape()?;
                 match kind {
                     3 => Control::Sends { tag, block, shape },
                     _ => Control::Receives { tag, block, shape },
@@ -176,6 +187,7 @@ impl Control {
                 tag: u32::from_le_bytes(r.take()?),
                 gone: small == 1,
             },
+            8 => Control::GivenUp,
             _ => return Err(malformed(format!("a message of kind {kind}"))),
         };
         match r.0.len() {
@@ -199,6 +211,14 @@ impl Reader<'_> {
             .ok_or_else(|| malformed("it ends early"))?;
         self.0 = rest;
         Ok(*head)
+    }
+
+    fn shape(&mut self) -> Result<Shape> {
+        Ok(Shape {
+            depth: u32::from_le_bytes(self.take()?),
+            eager: u32::from_le_bytes(self.take()?),
+            start: u64::from_le_bytes(self.take()?),
+        })
     }
 }
 
@@ -226,7 +246,11 @@ mod tests {
             process: 9,
         };
         let all = [
-            Control::Connect { lane: 3, address },
+            Control::Connect {
+                lane: 3,
+                address,
+                shape,
+            },
             Control::Up { lane: 7 },
             Control::Sends {
                 tag: u32::MAX,
@@ -245,6 +269,7 @@ mod tests {
             },
             Control::Retire { tag: 1, next: 2 },
             Control::Retired { tag: 1, gone: true },
+            Control::GivenUp,
         ];
         for message in all {
             let bytes = message.encode();
