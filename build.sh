@@ -8,7 +8,8 @@ usage() {
     cat <<'USAGE'
 usage: ./build.sh COMMAND [ARGUMENTS]
 
-  demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS)
+  demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
+                 stencil (halo2d) and compare with the serial run
   test  [STEP..] every test; steps: unit mutants interop
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
@@ -262,9 +263,13 @@ command="${1:-help}"
 [ $# -eq 0 ] || shift
 case "$command" in
 demo)
-    say "demo: builds mpbench and lets two ranks play ping-pong on their streams"
+    say "demo: two ranks play ping-pong on their streams"
     need_toolchain
-    cargo run --release -p mpbench -- pingpong "$@"
+    cargo build --release -p mpbench -p mp-examples -p mprun
+    built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/release"
+    "$built/mpbench" pingpong "$@"
+    say "demo: four ranks exchange the borders of a stencil and compare with the serial run"
+    "$built/mprun" -n 4 "$built/halo2d"
     ;;
 test)
     say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
