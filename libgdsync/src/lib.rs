@@ -88,8 +88,3 @@ pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
 pub use provider::emulated::{EmulatedOptions, Fabric};
 pub use status::Status;
-
-/// The README's programs are compiled and run.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

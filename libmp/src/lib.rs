@@ -132,3 +132,8 @@ pub mod fuzzing {
         Some(message.encode())
     }
 }
+
+/// The README's programs are compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
