@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::process::getpid;
 
@@ -23,6 +24,9 @@ const READ: &str = "read the environment";
 
 /// How long to wait for the other ranks if nothing is said.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a process that hosts the store waits at its end for the others to leave.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// What an environment says about this rank.
 #[derive(Clone, Debug)]
@@ -132,7 +136,8 @@ impl Plan {
                 };
                 let tcp = Tcp::join(&join)?;
                 if let Some(server) = server {
-                    server.release();
+                    let mut hosted = HOSTED.lock().unwrap_or_else(PoisonError::into_inner);
+                    *hosted = server.release();
                 }
                 Arc::new(tcp)
             }
@@ -384,7 +389,8 @@ fn unsupported(text: &str) -> Error {
 /// This process as a rank of the job that its launcher started.
 ///
 /// It joins once: every call gives the same, and what was joined is left when the process ends
-/// normally.
+/// normally. If rank 0 hosts the store, its process then waits up to two seconds for the others;
+/// who lives longer cannot reach ranks that it has not connected to yet.
 ///
 /// # Errors
 /// As [`Plan::from_vars`] and [`Plan::join`].
@@ -403,6 +409,9 @@ pub fn from_env() -> Result<Arc<dyn Bootstrap>> {
     Ok(bootstrap)
 }
 
+/// The thread of the store that this process hosts.
+static HOSTED: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+
 /// What this process has joined.
 static JOINED: Mutex<Option<Arc<dyn Bootstrap>>> = Mutex::new(None);
 
@@ -418,5 +427,18 @@ extern "C" fn leave() {
         let left = joined.take();
         drop(joined);
         drop(left);
+        linger();
+    }
+}
+
+/// Lets the others, who need the store that this process hosts, leave too, for a while.
+fn linger() {
+    if let Ok(hosted) = HOSTED.try_lock()
+        && let Some(thread) = hosted.as_ref()
+    {
+        let end = Instant::now() + LINGER;
+        while !thread.is_finished() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

@@ -93,13 +93,13 @@ impl Server {
         self.job
     }
 
-    /// Lets it run on until all ranks have left, or the process ends.
-    pub(super) fn release(mut self) {
+    /// Lets it run on until all ranks have left, or the process ends. Gives its thread.
+    pub(super) fn release(mut self) -> Option<JoinHandle<()>> {
         if let Some(mut stop) = self.stop.take() {
             // If the thread has ended, nobody is left to be told.
             let _ = stop.write(&[RELEASED]);
         }
-        self.thread = None;
+        self.thread.take()
     }
 }
 
@@ -149,12 +149,19 @@ impl Shop {
             if ready.listener {
                 self.let_in();
             }
-            for id in ready.streams {
-                self.read(id);
-            }
+            let mut ended = ready.streams;
+            ended.retain(|id| self.read(*id));
             let now = self.begun.elapsed();
             self.relay.tick(now);
+            // What those said who leave goes out before they hear that they may.
             self.write(now);
+            let ended = ended.into_iter().map(|id| {
+                self.relay.closed(now, id);
+                self.streams.remove(&id)
+            });
+            let ended = ended.collect::<Vec<_>>();
+            self.write(now);
+            drop(ended);
         }
     }
 
@@ -227,29 +234,26 @@ impl Shop {
         }
     }
 
-    fn read(&mut self, id: Id) {
+    /// Takes what a connection has to say. True if that was all, for good.
+    fn read(&mut self, id: Id) -> bool {
         let now = self.begun.elapsed();
         let Some(stream) = self.streams.get_mut(&id) else {
-            return;
+            return false;
         };
         let mut bytes = [0; 1 << 14];
         let mut taken = 0;
         while taken < TURN {
             match stream.read(&mut bytes) {
-                Ok(0) => break,
+                Ok(0) => return true,
                 Ok(n) => {
                     self.relay.input(now, id, &bytes[..n]);
                     taken += n;
-                    continue;
                 }
-                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return e.kind() != ErrorKind::WouldBlock,
             }
         }
-        if taken < TURN {
-            self.close(now, id);
-        }
+        false
     }
 
     fn write(&mut self, now: Duration) {
@@ -266,14 +270,10 @@ impl Shop {
                 return;
             }
             for id in closed {
-                self.close(now, id);
+                self.relay.closed(now, id);
+                self.streams.remove(&id);
             }
         }
-    }
-
-    fn close(&mut self, now: Duration, id: Id) {
-        self.relay.closed(now, id);
-        self.streams.remove(&id);
     }
 }
 

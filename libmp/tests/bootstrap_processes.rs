@@ -1,0 +1,332 @@
+//! Ranks as processes that find each other by what their launcher left in the environment. A
+//! rank is this very program, called with a part to play.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Trial};
+use mp::bootstrap::{Bootstrap, from_env};
+
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+const SECRET: (&str, &str) = ("MP_SECRET", "not much of a secret");
+
+fn main() {
+    if let Some(part) = std::env::args().nth(1).filter(|a| a.starts_with("as:")) {
+        return play(&part[3..]);
+    }
+    let trial = |name: &str, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    };
+    let mpirun = Command::new("mpirun").arg("--version").output().is_ok();
+    let name = match mpirun {
+        true => "ranks of mpirun",
+        false => "ranks of mpirun (needs mpirun: it is not installed)",
+    };
+    let trials = vec![
+        trial("ranks of every launcher on one host", launchers),
+        trial("ranks at a store that rank 0 hosts", hosted),
+        trial("ranks in a directory", directory),
+        trial("a process that forks stays what it is", forked),
+        trial("a killed rank is seen by the others", killed),
+        trial("no variables make a job of one", alone),
+        trial(name, by_mpirun).with_ignored_flag(!mpirun),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+// --- parts -------------------------------------------------------------------------------------
+
+fn play(part: &str) {
+    let rank = from_env().unwrap();
+    assert_eq!(from_env().unwrap().job(), rank.job());
+    match part {
+        "ring" => ring(&*rank),
+        "fork" => {
+            // SAFETY: the process has one thread, and the child does nothing but end.
+            match unsafe { libc::fork() } {
+                0 => std::process::exit(0),
+                child => {
+                    let mut status = 0;
+                    // SAFETY: `status` is a word for this call to write.
+                    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+                    assert_eq!((waited, status), (child, 0));
+                }
+            }
+            ring(&*rank);
+        }
+        "die" => die(&*rank),
+        other => panic!("no part {other}"),
+    }
+}
+
+fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(value) = what() {
+            return value;
+        }
+        assert!(Instant::now() < end, "never happened");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Tells the right neighbour who it is, by a message and through a pipe passed along.
+fn ring(rank: &dyn Bootstrap) {
+    let (me, size) = (rank.rank(), rank.size());
+    let (right, left) = ((me + 1) % size, (me + size - 1) % size);
+    let (mut read, write) = std::io::pipe().unwrap();
+    rank.send(right, 0, &me.to_le_bytes()).unwrap();
+    until(|| rank.send_fd(left, 1, write.as_fd()).ok());
+    drop(write);
+    let (from, message) = until(|| rank.receive(0).unwrap());
+    assert_eq!((from, message), (left, left.to_le_bytes().to_vec()));
+    let (from, theirs) = until(|| rank.receive_fd(1).unwrap());
+    assert_eq!(from, right);
+    File::from(theirs).write_all(&me.to_le_bytes()).unwrap();
+    let mut text = Vec::new();
+    read.read_to_end(&mut text).unwrap();
+    assert_eq!(text, left.to_le_bytes());
+    // Nobody leaves before all are done: what is on its way to who leaves is lost.
+    for other in 0..size {
+        rank.send(other, 2, b"done").unwrap();
+    }
+    for _ in 0..size {
+        until(|| rank.receive(2).unwrap());
+    }
+    println!("rank {me} of {size} is done with {left}");
+}
+
+/// Rank 1 is killed; the others see that, and go on.
+fn die(rank: &dyn Bootstrap) {
+    if rank.rank() == 1 {
+        std::thread::sleep(Duration::from_millis(50));
+        // SAFETY: raises a signal; nothing is left to be unsound.
+        unsafe { libc::raise(libc::SIGKILL) };
+    }
+    until(|| rank.gone(1).then_some(()));
+    let e = rank.send(1, 0, b"").unwrap_err();
+    assert_eq!(e.rank(), Some(1));
+    for other in [0, 2] {
+        rank.send(other, 0, b"still").unwrap();
+    }
+    for _ in 0..2 {
+        until(|| rank.receive(0).unwrap());
+    }
+    println!("rank {} goes on", rank.rank());
+}
+
+// --- tests -------------------------------------------------------------------------------------
+
+/// A private folder of its own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let name = format!("mp-processes-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        DirBuilder::new().mode(0o700).create(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let name = |e: std::io::Result<fs::DirEntry>| e.unwrap().file_name();
+        entries.map(|e| name(e).into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn own() -> PathBuf {
+    std::env::current_exe().unwrap()
+}
+
+/// A rank with these variables and no others that say who it is.
+fn start(part: &str, variables: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(own());
+    command
+        .env_clear()
+        .envs(std::env::var_os("PATH").map(|p| ("PATH", p)));
+    command
+        .envs(variables.iter().copied())
+        .arg(format!("as:{part}"));
+    command.stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// What ranks print, all having succeeded.
+fn outputs(ranks: Vec<Child>) -> Vec<String> {
+    let outputs = ranks.into_iter().map(|r| r.wait_with_output().unwrap());
+    let text = |o: Output| {
+        assert!(o.status.success(), "{:?}", o.status);
+        String::from_utf8(o.stdout).unwrap()
+    };
+    outputs.map(text).collect()
+}
+
+fn expect_ring(ranks: Vec<Child>) {
+    let size = ranks.len();
+    for (me, text) in outputs(ranks).into_iter().enumerate() {
+        let left = (me + size - 1) % size;
+        assert_eq!(text, format!("rank {me} of {size} is done with {left}\n"));
+    }
+}
+
+fn launchers() {
+    let folder = Folder::new("runtime");
+    let place = ("XDG_RUNTIME_DIR", folder.path());
+    // Names of rank and size, and what else each launcher says.
+    type Launcher<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+    let launchers: [Launcher<'_>; 6] = [
+        ("MP_RANK", "MP_SIZE", &[("MP_JOB", "test")]),
+        ("RANK", "WORLD_SIZE", &[("LOCAL_WORLD_SIZE", "3")]),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &[]),
+        ("PMIX_RANK", "SLURM_NTASKS", &[("PMIX_NAMESPACE", "7")]),
+        ("PMI_RANK", "PMI_SIZE", &[]),
+        ("SLURM_PROCID", "SLURM_NTASKS", &[("SLURM_STEP_ID", "0")]),
+    ];
+    for (rank_name, size_name, more) in launchers {
+        let ranks = (0..3).map(|rank| {
+            let rank = rank.to_string();
+            let who = [(rank_name, rank.as_str()), (size_name, "3"), place];
+            start("ring", &[&who[..], more].concat())
+        });
+        expect_ring(ranks.collect());
+        assert!(folder.names().is_empty(), "{:?}", folder.names());
+    }
+}
+
+/// A port that is free now, and the one behind it.
+fn free_port() -> u16 {
+    until(|| {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .ok()?
+            .local_addr()
+            .ok()?
+            .port();
+        let next = port.checked_add(1)?;
+        TcpListener::bind(("127.0.0.1", next)).ok().map(|_| port)
+    })
+}
+
+fn hosted() {
+    let port = free_port().to_string();
+    let store = format!("tcp://127.0.0.1:{port}");
+    let ranks = ["0", "1", "2"].map(|rank| {
+        let who = [
+            ("MP_RANK", rank),
+            ("MP_SIZE", "3"),
+            ("MP_STORE", &store),
+            SECRET,
+        ];
+        start("ring", &who)
+    });
+    expect_ring(ranks.into());
+    // As if on several hosts.
+    let ranks = ["0", "1", "2"].map(|rank| {
+        let who = [
+            ("RANK", rank),
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_WORLD_SIZE", "1"),
+            SECRET,
+        ];
+        let master = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+        start("ring", &[&who[..], &master].concat())
+    });
+    expect_ring(ranks.into());
+}
+
+/// Three ranks that meet in a folder.
+fn in_folder(part: &str, folder: &Folder) -> Vec<Child> {
+    let store = format!("file://{}", folder.path());
+    let start = |rank| {
+        let who = [("MP_RANK", rank), ("MP_SIZE", "3"), ("MP_STORE", &store)];
+        start(part, &who)
+    };
+    ["0", "1", "2"].map(start).into()
+}
+
+fn directory() {
+    let folder = Folder::new("directory");
+    for _ in 0..2 {
+        expect_ring(in_folder("ring", &folder));
+        assert!(folder.names().is_empty(), "{:?}", folder.names());
+    }
+}
+
+fn forked() {
+    let folder = Folder::new("forked");
+    expect_ring(in_folder("fork", &folder));
+}
+
+fn killed() {
+    let folder = Folder::new("killed");
+    let survive = |mut ranks: Vec<Child>| {
+        let status = ranks.remove(1).wait().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
+        let said = ["rank 0 goes on\n", "rank 2 goes on\n"];
+        assert_eq!(outputs(ranks), said);
+    };
+    survive(in_folder("die", &folder));
+    // And what it left does not stand in the next job's way.
+    survive(in_folder("die", &folder));
+    expect_ring(in_folder("ring", &folder));
+
+    let store = format!("tcp://127.0.0.1:{}", free_port());
+    let ranks = ["0", "1", "2"].map(|rank| {
+        let who = [
+            ("MP_RANK", rank),
+            ("MP_SIZE", "3"),
+            ("MP_STORE", &store),
+            SECRET,
+        ];
+        start("die", &who)
+    });
+    survive(ranks.into());
+}
+
+fn alone() {
+    expect_ring(vec![start("ring", &[])]);
+}
+
+fn by_mpirun() {
+    let folder = Folder::new("mpirun");
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--oversubscribe", "-n", "4"])
+        .arg(own())
+        .arg("as:ring");
+    // Root may not use it otherwise; nobody else minds.
+    command
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command.env("XDG_RUNTIME_DIR", folder.path());
+    let output = command.output().unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines = text.lines().collect::<Vec<_>>();
+    lines.sort_unstable();
+    let told = |me| format!("rank {me} of 4 is done with {}", (me + 3) % 4);
+    assert_eq!(lines, [0, 1, 2, 3].map(told));
+    assert!(folder.names().is_empty(), "{:?}", folder.names());
+}
