@@ -36,7 +36,7 @@ pub enum Progress {
 /// What a call does that finds no room (queues full of work under way).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Full {
-    /// Waits for room, at most the context's time limit.
+    /// Waits for room, at most twice the context's time limit after the last loss of a peer.
     #[default]
     Wait,
     /// Fails with `QueueFull`.
@@ -190,7 +190,7 @@ impl Builder {
     }
 
     /// After which time a message that a stream waits for, or that a NIC does not answer, fails
-    /// its peer; and how long calls wait for connections and for room. Default 30 s.
+    /// its peer; and how long calls wait for connections and, twice as long, for room. Default 30 s.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Builder {
         self.config.timeout = limit;

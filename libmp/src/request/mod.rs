@@ -313,8 +313,9 @@ fn same(requests: &[Request]) -> Result<Option<&Inner>> {
 /// Waits on the CPU, at most `limit`, until all requests have ended; all are of one context.
 ///
 /// # Errors
-/// The first error, in the order of the requests, of one that failed, once all have ended;
-/// `Timeout` as [`Request::wait`]; `Invalid` for requests of several contexts.
+/// The first error, in the order of the requests, of one that failed, once all have ended or
+/// `limit` is over; else `Timeout` as [`Request::wait`]; `Invalid` for requests of several
+/// contexts.
 pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let Some(inner) = same(requests)? else {
         return Ok(Vec::new());
@@ -330,7 +331,9 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
         true
     });
     if !ended && let Some(request) = requests.get(open) {
-        return Err(request.late(limit));
+        // One that failed may be why another is late.
+        let failed = requests.iter().find_map(|request| request.test().err());
+        return Err(failed.unwrap_or_else(|| request.late(limit)));
     }
     let state = inner.lock();
     let done = |request: &Request| -> Result<Done> {
