@@ -211,6 +211,81 @@ fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
     until("the streams are gone", || control.live()["commands"] == 0);
 }
 
+/// A stream that is told what shows that it has passed gives its seat up though it is never idle,
+/// and takes any number of submissions.
+#[test]
+fn streams_that_pass_by_a_word_of_the_applications() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let gate = Gate::new(&r.gpu);
+    let passed = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = |i: usize| passed.word64(8 * i).unwrap();
+    let all: Vec<Stream> = (0..6).map(|_| r.gpu.stream().unwrap()).collect();
+    let begin = u64::MAX - 100;
+    for i in 0..6 {
+        word(i).store(begin).unwrap();
+    }
+    for value in 1..=500 {
+        for (i, stream) in all.iter().enumerate() {
+            let word = word(i);
+            let count = begin.wrapping_add(value.into());
+            let list = [
+                gate.wait(value),
+                Descriptor::PassedBy {
+                    word: &word,
+                    value: count,
+                },
+            ];
+            until("the stream takes it", || r.post(stream, &list).is_ok());
+            let behind = Descriptor::WriteValue64 {
+                word: &word,
+                value: count,
+            };
+            until("and what proves it", || r.post(stream, &[behind]).is_ok());
+            // Never idle.
+            let next = [gate.wait(value + 1)];
+            until("and the next", || r.post(stream, &next).is_ok());
+        }
+        let refused = r.gpu.stream().unwrap();
+        let error = r.post(&refused, &[gate.wait(value + 1)]).unwrap_err();
+        assert_eq!(error.kind(), Kind::TooManyWaits);
+        gate.open(value);
+    }
+    gate.open(1000);
+    let other = r.gpu.stream().unwrap();
+    until("a seat is free", || r.post(&other, &[gate.wait(1)]).is_ok());
+    for stream in &all {
+        assert!(stream.synchronize(LIMIT).unwrap());
+    }
+}
+
+/// Room is refused for what would be begun and not ended.
+#[test]
+fn room_is_asked_for_before_it_is_taken() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let gate = Gate::new(&r.gpu);
+    let stream = r.gpu.stream().unwrap();
+    stream.check_room(u32::MAX).unwrap();
+    r.post(&stream, &[gate.wait(1)]).unwrap();
+    let mut taken = 1;
+    while stream.check_room(3).is_ok() {
+        for _ in 0..3 {
+            r.post(&stream, &[write(&gate.0, 0)]).unwrap();
+        }
+        taken += 3;
+        assert!(taken < 2000, "never refused");
+    }
+    let e = stream.check_room(3).unwrap_err();
+    assert_eq!(
+        (e.kind(), e.limit_value().is_some()),
+        (Kind::QueueFull, true)
+    );
+    gate.open(1);
+    assert!(stream.synchronize(LIMIT).unwrap());
+    stream.check_room(3).unwrap();
+}
+
 /// A stream that waits for the event of a stream that waits, waits.
 #[test]
 fn waits_for_events_count() {
