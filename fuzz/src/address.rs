@@ -11,7 +11,7 @@ pub fn run(data: &[u8]) {
         Ok(record) => {
             let again = record.to_bytes();
             assert_eq!(QpAddress::from_bytes(&again).ok(), Some(record));
-            same(data, &again, |at| if at == 7 { 0xff } else { 0 });
+            same(data, &again, qp_free);
         }
         Err(e) => refused(&e),
     }
@@ -19,13 +19,7 @@ pub fn run(data: &[u8]) {
         Ok(record) => {
             let again = record.to_bytes();
             assert_eq!(RemoteMemory::from_bytes(&again).ok(), Some(record));
-            same(data, &again, |at| match at {
-                7 | 25..28 => 0xff,
-                24 => 0xf0,
-                // The key of a lane that has none.
-                28.. if record.rkeys[(at - 28) / 4].is_none() => 0xff,
-                _ => 0,
-            });
+            same(data, &again, |at| memory_free(&record, at));
             spans(record, &mut Input(data));
         }
         Err(e) => refused(&e),
@@ -48,8 +42,24 @@ pub fn run(data: &[u8]) {
     spans(made, &mut input);
 }
 
+/// Bits of a queue pair's record that mean nothing.
+pub fn qp_free(at: usize) -> u8 {
+    if at == 7 { 0xff } else { 0 }
+}
+
+/// Bits of a memory's record that mean nothing.
+pub fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
+    match at {
+        7 | 25..28 | 44.. => 0xff,
+        24 => 0xf0,
+        // The key of a lane that has none.
+        28.. if record.rkeys[(at - 28) / 4].is_none() => 0xff,
+        _ => 0,
+    }
+}
+
 /// A record says the same again, but for the bits that `free` names, which mean nothing.
-fn same(given: &[u8], again: &[u8], free: impl Fn(usize) -> u8) {
+pub fn same(given: &[u8], again: &[u8], mut free: impl FnMut(usize) -> u8) {
     assert_eq!(given.len(), again.len());
     for (at, (a, b)) in given.iter().zip(again).enumerate() {
         assert_eq!((a ^ b) & !free(at), 0, "byte {at} of a record is lost");

@@ -7,7 +7,9 @@
 mod address;
 mod frame;
 mod greeting;
+mod heap;
 mod input;
+mod mp;
 mod nic;
 
 #[path = "../../emulator/vmlx5/tests/rig/mod.rs"]
@@ -37,6 +39,26 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "greeting",
         run: greeting::run,
+    },
+    Target {
+        name: "mp-control",
+        run: mp::control::run,
+    },
+    Target {
+        name: "mp-frame",
+        run: mp::frame::run,
+    },
+    Target {
+        name: "mp-notes",
+        run: mp::notes::run,
+    },
+    Target {
+        name: "mp-session",
+        run: mp::session::run,
+    },
+    Target {
+        name: "mp-store",
+        run: mp::store::run,
     },
     Target {
         name: "nic",

@@ -30,11 +30,15 @@ const GUARD: usize = 4096;
 struct Guard {
     mem: Arc<HostMemory>,
     key: u32,
+    /// Where the part begins that must stay as it is.
+    from: usize,
     readable: bool,
 }
 
 impl Guard {
-    fn new(world: &mut World, end: &End, access: Access, own_domain: bool) -> Guard {
+    /// Memory of which the first `open` bytes are not guarded; if there are any, they are what
+    /// the key is for.
+    fn new(world: &mut World, end: &End, access: Access, own_domain: bool, open: usize) -> Guard {
         let mem = Arc::new(HostMemory::new(GUARD));
         mem.write(0, &SECRET.repeat(GUARD / SECRET.len()))
             .expect("inside");
@@ -46,7 +50,7 @@ impl Guard {
         let keys = nic.reg_mr(MrAttr {
             pd,
             va: mem.addr(),
-            len: GUARD as u64,
+            len: if open > 0 { open } else { GUARD } as u64,
             access,
             mem: mem.clone(),
             mem_offset: 0,
@@ -54,14 +58,18 @@ impl Guard {
         Guard {
             key: keys.expect("a region").rkey,
             readable: own_domain && access.contains(Access::REMOTE_READ),
+            from: open,
             mem,
         }
     }
 
     fn check(&self) {
-        let mut bytes = vec![0; GUARD];
-        self.mem.read(0, &mut bytes).expect("inside");
-        assert!(bytes == SECRET.repeat(GUARD / SECRET.len()), "written to");
+        let mut bytes = vec![0; GUARD - self.from];
+        self.mem.read(self.from as u64, &mut bytes).expect("inside");
+        assert!(
+            bytes == SECRET.repeat(bytes.len() / SECRET.len()),
+            "written to"
+        );
     }
 }
 
@@ -72,7 +80,11 @@ struct Scene {
     a: End,
     c: End,
     d: End,
-    guards: [Guard; 3],
+    guards: [Guard; 4],
+    /// What the peer was asked last and has not answered: kind, number, length.
+    asked: [(u8, u32, u32); 4],
+    /// The number of its next message.
+    seq: u32,
     /// The peer asked for memory that it may read and that holds the secret.
     may_know: bool,
 }
@@ -104,10 +116,13 @@ impl Scene {
         world.modify(&a, change);
         world.rts(&a, 1);
         let guards = [
-            Guard::new(&mut world, &a, Access::LOCAL_WRITE, true),
-            Guard::new(&mut world, &a, Access::REMOTE_READ, true),
-            Guard::new(&mut world, &a, all_rights(), false),
+            Guard::new(&mut world, &a, Access::LOCAL_WRITE, true, 0),
+            Guard::new(&mut world, &a, Access::REMOTE_READ, true, 0),
+            Guard::new(&mut world, &a, all_rights(), false, 0),
+            Guard::new(&mut world, &a, all_rights(), true, GUARD / 2),
         ];
+        // What may be read of it holds no secret.
+        guards[3].mem.write(0, &[0; GUARD / 2]).expect("inside");
         let to = port.connect(world.nics[0].node()).expect("a link");
         let mut scene = Scene {
             world,
@@ -117,6 +132,8 @@ impl Scene {
             c,
             d,
             guards,
+            asked: [(0, 0, 0); 4],
+            seq: 1,
             may_know: false,
         };
         scene.step();
@@ -130,11 +147,15 @@ impl Scene {
             frames: 512,
             bytes: 1 << 24,
         };
-        let may_know = self.may_know;
+        let (may_know, asked) = (self.may_know, &mut self.asked);
         self.port.receive(budget, &mut |_, header, payload| {
             recode(header, payload.len()).expect("a NIC says only what can be understood");
             let told = payload.windows(SECRET.len()).any(|bytes| bytes == SECRET);
             assert!(may_know || !told, "the peer was told what it may not read");
+            if header.kind <= 5 {
+                asked.rotate_right(1);
+                asked[0] = (header.kind, header.seq.get(), header.total.get());
+            }
             Ok(())
         });
         self.port.flush();
@@ -147,41 +168,56 @@ impl Scene {
         }
     }
 
+    /// A frame that makes sense in most of its fields.
     fn frame(&mut self, input: &mut Input<'_>) {
         let kinds = [1, 2, 3, 4, 5, 16, 17, 18, 19, 20, 21, 22, 23];
         let kind = match input.byte() {
-            kind @ 0xf0.. => kind & 31,
+            kind @ 0xf8.. => kind & 31,
             kind => kinds[usize::from(kind) % kinds.len()],
         };
-        let shape = input.byte();
+        let (shape, fields) = (input.byte(), input.byte());
         let sizes = [0, 8, 64, 1000, 40_000, MAX_PAYLOAD as u32, 1 << 31];
+        let (_, number, length) = self.asked[usize::from(shape >> 6)];
         let len = match kind {
-            1 | 2 | 18 => input.pick(&[0, 8, 64, 1000, MAX_PAYLOAD as u32]),
+            1 | 2 => input.pick(&[0, 8, 64, 1000, MAX_PAYLOAD as u32]),
+            18 if shape & 4 == 0 => length.min(MAX_PAYLOAD as u32),
+            18 => input.pick(&[0, 8, 64, 1000, MAX_PAYLOAD as u32]),
             _ => u32::from(shape & 0x1f == 0),
         };
         // A message of one frame, as most are, or parts of one.
         let (flags, total, offset) = match shape & 3 {
             0 | 1 => (3 | shape & 12, len, 0),
+            2 => {
+                let total = if kind == 18 { length } else { 40_000 };
+                let offset = input.pick(&[0, len, MAX_PAYLOAD as u32]);
+                let (first, last) = (offset == 0, offset.wrapping_add(len) == total);
+                (u8::from(first) | u8::from(last) << 1, total, offset)
+            }
             _ => (shape >> 2 & 15, input.pick(&sizes), input.pick(&sizes)),
         };
-        let total = if matches!(kind, 3..=5) {
-            input.pick(&sizes)
-        } else {
-            total
+        let total = match kind {
+            3..=5 => input.pick(&sizes),
+            _ => total,
         };
-        let (key, va) = match input.byte() {
-            n @ 0..3 => {
+        let (key, va) = match shape >> 3 & 7 {
+            n @ 0..4 => {
                 let guard = &self.guards[usize::from(n)];
-                self.may_know |= guard.readable;
+                self.may_know |= guard.readable && guard.from == 0;
                 (guard.key, guard.mem.addr())
             }
-            3 => (input.next(), input.next()),
+            4 if shape & 3 == 3 => (input.next(), input.next()),
             _ => (self.a.keys.rkey, self.a.addr(0)),
         };
-        let va = match shape >> 5 {
+        let va = match shape >> 6 {
             0 => va.wrapping_add(input.number()),
-            1 => va.wrapping_add(LEN as u64 - 8),
+            1 => va.wrapping_add(GUARD as u64 / 2 - 8),
             _ => va.wrapping_add(8 * u64::from(shape & 1)),
+        };
+        let odd = |bit: u8| fields >> bit & 1 == 1 && fields & 0xc0 == 0;
+        let seq = match (odd(0), kind < 16) {
+            (true, _) => input.next::<u16>().into(),
+            (false, true) => self.seq,
+            (false, false) => number,
         };
         let header = FrameHeader {
             len: len.into(),
@@ -189,33 +225,42 @@ impl Scene {
             flags,
             code: shape,
             vendor: shape,
-            dst_qpn: match input.byte() {
-                0 => input.next::<u32>(),
-                1 => self.c.qpn.0,
-                _ => self.a.qpn.0,
+            dst_qpn: match odd(1) {
+                true => input.next(),
+                false if odd(2) => self.c.qpn.0,
+                false => self.a.qpn.0,
             }
             .into(),
-            src_qpn: match input.byte() {
-                0 => input.next(),
-                _ => THEIRS.0,
-            }
-            .into(),
-            seq: match input.byte() {
-                0xff => input.next(),
-                n => u32::from(n % 16),
-            }
-            .into(),
+            src_qpn: if odd(3) { input.next() } else { THEIRS.0 }.into(),
+            seq: seq.into(),
             rkey: key.into(),
             total: total.into(),
             offset: offset.into(),
             va: va.into(),
-            operand: input.next(),
-            compare: u64::from(shape).into(),
+            operand: u64::from(shape).into(),
+            compare: u64::from(fields & 1).into(),
             imm: [shape; 4],
-            life: u16::from(input.byte() & 3).into(),
-            echo: u16::from(shape & 1).into(),
+            life: if odd(4) { 2 } else { 1 }.into(),
+            echo: u16::from(odd(5)).into(),
         };
+        if kind < 16 && (kind > 2 || flags & 2 != 0) && seq == self.seq && fields & 0xc0 != 0x40 {
+            self.seq = (self.seq + 1) & 0xff_ffff;
+        }
         self.deliver(&header, shape);
+    }
+
+    /// Says who it is, without which nothing else is heard.
+    fn greet(&mut self) {
+        let header = FrameHeader {
+            kind: 21,
+            dst_qpn: self.a.qpn.0.into(),
+            src_qpn: THEIRS.0.into(),
+            seq: 1.into(),
+            life: 1.into(),
+            ..FrameHeader::default()
+        };
+        self.deliver(&header, 0);
+        self.step();
     }
 
     /// Sends a frame, over the link made anew if it was closed.
@@ -236,7 +281,8 @@ impl Scene {
     fn post(&mut self, input: &mut Input<'_>) {
         let a = &mut self.a;
         let info = self.world.nics[0].query_qp(a.qpn).expect("is there");
-        if a.sq.wrapping_sub(info.sq_done) > 24 {
+        let works = matches!(info.state, QpState::Rts | QpState::Err);
+        if !works || a.sq.wrapping_sub(info.sq_done) > 24 {
             return;
         }
         let there = a.remote(0);
@@ -295,6 +341,7 @@ impl Scene {
         assert_eq!(done.is_ok(), (qpn | psn) >> 24 == 0, "{done:?}");
         if done.is_ok() {
             self.world.rts(&self.a, 1);
+            self.seq = psn;
         }
     }
 
@@ -365,6 +412,9 @@ impl Scene {
 pub fn run(data: &[u8]) {
     let mut scene = Scene::new();
     let mut input = Input(data);
+    if input.byte() & 3 != 0 {
+        scene.greet();
+    }
     for _ in 0..ACTS {
         if input.done() {
             break;

@@ -35,12 +35,13 @@ struct Stranger {
     ring: Option<Alias>,
     /// How far it wrote.
     fill: u64,
+    /// What it passed as a ring.
+    file: Option<OwnedFd>,
 }
 
 /// What may come as a descriptor.
 struct Things {
     bell: Bell,
-    loose: OwnedFd,
     small: OwnedFd,
     null: OwnedFd,
 }
@@ -84,10 +85,10 @@ fn file(len: usize, seals: SealFlags) -> OwnedFd {
     file
 }
 
-/// A file that passes for a ring.
-fn ring_file() -> OwnedFd {
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    file(MIN_RING + 4096, seals)
+/// A file that passes for a ring of that size, or, not sealed, does not.
+fn ring_file(size: usize, sealed: bool) -> OwnedFd {
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    file(size + 4096, if sealed { all } else { SealFlags::GROW })
 }
 
 impl Honest {
@@ -126,7 +127,8 @@ impl Honest {
         self.fabric.flush();
         let lost = std::iter::from_fn(|| self.fabric.lost()).count();
         let refused = std::iter::from_fn(|| self.fabric.refusal()).count();
-        assert!(lost <= 2 * LINKS + 2 * STRANGERS && refused <= 32);
+        assert!(lost <= ACTS + 2 * STRANGERS && refused <= 32);
+        assert_eq!(self.fabric.peer_node(PeerId(LINKS as u32)), None);
     }
 
     fn send(&mut self, to: PeerId, seq: u32, len: usize) -> bool {
@@ -160,7 +162,6 @@ impl World {
             doors: [door(0), door(1)],
             things: Things {
                 bell: Bell::new().expect("a bell"),
-                loose: file(MIN_RING + 4096, SealFlags::GROW),
                 small: file(64, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL),
                 null: std::fs::File::open("/dev/null").expect("/dev/null").into(),
             },
@@ -210,6 +211,7 @@ impl World {
                 socket,
                 ring: None,
                 fill: 0,
+                file: None,
             });
         }
     }
@@ -233,8 +235,15 @@ impl World {
         let size = match input.byte() & 15 {
             0 => input.next::<u32>() as usize,
             1 => 2 * MIN_RING,
-            2 => 0,
+            2 => MIN_RING + 64 * usize::from(input.byte()),
+            3 => MIN_RING / 2,
             _ => MIN_RING,
+        };
+        // Most files are as long as they should be.
+        let held = match input.byte() & 15 {
+            0 => MIN_RING,
+            1 => 0,
+            _ => size.min(4 * MIN_RING),
         };
         let mut bytes = Greeting::new(version, from, to, size).as_bytes().to_vec();
         match input.byte() & 31 {
@@ -247,14 +256,13 @@ impl World {
             _ => {}
         }
         // A ring and a bell, or a bell alone, as an honest one; or anything.
-        let ring = ring_file();
+        let ring = ring_file(held, input.byte() & 15 != 0);
         let things = &self.things;
         let bell = things.bell.fd();
         let (ring_fd, bell) = (ring.as_fd(), bell.as_fd());
-        let other: [BorrowedFd<'_>; 6] = [
+        let other: [BorrowedFd<'_>; 5] = [
             ring_fd,
             bell,
-            things.loose.as_fd(),
             things.small.as_fd(),
             things.null.as_fd(),
             self.strangers[i].socket.as_fd(),
@@ -268,10 +276,10 @@ impl World {
         };
         say(&self.strangers[i].socket, &bytes, &fds);
         let both = fds.len() == 2;
-        let mapped = Alias::map(&ring);
         let stranger = &mut self.strangers[i];
-        if stranger.ring.is_none() && both {
-            stranger.ring = Some(mapped);
+        if stranger.ring.is_none() && both && held >= MIN_RING {
+            stranger.ring = Some(Alias::map(&ring));
+            stranger.file = Some(ring);
         }
     }
 
@@ -291,6 +299,7 @@ impl World {
             socket,
             ring,
             fill: 0,
+            file: None,
         });
     }
 
@@ -307,6 +316,16 @@ impl World {
                 if let Some(i) = self.strangers.len().checked_sub(1) {
                     let i = if act & 15 == 1 { i } else { who % (i + 1) };
                     self.greet(i, input);
+                }
+            }
+            3 if input.byte() & 7 == 0 => {
+                if let Some(i) = some(self.strangers.len()) {
+                    let stranger = &mut self.strangers[i];
+                    if let Some(file) = &stranger.file
+                        && rustix::fs::ftruncate(file, 0).is_ok()
+                    {
+                        stranger.ring = None;
+                    }
                 }
             }
             3..=6 => {

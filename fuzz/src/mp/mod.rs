@@ -1,0 +1,7 @@
+//! What ranks of mp say to each other and to the store.
+
+pub mod control;
+pub mod frame;
+pub mod notes;
+pub mod session;
+pub mod store;

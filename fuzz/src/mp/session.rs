@@ -1,0 +1,70 @@
+//! A rank, and a store that says what it likes.
+
+use mp::bootstrap::fuzz::{World, session};
+use mp::bootstrap::{MAX_MESSAGE, WINDOW};
+
+use super::frame::make;
+use crate::heap::bounded;
+use crate::input::Input;
+
+const RANKS: u32 = 3;
+/// Most acts of one run.
+const ACTS: usize = 64;
+
+/// What a rank makes of a stream of bytes does not depend on how it was cut, and takes no more
+/// memory than the windows of the others.
+pub fn run(data: &[u8]) {
+    session(data);
+    let mut input = Input(data);
+    let cut = usize::from(input.byte()) + 1;
+    let (mut whole, mut pieces) = (World::started(RANKS), World::started(RANKS));
+    // Messages, their places in the queues of topics, and both worlds.
+    let most = 2 * (2 * RANKS * WINDOW) as usize + (8 << 20);
+    bounded(most, || {
+        for _ in 0..ACTS {
+            if input.done() {
+                break;
+            }
+            if !act(&mut whole, &mut pieces, &mut input, cut) {
+                break;
+            }
+        }
+    });
+}
+
+fn act(whole: &mut World, pieces: &mut World, input: &mut Input<'_>, cut: usize) -> bool {
+    let act = input.byte();
+    let topic = u64::from(act >> 4 & 3);
+    match act & 15 {
+        0..9 => {
+            let (mut text, mut bytes) = (String::new(), Vec::new());
+            if act & 15 == 0 {
+                bytes.extend(input.bytes(48));
+            } else {
+                make(input, &mut text).encode(&mut bytes);
+            }
+            let taken = whole.hear(0, &bytes);
+            let all = bytes.chunks(cut).all(|piece| pieces.hear(0, piece));
+            assert_eq!(taken, all);
+            for rank in 0..RANKS {
+                assert_eq!(whole.gone(0, rank), pieces.gone(0, rank));
+            }
+            taken
+        }
+        9 | 10 => {
+            let to = u32::from(input.byte()) % RANKS;
+            let bytes = [1; 300];
+            let sent = whole.send(0, to, topic, &bytes);
+            assert_eq!(pieces.send(0, to, topic, &bytes), sent);
+            true
+        }
+        _ => {
+            let taken = whole.take(0, topic);
+            assert_eq!(pieces.take(0, topic), taken);
+            if let Some((from, bytes)) = taken {
+                assert!(from < RANKS && bytes.len() <= MAX_MESSAGE);
+            }
+            true
+        }
+    }
+}
