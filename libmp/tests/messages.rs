@@ -368,3 +368,36 @@ fn buffers_and_bare_addresses_carry_messages() {
         assert_eq!(got, [7, 8, 9]);
     });
 }
+
+/// A stream that comes late to its wait finds the word of its own request there.
+#[test]
+fn words_are_a_requests_as_long_as_a_stream_needs_them() {
+    ranks(1, |ctx| {
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let word = word.word32(0).unwrap();
+        let (first, late) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let hold = gdsync::rdma::Descriptor::WaitValue32 {
+            word: &word,
+            condition: gdsync::memop::Condition::Geq,
+            value: 1,
+            flush: false,
+        };
+        gdsync::rdma::post_on(&late, &mut [], &[hold]).unwrap();
+        let (data, into) = (memory.slice(0, 8).unwrap(), memory.slice(8, 8).unwrap());
+        let recv = ctx.irecv_on(&first, 0, 1, &into).unwrap();
+        recv.wait_on(&first).unwrap();
+        recv.wait_on(&late).unwrap();
+        ctx.isend(0, 1, &data).unwrap().wait(LIMIT).unwrap();
+        assert!(first.synchronize(LIMIT).unwrap());
+        recv.wait(LIMIT).unwrap();
+        drop(recv);
+        // Others that are never done take the places of those that are.
+        let open: Vec<_> = (2..600)
+            .map(|tag| ctx.irecv(Source::Any, tag, &into).unwrap())
+            .collect();
+        word.store(1).unwrap();
+        assert!(late.synchronize(LIMIT).unwrap());
+        drop(open);
+    });
+}

@@ -332,12 +332,15 @@ impl Context {
         self.inner().stuck()
     }
 
-    /// Waits, at most `limit`, until no request that was posted is unfinished (receives that
-    /// nobody waits for do not count), and this side has told its peers all that they wait for.
-    /// Other ranks need not close.
+    /// Leaves in good order: waits, at most `limit`, until no request that was posted is unfinished
+    /// (receives that nobody waits for do not count), this side has told its peers all that they
+    /// wait for, and none of them has anything under way to this rank. A rank that leaves
+    /// without it may make the last sends to it fail, which it has received.
+    ///
+    /// Other ranks need not close; their background work answers. The context may be used on.
     ///
     /// # Errors
-    /// `Timeout`, naming what is unfinished. The call may be repeated.
+    /// `Timeout`, naming what is unfinished or who did not answer. The call may be repeated.
     pub fn close(&self, limit: Duration) -> Result<()> {
         self.inner().close(limit)
     }

@@ -95,10 +95,10 @@ impl Inner {
     fn is_open(&self, rank: u32, lane: u8, way: Way) -> Result<bool> {
         let mut state = self.lock();
         match state.peer(rank) {
-            Some(peer) => match peer.failed {
-                Some(_) => Err(peer.error("open connection")),
-                None => Ok(peer.is_open(lane.into(), way)),
-            },
+            Some(peer) if peer.failed.is_none() || peer.may(lane.into(), way) => {
+                Ok(peer.may(lane.into(), way))
+            }
+            Some(peer) => Err(peer.error("open connection")),
             None => Ok(false),
         }
     }
@@ -228,8 +228,9 @@ impl Inner {
         taken
     }
 
-    /// Waits until nothing is unfinished; see [`Context::close`](super::Context::close).
+    /// Leaves in good order; see [`Context::close`](super::Context::close).
     pub fn close(&self, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "close context";
         let deadline = self.host().now() + limit;
         let mut open = Vec::new();
         let done = self.wait(deadline, &mut || {
@@ -237,12 +238,51 @@ impl Inner {
             open = self.unfinished();
             open.is_empty()
         });
-        if done {
-            return Ok(());
+        if !done {
+            let count = open.len();
+            open.truncate(8);
+            let what = format!("{count} requests unfinished: {}", open.join("; "));
+            return Err(Error::new(OPERATION, Kind::Timeout, what));
         }
-        let count = open.len();
-        open.truncate(8);
-        let what = format!("{count} requests unfinished: {}", open.join("; "));
-        Err(Error::new("close context", Kind::Timeout, what))
+        self.ask_to_leave();
+        let mut silent = Vec::new();
+        self.wait(deadline, &mut || {
+            self.turn();
+            silent = self.silent();
+            silent.is_empty()
+        });
+        match silent.first() {
+            None => Ok(()),
+            Some(rank) => {
+                let what = format!("no answer from rank {}", join(&silent));
+                Err(Error::new(OPERATION, Kind::Timeout, what).with_rank(*rank))
+            }
+        }
     }
+
+    fn ask_to_leave(&self) {
+        let mut state = self.lock();
+        for rank in (0..self.size).filter(|rank| *rank != self.rank) {
+            let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
+                continue;
+            };
+            peer.answered = false;
+            self.say(&mut state, rank, vec![Control::Leaving]);
+        }
+    }
+
+    /// Ranks that were asked and have not answered.
+    fn silent(&self) -> Vec<u32> {
+        let state = self.lock();
+        let peers = state.peers.iter().flatten();
+        peers
+            .filter(|peer| peer.rank != self.rank && peer.failed.is_none() && !peer.answered)
+            .map(|peer| peer.rank)
+            .collect()
+    }
+}
+
+fn join(ranks: &[u32]) -> String {
+    let names: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    names.join(", ")
 }

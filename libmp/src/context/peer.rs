@@ -39,6 +39,10 @@ pub(crate) struct Peer {
     pub recvs: BTreeMap<u32, RecvChannel>,
     /// How it failed, if it was given up.
     pub failed: Option<Status>,
+    /// It is about to leave, and waits to be told that nothing is under way to it.
+    pub leaving: bool,
+    /// It has answered this side, which is about to leave.
+    pub answered: bool,
     /// What it said that made no sense here.
     pub why: Option<String>,
 }
@@ -84,6 +88,8 @@ impl Peer {
             sends: BTreeMap::new(),
             recvs: BTreeMap::new(),
             failed: None,
+            leaving: false,
+            answered: false,
             why: None,
         }
     }
@@ -311,6 +317,14 @@ impl Peer {
                 }
                 Ok(())
             }
+            Control::Leaving => {
+                self.leaving = true;
+                Ok(())
+            }
+            Control::Left => {
+                self.answered = true;
+                Ok(())
+            }
             Control::Truncated { .. } | Control::GivenUp => Ok(()),
         }
     }
@@ -350,6 +364,12 @@ impl Peer {
             theirs.depth, theirs.eager, ours.depth, ours.eager
         );
         Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
+    }
+
+    /// Whether nothing that was posted is under way, on the NIC or a stream.
+    pub fn is_quiet(&mut self) -> bool {
+        let mut lanes = self.lanes.iter_mut().flatten();
+        lanes.all(|lane| lane.qp.is_quiet())
     }
 
     /// Why a lane is in error, if one is.

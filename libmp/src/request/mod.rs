@@ -20,7 +20,7 @@ pub struct Done {
     pub peer: u32,
     /// Its tag.
     pub tag: u32,
-    /// Its length in bytes.
+    /// Its length in bytes; of a send whose length a stream found in a word, that of its segment.
     pub len: u64,
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::gpu::{MemoryKind, Word64};
+use gdsync::gpu::{Event, MemoryKind, Word64};
 use gdsync::memop::DevicePtr;
 use gdsync::rdma::SendRequest;
 use gdsync::{Gpu, Status, Stream};
@@ -94,6 +94,17 @@ pub(crate) struct Stamped {
     pub behind: Vec<SendRequest>,
 }
 
+/// A stream that waits for the result word of a request.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    /// Its number.
+    pub stream: u64,
+    /// When it was told to, in the order of posts and waits.
+    pub order: u64,
+    /// Done when it has passed: until then the word is this request's.
+    pub passed: Event,
+}
+
 /// One request.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -122,7 +133,7 @@ pub(crate) struct Entry {
     /// Position in the order of posts and waits.
     pub order: u64,
     /// Streams that wait for its result, with their positions in the order.
-    pub waiters: Vec<(u64, u64)>,
+    pub waiters: Vec<Waiter>,
     /// The CPU was asked to see to its end.
     pub wanted: bool,
     /// Since when it could have ended.
@@ -132,7 +143,7 @@ pub(crate) struct Entry {
     /// The sender of a message that has no room here was told so.
     pub refused: bool,
     /// A receive posted by a stream: the stream was told to set the mark.
-    pub marked: bool,
+    pub marked: Option<Event>,
 }
 
 /// The table.
@@ -229,21 +240,34 @@ impl Table {
         self.entries.get_mut(key)
     }
 
-    pub fn remove(&mut self, key: RequestKey) -> Option<Entry> {
-        self.entries.remove(key)
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = (RequestKey, &Entry)> {
         self.entries.iter()
     }
 
-    /// Writes the keys of all entries that are not done into `into`.
+    /// Forgets a request that has ended, if nobody needs its words any more.
+    pub fn release(&mut self, key: RequestKey) -> bool {
+        let passed = |w: &Waiter| w.passed.is_done().unwrap_or(true);
+        let free = self.entries.get(key).is_some_and(|entry| {
+            let done = matches!(entry.phase, Phase::Done(_));
+            let written = entry
+                .marked
+                .as_ref()
+                .is_none_or(|e| e.is_done().unwrap_or(true));
+            done && !entry.held && written && entry.waiters.iter().all(passed)
+        });
+        if free {
+            self.entries.remove(key);
+        }
+        free
+    }
+
+    /// Writes the keys of all entries that are not done, or not forgotten yet, into `into`.
     pub fn unfinished(&self, into: &mut Vec<RequestKey>) {
         into.clear();
         let open = self
             .entries
             .iter()
-            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)));
+            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || !e.held);
         into.extend(open.map(|(key, _)| key));
     }
 

@@ -23,7 +23,8 @@ impl Inner {
         let mut blocked: Vec<u32> = Vec::new();
         while let Some(key) = state.wild.get(at).copied() {
             let Some((tag, stands)) = state.requests.get(key).map(|entry| {
-                let there = !entry.marked || state.requests.mark_word(key).load().unwrap_or(0) == 1;
+                let there = entry.marked.is_none()
+                    || state.requests.mark_word(key).load().unwrap_or(0) == 1;
                 (entry.tag, there && !blocked.contains(&entry.tag))
             }) else {
                 state.wild.remove(at);

@@ -37,13 +37,7 @@ impl Inner {
         entry.poster.stream = None;
         let segments = std::mem::take(&mut entry.segments);
         let staging = entry.staging.take();
-        let (receive, rank, tag, number, held) = (
-            entry.receive,
-            entry.peer,
-            entry.tag,
-            entry.number,
-            entry.held,
-        );
+        let (receive, rank, tag, number) = (entry.receive, entry.peer, entry.tag, entry.number);
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
@@ -59,9 +53,7 @@ impl Inner {
                 self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
             }
         }
-        if !held {
-            state.requests.remove(key);
-        }
+        state.requests.release(key);
     }
 
     /// Tells the sender of a message that waits for a receive which has no room for it, before
@@ -117,9 +109,11 @@ impl Inner {
         if self.error.load().unwrap_or(0) == 0 {
             let _ = self.error.store(Status::TRUNCATED.0);
         }
-        let found = state.requests.iter().find(|(_, entry)| {
+        // Numbers begin anew where a channel went and came again: the newest is meant.
+        let sent = state.requests.iter().filter(|(_, entry)| {
             !entry.receive && entry.peer == rank && entry.tag == tag && entry.number == number
         });
+        let found = sent.max_by_key(|(_, entry)| entry.order);
         let Some(key) = found.map(|(key, _)| key) else {
             return;
         };
@@ -258,9 +252,7 @@ impl Inner {
         };
         entry.held = false;
         match entry.phase {
-            Phase::Done(_) => {
-                state.requests.remove(key);
-            }
+            Phase::Done(_) => _ = state.requests.release(key),
             Phase::Prepared => {
                 let (rank, number) = (entry.peer, entry.number);
                 if self.take_back(state, key).is_err() {

@@ -14,7 +14,7 @@ use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
-use crate::request::table::{Entry, Phase, RequestKey, Table};
+use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
 
 const POST: &str = "post request";
 
@@ -324,9 +324,14 @@ impl Inner {
             value: 1,
             flush: requests.get(key).is_some_and(lands_in_device),
         });
+        stream.check_room(2)?;
         list.post(stream, None)?;
-        let order = requests.order();
-        known(requests, key)?.waiters.push((stream.id(), order));
+        let waiter = Waiter {
+            stream: stream.id(),
+            order: requests.order(),
+            passed: stream.record()?,
+        };
+        known(requests, key)?.waiters.push(waiter);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Receives: numbering them, telling senders where large ones lie, taking messages in.
 
-use gdsync::gpu::MemoryKind;
+use gdsync::gpu::{Event, MemoryKind};
 use gdsync::rdma::{Access, Descriptor, Qp, Work};
 use gdsync::{Status, Stream};
 
@@ -63,7 +63,7 @@ impl Inner {
             since: None,
             named: false,
             refused: false,
-            marked: false,
+            marked: None,
         });
         let Source::Rank(rank) = spec.from else {
             return self.with_room(|| {
@@ -151,8 +151,7 @@ impl Inner {
         let entry = known(requests, key)?;
         if entry.peer == ANYBODY {
             if let Some(stream) = entry.poster.stream.clone() {
-                set_mark(&stream, &mark)?;
-                entry.marked = true;
+                entry.marked = Some(set_mark(&stream, &mark)?);
             }
             entry.phase = Phase::Unmatched;
             state.wild.push(key);
@@ -585,13 +584,16 @@ pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
     told
 }
 
-/// Has a stream say that it has come to where a request was posted.
-pub(super) fn set_mark(stream: &Stream, mark: &gdsync::gpu::Word64) -> Result<()> {
+/// Has a stream say that it has come to where a request was posted. The word is the request's
+/// until what is answered is done.
+pub(super) fn set_mark(stream: &Stream, mark: &gdsync::gpu::Word64) -> Result<Event> {
+    stream.check_room(2)?;
     mark.store(0)?;
     let mut list = List::<1>::new();
     list.push(Descriptor::WriteValue64 {
         word: mark,
         value: 1,
     });
-    Ok(list.post(stream, None)?)
+    list.post(stream, None)?;
+    Ok(stream.record()?)
 }

@@ -270,7 +270,7 @@ impl Inner {
             since: None,
             named: false,
             refused: false,
-            marked: false,
+            marked: None,
         };
         if entry.poster.stream.is_some() {
             let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);

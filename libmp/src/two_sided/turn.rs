@@ -8,6 +8,7 @@ use super::receive::{set_mark, tell_the_rest};
 use crate::context::state::State;
 use crate::context::{Inner, PERIOD, Progress};
 use crate::request::table::{Entry, Phase, RequestKey};
+use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
@@ -121,7 +122,8 @@ impl Inner {
                     None => false,
                 }
             }
-            Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
+            Phase::Done(_) => state.requests.release(key),
+            Phase::Prepared | Phase::Unmatched => false,
         }
     }
 
@@ -141,13 +143,14 @@ impl Inner {
                     _ => false,
                 };
             }
-            if !entry.marked {
+            if entry.marked.is_none() {
                 let mark = state.requests.mark_word(key).clone();
-                let marked = set_mark(&stream, &mark).is_ok();
+                let marked = set_mark(&stream, &mark).ok();
                 if let Some(entry) = state.requests.get_mut(key) {
                     entry.marked = marked;
+                    return entry.marked.is_some();
                 }
-                return marked;
+                return false;
             }
             if state.requests.mark_word(key).load().unwrap_or(0) != 1 {
                 return false;
@@ -178,6 +181,10 @@ impl Inner {
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
             peer.retire(self.config.channels, &mut say);
+            if peer.leaving && peer.is_quiet() {
+                peer.leaving = false;
+                say.push(Control::Left);
+            }
             let error = peer.lane_error();
             let gone = || self.bootstrap.gone(rank).then_some(Status::REMOTE_ABORTED);
             if let Some(status) = error.or_else(gone) {

@@ -129,7 +129,8 @@ fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
         _ => &entry.waiters[..],
     };
     let worker = worker.map(|stream| (stream, entry.order));
-    worker.into_iter().chain(waiters.iter().copied())
+    let waiters = waiters.iter().map(|w| (w.stream, w.order));
+    worker.into_iter().chain(waiters)
 }
 
 /// What a stream waits for with this request, if it does: something of the peer's, or of this

@@ -81,6 +81,11 @@ pub enum Control {
         /// The reader's channel is no more; else a receive is posted there.
         gone: bool,
     },
+    /// The sender of this is about to leave: it asks to be told when nothing of the reader's is under
+    /// way to it.
+    Leaving,
+    /// The answer.
+    Left,
     /// The sender of this has given the reader up, or is no more: nothing else comes from it.
     GivenUp,
     /// A message of the reader's was longer than the receive that took it.
@@ -112,6 +117,8 @@ impl Control {
             Control::Retire { .. } => (6, 0),
             Control::Retired { gone, .. } => (7, u8::from(*gone)),
             Control::GivenUp => (8, 0),
+            Control::Leaving => (9, 0),
+            Control::Left => (10, 0),
         };
         b.extend([kind, small]);
         match self {
@@ -119,7 +126,7 @@ impl Control {
                 b.extend(address.to_bytes());
                 shape.encode(&mut b);
             }
-            Control::Up { .. } | Control::GivenUp => {}
+            Control::Up { .. } | Control::GivenUp | Control::Leaving | Control::Left => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
                 b.extend(block.to_bytes());
@@ -188,6 +195,8 @@ impl Control {
                 gone: small == 1,
             },
             8 => Control::GivenUp,
+            9 => Control::Leaving,
+            10 => Control::Left,
             _ => return Err(malformed(format!("a message of kind {kind}"))),
         };
         match r.0.len() {
@@ -270,6 +279,8 @@ mod tests {
             Control::Retire { tag: 1, next: 2 },
             Control::Retired { tag: 1, gone: true },
             Control::GivenUp,
+            Control::Leaving,
+            Control::Left,
         ];
         for message in all {
             let bytes = message.encode();

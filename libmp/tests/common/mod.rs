@@ -39,7 +39,11 @@ pub fn ranks_with(
             let body = Arc::clone(&body);
             std::thread::Builder::new()
                 .name(format!("rank{}", ctx.rank()))
-                .spawn(move || body(ctx))
+                .spawn(move || {
+                    body(ctx.clone());
+                    // Tests of failures leave what cannot end.
+                    let _ = ctx.close(Duration::from_secs(5));
+                })
                 .unwrap()
         })
         .collect();
