@@ -4,6 +4,11 @@
 //! A [`Bootstrap`] gives a rank its number and carries *control messages*: short, reliable, in
 //! order between two ranks, sorted by topic. Contexts use it to exchange addresses when a peer
 //! or a tag is used first; payload never goes this way.
+//!
+//! [`Local`] ranks are threads or fibers of one process; [`Tcp`] ranks meet at a store that
+//! `mprun` or rank 0 hosts; [`Directory`] ranks meet in a directory and need no network.
+//! [`from_env`] chooses by what the launcher left in the environment. Secrets guard who takes
+//! part; they do not encrypt: use networks that you trust.
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};

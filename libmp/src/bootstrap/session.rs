@@ -217,6 +217,11 @@ impl Session {
         true
     }
 
+    /// Whether there is something to be written.
+    pub fn has_to_say(&self) -> bool {
+        !self.output.pending().is_empty()
+    }
+
     /// The next message under `topic`.
     pub fn take(&mut self, topic: u64) -> Option<(u32, Vec<u8>)> {
         let (from, message) = self.inbox.take(topic)?;

@@ -43,7 +43,7 @@ pub struct Join {
 /// One rank of a job whose store is reached over TCP.
 ///
 /// The store passes messages on. It has no thread: `send` and `receive` read and write its socket
-/// without waiting. When the store is gone, messages that had arrived are still received, and
+/// without waiting, and what the socket does not take at once goes with a later call. When the store is gone, messages that had arrived are still received, and
 /// then errors of kind `System`; what goes over NICs does not need it. Dropping it makes the rank
 /// gone, and takes at most half a second if the store does not answer.
 #[derive(Debug)]
@@ -217,11 +217,16 @@ impl Bootstrap for Tcp {
 
     fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
         let mut state = self.state();
-        if let Some(message) = state.session.take(topic) {
-            return Ok(Some(message));
+        let mut message = state.session.take(topic);
+        if message.is_none() {
+            state.pump();
+            message = state.session.take(topic);
         }
-        state.pump();
-        match state.session.take(topic) {
+        // Room given back: its sender may be waiting for it, and this rank not come again soon.
+        if state.session.has_to_say() {
+            state.pump();
+        }
+        match message {
             Some(message) => Ok(Some(message)),
             None => state.alive(super::RECEIVE).map(|()| None),
         }
@@ -230,8 +235,10 @@ impl Bootstrap for Tcp {
     fn forget(&self, topic: u64) {
         let mut state = self.state();
         state.session.forget(topic);
-        // Descriptors that it drops close after the lock only if they are few: they are.
         state.fds.forget(topic);
+        if state.session.has_to_say() {
+            state.pump();
+        }
     }
 
     fn gone(&self, rank: u32) -> bool {
