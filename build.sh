@@ -13,7 +13,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   test  [STEP..] every test; steps: unit mutants interop
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
-  kernels        regenerates the kernels for CUDA, libgdsync/device/ptx and benches/device/ptx
+  kernels        regenerates the kernels for CUDA: the folders device/ptx
   doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
   hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
                  a GPU of NVIDIA with it; logs and JSON go to DIR
