@@ -25,6 +25,17 @@ impl Inner {
         }
     }
 
+    /// The lane of `on`.
+    #[inline]
+    pub fn lane_of(&self, state: &mut State, on: &On<'_>) -> u8 {
+        match on {
+            On::Cpu => 0,
+            On::Stream(stream, endpoint) => {
+                state.lane_of(stream.id(), endpoint.unwrap_or(self.config.endpoint))
+            }
+        }
+    }
+
     /// The lane of `on`, with everything open to post there.
     ///
     /// # Errors
@@ -33,12 +44,7 @@ impl Inner {
     #[inline]
     pub fn ensure(&self, rank: u32, on: &On<'_>, way: Way) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
-        let lane = match on {
-            On::Cpu => 0,
-            On::Stream(stream, endpoint) => {
-                state.lane_of(stream.id(), endpoint.unwrap_or(self.config.endpoint))
-            }
-        };
+        let lane = self.lane_of(&mut state, on);
         match state.peers.get(rank as usize) {
             Some(Some(peer)) if peer.may(lane.into(), way) => return Ok((state, lane)),
             _ => {}

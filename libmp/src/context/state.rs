@@ -55,6 +55,12 @@ pub(crate) struct Trash {
     pub memory: Vec<Memory>,
 }
 
+impl Trash {
+    fn is_empty(&self) -> bool {
+        self.segments.is_empty() && self.memory.is_empty()
+    }
+}
+
 pub(crate) struct State {
     pub peers: Vec<Option<Box<Peer>>>,
     pub requests: Table,
@@ -147,7 +153,12 @@ impl DerefMut for Guard<'_> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        let trash = self.0.as_deref_mut().map(|s| mem::take(&mut s.trash));
+        let full = |state: &&mut State| !state.trash.is_empty();
+        let trash = self
+            .0
+            .as_deref_mut()
+            .filter(full)
+            .map(|s| mem::take(&mut s.trash));
         self.0 = None;
         drop(trash);
     }

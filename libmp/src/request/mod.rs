@@ -287,10 +287,7 @@ impl Inner {
             Phase::Queued { .. } | Phase::Unmatched => {
                 self.wait_for_result(&mut state.requests, key, stream)
             }
-            Phase::Posted | Phase::Claimed(_) => {
-                drop(state);
-                self.try_claim(key, stream)
-            }
+            Phase::Posted | Phase::Claimed(_) => self.try_claim(state, key, stream),
         }
     }
 }

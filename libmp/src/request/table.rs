@@ -161,6 +161,16 @@ struct Words {
     mark: Word64,
 }
 
+impl Words {
+    /// The request is to be told of. Storing wakes devices, so it is done only if need be.
+    fn clear(&self) -> Result<()> {
+        if self.result.load()? != 0 {
+            self.result.store(0)?;
+        }
+        Ok(())
+    }
+}
+
 fn index(key: RequestKey) -> usize {
     (key.data().as_ffi() & 0xffff_ffff) as usize
 }
@@ -192,13 +202,13 @@ impl Table {
                 }
             }
         }
-        let words = &self.chunks[at / CHUNK][at % CHUNK];
-        let cleared = words.result.store(0);
-        if let Err(e) = cleared {
-            self.entries.remove(key);
-            return Err(e.into());
+        match self.chunks[at / CHUNK][at % CHUNK].clear() {
+            Ok(()) => Ok(key),
+            Err(e) => {
+                self.entries.remove(key);
+                Err(e)
+            }
         }
-        Ok(key)
     }
 
     /// As [`Table::insert`], for an entry that stays with the caller if it is refused.

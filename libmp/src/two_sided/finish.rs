@@ -18,7 +18,14 @@ impl Inner {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         self.refuse(state, key);
-        if state.requests.told(key).is_none() {
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
+        if matches!(entry.phase, Phase::Done(_)) {
+            return;
+        }
+        let looked_at = entry.held || !entry.waiters.is_empty();
+        if looked_at && state.requests.told(key).is_none() {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = state
                 .requests
@@ -28,9 +35,6 @@ impl Inner {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        if matches!(entry.phase, Phase::Done(_)) {
-            return;
-        }
         entry.phase = Phase::Done(status);
         entry.len = len;
         entry.stamped = None;

@@ -7,11 +7,10 @@ use gdsync::{Status, Stream};
 use super::channel::wait_for;
 use super::receive::lands_in_device;
 use super::send::chunk_len;
-use super::spec::{Recv, Send};
 use crate::context::Inner;
 use crate::context::builder::Full;
 use crate::context::peer::Peer;
-use crate::context::state::State;
+use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
@@ -87,29 +86,33 @@ impl Inner {
         result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "never tried")))
     }
 
-    /// Prepares a send and posts it.
-    pub fn send(&self, spec: &Send<'_>) -> Result<RequestKey> {
-        let key = self.prepare_send(spec)?;
-        self.post_or_undo(key)
-    }
-
-    /// Prepares a receive and posts it.
-    pub fn recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
-        let key = self.prepare_recv(spec)?;
-        self.post_or_undo(key)
-    }
-
-    fn post_or_undo(&self, key: RequestKey) -> Result<RequestKey> {
-        match self.post(key) {
-            Ok(()) => Ok(key),
-            Err(e) => {
-                let mut state = self.lock();
-                // It was numbered just now: nobody was told of it.
-                let _ = self.take_back(&mut state, key);
-                self.let_go(&mut state, key);
-                Err(e)
+    /// Numbers a request and, if that is asked for, posts it, with one lock where there is room.
+    #[inline]
+    pub(super) fn start(
+        &self,
+        mut held: Option<Guard<'_>>,
+        post: bool,
+        mut number: impl FnMut(&mut State) -> Result<RequestKey>,
+    ) -> Result<RequestKey> {
+        let mut made = None;
+        let started = self.with_room(|| {
+            let mut state = held.take().unwrap_or_else(|| self.lock());
+            let key = match made {
+                Some(key) => key,
+                None => *made.insert(number(&mut state)?),
+            };
+            if post {
+                self.post_now(&mut state, key)?;
             }
+            Ok(key)
+        });
+        if let (Err(_), Some(key)) = (&started, made) {
+            let mut state = self.lock();
+            // It was numbered just now: nobody was told of it.
+            let _ = self.take_back(&mut state, key);
+            self.let_go(&mut state, key);
         }
+        started
     }
 
     /// Posts a prepared request.
@@ -150,7 +153,7 @@ impl Inner {
         } = state;
         let result_addr = requests.result_addr(key).0;
         let entry = known(requests, key)?;
-        let Some(stream) = entry.poster.stream.clone() else {
+        let Some(stream) = &entry.poster.stream else {
             self.read_length(entry)?;
             entry.phase = Phase::Queued { announced: false };
             self.push_send(state, key);
@@ -174,7 +177,7 @@ impl Inner {
             list.push(Descriptor::Send(*request));
         }
         let Some(late) = &entry.stamped else {
-            list.post(&stream, Some(&mut lane.qp))?;
+            list.post(stream, Some(&mut lane.qp))?;
             let last = entry.work[1].or(entry.work[0]);
             entry.phase = last.map_or(Phase::Done(Status::SUCCESS), Phase::Sent);
             return Ok(());
@@ -201,13 +204,13 @@ impl Inner {
             patch: [Patch::default(); STAMPS],
         };
         let stamp = self.patches(&lane.qp, entry, &late.behind, &mut params)?;
-        list.post(&stream, Some(&mut lane.qp))?;
-        let rest = self.stamp(&stream, &params).and_then(|()| {
+        list.post(stream, Some(&mut lane.qp))?;
+        let rest = self.stamp(stream, &params).and_then(|()| {
             let mut list = List::<{ STAMPS + 1 }>::new();
             for request in &late.behind {
                 list.push(Descriptor::Send(*request));
             }
-            Ok(list.post(&stream, Some(&mut lane.qp))?)
+            Ok(list.post(stream, Some(&mut lane.qp))?)
         });
         entry.phase = Phase::Sent(stamp);
         if let Err(e) = rest {

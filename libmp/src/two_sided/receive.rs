@@ -10,7 +10,7 @@ use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
 use crate::context::Inner;
 use crate::context::peer::{Peer, Way};
-use crate::context::state::State;
+use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::mutant::{Mutant, on};
@@ -27,6 +27,16 @@ pub(crate) const ANYBODY: u32 = u32::MAX;
 impl Inner {
     /// Numbers a receive.
     pub fn prepare_recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+        self.start_recv(spec, false)
+    }
+
+    /// Prepares a receive and posts it.
+    pub fn recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+        self.start_recv(spec, true)
+    }
+
+    #[inline]
+    fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
         let len = total(PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
@@ -66,19 +76,15 @@ impl Inner {
             marked: None,
         });
         let Source::Rank(rank) = spec.from else {
-            return self.with_room(|| {
-                let mut state = self.lock();
-                self.make_room(&mut state);
+            return self.start(None, post, |state| {
+                self.make_room(state);
                 state.requests.insert_from(&self.gpu, &mut entry)
             });
         };
         let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
-        let mut held = Some(state);
-        self.with_room(|| match held.take() {
-            Some(mut state) => self.number_recv(&mut state, rank, lane, &mut entry),
-            None => self.number_recv(&mut self.lock(), rank, lane, &mut entry),
-        })
-        .map_err(|e| e.of_peer(rank))
+        let number = |state: &mut State| self.number_recv(state, rank, lane, &mut entry);
+        let started = self.start(Some(state), post, number);
+        started.map_err(|e| e.of_peer(rank))
     }
 
     fn number_recv(
@@ -147,13 +153,13 @@ impl Inner {
         let State {
             peers, requests, ..
         } = state;
-        let mark = requests.mark_word(key).clone();
         let entry = known(requests, key)?;
         if entry.peer == ANYBODY {
             if let Some(stream) = entry.poster.stream.clone() {
-                entry.marked = Some(set_mark(&stream, &mark)?);
+                let marked = set_mark(&stream, requests.mark_word(key))?;
+                known(requests, key)?.marked = Some(marked);
             }
-            entry.phase = Phase::Unmatched;
+            known(requests, key)?.phase = Phase::Unmatched;
             state.wild.push(key);
             self.match_wild(state);
             return Ok(());
@@ -209,24 +215,26 @@ impl Inner {
     }
 
     /// Has a stream take a message in: it stands still until that is there.
-    pub fn try_claim(&self, key: RequestKey, stream: &Stream) -> Result<()> {
-        let rank = {
-            let state = self.lock();
-            let entry = state.requests.get(key);
-            entry.map_or(ANYBODY, |entry| entry.peer)
-        };
+    pub fn try_claim<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        key: RequestKey,
+        stream: &Stream,
+    ) -> Result<()> {
+        let rank = known(&mut state.requests, key)?.peer;
         if rank == ANYBODY {
-            let mut state = self.lock();
             return self.claim_now(&mut state, key, stream, 0);
         }
-        let given_up = self
-            .lock()
-            .peer(rank)
-            .is_some_and(|peer| peer.failed.is_some());
-        if given_up {
-            return self.claim_now(&mut self.lock(), key, stream, 0);
+        let on = On::Stream(stream, None);
+        let mut lane = self.lane_of(&mut state, &on);
+        let ready = match state.peer(rank) {
+            Some(peer) => peer.failed.is_some() || peer.is_open(lane.into(), Way::Lanes),
+            None => false,
+        };
+        if !ready {
+            drop(state);
+            (state, lane) = self.ensure(rank, &on, Way::Lanes)?;
         }
-        let (mut state, lane) = self.ensure(rank, &On::Stream(stream, None), Way::Lanes)?;
         self.claim_now(&mut state, key, stream, lane)
             .map_err(|e| e.of_peer(rank))
     }

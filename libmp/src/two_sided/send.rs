@@ -190,18 +190,25 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: RemoteSpan) 
 impl Inner {
     /// Numbers a send and, if a stream posts it, prepares its work requests.
     pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+        self.start_send(spec, false)
+    }
+
+    /// Prepares a send and posts it.
+    pub fn send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+        self.start_send(spec, true)
+    }
+
+    #[inline]
+    fn start_send(&self, spec: &Send<'_>, post: bool) -> Result<RequestKey> {
         let len = total(PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
         }
         let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
-        let mut held = Some(state);
-        self.with_room(|| match held.take() {
-            Some(mut state) => self.number_send(&mut state, spec, lane, len),
-            None => self.number_send(&mut self.lock(), spec, lane, len),
-        })
-        .map_err(|e| e.of_peer(spec.to))
+        let number = |state: &mut State| self.number_send(state, spec, lane, len);
+        let started = self.start(Some(state), post, number);
+        started.map_err(|e| e.of_peer(spec.to))
     }
 
     fn number_send(
