@@ -133,6 +133,9 @@ impl Request {
     /// failure lets the stream pass, once it is told in [`Request::result_word`] and
     /// [`Context::error_word`].
     ///
+    /// The memory of a receive that another stream posted is that stream's until it has come
+    /// there: `stream` stands still, too, until the other has done what it was given so far.
+    ///
     /// # Errors
     /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
     /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels; what gdsync refuses.

@@ -279,7 +279,7 @@ impl Inner {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let word = channel.word(number, entry.large);
-        stream.check_room(3)?;
+        stream.check_room(4)?;
         let mut list = List::<2>::new();
         list.push(wait_for(word, number, lands_in_device(entry)));
         let segments = entry.segments.as_slice();
@@ -301,6 +301,10 @@ impl Inner {
             word: channel.taken(number),
             value: word::threshold(number),
         });
+        if let Some(poster) = entry.poster.stream.as_ref().filter(|p| p.id() != stream.id()) {
+            // The memory is the poster's until it has come to the receive.
+            stream.wait_event(&poster.record()?)?;
+        }
         list.post(stream, None)?;
         // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
         // segments are kept by the entry until the kernel has told its result.
