@@ -103,21 +103,19 @@ impl Launch {
             .context("the current directory is no text")?;
         let command = self.command.iter().map(|word| quote(word));
         let command = command.collect::<Vec<_>>().join(" ");
-        let line = [
-            format!("cd {} || exit 126", quote(folder)),
-            export,
-            "exec 3<&0 </dev/null".into(),
-            format!("setsid {command} 3<&- & rank=$!"),
-            format!(
-                "(while read -r line <&3; do :; done; kill -s TERM -- -$rank; sleep {}; \
-                 kill -s KILL -- -$rank) >/dev/null 2>&1 & guard=$!",
-                self.grace.as_secs_f64()
-            ),
-            "wait $rank; code=$?".into(),
-            "kill -s KILL -- -$rank $guard 2>/dev/null".into(),
-            "exit $code".into(),
-        ];
-        let line = line.join("; ").replace("&;", "&");
+        // The guard is there before the command, in its group, and not as its child.
+        let guard = format!(
+            "((trap \"\" TERM; while read -r line <&3; do :; done; kill -s TERM -- -$$; sleep {}; \
+             kill -s KILL -- -$$) &) </dev/null >/dev/null 2>&1; exec \"$@\" </dev/null 3<&-",
+            self.grace.as_secs_f64()
+        );
+        let line = format!(
+            "cd {} || exit 126; {export}; exec 3<&0 </dev/null; \
+             setsid /bin/sh -c {} rank {command} & rank=$!; wait $rank; code=$?; \
+             kill -s KILL -- -$rank 2>/dev/null; exit $code",
+            quote(folder),
+            quote(&guard)
+        );
         ensure!(
             !line.contains('\n'),
             "ranks on other hosts take no command, variable or directory with a line break"

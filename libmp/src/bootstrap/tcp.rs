@@ -43,9 +43,10 @@ pub struct Join {
 /// One rank of a job whose store is reached over TCP.
 ///
 /// The store passes messages on. It has no thread: `send` and `receive` read and write its socket
-/// without waiting, and what the socket does not take at once goes with a later call. When the store is gone, messages that had arrived are still received, and
-/// then errors of kind `System`; what goes over NICs does not need it. Dropping it makes the rank
-/// gone, and takes at most half a second if the store does not answer.
+/// without waiting, and what the socket does not take at once goes with a later call. When the
+/// store is gone, messages that had arrived are still received, and then errors of kind `System`;
+/// what goes over NICs does not need it. Dropping it makes the rank gone, and takes at most half
+/// a second if the store does not answer.
 #[derive(Debug)]
 pub struct Tcp {
     rank: u32,
