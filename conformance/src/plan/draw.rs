@@ -140,6 +140,7 @@ fn queue(rng: &mut Rng, ranks: usize) -> QpConfig {
             false => Endpoint::Ring,
         },
         access: Access::ALL,
+        error: None,
         // Near the end of 32 bits, of the 16 that the NIC counts in, or at the beginning.
         start: match rng.u8(0..4) {
             0 => rng.u32(0..9),

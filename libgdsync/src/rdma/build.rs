@@ -177,6 +177,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             places,
             kind,
             config.timeout,
+            config.error.clone(),
             control,
             regions,
             Arc::clone(pd.inner()),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Access;
 use crate::error::{Error, Kind, Result};
-use crate::gpu::MemoryKind;
+use crate::gpu::{MemoryKind, Word32};
 
 /// How doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -106,6 +106,10 @@ pub struct QpConfig {
     pub endpoint: Endpoint,
     /// What peers may do through this queue pair, within what registrations permit.
     pub access: Access,
+    /// A further error word, which several queue pairs may share. If it is 0 when a signaled
+    /// request fails, it becomes what [`Qp::error_word`](super::Qp::error_word) is, before a
+    /// stream that waits for the request goes on. In pinned memory.
+    pub error: Option<Word32>,
     /// First index of queues and completion positions; for tests that want to see them wrap.
     #[doc(hidden)]
     pub start: u32,
@@ -124,6 +128,7 @@ impl Default for QpConfig {
             lowering: Lowering::Auto,
             endpoint: Endpoint::Auto,
             access: Access::ALL,
+            error: None,
             start: 0,
         }
     }

@@ -13,7 +13,7 @@ use mlx5_prm::doorbell;
 
 use super::Mr;
 use super::device::PdInner;
-use crate::gpu::{Gpu, Mapped, Region};
+use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::emulated::{EmulatedNic, QpObjects};
 use crate::ring::cq::WAITERS;
@@ -105,6 +105,8 @@ pub(crate) struct QpCore {
     pub places: Places,
     pub kind: EndpointKind,
     pub timeout: Option<Duration>,
+    /// The owner's own error word.
+    error: Option<Word32>,
     state: Mutex<QpState>,
     /// Set when the owner has dropped the queue pair: the watcher finishes it.
     closing: AtomicBool,
@@ -139,6 +141,7 @@ pub(crate) struct QpState {
 struct Publisher<'a> {
     statuses: &'a Mapped,
     error: &'a Mapped,
+    shared: Option<&'a Word32>,
     slots: u64,
 }
 
@@ -152,6 +155,14 @@ impl StatusSink for Publisher<'_> {
             self.error.store32(0, status.0);
         }
     }
+
+    fn signaled(&mut self) {
+        let Some(shared) = self.shared else { return };
+        if shared.load().is_ok_and(|known| known == 0) {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = shared.store(self.error.load32(0));
+        }
+    }
 }
 
 impl QpCore {
@@ -163,6 +174,7 @@ impl QpCore {
         places: Places,
         kind: EndpointKind,
         timeout: Option<Duration>,
+        error: Option<Word32>,
         control: Region,
         regions: Vec<Region>,
         pd: Arc<PdInner>,
@@ -176,6 +188,7 @@ impl QpCore {
             places,
             kind,
             timeout,
+            error,
             state: Mutex::new(QpState::new(send, recv)),
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -286,6 +299,7 @@ impl QpCore {
         let mut sink = Publisher {
             statuses: &self.places.send.statuses.cpu,
             error: &self.places.error.cpu,
+            shared: self.error.as_ref(),
             slots: u64::from(send.fifo.room()),
         };
         busy |= send_fault.tick(

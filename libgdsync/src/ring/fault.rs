@@ -31,6 +31,9 @@ pub struct Fault {
 pub trait StatusSink {
     /// The request's outcome; called before the stream that waits for it can go on.
     fn publish(&mut self, ticket: u64, status: Status);
+
+    /// What was published last is of a signaled request, which a stream may wait for.
+    fn signaled(&mut self) {}
 }
 
 impl Fault {
@@ -78,6 +81,9 @@ impl Fault {
             }
             if let Some(ticket) = ticket {
                 sink.publish(ticket, settle(fifo, ticket, status));
+                if fifo.slot(ticket).is_some_and(|s| s.entry.is_some()) {
+                    sink.signaled();
+                }
             }
             self.scan += 1;
             busy = true;

@@ -21,6 +21,7 @@ impl Inner {
             pd: &self.pd,
             config: &self.config,
             me: self.rank,
+            error: &self.error,
             endpoints,
         }
     }
@@ -92,6 +93,9 @@ impl Inner {
         let state = &mut *guard;
         let ground = self.ground(&state.endpoints);
         let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
+        if peer.failed.is_some() {
+            return Ok(());
+        }
         let mut say = Vec::new();
         let begun = peer.begin(&ground, lane.into(), way, &mut say);
         self.say(state, rank, say);

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use gdsync::Status;
+use gdsync::gpu::Word32;
 use gdsync::rdma::{Endpoint, Pd, Qp, QpConfig};
 
 use super::Config;
@@ -63,6 +64,8 @@ pub(crate) struct Ground<'a> {
     pub pd: &'a Pd,
     pub config: &'a Config,
     pub me: u32,
+    /// The context's error word.
+    pub error: &'a Word32,
     /// By lane: who rings the NIC.
     pub endpoints: &'a [Endpoint],
 }
@@ -75,6 +78,7 @@ impl Ground<'_> {
             config.send_blocks = config.send_blocks.min(32);
         }
         config.timeout = Some(self.config.timeout);
+        config.error = Some(self.error.clone());
         config.endpoint = *self.endpoints.get(lane).unwrap_or(&self.config.endpoint);
         Ok(self.pd.create_qp(&config)?)
     }

@@ -130,8 +130,8 @@ impl Request {
     }
 
     /// Has `stream` stand still until it has ended. What has been received is in place then. A
-    /// failure lets the stream pass, once it is told in [`Request::result_word`] and
-    /// [`Context::error_word`].
+    /// failure lets the stream pass, once it is told in [`Context::error_word`] and, of a receive,
+    /// in [`Request::result_word`].
     ///
     /// The memory of a receive that another stream posted is that stream's until it has come
     /// there: `stream` stands still, too, until the other has done what it was given so far.

@@ -5,12 +5,13 @@ use gdsync::rdma::Work;
 
 use super::post::known;
 use super::send::Batch;
+use super::turn::arrived;
 use crate::context::Inner;
 use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
-use crate::request::table::{Entry, Phase, RequestKey, Segments};
+use crate::request::table::{Phase, RequestKey, Segments};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
@@ -142,9 +143,14 @@ impl Inner {
         if peer.failed.is_some() {
             return;
         }
-        peer.fail(status);
-        let open = |entry: &Entry| entry.peer == rank && !matches!(entry.phase, Phase::Done(_));
-        let lost = state.requests.iter().any(|(_, entry)| open(entry));
+        let lost = self.loses(state, rank);
+        if lost && self.error.load().unwrap_or(0) == 0 {
+            // Before streams pass.
+            let _ = self.error.store(status.0);
+        }
+        if let Some(peer) = state.peer(rank) {
+            peer.fail(status);
+        }
         if lost || status != Status::REMOTE_ABORTED {
             tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {status}");
         } else {
@@ -152,6 +158,30 @@ impl Inner {
         }
         self.say_given_up(state, rank);
         self.host().ring();
+    }
+
+    /// Whether a request fails if `rank` is given up.
+    fn loses(&self, state: &mut State, rank: u32) -> bool {
+        let mut keys = Vec::new();
+        state.requests.unfinished(&mut keys);
+        keys.into_iter().any(|key| {
+            let phase = match state.requests.get(key) {
+                Some(entry) if entry.peer == rank => entry.phase,
+                _ => return false,
+            };
+            match phase {
+                Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
+                Phase::Queued { .. } => true,
+                Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
+                Phase::Sent(request) => {
+                    let lane = state.requests.get(key).map(|e| usize::from(e.poster.lane));
+                    let lane = lane.and_then(|at| state.peer(rank)?.lanes[at].as_mut());
+                    lane.is_some_and(|lane| {
+                        !matches!(lane.qp.poll(request), Ok(Some(Status::SUCCESS)))
+                    })
+                }
+            }
+        })
     }
 
     /// Gives everything up that is unfinished, and never waits: nobody is left who would look

@@ -258,7 +258,7 @@ fn given_up(state: &mut State, rank: u32) -> Option<Status> {
 }
 
 /// Whether the message of a receive is there.
-fn arrived(state: &State, key: RequestKey) -> bool {
+pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     let Some(entry) = state.requests.get(key) else {
         return false;
     };

@@ -3,19 +3,21 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::cell::{Cell, RefCell};
+use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gds_driver::{Sim, SimConfig, SimControl, SimReport};
 use gds_step::{Host, Lane};
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Progress};
+use mp::{Bootstrap, Builder, Context, Progress, Request};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, Subscriber, span};
 use vmlx5::fabric::NodeId;
@@ -308,5 +310,52 @@ impl Gate {
     pub fn open(&self) {
         self.0.store(1).unwrap();
         self.0.region().gpu().host().ring();
+    }
+}
+
+/// What a kernel behind the wait for a request saw of its end.
+pub struct Witness(Region);
+
+#[repr(C)]
+struct Look {
+    error: u64,
+    result: u64,
+    saw: u64,
+}
+
+unsafe extern "C" fn look(params: *const c_void) {
+    // SAFETY: the words live, as `Witness::launch` asks for; one thread runs this.
+    unsafe {
+        let look = &*params.cast::<Look>();
+        let error = AtomicU32::from_ptr(look.error as *mut u32).load(Ordering::Acquire);
+        let result = AtomicU64::from_ptr(look.result as *mut u64).load(Ordering::Acquire);
+        let saw = look.saw as *mut u64;
+        saw.write_volatile(1);
+        saw.add(1).write_volatile(error.into());
+        saw.add(2).write_volatile(result);
+    }
+}
+
+impl Witness {
+    /// Has `stream` look at the words of a request, which is held until it has.
+    pub fn launch(stream: &Stream, ctx: &Context, request: &Request) -> Witness {
+        let saw = stream.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let args = [ctx.error_word(), request.result_word(), saw.addr()];
+        let args: Vec<u8> = args.iter().flat_map(|a| a.0.to_ne_bytes()).collect();
+        // SAFETY: as C++ would define it: it keeps the rules for kernels.
+        let kernel = unsafe { softgpu::Kernel::new("look", look, size_of::<Look>()) };
+        // SAFETY: the context's word and the request's live as long as their handles, the other
+        // one as long as this.
+        unsafe { stream.launch(&Kernel::soft(kernel), Dims::linear(1, 1), &args) }.unwrap();
+        Witness(saw)
+    }
+
+    /// The error word, the request's status and length; the stream has run the kernel.
+    pub fn seen(&self) -> (Status, Status, u64) {
+        let word = |i: usize| self.0.word64(8 * i).unwrap().load().unwrap();
+        assert_eq!(word(0), 1, "the kernel did not run");
+        let (error, result) = (word(1), word(2));
+        let status = Status((result >> 48) as u32);
+        (Status(error as u32), status, result & (1 << 48) - 1)
     }
 }

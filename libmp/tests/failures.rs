@@ -1,0 +1,436 @@
+//! A rank dies while another has requests with it, in every phase of a request: what had come is
+//! received, the rest ends with an error that names the rank, streams pass, and a third rank
+//! goes on talking.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use gdsync::Status;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Stream};
+use mp::{Builder, Context, Kind, Memory, Recv, Request, Send, Slice, Source};
+use sim::{LIMIT, Place, Rank, Witness, millis, play, secs};
+
+const TIMEOUT: Duration = secs(2);
+const DEPTH: usize = 4;
+const SMALL: usize = 8;
+const LARGE: usize = 10_000;
+/// The rank that dies.
+const VICTIM: u32 = 1;
+/// The rank that goes on.
+const FRIEND: u32 = 2;
+
+fn build(builder: Builder) -> Builder {
+    builder.timeout(TIMEOUT).depth(DEPTH as u32)
+}
+
+/// How the rank dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    /// Its context and its place in the job are dropped.
+    Leaves,
+    /// Its context is dropped; it stays in the job.
+    Closes,
+    /// Its NIC is cut off.
+    IsCut,
+    /// Rank and machines stand still.
+    Freezes,
+}
+
+impl Death {
+    const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
+}
+
+/// What the surviving rank has to do with the one that dies.
+struct Survivor<'a> {
+    ctx: &'a Context,
+    stream: &'a Stream,
+    memory: Memory,
+    /// What cannot end well.
+    lost: RefCell<Vec<Request>>,
+    /// What had come, with its length.
+    fine: RefCell<Vec<(Request, u64)>>,
+    /// Kernels behind stream waits, by their place in `lost`.
+    saw: RefCell<Vec<(usize, Witness)>>,
+}
+
+impl Survivor<'_> {
+    fn slice(&self, len: usize) -> Slice {
+        self.memory.slice(0, len).unwrap()
+    }
+
+    fn loses(&self, request: Request) {
+        self.lost.borrow_mut().push(request);
+    }
+
+    fn gets(&self, request: Request, len: usize) {
+        self.fine.borrow_mut().push((request, len as u64));
+    }
+
+    /// Has the stream wait for a request that is lost, and a kernel look at it.
+    fn waits(&self, request: Request) {
+        request.wait_on(self.stream).unwrap();
+        let seen = Witness::launch(self.stream, self.ctx, &request);
+        let mut lost = self.lost.borrow_mut();
+        self.saw.borrow_mut().push((lost.len(), seen));
+        lost.push(request);
+    }
+
+    fn isend(&self, len: usize) -> Request {
+        self.ctx.isend(VICTIM, 1, &self.slice(len)).unwrap()
+    }
+
+    fn isend_on(&self, len: usize) -> Request {
+        self.ctx
+            .isend_on(self.stream, VICTIM, 1, &self.slice(len))
+            .unwrap()
+    }
+
+    /// A receive of the CPU's has no limit but its own.
+    fn irecv(&self, len: usize) -> Request {
+        let into = [self.slice(len)];
+        self.ctx
+            .recv(&Recv::new(VICTIM, 1, &into).timeout(TIMEOUT))
+            .unwrap()
+    }
+
+    fn irecv_on(&self, len: usize) -> Request {
+        self.ctx
+            .irecv_on(self.stream, VICTIM, 1, &self.slice(len))
+            .unwrap()
+    }
+}
+
+/// A phase of requests: what the survivor does before the other dies, and how many small messages
+/// the other sends before.
+struct Phase {
+    name: &'static str,
+    sent: usize,
+    make: fn(&Survivor<'_>),
+}
+
+const PHASES: &[Phase] = &[
+    Phase {
+        name: "a send of the CPU's without room",
+        sent: 0,
+        make: |s| {
+            for _ in 0..DEPTH {
+                let sent = s.isend(SMALL);
+                sent.wait(LIMIT).unwrap();
+                s.gets(sent, SMALL);
+            }
+            s.loses(s.isend(SMALL));
+            s.loses(s.isend(LARGE));
+        },
+    },
+    Phase {
+        name: "a send of the CPU's that was announced",
+        sent: 0,
+        make: |s| s.loses(s.isend(LARGE)),
+    },
+    Phase {
+        name: "a stream that waits for the result of a send of the CPU's",
+        sent: 0,
+        make: |s| s.waits(s.isend(LARGE)),
+    },
+    Phase {
+        name: "a stream that stands at a send without room",
+        sent: 0,
+        make: |s| {
+            for _ in 0..DEPTH {
+                s.gets(s.isend_on(SMALL), SMALL);
+            }
+            s.waits(s.isend_on(SMALL));
+        },
+    },
+    Phase {
+        name: "a stream that stands at a send that was announced",
+        sent: 0,
+        make: |s| s.waits(s.isend_on(LARGE)),
+    },
+    Phase {
+        name: "sends of a stream over several laps",
+        sent: 0,
+        make: |s| {
+            for _ in 0..DEPTH {
+                s.gets(s.isend_on(SMALL), SMALL);
+            }
+            for _ in 0..3 * DEPTH {
+                s.waits(s.isend_on(SMALL));
+                s.loses(s.isend_on(LARGE));
+            }
+        },
+    },
+    Phase {
+        name: "receives of the CPU's",
+        sent: 0,
+        make: |s| {
+            s.loses(s.irecv(SMALL));
+            s.loses(s.irecv(LARGE));
+        },
+    },
+    Phase {
+        name: "receives of the CPU's, one of which got its message",
+        sent: 1,
+        make: |s| {
+            s.gets(s.irecv(SMALL), SMALL);
+            s.loses(s.irecv(SMALL));
+        },
+    },
+    Phase {
+        name: "a receive that a stream posted",
+        sent: 0,
+        make: |s| {
+            let into = [s.slice(LARGE)];
+            let recv = Recv::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
+            s.loses(s.ctx.recv(&recv).unwrap());
+        },
+    },
+    Phase {
+        name: "a stream that stands at a small receive",
+        sent: 0,
+        make: |s| s.waits(s.irecv_on(SMALL)),
+    },
+    Phase {
+        name: "a stream that stands at a large receive",
+        sent: 0,
+        make: |s| s.waits(s.irecv_on(LARGE)),
+    },
+    Phase {
+        name: "a stream that stands at a large receive of the CPU's",
+        sent: 0,
+        make: |s| s.waits(s.irecv(LARGE)),
+    },
+    Phase {
+        name: "a stream that stands at the second receive",
+        sent: 1,
+        make: |s| {
+            for i in 0..3 {
+                let recv = s.irecv_on(SMALL);
+                match i {
+                    0 => {
+                        recv.wait_on(s.stream).unwrap();
+                        s.gets(recv, SMALL);
+                    }
+                    _ => s.waits(recv),
+                }
+            }
+        },
+    },
+    Phase {
+        name: "receives of a stream over several laps",
+        sent: DEPTH,
+        make: |s| {
+            for i in 0..3 * DEPTH {
+                let recv = s.irecv_on(if i % 3 == 2 { LARGE } else { SMALL });
+                match i < DEPTH {
+                    true => {
+                        recv.wait_on(s.stream).unwrap();
+                        s.gets(recv, SMALL);
+                    }
+                    false => s.waits(recv),
+                }
+            }
+        },
+    },
+    Phase {
+        name: "both ways at once",
+        sent: 0,
+        make: |s| {
+            let recv = s.irecv_on(LARGE);
+            let send = s.isend_on(LARGE);
+            s.waits(recv);
+            s.waits(send);
+        },
+    },
+];
+
+#[test]
+fn whatever_phase_a_request_is_in() {
+    let mut seed = 0;
+    let mut failed = Vec::new();
+    for death in Death::ALL {
+        for phase in PHASES {
+            seed += 1;
+            let run = move || {
+                let run = play(seed, 3, move |rank| dies(rank, death, phase));
+                let dead: &[&str] = match death {
+                    Death::Freezes => &["rank1"],
+                    _ => &[],
+                };
+                assert_eq!(run.report.unfinished, dead);
+                assert_eq!(run.warnings.alarms(), [""; 0], "the watchdog has 10 s");
+            };
+            if catch_unwind(AssertUnwindSafe(run)).is_err() {
+                failed.push(format!("{death:?}: {}", phase.name));
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn dies(rank: &Rank, death: Death, phase: &Phase) {
+    let place = rank.place(SoftOptions::default(), true);
+    let ctx = rank.open_at(&place, build);
+    match rank.me {
+        VICTIM => {
+            let memory = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap();
+            for _ in 0..phase.sent {
+                let sent = ctx.isend(0, 1, &memory.all()).unwrap();
+                sent.wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            rank.pass(millis(50));
+            end(rank, &place, ctx, death);
+        }
+        FRIEND => {
+            talk(&ctx, 0);
+            rank.barrier();
+            rank.barrier();
+            talk(&ctx, 0);
+            ctx.close(LIMIT).unwrap();
+            rank.barrier();
+        }
+        _ => survives(rank, &ctx, phase),
+    }
+}
+
+fn end(rank: &Rank, place: &Place, ctx: Context, death: Death) {
+    rank.never_mind();
+    match death {
+        Death::Leaves => {
+            drop(ctx);
+            rank.leave();
+        }
+        Death::Closes => {
+            drop(ctx);
+            rank.until("the end", || rank.has_come(0, 3));
+        }
+        Death::IsCut => {
+            rank.cut(place);
+            rank.until("the end", || rank.has_come(0, 3));
+        }
+        Death::Freezes => rank.freeze(place),
+    }
+}
+
+/// A message each way, by CPU and on a stream.
+fn talk(ctx: &Context, with: u32) {
+    let stream = ctx.gpu().stream().unwrap();
+    talk_on(ctx, with, &stream);
+}
+
+fn talk_on(ctx: &Context, with: u32, stream: &Stream) {
+    for len in [SMALL, LARGE] {
+        let memory = ctx.alloc(MemoryKind::Pinned, 2 * len).unwrap();
+        let (data, into) = (
+            memory.slice(0, len).unwrap(),
+            memory.slice(len, len).unwrap(),
+        );
+        memory.write(0, &vec![ctx.rank() as u8 + 1; len]).unwrap();
+        let recv = ctx.irecv_on(stream, with, 7, &into).unwrap();
+        let send = ctx.isend_on(stream, with, 7, &data).unwrap();
+        recv.wait_on(stream).unwrap();
+        send.wait_on(stream).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
+        let mut got = vec![0; len];
+        memory.read(len, &mut got).unwrap();
+        assert_eq!(got, vec![with as u8 + 1; len]);
+        let recv = ctx.irecv(with, 8, &into).unwrap();
+        ctx.isend(with, 8, &data).unwrap().wait(LIMIT).unwrap();
+        recv.wait(LIMIT).unwrap();
+    }
+}
+
+fn survives(rank: &Rank, ctx: &Context, phase: &Phase) {
+    let stream = ctx.gpu().stream().unwrap();
+    let survivor = Survivor {
+        ctx,
+        stream: &stream,
+        memory: ctx.alloc(MemoryKind::Pinned, LARGE).unwrap(),
+        lost: RefCell::default(),
+        fine: RefCell::default(),
+        saw: RefCell::default(),
+    };
+    talk(ctx, FRIEND);
+    // Prepared before, to be posted after; a stream posts in the order of preparing.
+    let spare = ctx.gpu().stream().unwrap();
+    let data = [survivor.slice(SMALL)];
+    let large = [survivor.slice(LARGE)];
+    let prepared = [
+        ctx.prepare_send(&Send::new(VICTIM, 50, &data)),
+        ctx.prepare_send(&Send::new(VICTIM, 51, &large).on(&spare)),
+        ctx.prepare_recv(&Recv::new(VICTIM, 52, &data)),
+        ctx.prepare_recv(&Recv::new(VICTIM, 53, &large).on(&spare)),
+        ctx.prepare_send(&Send::new(VICTIM, 54, &data).on(&spare)),
+    ];
+    let prepared = prepared.map(Result::unwrap);
+    (phase.make)(&survivor);
+    let any = ctx.irecv(Source::Any, 7, &survivor.slice(LARGE)).unwrap();
+    any.cancel().unwrap();
+    rank.barrier();
+    let start = rank.host.now();
+    assert!(
+        stream.synchronize(LIMIT).unwrap(),
+        "the stream is not released"
+    );
+    for request in survivor.lost.borrow().iter() {
+        let e = request.wait(LIMIT).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+        assert_eq!(e.rank(), Some(VICTIM), "{e}");
+    }
+    let took = rank.host.now().since(start);
+    assert!(took < TIMEOUT + millis(100), "it took {took:?}");
+    for (request, len) in survivor.fine.borrow().iter() {
+        assert_eq!(request.wait(LIMIT).unwrap().len, *len);
+    }
+    let reason = late(ctx, &survivor, &prepared);
+    for (at, witness) in survivor.saw.borrow().iter() {
+        let (error, status, _) = witness.seen();
+        let request = &survivor.lost.borrow()[*at];
+        assert!(error == reason, "{request:?}: the error word was {error:?}");
+        if format!("{request:?}").starts_with("receive") {
+            assert_eq!(status, reason, "{request:?}: its result");
+        }
+    }
+    assert!(ctx.error().is_some());
+    assert!(ctx.stuck().is_empty());
+    // The same stream serves others.
+    rank.barrier();
+    let end = ctx.isend(VICTIM, 1, &survivor.slice(SMALL)).unwrap_err();
+    assert_eq!(end.rank(), Some(VICTIM), "{end}");
+    talk_on(ctx, FRIEND, &stream);
+    ctx.close(LIMIT).unwrap();
+    rank.barrier();
+}
+
+/// What is used after the death.
+fn late(ctx: &Context, survivor: &Survivor<'_>, prepared: &[Request]) -> Status {
+    let memory = survivor.slice(SMALL);
+    let all = [
+        ctx.isend(VICTIM, 1, &memory),
+        ctx.isend_on(survivor.stream, VICTIM, 1, &memory),
+        ctx.isend(VICTIM, 1, &survivor.slice(LARGE)),
+        ctx.irecv(VICTIM, 60, &memory),
+        ctx.irecv_on(survivor.stream, VICTIM, 61, &memory),
+    ];
+    let mut errors: Vec<_> = all.into_iter().map(|r| r.unwrap_err()).collect();
+    // A message might be there: a receive is told no earlier than that it is not.
+    let mut post = |r: &Request| r.post().and_then(|()| r.wait(LIMIT)).unwrap_err();
+    errors.extend(prepared.iter().map(&mut post));
+    let mut reasons = errors.iter().map(|e| {
+        assert_eq!(e.rank(), Some(VICTIM), "{e}");
+        match e.kind() {
+            Kind::PeerFailed(status) => status,
+            other => panic!("{other:?}: {e}"),
+        }
+    });
+    let first = reasons.next().unwrap();
+    assert!(reasons.all(|status| status == first));
+    first
+}
