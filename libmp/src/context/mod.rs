@@ -265,14 +265,19 @@ impl Context {
     /// As the function that registers them.
     pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
         let found = self.cache().at(addr, len);
-        let memory = match found {
-            Some(memory) => memory,
-            None => match self.gpu().buffer_id(addr) {
-                // SAFETY: the caller's promise is the one asked for.
-                Ok(Some(_)) => unsafe { self.register_device(addr, len)? },
+        let memory = match (found, self.gpu().buffer_id(addr)) {
+            (Some(memory), _) => memory,
+            // Host memory has a number, too, where some of it is registered with the driver.
+            // SAFETY: the caller's promise is the one asked for.
+            (None, Ok(Some(_))) => match unsafe { self.register_device(addr, len) } {
                 // SAFETY: as above; addresses of host memory are the same on the GPU.
-                _ => unsafe { self.register_host(addr.0 as *mut u8, len)? },
+                Err(e) if e.kind() == Kind::Invalid => unsafe {
+                    self.register_host(addr.0 as *mut u8, len)?
+                },
+                other => other?,
             },
+            // SAFETY: as above.
+            (None, _) => unsafe { self.register_host(addr.0 as *mut u8, len)? },
         };
         let start = memory.region().addr().0;
         memory.slice(addr.0.wrapping_sub(start) as usize, len)
