@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, loopback, pingpong, post, rate, soak, suite};
+use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -40,6 +40,10 @@ pub enum Command {
     Bandwidth(bandwidth::Options),
     /// Messages by the million, and memory that does not grow.
     Soak(soak::Options),
+    /// From the first process's start until all ranks have their peers.
+    Start(start::Options),
+    /// Memory for each connected peer.
+    Footprint(footprint::Options),
     /// From the CPU's store that a stream waits for to the CPU's sight of what comes behind.
     #[command(name = "gds_poll_lat")]
     PollLat(poll_lat::Options),

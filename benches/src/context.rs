@@ -13,7 +13,7 @@ use crate::cli::Setup;
 use crate::endpoint::Endpoint;
 
 /// Blocks of each send queue: more than the benchmarks enqueue ahead of a closed gate.
-const QUEUE: u32 = 4096;
+pub const QUEUE: u32 = 1024;
 /// Receives are mp's own affair: it posts none.
 const RECEIVES: u32 = 4;
 
@@ -22,11 +22,12 @@ pub fn builder(
     endpoint: &Endpoint,
     setup: &Setup,
     bootstrap: Arc<dyn Bootstrap>,
+    queue: u32,
     limit: Duration,
 ) -> Builder {
     let queues = QpConfig {
         recv_entries: RECEIVES,
-        ..setup.queues(QUEUE)
+        ..setup.queues(queue)
     };
     Context::builder()
         .bootstrap(bootstrap)
@@ -37,16 +38,16 @@ pub fn builder(
         .timeout(limit)
 }
 
-/// Two ranks of this process that share an endpoint, with `depth` slots for messages of each
-/// tag.
+/// Two ranks of this process that share an endpoint, with `queue` blocks of each send queue and
+/// `depth` slots for messages of each tag.
 pub fn pair(
     endpoint: &Endpoint,
     setup: &Setup,
-    depth: u32,
+    (queue, depth): (u32, u32),
     limit: Duration,
 ) -> Result<[Context; 2]> {
     let make = |rank: &Arc<dyn Bootstrap>| {
-        let builder = builder(endpoint, setup, Arc::clone(rank), limit);
+        let builder = builder(endpoint, setup, Arc::clone(rank), queue, limit);
         builder.depth(depth).build().context("building a context")
     };
     let ranks = Local::ranks(2);

@@ -39,6 +39,14 @@ pub struct Names {
     pub lowering: String,
 }
 
+/// What contexts of mp over an endpoint are made of.
+pub struct Made {
+    /// The names.
+    pub names: Names,
+    /// Such a queue pair as theirs are. It stays: in traces its place has its name.
+    _qp: Qp,
+}
+
 impl Endpoint {
     /// Opens those of rank `number`.
     pub fn open(setup: &Setup, number: u32) -> Result<Endpoint> {
@@ -76,9 +84,12 @@ impl Endpoint {
     }
 
     /// What this and queue pairs as asked for are made of.
-    pub fn names_of(&self, setup: &Setup, memory: MemoryKind) -> Result<Names> {
-        let (qp, _) = self.pair(&setup.queues(16))?;
-        Ok(self.names(&qp, memory))
+    pub fn made_of(&self, setup: &Setup, memory: MemoryKind) -> Result<Made> {
+        let qp = self.pd.create_qp(&setup.queues(4))?;
+        Ok(Made {
+            names: self.names(&qp, memory),
+            _qp: qp,
+        })
     }
 
     /// What this is made of.

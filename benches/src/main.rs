@@ -3,8 +3,9 @@
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
 //! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing
 //! costs the host), `rate` (small messages a second), `bandwidth` (large messages between
-//! processes), `soak` (a million messages, and memory that does not grow), the programs of the
-//! ancestor under their names, `suite` (all of them, against their targets).
+//! processes), `soak` (a million messages, and memory that does not grow), `start` (how long a
+//! job takes to start), `footprint` (memory of each peer), the programs of the ancestor under
+//! their names, `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
 mod alloc;
@@ -14,6 +15,7 @@ mod bare;
 mod cli;
 mod context;
 mod endpoint;
+mod footprint;
 mod gate;
 mod gpu;
 mod kernel;
@@ -21,6 +23,7 @@ mod link;
 mod loopback;
 mod machine;
 mod meet;
+mod memory;
 mod pattern;
 mod pingpong;
 mod plot;
@@ -29,6 +32,7 @@ mod rank;
 mod rate;
 mod report;
 mod soak;
+mod start;
 mod stats;
 mod suite;
 mod table;
@@ -58,6 +62,8 @@ fn main() -> ExitCode {
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Start(options) => start::run(&options),
+        Command::Footprint(options) => footprint::run(&options),
         Command::PollLat(options) => ancestors::poll_lat::run(&options),
         Command::KernelLatency(options) => ancestors::kernel_latency::run(&options),
         Command::Sanity(options) => ancestors::sanity::run(&options),

@@ -16,9 +16,9 @@ use crate::cli::{Layers, Setup};
 use crate::context;
 use crate::endpoint::Endpoint;
 use crate::link::Link;
-use crate::{bandwidth, pingpong};
+use crate::{bandwidth, footprint, pingpong, start};
 
-/// What two ranks are started for.
+/// What ranks are started for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// See [`pingpong`].
@@ -27,6 +27,10 @@ pub enum Job {
     Bandwidth(bandwidth::Options),
     /// See [`kernel_latency`].
     KernelLatency(kernel_latency::Options),
+    /// See [`start`].
+    Start(start::Turn),
+    /// See [`footprint`].
+    Footprint(footprint::Options),
 }
 
 impl Job {
@@ -36,6 +40,7 @@ impl Job {
             Job::Pingpong(options) => options.layer,
             Job::Bandwidth(options) => options.layer,
             Job::KernelLatency(_) => Layers::Gdsync,
+            Job::Start(_) | Job::Footprint(_) => Layers::Mp,
         };
         layers != Layers::Gdsync
     }
@@ -64,9 +69,9 @@ pub enum Outbox {
 
 /// A rank.
 pub struct Rank {
-    /// 0 or 1.
+    /// From 0.
     pub number: u32,
-    /// Its peer.
+    /// The other one, if there are two.
     pub link: Link,
     bootstrap: Option<Arc<dyn Bootstrap>>,
     deadline: Instant,
@@ -92,13 +97,16 @@ impl Rank {
         self
     }
 
+    /// How it meets the others.
+    pub fn bootstrap(&self) -> Result<Arc<dyn Bootstrap>> {
+        let bootstrap = self.bootstrap.clone();
+        bootstrap.context("a rank without a bootstrap")
+    }
+
     /// This rank's context of mp, over `endpoint`.
     pub fn context(&self, endpoint: &Endpoint, setup: &Setup) -> Result<mp::Context> {
-        let bootstrap = self
-            .bootstrap
-            .clone()
-            .context("a rank without a bootstrap")?;
-        let builder = context::builder(endpoint, setup, bootstrap, self.left());
+        let (bootstrap, queue) = (self.bootstrap()?, context::QUEUE);
+        let builder = context::builder(endpoint, setup, bootstrap, queue, self.left());
         builder.build().context("building a context")
     }
 
@@ -109,6 +117,8 @@ impl Rank {
             Job::Pingpong(options) => pingpong::play(&mut self, options),
             Job::Bandwidth(options) => bandwidth::play(&mut self, options),
             Job::KernelLatency(options) => kernel_latency::play(&mut self, options),
+            Job::Start(turn) => start::play(&self, turn),
+            Job::Footprint(options) => footprint::play(&self, options),
         };
         let note = match result {
             Ok(value) => Note::Result(value),

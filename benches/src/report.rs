@@ -54,6 +54,14 @@ impl Target {
         }
     }
 
+    /// Whether the figure is as it should be.
+    pub fn is_met(&self) -> bool {
+        match self.better {
+            Better::Lower => self.measured <= self.target,
+            Better::Higher => self.measured >= self.target,
+        }
+    }
+
     /// How good the figure is: 1 is just on target, 2 twice as good.
     pub fn ratio(&self) -> f64 {
         match self.better {
@@ -129,6 +137,10 @@ mod tests {
         assert_eq!(Target::at_least("r", 5.0, 10.0, "M/s").ratio(), 0.5);
         assert_eq!(Target::at_most("a", 0.0, 0.0, "").ratio(), 1.0);
         assert_eq!(Target::at_most("a", 3.0, 0.0, "").ratio(), 0.0);
+        assert!(Target::at_most("t", 5.0, 5.0, "us").is_met());
+        assert!(!Target::at_most("t", 5.1, 5.0, "us").is_met());
+        assert!(Target::at_least("r", 5.0, 5.0, "M/s").is_met());
+        assert!(!Target::at_least("r", 4.9, 5.0, "M/s").is_met());
     }
 
     #[test]

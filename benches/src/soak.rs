@@ -4,7 +4,6 @@
 //! a piece of memory is allocated, registered and given back. What is in use is looked at
 //! between chunks: the program's heap, its resident memory, the GPU's memory.
 
-use std::fs;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +17,7 @@ use crate::cli::{Run, Setup};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::{Bell, well};
 use crate::gpu::{check, driver};
+use crate::memory;
 use crate::report::{self, Report, Target};
 use crate::table::{self, Table};
 
@@ -281,7 +281,7 @@ impl Soak {
         Ok(Look {
             messages,
             heap: alloc::bytes(),
-            resident: resident()?,
+            resident: memory::of_process()?.resident,
             gpu: self.gpu_memory()?,
         })
     }
@@ -295,14 +295,6 @@ impl Soak {
         check(unsafe { (cuda.cuMemGetInfo_v2)(&mut free, &mut total) })?;
         Ok((total - free) as u64)
     }
-}
-
-/// Resident memory of this process.
-fn resident() -> Result<u64> {
-    let text = fs::read_to_string("/proc/self/statm").context("reading statm")?;
-    let pages = text.split_ascii_whitespace().nth(1);
-    let pages: u64 = pages.context("statm has no second field")?.parse()?;
-    Ok(pages * rustix::param::page_size() as u64)
 }
 
 #[cfg(test)]
@@ -327,10 +319,5 @@ mod tests {
         assert_eq!(growth(&looks(|i| 100 - i))[0], 9 - 90);
         assert_eq!(growth(&looks(|i| i)[..3])[0], 1);
         assert_eq!(growth(&looks(|i| i)[..1]), [0; 3]);
-    }
-
-    #[test]
-    fn this_process_is_resident() {
-        assert!(resident().unwrap() > 100_000);
     }
 }

@@ -1,4 +1,4 @@
-//! Starts two ranks, as processes or as threads, and hears them out. Nothing here waits without
+//! Starts ranks, as processes or as threads, and hears them out. Nothing here waits without
 //! a limit: a rank that dies or falls silent ends the run.
 
 use std::io::{BufRead, BufReader};
@@ -33,45 +33,86 @@ pub fn run(
     limit: Duration,
     hear: &mut dyn FnMut(usize, Note),
 ) -> Result<[Value; 2]> {
-    let deadline = Instant::now() + limit;
-    // Ranks keep the limit themselves and say where they stood; this is for those that do not.
-    let last = deadline + GRACE / 2;
-    let (sender, notes) = channel();
     let sockets = UnixStream::pair().context("making a socket pair")?;
-    match ranks {
-        Ranks::Threads => {
-            let mut local = job
-                .needs_mp()
-                .then(|| Local::ranks(2))
-                .into_iter()
-                .flatten();
-            for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
-                let (job, sender) = (job.clone(), sender.clone());
-                start_thread(number, socket, local.next(), job, deadline, sender)?;
-            }
-            drop(sender);
-            listen(&notes, last, hear)
-        }
-        Ranks::Processes => {
-            let mut children = Vec::new();
-            let store = job.needs_mp().then(|| Store::start(2)).transpose()?;
-            for (number, socket) in [(0, sockets.0), (1, sockets.1)] {
-                let (store, sender) = (store.as_ref(), sender.clone());
-                children.push(Process::start(number, socket, store, job, limit, sender)?);
-            }
-            drop(sender);
-            let result = listen(&notes, last, hear);
-            // What ended by itself tells more than what it left unsaid.
-            let ends: Vec<Result<()>> = children.into_iter().map(Process::end).collect();
-            let result =
-                result.map_err(|e| match ends.iter().find_map(|end| end.as_ref().err()) {
-                    Some(end) => anyhow!("{e:#}; {end:#}"),
-                    None => e,
-                })?;
-            ends.into_iter().collect::<Result<()>>()?;
-            Ok(result)
-        }
+    let sockets = [sockets.0, sockets.1];
+    let results = match ranks {
+        Ranks::Threads => threads(sockets, job, limit, hear)?,
+        Ranks::Processes => processes(sockets.into(), job, limit, hear)?,
+    };
+    let two = <[Value; 2]>::try_from(results);
+    two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
+}
+
+/// Runs `job` on `count` ranks, each a process of its own, which have no link to each other but
+/// mp's. Returns what each had for a result.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_many(count: usize, job: &Job, limit: Duration) -> Result<Vec<Value>> {
+    // Their other ends stay here.
+    let pairs = (0..count).map(|_| UnixStream::pair());
+    let pairs: Vec<_> = pairs
+        .collect::<Result<_, _>>()
+        .context("making a socket pair")?;
+    let (kept, given): (Vec<UnixStream>, Vec<UnixStream>) = pairs.into_iter().unzip();
+    let results = processes(given, job, limit, &mut |_, _| {});
+    drop(kept);
+    results
+}
+
+/// Until when ranks are listened to that have `limit`. They keep it themselves and say where
+/// they stood; this is for those that do not.
+fn last(deadline: Instant) -> Instant {
+    deadline + GRACE / 2
+}
+
+fn threads(
+    sockets: [UnixStream; 2],
+    job: &Job,
+    limit: Duration,
+    hear: &mut dyn FnMut(usize, Note),
+) -> Result<Vec<Value>> {
+    let deadline = Instant::now() + limit;
+    let (sender, notes) = channel();
+    let mut local = job
+        .needs_mp()
+        .then(|| Local::ranks(2))
+        .into_iter()
+        .flatten();
+    for (number, socket) in (0..).zip(sockets) {
+        let (job, sender) = (job.clone(), sender.clone());
+        start_thread(number, socket, local.next(), job, deadline, sender)?;
     }
+    drop(sender);
+    listen(&notes, 2, last(deadline), hear)
+}
+
+fn processes(
+    sockets: Vec<UnixStream>,
+    job: &Job,
+    limit: Duration,
+    hear: &mut dyn FnMut(usize, Note),
+) -> Result<Vec<Value>> {
+    let deadline = Instant::now() + limit;
+    let (sender, notes) = channel();
+    let count = sockets.len();
+    let mut children = Vec::new();
+    let store = job.needs_mp().then(|| Store::start(count as u32));
+    let store = store.transpose()?;
+    for (number, socket) in (0..).zip(sockets) {
+        let (store, sender) = (store.as_ref(), sender.clone());
+        children.push(Process::start(number, socket, store, job, limit, sender)?);
+    }
+    drop(sender);
+    let result = listen(&notes, count, last(deadline), hear);
+    // What ended by itself tells more than what it left unsaid.
+    let ends: Vec<Result<()>> = children.into_iter().map(Process::end).collect();
+    let result = result.map_err(|e| match ends.iter().find_map(|end| end.as_ref().err()) {
+        Some(end) => anyhow!("{e:#}; {end:#}"),
+        None => e,
+    })?;
+    ends.into_iter().collect::<Result<()>>()?;
+    Ok(result)
 }
 
 fn start_thread(
@@ -93,13 +134,14 @@ fn start_thread(
     Ok(())
 }
 
-/// Hears both ranks until each is done or one has failed.
+/// Hears `count` ranks until each is done or one has failed.
 fn listen(
     notes: &Receiver<(usize, Note)>,
+    count: usize,
     mut deadline: Instant,
     hear: &mut dyn FnMut(usize, Note),
-) -> Result<[Value; 2]> {
-    let mut results = [None, None];
+) -> Result<Vec<Value>> {
+    let mut results = vec![None; count];
     let mut failures: Vec<String> = Vec::new();
     let fail = |failures: Vec<String>| Err(anyhow!("{}", failures.join("; ")));
     loop {
@@ -107,16 +149,16 @@ fn listen(
         match notes.recv_timeout(left) {
             Ok((rank, Note::Result(value))) => {
                 results[rank] = Some(value);
-                if let [Some(_), Some(_)] = results {
-                    return Ok(results.map(|r| r.unwrap_or_default()));
+                if results.iter().all(Option::is_some) {
+                    return Ok(results.into_iter().flatten().collect());
                 }
             }
             Ok((rank, Note::Failed(why))) => {
                 failures.push(format!("rank {rank}: {why}"));
-                if failures.len() == 2 {
+                if failures.len() == count {
                     return fail(failures);
                 }
-                // The other one will fail as well, and may know more.
+                // The others will fail as well, and may know more.
                 deadline = deadline.min(Instant::now() + GRACE);
             }
             Ok((rank, note)) => hear(rank, note),
@@ -268,6 +310,7 @@ mod tests {
             drop(sender);
             listen(
                 &notes,
+                2,
                 Instant::now() + Duration::from_secs(60),
                 &mut |_, _| {},
             )
@@ -286,7 +329,7 @@ mod tests {
     fn silence_ends_at_the_limit() {
         let (_sender, notes) = channel();
         let soon = Instant::now() + Duration::from_millis(20);
-        let e = listen(&notes, soon, &mut |_, _| {}).unwrap_err();
+        let e = listen(&notes, 2, soon, &mut |_, _| {}).unwrap_err();
         assert_eq!(e.to_string(), "the time limit passed");
     }
 }

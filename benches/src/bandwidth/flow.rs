@@ -9,7 +9,7 @@ use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
 use mp::{Memory, Request};
 
 use super::{Options, Poster};
-use crate::endpoint::{Endpoint, Names, exchange_memory};
+use crate::endpoint::{Endpoint, Made, Names, exchange_memory};
 use crate::gate::well;
 use crate::rank::Rank;
 
@@ -159,7 +159,7 @@ pub struct Messages<'e> {
     memory: Memory,
     slots: Slots,
     poster: Poster,
-    names: Names,
+    made: Made,
 }
 
 impl<'e> Messages<'e> {
@@ -170,7 +170,7 @@ impl<'e> Messages<'e> {
             memory: context.alloc(kind, usize::try_from(options.slots()?)?)?,
             slots: Slots::of(options),
             poster: options.poster,
-            names: endpoint.names_of(&options.setup, kind)?,
+            made: endpoint.made_of(&options.setup, kind)?,
             context,
             endpoint,
         })
@@ -237,7 +237,7 @@ impl Flow for Messages<'_> {
     }
 
     fn names(&self) -> Names {
-        self.names.clone()
+        self.made.names.clone()
     }
 }
 

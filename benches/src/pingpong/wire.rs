@@ -9,7 +9,7 @@ use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOp
 use mp::{Memory, Slice};
 
 use super::{Operation, Options};
-use crate::endpoint::{Endpoint, Names, exchange_memory};
+use crate::endpoint::{Endpoint, Made, Names, exchange_memory};
 use crate::gate::well;
 use crate::rank::Rank;
 
@@ -152,7 +152,7 @@ pub struct Messages<'e> {
     leaving: Memory,
     arriving: Memory,
     peer: u32,
-    names: Names,
+    made: Made,
     /// What is sent and received in this batch.
     slices: Option<(Slice, Slice)>,
 }
@@ -166,7 +166,7 @@ impl<'e> Messages<'e> {
             leaving: context.alloc(kind, largest)?,
             arriving: context.alloc(kind, largest)?,
             peer: 1 - rank.number,
-            names: endpoint.names_of(&options.setup, kind)?,
+            made: endpoint.made_of(&options.setup, kind)?,
             slices: None,
             context,
             endpoint,
@@ -223,6 +223,6 @@ impl Wire for Messages<'_> {
     }
 
     fn names(&self) -> Names {
-        self.names.clone()
+        self.made.names.clone()
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use gdsync::gpu::Stream;
 use mp::{Context, Memory, Slice};
 
-use super::{Options, Row, WARM_UP};
+use super::{Options, Row};
 use crate::alloc;
 use crate::bare::Bare;
 use crate::cli::Layer;
@@ -24,6 +24,11 @@ use crate::stats::Samples;
 /// Messages of a burst: fewer than the kernels that a soft GPU makes no new memory for, and than
 /// a stream of CUDA takes submissions: a message is two, and as many bare calls join them.
 const BURST: usize = 48;
+/// Blocks of each send queue, of which a message takes two.
+const QUEUE: u32 = 128;
+/// Bursts before anything is timed: every slot of every queue has been used then, also of those
+/// by which senders are told what was taken.
+const WARM_UP: u64 = 64;
 /// Bytes of a message.
 const MESSAGE: usize = 8;
 /// The most slots that a channel has, and the usual number.
@@ -113,7 +118,7 @@ impl Bench {
     fn new(options: &Options, depth: u32) -> Result<Bench> {
         let endpoint = Endpoint::open(&options.setup, 0)?;
         let limit = options.run.timeout;
-        let [a, b] = context::pair(&endpoint, &options.setup, depth, limit)?;
+        let [a, b] = context::pair(&endpoint, &options.setup, (QUEUE, depth), limit)?;
         let sender = Rank::new(&endpoint, options, a)?;
         Ok(Bench {
             bare: Bare::new(&sender.stream)?,

@@ -38,8 +38,20 @@ const fn short(
 }
 
 /// All of them.
-pub const SHORT: [Short; 20] = [
-    short("post", &["post", "--bursts", "4"], post),
+pub const SHORT: [Short; 28] = [
+    short("post", &["post", "--bursts", "4"], |r, on| post(r, on, 3)),
+    short(
+        "post with messages",
+        &["post", "--bursts", "4", "--layer", "both"],
+        |r, on| {
+            post(r, on, 6);
+            for row in &r["figures"]["rows"].as_array().unwrap()[3..] {
+                assert_eq!(row["layer"], "mp");
+                // Of 192 messages; what runs in the background is counted as well.
+                assert!(number(row, "/allocations") < 64.0, "{row:#}");
+            }
+        },
+    ),
     short(
         "post by kernels",
         &["post", "--bursts", "2", "--lowering", "kernel"],
@@ -55,6 +67,64 @@ pub const SHORT: [Short; 20] = [
     short("bandwidth", &["bandwidth", "--messages", "16"], |r, on| {
         names(r, "/figures/names", on);
         assert_eq!(number(r, "/figures/verified"), 8.0 * 1048576.0);
+    }),
+    short(
+        "bandwidth of both layers",
+        &["bandwidth", "--messages", "16", "--layer", "both"],
+        both,
+    ),
+    short(
+        "bandwidth of both layers, posted by a stream",
+        &[
+            "bandwidth",
+            "--messages",
+            "16",
+            "--layer",
+            "both",
+            "--poster",
+            "stream",
+        ],
+        both,
+    ),
+    short(
+        "bandwidth of messages between threads",
+        &[
+            "bandwidth",
+            "--messages",
+            "40",
+            "--layer",
+            "mp",
+            "--size",
+            "1000",
+            "--threads",
+        ],
+        |r, _| {
+            assert_eq!(r["figures"]["rows"][0]["layer"], "mp");
+            assert_eq!(number(r, "/figures/verified"), 8000.0);
+        },
+    ),
+    short(
+        "start",
+        &["start", "--ranks", "3", "--starts", "2"],
+        |r, on| {
+            assert_eq!(r["figures"]["names"]["runtime"], on.runtime);
+            for row in r["figures"]["rows"].as_array().unwrap() {
+                let step = |name: &str| number(row, &format!("/{name}_ns/median"));
+                assert_eq!(number(row, "/connected_ns/count"), 2.0);
+                assert!(
+                    0.0 < step("joined") && step("joined") <= step("opened"),
+                    "{row:#}"
+                );
+                assert!(step("opened") < step("connected"), "{row:#}");
+            }
+        },
+    ),
+    short("footprint", &["footprint", "--ranks", "4"], |r, on| {
+        assert_eq!(r["figures"]["names"]["runtime"], on.runtime);
+        for what in ["connected", "stream", "tag"] {
+            assert!(number(r, &format!("/figures/{what}/heap")) > 0.0, "{r:#}");
+        }
+        assert_eq!(r["targets"].as_array().map(Vec::len), Some(3));
     }),
     short(
         "bandwidth of device memory",
@@ -209,6 +279,44 @@ pub const SHORT: [Short; 20] = [
         pingpong,
     ),
     short(
+        "pingpong of both layers",
+        &[
+            "pingpong",
+            "--sizes",
+            "8,70001",
+            "--iterations",
+            "20",
+            "--layer",
+            "both",
+        ],
+        |r, on| {
+            let rows = r["figures"]["sizes"].as_array().unwrap();
+            assert_eq!(rows.len(), 4);
+            assert_eq!(r["figures"]["proof"].as_array().map(Vec::len), Some(4));
+            for ratio in r["figures"]["ratios"].as_array().unwrap() {
+                assert!(number(ratio, "/latency") > 0.0);
+            }
+            assert_eq!(r["figures"]["ratios"].as_array().map(Vec::len), Some(2));
+            assert_eq!(r["figures"]["header"]["names"]["runtime"], on.runtime);
+        },
+    ),
+    short(
+        "pingpong of messages by kernels",
+        &[
+            "pingpong",
+            "--sizes",
+            "8,70001",
+            "--iterations",
+            "20",
+            "--layer",
+            "mp",
+            "--lowering",
+            "kernel",
+            "--threads",
+        ],
+        |r, _| assert_eq!(r["figures"]["proof"][1]["layer"], "mp"),
+    ),
+    short(
         "pingpong of device memory",
         &[
             "pingpong",
@@ -287,11 +395,12 @@ fn names(report: &Value, at: &str, on: &On) {
     assert_eq!(names["memory"], memory);
 }
 
-fn post(report: &Value, on: &On) {
+fn post(report: &Value, on: &On, ways: usize) {
     names(report, "/figures/names", on);
     let rows = report["figures"]["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 3);
-    for row in rows {
+    assert_eq!(rows.len(), ways);
+    for row in &rows[..3] {
+        assert_eq!(row["layer"], "gdsync");
         assert_eq!(row["allocations"], 0, "{row:#}");
     }
     // Record and doorbell, by us as by the bare call.
@@ -345,4 +454,16 @@ fn pingpong(report: &Value, on: &On) {
         let proof = report.pointer(rank).unwrap();
         assert_eq!(proof["trace"]["rung"], proof["trace"]["sends"], "{proof:#}");
     }
+}
+
+fn both(report: &Value, on: &On) {
+    names(report, "/figures/names", on);
+    let rows = report["figures"]["rows"].as_array().unwrap();
+    let layers: Vec<_> = rows.iter().map(|row| &row["layer"]).collect();
+    assert_eq!(layers, ["gdsync", "mp"]);
+    for row in rows {
+        assert!(number(row, "/messages") >= 16.0 && number(row, "/bandwidth") > 0.0);
+    }
+    assert!(number(report, "/figures/ratio") > 0.0);
+    assert_eq!(number(report, "/figures/verified"), 16.0 * 1048576.0);
 }

@@ -1,0 +1,48 @@
+//! What memory this process uses, as the system tells.
+
+use std::fs;
+
+use anyhow::{Context, Result};
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Resident.
+    pub resident: u64,
+    /// Private and writable: what was asked for, whether or not it was ever touched.
+    pub private: u64,
+}
+
+/// That of this process, drivers included.
+pub fn of_process() -> Result<Process> {
+    let text = fs::read_to_string("/proc/self/statm").context("reading statm")?;
+    let bytes = |field: usize| -> Result<u64> {
+        let pages = text.split_ascii_whitespace().nth(field);
+        let pages: u64 = pages.context("statm lacks a field")?.parse()?;
+        Ok(pages * rustix::param::page_size() as u64)
+    };
+    Ok(Process {
+        resident: bytes(1)?,
+        private: bytes(5)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_counts_when_it_is_asked_for_and_when_it_is_touched() {
+        const MUCH: usize = 256 << 20;
+        const MOST: u64 = MUCH as u64 / 4 * 3;
+        let before = of_process().unwrap();
+        assert!(before.resident > 100_000);
+        let mut memory = Vec::<u8>::with_capacity(MUCH);
+        let asked = of_process().unwrap();
+        assert!(asked.private > before.private + MOST);
+        assert!(asked.resident < before.resident + MOST);
+        memory.resize(MUCH, 1);
+        assert!(of_process().unwrap().resident > before.resident + MOST);
+        drop(std::hint::black_box(memory));
+    }
+}

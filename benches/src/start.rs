@@ -1,0 +1,255 @@
+//! How long a job takes to start: ranks as processes, from the first one's spawn until the last
+//! has all its peers, or, if they are connected lazily, has had a message from one neighbour and
+//! sent one to the other.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use gdsync::gpu::MemoryKind;
+use mp::{Connect, Context};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cli::{Run, Setup};
+use crate::context;
+use crate::endpoint::{Endpoint, Names};
+use crate::rank::{Job, Rank};
+use crate::report::{self, Report, Target};
+use crate::stats::{Samples, Summary};
+use crate::table::{Table, micros};
+use crate::world;
+
+/// Blocks of each send queue: what a context has if it is not told.
+const QUEUE: u32 = 64;
+/// Tags of the messages around the ring, and of those that hold the ranks together at the end.
+const RING: u32 = 1;
+const END: u32 = 2;
+
+/// Options of `mpbench start`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Ranks.
+    #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(2..=256))]
+    pub ranks: u32,
+    /// Starts of each kind.
+    #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub starts: u32,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+/// One start, as the ranks are told of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Turn {
+    /// When the first was started, by the system's monotonic clock, in nanoseconds.
+    begun_ns: u64,
+    /// Whether peers are connected before anything is sent.
+    up_front: bool,
+    options: Options,
+}
+
+/// When a rank was how far, after the first one's start, in nanoseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Steps {
+    names: Names,
+    /// It had joined the job and runs.
+    joined: u64,
+    /// It had a GPU and a NIC.
+    opened: u64,
+    /// It had its peers.
+    connected: u64,
+}
+
+/// What the slowest rank took, in nanoseconds: distributions over the starts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// Whether peers were connected before anything was sent.
+    pub up_front: bool,
+    /// Until it had joined the job.
+    pub joined_ns: Summary,
+    /// Until it had a GPU and a NIC.
+    pub opened_ns: Summary,
+    /// Until it had all its peers; or, if they come lazily, both messages.
+    pub connected_ns: Summary,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what.
+    pub names: Names,
+    /// Ranks.
+    pub ranks: u32,
+    /// Each way.
+    pub rows: Vec<Row>,
+}
+
+/// The system's monotonic clock, the same for all processes, in nanoseconds.
+fn now_ns() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+}
+
+/// One rank's part.
+pub fn play(rank: &Rank, turn: &Turn) -> Result<Value> {
+    let since = || now_ns().saturating_sub(turn.begun_ns);
+    let joined = since();
+    let setup = &turn.options.setup;
+    let endpoint = Endpoint::open(setup, rank.number)?;
+    let opened = since();
+    let connect = match turn.up_front {
+        true => Connect::UpFront,
+        false => Connect::Lazy,
+    };
+    let builder = context::builder(&endpoint, setup, rank.bootstrap()?, QUEUE, rank.left());
+    let context = builder
+        .connect(connect)
+        .build()
+        .context("building a context")?;
+    if !turn.up_front {
+        ring(&context, rank.left())?;
+    }
+    let connected = since();
+    // Nobody leaves while another needs it.
+    gather(&context, END, rank.left())?;
+    context.close(rank.left())?;
+    let kind = setup.memory(&endpoint.gpu);
+    Ok(serde_json::to_value(Steps {
+        names: endpoint.made_of(setup, kind)?.names,
+        joined,
+        opened,
+        connected,
+    })?)
+}
+
+/// A message to the next rank and one from the rank before.
+fn ring(context: &Context, limit: Duration) -> Result<()> {
+    let (rank, size) = (context.rank(), context.size());
+    let memory = context.alloc(MemoryKind::Pinned, 8)?;
+    memory.write(0, &rank.to_le_bytes())?;
+    let before = (rank + size - 1) % size;
+    let receive = context.irecv(before, RING, &memory.slice(4, 4)?)?;
+    let send = context.isend((rank + 1) % size, RING, &memory.slice(0, 4)?)?;
+    receive.wait(limit)?;
+    send.wait(limit)?;
+    let mut found = [0; 4];
+    memory.read(4, &mut found)?;
+    ensure!(found == before.to_le_bytes(), "the wrong message arrived");
+    Ok(())
+}
+
+/// Returns once all ranks have come here, and lets none go before.
+pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
+    let memory = context.alloc(MemoryKind::Pinned, 8)?;
+    let nothing = memory.slice(0, 0)?;
+    if context.rank() > 0 {
+        context.isend(0, tag, &nothing)?.wait(limit)?;
+        context.irecv(0, tag, &nothing)?.wait(limit)?;
+        return Ok(());
+    }
+    for rank in 1..context.size() {
+        context.irecv(rank, tag, &nothing)?.wait(limit)?;
+    }
+    for rank in 1..context.size() {
+        context.isend(rank, tag, &nothing)?.wait(limit)?;
+    }
+    Ok(())
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let mut rows = Vec::new();
+    let mut names = None;
+    for up_front in [true, false] {
+        let [mut joined, mut opened, mut connected] = [(); 3].map(|()| Samples::new());
+        for _ in 0..options.starts {
+            let job = Job::Start(Turn {
+                begun_ns: now_ns(),
+                up_front,
+                options: options.clone(),
+            });
+            let ranks = world::run_many(options.ranks as usize, &job, options.run.timeout)?;
+            let ranks: Vec<Steps> = ranks
+                .into_iter()
+                .map(serde_json::from_value)
+                .collect::<Result<_, _>>()
+                .context("reading a rank's result")?;
+            let slowest = |step: fn(&Steps) -> u64| ranks.iter().map(step).max().unwrap_or(0);
+            joined.record(slowest(|s| s.joined));
+            opened.record(slowest(|s| s.opened));
+            connected.record(slowest(|s| s.connected));
+            names = ranks.into_iter().next().map(|s| s.names).or(names);
+        }
+        rows.push(Row {
+            up_front,
+            joined_ns: joined.summary(),
+            opened_ns: opened.summary(),
+            connected_ns: connected.summary(),
+        });
+    }
+    let figures = Figures {
+        names: names.context("no rank told anything")?,
+        ranks: options.ranks,
+        rows,
+    };
+    show(&figures);
+    if let Some(path) = &options.run.json {
+        let report = Report::new("start", options, &figures, targets(&figures))?;
+        report::write_json(path, &report)?;
+    }
+    Ok(())
+}
+
+fn way(row: &Row) -> &'static str {
+    match row.up_front {
+        true => "all peers connected",
+        false => "lazily, a message around",
+    }
+}
+
+fn show(figures: &Figures) {
+    println!(
+        "mpbench start: {} ranks, a process each, from the first one's start; the slowest rank",
+        figures.ranks
+    );
+    println!("{}; {}", figures.names.gpu, figures.names.provider);
+    let heads = [
+        "medians of starts       ",
+        "joined",
+        "GPU and NIC",
+        "there",
+        "max",
+    ];
+    let table = Table::new(&heads, 10);
+    println!("{}", table.line(&heads));
+    let us = |ns: u64| micros(ns as f64);
+    for row in &figures.rows {
+        println!(
+            "{}",
+            table.line(&[
+                way(row).to_owned(),
+                us(row.joined_ns.median),
+                us(row.opened_ns.median),
+                us(row.connected_ns.median),
+                us(row.connected_ns.max),
+            ])
+        );
+    }
+}
+
+fn targets(figures: &Figures) -> Vec<Target> {
+    if figures.ranks != 8 || figures.names.runtime != "soft" {
+        return Vec::new();
+    }
+    let target = |row: &Row| {
+        let name = format!("start: 8 ranks, {}", way(row));
+        Target::at_most(&name, row.connected_ns.median as f64 / 1e9, 1.0, "s")
+    };
+    figures.rows.iter().map(target).collect()
+}
