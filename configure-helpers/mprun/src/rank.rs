@@ -111,7 +111,7 @@ impl Launch {
         );
         let line = format!(
             "cd {} || exit 126; {export}; exec 3<&0 </dev/null; \
-             setsid /bin/sh -c {} rank {command} & rank=$!; wait $rank; code=$?; \
+             setsid /bin/sh -c {} rank {command} & rank=$!; wait $rank 2>/dev/null; code=$?; \
              kill -s KILL -- -$rank 2>/dev/null; exit $code",
             quote(folder),
             quote(&guard)
