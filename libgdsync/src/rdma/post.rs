@@ -138,7 +138,7 @@ impl QpCore {
             ..SendWqe::default()
         };
         // No room now: the next visitor tries again.
-        if let Ok(ticket) = state.send.prepare(&nop, Vec::clear)
+        if let Ok(ticket) = state.send.prepare(&nop, Vec::clear, |_| ())
             && let Ok(posted) = state.send.post(ticket, Poster::Cpu)
         {
             self.ring_posted(state, &posted);

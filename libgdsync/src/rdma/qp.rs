@@ -254,7 +254,7 @@ impl Qp {
         };
         let mut guard = self.core.lock();
         let state = self.usable(&mut guard, OPERATION)?;
-        let prepared = state.send.prepare(&wqe, |hold| {
+        let prepared = state.send.prepare(&wqe, Vec::clear, |hold| {
             hold.clear();
             hold.extend(work.sges.iter().map(|sge| sge.mr.clone()));
         });
@@ -314,7 +314,7 @@ impl Qp {
         }
         let ticket = guard
             .recv
-            .prepare(list, |hold| {
+            .prepare(list, Vec::clear, |hold| {
                 hold.clear();
                 hold.extend(sges.iter().map(|sge| sge.mr.clone()));
             })

@@ -41,9 +41,16 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
     }
 
     /// Writes the entry for a receive into `sges`. Nothing is changed if it does not fit.
-    pub fn prepare(&mut self, sges: &[Sge], fill: impl FnOnce(&mut H)) -> Result<Ticket, Refusal> {
+    ///
+    /// If there is no room, what is complete is retired first, each hold handed to `empty`.
+    pub fn prepare(
+        &mut self,
+        sges: &[Sge],
+        empty: impl FnMut(&mut H),
+        fill: impl FnOnce(&mut H),
+    ) -> Result<Ticket, Refusal> {
         if self.fifo.check_room(1).is_err() {
-            self.retire_with(|_| ());
+            self.retire_with(empty);
             self.fifo.check_room(1)?;
         }
         let position = self.cq.reserve(self.fifo.next())?;

@@ -82,9 +82,12 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
     ///
     /// A request that is not signaled becomes so when half the queue would otherwise be in
     /// flight without any completion entry: its slots could never be given back.
+    ///
+    /// If there is no room, what is complete is retired first, each hold handed to `empty`.
     pub fn prepare(
         &mut self,
         wqe: &SendWqe<'_>,
+        empty: impl FnMut(&mut H),
         fill: impl FnOnce(&mut H),
     ) -> Result<Ticket, Refusal> {
         let segments = wqe.segments().map_err(Refusal::Format)?;
@@ -94,7 +97,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
             if blocks > limit {
                 return Err(Refusal::TooLarge { blocks, limit });
             }
-            self.retire();
+            self.retire_with(empty);
             self.fifo.check_room(blocks)?;
         }
         let signaled = wqe.flags.signaled || self.fifo.silent_run() + blocks > self.fifo.room() / 2;
@@ -236,12 +239,6 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
 }
 
 impl<M: RingMemory, H> SendQueue<M, H> {
-    /// Retires what new completion entries cover. Dropping what it held is up to the next
-    /// user of the slot or [`SendQueue::retire_with`].
-    pub fn retire(&mut self) {
-        self.retire_with(|_| ());
-    }
-
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.advance();

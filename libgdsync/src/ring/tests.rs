@@ -78,7 +78,7 @@ impl Rig {
             payload: Payload::Gather(&sges),
             ..SendWqe::default()
         };
-        self.queue.prepare(&wqe, |hold| *hold = tag)
+        self.queue.prepare(&wqe, |h| *h = 0, |h| *h = tag)
     }
 
     fn write_entry(&mut self, bytes: [u8; 64]) {
@@ -231,7 +231,7 @@ proptest! {
             while live.last().is_some_and(|l| l.1) { live.pop(); }
         }
         while rig.execute(None).is_some() {}
-        rig.queue.retire();
+        rig.queue.retire_with(|h| *h = 0);
         prop_assert_eq!(rig.queue.fifo.next(), rig.queue.fifo.posted());
         prop_assert_eq!(rig.queue.cq.next(), rig.written);
     }
@@ -345,12 +345,26 @@ fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
     assert_eq!(edge(3, Poster::Stream(2)), Some(3));
     assert_eq!(edge(4, Poster::Cpu), Some(4));
     while rig.execute(None).is_some() {}
-    rig.queue.retire();
+    rig.queue.retire_with(|h| *h = 0);
     assert_eq!(
         rig.queue.post(t[5], Poster::Stream(3)).unwrap().edge,
         None,
         "all is done"
     );
+}
+
+#[test]
+fn what_retires_for_the_sake_of_room_lets_go_of_what_it_held() {
+    let mut rig = rig(16, 0, 0);
+    while let Ok(t) = rig.prepare(1, true) {
+        rig.queue.post(t, Poster::Cpu).unwrap();
+    }
+    while rig.execute(None).is_some() {}
+    let newest = rig.prepare(1, true).unwrap();
+    for t in 1..newest.0 {
+        assert_eq!(rig.queue.fifo.slot(t).unwrap().hold, 0, "request {t}");
+    }
+    assert_eq!(rig.queue.fifo.slot(newest.0).unwrap().hold, newest.0);
 }
 
 #[test]
