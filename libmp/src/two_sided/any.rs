@@ -11,7 +11,7 @@ use super::receive::tell_place;
 use super::send::Batch;
 use crate::context::Inner;
 use crate::context::state::State;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -32,16 +32,23 @@ impl Inner {
             };
             let found = if stands { find(state, tag) } else { None };
             match found {
-                Some(rank) => {
-                    state.wild.remove(at);
-                    state.wild_from = (rank + 1) % self.size;
-                    if let Err(e) = self.adopt(state, key, rank) {
-                        tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                        let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
-                        self.finish(state, key, status, 0);
+                Some(rank) => match self.adopt(state, key, rank) {
+                    // No room on the lane: it is tried again in the next round.
+                    Err(e) if matches!(e.kind(), Kind::QueueFull | Kind::Busy) => {
+                        blocked.push(tag);
+                        at += 1;
                     }
-                    matched = true;
-                }
+                    adopted => {
+                        state.wild.remove(at);
+                        state.wild_from = (rank + 1) % self.size;
+                        if let Err(e) = adopted {
+                            tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
+                            let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
+                            self.finish(state, key, status, 0);
+                        }
+                        matched = true;
+                    }
+                },
                 None => {
                     blocked.push(tag);
                     at += 1;
@@ -67,12 +74,7 @@ impl Inner {
         };
         let number = channel.next;
         let slot = channel.shape.slot(number);
-        entry.peer = rank;
         entry.number = number;
-        // Matched, it is the CPU's, who took it up when its stream was there.
-        entry.poster.lane = 0;
-        entry.poster.stream = None;
-        entry.phase = Phase::Posted;
         let first = channel.word(number, false).load()?;
         let announced = word::parse(first).1 == Some(WordKind::Announce);
         if announced && entry.large {
@@ -80,6 +82,11 @@ impl Inner {
             tell_place(&mut batch, channel, entry)?;
             batch.post()?;
         }
+        entry.peer = rank;
+        // Matched, it is the CPU's, who took it up when its stream was there.
+        entry.poster.lane = 0;
+        entry.poster.stream = None;
+        entry.phase = Phase::Posted;
         channel.next += 1;
         channel.receives[slot] = Some(key);
         Ok(())

@@ -290,6 +290,14 @@ pub(crate) struct Run {
     pub to: u64,
 }
 
+/// A piece of the outbox, and where in the sender's return block it goes.
+pub(crate) struct Credit {
+    pub outbox: Mr,
+    pub at: u64,
+    pub len: u32,
+    pub to: RemoteSpan,
+}
+
 /// The receiving side of a channel.
 pub(crate) struct RecvChannel {
     /// Number of the next message that a receive is posted for.
@@ -417,21 +425,20 @@ impl RecvChannel {
 
     /// What to copy where, so that the sender learns that these messages were taken: one piece,
     /// or two at the ring's end.
-    pub fn credit(&self, run: &Run) -> Result<[Option<(Mr, u64, u32, RemoteSpan)>; 2]> {
+    pub fn credit(&self, run: &Run) -> Result<[Option<Credit>; 2]> {
         let count = (run.to - run.from) as usize;
         let slot = self.shape.slot(run.from);
         let head = count.min(self.shape.slots() - slot);
-        let piece = |slot: usize, n: usize| -> Result<_> {
+        let piece = |slot: usize, n: usize| -> Result<Option<Credit>> {
             if n == 0 {
                 return Ok(None);
             }
-            let to = self.remote(self.shape.taken_at(slot), n * 8)?;
-            Ok(Some((
-                self.outbox.clone(),
-                (slot * 8) as u64,
-                (n * 8) as u32,
-                to,
-            )))
+            Ok(Some(Credit {
+                outbox: self.outbox.clone(),
+                at: (slot * 8) as u64,
+                len: (n * 8) as u32,
+                to: self.remote(self.shape.taken_at(slot), n * 8)?,
+            }))
         };
         Ok([piece(slot, head)?, piece(0, count - head)?])
     }

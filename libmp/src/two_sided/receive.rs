@@ -301,7 +301,12 @@ impl Inner {
             word: channel.taken(number),
             value: word::threshold(number),
         });
-        if let Some(poster) = entry.poster.stream.as_ref().filter(|p| p.id() != stream.id()) {
+        if let Some(poster) = entry
+            .poster
+            .stream
+            .as_ref()
+            .filter(|p| p.id() != stream.id())
+        {
             // The memory is the poster's until it has come to the receive.
             stream.wait_event(&poster.record()?)?;
         }
@@ -549,8 +554,9 @@ fn credit(
 ) -> Result<[Option<gdsync::rdma::SendRequest>; 2]> {
     let mut requests = [None; 2];
     for (place, piece) in requests.iter_mut().zip(channel.credit(run)?) {
-        if let Some((outbox, at, len, to)) = piece {
-            *place = Some(batch.add(&Work::write(&[outbox.sge(at, len)], to))?);
+        if let Some(piece) = piece {
+            let from = piece.outbox.sge(piece.at, piece.len);
+            *place = Some(batch.add(&Work::write(&[from], piece.to))?);
         }
     }
     Ok(requests)
