@@ -4,6 +4,7 @@ use gdsync::Status;
 use gdsync::rdma::Work;
 
 use super::post::known;
+use super::receive::set_mark;
 use super::send::Batch;
 use super::turn::arrived;
 use crate::context::Inner;
@@ -296,6 +297,20 @@ impl Inner {
                     );
                     self.abort_work(state, key);
                     self.finish(state, key, Status::ABORTED, 0);
+                }
+            }
+            Phase::Posted => {
+                // Nobody else is going to have it taken in. The stream is told now, while its
+                // owner has it.
+                entry.wanted = true;
+                if entry.marked.is_none()
+                    && let Some(stream) = entry.poster.stream.clone()
+                {
+                    let mark = state.requests.mark_word(key).clone();
+                    let marked = set_mark(&stream, &mark).ok();
+                    if let Some(entry) = state.requests.get_mut(key) {
+                        entry.marked = marked;
+                    }
                 }
             }
             _ => {}

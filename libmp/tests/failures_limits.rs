@@ -1,0 +1,413 @@
+//! Time limits, of contexts and of requests: when they count, what they end, what they leave
+//! alone. Requests whose handles are dropped, and contexts that are closed too early.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::time::Duration;
+
+use gdsync::Status;
+use gdsync::gpu::MemoryKind;
+use mp::{Builder, Context, Kind, Recv, Request, Send, Slice, Source};
+use sim::{Gate, LIMIT, Rank, Witness, millis, play, secs};
+
+/// Rounds of the background work and of streams take their time.
+const SLACK: Duration = millis(20);
+const SMALL: usize = 8;
+const LARGE: usize = 10_000;
+
+fn limit(limit: Duration) -> impl Fn(Builder) -> Builder {
+    move |builder| builder.timeout(limit).depth(4)
+}
+
+fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+fn timed_out(request: &Request, peer: u32) {
+    let e = request.wait(LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT), "{e}");
+    assert_eq!(e.rank(), Some(peer), "{e}");
+}
+
+/// How a request that is never answered comes about.
+type Make = fn(&Context, &gdsync::Stream, &Slice, Option<Duration>) -> Request;
+
+const UNANSWERED: &[(&str, bool, Make)] = &[
+    (
+        "a stream at a receive",
+        true,
+        |ctx, stream, slice, limit| {
+            let one = [slice.clone()];
+            let mut recv = Recv::new(1, 1, &one).on(stream);
+            if let Some(limit) = limit {
+                recv = recv.timeout(limit);
+            }
+            let recv = ctx.recv(&recv).unwrap();
+            recv.wait_on(stream).unwrap();
+            recv
+        },
+    ),
+    ("a stream at a send", true, |ctx, stream, slice, limit| {
+        let one = [slice.clone()];
+        let mut send = Send::new(1, 1, &one).on(stream);
+        if let Some(limit) = limit {
+            send = send.timeout(limit);
+        }
+        ctx.send(&send).unwrap()
+    }),
+    ("a send of the CPU's", true, |ctx, _, slice, limit| {
+        let one = [slice.clone()];
+        let mut send = Send::new(1, 1, &one);
+        if let Some(limit) = limit {
+            send = send.timeout(limit);
+        }
+        ctx.send(&send).unwrap()
+    }),
+    ("a receive of the CPU's", false, |ctx, _, slice, limit| {
+        let one = [slice.clone()];
+        let mut recv = Recv::new(1, 1, &one);
+        if let Some(limit) = limit {
+            recv = recv.timeout(limit);
+        }
+        ctx.recv(&recv).unwrap()
+    }),
+];
+
+#[test]
+fn a_request_may_have_a_limit_of_its_own() {
+    for (at, (what, contexts, make)) in UNANSWERED.iter().enumerate() {
+        // The context's, a shorter and a longer one.
+        for (own, expected) in [(None, 4), (Some(1), 1), (Some(6), 6)] {
+            if own.is_none() && !contexts {
+                // Who waits on the CPU says how long.
+                continue;
+            }
+            play(at as u64, 2, move |rank| {
+                let ctx = rank.open(limit(secs(4)));
+                if rank.me == 1 {
+                    return rank.barrier();
+                }
+                let stream = ctx.gpu().stream().unwrap();
+                let slice = slice(&ctx, LARGE);
+                let before = rank.host.now();
+                let request = make(&ctx, &stream, &slice, own.map(secs));
+                // To wait less long has no consequence.
+                let e = request.wait(millis(500)).unwrap_err();
+                assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)), "{e}");
+                timed_out(&request, 1);
+                let took = rank.host.now().since(before);
+                let expected = secs(expected);
+                assert!(
+                    (expected..expected + SLACK).contains(&took),
+                    "{what}: {took:?} in place of {expected:?}"
+                );
+                assert!(stream.synchronize(SLACK).unwrap());
+                assert_eq!(ctx.error(), Some(Status::TIMEOUT));
+                rank.barrier();
+            });
+        }
+    }
+}
+
+#[test]
+fn nothing_ends_before_its_limit() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(limit(secs(1)));
+        let stream = ctx.gpu().stream().unwrap();
+        let slice = slice(&ctx, LARGE);
+        let one = [slice.clone()];
+        if rank.me == 1 {
+            rank.pass(secs(3));
+            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+            rank.pass(secs(3));
+            ctx.irecv(0, 2, &slice).unwrap().wait(LIMIT).unwrap();
+            rank.pass(secs(3));
+            ctx.isend(0, 3, &slice).unwrap().wait(LIMIT).unwrap();
+            ctx.isend(0, 4, &slice).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let first = ctx.recv(&Recv::new(1, 1, &one).on(&stream).timeout(secs(5)));
+        let first = first.unwrap();
+        first.wait_on(&stream).unwrap();
+        let second = ctx.send(&Send::new(1, 2, &one).on(&stream).timeout(secs(5)));
+        let second = second.unwrap();
+        // No limit, as only the CPU waits.
+        let third = ctx.irecv(1, 3, &slice).unwrap();
+        let fourth = ctx.irecv(Source::Any, 4, &slice).unwrap();
+        mp::wait_all(&[first, second, third, fourth], LIMIT).unwrap();
+        assert_eq!(ctx.error(), None);
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn a_receive_from_anybody_ends_alone() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(limit(secs(2)));
+        let (stream, other) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let slice = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            rank.barrier();
+            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let one = [slice.clone()];
+        let before = rank.host.now();
+        // Its own limit, that of the context as a stream waits, and none.
+        let own = ctx.recv(&Recv::new(Source::Any, 2, &one).timeout(secs(1)));
+        let own = own.unwrap();
+        let waited = ctx.irecv_on(&stream, Source::Any, 3, &slice).unwrap();
+        waited.wait_on(&stream).unwrap();
+        let saw = Witness::launch(&stream, &ctx, &waited);
+        let free = ctx.irecv(Source::Any, 1, &slice).unwrap();
+        free.wait_on(&other).unwrap_or_else(|e| panic!("{e}"));
+        for (request, limit) in [(&own, secs(1)), (&waited, secs(2))] {
+            let e = request.wait(LIMIT).unwrap_err();
+            assert_eq!(e.kind(), Kind::Failed(Status::TIMEOUT), "{e}");
+            let took = rank.host.now().since(before);
+            assert!((limit..limit + SLACK).contains(&took), "{took:?}");
+        }
+        assert!(stream.synchronize(SLACK).unwrap());
+        assert_eq!(saw.seen(), (Status::TIMEOUT, Status::TIMEOUT, 0));
+        assert!(other.synchronize(SLACK).unwrap());
+        assert!(free.wait(LIMIT).is_err());
+        // Nobody was given up.
+        let again = ctx.irecv(Source::Any, 1, &slice).unwrap();
+        rank.barrier();
+        assert_eq!(again.wait(LIMIT).unwrap().source(), 1);
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+/// A stream that has far more enqueued than fits into the limit is late with none of it, and one
+/// that is busy with something else is not late with what has come.
+#[test]
+fn the_limit_counts_from_where_a_stream_stands() {
+    let run = play(1, 2, |rank| {
+        let build = |b: Builder| limit(secs(2))(b).watchdog(millis(1500));
+        let ctx = rank.open(build);
+        let stream = ctx.gpu().stream().unwrap();
+        let slice = slice(&ctx, LARGE);
+        let gate = Gate::new(ctx.gpu());
+        if rank.me == 1 {
+            for _ in 0..8 {
+                rank.pass(secs(1));
+                ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+            }
+            ctx.isend(0, 2, &slice).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let last = ctx.irecv_on(&stream, 1, 2, &slice).unwrap();
+        let mut all: Vec<_> = (0..8)
+            .map(|_| {
+                let recv = ctx.irecv_on(&stream, 1, 1, &slice).unwrap();
+                recv.wait_on(&stream).unwrap();
+                recv
+            })
+            .collect();
+        gate.hold(&stream);
+        last.wait_on(&stream).unwrap();
+        all.push(last);
+        rank.pass(secs(20));
+        assert_eq!(ctx.error(), None);
+        gate.open();
+        mp::wait_all(&all, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+    assert_eq!(run.warnings.all(), [""; 0]);
+}
+
+#[test]
+fn closing_names_what_is_unfinished() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(limit(secs(10)));
+        let stream = ctx.gpu().stream().unwrap();
+        let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
+        if rank.me == 1 {
+            rank.barrier();
+            ctx.isend(0, 3, &small).unwrap().wait(LIMIT).unwrap();
+            let recv = ctx.irecv(0, 4, &large).unwrap();
+            recv.wait(LIMIT).unwrap();
+            rank.until("the end", || rank.has_come(0, 2));
+            return rank.barrier();
+        }
+        let claimed = ctx.irecv_on(&stream, 1, 3, &small).unwrap();
+        claimed.wait_on(&stream).unwrap();
+        let sent = ctx.isend(1, 4, &large).unwrap();
+        // Nobody waits for this.
+        let posted = ctx.irecv(1, 5, &small).unwrap();
+        let e = ctx.close(secs(1)).unwrap_err();
+        assert_eq!(e.kind(), Kind::Timeout);
+        let text = e.to_string();
+        for part in [
+            "2 requests unfinished",
+            "receive from rank 1, tag 3, message 0",
+            "send to rank 1, tag 4, message 0",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        rank.barrier();
+        claimed.wait(LIMIT).unwrap();
+        sent.wait(LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        posted.cancel().unwrap();
+        rank.barrier();
+    });
+}
+
+/// Messages move as if handles were held, and what they use is given back.
+#[test]
+fn handles_are_dropped_in_every_phase() {
+    for dies in [false, true] {
+        play(7, 2, move |rank| {
+            let ctx = rank.open(limit(secs(2)));
+            let stream = ctx.gpu().stream().unwrap();
+            let other = ctx.gpu().stream().unwrap();
+            let buffers: Vec<_> = (0..10)
+                .map(|i| ctx.adopt_vec(vec![rank.me as u8 + i; LARGE]).unwrap())
+                .collect();
+            let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
+            if rank.me == 0 {
+                // Taken back, or to be told of the death.
+                drop(ctx.prepare_send(&Send::new(1, 9, &[at(0, SMALL)])).unwrap());
+                drop(ctx.prepare_recv(&Recv::new(1, 9, &[at(0, SMALL)])).unwrap());
+                let any = [at(0, SMALL)];
+                drop(ctx.prepare_recv(&Recv::new(Source::Any, 9, &any)).unwrap());
+                drop(ctx.isend(1, 0, &at(0, SMALL)).unwrap());
+                drop(ctx.isend(1, 1, &at(1, LARGE)).unwrap());
+                drop(ctx.isend_on(&stream, 1, 2, &at(2, SMALL)).unwrap());
+                drop(ctx.isend_on(&stream, 1, 3, &at(3, LARGE)).unwrap());
+                let claimed = ctx.irecv_on(&other, 1, 4, &at(4, SMALL)).unwrap();
+                claimed.wait_on(&other).unwrap();
+                drop(claimed);
+                let claimed = ctx.irecv_on(&other, 1, 5, &at(5, LARGE)).unwrap();
+                claimed.wait_on(&other).unwrap();
+                drop(claimed);
+                drop(ctx.irecv(1, 6, &at(6, SMALL)).unwrap());
+                drop(ctx.irecv(1, 7, &at(7, LARGE)).unwrap());
+                drop(ctx.irecv_on(&other, 1, 8, &at(8, LARGE)).unwrap());
+                drop(ctx.irecv(Source::Any, 10, &at(9, LARGE)).unwrap());
+                rank.barrier();
+                assert!(stream.synchronize(LIMIT).unwrap());
+                assert!(other.synchronize(LIMIT).unwrap());
+            } else {
+                rank.barrier();
+                if dies {
+                    rank.never_mind();
+                    drop(ctx);
+                    return rank.leave();
+                }
+                let answers = [4, 5, 6, 7, 8, 10].map(|tag| {
+                    let len = if tag % 2 == 0 && tag < 8 {
+                        SMALL
+                    } else {
+                        LARGE
+                    };
+                    ctx.isend(0, tag, &at(tag as usize % 10, len)).unwrap()
+                });
+                for tag in [3, 2, 1, 0] {
+                    let recv = ctx.irecv(0, tag, &at(9, LARGE)).unwrap();
+                    recv.wait(LIMIT).unwrap();
+                    let mut got = [0];
+                    buffers[9].read(0, &mut got).unwrap();
+                    assert_eq!(got, [tag as u8]);
+                }
+                mp::wait_all(&answers, LIMIT).unwrap();
+            }
+            if !dies {
+                ctx.close(LIMIT).unwrap();
+                rank.barrier();
+            }
+            rank.pass(secs(3));
+            for (i, buffer) in buffers.into_iter().enumerate() {
+                // The death of a rank concerns no receive from anybody.
+                let waits = dies && i == 9;
+                match buffer.into_vec() {
+                    Ok(bytes) => {
+                        assert!(!waits);
+                        assert_eq!(bytes.len(), LARGE);
+                        let received = rank.me == 0 && !dies && i >= 4;
+                        let expected = if received {
+                            [4, 5, 6, 7, 8, 0][i - 4] + 1
+                        } else {
+                            (rank.me as usize + i) as u8
+                        };
+                        if rank.me == 0 {
+                            assert_eq!(bytes[0], expected, "buffer {i}");
+                        }
+                    }
+                    Err(memory) => assert!(waits, "{memory:?} of {i} is not given back"),
+                }
+            }
+            if !dies {
+                rank.barrier();
+            }
+        });
+    }
+}
+
+/// A number that was given away and whose request is dropped is missing for good.
+#[test]
+fn a_gap_is_named() {
+    let run = play(1, 2, |rank| {
+        let ctx = rank.open(|b| limit(secs(3))(b).watchdog(secs(1)));
+        let stream = ctx.gpu().stream().unwrap();
+        let slice = slice(&ctx, SMALL);
+        if rank.me == 0 {
+            let one = [slice.clone()];
+            let first = ctx.prepare_send(&Send::new(1, 1, &one)).unwrap();
+            let second = ctx.prepare_send(&Send::new(1, 1, &one)).unwrap();
+            assert_eq!(first.cancel().unwrap_err().kind(), Kind::Unsupported);
+            drop(first);
+            second.post().unwrap();
+            second.wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let missing = ctx.irecv_on(&stream, 0, 1, &slice).unwrap();
+        let there = ctx.irecv(0, 1, &slice).unwrap();
+        there.wait(LIMIT).unwrap();
+        missing.wait_on(&stream).unwrap();
+        rank.pass(secs(2));
+        let stuck = ctx.stuck();
+        assert_eq!(stuck.len(), 1);
+        assert_eq!((stuck[0].peer, stuck[0].number), (Source::Rank(0), 0));
+        timed_out(&missing, 0);
+        rank.barrier();
+    });
+    assert_eq!(run.warnings.alarms().len(), 1);
+    let all = run.warnings.all();
+    assert!(all[0].contains("its number 0 stays"), "{all:#?}");
+}
+
+/// A stream that comes late to the wait for a result finds it, whatever became of the handle.
+#[test]
+fn a_result_is_kept_for_a_stream_that_comes_late() {
+    play(1, 2, |rank: &Rank| {
+        let ctx = rank.open(limit(secs(5)));
+        let (stream, gate) = (ctx.gpu().stream().unwrap(), Gate::new(ctx.gpu()));
+        let slice = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            rank.barrier();
+            ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let any = ctx.irecv(Source::Any, 1, &slice).unwrap();
+        gate.hold(&stream);
+        any.wait_on(&stream).unwrap();
+        rank.barrier();
+        any.wait(LIMIT).unwrap();
+        drop(any);
+        // Whatever has its place now does not end.
+        let others: Vec<_> = (0..600)
+            .map(|tag| ctx.irecv(Source::Any, 100 + tag, &slice).unwrap())
+            .collect();
+        gate.open();
+        assert!(stream.synchronize(secs(1)).unwrap(), "it waits for another");
+        drop(others);
+        rank.barrier();
+    });
+}
