@@ -243,6 +243,10 @@ impl Bootstrap for Directory {
         state.fds.forget(topic);
     }
 
+    fn is_forgotten(&self, topic: u64) -> bool {
+        self.state().inbox.is_forgotten(topic)
+    }
+
     fn gone(&self, rank: u32) -> bool {
         self.look(&mut self.state(), rank)
     }

@@ -111,6 +111,11 @@ impl Inbox {
         freed
     }
 
+    /// Whether `topic` was forgotten.
+    pub fn is_forgotten(&self, topic: u64) -> bool {
+        self.forgotten.contains(&topic)
+    }
+
     fn give_back(&mut self, from: u32, len: usize) {
         if let Some(taken) = self.taken.get_mut(&from) {
             *taken = taken.saturating_sub(room(len));

@@ -91,6 +91,13 @@ impl Bootstrap for Local {
         }
     }
 
+    fn is_forgotten(&self, topic: u64) -> bool {
+        let inbox = self.inbox(self.rank);
+        inbox
+            .as_ref()
+            .is_some_and(|inbox| inbox.is_forgotten(topic))
+    }
+
     fn gone(&self, rank: u32) -> bool {
         rank < self.size() && self.inbox(rank).is_none()
     }

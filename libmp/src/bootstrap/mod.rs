@@ -87,6 +87,12 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         let _ = topic;
     }
 
+    /// Whether `topic` was forgotten: a context whose name was used before takes another one.
+    fn is_forgotten(&self, topic: u64) -> bool {
+        let _ = topic;
+        false
+    }
+
     /// Whether `rank` is known to have left the job or died. A rank that is gone stays so.
     fn gone(&self, rank: u32) -> bool {
         let _ = rank;

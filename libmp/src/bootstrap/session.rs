@@ -236,6 +236,11 @@ impl Session {
         }
     }
 
+    /// Whether `topic` was forgotten.
+    pub fn is_forgotten(&self, topic: u64) -> bool {
+        self.inbox.is_forgotten(topic)
+    }
+
     fn give_back(&mut self, from: usize, room: u32) {
         let owed = &mut self.owed[from];
         *owed += room;

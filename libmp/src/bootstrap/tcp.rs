@@ -242,6 +242,10 @@ impl Bootstrap for Tcp {
         }
     }
 
+    fn is_forgotten(&self, topic: u64) -> bool {
+        self.state().session.is_forgotten(topic)
+    }
+
     fn gone(&self, rank: u32) -> bool {
         let mut state = self.state();
         state.pump();

@@ -157,7 +157,7 @@ impl Builder {
     }
 
     /// Which contexts belong together: those of equal name. A rank has one of each name at a
-    /// time. Default: `mp`.
+    /// time; the n-th of a name on one rank belongs to the n-th on others. Default: `mp`.
     #[must_use]
     pub fn name(mut self, name: &str) -> Builder {
         name.clone_into(&mut self.config.name);

@@ -129,11 +129,16 @@ impl Inner {
     }
 }
 
-/// The topic of the contexts of one name: FNV-1a, which is the same on every rank.
-fn topic(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+/// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Those that
+/// follow each other under a name have another each, so that no message of an old one is taken for
+/// one of the new.
+fn topic(name: &str, bootstrap: &dyn Bootstrap) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let mut topic = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    while bootstrap.is_forgotten(topic) {
+        topic = step(topic, 0xff);
+    }
+    topic
 }
 
 impl Context {
@@ -162,7 +167,7 @@ impl Context {
         let inner = Arc::new(Inner {
             rank: bootstrap.rank(),
             size: bootstrap.size(),
-            topic: topic(&config.name),
+            topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
             device: device.clone(),
             pd: device.alloc_pd()?,

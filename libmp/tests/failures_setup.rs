@@ -1,0 +1,478 @@
+//! Ranks that do not fit together, messages that make no sense, and jobs of unusual shapes: many
+//! ranks, many streams, several contexts, nobody in the background.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::{Status, Stream};
+use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Slice, Source};
+use sim::{LIMIT, Place, millis, play, secs};
+
+const SMALL: usize = 8;
+const LARGE: usize = 10_000;
+
+fn build(builder: Builder) -> Builder {
+    builder.timeout(secs(5)).depth(4)
+}
+
+fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+/// A message each way under `tag`, small and large, on a stream.
+fn talk(ctx: &Context, with: u32, tag: u32) {
+    talk_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
+}
+
+fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
+    for len in [SMALL, LARGE] {
+        let (data, into) = (slice(ctx, len), slice(ctx, len));
+        data.memory()
+            .write(0, &vec![(ctx.rank() as u8) ^ 0x55; len])
+            .unwrap();
+        let recv = ctx.irecv_on(stream, with, tag, &into).unwrap();
+        let send = ctx.isend_on(stream, with, tag, &data).unwrap();
+        recv.wait_on(stream).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
+        send.wait(LIMIT).unwrap();
+        let mut got = vec![0; len];
+        into.memory().read(0, &mut got).unwrap();
+        assert_eq!(got, vec![(with as u8) ^ 0x55; len]);
+    }
+}
+
+#[test]
+fn another_setup_is_named_on_both_sides() {
+    let setups: [(fn(Builder) -> Builder, [&str; 2]); 2] = [
+        (|b| b.eager_limit(1024), ["4 and 4096", "4 and 1024"]),
+        (|b| b.depth(8), ["4 and 4096", "8 and 4096"]),
+    ];
+    for (other, words) in setups {
+        for connect in [Connect::Lazy, Connect::UpFront] {
+            play(1, 3, move |rank| {
+                let builder = Context::builder().bootstrap(rank.bootstrap());
+                let place = rank.place(SoftOptions::default(), true);
+                let builder = build(builder.gpu(&place.gpu).device(&place.device));
+                let builder = match rank.me {
+                    1 => other(builder),
+                    _ => builder,
+                };
+                let named = |e: mp::Error, with: u32| {
+                    assert_eq!(e.kind(), Kind::Protocol, "{e:?}");
+                    assert_eq!(e.rank(), Some(with), "{e:?}");
+                    let text = e.to_string();
+                    let (here, there) = match rank.me {
+                        1 => (words[1], words[0]),
+                        _ => (words[0], words[1]),
+                    };
+                    let expected = format!("are {there} there, {here} here");
+                    assert!(text.contains(&expected), "{text}");
+                };
+                if connect == Connect::UpFront {
+                    let e = builder.connect(connect).build().unwrap_err();
+                    let with = if rank.me == 1 { e.rank().unwrap() } else { 1 };
+                    assert_ne!(with, rank.me);
+                    named(e, with);
+                    return rank.barrier();
+                }
+                let ctx = builder.build().unwrap();
+                let slice = slice(&ctx, SMALL);
+                match rank.me {
+                    0 => named(ctx.isend(1, 1, &slice).unwrap_err(), 1),
+                    1 => named(ctx.irecv(0, 1, &slice).unwrap_err(), 0),
+                    _ => {}
+                }
+                rank.barrier();
+                // The others fit together.
+                if rank.me != 1 {
+                    talk(&ctx, 2 - rank.me, 2);
+                }
+                rank.barrier();
+            });
+        }
+    }
+}
+
+/// What a bootstrap does to a message; `None`: nothing.
+type Fault = fn(&mut fastrand::Rng, &[u8]) -> Vec<Vec<u8>>;
+
+/// A bootstrap whose messages to rank 0 arrive as a fault makes them, after the first few.
+#[derive(Debug)]
+struct Corrupt {
+    inner: Arc<dyn Bootstrap>,
+    state: Mutex<(fastrand::Rng, usize)>,
+    fault: Fault,
+}
+
+impl Bootstrap for Corrupt {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn job(&self) -> u64 {
+        self.inner.job()
+    }
+
+    fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
+        if to != 0 {
+            return self.inner.send(to, topic, message);
+        }
+        let (rng, good) = &mut *self.state.lock().unwrap();
+        if *good > 0 {
+            *good -= 1;
+            return self.inner.send(to, topic, message);
+        }
+        for bytes in (self.fault)(rng, message) {
+            self.inner.send(to, topic, &bytes)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
+        self.inner.receive(topic)
+    }
+
+    fn forget(&self, topic: u64) {
+        self.inner.forget(topic);
+    }
+
+    fn gone(&self, rank: u32) -> bool {
+        self.inner.gone(rank)
+    }
+
+    fn send_fd(&self, to: u32, topic: u64, fd: BorrowedFd<'_>) -> Result<()> {
+        self.inner.send_fd(to, topic, fd)
+    }
+
+    fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        self.inner.receive_fd(topic)
+    }
+}
+
+/// Faults that cannot be overlooked: each makes rank 0 give the sender up.
+const FAULTS: &[(&str, Fault)] = &[
+    ("noise", |rng, message| {
+        vec![message.iter().map(|_| rng.u8(..)).collect()]
+    }),
+    ("nothing", |_, _| vec![Vec::new()]),
+    ("half of it", |_, message| {
+        vec![message[..message.len() / 2].to_vec()]
+    }),
+    ("more of it", |_, message| vec![[message, message].concat()]),
+    ("another version", |_, message| {
+        let mut bytes = message.to_vec();
+        bytes[4] ^= 0x80;
+        vec![bytes]
+    }),
+    ("another kind", |_, message| {
+        let mut bytes = message.to_vec();
+        bytes[6] = 0xee;
+        vec![bytes]
+    }),
+    ("a long one", |rng, message| {
+        let mut bytes = message.to_vec();
+        bytes.resize(60_000, rng.u8(..));
+        vec![bytes]
+    }),
+    ("everything twice, changed", |_, message| {
+        let mut second = message.to_vec();
+        let last = second.len() - 1;
+        second[last] ^= 1;
+        second[20 % message.len()] ^= 1;
+        vec![message.to_vec(), second]
+    }),
+];
+
+#[test]
+fn messages_without_sense_give_up_their_sender_and_nobody_else() {
+    for (what, fault) in FAULTS {
+        for good in [0, 1, 2] {
+            let run = play(good as u64, 3, move |rank| {
+                let inner = rank.bootstrap();
+                let bootstrap: Arc<dyn Bootstrap> = match rank.me {
+                    1 => Arc::new(Corrupt {
+                        inner,
+                        state: Mutex::new((fastrand::Rng::with_seed(9), good)),
+                        fault: *fault,
+                    }),
+                    _ => inner,
+                };
+                let ctx = rank.open(|b| build(b).bootstrap(bootstrap));
+                let slice = slice(&ctx, SMALL);
+                if rank.me != 2 {
+                    let with = 1 - rank.me;
+                    // It may connect before, and fail after.
+                    let request = match rank.me {
+                        0 => ctx.irecv(with, 1, &slice),
+                        _ => ctx.isend(with, 1, &slice),
+                    };
+                    let e = request
+                        .and_then(|r| r.wait(LIMIT))
+                        .and_then(|_| ctx.isend(with, 2, &slice))
+                        .and_then(|r| r.wait(LIMIT))
+                        .expect_err(what);
+                    assert_eq!(e.rank(), Some(with), "{what}: {e:?}");
+                    let protocol = e.kind() == Kind::Protocol;
+                    let failed = matches!(e.kind(), Kind::PeerFailed(_));
+                    let late = e.kind() == Kind::Timeout;
+                    assert!(protocol || failed || late && rank.me == 1, "{what}: {e:?}");
+                }
+                rank.barrier();
+                match rank.me {
+                    0 | 2 => talk(&ctx, 2 - rank.me, 5),
+                    _ => {}
+                }
+                rank.barrier();
+                match rank.me {
+                    1 | 2 => talk(&ctx, 3 - rank.me, 6),
+                    _ => {}
+                }
+                rank.barrier();
+            });
+            let given_up = |line: &String| line.starts_with("rank 0: rank 1 is given up");
+            assert!(run.warnings.all().iter().any(given_up), "{what}, {good}");
+        }
+    }
+}
+
+/// Any change of a message is survived, whatever it does.
+#[test]
+fn flipped_bits_are_survived() {
+    gds_driver::sim::seeds(40, |seed| -> std::result::Result<(), String> {
+        play(seed, 3, move |rank| {
+            let inner = rank.bootstrap();
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let good = rng.usize(0..6);
+            let flip: Fault = |rng, message| {
+                let mut bytes = message.to_vec();
+                let at = rng.usize(0..bytes.len());
+                bytes[at] ^= 1 << rng.u8(0..8);
+                vec![bytes]
+            };
+            let bootstrap: Arc<dyn Bootstrap> = match rank.me {
+                1 => Arc::new(Corrupt {
+                    inner,
+                    state: Mutex::new((rng, good)),
+                    fault: flip,
+                }),
+                _ => inner,
+            };
+            let ctx = rank.open(|b| build(b).timeout(secs(1)).bootstrap(bootstrap));
+            let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
+            if rank.me != 2 {
+                // It works, or fails with the rank's name.
+                let with = 1 - rank.me;
+                let attempt = || -> Result<()> {
+                    for into in [&small, &large] {
+                        let recv = ctx.irecv(with, 1, into)?;
+                        ctx.isend(with, 1, into)?.wait(secs(3))?;
+                        recv.wait(secs(3))?;
+                    }
+                    Ok(())
+                };
+                if let Err(e) = attempt() {
+                    assert_eq!(e.rank(), Some(with), "{e:?}");
+                }
+            }
+            rank.barrier();
+            match rank.me {
+                0 | 2 => talk(&ctx, 2 - rank.me, 5),
+                _ => {}
+            }
+            rank.barrier();
+        });
+        Ok(())
+    });
+}
+
+#[test]
+fn the_program_does_the_background_work() {
+    for death in [false, true] {
+        play(1, 2, move |rank| {
+            let ctx = rank.open_manual(build);
+            let stream = ctx.gpu().stream().unwrap();
+            talk_on(&ctx, rank.peer(), 1, &stream);
+            let (small, large) = (slice(&ctx, SMALL), slice(&ctx, LARGE));
+            // By hand alone.
+            let recv = ctx.irecv(Source::Any, 2, &large).unwrap();
+            let send = ctx.isend(rank.peer(), 2, &large).unwrap();
+            drop(ctx.irecv_on(&stream, rank.peer(), 3, &small).unwrap());
+            drop(ctx.isend_on(&stream, rank.peer(), 3, &small).unwrap());
+            rank.progress_until(&ctx, "the messages", || {
+                send.test().unwrap().is_some() && recv.test().unwrap().is_some()
+            });
+            ctx.close(LIMIT).unwrap();
+            rank.come();
+            rank.progress_until(&ctx, "the other", || rank.has_come(rank.peer(), 1));
+            if !death {
+                return;
+            }
+            if rank.me == 1 {
+                drop((send, recv, ctx));
+                return rank.leave();
+            }
+            let recv = ctx.irecv_on(&stream, 1, 4, &small);
+            let recv = recv.and_then(|r| r.wait_on(&stream).map(|()| r));
+            rank.progress_until(&ctx, "the end", || stream.is_idle().unwrap());
+            let e = recv.and_then(|r| r.wait(LIMIT)).unwrap_err();
+            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+            assert_eq!(e.rank(), Some(1));
+        });
+    }
+}
+
+#[test]
+fn there_may_be_160_ranks() {
+    const N: u32 = 160;
+    /// Ranks that share a GPU and a NIC.
+    const TOGETHER: u32 = 20;
+    let places = Rc::new(RefCell::new(BTreeMap::new()));
+    let run = play(1, N, move |rank| {
+        let options = SoftOptions {
+            channels: 32,
+            ..SoftOptions::default()
+        };
+        let place: Rc<Place> = {
+            let mut places = places.borrow_mut();
+            let make = || Rc::new(rank.place(options, true));
+            Rc::clone(places.entry(rank.me / TOGETHER).or_insert_with(make))
+        };
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(20)).depth(4).eager_limit(256));
+        let stream = ctx.gpu().stream().unwrap();
+        let (next, before) = rank.neighbours();
+        // A ring on streams.
+        let (out, into) = (slice(&ctx, SMALL), slice(&ctx, SMALL));
+        out.memory().write(0, &rank.me.to_le_bytes()).unwrap();
+        let recv = ctx.irecv_on(&stream, before, 1, &into).unwrap();
+        let send = ctx.isend_on(&stream, next, 1, &out).unwrap();
+        recv.wait_on(&stream).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        recv.wait(LIMIT).unwrap();
+        send.wait(LIMIT).unwrap();
+        let mut got = [0; 4];
+        into.memory().read(0, &mut got).unwrap();
+        assert_eq!(u32::from_le_bytes(got), before);
+        // All to one, who asks for nobody in particular.
+        let word = |v: u32| v.to_le_bytes();
+        if rank.me == 0 {
+            let mut seen = vec![0; N as usize];
+            for _ in 1..N {
+                let any = ctx.irecv(Source::Any, 2, &into).unwrap();
+                let from = any.wait(LIMIT).unwrap().source();
+                into.memory().read(0, &mut got).unwrap();
+                assert_eq!(got, word(from));
+                seen[from as usize] += 1;
+            }
+            assert_eq!(seen[0], 0);
+            assert!(seen[1..].iter().all(|n| *n == 1));
+        } else {
+            ctx.isend(0, 2, &out).unwrap().wait(LIMIT).unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+    assert_eq!(run.warnings.all(), [""; 0]);
+}
+
+#[test]
+fn contexts_of_other_names_are_strangers() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let one = rank.open_at(&place, |b| build(b).name("one"));
+        let two = rank.open_at(&place, |b| build(b).name("two").depth(8));
+        talk(&one, rank.peer(), 1);
+        talk(&two, rank.peer(), 1);
+        rank.barrier();
+        // The end of one is not the other's.
+        let stream = one.gpu().stream().unwrap();
+        let small = slice(&one, SMALL);
+        if rank.me == 1 {
+            rank.barrier();
+            drop((stream, small, one));
+        } else {
+            let lost = one.irecv_on(&stream, 1, 2, &small).unwrap();
+            lost.wait_on(&stream).unwrap();
+            rank.barrier();
+            assert!(stream.synchronize(LIMIT).unwrap());
+            let e = lost.wait(LIMIT).unwrap_err();
+            assert_eq!(e.kind(), Kind::PeerFailed(Status::REMOTE_ABORTED), "{e}");
+            assert_eq!(one.error(), Some(Status::REMOTE_ABORTED));
+        }
+        talk(&two, rank.peer(), 3);
+        assert_eq!(two.error(), None);
+        two.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn a_name_may_be_used_again() {
+    play(1, 2, |rank| {
+        for round in 0..3 {
+            let ctx = rank.open(build);
+            talk(&ctx, rank.peer(), round);
+            ctx.close(LIMIT).unwrap();
+            drop(ctx);
+            rank.pass(millis(u64::from(rank.me) * 5));
+        }
+        rank.barrier();
+    });
+}
+
+#[test]
+fn more_streams_than_lanes() {
+    const STREAMS: usize = 20;
+    const ROUNDS: usize = 6;
+    let run = play(1, 2, |rank| {
+        let options = SoftOptions {
+            channels: 32,
+            ..SoftOptions::default()
+        };
+        let ctx = rank.open_at(&rank.place(options, true), |b| build(b).watchdog(secs(1)));
+        let streams: Vec<_> = (0..STREAMS).map(|_| ctx.gpu().stream().unwrap()).collect();
+        let mut requests = Vec::new();
+        for round in 0..ROUNDS {
+            let order: Vec<usize> = match (rank.me as usize + round) % 2 {
+                0 => (0..STREAMS).collect(),
+                _ => (0..STREAMS).rev().collect(),
+            };
+            let len = if round % 2 == 0 { SMALL } else { LARGE };
+            // Receives first: streams that share a lane post in one order.
+            for at in &order {
+                let into = slice(&ctx, len);
+                let recv = ctx.irecv_on(&streams[*at], rank.peer(), *at as u32, &into);
+                requests.push(recv.unwrap());
+            }
+            for at in &order {
+                let out = slice(&ctx, len);
+                let send = ctx.isend_on(&streams[*at], rank.peer(), *at as u32, &out);
+                requests.push(send.unwrap());
+            }
+            let receives = requests.len() - 2 * STREAMS;
+            for (at, recv) in order.iter().zip(&requests[receives..]) {
+                recv.wait_on(&streams[*at]).unwrap();
+            }
+        }
+        for stream in &streams {
+            assert!(stream.synchronize(Duration::from_secs(20)).unwrap());
+        }
+        mp::wait_all(&requests, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+    assert_eq!(run.warnings.all(), [""; 0]);
+}
