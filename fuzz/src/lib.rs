@@ -9,6 +9,7 @@ mod frame;
 mod greeting;
 mod heap;
 mod input;
+mod lines;
 mod mp;
 mod nic;
 
@@ -41,6 +42,10 @@ pub const TARGETS: &[Target] = &[
         run: greeting::run,
     },
     Target {
+        name: "mp-context",
+        run: mp::context::run,
+    },
+    Target {
         name: "mp-control",
         run: mp::control::run,
     },
@@ -59,6 +64,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "mp-store",
         run: mp::store::run,
+    },
+    Target {
+        name: "mprun-lines",
+        run: lines::run,
     },
     Target {
         name: "nic",

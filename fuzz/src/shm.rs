@@ -338,10 +338,10 @@ impl World {
                 }
             }
             7 => {
-                if let Some(i) = some(self.strangers.len()) {
-                    if let Some(ring) = &self.strangers[i].ring {
-                        ring.store_head(input.number());
-                    }
+                if let Some(i) = some(self.strangers.len())
+                    && let Some(ring) = &self.strangers[i].ring
+                {
+                    ring.store_head(input.number());
                 }
             }
             8 => {

@@ -15,7 +15,22 @@ pub fn run(data: &[u8]) {
         1 => input.number() as usize,
         _ => MAX_FRAME,
     };
-    let bytes = input.0;
+    check(input.0, limit);
+    let mut text = String::new();
+    let made = make(&mut input, &mut text);
+    let mut bytes = Vec::new();
+    made.encode(&mut bytes);
+    assert_eq!(decode(&bytes, MAX_FRAME), Ok(Some((made, bytes.len()))));
+    // A bit of it is wrong, or its length.
+    let at = usize::from(input.next::<u16>()) % bytes.len();
+    bytes[at] ^= input.byte();
+    check(&bytes, limit);
+    let len = (bytes.len() - 4).min(usize::from(input.next::<u16>()));
+    bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    check(&bytes, limit);
+}
+
+fn check(bytes: &[u8], limit: usize) {
     let told = bytes.first_chunk().map(|len| u32::from_le_bytes(*len));
     let told = told.map_or(0, |len| len as usize);
     match bounded(bytes.len() + 64, || decode(bytes, limit)) {
@@ -33,11 +48,6 @@ pub fn run(data: &[u8]) {
         Ok(None) => assert!(bytes.len() < 4 || told > 0 && told <= limit - 4),
         Err(garbage) => assert!(!garbage.0.is_empty() && bytes.len() >= 4),
     }
-    let mut text = String::new();
-    let made = make(&mut input, &mut text);
-    let mut bytes = Vec::new();
-    made.encode(&mut bytes);
-    assert_eq!(decode(&bytes, MAX_FRAME), Ok(Some((made, bytes.len()))));
 }
 
 /// Any frame.

@@ -1,5 +1,6 @@
 //! What ranks of mp say to each other and to the store.
 
+pub mod context;
 pub mod control;
 pub mod frame;
 pub mod notes;

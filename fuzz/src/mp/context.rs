@@ -1,0 +1,513 @@
+//! A context whose peer is hostile: any control messages, and any words and addresses in the
+//! memory that it shares with that peer. Another peer is honest and served throughout.
+//!
+//! All is simulated on one thread, so the same input is the same run.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gds_driver::{Sim, SimConfig};
+use gds_step::Host;
+use gdsync::gpu::soft::SoftOptions;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::{
+    Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory, RemoteSpan, Work,
+};
+use gdsync::{EmulatedOptions, Fabric, Gpu};
+use mp::bootstrap::Local;
+use mp::{Bootstrap, Builder, Context, Memory, Progress, Request, Source};
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+use crate::input::Input;
+
+const VICTIM: u32 = 0;
+const HOSTILE: u32 = 1;
+const HONEST: u32 = 2;
+/// The tag that the honest ranks use, and the word that ends it.
+const OURS: u32 = 9;
+const END: u8 = 0xff;
+/// Most acts of the victim and of the hostile rank in one run.
+const ACTS: usize = 24;
+const HOSTILE_ACTS: usize = 64;
+/// How channels are laid out: slots and bytes of an eager message.
+const DEPTH: usize = 4;
+const EAGER: usize = 128;
+const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
+const BLOCK: usize = DEPTH * 32;
+/// After which virtual time something honest counts as hung.
+const LIMIT: Duration = Duration::from_secs(100);
+/// For how long the victim waits for the hostile rank.
+const PATIENCE: Duration = Duration::from_millis(4);
+
+/// The topic of contexts called `mp`.
+fn topic() -> u64 {
+    b"mp".iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+/// What all ranks draw from, and whether it is over.
+#[derive(Clone)]
+struct World {
+    bytes: Rc<[u8]>,
+    at: Rc<Cell<usize>>,
+    over: Rc<Cell<bool>>,
+    host: Arc<dyn Host>,
+    hub: Hub,
+    ranks: Rc<[Arc<dyn Bootstrap>]>,
+}
+
+impl World {
+    fn draw<T>(&self, draw: impl FnOnce(&mut Input<'_>) -> T) -> T {
+        let mut input = Input(&self.bytes[self.at.get()..]);
+        let drawn = draw(&mut input);
+        self.at.set(self.bytes.len() - input.0.len());
+        drawn
+    }
+
+    fn done(&self) -> bool {
+        self.at.get() == self.bytes.len()
+    }
+
+    fn open(&self) -> (Gpu, Device) {
+        let options = SoftOptions::default();
+        let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
+        let fabric = Fabric::Hub(self.hub.clone());
+        let device = Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a NIC");
+        (gpu, device)
+    }
+
+    fn context(&self, rank: u32, progress: Progress) -> Context {
+        let (gpu, device) = self.open();
+        let limit = if rank == VICTIM { PATIENCE } else { LIMIT };
+        Builder::default()
+            .bootstrap(Arc::clone(&self.ranks[rank as usize]))
+            .gpu(&gpu)
+            .device(&device)
+            .depth(DEPTH as u32)
+            .eager_limit(EAGER)
+            .channels(8)
+            .timeout(limit)
+            .progress(progress)
+            .build()
+            .expect("a context")
+    }
+
+    fn pass(&self, time: Duration) {
+        let deadline = self.host.now() + time;
+        self.host
+            .wait_until(Some(deadline), &mut || self.over.get());
+    }
+}
+
+/// The rank under attack.
+struct Victim {
+    world: World,
+    ctx: Context,
+    stream: Stream,
+    memory: Memory,
+    /// Sent from, never received into.
+    source: Memory,
+    requests: Vec<Request>,
+    count: u8,
+}
+
+/// A message's length, on either side of the eager limit.
+const LENGTHS: [usize; 6] = [0, 8, 64, EAGER, EAGER + 1, 1000];
+
+impl Victim {
+    fn new(world: World) -> Victim {
+        let progress = world.draw(|input| input.pick(&[Progress::Background, Progress::Manual]));
+        let ctx = world.context(VICTIM, progress);
+        let source = ctx.alloc(MemoryKind::Pinned, 2048).expect("memory");
+        source.write(0, &[0x5a; 2048]).expect("inside");
+        Victim {
+            stream: ctx.gpu().stream().expect("a stream"),
+            memory: ctx.alloc(MemoryKind::Pinned, 4096).expect("memory"),
+            source,
+            ctx,
+            requests: Vec::new(),
+            count: 0,
+            world,
+        }
+    }
+
+    /// Whatever is attempted ends with an answer. What it is is up to the hostile rank.
+    fn act(&mut self) {
+        let (act, tag, len) = self.world.draw(|input| {
+            let act = input.byte();
+            (act & 15, u32::from(act >> 4 & 3), input.pick(&LENGTHS))
+        });
+        let ctx = &self.ctx;
+        let into = self.memory.slice(512, len).expect("inside");
+        let from = self.source.slice(512, len).expect("inside");
+        let begun = match act {
+            0..3 => ctx.irecv(HOSTILE, tag, &into),
+            3..5 => ctx.isend(HOSTILE, tag, &from),
+            5 => ctx.irecv(Source::Any, tag, &into),
+            6 => ctx.irecv_on(&self.stream, HOSTILE, tag, &into),
+            7 => ctx.isend_on(&self.stream, HOSTILE, tag, &from),
+            8 | 9 => {
+                if let Some(request) = self.requests.pop() {
+                    let _ = request.wait(PATIENCE);
+                }
+                return;
+            }
+            10 => {
+                for request in &self.requests {
+                    let _ = request.test();
+                }
+                return;
+            }
+            11 => {
+                if let Some(request) = self.requests.first() {
+                    let _ = request.cancel();
+                }
+                return;
+            }
+            12 => {
+                self.requests.pop();
+                return;
+            }
+            13 => return self.talk(self.count),
+            14 => {
+                ctx.progress();
+                return;
+            }
+            _ => return self.world.pass(PATIENCE / 4),
+        };
+        if let Ok(request) = begun {
+            self.requests.push(request);
+        }
+    }
+
+    /// The honest rank says the same again.
+    fn talk(&mut self, mark: u8) {
+        self.count = (self.count + 1) % END;
+        let len = LENGTHS[usize::from(mark) % LENGTHS.len()].max(1);
+        self.memory.write(2048, &vec![mark; len]).expect("inside");
+        let (out, into) = (self.memory.slice(2048, len), self.memory.slice(3072, len));
+        let (out, into) = (out.expect("inside"), into.expect("inside"));
+        let recv = self.ctx.irecv(HONEST, OURS, &into).expect("a receive");
+        let send = self.ctx.isend(HONEST, OURS, &out).expect("a send");
+        send.wait(LIMIT).expect("sent");
+        let done = recv.wait(LIMIT).expect("received");
+        assert_eq!((done.source(), done.len), (HONEST, len as u64));
+        let mut got = vec![0; len];
+        self.memory.read(3072, &mut got).expect("inside");
+        assert!(got.iter().all(|b| *b == mark));
+    }
+
+    fn run(mut self) {
+        self.talk(1);
+        for _ in 0..ACTS {
+            if self.world.done() {
+                break;
+            }
+            self.act();
+        }
+        self.talk(END);
+        let mut bytes = [0; 2048];
+        self.source.read(0, &mut bytes).expect("inside");
+        assert_eq!(bytes, [0x5a; 2048]);
+        self.requests.clear();
+        self.world.over.set(true);
+        // Streams pass what the hostile rank never does, once it is given up.
+        assert!(self.stream.synchronize(LIMIT).expect("a stream"), "stuck");
+        let _ = self.ctx.close(PATIENCE);
+    }
+}
+
+fn honest(world: &World) {
+    let ctx = world.context(HONEST, Progress::Background);
+    let memory = ctx.alloc(MemoryKind::Pinned, 2048).expect("memory");
+    loop {
+        let all = memory.slice(0, 1024).expect("inside");
+        let recv = ctx.irecv(VICTIM, OURS, &all).expect("a receive");
+        let done = recv.wait(LIMIT).expect("received");
+        let len = done.len as usize;
+        let mut got = vec![0; len];
+        memory.read(0, &mut got).expect("inside");
+        let back = memory.slice(0, len).expect("inside");
+        let send = ctx.isend(VICTIM, OURS, &back).expect("a send");
+        send.wait(LIMIT).expect("sent");
+        if got[0] == END {
+            break;
+        }
+    }
+    ctx.close(LIMIT).expect("closed");
+}
+
+/// The hostile rank: a bootstrap and a NIC, and no context.
+struct Hostile {
+    world: World,
+    pd: Pd,
+    memory: Mr,
+    lanes: BTreeMap<u8, Qp>,
+    /// By tag: the victim's mailbox and its return block.
+    mailboxes: BTreeMap<u32, RemoteMemory>,
+    blocks: BTreeMap<u32, RemoteMemory>,
+    /// It answers what it is asked, as long as it likes.
+    answers: bool,
+    _device: Device,
+}
+
+fn head(kind: u8, small: u8) -> Vec<u8> {
+    let mut bytes = b"mp01".to_vec();
+    bytes.extend([1, 0, kind, small]);
+    bytes
+}
+
+fn open(kind: u8, tag: u32, block: &RemoteMemory, depth: u32, start: u64) -> Vec<u8> {
+    let mut bytes = head(kind, 0);
+    bytes.extend(tag.to_le_bytes());
+    bytes.extend(block.to_bytes());
+    bytes.extend(depth.to_le_bytes());
+    bytes.extend((EAGER as u32).to_le_bytes());
+    bytes.extend(start.to_le_bytes());
+    bytes
+}
+
+impl Hostile {
+    fn new(world: World) -> Hostile {
+        let (gpu, device) = world.open();
+        let pd = device.alloc_pd().expect("a domain");
+        let region = gpu.alloc(MemoryKind::Pinned, 4096).expect("memory");
+        Hostile {
+            memory: pd.register(&region, Access::ALL).expect("registered"),
+            pd,
+            lanes: BTreeMap::new(),
+            mailboxes: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            answers: true,
+            _device: device,
+            world,
+        }
+    }
+
+    fn say(&self, bytes: &[u8]) {
+        // It may be full, or the victim gone.
+        let _ = self.world.ranks[HOSTILE as usize].send(VICTIM, topic(), bytes);
+        self.world.host.ring();
+    }
+
+    /// Its own memory as a mailbox or a return block.
+    fn own(&self, len: usize) -> RemoteMemory {
+        let mut memory = self.memory.remote();
+        memory.len = len as u64;
+        memory
+    }
+
+    fn hear(&mut self) {
+        let bootstrap = Arc::clone(&self.world.ranks[HOSTILE as usize]);
+        while let Ok(Some((_, bytes))) = bootstrap.receive(topic()) {
+            let tag = || u32::from_le_bytes(bytes[8..12].try_into().expect("a tag"));
+            let block = || RemoteMemory::from_bytes(&bytes[12..60]).expect("a record");
+            match bytes[6] {
+                1 => {
+                    let theirs = QpAddress::from_bytes(&bytes[8..48]).expect("a record");
+                    self.lane(bytes[7], &theirs);
+                }
+                3 => {
+                    self.blocks.insert(tag(), block());
+                    if self.answers {
+                        self.say(&open(4, tag(), &self.own(MAILBOX), DEPTH as u32, 0));
+                    }
+                }
+                4 => {
+                    self.mailboxes.insert(tag(), block());
+                    if self.answers {
+                        self.say(&open(3, tag(), &self.own(BLOCK), DEPTH as u32, 0));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn lane(&mut self, lane: u8, theirs: &QpAddress) {
+        let config = QpConfig {
+            send_blocks: 64,
+            recv_entries: 4,
+            ..QpConfig::default()
+        };
+        let Ok(mut qp) = self.pd.create_qp(&config) else {
+            return;
+        };
+        if self.answers && qp.connect(theirs).is_ok() {
+            let mut bytes = head(1, lane);
+            bytes.extend(qp.address().to_bytes());
+            self.say(&bytes);
+            self.say(&head(2, lane));
+            self.lanes.insert(lane, qp);
+        }
+    }
+
+    /// Writes into the victim's memory.
+    fn write(&mut self, to: RemoteSpan, bytes: &[u8]) {
+        let Some(qp) = self.lanes.get_mut(&0) else {
+            return;
+        };
+        let pieces = [bytes];
+        // A queue that is full, or in error.
+        if let Ok(request) = qp.prepare(&Work::write_inline(&pieces, to).signaled()) {
+            let _ = qp.post(request);
+        }
+    }
+
+    /// A word of a message, more or less.
+    fn word(input: &mut Input<'_>) -> u64 {
+        let shape = input.byte();
+        let number = match shape >> 6 {
+            0 => input.next::<u16>(),
+            n => u16::from(n - 1),
+        };
+        let len = match shape >> 4 & 3 {
+            0 => input.number() & ((1 << 44) - 1),
+            1 => EAGER as u64,
+            n => u64::from(n) * 8,
+        };
+        u64::from(number) << 48 | u64::from(shape & 15) << 44 | len
+    }
+
+    fn control(input: &mut Input<'_>, own: &RemoteMemory) -> Vec<u8> {
+        let kind = input.byte();
+        let tag = u32::from(input.byte() % 16);
+        match kind % 9 {
+            0 => {
+                let mut bytes = head(1, input.byte() % 10);
+                let address = QpAddress {
+                    node: input.number(),
+                    qpn: input.next(),
+                    psn: input.next(),
+                    gpu: input.number(),
+                    process: input.number(),
+                };
+                bytes.extend(address.to_bytes());
+                bytes
+            }
+            1 => head(2, input.byte() % 10),
+            2 | 3 => {
+                let mut block = *own;
+                block.len = input.pick(&[MAILBOX, BLOCK, 0, usize::MAX]) as u64;
+                let depth = input.pick(&[DEPTH as u32, 0, u32::MAX]);
+                open(3 + (kind & 1), tag, &block, depth, u64::from(kind >> 7))
+            }
+            4 | 5 => {
+                let long = kind & 1 == 0;
+                let mut bytes = head(if long { 5 } else { 6 }, 0);
+                bytes.extend(tag.to_le_bytes());
+                bytes.extend(input.number().to_le_bytes());
+                if long {
+                    bytes.extend(input.number().to_le_bytes());
+                }
+                bytes
+            }
+            6 => {
+                let mut bytes = head(7, kind >> 7);
+                bytes.extend(tag.to_le_bytes());
+                bytes
+            }
+            7 => input.bytes(80).to_vec(),
+            _ => [head(kind >> 4, tag as u8), input.bytes(60).to_vec()].concat(),
+        }
+    }
+
+    fn act(&mut self) {
+        let world = self.world.clone();
+        let (act, slot) = world.draw(|input| {
+            let act = input.byte();
+            (act & 15, usize::from(act >> 6))
+        });
+        let tag = u32::from(act & 3);
+        let mailbox = self.mailboxes.get(&tag).copied();
+        let block = self.blocks.get(&tag).copied();
+        let span = |memory: Option<RemoteMemory>, at: usize, len: usize| {
+            memory.and_then(|memory| memory.span(at as u64, len as u64).ok())
+        };
+        let to = match act {
+            // Both words of a message, as an eager one has them.
+            0..4 => span(mailbox, slot * 16, 16),
+            4 => span(self.mailboxes.values().next().copied(), slot * 16, 8),
+            // Where a receive is said to lie, that it is there, that a message was taken.
+            5..7 => span(block, slot * 16, 16),
+            7..9 => span(block, DEPTH * 16 + slot * 8, 8),
+            9 => span(block, DEPTH * 24 + slot * 8, 8),
+            10 => span(mailbox, DEPTH * 16 + slot * EAGER, 16),
+            11 => {
+                let control = world.draw(|input| Hostile::control(input, &self.own(0)));
+                return self.say(&control);
+            }
+            12 => {
+                self.answers = world.draw(|input| input.byte() & 7 != 0);
+                return;
+            }
+            13 => {
+                let drop = world.draw(|input| input.byte() & 7 == 0);
+                if drop {
+                    self.lanes.pop_first();
+                }
+                return;
+            }
+            _ => return world.pass(Duration::from_micros(50 << slot)),
+        };
+        let Some(to) = to else { return };
+        let bytes = world.draw(|input| match act {
+            0..5 | 7..10 => {
+                let word = Hostile::word(input).to_le_bytes();
+                [word, word].concat()
+            }
+            5 => {
+                let own = self.memory.remote();
+                let rkey = own.rkeys[0].unwrap_or(0);
+                [own.addr.to_le_bytes(), u64::from(rkey).to_le_bytes()].concat()
+            }
+            _ => input.next::<[u8; 16]>().to_vec(),
+        });
+        let len = if matches!(act, 4 | 7..10) { 8 } else { 16 };
+        self.write(to, &bytes[..len]);
+    }
+
+    fn run(mut self) {
+        for i in 0.. {
+            if self.world.over.get() {
+                break;
+            }
+            self.hear();
+            if i & 1 == 0 && i < 2 * HOSTILE_ACTS && !self.world.done() {
+                self.act();
+            } else {
+                self.world
+                    .pass(Duration::from_micros(20 + 20 * (i as u64 / 64)));
+            }
+        }
+    }
+}
+
+/// Whatever its peer does, a context answers every call in time, serves others, and writes only
+/// where it was told to.
+pub fn run(data: &[u8]) {
+    let mut sim = Sim::new(SimConfig {
+        // Fewer turns until patience ends.
+        step_ns: 200..=2000,
+        ..SimConfig::seed(1)
+    });
+    let world = World {
+        bytes: data.into(),
+        at: Rc::new(Cell::new(0)),
+        over: Rc::new(Cell::new(false)),
+        host: sim.host(),
+        hub: Hub::new(HubConfig::default()),
+        ranks: Local::ranks_of(1, 3).into(),
+    };
+    let (a, b) = (world.clone(), world.clone());
+    sim.rank("victim", move || Victim::new(a).run());
+    sim.rank("hostile", move || Hostile::new(b).run());
+    sim.rank("honest", move || honest(&world));
+    if let Err(e) = sim.run() {
+        panic!("{e}");
+    }
+}
