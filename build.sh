@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop
+  test  [STEP..] every test; steps: unit mutants interop fuzz
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the kernels for CUDA: the folders device/ptx
@@ -195,6 +195,27 @@ step_interop() {
         die "interop: the above is not allowed by deny.toml"
 }
 
+# fuzz/ is a workspace of its own too; fuzz/run, not this, needs its fuzzer.
+step_fuzz() {
+    say "fuzz: format, lints and licences of the workspace fuzz; every input of its corpora again"
+    local target
+    target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
+    need_component fmt rustfmt
+    need_component clippy clippy
+    (
+        cd fuzz
+        export CARGO_TARGET_DIR="$target/fuzz"
+        cargo fmt --check
+        cargo clippy --locked --all-targets -- -D warnings
+        cargo test --locked
+        cargo metadata --locked --all-features --format-version 1 >"$CARGO_TARGET_DIR/metadata.json"
+    )
+    # The libraries come by path from the workspace beside it, which is no offence.
+    ! { cargo run -q -p licences -- fuzz/deny.toml "$target/fuzz/metadata.json" || true; } 2>&1 |
+        grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
+        die "fuzz: the above is not allowed by fuzz/deny.toml"
+}
+
 # --- tsan --------------------------------------------------------------------------------
 
 # Adds to FLAGS and DEFINES what routes a function of the standard library through
@@ -274,7 +295,7 @@ demo)
 test)
     say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
     need_toolchain
-    run_steps "unit mutants interop" "$@"
+    run_steps "unit mutants interop fuzz" "$@"
     ;;
 check)
     say "check: formatting, lints, documentation, licences; runs no test"
