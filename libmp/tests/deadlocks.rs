@@ -34,13 +34,17 @@ fn build(builder: Builder) -> Builder {
     builder.watchdog(WATCHDOG).timeout(TIMEOUT).depth(4)
 }
 
-/// Plays a program wrong, which raises an alarm for each of so many streams, and right.
-fn program(ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
+/// Plays the program of this number wrong, which raises an alarm for each of so many streams,
+/// and right.
+fn program(number: u32, ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
     gds_driver::sim::seeds(3, |seed| -> Result<(), String> {
         let run = play(seed, ranks, move |rank| body(rank, Wrong));
         let seen = run.warnings.alarms();
         if seen.len() != alarms {
             return Err(format!("{alarms} alarms expected: {seen:#?}"));
+        }
+        for rank in 0..ranks.min(2) {
+            stands_in_the_page(number, rank, &seen)?;
         }
         let run = play(seed, ranks, move |rank| body(rank, Right));
         match run.warnings.all() {
@@ -48,6 +52,33 @@ fn program(ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
             some => Err(format!("warnings without a cause: {some:#?}")),
         }
     });
+}
+
+/// `docs/deadlocks.md` says of the program what was said of it here, about a stream of `rank`.
+fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), String> {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/deadlocks.md");
+    let page = std::fs::read_to_string(page).map_err(|e| e.to_string())?;
+    let mut sections = page.split("\n## ");
+    let heading = format!("{number}. ");
+    let section = sections.find(|section| section.starts_with(&heading));
+    let section = section.ok_or(format!("no section {number}"))?;
+    let who = format!("rank {rank}: stream ");
+    let mut said = alarms
+        .iter()
+        .filter(|line| line.starts_with(&who))
+        .peekable();
+    if said.peek().is_none() {
+        return Ok(());
+    }
+    let quoted = |line: &str, alarm: &str| {
+        let (_, what) = alarm.split_once(" has stood for ").unwrap_or_default();
+        let (_, what) = what.split_once(": ").unwrap_or_default();
+        line.trim_start().starts_with(&who) && line.ends_with(what)
+    };
+    match said.any(|alarm| section.lines().any(|line| quoted(line, alarm))) {
+        true => Ok(()),
+        false => Err(format!("section {number} does not say {alarms:#?}")),
+    }
 }
 
 /// What a stream is expected to wait for.
@@ -147,7 +178,7 @@ fn buffers<const N: usize>(ctx: &Context, len: usize) -> (Memory, [Slice; N]) {
 /// 1: both ranks wait for the other's message before they send theirs.
 #[test]
 fn wait_before_send_on_one_stream() {
-    program(2, 2, |rank, written| {
+    program(1, 2, 2, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [data, into]) = buffers(&ctx, SMALL);
@@ -168,7 +199,7 @@ fn wait_before_send_on_one_stream() {
 /// 2: one rank sends A then B, the other takes B before it is ready for A.
 #[test]
 fn crossed_order_on_two_ranks() {
-    program(2, 2, |rank, written| {
+    program(2, 2, 2, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [a, b]) = buffers(&ctx, LARGE);
@@ -209,7 +240,7 @@ fn crossed_order_on_two_ranks() {
 #[test]
 fn more_waiting_streams_than_channels() {
     const N: u32 = 8;
-    program(2, 8, |rank, written| {
+    program(3, 2, 8, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let (_memory, slices) = buffers::<9>(&ctx, SMALL);
         if rank.me == 1 {
@@ -271,7 +302,7 @@ fn more_waiting_streams_than_channels() {
 /// 4: a ring in which everybody sends much before anybody receives.
 #[test]
 fn a_ring_that_sends_before_it_receives() {
-    program(4, 4, |rank, written| {
+    program(4, 4, 4, |rank, written| {
         let ctx = rank.open(build);
         let (next, before) = rank.neighbours();
         let stream = ctx.gpu().stream().unwrap();
@@ -305,7 +336,7 @@ fn a_ring_that_sends_before_it_receives() {
 /// 5: a receive under another tag than the send's.
 #[test]
 fn a_receive_without_a_sender() {
-    program(2, 1, |rank, written| {
+    program(5, 2, 1, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [data]) = buffers(&ctx, SMALL);
@@ -330,7 +361,7 @@ fn a_receive_without_a_sender() {
 /// them.
 #[test]
 fn more_eager_messages_than_room() {
-    program(2, 2, |rank, written| {
+    program(6, 2, 2, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, slices) = buffers::<6>(&ctx, SMALL);
@@ -385,7 +416,7 @@ fn more_eager_messages_than_room() {
 /// 7: the CPU waits for a stream that waits for what the CPU would send next.
 #[test]
 fn synchronising_before_the_send() {
-    program(2, 1, |rank, written| {
+    program(7, 2, 1, |rank, written| {
         let (ctx, peer) = (rank.open(build), rank.peer());
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [data, into]) = buffers(&ctx, SMALL);
@@ -421,7 +452,7 @@ fn synchronising_before_the_send() {
 /// 8: a stream waits for a receive from anybody, and nobody does the background work.
 #[test]
 fn nobody_calls_progress() {
-    program(2, 0, |rank, written| {
+    program(8, 2, 0, |rank, written| {
         let ctx = rank.open_manual(build);
         let stream = ctx.gpu().stream().unwrap();
         let (_memory, [data]) = buffers(&ctx, SMALL);
@@ -449,6 +480,7 @@ fn nobody_calls_progress() {
             assert_eq!(found.stream, stream.id());
             assert_eq!(found.what, "and for progress() to take in");
             assert!((WATCHDOG..LOOK + SLACK).contains(&found.since), "{found}");
+            stands_in_the_page(8, 0, &[found.to_string()]).unwrap();
         }
         rank.progress_until(&ctx, "the message", || stream.is_idle().unwrap());
         assert_eq!(second.wait(LIMIT).unwrap().source(), 1);

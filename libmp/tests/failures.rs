@@ -50,6 +50,8 @@ struct Survivor<'a> {
     ctx: &'a Context,
     stream: &'a Stream,
     memory: Memory,
+    /// Streams post by the proxy.
+    proxy: bool,
     /// What cannot end well.
     lost: RefCell<Vec<Request>>,
     /// What had come, with its length.
@@ -85,9 +87,13 @@ impl Survivor<'_> {
     }
 
     fn isend_on(&self, len: usize) -> Request {
-        self.ctx
-            .isend_on(self.stream, VICTIM, 1, &self.slice(len))
-            .unwrap()
+        let data = [self.slice(len)];
+        let send = Send::new(VICTIM, 1, &data);
+        let send = match self.proxy {
+            true => send.by_proxy(self.stream),
+            false => send.on(self.stream),
+        };
+        self.ctx.send(&send).unwrap()
     }
 
     /// A receive of the CPU's has no limit but its own.
@@ -99,9 +105,13 @@ impl Survivor<'_> {
     }
 
     fn irecv_on(&self, len: usize) -> Request {
-        self.ctx
-            .irecv_on(self.stream, VICTIM, 1, &self.slice(len))
-            .unwrap()
+        let into = [self.slice(len)];
+        let recv = Recv::new(VICTIM, 1, &into);
+        let recv = match self.proxy {
+            true => recv.by_proxy(self.stream),
+            false => recv.on(self.stream),
+        };
+        self.ctx.recv(&recv).unwrap()
     }
 }
 
@@ -253,11 +263,13 @@ const PHASES: &[Phase] = &[
 fn whatever_phase_a_request_is_in() {
     let mut seed = 0;
     let mut failed = Vec::new();
-    for death in Death::ALL {
+    let by_stream = Death::ALL.map(|death| (death, false));
+    let by_proxy = [(Death::Leaves, true), (Death::Freezes, true)];
+    for (death, proxy) in by_stream.into_iter().chain(by_proxy) {
         for phase in PHASES {
             seed += 1;
             let run = move || {
-                let run = play(seed, 3, move |rank| dies(rank, death, phase));
+                let run = play(seed, 3, move |rank| dies(rank, death, phase, proxy));
                 let dead: &[&str] = match death {
                     Death::Freezes => &["rank1"],
                     _ => &[],
@@ -266,14 +278,14 @@ fn whatever_phase_a_request_is_in() {
                 assert_eq!(run.warnings.alarms(), [""; 0], "the watchdog has 10 s");
             };
             if catch_unwind(AssertUnwindSafe(run)).is_err() {
-                failed.push(format!("{death:?}: {}", phase.name));
+                failed.push(format!("{death:?}, by proxy {proxy}: {}", phase.name));
             }
         }
     }
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-fn dies(rank: &Rank, death: Death, phase: &Phase) {
+fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
     let place = rank.place(SoftOptions::default(), true);
     let ctx = rank.open_at(&place, build);
     match rank.me {
@@ -291,11 +303,14 @@ fn dies(rank: &Rank, death: Death, phase: &Phase) {
             talk(&ctx, 0);
             rank.barrier();
             rank.barrier();
+            let data = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap().all();
+            let sent = ctx.isend(0, 70, &data).unwrap();
+            sent.wait(LIMIT).unwrap();
             talk(&ctx, 0);
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         }
-        _ => survives(rank, &ctx, phase),
+        _ => survives(rank, &ctx, phase, proxy),
     }
 }
 
@@ -347,12 +362,13 @@ fn talk_on(ctx: &Context, with: u32, stream: &Stream) {
     }
 }
 
-fn survives(rank: &Rank, ctx: &Context, phase: &Phase) {
+fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
     let stream = ctx.gpu().stream().unwrap();
     let survivor = Survivor {
         ctx,
         stream: &stream,
         memory: ctx.alloc(MemoryKind::Pinned, LARGE).unwrap(),
+        proxy,
         lost: RefCell::default(),
         fine: RefCell::default(),
         saw: RefCell::default(),
@@ -371,8 +387,8 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase) {
     ];
     let prepared = prepared.map(Result::unwrap);
     (phase.make)(&survivor);
-    let any = ctx.irecv(Source::Any, 7, &survivor.slice(LARGE)).unwrap();
-    any.cancel().unwrap();
+    let into = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap().all();
+    let any = ctx.irecv(Source::Any, 70, &into).unwrap();
     rank.barrier();
     let start = rank.host.now();
     assert!(
@@ -405,6 +421,9 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase) {
     let end = ctx.isend(VICTIM, 1, &survivor.slice(SMALL)).unwrap_err();
     assert_eq!(end.rank(), Some(VICTIM), "{end}");
     talk_on(ctx, FRIEND, &stream);
+    // A receive from anybody is not the dead one's.
+    assert_eq!(any.wait(LIMIT).unwrap().source(), FRIEND);
+    talk_on(ctx, ctx.rank(), &stream);
     ctx.close(LIMIT).unwrap();
     rank.barrier();
 }

@@ -53,7 +53,8 @@ fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
 
 #[test]
 fn another_setup_is_named_on_both_sides() {
-    let setups: [(fn(Builder) -> Builder, [&str; 2]); 2] = [
+    type Setup = fn(Builder) -> Builder;
+    let setups: [(Setup, [&str; 2]); 2] = [
         (|b| b.eager_limit(1024), ["4 and 4096", "4 and 1024"]),
         (|b| b.depth(8), ["4 and 4096", "8 and 4096"]),
     ];
@@ -386,6 +387,38 @@ fn there_may_be_160_ranks() {
         rank.barrier();
     });
     assert_eq!(run.warnings.all(), [""; 0]);
+}
+
+/// More answers to announcements than a queue has room for at once.
+#[test]
+fn many_receives_from_anybody_match_at_once() {
+    const MANY: usize = 60;
+    play(1, 3, |rank| {
+        let ctx = rank.open(|b| build(b).depth(64));
+        let slice = slice(&ctx, LARGE);
+        if rank.me == 0 {
+            // All of them are announced by now.
+            rank.barrier();
+            rank.pass(millis(20));
+            let all: Vec<_> = (0..2 * MANY)
+                .map(|_| ctx.irecv(Source::Any, 1, &slice).unwrap())
+                .collect();
+            let done = mp::wait_all(&all, LIMIT).unwrap();
+            for from in [1, 2] {
+                let count = done.iter().filter(|d| d.source() == from).count();
+                assert_eq!(count, MANY);
+            }
+        } else {
+            let all: Vec<_> = (0..MANY)
+                .map(|_| ctx.isend(0, 1, &slice).unwrap())
+                .collect();
+            rank.pass(millis(20));
+            rank.barrier();
+            mp::wait_all(&all, LIMIT).unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
 }
 
 #[test]

@@ -356,6 +356,6 @@ impl Witness {
         assert_eq!(word(0), 1, "the kernel did not run");
         let (error, result) = (word(1), word(2));
         let status = Status((result >> 48) as u32);
-        (Status(error as u32), status, result & (1 << 48) - 1)
+        (Status(error as u32), status, result & ((1 << 48) - 1))
     }
 }
