@@ -71,7 +71,11 @@ GDS_DEVICE Departure departure(const Stamp<Capacity>& p, u64 offset, u64 len) {
     const u32 own = len > p.size || offset > p.size - len ? kLocalLength : kSuccess;
     if (p.ready == 0) return {own, false};
     const Word w = parse(gds::load_acquire_sys(word_at(p.ready)));
-    if (!belongs(w, p.seq)) return {kBadResponse, true};
+    if (!belongs(w, p.seq)) {
+        // The receive has ended, and another is there in its slot.
+        const bool later = static_cast<short>(w.seq - p.seq) > 0 && w.kind == kReady;
+        return {static_cast<u32>(later ? kTruncated : kBadResponse), true};
+    }
     switch (w.kind) {
         case kReady: return {own == kSuccess && len > w.len ? static_cast<u32>(kTruncated) : own, false};
         case kRefused: return {kTruncated, true};

@@ -52,7 +52,7 @@ GDS_DEVICE bool belongs(const Word& w, u32 seq) { return w.kind == kFailed || w.
 // The status that a word of kind kFailed carries; one that is no failure makes no sense.
 GDS_DEVICE u32 failure(const Word& w) {
     const u32 status = static_cast<u32>(w.len) & 0xffff;
-    return status > kSuccess ? status : static_cast<u32>(kBadResponse);
+    return status > kSuccess && status < 0x8000 ? status : static_cast<u32>(kBadResponse);
 }
 
 GDS_DEVICE u64* word_at(u64 addr) { return reinterpret_cast<u64*>(addr); }

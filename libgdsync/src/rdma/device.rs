@@ -359,7 +359,8 @@ impl Mr {
         }
     }
 
-    pub(super) fn is_of(&self, pd: &Pd) -> bool {
+    /// Whether it belongs to this protection domain.
+    pub fn is_of(&self, pd: &Pd) -> bool {
         Arc::ptr_eq(&self.0.pd, &pd.inner)
     }
 }

@@ -270,22 +270,28 @@ impl Context {
     /// As the function that registers them.
     pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
         let found = self.cache().at(addr, len);
-        let memory = match (found, self.gpu().buffer_id(addr)) {
-            (Some(memory), _) => memory,
-            // Host memory has a number, too, where some of it is registered with the driver.
+        let memory = match found {
+            Some(memory) => memory,
             // SAFETY: the caller's promise is the one asked for.
-            (None, Ok(Some(_))) => match unsafe { self.register_device(addr, len) } {
-                // SAFETY: as above; addresses of host memory are the same on the GPU.
-                Err(e) if e.kind() == Kind::Invalid => unsafe {
-                    self.register_host(addr.0 as *mut u8, len)?
-                },
-                other => other?,
-            },
-            // SAFETY: as above.
-            (None, _) => unsafe { self.register_host(addr.0 as *mut u8, len)? },
+            None => unsafe { self.register_at(addr, len)? },
         };
         let start = memory.region().addr().0;
         memory.slice(addr.0.wrapping_sub(start) as usize, len)
+    }
+
+    /// # Safety
+    /// As for the function that it calls.
+    unsafe fn register_at(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
+        // Host memory has a number, too, where some of it is registered with the driver.
+        if let Ok(Some(_)) = self.gpu().buffer_id(addr) {
+            // SAFETY: the caller's promise is the one asked for.
+            match unsafe { self.register_device(addr, len) } {
+                Err(e) if e.kind() == Kind::Invalid => {}
+                other => return other,
+            }
+        }
+        // SAFETY: as above; addresses of host memory are the same on the GPU.
+        unsafe { self.register_host(addr.0 as *mut u8, len) }
     }
 
     /// Registers the `len` bytes of GPU memory of the application at `addr`, or finds them

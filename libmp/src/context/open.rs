@@ -12,6 +12,8 @@ use crate::error::{Error, Kind, Result};
 use crate::two_sided::On;
 use crate::wire::control::Control;
 
+/// Control messages that are kept for a rank that has no room for them.
+const UNSENT: usize = 16384;
 /// Control messages taken in with one lock.
 const BURST: usize = 64;
 
@@ -153,6 +155,11 @@ impl Inner {
     pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
         state.unsent.extend(messages.into_iter().map(|m| (rank, m)));
         self.send_unsent(state);
+        let kept = state.unsent.iter().filter(|(to, _)| *to == rank).count();
+        if kept > UNSENT {
+            tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
+            self.give_up(state, rank, Status::BAD_RESPONSE);
+        }
     }
 
     /// `true`: something was sent.
@@ -254,9 +261,10 @@ impl Inner {
             let what = format!("{count} requests unfinished: {}", open.join("; "));
             return Err(Error::new(OPERATION, Kind::Timeout, what));
         }
-        self.ask_to_leave();
+        self.ask_to_leave(true);
         let mut silent = Vec::new();
         self.wait(deadline, &mut || {
+            self.ask_to_leave(false);
             self.turn();
             silent = self.silent();
             silent.is_empty()
@@ -270,12 +278,17 @@ impl Inner {
         }
     }
 
-    fn ask_to_leave(&self) {
+    /// Asks peers whether anything is under way to this rank: all, or those who came since.
+    fn ask_to_leave(&self, all: bool) {
         let mut state = self.lock();
         for rank in (0..self.size).filter(|rank| *rank != self.rank) {
             let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
             };
+            if peer.asked && !all {
+                continue;
+            }
+            peer.asked = true;
             peer.answered = false;
             self.say(&mut state, rank, vec![Control::Leaving]);
         }

@@ -19,6 +19,9 @@ use crate::wire::control::{Control, Shape};
 /// Lanes that a context has at most: one for the CPU, the others for streams, which share them
 /// if there are more.
 pub(crate) const LANES: usize = 8;
+/// Channels of one direction that a peer may have opened here: it keeps to a limit of its own, which
+/// this side need not know.
+const COUNTERPARTS: usize = 4096;
 /// Channels that a peer is asked about at a time, whether they can go.
 const RETIRE: usize = 16;
 
@@ -42,7 +45,9 @@ pub(crate) struct Peer {
     pub failed: Option<Status>,
     /// It is about to leave, and waits to be told that nothing is under way to it.
     pub leaving: bool,
-    /// It has answered this side, which is about to leave.
+    /// It was asked by this side, which is about to leave.
+    pub asked: bool,
+    /// It has answered.
     pub answered: bool,
     /// What it said that made no sense here.
     pub why: Option<String>,
@@ -93,6 +98,7 @@ impl Peer {
             recvs: BTreeMap::new(),
             failed: None,
             leaving: false,
+            asked: false,
             answered: false,
             why: None,
         }
@@ -150,10 +156,10 @@ impl Peer {
         match way {
             Way::Lanes => {}
             Way::Send(tag) => {
-                self.send_channel(ground, tag, say)?;
+                self.send_channel(ground, tag, ground.config.channels, say)?;
             }
             Way::Recv(tag) => {
-                self.recv_channel(ground, tag, say)?;
+                self.recv_channel(ground, tag, ground.config.channels, say)?;
             }
         }
         Ok(())
@@ -204,10 +210,11 @@ impl Peer {
         &mut self,
         ground: &Ground<'_>,
         tag: u32,
+        limit: usize,
         say: &mut Vec<Control>,
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
-            let shape = self.admit(self.sends.len(), ground)?;
+            let shape = self.admit(self.sends.len(), limit, ground)?;
             let channel = SendChannel::new(ground.pd, shape)?;
             say.push(Control::Sends {
                 tag,
@@ -223,10 +230,11 @@ impl Peer {
         &mut self,
         ground: &Ground<'_>,
         tag: u32,
+        limit: usize,
         say: &mut Vec<Control>,
     ) -> Result<&mut RecvChannel> {
         if !self.recvs.contains_key(&tag) {
-            let shape = self.admit(self.recvs.len(), ground)?;
+            let shape = self.admit(self.recvs.len(), limit, ground)?;
             let channel = RecvChannel::new(ground.pd, shape)?;
             say.push(Control::Receives {
                 tag,
@@ -238,8 +246,7 @@ impl Peer {
         Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
     }
 
-    fn admit(&self, channels: usize, ground: &Ground<'_>) -> Result<Shape> {
-        let limit = ground.config.channels;
+    fn admit(&self, channels: usize, limit: usize, ground: &Ground<'_>) -> Result<Shape> {
         if channels >= limit {
             let what = "tags under which messages are under way";
             return Err(Error::new("open channel", Kind::QueueFull, what)
@@ -292,11 +299,13 @@ impl Peer {
             }
             Control::Sends { tag, block, shape } => {
                 self.agree(ground, shape)?;
-                self.recv_channel(ground, tag, say)?.open(block)
+                self.recv_channel(ground, tag, COUNTERPARTS, say)?
+                    .open(block)
             }
             Control::Receives { tag, block, shape } => {
                 self.agree(ground, shape)?;
-                self.send_channel(ground, tag, say)?.open(block)
+                self.send_channel(ground, tag, COUNTERPARTS, say)?
+                    .open(block)
             }
             Control::Retire { tag, next } => {
                 let gone = self
@@ -312,7 +321,11 @@ impl Peer {
             Control::Retired { tag, gone } => {
                 let asked = self.sends.get_mut(&tag).filter(|channel| channel.retiring);
                 match asked {
-                    Some(channel) if !gone => channel.retiring = false,
+                    Some(channel) if !gone => {
+                        channel.retiring = false;
+                        // Others are asked about first.
+                        channel.used = u64::MAX;
+                    }
                     Some(_) => _ = self.sends.remove(&tag),
                     None => {
                         let what = format!("nobody asked about tag {tag}");
@@ -333,16 +346,21 @@ impl Peer {
         }
     }
 
+    /// Whether most places for channels are taken.
+    pub fn is_crowded(&self, limit: usize) -> bool {
+        self.sends.len() > limit / 4 * 3
+    }
+
     /// When most places for channels are taken, asks the peer about those that were not used for
     /// longest, whether they can go.
-    pub fn retire(&mut self, limit: usize, say: &mut Vec<Control>) {
-        if self.sends.len() <= limit / 4 * 3 {
+    pub fn retire(&mut self, limit: usize, busy: &[u32], say: &mut Vec<Control>) {
+        if !self.is_crowded(limit) {
             return;
         }
         let mut idle: Vec<(u64, u32)> = self
             .sends
             .iter()
-            .filter(|(_, channel)| channel.is_idle())
+            .filter(|(tag, channel)| channel.is_idle() && !busy.contains(tag))
             .map(|(tag, channel)| (channel.used, *tag))
             .collect();
         idle.sort_unstable();

@@ -10,7 +10,8 @@ use crate::region::Memory;
 use crate::request::{Request, wait_all};
 use crate::two_sided::Source;
 
-/// Sends and receives of borrowed bytes, all of which have ended when [`Context::scope`] returns.
+/// Sends and receives of borrowed bytes, all of which have ended, or run out of time, when
+/// [`Context::scope`] returns.
 ///
 /// The bytes are copied through memory of the context, so that no NIC ever touches what is
 /// borrowed: a message that does not end in time goes on without the caller's memory.
@@ -58,13 +59,20 @@ impl<'env> Scope<'env> {
         Ok(())
     }
 
+    /// Waits for all, and answers the first error.
     fn end(self, limit: Duration) -> Result<()> {
-        wait_all(&self.sends, limit)?;
+        let host = self.context.gpu().host();
+        let deadline = host.now() + limit;
+        let mut result = wait_all(&self.sends, limit).map(drop);
         for (request, memory, bytes) in self.receives {
-            let done = request.wait(limit)?;
-            memory.read(0, &mut bytes[..done.len as usize])?;
+            let left = deadline.since(host.now());
+            let ended = request.wait(left).and_then(|done| {
+                let whole = &mut bytes[..done.len as usize];
+                memory.read(0, whole)
+            });
+            result = result.and(ended);
         }
-        Ok(())
+        result
     }
 }
 

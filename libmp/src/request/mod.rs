@@ -92,6 +92,9 @@ impl Request {
 
     /// What has become of it: `None` while it has not ended.
     ///
+    /// The memory of a receive that a stream posted is the stream's until it has come there: the
+    /// first call has the stream say so, behind what it was given until then.
+    ///
     /// # Errors
     /// `Truncated` if the message was longer than the receive; `PeerFailed` if the peer failed,
     /// naming it; `Failed` with the status if it failed on this side; `Cancelled`.
@@ -101,7 +104,8 @@ impl Request {
         inner.visit(&mut state, self.key)
     }
 
-    /// Waits on the CPU, at most `limit`, until it has ended.
+    /// Waits on the CPU, at most `limit`, until it has ended. For a receive that a stream posted see
+    /// [`Request::test`].
     ///
     /// # Errors
     /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: it is under way still, and

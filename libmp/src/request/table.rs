@@ -101,8 +101,8 @@ pub(crate) struct Waiter {
     pub stream: u64,
     /// When it was told to, in the order of posts and waits.
     pub order: u64,
-    /// Done when it has passed: until then the word is this request's.
-    pub passed: Event,
+    /// Done when it has passed: until then the word is this request's. `None`: nobody can tell.
+    pub passed: Option<Event>,
 }
 
 /// One request.
@@ -140,6 +140,8 @@ pub(crate) struct Entry {
     pub since: Option<Time>,
     /// The watchdog has named it.
     pub named: bool,
+    /// A send that was dropped before it was posted: its receive is told that nothing comes.
+    pub void: bool,
     /// The sender of a message that has no room here was told so.
     pub refused: bool,
     /// A receive posted by a stream: the stream was told to set the mark.
@@ -211,19 +213,6 @@ impl Table {
         }
     }
 
-    /// As [`Table::insert`], for an entry that stays with the caller if it is refused.
-    pub fn insert_from(&mut self, gpu: &Gpu, from: &mut Option<Entry>) -> Result<RequestKey> {
-        self.admit()?;
-        match from.take() {
-            Some(entry) => self.insert(gpu, entry),
-            None => Err(Error::new(
-                "prepare request",
-                Kind::NoSuchRequest,
-                "prepared before",
-            )),
-        }
-    }
-
     fn admit(&self) -> Result<()> {
         if self.entries.len() < MAX_REQUESTS {
             return Ok(());
@@ -256,7 +245,10 @@ impl Table {
 
     /// Forgets a request that has ended, if nobody needs its words any more.
     pub fn release(&mut self, key: RequestKey) -> bool {
-        let passed = |w: &Waiter| w.passed.is_done().unwrap_or(true);
+        let passed = |w: &Waiter| {
+            let event = w.passed.as_ref();
+            event.is_some_and(|event| event.is_done().unwrap_or(true))
+        };
         let free = self.entries.get(key).is_some_and(|entry| {
             let done = matches!(entry.phase, Phase::Done(_));
             let written = entry

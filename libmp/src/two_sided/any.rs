@@ -7,9 +7,10 @@
 use gdsync::Status;
 
 use super::channel::has_come;
-use super::receive::tell_place;
+use super::receive::{settle_told, tell_place};
 use super::send::Batch;
 use crate::context::Inner;
+use crate::context::peer::Way;
 use crate::context::state::State;
 use crate::error::{Kind, Result};
 use crate::request::table::{Phase, RequestKey};
@@ -68,8 +69,7 @@ impl Inner {
         else {
             return Ok(());
         };
-        let (Some(channel), Some(lane)) = (peer.recvs.get_mut(&entry.tag), &mut peer.lanes[0])
-        else {
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
             return Ok(());
         };
         let number = channel.next;
@@ -78,9 +78,12 @@ impl Inner {
         let first = channel.word(number, false).load()?;
         let announced = word::parse(first).1 == Some(WordKind::Announce);
         if announced && entry.large {
-            let mut batch = Batch::new(&mut lane.qp);
-            tell_place(&mut batch, channel, entry)?;
-            batch.post()?;
+            settle_told(channel, &mut peer.lanes, slot, 0)?;
+            if let Some(lane) = &mut peer.lanes[0] {
+                let mut batch = Batch::new(&mut lane.qp);
+                tell_place(&mut batch, channel, entry)?;
+                channel.told[slot] = Some((0, batch.post()?));
+            }
         }
         entry.peer = rank;
         // Matched, it is the CPU's, who took it up when its stream was there.
@@ -113,7 +116,10 @@ fn find(state: &State, tag: u32) -> Option<u32> {
                 return false;
             };
             let number = channel.next;
-            let ready = peer.is_open(0, crate::context::peer::Way::Lanes);
+            let ready = match peer.failed {
+                Some(_) => channel.has_mail(),
+                None => peer.is_open(0, Way::Lanes),
+            };
             ready && channel.is_free(number) && has_come(channel.word(number, false), number)
         })
 }

@@ -10,7 +10,7 @@
 use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word64};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan};
+use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan, SendRequest};
 
 use crate::error::{Error, Kind, Result};
 use crate::request::table::RequestKey;
@@ -141,7 +141,7 @@ impl SendChannel {
         let block = block(pd, shape.block_len(), Access::REMOTE_WRITE)?;
         Ok(SendChannel {
             next: shape.start,
-            used: 0,
+            used: u64::MAX,
             retiring: false,
             shape,
             ready: words(&block, &shape, |slot| shape.ready_at(slot))?,
@@ -168,9 +168,10 @@ impl SendChannel {
 
     /// Whether every message was taken.
     pub fn is_idle(&self) -> bool {
-        let newest = self.next.checked_sub(1).filter(|n| *n >= self.shape.start);
-        let taken = |n| has_come(&self.taken[self.shape.slot(n)], n);
-        self.is_open() && newest.is_none_or(taken)
+        let depth = u64::from(self.shape.depth);
+        let oldest = self.next.saturating_sub(depth).max(self.shape.start);
+        let taken = |n: u64| has_come(&self.taken[self.shape.slot(n)], n);
+        self.is_open() && (oldest..self.next).all(taken)
     }
 
     /// What to wait for until the slot of `number` is free; `None`: it is.
@@ -181,6 +182,16 @@ impl SendChannel {
             return None;
         }
         (!has_come(taken, before)).then_some((taken, before))
+    }
+
+    /// The word of the receive of `number`, if only short messages used its slot for so long that
+    /// its 16 bits would soon tell of the future. Who sends a short message makes it tell of that
+    /// one: its receive has nothing to say, and the next in the slot is not there before it.
+    pub fn stale(&self, number: u64) -> Option<&Word64> {
+        let ready = &self.ready[self.shape.slot(number)];
+        let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
+        let old = ready.load().is_ok_and(|w| u64::from(age(w)) > WINDOW);
+        old.then_some(ready)
     }
 
     /// Whether so many messages are under way that no further one is numbered.
@@ -228,7 +239,8 @@ impl SendChannel {
         match kind {
             Some(WordKind::Failed) => Some((kind, len)),
             _ if low == number as u16 => Some((kind, len)),
-            _ => Some((None, 0)),
+            // The receive has ended, and another is there in its slot.
+            _ => Some((Some(WordKind::Refused), 0)),
         }
     }
 
@@ -314,6 +326,9 @@ pub(crate) struct RecvChannel {
     pub taken: Vec<Word64>,
     /// By slot: the newest receive.
     pub receives: Vec<Option<RequestKey>>,
+    /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
+    /// of the next only when that is done: words must not overtake each other.
+    pub told: Vec<Option<(u8, SendRequest)>>,
     pub run: Option<Run>,
     /// Runs that the library tells, as their poster went elsewhere.
     pub stale: Vec<Run>,
@@ -334,6 +349,7 @@ impl RecvChannel {
             mailbox,
             outbox,
             receives: vec![None; shape.slots()],
+            told: vec![None; shape.slots()],
             run: None,
             stale: Vec::new(),
             remote: None,

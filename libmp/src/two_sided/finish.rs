@@ -1,14 +1,15 @@
 //! Ends: of requests, and of peers.
 
 use gdsync::Status;
-use gdsync::rdma::Work;
+use gdsync::rdma::{SendRequest, Work};
 
+use super::channel::RecvChannel;
 use super::post::known;
-use super::receive::set_mark;
+use super::receive::{set_mark, settle_told};
 use super::send::Batch;
 use super::turn::arrived;
 use crate::context::Inner;
-use crate::context::peer::Peer;
+use crate::context::peer::{Lane, Peer};
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
@@ -19,12 +20,15 @@ use crate::wire::word::{self, WordKind};
 impl Inner {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
-        self.refuse(state, key);
         let Some(entry) = state.requests.get(key) else {
             return;
         };
         if matches!(entry.phase, Phase::Done(_)) {
             return;
+        }
+        if status != Status::SUCCESS && status != Status::CANCELLED {
+            // Before the word that streams wait for.
+            self.note(status);
         }
         let looked_at = entry.held || !entry.waiters.is_empty();
         if looked_at && state.requests.told(key).is_none() {
@@ -52,9 +56,6 @@ impl Inner {
         }
         state.trash.memory.extend(staging);
         if status != Status::SUCCESS && status != Status::CANCELLED {
-            if self.error.load().unwrap_or(0) == 0 {
-                let _ = self.error.store(status.0);
-            }
             if receive && status == Status::TRUNCATED {
                 self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
             }
@@ -64,38 +65,61 @@ impl Inner {
 
     /// Tells the sender of a message that waits for a receive which has no room for it, before
     /// that ends by itself: its stream may stand at a send whose turn comes only then.
-    pub(super) fn refuse(&self, state: &mut State, key: RequestKey) {
+    ///
+    /// `false`: there is no room to say so now, and the receive must not end before.
+    pub(super) fn refuse(&self, state: &mut State, key: RequestKey) -> bool {
         let State {
             peers, requests, ..
         } = state;
-        let Some(entry) = requests.get_mut(key) else {
-            return;
+        let Some(entry) = requests.get(key) else {
+            return true;
         };
         if entry.large || entry.refused || !entry.receive {
-            return;
+            return true;
         }
         let (rank, number) = (entry.peer, entry.number);
         let Some(Some(peer)) = peers.get_mut(rank as usize) else {
-            return;
+            return true;
         };
-        let Peer { recvs, lanes, .. } = &mut **peer;
-        let (Some(channel), Some(lane)) = (recvs.get(&entry.tag), &mut lanes[0]) else {
-            return;
+        let Peer {
+            recvs,
+            lanes,
+            failed,
+            ..
+        } = &mut **peer;
+        let Some(channel) = recvs.get_mut(&entry.tag) else {
+            return true;
         };
         let announced = channel.word(number, false).load().map(word::parse);
-        if !matches!(announced, Ok((low, Some(WordKind::Announce), _)) if low == number as u16) {
-            return;
+        if failed.is_some()
+            || !matches!(announced, Ok((low, Some(WordKind::Announce), _)) if low == number as u16)
+        {
+            return true;
         }
-        let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
-        let Ok(to) = channel.ready(number) else {
-            return;
-        };
-        let mut batch = Batch::new(&mut lane.qp);
-        let told = batch
-            .add(&Work::write_inline(&[&refused], to))
-            .and_then(|_| batch.post());
-        // If there is no room now there is some in a later round.
-        entry.refused = told.is_ok();
+        let slot = channel.shape.slot(number);
+        let next = channel.receives[slot].filter(|next| *next != key);
+        let next = next.and_then(|next| requests.get(next));
+        // A later receive that has told where it is tells that this one is over.
+        let told = next.is_some_and(|next| next.large && next.phase != Phase::Prepared)
+            || match refusal(channel, lanes, number) {
+                Ok(request) => {
+                    channel.told[slot] = Some((0, request));
+                    true
+                }
+                Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
+            };
+        if let Some(entry) = requests.get_mut(key) {
+            entry.refused = told;
+        }
+        told
+    }
+
+    /// Stores the status of the first request that failed.
+    pub(super) fn note(&self, status: Status) {
+        if self.error.load().unwrap_or(0) == 0 {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = self.error.store(status.0);
+        }
     }
 
     /// A receiver says that a message of ours was too long.
@@ -112,12 +136,16 @@ impl Inner {
             "rank {}: message {number} under tag {tag} was too long for rank {rank}: {len} bytes",
             self.rank
         );
-        if self.error.load().unwrap_or(0) == 0 {
-            let _ = self.error.store(Status::TRUNCATED.0);
+        let known = state.peer(rank).and_then(|peer| peer.sends.get(&tag));
+        if !known.is_some_and(|channel| number < channel.next) {
+            return;
         }
+        self.note(Status::TRUNCATED);
         // Numbers begin anew where a channel went and came again: the newest is meant.
         let sent = state.requests.iter().filter(|(_, entry)| {
-            !entry.receive && entry.peer == rank && entry.tag == tag && entry.number == number
+            let this = entry.peer == rank && entry.tag == tag && entry.number == number;
+            let sent = matches!(entry.phase, Phase::Sent(_) | Phase::Done(Status::SUCCESS));
+            !entry.receive && this && sent
         });
         let found = sent.max_by_key(|(_, entry)| entry.order);
         let Some(key) = found.map(|(key, _)| key) else {
@@ -289,14 +317,8 @@ impl Inner {
         match entry.phase {
             Phase::Done(_) => _ = state.requests.release(key),
             Phase::Prepared => {
-                let (rank, number) = (entry.peer, entry.number);
                 if self.take_back(state, key).is_err() {
-                    tracing::warn!(
-                        target: "mp",
-                        "a prepared request with rank {rank} was dropped: its number {number} stays"
-                    );
-                    self.abort_work(state, key);
-                    self.finish(state, key, Status::ABORTED, 0);
+                    self.void(state, key);
                 }
             }
             Phase::Posted => {
@@ -315,6 +337,36 @@ impl Inner {
             }
             _ => {}
         }
+    }
+
+    /// A prepared request was dropped whose number others come behind. What matches it is told: a
+    /// message is taken and thrown away as too long, a receive ends as if its message were.
+    fn void(&self, state: &mut State, key: RequestKey) {
+        self.abort_work(state, key);
+        let Some(entry) = state.requests.get_mut(key) else {
+            return;
+        };
+        let (rank, number) = (entry.peer, entry.number);
+        tracing::warn!(
+            target: "mp",
+            "a prepared request with rank {rank} was dropped: its number {number} is void"
+        );
+        entry.void = true;
+        entry.large = false;
+        entry.len = 0;
+        entry.work = [None; 2];
+        entry.stamped = None;
+        entry.poster.lane = 0;
+        entry.poster.stream = None;
+        entry.phase = match entry.receive {
+            true => Phase::Posted,
+            false => Phase::Queued { announced: false },
+        };
+        let segments = std::mem::take(&mut entry.segments);
+        let staging = entry.staging.take();
+        state.trash.segments.push(segments);
+        state.trash.memory.extend(staging);
+        self.advance(state, key);
     }
 
     fn abort_work(&self, state: &mut State, key: RequestKey) {
@@ -340,4 +392,21 @@ impl Inner {
             let _ = lane.qp.abort(request);
         }
     }
+}
+
+/// Tells the sender of message `number` that its receive has ended without it.
+fn refusal(
+    channel: &mut RecvChannel,
+    lanes: &mut [Option<Lane>],
+    number: u64,
+) -> Result<SendRequest> {
+    let slot = channel.shape.slot(number);
+    settle_told(channel, lanes, slot, 0)?;
+    let Some(lane) = &mut lanes[0] else {
+        return Err(Error::new("refuse message", Kind::Closed, "no lane"));
+    };
+    let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
+    let mut batch = Batch::new(&mut lane.qp);
+    batch.add(&Work::write_inline(&[&refused], channel.ready(number)?).signaled())?;
+    batch.post()
 }

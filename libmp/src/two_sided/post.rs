@@ -14,6 +14,7 @@ use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
+use crate::wire::word;
 
 const POST: &str = "post request";
 
@@ -86,6 +87,19 @@ impl Inner {
         result.unwrap_or_else(|| Err(Error::new(POST, Kind::Timeout, "never tried")))
     }
 
+    /// Opens and tries again if a channel that was open went in between, for want of use.
+    #[inline]
+    pub(super) fn reopening<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        const TRIES: usize = 32;
+        for _ in 1..TRIES {
+            match attempt() {
+                Err(e) if e.kind() == Kind::Closed => {}
+                other => return other,
+            }
+        }
+        attempt()
+    }
+
     /// Numbers a request and, if that is asked for, posts it, with one lock where there is room.
     #[inline]
     pub(super) fn start(
@@ -94,25 +108,23 @@ impl Inner {
         post: bool,
         mut number: impl FnMut(&mut State) -> Result<RequestKey>,
     ) -> Result<RequestKey> {
-        let mut made = None;
-        let started = self.with_room(|| {
+        self.with_room(|| {
             let mut state = held.take().unwrap_or_else(|| self.lock());
-            let key = match made {
-                Some(key) => key,
-                None => *made.insert(number(&mut state)?),
-            };
-            if post {
-                self.post_now(&mut state, key)?;
+            let key = number(&mut state)?;
+            match if post {
+                self.post_now(&mut state, key)
+            } else {
+                Ok(())
+            } {
+                Ok(()) => Ok(key),
+                Err(e) => {
+                    // It was numbered just now: nobody was told of it, and nobody came behind.
+                    let _ = self.take_back(&mut state, key);
+                    self.let_go(&mut state, key);
+                    Err(e)
+                }
             }
-            Ok(key)
-        });
-        if let (Err(_), Some(key)) = (&started, made) {
-            let mut state = self.lock();
-            // It was numbered just now: nobody was told of it.
-            let _ = self.take_back(&mut state, key);
-            self.let_go(&mut state, key);
-        }
-        started
+        })
     }
 
     /// Posts a prepared request.
@@ -169,9 +181,18 @@ impl Inner {
         ) else {
             return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
         };
-        let mut list = List::<5>::new();
-        if let Some((taken, before)) = channel.room(entry.number) {
+        let mut list = List::<6>::new();
+        let room = channel.room(entry.number);
+        if let Some((taken, before)) = room {
             list.push(wait_for(taken, before, false));
+        }
+        match channel.stale(entry.number).filter(|_| !entry.large) {
+            Some(ready) if room.is_some() => list.push(Descriptor::WriteValue64 {
+                word: ready,
+                value: word::threshold(entry.number),
+            }),
+            Some(ready) => ready.store(word::threshold(entry.number))?,
+            None => {}
         }
         for request in entry.work.iter().flatten() {
             list.push(Descriptor::Send(*request));
@@ -212,13 +233,18 @@ impl Inner {
             }
             Ok(list.post(stream, Some(&mut lane.qp))?)
         });
-        entry.phase = Phase::Sent(stamp);
         if let Err(e) = rest {
             // Half of it is on the stream: the peer would wait for the rest for ever.
+            for request in late.behind.iter().rev() {
+                // What the list did post is flushed.
+                let _ = lane.qp.abort(*request);
+            }
             let rank = entry.peer;
             self.give_up(state, rank, Status::CLOSED);
+            self.finish(state, key, Status::CLOSED, 0);
             return Err(e);
         }
+        entry.phase = Phase::Sent(stamp);
         Ok(())
     }
 
@@ -332,7 +358,7 @@ impl Inner {
         let waiter = Waiter {
             stream: stream.id(),
             order: requests.order(),
-            passed: stream.record()?,
+            passed: stream.record().ok(),
         };
         known(requests, key)?.waiters.push(waiter);
         Ok(())

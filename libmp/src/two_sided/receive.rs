@@ -9,7 +9,7 @@ use super::post::{List, known};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
 use crate::context::Inner;
-use crate::context::peer::{Peer, Way};
+use crate::context::peer::{Lane, Peer, Way};
 use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
@@ -37,7 +37,7 @@ impl Inner {
 
     #[inline]
     fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(PREPARE, spec.segments)?;
+        let len = total(&self.pd, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
             true => {
@@ -46,7 +46,7 @@ impl Inner {
             }
             false => None,
         };
-        let mut entry = Some(Entry {
+        let make = || Entry {
             receive: true,
             peer: ANYBODY,
             tag: spec.tag,
@@ -63,7 +63,7 @@ impl Inner {
             len,
             large,
             segments: Segments::new(spec.segments),
-            staging,
+            staging: staging.clone(),
             stamped: None,
             work: [None; 2],
             timeout: spec.timeout,
@@ -72,19 +72,22 @@ impl Inner {
             wanted: false,
             since: None,
             named: false,
+            void: false,
             refused: false,
             marked: None,
-        });
+        };
         let Source::Rank(rank) = spec.from else {
             return self.start(None, post, |state| {
                 self.make_room(state);
-                state.requests.insert_from(&self.gpu, &mut entry)
+                state.requests.insert(&self.gpu, make())
             });
         };
-        let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
-        let number = |state: &mut State| self.number_recv(state, rank, lane, &mut entry);
-        let started = self.start(Some(state), post, number);
-        started.map_err(|e| e.of_peer(rank))
+        self.reopening(|| {
+            let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
+            let number = |state: &mut State| self.number_recv(state, rank, lane, make());
+            self.start(Some(state), post, number)
+        })
+        .map_err(|e| e.of_peer(rank))
     }
 
     fn number_recv(
@@ -92,11 +95,10 @@ impl Inner {
         state: &mut State,
         rank: u32,
         lane: u8,
-        from: &mut Option<Entry>,
+        mut entry: Entry,
     ) -> Result<RequestKey> {
         self.make_room(state);
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
-        let entry = from.as_mut().ok_or_else(gone)?;
         let tag = entry.tag;
         if let Some(key) = state.wild.iter().find(|key| {
             let wild = state.requests.get(**key);
@@ -109,8 +111,11 @@ impl Inner {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        if peer.failed.is_some() && !peer.may(0, Way::Recv(tag)) {
-            return Err(peer.error(PREPARE));
+        if !peer.may(lane.into(), Way::Recv(tag)) {
+            return Err(match peer.failed {
+                Some(_) => peer.error(PREPARE),
+                None => gone(),
+            });
         }
         let channel = peer.recvs.get_mut(&tag).ok_or_else(gone)?;
         let number = channel.next;
@@ -132,9 +137,9 @@ impl Inner {
         if entry.poster.stream.is_some() && entry.large && peer.failed.is_none() {
             let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
             let batch = batch.insert(Batch::new(&mut lane.qp));
-            entry.work = tell_place(batch, channel, entry)?;
+            entry.work = tell_place(batch, channel, &entry)?;
         }
-        match requests.insert_from(&self.gpu, from) {
+        match requests.insert(&self.gpu, entry) {
             Ok(key) => {
                 channel.next += 1;
                 channel.receives[slot] = Some(key);
@@ -178,11 +183,14 @@ impl Inner {
             entry.phase = Phase::Posted;
             return Ok(());
         }
-        let (Some(channel), Some(lane)) = (
-            recvs.get(&entry.tag),
-            lanes[usize::from(entry.poster.lane)].as_mut(),
-        ) else {
+        let Some(channel) = recvs.get_mut(&entry.tag) else {
             return Err(Error::new(PREPARE, Kind::Closed, "no channel").with_rank(entry.peer));
+        };
+        let slot = channel.shape.slot(entry.number);
+        settle_told(channel, lanes, slot, entry.poster.lane)
+            .map_err(|e| e.with_rank(entry.peer))?;
+        let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() else {
+            return Err(Error::new(PREPARE, Kind::Closed, "no lane").with_rank(entry.peer));
         };
         let before = channel.shape.previous(entry.number);
         let free = channel.is_free(entry.number);
@@ -197,6 +205,8 @@ impl Inner {
                     list.push(Descriptor::Send(*request));
                 }
                 list.post(stream, Some(&mut lane.qp))?;
+                let last = entry.work[1].map(|request| (entry.poster.lane, request));
+                channel.told[slot] = last;
             }
             None if !free => {
                 let what = "the message before in this slot was not taken yet";
@@ -206,7 +216,7 @@ impl Inner {
                 let mut batch = Batch::new(&mut lane.qp);
                 tell_place(&mut batch, channel, entry)?;
                 if !on(Mutant::MissingReadyWord) {
-                    batch.post()?;
+                    channel.told[slot] = Some((entry.poster.lane, batch.post()?));
                 }
             }
         }
@@ -320,11 +330,18 @@ impl Inner {
             }
         };
         entry.order = order;
+        entry.since = None;
         entry.phase = Phase::Claimed(stream.id());
         let rank = entry.peer;
         if let Err(e) = launched {
             // The stream waits for a message that nothing would take in.
+            let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
+            if !has_come(word, number) {
+                let _ = word.store(failed);
+            }
+            let _ = channel.taken(number).store(failed);
             self.give_up(state, rank, Status::CLOSED);
+            self.finish(state, key, Status::CLOSED, 0);
             return Err(e);
         }
         if let Some(run) = count(channel, number, lane, Some(stream.id()))
@@ -358,6 +375,21 @@ impl Inner {
         if !word::reached(w, number) {
             return false;
         }
+        if !self.refuse(state, key) {
+            return false;
+        }
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get(key) else {
+            return false;
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return false;
+        };
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+            return false;
+        };
         if lands_in_device(entry) {
             self.gpu.flush_remote_writes();
         }
@@ -421,7 +453,7 @@ fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)
             Ok((Status::SUCCESS, len))
         }
         Some(WordKind::TooLong | WordKind::Announce) => Ok((Status::TRUNCATED, len)),
-        Some(WordKind::Failed) => Ok((Status(len as u32), 0)),
+        Some(WordKind::Failed) => Ok((word::failure(len), 0)),
         _ => Ok((Status::BAD_RESPONSE, 0)),
     }
 }
@@ -507,8 +539,34 @@ pub(super) fn tell_place(
     info[8..12].copy_from_slice(&rkey.to_le_bytes());
     let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
     let first = batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
-    let second = batch.add(&Work::write_inline(&[&ready], channel.ready(entry.number)?))?;
+    let to = channel.ready(entry.number)?;
+    let second = batch.add(&Work::write_inline(&[&ready], to).signaled())?;
     Ok([Some(first), Some(second)])
+}
+
+/// Whether what last told a sender of a receive in `slot` is done, or went by the lane that tells
+/// of the next one.
+///
+/// # Errors
+/// `QueueFull` while it is not.
+pub(super) fn settle_told(
+    channel: &mut RecvChannel,
+    lanes: &mut [Option<Lane>],
+    slot: usize,
+    lane: u8,
+) -> Result<()> {
+    let Some((before, request)) = channel.told[slot].filter(|(before, _)| *before != lane) else {
+        return Ok(());
+    };
+    let pending = lanes[usize::from(before)]
+        .as_mut()
+        .is_some_and(|lane| matches!(lane.qp.poll(request), Ok(None)));
+    if pending {
+        let what = "the receive before in this slot is still being told of";
+        return Err(Error::new(PREPARE, Kind::QueueFull, what));
+    }
+    channel.told[slot] = None;
+    Ok(())
 }
 
 /// Counts a message as taken by a poster. Answers a run that its sender is to be told now.

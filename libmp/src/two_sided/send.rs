@@ -1,7 +1,7 @@
 //! Sends: numbering them, and the work requests that they are made of.
 
 use gdsync::Status;
-use gdsync::rdma::{Mr, Qp, RemoteSpan, SendRequest, Sge, Work};
+use gdsync::rdma::{Mr, Pd, Qp, RemoteSpan, SendRequest, Sge, Work};
 
 use super::channel::SendChannel;
 use super::spec::{On, Send, SizeSource};
@@ -25,7 +25,11 @@ const MAX_MESSAGE: u64 = STAMPS as u64 * CHUNK;
 pub(super) const PREPARE: &str = "prepare send";
 
 /// The bytes of all segments.
-pub(super) fn total(operation: &'static str, segments: &[Slice]) -> Result<u64> {
+pub(super) fn total(pd: &Pd, operation: &'static str, segments: &[Slice]) -> Result<u64> {
+    if let Some(foreign) = segments.iter().find(|s| !s.memory().mr().is_of(pd)) {
+        let what = format!("{foreign:?}, registered by another context");
+        return Err(Error::new(operation, Kind::Invalid, what));
+    }
     if segments.len() > MAX_SEGMENTS {
         let what = format!("{} segments", segments.len());
         return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_SEGMENTS));
@@ -200,15 +204,17 @@ impl Inner {
 
     #[inline]
     fn start_send(&self, spec: &Send<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(PREPARE, spec.segments)?;
+        let len = total(&self.pd, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
         }
-        let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
-        let number = |state: &mut State| self.number_send(state, spec, lane, len);
-        let started = self.start(Some(state), post, number);
-        started.map_err(|e| e.of_peer(spec.to))
+        self.reopening(|| {
+            let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
+            let number = |state: &mut State| self.number_send(state, spec, lane, len);
+            self.start(Some(state), post, number)
+        })
+        .map_err(|e| e.of_peer(spec.to))
     }
 
     fn number_send(
@@ -225,8 +231,11 @@ impl Inner {
         } = state;
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
-        if peer.failed.is_some() {
-            return Err(peer.error(PREPARE));
+        if !peer.may(lane.into(), Way::Send(spec.tag)) {
+            return Err(match peer.failed {
+                Some(_) => peer.error(PREPARE),
+                None => gone(),
+            });
         }
         let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
         channel.used = order;
@@ -276,6 +285,7 @@ impl Inner {
             wanted: false,
             since: None,
             named: false,
+            void: false,
             refused: false,
             marked: None,
         };
@@ -347,7 +357,17 @@ impl Inner {
             return Ok(false);
         }
         let mut batch = Batch::new(&mut lane.qp);
+        if entry.void {
+            let stamp = pair(number, WordKind::TooLong, 0);
+            batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+            entry.phase = Phase::Sent(batch.post()?);
+            entry.since = None;
+            return Ok(true);
+        }
         if !entry.large {
+            if let Some(ready) = channel.stale(number) {
+                ready.store(word::threshold(number))?;
+            }
             plain(
                 &mut batch,
                 channel,
@@ -356,6 +376,7 @@ impl Inner {
                 entry.len,
             )?;
             entry.phase = Phase::Sent(batch.post()?);
+            entry.since = None;
             return Ok(true);
         }
         match channel.reply(number) {
@@ -373,20 +394,23 @@ impl Inner {
                 let stamp = pair(number, WordKind::Direct, entry.len);
                 batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
                 entry.phase = Phase::Sent(batch.post()?);
+                entry.since = None;
                 Ok(true)
             }
             Some((Some(WordKind::Ready), _)) => {
                 let stamp = pair(number, WordKind::TooLong, entry.len);
                 batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
                 entry.phase = Phase::Sent(batch.post()?);
+                entry.since = None;
                 let told = word::result(Status::TRUNCATED, entry.len);
+                self.note(Status::TRUNCATED);
                 requests.result_word(key).store(told)?;
                 Ok(true)
             }
             Some((kind, len)) => {
                 let status = match kind {
                     Some(WordKind::Refused) => Status::TRUNCATED,
-                    Some(WordKind::Failed) => Status(len as u32),
+                    Some(WordKind::Failed) => word::failure(len),
                     _ => Status::BAD_RESPONSE,
                 };
                 let len = requests.get(key).map_or(0, |entry| entry.len);

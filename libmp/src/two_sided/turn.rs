@@ -112,7 +112,9 @@ impl Inner {
                 self.advance_posted(state, key)
             }
             Phase::Claimed(_) => {
-                self.refuse(state, key);
+                if !self.refuse(state, key) {
+                    return false;
+                }
                 if let Some((status, len)) = state.requests.told(key) {
                     self.finish(state, key, status, len);
                     return true;
@@ -180,7 +182,18 @@ impl Inner {
             }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
-            peer.retire(self.config.channels, &mut say);
+            if peer.is_crowded(self.config.channels) {
+                let sends = state.requests.iter().filter(|(_, entry)| {
+                    !entry.receive && entry.peer == rank && !matches!(entry.phase, Phase::Done(_))
+                });
+                let busy: Vec<u32> = sends.map(|(_, entry)| entry.tag).collect();
+                if let Some(peer) = state.peer(rank) {
+                    peer.retire(self.config.channels, &busy, &mut say);
+                }
+            }
+            let Some(peer) = state.peer(rank) else {
+                continue;
+            };
             if peer.leaving && peer.is_quiet() {
                 peer.leaving = false;
                 say.push(Control::Left);

@@ -22,6 +22,7 @@ impl Inner {
                 continue;
             };
             match entry.phase {
+                Phase::Done(_) => continue,
                 Phase::Queued { .. } => _ = entry.since.get_or_insert(now),
                 Phase::Posted | Phase::Unmatched if entry.timeout.is_some() => {
                     entry.since.get_or_insert(now);

@@ -79,6 +79,15 @@ pub fn result(status: Status, len: u64) -> u64 {
     u64::from(status.0) << 48 | len & MAX_LEN
 }
 
+/// The status that a word of kind [`WordKind::Failed`] carries; one that is no failure, or no
+/// status, makes no sense.
+pub fn failure(len: u64) -> Status {
+    match len & 0xffff {
+        status @ 2..0x8000 => Status(status as u32),
+        _ => Status::BAD_RESPONSE,
+    }
+}
+
 /// Takes a result apart.
 pub fn parse_result(word: u64) -> Option<(Status, u64)> {
     (word != 0).then_some((Status((word >> 48) as u32), word & MAX_LEN))

@@ -300,7 +300,7 @@ fn every_answer_and_length_decides_the_send() {
         (
             "the next",
             with(Some(word(seq + 1, READY, 100)), None, None),
-            silent(S::BAD_RESPONSE),
+            silent(S::TRUNCATED),
         ),
         (
             "the last",
