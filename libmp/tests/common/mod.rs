@@ -1,6 +1,8 @@
 //! What several tests need: ranks as threads, payloads that tell who sent what.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod alarm;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +30,7 @@ pub fn ranks_with(
     build: impl Fn(Builder) -> Builder,
     body: impl Fn(Context) + Send + Sync + 'static,
 ) {
+    let warnings = alarm::of_this_process();
     let body = Arc::new(body);
     let threads: Vec<_> = Local::ranks(size)
         .into_iter()
@@ -50,6 +53,7 @@ pub fn ranks_with(
     for thread in threads {
         thread.join().unwrap();
     }
+    assert_eq!(warnings.alarms(), [""; 0], "named without a cause");
 }
 
 /// The bytes of message `i` of `rank`.

@@ -4,10 +4,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
-use std::fmt::Write as _;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gds_driver::{Sim, SimConfig, SimControl, SimReport};
@@ -18,10 +17,13 @@ use gdsync::rdma::Device;
 use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Progress, Request};
-use tracing::field::{Field, Visit};
-use tracing::{Event, Metadata, Subscriber, span};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::hub::{Hub, HubConfig};
+
+#[path = "alarm.rs"]
+mod alarm;
+
+pub use alarm::Warnings;
 
 /// Virtual time after which something that should have happened counts as hung.
 pub const LIMIT: Duration = Duration::from_secs(100);
@@ -32,57 +34,6 @@ pub const fn secs(n: u64) -> Duration {
 
 pub const fn millis(n: u64) -> Duration {
     Duration::from_millis(n)
-}
-
-/// The warnings of one simulation, in their order.
-#[derive(Clone, Default)]
-pub struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl Warnings {
-    pub fn all(&self) -> Vec<String> {
-        self.0.lock().unwrap().clone()
-    }
-
-    /// Those of the watchdog.
-    pub fn alarms(&self) -> Vec<String> {
-        let mut all = self.all();
-        all.retain(|line| line.contains("has stood for"));
-        all
-    }
-}
-
-struct Message<'a>(&'a mut String);
-
-impl Visit for Message<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        if field.name() == "message" {
-            write!(self.0, "{value:?}").unwrap();
-        }
-    }
-}
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "mp" && *metadata.level() <= tracing::Level::WARN
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = String::new();
-        event.record(&mut Message(&mut line));
-        self.0.lock().unwrap().push(line);
-    }
-
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-
-    fn enter(&self, _: &span::Id) {}
-
-    fn exit(&self, _: &span::Id) {}
 }
 
 /// One rank's view of the world.
