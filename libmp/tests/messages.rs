@@ -401,3 +401,121 @@ fn words_are_a_requests_as_long_as_a_stream_needs_them() {
         drop(open);
     });
 }
+
+/// The answers of receives that have nothing to say do not grow so old that they seem new.
+#[test]
+fn a_long_message_comes_behind_any_number_of_short_ones() {
+    for on_stream in [false, true] {
+        ranks_with(
+            2,
+            |builder| builder.eager_limit(64).depth(64),
+            move |ctx| {
+                const SHORT: usize = 40_000;
+                let peer = 1 - ctx.rank();
+                let stream = ctx.gpu().stream().unwrap();
+                let memory = ctx.alloc(MemoryKind::Pinned, 4096).unwrap();
+                let (short, long) = (
+                    memory.slice(0, 8).unwrap(),
+                    memory.slice(1024, 1000).unwrap(),
+                );
+                let into = memory.slice(2048, 1000).unwrap();
+                memory.write(1024, &pattern(ctx.rank(), 0, 1000)).unwrap();
+                for i in 0..=SHORT {
+                    let data = if i < SHORT { &short } else { &long };
+                    match on_stream {
+                        true if ctx.rank() == 0 => {
+                            drop(ctx.isend_on(&stream, peer, 1, data).unwrap())
+                        }
+                        true => {
+                            let room = if i < SHORT { &short } else { &into };
+                            let recv = ctx.irecv_on(&stream, peer, 1, room).unwrap();
+                            recv.wait_on(&stream).unwrap();
+                        }
+                        false if ctx.rank() == 0 => {
+                            ctx.isend(peer, 1, data).unwrap().wait(LIMIT).unwrap();
+                        }
+                        false => {
+                            let room = if i < SHORT { &short } else { &into };
+                            ctx.irecv(peer, 1, room).unwrap().wait(LIMIT).unwrap();
+                        }
+                    }
+                }
+                assert!(stream.synchronize(LIMIT).unwrap());
+                if ctx.rank() == 1 {
+                    let mut got = [0; 1000];
+                    memory.read(2048, &mut got).unwrap();
+                    assert_eq!(got[..], pattern(0, 0, 1000));
+                }
+                assert_eq!(ctx.error(), None);
+            },
+        );
+    }
+}
+
+#[test]
+fn a_number_that_was_dropped_is_told_to_its_match() {
+    ranks(2, |ctx| {
+        let peer = 1 - ctx.rank();
+        let stream = ctx.gpu().stream().unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 64 << 10).unwrap();
+        for len in [8, 20_000] {
+            let tag = len as u32;
+            let (data, into) = (
+                memory.slice(0, len).unwrap(),
+                memory.slice(32 << 10, len).unwrap(),
+            );
+            let (data, into) = ([data], [into]);
+            if ctx.rank() == 0 {
+                let dropped = ctx
+                    .prepare_send(&Send::new(peer, tag, &data).on(&stream))
+                    .unwrap();
+                let next = ctx
+                    .prepare_send(&Send::new(peer, tag, &data).on(&stream))
+                    .unwrap();
+                drop(dropped);
+                next.post().unwrap();
+                // The other way round: a receive that is dropped takes its message along.
+                let dropped = ctx
+                    .prepare_recv(&Recv::new(peer, tag, &into).on(&stream))
+                    .unwrap();
+                let second = ctx
+                    .prepare_recv(&Recv::new(peer, tag, &into).on(&stream))
+                    .unwrap();
+                drop(dropped);
+                second.post().unwrap();
+                second.wait(LIMIT).unwrap();
+                next.wait(LIMIT).unwrap();
+            } else {
+                let first = ctx.irecvv(peer, tag, &into).unwrap();
+                let second = ctx.irecvv(peer, tag, &into).unwrap();
+                assert_eq!(first.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+                assert_eq!(second.wait(LIMIT).unwrap().len, len as u64);
+                let lost = ctx.isendv(peer, tag, &data).unwrap();
+                ctx.isendv(peer, tag, &data).unwrap().wait(LIMIT).unwrap();
+                let deadline = std::time::Instant::now() + LIMIT;
+                while lost.test().is_ok() {
+                    assert!(std::time::Instant::now() < deadline, "it is told");
+                    std::thread::yield_now();
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn memory_of_another_context_is_refused_at_once() {
+    ranks(1, |ctx| {
+        let gpu = ctx.gpu().clone();
+        let job = mp::bootstrap::Local::ranks(1).remove(0);
+        let other = mp::Context::builder()
+            .bootstrap(job)
+            .gpu(&gpu)
+            .build()
+            .unwrap();
+        let memory = other.alloc(MemoryKind::Pinned, 64).unwrap();
+        let e = ctx.isend(0, 1, &memory.all()).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+        let e = ctx.irecv(0, 1, &memory.all()).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+    });
+}
