@@ -1,0 +1,91 @@
+//! An allocator that counts what is allocated and not yet freed, and a count of open files: what
+//! must not grow however long a program runs.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+/// Bytes that live. Relaxed, as the other: only the value counts, it orders nothing.
+static BYTES: AtomicI64 = AtomicI64::new(0);
+/// Allocations that live.
+static BLOCKS: AtomicI64 = AtomicI64::new(0);
+
+pub struct Counting;
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size() as i64, Relaxed);
+        BLOCKS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promise is the one asked for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        BYTES.fetch_add(layout.size() as i64, Relaxed);
+        BLOCKS.fetch_add(1, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new: usize) -> *mut u8 {
+        BYTES.fetch_add(new as i64 - layout.size() as i64, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.realloc(ptr, layout, new) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size() as i64, Relaxed);
+        BLOCKS.fetch_sub(1, Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+/// What this process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub bytes: i64,
+    pub blocks: i64,
+    pub files: i64,
+    /// Mappings: memory of GPUs and queues is not of the heap.
+    pub maps: i64,
+}
+
+impl Held {
+    pub fn now() -> Held {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap().count() as i64;
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        let maps = maps.iter().filter(|byte| **byte == b'\n').count() as i64;
+        Held {
+            bytes: BYTES.load(Relaxed),
+            blocks: BLOCKS.load(Relaxed),
+            files,
+            maps,
+        }
+    }
+
+    /// The least of each.
+    pub fn least(self, other: Held) -> Held {
+        Held {
+            bytes: self.bytes.min(other.bytes),
+            blocks: self.blocks.min(other.blocks),
+            files: self.files.min(other.files),
+            maps: self.maps.min(other.maps),
+        }
+    }
+
+    /// What it grew by since.
+    pub fn since(self, before: Held) -> Held {
+        Held {
+            bytes: self.bytes - before.bytes,
+            blocks: self.blocks - before.blocks,
+            files: self.files - before.files,
+            maps: self.maps - before.maps,
+        }
+    }
+
+    /// Whether it is no more than `limit` in any respect.
+    pub fn within(self, limit: Held) -> bool {
+        self.least(limit) == self
+    }
+}

@@ -1,0 +1,184 @@
+//! A thousand ranks die, one after the other, each in the middle of messages; what survives them
+//! says who died, goes on talking, and leaves nothing behind.
+
+#[path = "common/heap.rs"]
+mod heap;
+
+use std::time::{Duration, Instant};
+
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::Device;
+use heap::{Counting, Held};
+use mp::bootstrap::Local;
+use mp::{Context, Kind, Memory, Recv, Request, Send, Slice, Source};
+
+#[global_allocator]
+static HEAP: Counting = Counting;
+
+/// After which something that should have happened counts as hung.
+const LIMIT: Duration = Duration::from_secs(60);
+const ROUNDS: u32 = 1000;
+/// Rounds between two looks at what is held.
+const EVERY: u32 = 50;
+/// The look that the others are compared with.
+const FIRST: usize = 4;
+const DEPTH: u32 = 2;
+const SMALL: usize = 8;
+const EAGER: usize = 64;
+const LARGE: usize = 200;
+/// What any look may find more than the first one: less than one allocation a death.
+const BOUND: Held = Held {
+    bytes: 1 << 14,
+    blocks: 64,
+    files: 4,
+    maps: 16,
+};
+
+struct Rank {
+    ctx: Context,
+    stream: Stream,
+    memory: Memory,
+}
+
+impl Rank {
+    fn small(&self) -> Slice {
+        self.memory.slice(0, SMALL).unwrap()
+    }
+
+    fn large(&self) -> Slice {
+        self.memory.slice(SMALL, LARGE).unwrap()
+    }
+
+    /// Requests with `peer` that cannot end well if it dies, in all the states that there are.
+    fn entangle(&self, peer: u32) -> Vec<Request> {
+        let ctx = &self.ctx;
+        let [small, large] = [[self.small()], [self.large()]];
+        // One posts in the order of preparing.
+        let [late, spare] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        let mut all = vec![
+            // Prepared.
+            ctx.prepare_send(&Send::new(peer, 1, &small)).unwrap(),
+            ctx.prepare_recv(&Recv::new(peer, 2, &large).on(&late))
+                .unwrap(),
+        ];
+        // Queued, behind as many as there is room for; announced.
+        for _ in 0..DEPTH {
+            drop(ctx.isend(peer, 3, &small[0]).unwrap());
+        }
+        all.push(ctx.isend(peer, 3, &small[0]).unwrap());
+        all.push(ctx.isend(peer, 4, &large[0]).unwrap());
+        // Posted.
+        let recv = Recv::new(peer, 5, &small).timeout(LIMIT);
+        all.push(ctx.recv(&recv).unwrap());
+        all.push(ctx.irecv_on(&spare, peer, 6, &large[0]).unwrap());
+        // What the stream stands at.
+        let recv = ctx.irecv_on(&self.stream, peer, 7, &small[0]).unwrap();
+        recv.wait_on(&self.stream).unwrap();
+        let send = ctx.isend_on(&self.stream, peer, 8, &large[0]).unwrap();
+        send.wait_on(&self.stream).unwrap();
+        all.extend([recv, send]);
+        all
+    }
+
+    /// A message to `other`, by the CPU and on streams.
+    fn talk(&self, other: &Rank) {
+        let [me, peer] = [self.ctx.rank(), other.ctx.rank()];
+        self.memory.write(0, &[me as u8 + 1; SMALL]).unwrap();
+        let into = other.memory.slice(SMALL + LARGE, SMALL).unwrap();
+        let recv = other.ctx.irecv_on(&other.stream, me, 9, &into).unwrap();
+        recv.wait_on(&other.stream).unwrap();
+        let send = self.ctx.isend_on(&self.stream, peer, 9, &self.small());
+        send.unwrap().wait(LIMIT).unwrap();
+        assert!(other.stream.synchronize(LIMIT).unwrap());
+        assert_eq!(recv.wait(LIMIT).unwrap().source(), me);
+        let mut got = [0; SMALL];
+        other.memory.read(SMALL + LARGE, &mut got).unwrap();
+        assert_eq!(got, [me as u8 + 1; SMALL]);
+        let recv = other.ctx.irecv(me, 10, &into).unwrap();
+        drop(self.ctx.isend(peer, 10, &self.large()).unwrap());
+        // Longer than the receive.
+        assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+    }
+}
+
+/// One death. The GPU is one for all, or each has its own.
+fn round(number: u32) {
+    let victim = number % 3;
+    let shared = (number % 2 == 0).then(|| Gpu::soft().unwrap());
+    let mut jobs = Vec::new();
+    let mut ranks = Vec::new();
+    for bootstrap in Local::ranks(3) {
+        jobs.push(Some(bootstrap.clone()));
+        let gpu = shared.clone().unwrap_or_else(|| Gpu::soft().unwrap());
+        let device = Device::emulated(&gpu).unwrap();
+        let builder = Context::builder().bootstrap(bootstrap).gpu(&gpu);
+        let builder = builder.device(&device).depth(DEPTH).eager_limit(EAGER);
+        let ctx = builder.timeout(LIMIT).build().unwrap();
+        ranks.push(Some(Rank {
+            stream: gpu.stream().unwrap(),
+            memory: ctx.alloc(MemoryKind::Pinned, LARGE + 2 * SMALL).unwrap(),
+            ctx,
+        }));
+    }
+    let dead = ranks[victim as usize].take().unwrap();
+    let alive: Vec<Rank> = ranks.into_iter().flatten().collect();
+    let [a, b] = &alive[..] else { unreachable!() };
+    let anybody = |rank: &Rank, tag| rank.ctx.irecv(Source::Any, tag, &rank.large()).unwrap();
+    let (any, never) = (anybody(a, 20), anybody(a, 21));
+    let lost: Vec<_> = alive.iter().map(|r| r.entangle(victim)).collect();
+    let mut own = dead.entangle(a.ctx.rank());
+    own.extend([anybody(&dead, 20), anybody(&dead, 22)]);
+    // Its handles go first, or its context.
+    let Rank { ctx, stream, .. } = dead;
+    if number % 4 < 2 {
+        drop(own);
+        drop(ctx);
+    } else {
+        drop(ctx);
+        drop(own);
+    }
+    if number % 5 < 3 {
+        // It leaves the job, too.
+        jobs[victim as usize].take();
+    }
+    assert!(stream.synchronize(LIMIT).unwrap(), "of the one that died");
+    for (rank, requests) in alive.iter().zip(&lost) {
+        assert!(rank.stream.synchronize(LIMIT).unwrap(), "not released");
+        for request in requests {
+            // A message might be there: a receive is told no earlier than when it is waited for.
+            let posted = match format!("{request:?}").ends_with("Prepared") {
+                true => request.post(),
+                false => Ok(()),
+            };
+            let e = posted.and_then(|()| request.wait(LIMIT)).unwrap_err();
+            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{request:?}: {e}");
+            assert_eq!(e.rank(), Some(victim), "{request:?}: {e}");
+        }
+        assert!(rank.ctx.error().is_some());
+    }
+    // One whose message comes after all; the other one is dropped with its context.
+    drop(b.ctx.isend(a.ctx.rank(), 20, &b.small()).unwrap());
+    assert_eq!(any.wait(LIMIT).unwrap().source(), b.ctx.rank());
+    a.talk(b);
+    b.talk(a);
+    drop(never);
+}
+
+#[test]
+fn a_thousand_deaths_leave_nothing_behind() {
+    let start = Instant::now();
+    let mut looks = Vec::new();
+    for number in 0..ROUNDS {
+        round(number);
+        if (number + 1) % EVERY == 0 {
+            looks.push(Held::now());
+        }
+    }
+    println!("{ROUNDS} deaths in {:?}: {looks:#?}", start.elapsed());
+    let first = looks[FIRST - 1];
+    for later in &looks[FIRST..] {
+        let grew = later.since(first);
+        assert!(grew.within(BOUND), "it grew by {grew:?} from {first:?}");
+    }
+}
