@@ -350,39 +350,6 @@ fn handles_are_dropped_in_every_phase() {
     }
 }
 
-/// A number that was given away and whose request is dropped is missing for good.
-#[test]
-fn a_gap_is_named() {
-    let run = play(1, 2, |rank| {
-        let ctx = rank.open(|b| limit(secs(3))(b).watchdog(secs(1)));
-        let stream = ctx.gpu().stream().unwrap();
-        let slice = slice(&ctx, SMALL);
-        if rank.me == 0 {
-            let one = [slice.clone()];
-            let first = ctx.prepare_send(&Send::new(1, 1, &one)).unwrap();
-            let second = ctx.prepare_send(&Send::new(1, 1, &one)).unwrap();
-            assert_eq!(first.cancel().unwrap_err().kind(), Kind::Unsupported);
-            drop(first);
-            second.post().unwrap();
-            second.wait(LIMIT).unwrap();
-            return rank.barrier();
-        }
-        let missing = ctx.irecv_on(&stream, 0, 1, &slice).unwrap();
-        let there = ctx.irecv(0, 1, &slice).unwrap();
-        there.wait(LIMIT).unwrap();
-        missing.wait_on(&stream).unwrap();
-        rank.pass(secs(2));
-        let stuck = ctx.stuck();
-        assert_eq!(stuck.len(), 1);
-        assert_eq!((stuck[0].peer, stuck[0].number), (Source::Rank(0), 0));
-        timed_out(&missing, 0);
-        rank.barrier();
-    });
-    assert_eq!(run.warnings.alarms().len(), 1);
-    let all = run.warnings.all();
-    assert!(all[0].contains("its number 0 stays"), "{all:#?}");
-}
-
 /// A stream that comes late to the wait for a result finds it, whatever became of the handle.
 #[test]
 fn a_result_is_kept_for_a_stream_that_comes_late() {
