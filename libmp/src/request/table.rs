@@ -164,12 +164,13 @@ struct Words {
 }
 
 impl Words {
-    /// The request is to be told of. Storing wakes devices, so it is done only if need be.
-    fn clear(&self) -> Result<()> {
-        if self.result.load()? != 0 {
-            self.result.store(0)?;
+    /// Nobody needs them any more: the next request finds them cleared. Storing wakes devices, so
+    /// it is done only if need be.
+    fn clear(&self) {
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        if self.result.load().unwrap_or(0) != 0 {
+            let _ = self.result.store(0);
         }
-        Ok(())
     }
 }
 
@@ -187,7 +188,7 @@ impl Table {
         }
     }
 
-    /// Puts an entry in, its words cleared.
+    /// Puts an entry in, whose words are clear.
     ///
     /// # Errors
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
@@ -204,13 +205,7 @@ impl Table {
                 }
             }
         }
-        match self.chunks[at / CHUNK][at % CHUNK].clear() {
-            Ok(()) => Ok(key),
-            Err(e) => {
-                self.entries.remove(key);
-                Err(e)
-            }
-        }
+        Ok(key)
     }
 
     fn admit(&self) -> Result<()> {
@@ -258,6 +253,7 @@ impl Table {
             done && !entry.held && written && entry.waiters.iter().all(passed)
         });
         if free {
+            self.words(key).clear();
             self.entries.remove(key);
         }
         free

@@ -31,8 +31,10 @@ impl Shape {
     }
 
     /// The slot of message `number`.
+    #[inline]
     pub(crate) fn slot(&self, number: u64) -> usize {
-        (number % u64::from(self.depth)) as usize
+        // The depth is a power of two: no division.
+        (number & u64::from(self.depth - 1)) as usize
     }
 
     /// The message that used the slot before; `None` for the first in it.

@@ -643,18 +643,19 @@ pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
         if channel.run.is_none() && channel.stale.is_empty() {
             continue;
         }
-        let mut due = std::mem::take(&mut channel.stale);
-        let open = channel.run.take_if(|run| {
-            let whole =
-                (run.from..run.to).all(|n| has_come(&channel.taken[channel.shape.slot(n)], n));
-            whole && !on(Mutant::LostCredit)
-        });
-        due.extend(open);
-        for run in due {
+        for _ in 0..channel.stale.len() {
+            let run = channel.stale.remove(0);
             match channel.is_taken(&run) {
                 true => told |= credit_by_cpu(Some(&mut lane.qp), channel, run),
                 false => channel.stale.push(run),
             }
+        }
+        if let Some(run) = channel.run
+            && channel.is_taken(&run)
+            && !on(Mutant::LostCredit)
+        {
+            channel.run = None;
+            told |= credit_by_cpu(Some(&mut lane.qp), channel, run);
         }
     }
     told

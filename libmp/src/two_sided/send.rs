@@ -249,36 +249,59 @@ impl Inner {
             true => channel.next ^ 1,
             false => channel.next,
         };
-        let (stream, late) = match (spec.on, spec.size) {
-            (On::Cpu, SizeSource::Segments) => (None, None),
-            (On::Stream(stream, _), SizeSource::Segments) => (Some(stream.clone()), None),
-            (spec_on, SizeSource::Word { len, offset }) => {
-                let late = Stamped {
-                    length: Some(len.clone()),
-                    offset: offset.cloned(),
-                    behind: Vec::new(),
-                };
-                match spec_on {
-                    On::Cpu => (None, Some(late)),
-                    On::Stream(stream, _) => (Some(stream.clone()), Some(late)),
-                }
-            }
+        let stream = match spec.on {
+            On::Cpu => None,
+            On::Stream(stream, _) => Some(stream),
+        };
+        let late = match spec.size {
+            SizeSource::Segments => None,
+            SizeSource::Word { len, offset } => Some(Stamped {
+                length: Some(len.clone()),
+                offset: offset.cloned(),
+                behind: Vec::new(),
+            }),
         };
         let large = len > self.config.eager_limit as u64;
-        let mut entry = Entry {
+        let mut late = late.map(Box::new);
+        let mut work = [None; 2];
+        let mut batch = None;
+        if stream.is_some() {
+            let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
+            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(what)?;
+            let batch = batch.insert(Batch::new(&mut lane.qp));
+            if large || late.is_some() {
+                if self.kernels.is_none() {
+                    let what = "a message whose place or length a stream finds out needs kernels";
+                    return Err(Error::new(PREPARE, Kind::Unsupported, what));
+                }
+                let stamps = channel.stamps(&self.pd)?;
+                let all = spec.segments;
+                work[0] = stamped(batch, channel, &stamps, number, large, all, len)?;
+                let behind = batch.all().skip(usize::from(large));
+                late.get_or_insert_default().behind = behind.collect();
+            } else {
+                plain(batch, channel, number, spec.segments, len)?;
+                let mut made = batch.all();
+                work = [made.next(), made.next()];
+            }
+        }
+        let entry = Entry {
             receive: false,
             peer: spec.to,
             tag: spec.tag,
             number,
-            poster: Poster { lane, stream },
+            poster: Poster {
+                lane,
+                stream: stream.cloned(),
+            },
             phase: Phase::Prepared,
             held: true,
             len,
             large,
             segments: Segments::new(spec.segments),
             staging: None,
-            stamped: late.map(Box::new),
-            work: [None; 2],
+            stamped: late,
+            work,
             timeout: spec.timeout,
             order: 0,
             waiters: Vec::new(),
@@ -289,36 +312,17 @@ impl Inner {
             refused: false,
             marked: None,
         };
-        if entry.poster.stream.is_some() {
-            let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
-            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(what)?;
-            let mut batch = Batch::new(&mut lane.qp);
-            if large || entry.stamped.is_some() {
-                if self.kernels.is_none() {
-                    let what = "a message whose place or length a stream finds out needs kernels";
-                    return Err(Error::new(PREPARE, Kind::Unsupported, what));
-                }
-                let stamps = channel.stamps(&self.pd)?;
-                stamped(&mut batch, channel, &stamps, &mut entry)?;
-            } else {
-                plain(&mut batch, channel, number, spec.segments, len)?;
-                let mut made = batch.all();
-                entry.work = [made.next(), made.next()];
+        match requests.insert(&self.gpu, entry) {
+            Ok(key) => {
+                channel.next += 1;
+                Ok(key)
             }
-            match requests.insert(&self.gpu, entry) {
-                Ok(key) => {
-                    channel.next += 1;
-                    Ok(key)
-                }
-                Err(e) => {
+            Err(e) => {
+                if let Some(batch) = &mut batch {
                     batch.undo();
-                    Err(e)
                 }
+                Err(e)
             }
-        } else {
-            let key = requests.insert(&self.gpu, entry)?;
-            channel.next += 1;
-            Ok(key)
         }
     }
 
@@ -427,27 +431,22 @@ fn stamped(
     batch: &mut Batch<'_>,
     channel: &SendChannel,
     stamps: &Mr,
-    entry: &mut Entry,
-) -> Result<()> {
-    let number = entry.number;
+    number: u64,
+    large: bool,
+    segments: &[Slice],
+    len: u64,
+) -> Result<Option<SendRequest>> {
     let pair = channel.pair(number)?;
-    if entry.large {
-        let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
-        entry.work[0] = Some(batch.add(&Work::write_inline(&[&announce], pair))?);
+    let mut announced = None;
+    if large {
+        let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
+        announced = Some(batch.add(&Work::write_inline(&[&announce], pair))?);
     }
-    let announced = batch.count;
     // Of a large message the kernel puts the right place in.
-    payload(
-        batch,
-        entry.segments.as_slice(),
-        entry.len,
-        channel.payload(number)?,
-    )?;
+    payload(batch, segments, len, channel.payload(number)?)?;
     let stamp = stamps.sge(channel.stamp_at(number) as u64, 16);
     batch.add(&Work::write(&[stamp], pair).signaled())?;
-    let behind = batch.all().skip(announced).collect();
-    entry.stamped.get_or_insert_default().behind = behind;
-    Ok(())
+    Ok(announced)
 }
 
 /// Bytes of each work request of a large message.
