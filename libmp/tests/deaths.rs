@@ -168,7 +168,7 @@ fn round(number: u32) {
 #[test]
 fn a_thousand_deaths_leave_nothing_behind() {
     let start = Instant::now();
-    let mut looks = Vec::new();
+    let mut looks = Vec::with_capacity((ROUNDS / EVERY) as usize);
     for number in 0..ROUNDS {
         round(number);
         if (number + 1) % EVERY == 0 {
