@@ -124,6 +124,8 @@ pub(crate) struct SendChannel {
     pub next: u64,
     /// Position of its last use in the order of requests.
     pub used: u64,
+    /// That of its first use.
+    pub born: u64,
     /// The peer was asked whether it can go.
     pub retiring: bool,
     pub shape: Shape,
@@ -144,6 +146,7 @@ impl SendChannel {
         Ok(SendChannel {
             next: shape.start,
             used: u64::MAX,
+            born: u64::MAX,
             retiring: false,
             shape,
             ready: words(&block, &shape, |slot| shape.ready_at(slot))?,

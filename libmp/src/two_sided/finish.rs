@@ -137,17 +137,17 @@ impl Inner {
             self.rank
         );
         let known = state.peer(rank).and_then(|peer| peer.sends.get(&tag));
-        if !known.is_some_and(|channel| number < channel.next) {
+        let Some(channel) = known.filter(|channel| number < channel.next) else {
             return;
-        }
+        };
+        // Numbers begin anew where a channel went and came again.
+        let born = channel.born;
         self.note(Status::TRUNCATED);
-        // Numbers begin anew where a channel went and came again: the newest is meant.
-        let sent = state.requests.iter().filter(|(_, entry)| {
+        let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
             let sent = matches!(entry.phase, Phase::Sent(_) | Phase::Done(Status::SUCCESS));
-            !entry.receive && this && sent
+            !entry.receive && this && sent && entry.order > born
         });
-        let found = sent.max_by_key(|(_, entry)| entry.order);
         let Some(key) = found.map(|(key, _)| key) else {
             return;
         };

@@ -239,6 +239,7 @@ impl Inner {
         }
         let channel = peer.sends.get_mut(&spec.tag).ok_or_else(gone)?;
         channel.used = order;
+        channel.born = channel.born.min(order);
         if channel.is_full() {
             let what = format!("messages under tag {} that were not taken", spec.tag);
             return Err(Error::new(PREPARE, Kind::QueueFull, what)
