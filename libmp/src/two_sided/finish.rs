@@ -55,10 +55,8 @@ impl Inner {
             drop(segments);
         }
         state.trash.memory.extend(staging);
-        if status != Status::SUCCESS && status != Status::CANCELLED {
-            if receive && status == Status::TRUNCATED {
-                self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
-            }
+        if receive && status == Status::TRUNCATED {
+            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         state.requests.release(key);
     }
@@ -316,11 +314,7 @@ impl Inner {
         entry.held = false;
         match entry.phase {
             Phase::Done(_) => _ = state.requests.release(key),
-            Phase::Prepared => {
-                if self.take_back(state, key).is_err() {
-                    self.void(state, key);
-                }
-            }
+            Phase::Prepared if self.take_back(state, key).is_err() => self.void(state, key),
             Phase::Posted => {
                 // Nobody else is going to have it taken in. The stream is told now, while its
                 // owner has it.
