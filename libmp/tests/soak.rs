@@ -47,7 +47,7 @@ struct Side {
 
 impl Side {
     fn len(i: u64) -> usize {
-        if i % LONG == 0 { SLOT } else { 8 }
+        if i.is_multiple_of(LONG) { SLOT } else { 8 }
     }
 
     fn at(i: u64) -> usize {

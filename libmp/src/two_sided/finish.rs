@@ -314,7 +314,10 @@ impl Inner {
         entry.held = false;
         match entry.phase {
             Phase::Done(_) => _ = state.requests.release(key),
-            Phase::Prepared if self.take_back(state, key).is_err() => self.void(state, key),
+            Phase::Prepared => {
+                let back = self.take_back(state, key);
+                back.unwrap_or_else(|_| self.void(state, key));
+            }
             Phase::Posted => {
                 // Nobody else is going to have it taken in. The stream is told now, while its
                 // owner has it.
