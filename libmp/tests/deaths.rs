@@ -105,7 +105,7 @@ impl Rank {
 /// One death. The GPU is one for all, or each has its own.
 fn round(number: u32) {
     let victim = number % 3;
-    let shared = (number % 2 == 0).then(|| Gpu::soft().unwrap());
+    let shared = number.is_multiple_of(2).then(|| Gpu::soft().unwrap());
     let mut jobs = Vec::new();
     let mut ranks = Vec::new();
     for bootstrap in Local::ranks(3) {

@@ -152,6 +152,8 @@ pub(crate) struct Entry {
 pub(crate) struct Table {
     entries: SlotMap<RequestKey, Entry>,
     chunks: Vec<Vec<Words>>,
+    /// Places of the slot map that were ever used; the next entry takes one of them or the next.
+    used: usize,
     /// Sweep when so many entries live.
     sweep_at: usize,
     next_order: u64,
@@ -183,29 +185,32 @@ impl Table {
         Table {
             entries: SlotMap::new(),
             chunks: Vec::new(),
+            // The first one is never given.
+            used: 1,
             sweep_at: 256,
             next_order: 0,
         }
     }
 
-    /// Puts an entry in, whose words are clear.
+    /// Sees to it that there is a place for one more entry, and words for it.
     ///
     /// # Errors
     /// `QueueFull` with the limit; `Gdsync` if there is no memory for its words.
-    pub fn insert(&mut self, gpu: &Gpu, entry: Entry) -> Result<RequestKey> {
+    #[inline]
+    pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
         self.admit()?;
-        let key = self.entries.insert(entry);
-        let at = index(key);
-        while at / CHUNK >= self.chunks.len() {
-            match chunk(gpu) {
-                Ok(words) => self.chunks.push(words),
-                Err(e) => {
-                    self.entries.remove(key);
-                    return Err(e);
-                }
-            }
+        while self.used >= CHUNK * self.chunks.len() {
+            self.chunks.push(chunk(gpu)?);
         }
-        Ok(key)
+        Ok(())
+    }
+
+    /// Puts an entry in, whose words are clear, where a place was made for it.
+    #[inline]
+    pub fn put(&mut self, entry: Entry) -> RequestKey {
+        let key = self.entries.insert(entry);
+        self.used = self.used.max(index(key) + 1);
+        key
     }
 
     fn admit(&self) -> Result<()> {

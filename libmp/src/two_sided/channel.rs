@@ -12,6 +12,7 @@ use gdsync::gpu::{MemoryKind, Word64};
 use gdsync::memop::Condition;
 use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan, SendRequest};
 
+use super::post::List;
 use crate::error::{Error, Kind, Result};
 use crate::request::table::RequestKey;
 use crate::wire::control::Shape;
@@ -197,6 +198,30 @@ impl SendChannel {
         let age = |w: u64| (number as u16).wrapping_sub(word::parse(w).0);
         let old = ready.load().is_ok_and(|w| u64::from(age(w)) > WINDOW);
         old.then_some(ready)
+    }
+
+    /// What a stream does before message `number`: it waits for room, if that is not known to be
+    /// there, and, before a `short` one, sees to it that the word of its receive does not grow old.
+    #[inline]
+    pub(super) fn lead_in<'a, const N: usize>(
+        &'a self,
+        number: u64,
+        short: bool,
+        list: &mut List<'a, N>,
+    ) -> Result<()> {
+        let room = self.room(number);
+        if let Some((taken, before)) = room {
+            list.push(wait_for(taken, before, false));
+        }
+        match self.stale(number).filter(|_| short) {
+            Some(ready) if room.is_some() => list.push(Descriptor::WriteValue64 {
+                word: ready,
+                value: word::threshold(number),
+            }),
+            Some(ready) => ready.store(word::threshold(number))?,
+            None => {}
+        }
+        Ok(())
     }
 
     /// Whether so many messages are under way that no further one is numbered.

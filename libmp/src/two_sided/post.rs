@@ -14,7 +14,6 @@ use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
-use crate::wire::word;
 
 const POST: &str = "post request";
 
@@ -100,30 +99,28 @@ impl Inner {
         attempt()
     }
 
-    /// Numbers a request and, if that is asked for, posts it, with one lock where there is room.
+    /// Numbers a request and, if that is asked for and not done with it, posts it, with one lock
+    /// where there is room.
     #[inline]
     pub(super) fn start(
         &self,
         mut held: Option<Guard<'_>>,
         post: bool,
-        mut number: impl FnMut(&mut State) -> Result<RequestKey>,
+        mut number: impl FnMut(&mut State) -> Result<(RequestKey, bool)>,
     ) -> Result<RequestKey> {
         self.with_room(|| {
             let mut state = held.take().unwrap_or_else(|| self.lock());
-            let key = number(&mut state)?;
-            match if post {
-                self.post_now(&mut state, key)
-            } else {
-                Ok(())
-            } {
-                Ok(()) => Ok(key),
-                Err(e) => {
-                    // It was numbered just now: nobody was told of it, and nobody came behind.
-                    let _ = self.take_back(&mut state, key);
-                    self.let_go(&mut state, key);
-                    Err(e)
-                }
+            let (key, posted) = number(&mut state)?;
+            if post
+                && !posted
+                && let Err(e) = self.post_now(&mut state, key)
+            {
+                // It was numbered just now: nobody was told of it, and nobody came behind.
+                let _ = self.take_back(&mut state, key);
+                self.let_go(&mut state, key);
+                return Err(e);
             }
+            Ok(key)
         })
     }
 
@@ -182,18 +179,7 @@ impl Inner {
             return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let mut list = List::<6>::new();
-        let room = channel.room(entry.number);
-        if let Some((taken, before)) = room {
-            list.push(wait_for(taken, before, false));
-        }
-        match channel.stale(entry.number).filter(|_| !entry.large) {
-            Some(ready) if room.is_some() => list.push(Descriptor::WriteValue64 {
-                word: ready,
-                value: word::threshold(entry.number),
-            }),
-            Some(ready) => ready.store(word::threshold(entry.number))?,
-            None => {}
-        }
+        channel.lead_in(entry.number, !entry.large, &mut list)?;
         for request in entry.work.iter().flatten() {
             list.push(Descriptor::Send(*request));
         }

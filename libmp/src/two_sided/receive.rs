@@ -79,24 +79,27 @@ impl Inner {
         let Source::Rank(rank) = spec.from else {
             return self.start(None, post, |state| {
                 self.make_room(state);
-                state.requests.insert(&self.gpu, make())
+                state.requests.make_place(&self.gpu)?;
+                Ok((state.requests.put(make()), false))
             });
         };
         self.reopening(|| {
             let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
-            let number = |state: &mut State| self.number_recv(state, rank, lane, make());
+            let number = |state: &mut State| self.number_recv(state, rank, lane, make(), post);
             self.start(Some(state), post, number)
         })
         .map_err(|e| e.of_peer(rank))
     }
 
+    /// Answers whether it is posted as well: a short one is, if `post` asks for it.
     fn number_recv(
         &self,
         state: &mut State,
         rank: u32,
         lane: u8,
         mut entry: Entry,
-    ) -> Result<RequestKey> {
+        post: bool,
+    ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
         let tag = entry.tag;
@@ -130,28 +133,25 @@ impl Inner {
                 .with_rank(rank)
                 .with_limit(channel.shape.depth));
         }
+        requests.make_place(&self.gpu)?;
         entry.peer = rank;
         entry.number = number;
         entry.poster.lane = lane;
-        let mut batch = None;
-        if entry.poster.stream.is_some() && entry.large && peer.failed.is_none() {
+        // Nothing has to be told of a short one, nor to a peer that was given up, which may have
+        // left something in the mailbox.
+        let silent = !entry.large || peer.failed.is_some();
+        if silent && post {
+            entry.order = requests.order();
+            entry.phase = Phase::Posted;
+        } else if entry.poster.stream.is_some() && !silent {
             let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
-            let batch = batch.insert(Batch::new(&mut lane.qp));
-            entry.work = tell_place(batch, channel, &entry)?;
+            entry.work = tell_place(&mut Batch::new(&mut lane.qp), channel, &entry)?;
         }
-        match requests.insert(&self.gpu, entry) {
-            Ok(key) => {
-                channel.next += 1;
-                channel.receives[slot] = Some(key);
-                Ok(key)
-            }
-            Err(e) => {
-                if let Some(batch) = &mut batch {
-                    batch.undo();
-                }
-                Err(e)
-            }
-        }
+        let posted = entry.phase == Phase::Posted;
+        let key = requests.put(entry);
+        channel.next += 1;
+        channel.receives[slot] = Some(key);
+        Ok((key, posted))
     }
 
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {

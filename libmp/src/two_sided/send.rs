@@ -1,9 +1,10 @@
 //! Sends: numbering them, and the work requests that they are made of.
 
-use gdsync::Status;
-use gdsync::rdma::{Mr, Pd, Qp, RemoteSpan, SendRequest, Sge, Work};
+use gdsync::rdma::{Descriptor, Mr, Pd, Qp, RemoteSpan, SendRequest, Sge, Work};
+use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
+use super::post::List;
 use super::spec::{On, Send, SizeSource};
 use crate::context::Inner;
 use crate::context::peer::Way;
@@ -54,18 +55,32 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// Work requests that belong together: prepared all or not at all.
-pub(super) struct Batch<'q> {
+/// Work requests that belong together: prepared all or not at all. At most `N`.
+pub(super) struct Batch<'q, const N: usize = { STAMPS + 2 }> {
     qp: &'q mut Qp,
-    made: [Option<SendRequest>; STAMPS + 2],
+    made: [Option<SendRequest>; N],
     count: usize,
 }
 
 impl<'q> Batch<'q> {
+    /// Of as many as the longest message has.
     pub fn new(qp: &'q mut Qp) -> Batch<'q> {
+        Batch::of(qp)
+    }
+}
+
+impl<'q> Batch<'q, 2> {
+    /// Of the two that a short message has.
+    fn short(qp: &'q mut Qp) -> Batch<'q, 2> {
+        Batch::of(qp)
+    }
+}
+
+impl<'q, const N: usize> Batch<'q, N> {
+    fn of(qp: &'q mut Qp) -> Batch<'q, N> {
         Batch {
             qp,
-            made: [None; STAMPS + 2],
+            made: [None; N],
             count: 0,
         }
     }
@@ -142,20 +157,36 @@ impl<'q> Batch<'q> {
     }
 }
 
-/// An eager message, or one whose place is known: payload, then stamp.
-fn plain(
-    batch: &mut Batch<'_>,
+/// An eager message: payload, then stamp, which is answered.
+#[inline]
+fn plain<const N: usize>(
+    batch: &mut Batch<'_, N>,
     channel: &SendChannel,
     number: u64,
     segments: &[Slice],
     len: u64,
-) -> Result<()> {
+) -> Result<SendRequest> {
     if len > 0 {
         batch.write(segments, channel.payload(number)?)?;
     }
     let stamp = pair(number, WordKind::Eager, len);
-    batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
-    Ok(())
+    batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())
+}
+
+/// Hands an eager message to a stream.
+#[inline]
+fn post_short(
+    stream: &Stream,
+    batch: &mut Batch<'_, 2>,
+    channel: &SendChannel,
+    number: u64,
+) -> Result<()> {
+    let mut list = List::<4>::new();
+    channel.lead_in(number, true, &mut list)?;
+    for request in batch.all() {
+        list.push(Descriptor::Send(request));
+    }
+    Ok(list.post(stream, Some(batch.qp()))?)
 }
 
 /// Where chunk `i` goes: behind the others.
@@ -211,19 +242,21 @@ impl Inner {
         }
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
-            let number = |state: &mut State| self.number_send(state, spec, lane, len);
+            let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
             self.start(Some(state), post, number)
         })
         .map_err(|e| e.of_peer(spec.to))
     }
 
+    /// Answers whether it is posted as well: a short message on a stream is, if `post` asks for it.
     fn number_send(
         &self,
         state: &mut State,
         spec: &Send<'_>,
         lane: u8,
         len: u64,
-    ) -> Result<RequestKey> {
+        post: bool,
+    ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
         let order = state.requests.order();
         let State {
@@ -262,28 +295,38 @@ impl Inner {
                 behind: Vec::new(),
             }),
         };
+        requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
         let mut work = [None; 2];
-        let mut batch = None;
-        if stream.is_some() {
+        let mut phase = Phase::Prepared;
+        if let Some(stream) = stream {
             let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
             let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(what)?;
-            let batch = batch.insert(Batch::new(&mut lane.qp));
             if large || late.is_some() {
                 if self.kernels.is_none() {
                     let what = "a message whose place or length a stream finds out needs kernels";
                     return Err(Error::new(PREPARE, Kind::Unsupported, what));
                 }
                 let stamps = channel.stamps(&self.pd)?;
+                let mut batch = Batch::new(&mut lane.qp);
                 let all = spec.segments;
-                work[0] = stamped(batch, channel, &stamps, number, large, all, len)?;
+                work[0] = stamped(&mut batch, channel, &stamps, number, large, all, len)?;
                 let behind = batch.all().skip(usize::from(large));
                 late.get_or_insert_default().behind = behind.collect();
             } else {
-                plain(batch, channel, number, spec.segments, len)?;
-                let mut made = batch.all();
-                work = [made.next(), made.next()];
+                let mut batch = Batch::short(&mut lane.qp);
+                let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
+                if post {
+                    if let Err(e) = post_short(stream, &mut batch, channel, number) {
+                        batch.undo();
+                        return Err(e);
+                    }
+                    phase = Phase::Sent(stamp);
+                } else {
+                    let mut made = batch.all();
+                    work = [made.next(), made.next()];
+                }
             }
         }
         let entry = Entry {
@@ -295,7 +338,7 @@ impl Inner {
                 lane,
                 stream: stream.cloned(),
             },
-            phase: Phase::Prepared,
+            phase,
             held: true,
             len,
             large,
@@ -304,7 +347,7 @@ impl Inner {
             stamped: late,
             work,
             timeout: spec.timeout,
-            order: 0,
+            order,
             waiters: Vec::new(),
             wanted: false,
             since: None,
@@ -313,18 +356,8 @@ impl Inner {
             refused: false,
             marked: None,
         };
-        match requests.insert(&self.gpu, entry) {
-            Ok(key) => {
-                channel.next += 1;
-                Ok(key)
-            }
-            Err(e) => {
-                if let Some(batch) = &mut batch {
-                    batch.undo();
-                }
-                Err(e)
-            }
-        }
+        channel.next += 1;
+        Ok((requests.put(entry), phase != Phase::Prepared))
     }
 
     /// Does what the CPU can do now for a send of its own. `true`: it went on.
