@@ -265,6 +265,11 @@ impl Inner {
     fn try_wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
         const OPERATION: &str = "wait on stream";
         let mut state = self.lock();
+        let known = state.requests.get(key);
+        if known.is_some_and(|e| matches!(e.phase, Phase::Sent(_)) && e.poster.stream.is_none()) {
+            // It may have ended by now.
+            self.advance(&mut state, key);
+        }
         let Some(entry) = state.requests.get_mut(key) else {
             return Err(Error::new(
                 OPERATION,
@@ -273,6 +278,10 @@ impl Inner {
             ));
         };
         match entry.phase {
+            // A stream that stood at the CPU's lane would hold up everything else on it.
+            Phase::Sent(_) if entry.poster.stream.is_none() => {
+                self.wait_for_result(&mut state.requests, key, stream)
+            }
             Phase::Prepared => Err(Error::new(
                 OPERATION,
                 Kind::NoSuchRequest,
