@@ -30,23 +30,27 @@ const OPERATIONS: usize = 256;
 /// The ring as another process maps it.
 pub struct Alias {
     base: NonNull<u8>,
+    /// Bytes of the ring that the file has: more cannot be accessed.
+    held: usize,
 }
 
 impl Alias {
     pub fn of(region: &Region) -> Alias {
         let file = region.file().expect("a shared ring");
-        Alias::map(file)
+        Alias::map(file, SIZE)
     }
 
-    /// Maps a ring's file, of [`MIN_RING`] bytes and the page of words.
-    pub fn map(file: impl std::os::fd::AsFd) -> Alias {
+    /// Maps a ring's file: the page of words, and the bytes, of which `held` are there.
+    pub fn map(file: impl std::os::fd::AsFd, held: usize) -> Alias {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let (null, len) = (std::ptr::null_mut(), DATA + SIZE);
-        // SAFETY: a new mapping at an address the kernel chooses, of a file of that size.
+        // SAFETY: a new mapping at an address the kernel chooses; beyond what the file has,
+        // nothing is accessed.
         let base = unsafe { rustix::mm::mmap(null, len, prot, MapFlags::SHARED, file, 0) };
         let base = NonNull::new(base.expect("mapped").cast());
         Alias {
             base: base.expect("not null"),
+            held: held.min(SIZE),
         }
     }
 
@@ -69,14 +73,14 @@ impl Alias {
 
     /// Where a position of the ring lies, such that `len` bytes fit behind it.
     fn place(&self, position: u64, len: usize) -> NonNull<u8> {
-        let offset = (position as usize % SIZE).min(SIZE - len);
-        // SAFETY: inside the mapping.
+        let offset = (position as usize % SIZE).min(self.held - len);
+        // SAFETY: inside the mapping, and inside what the file has.
         unsafe { self.base.add(DATA + offset) }
     }
 
     /// Writes bytes near a position.
     pub fn scribble(&self, position: u64, bytes: &[u8]) {
-        let len = bytes.len().min(SIZE);
+        let len = bytes.len().min(self.held);
         let at = self.place(position, len);
         // SAFETY: `len` bytes of the mapping; nobody reads at this moment, for the honest end
         // runs on this thread and holds its slices only as volatile as `take` uses them.

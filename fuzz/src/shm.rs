@@ -277,8 +277,8 @@ impl World {
         say(&self.strangers[i].socket, &bytes, &fds);
         let both = fds.len() == 2;
         let stranger = &mut self.strangers[i];
-        if stranger.ring.is_none() && both && held >= MIN_RING {
-            stranger.ring = Some(Alias::map(&ring));
+        if stranger.ring.is_none() && both {
+            stranger.ring = Some(Alias::map(&ring, held));
             stranger.file = Some(ring);
         }
     }
@@ -292,7 +292,7 @@ impl World {
             return;
         };
         let ring = match receive(socket.as_fd()) {
-            Ok(Heard::Greeting(_, fds)) => fds.first().map(Alias::map),
+            Ok(Heard::Greeting(_, fds)) => fds.first().map(|ring| Alias::map(ring, MIN_RING)),
             _ => None,
         };
         self.strangers.push(Stranger {

@@ -54,6 +54,8 @@ fn topic() -> u64 {
 struct World {
     bytes: Rc<[u8]>,
     at: Rc<Cell<usize>>,
+    /// The victim has found its peers.
+    begun: Rc<Cell<bool>>,
     over: Rc<Cell<bool>>,
     host: Arc<dyn Host>,
     hub: Hub,
@@ -203,6 +205,17 @@ impl Victim {
 
     fn run(mut self) {
         self.talk(1);
+        // While it answers, it is as any peer.
+        let into = self.memory.slice(512, EAGER).expect("inside");
+        if self.world.draw(|input| input.byte() & 3 != 0) {
+            for tag in 0..2 {
+                let recv = self.ctx.irecv(HOSTILE, tag, &into);
+                self.requests.push(recv.expect("a receive"));
+            }
+            let send = self.ctx.isend(HOSTILE, 0, &into);
+            self.requests.push(send.expect("a send"));
+        }
+        self.world.begun.set(true);
         for _ in 0..ACTS {
             if self.world.done() {
                 break;
@@ -216,7 +229,12 @@ impl Victim {
         self.requests.clear();
         self.world.over.set(true);
         // Streams pass what the hostile rank never does, once it is given up.
-        assert!(self.stream.synchronize(LIMIT).expect("a stream"), "stuck");
+        let end = self.world.host.now() + LIMIT;
+        while !self.stream.synchronize(PATIENCE / 16).expect("a stream") {
+            self.ctx.progress();
+            assert!(self.world.host.now() < end, "stuck");
+        }
+        // The hostile rank does not say good-bye.
         let _ = self.ctx.close(PATIENCE);
     }
 }
@@ -238,7 +256,8 @@ fn honest(world: &World) {
             break;
         }
     }
-    ctx.close(LIMIT).expect("closed");
+    // Nor need the other one have the patience to.
+    let _ = ctx.close(PATIENCE);
 }
 
 /// The hostile rank: a bootstrap and a NIC, and no context.
@@ -265,7 +284,19 @@ fn open(kind: u8, tag: u32, block: &RemoteMemory, depth: u32, start: u64) -> Vec
     let mut bytes = head(kind, 0);
     bytes.extend(tag.to_le_bytes());
     bytes.extend(block.to_bytes());
-    bytes.extend(depth.to_le_bytes());
+    bytes.extend(shape(depth, start));
+    bytes
+}
+
+fn connect(lane: u8, address: &QpAddress, depth: u32) -> Vec<u8> {
+    let mut bytes = head(1, lane);
+    bytes.extend(address.to_bytes());
+    bytes.extend(shape(depth, 0));
+    bytes
+}
+
+fn shape(depth: u32, start: u64) -> Vec<u8> {
+    let mut bytes = depth.to_le_bytes().to_vec();
     bytes.extend((EAGER as u32).to_le_bytes());
     bytes.extend(start.to_le_bytes());
     bytes
@@ -338,9 +369,7 @@ impl Hostile {
             return;
         };
         if self.answers && qp.connect(theirs).is_ok() {
-            let mut bytes = head(1, lane);
-            bytes.extend(qp.address().to_bytes());
-            self.say(&bytes);
+            self.say(&connect(lane, &qp.address(), DEPTH as u32));
             self.say(&head(2, lane));
             self.lanes.insert(lane, qp);
         }
@@ -378,7 +407,7 @@ impl Hostile {
         let tag = u32::from(input.byte() % 16);
         match kind % 9 {
             0 => {
-                let mut bytes = head(1, input.byte() % 10);
+                let (lane, depth) = (input.byte() % 10, DEPTH as u32);
                 let address = QpAddress {
                     node: input.number(),
                     qpn: input.next(),
@@ -386,8 +415,7 @@ impl Hostile {
                     gpu: input.number(),
                     process: input.number(),
                 };
-                bytes.extend(address.to_bytes());
-                bytes
+                connect(lane, &address, depth + u32::from(kind >> 7))
             }
             1 => head(2, input.byte() % 10),
             2 | 3 => {
@@ -411,7 +439,8 @@ impl Hostile {
                 bytes.extend(tag.to_le_bytes());
                 bytes
             }
-            7 => input.bytes(80).to_vec(),
+            7 if kind & 1 == 0 => input.bytes(80).to_vec(),
+            7 => head(8 + input.byte() % 4, 0),
             _ => [head(kind >> 4, tag as u8), input.bytes(60).to_vec()].concat(),
         }
     }
@@ -477,7 +506,7 @@ impl Hostile {
                 break;
             }
             self.hear();
-            if i & 1 == 0 && i < 2 * HOSTILE_ACTS && !self.world.done() {
+            if i & 1 == 0 && i < 2 * HOSTILE_ACTS && self.world.begun.get() && !self.world.done() {
                 self.act();
             } else {
                 self.world
@@ -498,6 +527,7 @@ pub fn run(data: &[u8]) {
     let world = World {
         bytes: data.into(),
         at: Rc::new(Cell::new(0)),
+        begun: Rc::new(Cell::new(false)),
         over: Rc::new(Cell::new(false)),
         host: sim.host(),
         hub: Hub::new(HubConfig::default()),

@@ -30,6 +30,7 @@ pub fn run(data: &[u8]) {
                 process: input.next(),
             };
             bytes.extend(record.to_bytes());
+            bytes.extend(input.next::<[u8; 16]>());
         }
         3 | 4 => {
             bytes.extend(input.next::<[u8; 4]>());
