@@ -15,6 +15,7 @@ pub mod directed;
 pub mod exchange;
 pub mod hardware;
 pub mod list;
+pub mod mp;
 pub mod oracle;
 pub mod plan;
 pub mod player;

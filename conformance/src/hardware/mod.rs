@@ -3,7 +3,7 @@
 //!
 //! [`program`] plays random programs of messages, [`faults`] and [`peer`] let them fail, [`waits`]
 //! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
-//! by themselves. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
+//! by themselves; [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
 //! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
 //! other: on one GPU only a few streams may wait at a time.
 
@@ -12,6 +12,7 @@ pub mod faults;
 pub mod gear;
 pub mod kernels;
 pub mod memory;
+pub mod mp;
 pub mod peer;
 pub mod program;
 pub mod waits;
@@ -20,6 +21,7 @@ use gdsync::gpu::MemoryKind;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cover;
+use crate::mp::processes;
 use faults::PATHS;
 use gear::{Gear, Runtime, Verdict};
 
@@ -29,12 +31,10 @@ const LAPS: usize = 100;
 /// Runs the trials that the command line names, or one side of a trial that started this
 /// process for it.
 pub fn main() -> ! {
-    if let Some((role, arguments)) = child::role() {
-        std::process::exit(play(&role, &arguments));
-    }
-    if let Err(failed) = child::end_with_parent() {
-        eprintln!("{}", failed.message().unwrap_or("no reason given"));
-        std::process::exit(1);
+    play_role();
+    let mut words = std::env::args().skip(1).peekable();
+    if words.next_if_eq("mp").is_some() {
+        mp::command(words);
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
@@ -45,11 +45,23 @@ pub fn main() -> ! {
     libtest_mimic::run(&arguments, trials).exit()
 }
 
+/// If this process was started by a trial, plays one side of it and ends.
+pub fn play_role() {
+    if let Some((role, arguments)) = child::role() {
+        std::process::exit(play(&role, &arguments));
+    }
+    if let Err(failed) = child::end_with_parent() {
+        eprintln!("{}", failed.message().unwrap_or("no reason given"));
+        std::process::exit(1);
+    }
+}
+
 /// One side of a trial that has started this process. Returns the exit code.
 fn play(role: &str, arguments: &[String]) -> i32 {
     let verdict = || match role {
         "peer" => peer::child_main(arguments),
         "waits" => waits::child_main(arguments),
+        processes::ROLE => processes::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
     match child::end_with_parent().and_then(|()| verdict()) {

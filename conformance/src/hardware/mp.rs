@@ -1,0 +1,172 @@
+//! The matrix of messages as trials: ranks as threads of this process and as processes, on every
+//! GPU runtime that is here, in a cover or whole.
+
+use std::time::Instant;
+
+use gdsync::{Gpu, Kind};
+use libtest_mimic::{Arguments, Trial};
+
+use super::gear::Runtime;
+use super::is_required;
+use super::waits::CHANNELS;
+use crate::cover::Cell;
+use crate::mp::cells::{self, Ground};
+use crate::mp::{processes, run};
+
+/// What to run.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// These runtimes; all if it is empty.
+    pub runtimes: Vec<Runtime>,
+    /// GPUs of CUDA that ranks share at most.
+    pub gpus: Option<u32>,
+    /// Not a cover, but everything.
+    pub whole: bool,
+    /// This cell alone.
+    pub cell: Option<Cell>,
+}
+
+const HELP: &str = "\
+usage: conformance mp [OPTIONS] [FILTER] [OPTIONS OF A TEST]
+
+  --gpu NAME    soft or cuda; else both, where present
+  --gpus N      of CUDA's GPUs the first N at most, which the ranks share (default 1)
+  --whole       the whole matrix, not a cover of it
+  --cell WORD   one cell, as a failure names it
+
+and what `conformance --help` lists.
+";
+
+/// The command `conformance mp`.
+pub fn command(words: impl Iterator<Item = String>) -> ! {
+    let mut choice = Choice::default();
+    let mut rest = vec!["conformance mp".to_owned()];
+    let mut words = words;
+    while let Some(word) = words.next() {
+        let mut value = || words.next().unwrap_or_default();
+        let understood = match word.as_str() {
+            "--gpu" => {
+                let runtime = Runtime::named(&value());
+                choice.runtimes.extend(runtime);
+                runtime.is_some()
+            }
+            "--gpus" => {
+                choice.gpus = value().parse().ok().filter(|n| *n > 0);
+                choice.gpus.is_some()
+            }
+            "--cell" => {
+                choice.cell = cells::parse(&value());
+                choice.cell.is_some()
+            }
+            "--whole" => {
+                choice.whole = true;
+                true
+            }
+            _ => {
+                rest.push(word.clone());
+                true
+            }
+        };
+        if !understood {
+            eprint!("{word} is not understood\n\n{HELP}");
+            std::process::exit(2);
+        }
+    }
+    if rest.iter().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+    }
+    run_all(&choice, Arguments::from_iter(rest))
+}
+
+/// Runs what is chosen, says what it came to, and ends the process.
+pub fn run_all(choice: &Choice, mut arguments: Arguments) -> ! {
+    // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
+    if std::env::var_os(CHANNELS).is_none() {
+        // SAFETY: no other thread has been started yet.
+        unsafe { std::env::set_var(CHANNELS, "32") };
+    }
+    // A cell has threads of its own.
+    arguments.test_threads = Some(1);
+    let start = Instant::now();
+    let listed = arguments.list;
+    let conclusion = libtest_mimic::run(&arguments, trials(choice));
+    if !listed {
+        let (messages, bytes) = run::moved();
+        println!(
+            "{} cells passed, {} failed, {} ignored: {messages} messages, {:.1} GiB, {:.0} s",
+            conclusion.num_passed,
+            conclusion.num_failed,
+            conclusion.num_ignored,
+            bytes as f64 / f64::from(1 << 30),
+            start.elapsed().as_secs_f64()
+        );
+    }
+    conclusion.exit()
+}
+
+/// The trials of all runtimes that are wanted.
+fn trials(choice: &Choice) -> Vec<Trial> {
+    let all = choice.runtimes.is_empty();
+    let wanted = Runtime::ALL
+        .into_iter()
+        .filter(|r| all || choice.runtimes.contains(r));
+    let mut trials: Vec<Trial> = wanted.flat_map(|runtime| of(runtime, choice)).collect();
+    for (what, why) in ABSENT {
+        let trial = move || Err(format!("GDS_REQUIRE wants {what}: {why}").into());
+        let name = format!("{what} (needs {what}: {why})");
+        trials.push(Trial::test(name, trial).with_ignored_flag(!is_required(what)));
+    }
+    trials
+}
+
+/// What this version cannot run at all, and why.
+const ABSENT: [(&str, &str); 2] = [
+    ("hip", "this version has no HIP runtime"),
+    ("rdma_core", "this version has no rdma-core provider"),
+];
+
+fn of(runtime: Runtime, choice: &Choice) -> Vec<Trial> {
+    let name = runtime.name();
+    let gpu = match Gpu::open(name) {
+        Ok(gpu) => gpu,
+        Err(e) => {
+            let (what, why) = (format!("{name} (needs {name}: {e})"), e.to_string());
+            let trial = Trial::test(what, move || Err(why.into()));
+            // Absent is one thing, broken another.
+            let absent = e.kind() == Kind::Absent;
+            return vec![trial.with_ignored_flag(absent && !is_required(name))];
+        }
+    };
+    let most = choice.gpus.unwrap_or(1);
+    let (gpus, streams) = match runtime {
+        Runtime::Soft => (1, None),
+        Runtime::Cuda => {
+            let there = (1..most).take_while(|i| Gpu::open(&format!("cuda:{i}")).is_ok());
+            let gpus = 1 + there.count() as u32;
+            (gpus, gpu.wait_limits().map(|limits| limits.streams * gpus))
+        }
+    };
+    drop(gpu);
+    let threads = Ground {
+        streams,
+        shared: false,
+    };
+    let apart = Ground {
+        streams: None,
+        shared: runtime == Runtime::Cuda,
+    };
+    let (mine, others) = match (&choice.cell, choice.whole) {
+        (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
+        (None, true) => (cells::whole(threads), cells::pairwise(apart)),
+        (None, false) => (cells::pairwise(threads), cells::few(apart)),
+    };
+    let mine = mine.into_iter().map(|cell| {
+        let title = format!("{name} threads: {}", cells::name(&cell));
+        Trial::test(title, move || run::threads(runtime, &cell, gpus))
+    });
+    let others = others.into_iter().map(|cell| {
+        let title = format!("{name} processes: {}", cells::name(&cell));
+        Trial::test(title, move || processes::processes(runtime, &cell, gpus))
+    });
+    mine.chain(others).collect()
+}

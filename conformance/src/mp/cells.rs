@@ -1,0 +1,190 @@
+//! What cells differ in, and which cells there are: a pairwise cover of everything, and the whole
+//! product of what matters most with the rest drawn.
+
+use crate::cover::{self, Axis, Cell};
+
+use super::setup::Setup;
+
+/// What cells differ in. The first six are multiplied out by [`whole`].
+pub const AXES: [Axis; 20] = [
+    (
+        "model",
+        &[
+            "cpu",
+            "stream",
+            "proxy",
+            "cpu to stream",
+            "stream to cpu",
+            "proxy to stream",
+            "mixed",
+        ],
+    ),
+    ("provider", &["ring", "proxy"]),
+    ("from", &["device", "pinned", "pageable", "registered"]),
+    (
+        "size",
+        &["0", "1", "4", "64", "4K", "64K", "1M", "4M", "odd"],
+    ),
+    ("ranks", &["2", "3", "4", "8"]),
+    ("laps", &["part", "2", "8"]),
+    ("into", &["device", "pinned", "pageable", "registered"]),
+    // Who waits for a request, as seen from who has posted it.
+    ("ended", &["poster", "other", "another stream", "mixed"]),
+    ("form", &["single", "vectors", "words"]),
+    ("source", &["named", "anybody"]),
+    ("eager", &["1", "4K", "64K", "1M"]),
+    ("depth", &["2", "4", "16"]),
+    ("first", &["0", "2^16-5", "2^32-5"]),
+    ("tags", &["1", "3", "17"]),
+    ("streams", &["1", "2", "9"]),
+    ("peers", &["next", "all"]),
+    ("lowering", &["memops", "kernel"]),
+    ("connect", &["lazy", "up front"]),
+    ("progress", &["background", "manual"]),
+    ("posts", &["at once", "prepared"]),
+];
+
+/// How many axes [`whole`] multiplies out.
+const MAIN: usize = 6;
+
+/// What a cell sets on an axis.
+///
+/// # Panics
+/// There is no such axis.
+pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+    let at = AXES.iter().position(|(name, _)| *name == axis);
+    let at = at.expect("an axis of this name");
+    AXES[at].1[cell[at]]
+}
+
+/// What a cell sets, for people.
+pub fn name(cell: &Cell) -> String {
+    cover::name(&AXES, cell)
+}
+
+/// A cell as one word.
+pub fn word(cell: &Cell) -> String {
+    let settings: Vec<String> = cell.iter().map(usize::to_string).collect();
+    settings.join(".")
+}
+
+/// The cell of a word; `None` if there is none.
+pub fn parse(word: &str) -> Option<Cell> {
+    let cell: Cell = word
+        .split('.')
+        .map(|n| n.parse().ok())
+        .collect::<Option<_>>()?;
+    let fits = |(setting, (_, settings)): (&usize, &Axis)| *setting < settings.len();
+    (cell.len() == AXES.len() && cell.iter().zip(&AXES).all(fits)).then_some(cell)
+}
+
+/// What ranks can be spread over, as far as it limits the cells.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground {
+    /// Streams that all ranks together may have; `None`: any number.
+    pub streams: Option<u32>,
+    /// Whether ranks share a GPU from several processes: kernels of one that spin would keep those
+    /// of another out.
+    pub shared: bool,
+}
+
+impl Ground {
+    fn carries(&self, setup: &Setup) -> bool {
+        self.streams
+            .is_none_or(|most| setup.streams * setup.ranks <= most)
+            && !(self.shared && setup.spins())
+    }
+}
+
+/// A pairwise cover of all axes.
+pub fn pairwise(ground: Ground) -> Vec<Cell> {
+    let sense = |cell: &Cell| {
+        let setup = Setup::of(cell);
+        setup.makes_sense() && ground.carries(&setup) && setup.is_small()
+    };
+    cover::pairwise(&AXES, sense)
+}
+
+/// All settings of the main axes, each with others that are drawn.
+pub fn whole(ground: Ground) -> Vec<Cell> {
+    let sizes = AXES[..MAIN].iter().map(|(_, settings)| settings.len());
+    let mut cells: Vec<Cell> = vec![Vec::new()];
+    for settings in sizes {
+        let longer = |cell: &Cell| -> Vec<Cell> {
+            let with = |setting| cell.iter().copied().chain([setting]).collect();
+            (0..settings).map(with).collect()
+        };
+        cells = cells.iter().flat_map(longer).collect();
+    }
+    let mut rng = fastrand::Rng::with_seed(11);
+    for cell in &mut cells {
+        // Some draw always fits: the smallest settings do.
+        loop {
+            cell.truncate(MAIN);
+            let rest = AXES[MAIN..].iter();
+            cell.extend(rest.map(|(_, settings)| rng.usize(0..settings.len())));
+            let setup = Setup::of(cell);
+            if setup.makes_sense() && ground.carries(&setup) && setup.is_affordable() {
+                break;
+            }
+        }
+    }
+    cells
+}
+
+/// A few cells of the cover, for ranks that are processes: each model and number of ranks.
+pub fn few(ground: Ground) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    let mut met = std::collections::BTreeSet::new();
+    for cell in pairwise(ground) {
+        let new = |axis: &str| !met.contains(setting(&cell, axis));
+        if new("model") || new("ranks") {
+            met.extend([setting(&cell, "model"), setting(&cell, "ranks")]);
+            cells.push(cell);
+        }
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROUNDS: [Ground; 3] = [
+        Ground {
+            streams: None,
+            shared: false,
+        },
+        Ground {
+            streams: Some(28),
+            shared: false,
+        },
+        Ground {
+            streams: None,
+            shared: true,
+        },
+    ];
+
+    #[test]
+    fn every_setting_is_met_in_the_cover_and_every_main_one_in_the_whole() {
+        for ground in GROUNDS {
+            let cells = pairwise(ground);
+            assert!(cells.len() < 120, "{} cells", cells.len());
+            for (axis, (name, settings)) in AXES.iter().enumerate() {
+                let left_out = |setting: usize| {
+                    ground.shared && (*name, settings[setting]) == ("lowering", "kernel")
+                };
+                for setting in (0..settings.len()).filter(|s| !left_out(*s)) {
+                    let met = cells.iter().any(|cell| cell[axis] == setting);
+                    assert!(met, "{name} {} with {ground:?}", settings[setting]);
+                }
+            }
+            let product: usize = AXES[..MAIN].iter().map(|(_, s)| s.len()).product();
+            assert_eq!(whole(ground).len(), product);
+            for cell in few(ground) {
+                assert_eq!(parse(&word(&cell)).as_ref(), Some(&cell));
+            }
+            assert!((7..12).contains(&few(ground).len()));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What messages are made of and land in: memory of each kind, bytes that tell one message from
+//! another, and bytes that nobody has written.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region};
+use mp::{Context, Memory};
+
+use crate::hardware::gear::{LIMIT, Verdict, ensure};
+
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The GPU's.
+    Device,
+    /// Of the library, in the host.
+    Pinned,
+    /// A vector of the application's, handed over.
+    Pageable,
+    /// Memory of the application's, registered.
+    Registered,
+}
+
+/// Some memory of one kind.
+#[derive(Debug)]
+pub struct Arena {
+    memory: Memory,
+    place: Place,
+    lent: Option<Lent>,
+}
+
+impl Arena {
+    /// At least `len` bytes.
+    ///
+    /// # Errors
+    /// What the library refuses.
+    pub fn new(ctx: &Context, place: Place, len: usize) -> Verdict<Arena> {
+        let mut lent = None;
+        let memory = match place {
+            Place::Device => ctx.alloc(MemoryKind::Device, len)?,
+            Place::Pinned => ctx.alloc(MemoryKind::Pinned, len)?,
+            Place::Pageable => ctx.adopt_vec(vec![0; len]).map_err(|(_, e)| e)?,
+            Place::Registered => {
+                let foreign = lent.insert(Lent::new(len));
+                // SAFETY: the memory stays to the end of the process, and nobody else is given it
+                // before the registration is gone, as `give_back` says.
+                unsafe { ctx.register_host(foreign.at as *mut u8, len)? }
+            }
+        };
+        Ok(Arena {
+            memory,
+            place,
+            lent,
+        })
+    }
+
+    /// It.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Gives it back, which must be possible: all that used it has ended.
+    ///
+    /// # Errors
+    /// Something uses it still.
+    pub fn give_back(self, ctx: &Context) -> Verdict {
+        let Arena {
+            memory,
+            place,
+            lent,
+        } = self;
+        if place == Place::Pageable {
+            // Requests that were dropped are forgotten in the background work.
+            let mut left = Some(memory);
+            let host = ctx.gpu().host();
+            let deadline = host.now() + LIMIT;
+            host.wait_until(Some(deadline), &mut || {
+                ctx.progress();
+                left = left.take().and_then(|memory| memory.into_vec().err());
+                left.is_none()
+            });
+            return ensure(left.is_none(), || format!("{left:?} cannot be taken back"));
+        }
+        drop(memory);
+        if let Some(lent) = lent {
+            lent.give_back();
+        }
+        Ok(())
+    }
+}
+
+/// Memory of the application that stays to the end of the process, whatever streams and drivers
+/// still have to do with it, and is used again.
+#[derive(Debug)]
+struct Lent {
+    at: usize,
+    len: usize,
+}
+
+static POOL: Mutex<Vec<Lent>> = Mutex::new(Vec::new());
+
+impl Lent {
+    fn new(len: usize) -> Lent {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = pool.iter().position(|lent| lent.len >= len);
+        match fits {
+            Some(fits) => pool.swap_remove(fits),
+            None => Lent {
+                at: Box::leak(vec![0_u8; len].into_boxed_slice()).as_mut_ptr() as usize,
+                len,
+            },
+        }
+    }
+
+    fn give_back(self) {
+        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.push(self);
+    }
+}
+
+/// What nobody has written.
+pub const POISON: u8 = 0xee;
+
+/// Where a message's bytes may begin in [`Ink::bytes`].
+pub const WINDOWS: usize = 1 << 16;
+
+/// What slots are filled with: each message is made of the bytes behind a place of its own in a
+/// long row of random ones.
+#[derive(Clone, Debug)]
+pub struct Ink {
+    /// The row.
+    pub bytes: Arc<Vec<u8>>,
+    /// The row where streams reach it.
+    pub row: Region,
+    /// A slot of poison where streams reach it.
+    pub poison: Region,
+}
+
+impl Ink {
+    /// Ink for slots of `slot` bytes; the same row on every rank.
+    ///
+    /// # Errors
+    /// As [`Gpu::alloc`].
+    pub fn new(gpu: &Gpu, slot: usize) -> Verdict<Ink> {
+        let mut rng = fastrand::Rng::with_seed(0x1d8e_4e27_c47d_124f);
+        let mut bytes = vec![0; WINDOWS + slot];
+        rng.fill(&mut bytes);
+        let row = gpu.alloc(MemoryKind::Pinned, bytes.len())?;
+        row.write(0, &bytes)?;
+        let poison = gpu.alloc(MemoryKind::Pinned, slot)?;
+        poison.write(0, &vec![POISON; slot])?;
+        Ok(Ink {
+            bytes: Arc::new(bytes),
+            row,
+            poison,
+        })
+    }
+}

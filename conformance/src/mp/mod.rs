@@ -1,0 +1,15 @@
+//! The matrix of messages: ranks that send, receive and look at every byte, over models x
+//! providers x memories x sizes x ranks x laps and whatever else a message can differ in.
+//!
+//! [`cells`] says what there is to set and which settings go together, [`setup`] turns a cell
+//! into numbers, [`plan`] draws its messages, [`memory`] has what they are made of and land in,
+//! [`rank`] plays one rank. [`run`] brings ranks together as threads of this process,
+//! [`processes`] as processes of their own.
+
+pub mod cells;
+pub mod memory;
+pub mod plan;
+pub mod processes;
+pub mod rank;
+pub mod run;
+pub mod setup;

@@ -1,0 +1,177 @@
+//! The messages of a cell: drawn from its seed, so that both ends know them without a word.
+
+use super::memory::{POISON, WINDOWS};
+use super::setup::{Ended, Form, GAP, GUARD, ODD, Poster, SEGMENTS, SLACK, Setup, Size};
+
+/// Who does something for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The CPU.
+    Cpu,
+    /// The rank's stream of this number.
+    Stream(usize),
+    /// It, by the proxy.
+    Proxy(usize),
+}
+
+impl By {
+    /// The stream's number.
+    pub fn stream(self) -> Option<usize> {
+        match self {
+            By::Cpu => None,
+            By::Stream(stream) | By::Proxy(stream) => Some(stream),
+        }
+    }
+}
+
+/// Who posts a request and who waits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hands {
+    /// Posts.
+    pub posts: By,
+    /// Waits: a stream or the CPU.
+    pub ends: By,
+}
+
+/// A message as its sender makes it.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Where in the row the bytes of its slot begin.
+    pub window: usize,
+    /// Where its segments lie in the slot.
+    pub pieces: Vec<(usize, usize)>,
+    /// Bytes of the segments that are not sent, in front.
+    pub skip: usize,
+    /// Bytes that are sent.
+    pub len: usize,
+}
+
+impl Message {
+    /// Message `n` of a channel.
+    pub fn draw(setup: &Setup, from: u32, to: u32, tag: u32, n: usize) -> Message {
+        let mut rng = rng(
+            setup,
+            [u64::from(from), u64::from(to), u64::from(tag), n as u64],
+        );
+        let most = match setup.size {
+            Size::Bytes(bytes) => bytes,
+            Size::Odd if setup.form == Form::Words => setup.longest(),
+            Size::Odd => ODD[rng.usize(0..ODD.len())],
+        };
+        let (len, skip) = match setup.form {
+            Form::Words => {
+                let len = [0, most, most / 2, rng.usize(0..=most)][rng.usize(0..4)];
+                (len, rng.usize(0..=most - len))
+            }
+            _ => (most, 0),
+        };
+        Message {
+            window: rng.usize(0..WINDOWS),
+            pieces: pieces(&mut rng, setup.form, most),
+            skip,
+            len,
+        }
+    }
+
+    /// Room that a receive must have: what the sender has declared.
+    pub fn declared(&self) -> usize {
+        self.pieces.iter().map(|(_, len)| len).sum()
+    }
+
+    /// Its bytes, from the row.
+    pub fn bytes(&self, row: &[u8]) -> Vec<u8> {
+        let piece = |(at, len): &(usize, usize)| &row[self.window + at..][..*len];
+        let mut all: Vec<u8> = self.pieces.iter().flat_map(piece).copied().collect();
+        all.drain(..self.skip);
+        all.truncate(self.len);
+        all
+    }
+}
+
+/// Where a receive lies in its slot.
+#[derive(Clone, Debug)]
+pub struct Landing {
+    /// Its segments.
+    pub pieces: Vec<(usize, usize)>,
+}
+
+impl Landing {
+    /// That of receive `k` of a line, with at least so much room.
+    pub fn draw(setup: &Setup, line: u64, k: usize, room: usize) -> Landing {
+        let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
+        let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
+        let form = match setup.form {
+            Form::Words => Form::Single,
+            other => other,
+        };
+        Landing {
+            pieces: pieces(&mut rng, form, room),
+        }
+    }
+
+    /// What the slot holds once these bytes have been received.
+    pub fn image(&self, slot: usize, mut bytes: &[u8]) -> Vec<u8> {
+        let mut image = vec![POISON; slot];
+        for (at, len) in &self.pieces {
+            let (head, tail) = bytes.split_at(bytes.len().min(*len));
+            image[*at..][..head.len()].copy_from_slice(head);
+            bytes = tail;
+        }
+        image
+    }
+}
+
+/// Who handles a request: `which` is any number that tells it from others.
+pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> Hands {
+    let [a, b, c] = which;
+    let mut rng = rng(setup, [1 << 41, a, b, c]);
+    let posts = match poster {
+        Poster::Cpu => By::Cpu,
+        Poster::Stream => By::Stream(stream),
+        Poster::Proxy => By::Proxy(stream),
+        Poster::Mixed => [By::Cpu, By::Stream(stream), By::Proxy(stream)][rng.usize(0..3)],
+    };
+    let own = match posts {
+        By::Cpu => By::Cpu,
+        _ => By::Stream(stream),
+    };
+    let other = match posts {
+        By::Cpu => By::Stream(stream),
+        _ => By::Cpu,
+    };
+    let another = By::Stream((stream + 1) % setup.streams as usize);
+    let ends = match setup.ended {
+        Ended::Poster => own,
+        Ended::Other => other,
+        Ended::Another => another,
+        Ended::Mixed => [own, other, another][rng.usize(0..3)],
+    };
+    Hands { posts, ends }
+}
+
+/// `total` bytes as segments in a slot, at places of any alignment.
+fn pieces(rng: &mut fastrand::Rng, form: Form, total: usize) -> Vec<(usize, usize)> {
+    let mut at = GUARD + rng.usize(0..16);
+    if form != Form::Vectors {
+        return vec![(at, total)];
+    }
+    let count = [2, 3, SEGMENTS, rng.usize(2..=SEGMENTS)][rng.usize(0..4)];
+    let mut cuts: Vec<usize> = (1..count).map(|_| rng.usize(0..=total)).collect();
+    cuts.extend([0, total]);
+    cuts.sort_unstable();
+    let piece = |pair: &[usize]| {
+        let len = pair[1] - pair[0];
+        let piece = (at, len);
+        at += len + rng.usize(0..GAP);
+        piece
+    };
+    cuts.windows(2).map(piece).collect()
+}
+
+fn rng(setup: &Setup, words: [u64; 4]) -> fastrand::Rng {
+    let mix = |hash: u64, word: u64| {
+        let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^ hash >> 29
+    };
+    fastrand::Rng::with_seed(words.into_iter().fold(setup.seed, mix))
+}

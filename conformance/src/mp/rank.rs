@@ -1,0 +1,789 @@
+//! One rank of a cell. It goes in rounds: posts its receives, fills and posts its sends, has the
+//! receives end, then the sends. What lies in a slot is written before the request is posted and
+//! overwritten as soon as it has ended, by whoever posts and waits: the CPU, or streams on which
+//! everything is enqueued rounds ahead. In the end every byte of every slot is compared.
+
+use gdsync::gpu::{Event, MemoryKind, Region, Span, Stream, Word64};
+use gdsync::rdma::{Descriptor, post_on};
+use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
+
+use super::memory::{Arena, Ink, POISON};
+use super::plan::{By, Hands, Landing, Message, hands};
+use super::setup::{Form, Setup};
+use crate::hardware::gear::{LIMIT, Verdict, ensure, finish};
+
+/// The tag under which ranks meet.
+const MEET: u32 = 0xb000_0000;
+
+/// Requests that are prepared before the first of them is posted.
+const BATCH: usize = 2;
+
+/// The application's tag of this number.
+fn tag(number: u32) -> u32 {
+    match number {
+        0 => 0,
+        1 => u32::MAX,
+        n => n.wrapping_mul(0x9e37_79b9) | 1,
+    }
+}
+
+/// Messages to one rank under one tag.
+#[derive(Debug)]
+struct Channel {
+    to: u32,
+    number: u32,
+}
+
+/// Receives that are posted one behind the other: from one rank, or anybody, under one tag.
+#[derive(Debug)]
+struct Line {
+    from: Option<u32>,
+    number: u32,
+    /// Ranks that send.
+    width: usize,
+    /// Messages that have come, by rank.
+    come: Vec<usize>,
+}
+
+/// A receive that was posted.
+struct Taken {
+    line: usize,
+    /// Its slot among all.
+    slot: usize,
+    k: usize,
+    landing: Landing,
+    hands: Hands,
+    /// What became of it, as the CPU knows it.
+    done: Option<Done>,
+    request: Option<Request>,
+}
+
+/// A send that was posted.
+struct Sent {
+    channel: usize,
+    slot: usize,
+    len: usize,
+    hands: Hands,
+    ended: bool,
+    request: Option<Request>,
+}
+
+/// Slots of one kind: their memory, and where streams have left them.
+struct Slots {
+    arena: Arena,
+    slot: usize,
+    events: Vec<Option<Event>>,
+}
+
+impl Slots {
+    fn memory(&self) -> &Memory {
+        self.arena.memory()
+    }
+
+    fn span(&self, slot: usize) -> gdsync::Result<Span> {
+        self.memory().region().span(slot * self.slot, self.slot)
+    }
+
+    fn slices(&self, slot: usize, pieces: &[(usize, usize)]) -> Verdict<Vec<Slice>> {
+        let slice = |(at, len): &(usize, usize)| self.memory().slice(slot * self.slot + at, *len);
+        Ok(pieces.iter().map(slice).collect::<mp::Result<_>>()?)
+    }
+}
+
+struct Player<'a> {
+    setup: &'a Setup,
+    ctx: &'a Context,
+    streams: Vec<Stream>,
+    ink: Ink,
+    out: Slots,
+    into: Slots,
+    /// What streams have copied out of slots, by round and slot.
+    seen: Region,
+    /// Length and offset of each slot of `out`.
+    words: Vec<[Word64; 2]>,
+    channels: Vec<Channel>,
+    lines: Vec<Line>,
+    rng: fastrand::Rng,
+    /// By round, oldest first.
+    taken: Vec<Vec<Taken>>,
+    sent: Vec<Vec<Sent>>,
+}
+
+/// Plays one rank to its end.
+///
+/// # Errors
+/// What goes wrong, with the rank and the round.
+pub fn play(setup: &Setup, ctx: &Context) -> Verdict {
+    let mut player = Player::new(setup, ctx)?;
+    for round in 0..setup.rounds() {
+        if let Err(failed) = player.round(round) {
+            player.give_up();
+            return Err(told(
+                &failed,
+                &format!("rank {}, round {round}", ctx.rank()),
+            ));
+        }
+    }
+    player
+        .leave()
+        .map_err(|e| told(&e, &format!("rank {}, in the end", ctx.rank())))
+}
+
+fn told(failed: &libtest_mimic::Failed, place: &str) -> libtest_mimic::Failed {
+    let why = failed.message().unwrap_or("no reason given");
+    format!("{place}: {why}").into()
+}
+
+impl<'a> Player<'a> {
+    fn new(setup: &'a Setup, ctx: &'a Context) -> Verdict<Player<'a>> {
+        let (me, ranks) = (ctx.rank(), ctx.size());
+        let to: Vec<u32> = match setup.all {
+            true => (0..ranks).collect(),
+            false => vec![(me + 1) % ranks],
+        };
+        let from: Vec<u32> = match setup.all {
+            true => (0..ranks).collect(),
+            false => vec![(me + ranks - 1) % ranks],
+        };
+        let numbers = || 0..setup.tags;
+        let channel = |to: &u32| {
+            numbers()
+                .map(|number| Channel { to: *to, number })
+                .collect()
+        };
+        let channels: Vec<Channel> = to.iter().flat_map(|to| -> Vec<_> { channel(to) }).collect();
+        let line = |from, number, width| Line {
+            from,
+            number,
+            width,
+            come: vec![0; ranks as usize],
+        };
+        let lines: Vec<Line> = match setup.anybody {
+            true => numbers()
+                .map(|number| line(None, number, from.len()))
+                .collect(),
+            false => {
+                let of = |from: &u32| numbers().map(|n| line(Some(*from), n, 1)).collect();
+                from.iter()
+                    .flat_map(|from| -> Vec<_> { of(from) })
+                    .collect()
+            }
+        };
+        let slot = setup.slot();
+        let slots = |place, count: usize| -> Verdict<Slots> {
+            Ok(Slots {
+                arena: Arena::new(ctx, place, count * slot)?,
+                slot,
+                events: vec![None; count],
+            })
+        };
+        let sends = channels.len() * setup.window() * (1 + setup.lag);
+        let receives = channels.len() * setup.window();
+        let words = ctx.gpu().alloc(MemoryKind::Pinned, sends * 16)?;
+        let word = |i: usize| -> gdsync::Result<[Word64; 2]> {
+            Ok([words.word64(i * 16)?, words.word64(i * 16 + 8)?])
+        };
+        let streams = (0..setup.streams).map(|_| ctx.gpu().stream());
+        Ok(Player {
+            setup,
+            ctx,
+            streams: streams.collect::<gdsync::Result<_>>()?,
+            ink: Ink::new(ctx.gpu(), slot)?,
+            out: slots(setup.from, sends)?,
+            into: slots(setup.into, receives)?,
+            seen: ctx
+                .gpu()
+                .alloc(MemoryKind::Pinned, setup.ahead() * receives * slot)?,
+            words: (0..sends).map(word).collect::<gdsync::Result<_>>()?,
+            channels,
+            lines,
+            rng: fastrand::Rng::with_seed(setup.seed ^ u64::from(me)),
+            taken: Vec::new(),
+            sent: Vec::new(),
+        })
+    }
+
+    fn round(&mut self, round: usize) -> Verdict {
+        self.post_receives(round)?;
+        self.post_sends(round)?;
+        self.end_receives()?;
+        if round >= self.setup.lag {
+            self.end_sends(self.sent.len() - 1 - self.setup.lag)?;
+        }
+        if self.taken.len() == self.setup.ahead() {
+            self.judge()?;
+        }
+        match self.setup.anybody {
+            true => self.meet(),
+            false => Ok(()),
+        }
+    }
+
+    /// Leaves memory of the application where streams may still copy from and to.
+    fn give_up(self) {
+        std::mem::forget((self.out.arena, self.into.arena));
+    }
+
+    fn settle(&mut self) -> Verdict {
+        for i in 0..self.sent.len() {
+            self.end_sends(i)?;
+        }
+        self.judge()
+    }
+
+    fn leave(mut self) -> Verdict {
+        if let Err(failed) = self.settle() {
+            self.give_up();
+            return Err(failed);
+        }
+        let Player {
+            ctx,
+            out,
+            into,
+            streams,
+            ..
+        } = self;
+        let error = ctx.error();
+        ensure(error.is_none(), || {
+            format!("the context tells of {error:?}")
+        })?;
+        let stuck = ctx.stuck();
+        ensure(stuck.is_empty(), || {
+            format!("{stuck:?} after all has ended")
+        })?;
+        ctx.close(LIMIT)?;
+        drop(streams);
+        out.arena.give_back(ctx)?;
+        into.arena.give_back(ctx)
+    }
+
+    /// What of the messages of each channel a round has.
+    fn numbers(&self, round: usize) -> std::ops::Range<usize> {
+        let first = round * self.setup.window();
+        first..self.setup.messages.min(first + self.setup.window())
+    }
+
+    /// Tries as long as a queue is full.
+    fn again<T>(&self, mut attempt: impl FnMut() -> gdsync::Result<T>) -> Verdict<T> {
+        Ok(self.try_again(&mut || attempt().map_err(mp::Error::from))?)
+    }
+
+    fn try_again<T>(&self, attempt: &mut dyn FnMut() -> mp::Result<T>) -> mp::Result<T> {
+        let full = |r: &mp::Result<T>| matches!(r, Err(e) if e.kind() == mp::Kind::QueueFull);
+        let mut result = attempt();
+        let host = self.ctx.gpu().host();
+        let deadline = host.now() + LIMIT;
+        host.wait_until(Some(deadline), &mut || {
+            if full(&result) {
+                self.ctx.progress();
+                result = attempt();
+            }
+            !full(&result)
+        });
+        result
+    }
+
+    fn copy(&self, stream: usize, to: &Span, from: &Span) -> Verdict {
+        self.again(|| self.streams[stream].copy(to, from))
+    }
+
+    /// Has the poster of a slot come behind whoever had it before.
+    fn follow(&self, slots: &Slots, slot: usize, by: By) -> Verdict {
+        match (&slots.events[slot], by.stream()) {
+            (Some(event), Some(stream)) => self.again(|| self.streams[stream].wait_event(event)),
+            // Streams have been waited for since.
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes where a stream has left a slot, if its poster is not that stream.
+    fn leave_slot(&self, hands: Hands) -> Verdict<Option<Event>> {
+        match hands.ends.stream() {
+            Some(stream) if hands.posts.stream() != Some(stream) => {
+                Ok(Some(self.again(|| self.streams[stream].record())?))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn post_receives(&mut self, round: usize) -> Verdict {
+        let mut due = Vec::new();
+        let messages = self.numbers(round);
+        for (line, Line { width, .. }) in self.lines.iter().enumerate() {
+            due.push((line, messages.start * width..messages.end * width));
+        }
+        let mut open = Vec::new();
+        let mut posted = Vec::new();
+        while let Some((line, k)) = self.draw(&mut due) {
+            let taken = self.receive(line, k)?;
+            open.push(posted.len());
+            posted.push(taken);
+            if open.len() == BATCH || due.is_empty() {
+                self.post(&mut open, &posted, |taken| &taken.request)?;
+            }
+        }
+        self.taken.push(posted);
+        Ok(())
+    }
+
+    /// The next one of a line or channel that is drawn.
+    fn draw(&mut self, due: &mut Vec<(usize, std::ops::Range<usize>)>) -> Option<(usize, usize)> {
+        due.retain(|(_, range)| !range.is_empty());
+        let (which, range) = match due.len() {
+            0 => return None,
+            n => &mut due[self.rng.usize(0..n)],
+        };
+        let next = (*which, range.next()?);
+        due.retain(|(_, range)| !range.is_empty());
+        Some(next)
+    }
+
+    fn post<T>(
+        &self,
+        open: &mut Vec<usize>,
+        all: &[T],
+        request: impl Fn(&T) -> &Option<Request>,
+    ) -> Verdict {
+        for i in open.drain(..) {
+            if let (true, Some(request)) = (self.setup.prepared, request(&all[i])) {
+                request.post()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&self, line: usize, k: usize) -> Verdict<Taken> {
+        let setup = self.setup;
+        let Line {
+            from,
+            number,
+            width,
+            ..
+        } = self.lines[line];
+        let me = self.ctx.rank();
+        let room = match from {
+            Some(from) => Message::draw(setup, from, me, number, k).declared(),
+            None => setup.longest(),
+        };
+        let name = u64::from(me) << 32 | line as u64;
+        let landing = Landing::draw(setup, name, k, room);
+        let stream = (line + 1) % self.streams.len();
+        let hands = hands(setup, setup.receiver, [name, k as u64, 1], stream);
+        let in_line = setup.window() * width;
+        let slot = line * in_line + k % in_line;
+        self.follow(&self.into, slot, hands.posts)?;
+        match hands.posts.stream() {
+            Some(stream) => {
+                let poison = self.ink.poison.span(0, setup.slot())?;
+                self.copy(stream, &self.into.span(slot)?, &poison)?;
+            }
+            None => {
+                let poison = vec![POISON; setup.slot()];
+                self.into.memory().write(slot * setup.slot(), &poison)?;
+            }
+        }
+        let segments = self.into.slices(slot, &landing.pieces)?;
+        let source = from.map_or(Source::Any, Source::Rank);
+        let recv = Recv::new(source, tag(number), &segments);
+        let recv = match hands.posts {
+            By::Cpu => recv,
+            By::Stream(stream) => recv.on(&self.streams[stream]),
+            By::Proxy(stream) => recv.by_proxy(&self.streams[stream]),
+        };
+        let request = match setup.prepared {
+            true => self.ctx.prepare_recv(&recv)?,
+            false => self.ctx.recv(&recv)?,
+        };
+        Ok(Taken {
+            line,
+            slot,
+            k,
+            landing,
+            hands,
+            done: None,
+            request: Some(request),
+        })
+    }
+
+    fn post_sends(&mut self, round: usize) -> Verdict {
+        let messages = self.numbers(round);
+        let channels = 0..self.channels.len();
+        let mut due = channels
+            .map(|channel| (channel, messages.clone()))
+            .collect();
+        let mut open = Vec::new();
+        let mut posted = Vec::new();
+        while let Some((channel, n)) = self.draw(&mut due) {
+            let sent = self.send(channel, n)?;
+            open.push(posted.len());
+            posted.push(sent);
+            if open.len() == BATCH || due.is_empty() {
+                self.post(&mut open, &posted, |sent| &sent.request)?;
+            }
+        }
+        self.sent.push(posted);
+        Ok(())
+    }
+
+    fn send(&self, channel: usize, n: usize) -> Verdict<Sent> {
+        let setup = self.setup;
+        let Channel { to, number } = self.channels[channel];
+        let me = self.ctx.rank();
+        let message = Message::draw(setup, me, to, number, n);
+        let stream = channel % self.streams.len();
+        let name = u64::from(me) << 32 | channel as u64;
+        let hands = hands(setup, setup.sender, [name, n as u64, 2], stream);
+        let slots = setup.window() * (1 + setup.lag);
+        let slot = channel * slots + n % slots;
+        self.follow(&self.out, slot, hands.posts)?;
+        let values = [message.len as u64, message.skip as u64];
+        match hands.posts.stream() {
+            Some(stream) => {
+                let bytes = self.ink.row.span(message.window, setup.slot())?;
+                self.copy(stream, &self.out.span(slot)?, &bytes)?;
+                self.write_words(stream, slot, values)?;
+            }
+            None => {
+                let bytes = &self.ink.bytes[message.window..][..setup.slot()];
+                self.out.memory().write(slot * setup.slot(), bytes)?;
+                for (word, value) in self.words[slot].iter().zip(values) {
+                    word.store(value)?;
+                }
+            }
+        }
+        let segments = self.out.slices(slot, &message.pieces)?;
+        let [len, offset] = &self.words[slot];
+        let send = Send::new(to, tag(number), &segments);
+        let send = match setup.form {
+            Form::Words => send.size(SizeSource::Word {
+                len,
+                offset: (message.skip > 0).then_some(offset),
+            }),
+            _ => send,
+        };
+        let send = match hands.posts {
+            By::Cpu => send,
+            By::Stream(stream) => send.on(&self.streams[stream]),
+            By::Proxy(stream) => send.by_proxy(&self.streams[stream]),
+        };
+        let request = match setup.prepared {
+            true => self.ctx.prepare_send(&send)?,
+            false => self.ctx.send(&send)?,
+        };
+        // What a word says to a stream the CPU does not know.
+        let len = match hands.posts {
+            By::Cpu => message.len,
+            _ => message.declared(),
+        };
+        Ok(Sent {
+            channel,
+            slot,
+            len,
+            hands,
+            ended: false,
+            request: Some(request),
+        })
+    }
+
+    /// Has a stream write the words of a slot, if there is anything to say.
+    fn write_words(&self, stream: usize, slot: usize, values: [u64; 2]) -> Verdict {
+        if self.setup.form != Form::Words {
+            return Ok(());
+        }
+        let words = self.words[slot].iter().zip(values);
+        let list = words.map(|(word, value)| Descriptor::WriteValue64 { word, value });
+        let list: Vec<_> = list.collect();
+        self.again(|| post_on(&self.streams[stream], &mut [], &list))
+    }
+
+    fn wait_on(&self, request: &Request, stream: usize) -> Verdict {
+        Ok(self.try_again(&mut || request.wait_on(&self.streams[stream]))?)
+    }
+
+    /// Has the receives of the newest round end, in any order.
+    fn end_receives(&mut self) -> Verdict {
+        let Some(mut taken) = self.taken.pop() else {
+            return Ok(());
+        };
+        let round = self.taken.len();
+        let mut order: Vec<usize> = (0..taken.len()).collect();
+        self.rng.shuffle(&mut order);
+        for i in &order {
+            let Taken {
+                slot,
+                hands,
+                request,
+                ..
+            } = &mut taken[*i];
+            let (Some(stream), Some(waited)) = (hands.ends.stream(), &*request) else {
+                continue;
+            };
+            self.wait_on(waited, stream)?;
+            let slots = self.into.events.len();
+            let at = (round % self.setup.ahead() * slots + *slot) * self.setup.slot();
+            let seen = self.seen.span(at, self.setup.slot())?;
+            self.copy(stream, &seen, &self.into.span(*slot)?)?;
+            self.into.events[*slot] = self.leave_slot(*hands)?;
+            // Nobody need hold the handle.
+            if !self.setup.anybody && self.rng.u8(0..4) == 0 {
+                *request = None;
+            }
+        }
+        let by_cpu = |i: &usize| taken[*i].hands.ends == By::Cpu;
+        order.retain(by_cpu);
+        let ended = self.end_by_cpu(&order, |i| taken[i].request.as_ref())?;
+        for (i, done) in ended {
+            taken[i].done = Some(done);
+            let Taken { slot, .. } = taken[i];
+            let mut got = vec![0; self.setup.slot()];
+            self.into
+                .memory()
+                .read(slot * self.setup.slot(), &mut got)?;
+            // Whose message it is shows when all before it are known: it is compared then.
+            if !self.setup.anybody {
+                self.compare(&taken[i], &got)?;
+            } else {
+                self.seen.write(slot * self.setup.slot(), &got)?;
+            }
+        }
+        self.taken.push(taken);
+        Ok(())
+    }
+
+    /// Waits for requests by one of the ways that there are.
+    fn end_by_cpu<'r>(
+        &mut self,
+        order: &[usize],
+        request: impl Fn(usize) -> Option<&'r Request>,
+    ) -> Verdict<Vec<(usize, Done)>> {
+        let mut ended = Vec::new();
+        let poll = self.rng.bool();
+        for i in order {
+            let Some(request) = request(*i) else { continue };
+            let done = match poll {
+                true => self.poll(request)?,
+                false => request.wait(LIMIT)?,
+            };
+            ended.push((*i, done));
+        }
+        Ok(ended)
+    }
+
+    fn poll(&self, request: &Request) -> Verdict<Done> {
+        let mut answer = Ok(None);
+        let host = self.ctx.gpu().host();
+        host.wait_until(Some(host.now() + LIMIT), &mut || {
+            if self.setup.manual {
+                self.ctx.progress();
+            }
+            answer = request.test();
+            !matches!(answer, Ok(None))
+        });
+        Ok(answer?.ok_or_else(|| format!("{request:?} has not ended within {LIMIT:?}"))?)
+    }
+
+    /// Has the sends of a round end, in any order, and takes their memory at once.
+    fn end_sends(&mut self, which: usize) -> Verdict {
+        let mut sent = std::mem::take(&mut self.sent[which]);
+        let mut order: Vec<usize> = (0..sent.len()).filter(|i| !sent[*i].ended).collect();
+        self.rng.shuffle(&mut order);
+        for i in &order {
+            let Sent {
+                slot,
+                hands,
+                request,
+                ended,
+                ..
+            } = &mut sent[*i];
+            let (Some(stream), Some(waited)) = (hands.ends.stream(), &*request) else {
+                continue;
+            };
+            self.wait_on(waited, stream)?;
+            let poison = self.ink.poison.span(0, self.setup.slot())?;
+            self.copy(stream, &self.out.span(*slot)?, &poison)?;
+            self.write_words(stream, *slot, [u64::MAX; 2])?;
+            self.out.events[*slot] = self.leave_slot(*hands)?;
+            *ended = true;
+            if self.rng.u8(0..4) == 0 {
+                *request = None;
+            }
+        }
+        order.retain(|i| sent[*i].hands.ends == By::Cpu);
+        let ended = self.end_by_cpu(&order, |i| sent[i].request.as_ref())?;
+        for (i, done) in ended {
+            sent[i].ended = true;
+            self.check_sent(&sent[i], done)?;
+            sent[i].request = None;
+            let at = sent[i].slot * self.setup.slot();
+            self.out
+                .memory()
+                .write(at, &vec![POISON; self.setup.slot()])?;
+        }
+        self.sent[which] = sent;
+        Ok(())
+    }
+
+    fn check_sent(&self, sent: &Sent, done: Done) -> Verdict {
+        let Channel { to, number } = self.channels[sent.channel];
+        let want = Done {
+            peer: to,
+            tag: tag(number),
+            len: sent.len as u64,
+        };
+        ensure(done == want, || {
+            format!("a send ended with {done:?} instead of {want:?}")
+        })
+    }
+
+    /// Waits for the streams, then looks at everything that has ended.
+    fn judge(&mut self) -> Verdict {
+        for stream in &self.streams {
+            self.finish(stream).map_err(|e| told(&e, &self.open()))?;
+        }
+        self.into.events.fill(None);
+        self.out.events.fill(None);
+        for (round, mut taken) in std::mem::take(&mut self.taken).into_iter().enumerate() {
+            taken.sort_by_key(|taken| (taken.line, taken.k));
+            for mut taken in taken {
+                let by_cpu = taken.done.is_some();
+                if let (None, Some(request)) = (taken.done, &taken.request) {
+                    taken.done = request.test()?;
+                    ensure(taken.done.is_some(), || {
+                        format!("{request:?}, which a stream has passed, has not ended")
+                    })?;
+                }
+                if by_cpu && !self.setup.anybody {
+                    continue;
+                }
+                let mut got = vec![0; self.setup.slot()];
+                let slots = self.into.events.len();
+                let at = (round * slots + taken.slot) * self.setup.slot();
+                self.seen.read(at, &mut got)?;
+                self.compare(&taken, &got)?;
+                if let (Some(done), None) = (taken.done, self.lines[taken.line].from) {
+                    self.lines[taken.line].come[done.peer as usize] += 1;
+                }
+            }
+        }
+        let mut kept = Vec::new();
+        for sent in std::mem::take(&mut self.sent) {
+            if sent.iter().any(|sent| !sent.ended) {
+                kept.push(sent);
+                continue;
+            }
+            for sent in sent {
+                let Some(request) = &sent.request else {
+                    continue;
+                };
+                let done = request.test()?;
+                let done = done.ok_or_else(|| {
+                    format!("{request:?}, which a stream has passed, has not ended")
+                })?;
+                self.check_sent(&sent, done)?;
+            }
+        }
+        self.sent = kept;
+        Ok(())
+    }
+
+    /// Some of the requests that have not ended, for people.
+    fn open(&self) -> String {
+        let taken = self
+            .taken
+            .iter()
+            .flatten()
+            .filter_map(|taken| taken.request.as_ref());
+        let sent = self
+            .sent
+            .iter()
+            .flatten()
+            .filter_map(|sent| sent.request.as_ref());
+        let open = taken
+            .chain(sent)
+            .filter(|request| matches!(request.test(), Ok(None)));
+        let open: Vec<String> = open.take(6).map(|request| format!("{request:?}")).collect();
+        format!("stuck {:?}, open {open:?}", self.ctx.stuck())
+    }
+
+    fn finish(&self, stream: &Stream) -> Verdict {
+        if !self.setup.manual {
+            return finish(stream, "in the end of a round");
+        }
+        let host = self.ctx.gpu().host();
+        let mut idle = Ok(false);
+        host.wait_until(Some(host.now() + LIMIT), &mut || {
+            self.ctx.progress();
+            idle = stream.is_idle();
+            !matches!(idle, Ok(false))
+        });
+        ensure(idle?, || format!("{stream:?} stands still"))
+    }
+
+    /// Compares a slot with what it should hold.
+    fn compare(&self, taken: &Taken, got: &[u8]) -> Verdict {
+        let line = &self.lines[taken.line];
+        let me = self.ctx.rank();
+        let (from, n) = match (line.from, taken.done) {
+            (Some(from), _) => (from, taken.k),
+            (None, Some(done)) => {
+                let peer = done.peer as usize;
+                let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
+                (done.peer, *come)
+            }
+            (None, None) => return Err("a receive from anybody without its end".into()),
+        };
+        let message = Message::draw(self.setup, from, me, line.number, n);
+        let bytes = message.bytes(&self.ink.bytes);
+        let what = || {
+            format!(
+                "message {n} from rank {from} under tag {} of {} bytes, into {} segments, {:?}",
+                tag(line.number),
+                message.len,
+                taken.landing.pieces.len(),
+                taken.hands
+            )
+        };
+        if let Some(done) = taken.done {
+            let want = Done {
+                peer: from,
+                tag: tag(line.number),
+                len: bytes.len() as u64,
+            };
+            ensure(done == want, || {
+                format!("{}: {done:?} instead of {want:?}", what())
+            })?;
+        }
+        let want = taken.landing.image(self.setup.slot(), &bytes);
+        if got == want {
+            return Ok(());
+        }
+        let wrong = || (0..want.len()).filter(|at| got[*at] != want[*at]);
+        let first = wrong().next().unwrap_or(0);
+        let shown = first..want.len().min(first + 16);
+        Err(format!(
+            "{}: {} bytes of its slot are wrong, the first at {first}: {:02x?} instead of {:02x?}; \
+             its segments {:?}; error of the context {:?}",
+            what(),
+            wrong().count(),
+            &got[shown.clone()],
+            &want[shown],
+            taken.landing.pieces,
+            self.ctx.error()
+        )
+        .into())
+    }
+
+    /// Waits until every rank has come so far.
+    fn meet(&self) -> Verdict {
+        let (me, ranks) = (self.ctx.rank(), self.ctx.size());
+        let memory = self.ctx.alloc(MemoryKind::Pinned, 64)?;
+        let nothing = memory.slice(0, 0)?;
+        let mut requests = Vec::new();
+        for peer in (0..ranks).filter(|peer| *peer != me) {
+            requests.push(self.ctx.irecv(peer, MEET, &nothing)?);
+            requests.push(self.ctx.isend(peer, MEET, &nothing)?);
+        }
+        mp::wait_all(&requests, LIMIT)?;
+        Ok(())
+    }
+}
