@@ -16,6 +16,7 @@ pub mod exchange;
 pub mod hardware;
 pub mod list;
 pub mod mp;
+pub mod mp_sim;
 pub mod oracle;
 pub mod plan;
 pub mod player;

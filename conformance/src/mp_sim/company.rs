@@ -1,0 +1,227 @@
+//! Each rank talks to each other one, by a stream and a tag for every pair, in rounds. One rank is
+//! lost: its partners are told so by their requests with it, and go on with all the others in the
+//! same context, as if nothing had happened.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_driver::{SimError, SimReport};
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::QpConfig;
+use mp::{Context, Memory, Request, Result};
+
+use super::job::{Job, Seat, Settings, process};
+use crate::oracle::message;
+use crate::world::{LIMIT, Rank, play};
+
+/// How long anybody waits for a peer.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Rounds after the loss.
+const MORE: usize = 6;
+
+/// What happens to the rank that is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fall {
+    /// It is stopped.
+    Freezes,
+    /// It dies, and whoever started it says so.
+    IsMourned,
+    /// It dies, and its links with it.
+    Dies,
+    /// It gives its context up.
+    Leaves,
+}
+
+/// What all ranks know.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    ranks: usize,
+    lost: usize,
+    fall: Fall,
+    /// In which round it falls.
+    round: usize,
+    /// Messages go by the CPU, not by streams.
+    by_cpu: bool,
+}
+
+/// Draws a company and a loss.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    let mut rng = Rng::with_seed(seed);
+    let ranks = rng.usize(3..=4);
+    let case = Case {
+        ranks,
+        lost: rng.usize(0..ranks),
+        fall: [Fall::Freezes, Fall::IsMourned, Fall::Dies, Fall::Leaves][rng.usize(0..4)],
+        round: rng.usize(1..12),
+        by_cpu: rng.u8(0..4) == 0,
+    };
+    let settings = Settings {
+        timeout: PATIENCE,
+        ..Settings::draw(&mut rng)
+    };
+    let job = Job::new(seed, ranks as u32, settings);
+    let report = play(seed, ranks, move |rank| {
+        let seat = job.sit(&rank);
+        // Nobody is lost before all have come.
+        rank.barrier();
+        match rank.me == case.lost {
+            true => falls(&rank, &job, seat, case),
+            false => stays(&rank, seat, case),
+        }
+    })?;
+    let dead = match case.fall {
+        Fall::Leaves => vec![],
+        _ => vec![format!("rank{}", case.lost)],
+    };
+    assert_eq!(report.unfinished, dead, "{case:?}");
+    Ok(report)
+}
+
+/// One pair's memory, stream and tag, as one of the two has it.
+struct Pair {
+    other: u32,
+    tag: u32,
+    stream: Stream,
+    memory: Memory,
+}
+
+/// Bytes of a message, and where in the memory the one that is received lies.
+const ROOM: usize = 6000;
+
+fn length(round: usize) -> usize {
+    [8, 700, 0, 5000][round % 4]
+}
+
+impl Pair {
+    fn all(ctx: &Context, ranks: usize) -> Vec<Pair> {
+        let me = ctx.rank();
+        let others = (0..ranks as u32).filter(|other| *other != me);
+        let pair = |other: u32| Pair {
+            other,
+            tag: me.min(other) * 8 + me.max(other),
+            stream: ctx.gpu().stream().expect("a stream"),
+            memory: ctx.alloc(MemoryKind::Pinned, 2 * ROOM).expect("memory"),
+        };
+        others.map(pair).collect()
+    }
+
+    fn said(from: u32, to: u32, round: usize) -> Vec<u8> {
+        let name = (from as usize * 10 + to as usize) * 100 + round;
+        message(name, length(round))
+    }
+
+    /// Posts one message each way.
+    fn post(&self, ctx: &Context, round: usize, by_cpu: bool) -> Result<[Request; 2]> {
+        let said = Pair::said(ctx.rank(), self.other, round);
+        self.memory.write(0, &said)?;
+        let data = self.memory.slice(0, said.len())?;
+        let into = self.memory.slice(ROOM, said.len())?;
+        if by_cpu {
+            let recv = ctx.irecv(self.other, self.tag, &into)?;
+            return Ok([recv, ctx.isend(self.other, self.tag, &data)?]);
+        }
+        let recv = ctx.irecv_on(&self.stream, self.other, self.tag, &into)?;
+        let send = ctx.isend_on(&self.stream, self.other, self.tag, &data)?;
+        recv.wait_on(&self.stream)?;
+        send.wait_on(&self.stream)?;
+        Ok([recv, send])
+    }
+
+    /// Waits for both, and checks what came.
+    fn check(&self, ctx: &Context, round: usize, requests: &[Request; 2]) -> Result<()> {
+        let limit = 2 * PATIENCE;
+        requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
+        assert!(
+            self.stream.synchronize(LIMIT)?,
+            "a stream that should go on"
+        );
+        let want = Pair::said(self.other, ctx.rank(), round);
+        let mut got = vec![0; want.len()];
+        self.memory.read(ROOM, &mut got)?;
+        assert_eq!(got, want, "round {round} from rank {}", self.other);
+        Ok(())
+    }
+}
+
+/// The rank that is lost: it takes part until its round.
+fn falls(rank: &Rank, job: &Job, seat: Seat, case: Case) {
+    let node = seat
+        .place
+        .pd
+        .create_qp(&QpConfig::default())
+        .expect("a queue pair");
+    let node = node.address().node;
+    let pairs = Pair::all(&seat.ctx, case.ranks);
+    for round in 0..case.round {
+        let posted = pairs.iter().map(|p| p.post(&seat.ctx, round, case.by_cpu));
+        let posted: Vec<[Request; 2]> = posted.collect::<Result<_>>().expect("all live");
+        for (pair, requests) in pairs.iter().zip(&posted) {
+            pair.check(&seat.ctx, round, requests).expect("all live");
+        }
+    }
+    // In the middle of a round: some of it is posted.
+    let half: Vec<Result<[Request; 2]>> = pairs
+        .iter()
+        .take(case.round % case.ranks)
+        .map(|pair| pair.post(&seat.ctx, case.round, case.by_cpu))
+        .collect();
+    if case.fall == Fall::Leaves {
+        drop(half);
+        drop(pairs);
+        drop(seat.ctx);
+        return;
+    }
+    for name in process(rank, &seat.place) {
+        rank.control.kill(&name);
+    }
+    match case.fall {
+        Fall::Dies => {
+            rank.cut(node);
+            job.obituary(case.lost);
+        }
+        Fall::IsMourned => job.obituary(case.lost),
+        Fall::Freezes | Fall::Leaves => {}
+    }
+    rank.pass(LIMIT);
+    unreachable!("it is stopped");
+}
+
+/// A rank that stays.
+fn stays(rank: &Rank, seat: Seat, case: Case) {
+    let mut pairs = Pair::all(&seat.ctx, case.ranks);
+    for round in 0..case.round + MORE {
+        let posted: Vec<Result<[Request; 2]>> = pairs
+            .iter()
+            .map(|pair| pair.post(&seat.ctx, round, case.by_cpu))
+            .collect();
+        let mut lost = None;
+        for (pair, requests) in pairs.iter().zip(posted) {
+            let ended = requests.and_then(|r| pair.check(&seat.ctx, round, &r));
+            if let Err(e) = ended {
+                assert_eq!(
+                    e.rank(),
+                    Some(case.lost as u32),
+                    "rank {}, {case:?}: {e:?}",
+                    rank.me
+                );
+                assert!(
+                    round + 1 >= case.round,
+                    "rank {}, {case:?}: {e:?} too soon",
+                    rank.me
+                );
+                lost = Some(pair.other);
+            }
+        }
+        pairs.retain(|pair| Some(pair.other) != lost);
+    }
+    assert_eq!(
+        pairs.len(),
+        case.ranks - 2,
+        "rank {}: the lost one is known",
+        rank.me
+    );
+    seat.leave_without(case.lost as u32);
+}

@@ -1,0 +1,14 @@
+//! Messages under the simulation: programs over [`mp`] whose ranks are fibers, on random
+//! schedules, with weak memory, and with ranks that are lost in the middle.
+//!
+//! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
+//! that is lost; [`talk`] a random program of messages of every kind, with an oracle by payload;
+//! [`company`] ranks that go on talking when one of them is lost. [`asleep`] shows that messages
+//! move while the rank that enqueued them sleeps. [`job`] is what all of them stand on.
+
+pub mod asleep;
+pub mod company;
+pub mod halo;
+pub mod job;
+pub mod loss;
+pub mod talk;

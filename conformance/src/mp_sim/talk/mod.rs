@@ -1,0 +1,35 @@
+//! A random program of messages of every kind, run and checked.
+//!
+//! [`draw`] makes the program: a list of messages, each with what its sender and its receiver do
+//! about it. [`player`] runs one rank's part. Ranks go through the list in its order, and what
+//! one does for a message only ever stands for what others do for it or for earlier ones, so no
+//! program deadlocks by itself.
+
+mod draw;
+mod player;
+
+use std::rc::Rc;
+
+use fastrand::Rng;
+use gds_driver::{SimError, SimReport};
+
+use super::job::Job;
+use crate::world::play;
+
+/// Draws the program of `seed` and runs it under the schedule of `seed`.
+///
+/// # Errors
+/// Whatever did not go as the program says, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    let plan = Rc::new(draw::draw(&mut Rng::with_seed(seed)));
+    let ranks = plan.ranks as usize;
+    let job = Job::new(seed, plan.ranks, plan.settings.clone());
+    play(seed, ranks, move |rank| {
+        let seat = job.sit(&rank);
+        player::Player::new(&rank, &seat, Rc::clone(&plan)).play();
+        if plan.together {
+            rank.barrier();
+        }
+        seat.leave();
+    })
+}

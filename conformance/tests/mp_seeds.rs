@@ -1,0 +1,36 @@
+//! Messages under random schedules: each seed draws a program, what contexts are made of, and
+//! who steps when.
+
+use conformance::{digest, mp_sim};
+
+#[test]
+fn the_stencil_is_the_serial_one_under_every_schedule() {
+    gds_driver::sim::seeds(160, mp_sim::halo::run);
+}
+
+#[test]
+fn every_message_arrives_whatever_the_program_and_the_schedule() {
+    gds_driver::sim::seeds(200, mp_sim::talk::run);
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in [1, 2, 3, 4] {
+        let runs = [mp_sim::halo::run, mp_sim::talk::run];
+        for (which, run) in runs.into_iter().enumerate() {
+            let digests = [(); 2].map(|()| digest::with_digest(|| run(seed).unwrap().time).1);
+            assert_eq!(digests[0], digests[1], "seed {seed} of {which}");
+            assert_ne!(digests[0], 0);
+        }
+        let again = [(); 2].map(|()| mp_sim::loss::run(seed).unwrap());
+        assert_eq!(
+            (again[0].turns, again[0].time),
+            (again[1].turns, again[1].time)
+        );
+    }
+}
+
+#[test]
+fn messages_move_at_the_same_times_while_who_enqueued_them_sleeps() {
+    gds_driver::sim::seeds(8, mp_sim::asleep::run);
+}
