@@ -144,7 +144,7 @@ impl Inner {
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
             let sent = matches!(entry.phase, Phase::Sent(_) | Phase::Done(Status::SUCCESS));
-            !entry.receive && this && sent && entry.order > born
+            !entry.receive && this && sent && entry.order >= born
         });
         let Some(key) = found.map(|(key, _)| key) else {
             return;
