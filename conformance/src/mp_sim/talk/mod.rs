@@ -1,7 +1,7 @@
 //! A random program of messages of every kind, run and checked.
 //!
-//! [`draw`] makes the program: a list of messages, each with what its sender and its receiver do
-//! about it. [`player`] runs one rank's part. Ranks go through the list in its order, and what
+//! `draw` makes the program: a list of messages, each with what its sender and its receiver do
+//! about it. `player` runs one rank's part. Ranks go through the list in its order, and what
 //! one does for a message only ever stands for what others do for it or for earlier ones, so no
 //! program deadlocks by itself.
 
