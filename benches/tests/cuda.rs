@@ -61,8 +61,8 @@ fn trials_on(name: &str, library: Option<PathBuf>) -> Vec<Trial> {
     short.chain(wrong).collect()
 }
 
-/// The library's stand-in for libcuda, which runs kernels that are linked into it, with the
-/// benchmark's among them.
+/// The library's stand-in for libcuda, which runs kernels that are linked into it, with those of
+/// messages and the benchmark's among them.
 fn standin() -> Result<PathBuf, String> {
     let benches = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = benches.join("../libgdsync");
@@ -74,6 +74,7 @@ fn standin() -> Result<PathBuf, String> {
     for (folder, extension) in [
         (library.join("tests/standin"), "cpp"),
         (library.join("device"), "cu"),
+        (benches.join("../libmp/device"), "cu"),
         (benches.join("device"), "cu"),
     ] {
         let entries =
@@ -101,6 +102,7 @@ fn standin() -> Result<PathBuf, String> {
         library.join("tests/standin"),
         library.join("device"),
         library.join("../emulator/softgpu/device"),
+        benches.join("../libmp/device"),
         benches.join("device"),
     ] {
         command.arg("-I").arg(include);
