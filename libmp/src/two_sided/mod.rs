@@ -8,11 +8,14 @@
 
 mod any;
 pub(crate) mod channel;
+mod claim;
+mod credit;
 mod finish;
 mod post;
 mod receive;
 mod send;
 mod spec;
+mod take;
 mod turn;
 mod watch;
 

@@ -4,7 +4,8 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
-use super::receive::{set_mark, tell_the_rest};
+use super::credit::tell_the_rest;
+use super::receive::set_mark;
 use crate::context::state::State;
 use crate::context::{Inner, PERIOD, Progress};
 use crate::request::table::{Entry, Phase, RequestKey};

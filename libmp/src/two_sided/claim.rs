@@ -1,0 +1,181 @@
+//! Claiming: a stream takes a message in. It stands still until the message is there; a kernel
+//! behind the wait copies it, tells the sender and ends the request.
+
+use gdsync::rdma::Descriptor;
+use gdsync::{Status, Stream};
+
+use super::channel::{RecvChannel, has_come, wait_for};
+use super::credit::{count, credit_on};
+use super::post::{List, known};
+use super::receive::{ANYBODY, lands_in_device};
+use super::spec::On;
+use crate::context::Inner;
+use crate::context::peer::{Peer, Way};
+use crate::context::state::{Guard, State};
+use crate::error::{Error, Kind, Result};
+use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::region::Slice;
+use crate::request::table::{Phase, RequestKey};
+use crate::wire::word::{self, WordKind};
+
+const WAIT: &str = "wait on stream";
+
+impl Inner {
+    /// Has a stream take a message in: it stands still until that is there.
+    pub fn try_claim<'a>(
+        &'a self,
+        mut state: Guard<'a>,
+        key: RequestKey,
+        stream: &Stream,
+    ) -> Result<()> {
+        let rank = known(&mut state.requests, key)?.peer;
+        if rank == ANYBODY {
+            return self.claim_now(&mut state, key, stream, 0);
+        }
+        let on = On::Stream(stream, None);
+        let mut lane = self.lane_of(&mut state, &on);
+        let ready = match state.peer(rank) {
+            Some(peer) => peer.failed.is_some() || peer.is_open(lane.into(), Way::Lanes),
+            None => false,
+        };
+        if !ready {
+            drop(state);
+            (state, lane) = self.ensure(rank, &on, Way::Lanes)?;
+        }
+        self.claim_now(&mut state, key, stream, lane)
+            .map_err(|e| e.of_peer(rank))
+    }
+
+    fn claim_now(
+        &self,
+        state: &mut State,
+        key: RequestKey,
+        stream: &Stream,
+        lane: u8,
+    ) -> Result<()> {
+        let order = state.requests.order();
+        let State {
+            peers, requests, ..
+        } = state;
+        let result = requests.result_addr(key).0;
+        let entry = known(requests, key)?;
+        match entry.phase {
+            Phase::Posted => {}
+            Phase::Prepared => {
+                return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
+            }
+            _ => return self.wait_for_result(requests, key, stream),
+        }
+        let Some(kernels) = &self.kernels else {
+            return Err(Error::new(
+                WAIT,
+                Kind::Unsupported,
+                "the GPU runs no kernels",
+            ));
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
+        };
+        let number = entry.number;
+        let there = |channel: &RecvChannel| has_come(channel.word(number, entry.large), number);
+        if peer.failed.is_some() && !peer.recvs.get(&entry.tag).is_some_and(there) {
+            return Err(peer.error(WAIT));
+        }
+        let Peer { recvs, lanes, .. } = peer;
+        let Some(channel) = recvs.get_mut(&entry.tag) else {
+            return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
+        };
+        let word = channel.word(number, entry.large);
+        stream.check_room(4)?;
+        let mut list = List::<2>::new();
+        list.push(wait_for(word, number, lands_in_device(entry)));
+        let segments = entry.segments.as_slice();
+        let params = Unpack {
+            word: word.addr().0,
+            payload: channel.payload_addr(number),
+            consumed: channel.taken(number).addr().0,
+            result,
+            error: self.error.addr().0,
+            capacity: entry.len,
+            staging: entry.staging.as_ref().map_or(0, |m| m.region().addr().0),
+            slot: channel.shape.room() as u32,
+            seq: number as u32,
+            segments: segments.len() as u32,
+            reserved: 0,
+            segment: [piece(segments.first())],
+        };
+        list.push(Descriptor::PassedBy {
+            word: channel.taken(number),
+            value: word::threshold(number),
+        });
+        if let Some(poster) = entry
+            .poster
+            .stream
+            .as_ref()
+            .filter(|p| p.id() != stream.id())
+        {
+            // The memory is the poster's until it has come to the receive.
+            stream.wait_event(&poster.record()?)?;
+        }
+        list.post(stream, None)?;
+        // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
+        // segments are kept by the entry until the kernel has told its result.
+        let launched = unsafe {
+            match segments.len() {
+                0 | 1 => kernels.unpack(stream, &params),
+                _ => kernels.unpack(stream, &scattered(&params, segments)),
+            }
+        };
+        entry.order = order;
+        entry.since = None;
+        entry.phase = Phase::Claimed(stream.id());
+        let rank = entry.peer;
+        if let Err(e) = launched {
+            // The stream waits for a message that nothing would take in.
+            let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
+            if !has_come(word, number) {
+                let _ = word.store(failed);
+            }
+            let _ = channel.taken(number).store(failed);
+            self.give_up(state, rank, Status::CLOSED);
+            self.finish(state, key, Status::CLOSED, 0);
+            return Err(e);
+        }
+        if let Some(run) = count(channel, number, lane, Some(stream.id()))
+            && let Some(lane) = lanes[usize::from(lane)].as_mut()
+            && let Err(e) = credit_on(stream, &mut lane.qp, channel, &run)
+        {
+            tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
+            channel.stale.push(run);
+        }
+        Ok(())
+    }
+}
+
+fn piece(segment: Option<&Slice>) -> Segment {
+    segment.map_or(Segment::default(), |s| Segment {
+        addr: s.addr(),
+        len: s.len() as u64,
+    })
+}
+
+fn scattered(params: &Unpack<1>, segments: &[Slice]) -> Unpack<SEGMENTS> {
+    let mut list = [Segment::default(); SEGMENTS];
+    for (place, segment) in list.iter_mut().zip(segments) {
+        *place = piece(Some(segment));
+    }
+    Unpack {
+        word: params.word,
+        payload: params.payload,
+        consumed: params.consumed,
+        result: params.result,
+        error: params.error,
+        capacity: params.capacity,
+        staging: params.staging,
+        slot: params.slot,
+        seq: params.seq,
+        segments: params.segments,
+        reserved: 0,
+        segment: list,
+    }
+}

@@ -1,0 +1,133 @@
+//! Taking messages in by the CPU.
+
+use gdsync::Status;
+
+use super::channel::RecvChannel;
+use super::credit::{count, credit_by_cpu};
+use super::receive::lands_in_device;
+use crate::context::Inner;
+use crate::context::state::State;
+use crate::error::Result;
+use crate::region::Slice;
+use crate::request::table::{Entry, RequestKey};
+use crate::wire::word::{self, WordKind};
+
+impl Inner {
+    /// Takes a message in by the CPU, if it is there. `true`: it has ended.
+    pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get(key) else {
+            return false;
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return false;
+        };
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+            return false;
+        };
+        let number = entry.number;
+        let Ok(w) = channel.word(number, entry.large).load() else {
+            return false;
+        };
+        if !word::reached(w, number) {
+            return false;
+        }
+        if !self.refuse(state, key) {
+            return false;
+        }
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get(key) else {
+            return false;
+        };
+        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
+            return false;
+        };
+        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+            return false;
+        };
+        if lands_in_device(entry) {
+            self.gpu.flush_remote_writes();
+        }
+        let (status, len) = match take_in(channel, entry, w) {
+            Ok(end) => end,
+            Err(e) => {
+                tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                (e.status().unwrap_or(Status::LOCAL_ACCESS), 0)
+            }
+        };
+        let kind = match status {
+            Status::SUCCESS => WordKind::Taken,
+            Status::TRUNCATED => WordKind::TooLong,
+            _ => WordKind::Failed,
+        };
+        // Pinned memory, which the CPU reaches: it cannot fail.
+        let _ = channel.taken(number).store(word::word(number, kind, 0));
+        if let Some(run) = count(channel, number, 0, None) {
+            credit_by_cpu(
+                peer.lanes[0].as_mut().map(|lane| &mut lane.qp),
+                channel,
+                run,
+            );
+        }
+        self.finish(state, key, status, len);
+        true
+    }
+}
+
+/// Copies a message to where its receive wants it.
+fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)> {
+    let (low, kind, len) = word::parse(w);
+    if low != entry.number as u16 {
+        return Ok((Status::BAD_RESPONSE, 0));
+    }
+    let room = entry.len;
+    let segments = entry.segments.as_slice();
+    match kind {
+        Some(WordKind::Eager) if len > channel.shape.room() as u64 => Ok((Status::BAD_RESPONSE, 0)),
+        Some(WordKind::Eager) if len > room => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Eager) => {
+            scatter(segments, len, |at, bytes| {
+                channel.read_payload(entry.number, at, bytes)
+            })?;
+            Ok((Status::SUCCESS, len))
+        }
+        Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
+        Some(WordKind::Direct) => {
+            if let Some(staging) = &entry.staging {
+                scatter(segments, len, |at, bytes| staging.read(at, bytes))?;
+            }
+            Ok((Status::SUCCESS, len))
+        }
+        Some(WordKind::TooLong | WordKind::Announce) => Ok((Status::TRUNCATED, len)),
+        Some(WordKind::Failed) => Ok((word::failure(len), 0)),
+        _ => Ok((Status::BAD_RESPONSE, 0)),
+    }
+}
+
+/// Copies `len` bytes that `read` gives, by offset, into segments.
+fn scatter(
+    segments: &[Slice],
+    len: u64,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    const PIECE: usize = 4096;
+    let mut buffer = [0; PIECE];
+    let mut from = 0;
+    for segment in segments {
+        let mut at = 0;
+        while at < segment.len() && from < len as usize {
+            let n = PIECE.min(segment.len() - at).min(len as usize - from);
+            read(from, &mut buffer[..n])?;
+            segment
+                .memory()
+                .write(segment.offset() + at, &buffer[..n])?;
+            at += n;
+            from += n;
+        }
+    }
+    Ok(())
+}
