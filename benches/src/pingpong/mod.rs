@@ -221,7 +221,7 @@ fn trace(rank: &mut Rank, endpoint: &Endpoint, player: &mut Player, size: u64) -
         }
         player.batch(rank, size, TRACED, &mut CpuTimes::default())?;
         if turn == rank.number {
-            lines = tracer.take();
+            lines = tracer.finish();
         }
         rank.link.barrier()?;
     }

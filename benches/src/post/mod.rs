@@ -279,7 +279,7 @@ impl Bench {
     fn rows(&mut self, bursts: u64) -> Result<Vec<Row>> {
         let measured = Way::ALL.map(|way| self.measure(way, bursts));
         let mut rows = measured.into_iter().collect::<Result<Vec<Row>>>()?;
-        // Last, since tracing costs and goes on.
+        // Last, since tracing costs.
         for (way, row) in Way::ALL.into_iter().zip(&mut rows) {
             row.operations = self.operations(way)?;
             if row.operations != way.operations() {
@@ -355,7 +355,7 @@ impl Bench {
     fn operations(&mut self, way: Way) -> Result<Option<usize>> {
         self.endpoint.gpu.tracer().capture();
         let posted = self.calls(way, way.requests());
-        let lines = self.endpoint.gpu.tracer().take();
+        let lines = self.endpoint.gpu.tracer().finish();
         posted.context("posting under trace")?;
         self.open_gate()?;
         Ok(operations_of(&lines))

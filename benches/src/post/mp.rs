@@ -237,13 +237,13 @@ impl Bench {
     }
 
     /// The memory operations of every submission of a burst of sends, by their trace; none if
-    /// some are something else. Tracing costs and goes on, so this comes last.
+    /// some are something else. Tracing costs, so this comes last.
     fn operations(&mut self) -> Result<Vec<usize>> {
         self.receiver.receive(0)?;
         self.sender.gate.close(&self.sender.stream)?;
         self.endpoint.gpu.tracer().capture();
         let sent = self.sender.send(1);
-        let lines = self.endpoint.gpu.tracer().take();
+        let lines = self.endpoint.gpu.tracer().finish();
         sent?;
         self.run()?;
         let head = format!("stream {}: ", self.sender.stream.id());

@@ -80,6 +80,14 @@ impl Tracer {
         }
     }
 
+    /// Ends the capture and answers the lines that were not taken yet: from now on tracing costs
+    /// nothing again.
+    pub fn finish(&self) -> Vec<String> {
+        let lines = self.take();
+        self.set(Sink::Nowhere);
+        lines
+    }
+
     /// Names the `len` bytes at `at`.
     pub(crate) fn name(&self, at: DevicePtr, len: usize, name: impl Into<String>) {
         self.lock().names.insert(at.0, (len as u64, name.into()));

@@ -14,18 +14,45 @@ use crate::provider::emulated::{QpObjects, QpRings};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 
-/// The region of small things: one page is the UAR, the rest is laid out by [`Carver`].
+/// Lays out the region that all is in which has no other place: the UAR's page, the words, then
+/// the queues.
 struct Carver {
     region: Region,
     at: usize,
 }
 
+/// Where each piece of such a region begins.
+const ALIGN: usize = 64;
+
 impl Carver {
     fn take(&mut self, len: usize) -> Result<Place> {
-        let at = self.at.next_multiple_of(64);
-        self.at = at + len;
+        let at = self.take_at(len);
         place(&self.region, at, len)
     }
+
+    fn take_at(&mut self, len: usize) -> usize {
+        let at = self.at.next_multiple_of(ALIGN);
+        self.at = at + len;
+        at
+    }
+
+    /// Memory for a queue: here, or where it is wanted. Answers the region and the place in it.
+    fn queue(&mut self, gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<(Region, usize)> {
+        match kind {
+            MemoryKind::Pinned => Ok((self.region.clone(), self.take_at(len))),
+            MemoryKind::Device => Ok((shared(gpu, kind, len)?, 0)),
+        }
+    }
+}
+
+/// Bytes of the words of a queue pair, each piece rounded up.
+fn words_len(config: &QpConfig) -> usize {
+    let side = |requests: u32| {
+        let statuses = (4 * requests as usize).next_multiple_of(ALIGN);
+        2 * WAITER_WORDS.next_multiple_of(ALIGN) + statuses + 2 * ALIGN
+    };
+    // The others are the doorbell record and the error.
+    2 * ALIGN + side(config.send_blocks) + side(config.recv_entries)
 }
 
 fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
@@ -39,8 +66,8 @@ fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
 /// A queue pair before it is shared.
 pub(super) struct Built {
     pub core: QpCore,
-    /// The region that the send queue begins.
-    pub ring: Region,
+    /// The region that the send queue is in, and where.
+    pub ring: (Region, usize),
 }
 
 struct Sizes {
@@ -81,15 +108,22 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
     let sizes = sizes(config)?;
-    let small = doorbell::PAGE + 8192 + 4 * (config.send_blocks + config.recv_entries) as usize;
-    let control = gpu.alloc(MemoryKind::Pinned, small)?;
-    let ring = shared(gpu, config.ring_memory, sizes.send_bytes + sizes.recv_bytes)?;
-    let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
-    let cqs = shared(gpu, config.cq_memory, send_cq + recv_cq)?;
+    let (ring_len, send_cq) = (sizes.send_bytes + sizes.recv_bytes, ENTRY << sizes.send_log);
+    let cq_len = send_cq + (ENTRY << sizes.recv_log);
+    let here = |kind: MemoryKind, len: usize| match kind {
+        MemoryKind::Pinned => len.next_multiple_of(ALIGN),
+        MemoryKind::Device => 0,
+    };
+    let queues = here(config.ring_memory, ring_len) + here(config.cq_memory, cq_len);
+    let len = doorbell::PAGE + words_len(config) + queues;
+    let control = gpu.alloc(MemoryKind::Pinned, len)?;
     let mut carver = Carver {
         region: control.clone(),
         at: doorbell::PAGE,
     };
+    let (ring, ring_at) = carver.queue(gpu, config.ring_memory, ring_len)?;
+    let (cqs, cq_at) = carver.queue(gpu, config.cq_memory, cq_len)?;
+    let recv_cq = cq_len - send_cq;
     let mut regions = vec![ring.clone(), cqs.clone()];
     let own_record = match config.record_memory {
         MemoryKind::Pinned => None,
@@ -119,13 +153,13 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         })
     };
     let send = side(
-        place(&ring, 0, sizes.send_bytes)?,
-        place(&cqs, 0, send_cq)?,
+        place(&ring, ring_at, sizes.send_bytes)?,
+        place(&cqs, cq_at, send_cq)?,
         config.send_blocks,
     )?;
     let recv = side(
-        place(&ring, sizes.send_bytes, sizes.recv_bytes)?,
-        place(&cqs, send_cq, recv_cq)?,
+        place(&ring, ring_at + sizes.send_bytes, sizes.recv_bytes)?,
+        place(&cqs, cq_at + send_cq, recv_cq)?,
         config.recv_entries,
     )?;
     let places = Places {
@@ -140,15 +174,15 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         &QpRings {
             uar: (&control, 0),
             record: (&record_region, record_at),
-            send_ring: (&ring, 0, config.send_blocks),
+            send_ring: (&ring, ring_at as u64, config.send_blocks),
             recv_ring: (
                 &ring,
-                sizes.send_bytes as u64,
+                (ring_at + sizes.send_bytes) as u64,
                 config.recv_entries,
                 sizes.stride as u32,
             ),
-            send_cq: (&cqs, 0, sizes.send_log),
-            recv_cq: (&cqs, send_cq as u64, sizes.recv_log),
+            send_cq: (&cqs, cq_at as u64, sizes.send_log),
+            recv_cq: (&cqs, (cq_at + send_cq) as u64, sizes.recv_log),
             access: config.access,
             start: config.start,
         },
@@ -184,7 +218,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             send,
             recv,
         ),
-        ring,
+        ring: (ring, ring_at),
     })
 }
 

@@ -52,7 +52,8 @@ impl Qp {
             ));
         }
         let at = self.field(request, field, "name field")?;
-        self.ring.word32(at)
+        let (region, start) = &self.ring;
+        region.word32(start + at)
     }
 
     /// A 64-bit field of a prepared request; see [`Qp::field32`]. For addresses.
@@ -68,6 +69,7 @@ impl Qp {
             ));
         }
         let at = self.field(request, field, "name field")?;
-        self.ring.word64(at)
+        let (region, start) = &self.ring;
+        region.word64(start + at)
     }
 }

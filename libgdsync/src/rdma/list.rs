@@ -568,7 +568,10 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
 }
 
 fn commit(queues: &mut [&mut Qp], s: &mut Scratch) {
-    for w in &s.waits {
+    for (i, w) in s.waits.iter().enumerate() {
+        let later = s.waits[i + 1..]
+            .iter()
+            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
         let mut state = queues[w.queue].core.lock();
         let state = &mut *state;
         let cq = match w.side {
@@ -586,17 +589,9 @@ fn commit(queues: &mut [&mut Qp], s: &mut Scratch) {
                 since: None,
             });
         }
-    }
-    for (i, w) in s.waits.iter().enumerate() {
-        let later = s.waits[i + 1..]
-            .iter()
-            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
+        // The mark was enqueued behind the last of the waiter's waits.
         if !later {
-            let mut state = queues[w.queue].core.lock();
-            match w.side {
-                Side::Send => state.send.cq.commit_mark(w.waiter),
-                Side::Receive => state.recv.cq.commit_mark(w.waiter),
-            }
+            cq.commit_mark(w.waiter);
         }
     }
 }

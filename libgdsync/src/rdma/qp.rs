@@ -19,6 +19,8 @@ use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
 pub(super) const MAX_SGE: usize = 30;
+/// Up to so many a request is prepared without clearing room for the most.
+const FEW_SGES: usize = 2;
 
 /// Bytes that an atomic operation works on.
 const ATOMIC: u64 = 8;
@@ -35,7 +37,8 @@ pub struct Qp {
     /// another process, which the GPU would run only in time slices beside it.
     pub(super) spin: bool,
     pub(super) pd: Pd,
-    pub(super) ring: Region,
+    /// The region that the send queue is in, and where.
+    pub(super) ring: (Region, usize),
     recv_sges: u32,
 }
 
@@ -226,10 +229,18 @@ impl Qp {
     /// `Failed` if the queue pair is not connected or in error.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
-        let mut sges = [wqe::Sge::default(); MAX_SGE];
-        let Some(sges) = sges.get_mut(..work.sges.len()) else {
-            let what = format!("{} segments", work.sges.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_SGE as u64));
+        let mut few = [wqe::Sge::default(); FEW_SGES];
+        let mut many;
+        let sges = match work.sges.len() {
+            n if n <= FEW_SGES => &mut few[..n],
+            n if n <= MAX_SGE => {
+                many = [wqe::Sge::default(); MAX_SGE];
+                &mut many[..n]
+            }
+            n => {
+                let what = format!("{n} segments");
+                return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_SGE as u64));
+            }
         };
         let need = match work.opcode {
             o if o == mlx5_prm::opcode::SendOpcode::RDMA_READ || work.atomic.is_some() => {

@@ -15,7 +15,8 @@ const KEPT_STACKS: usize = 4096;
 /// Stacks and tables of grids that have ended, for the next ones: a launch in steady state
 /// allocates nothing. Clones share; a GPU has one.
 #[derive(Clone, Default)]
-pub struct GridPool(Arc<Mutex<Vec<Work>>>);
+#[allow(clippy::vec_box)] // The boxes are what is lent.
+pub struct GridPool(Arc<Mutex<Vec<Box<Work>>>>);
 
 impl GridPool {
     /// Lends a set whose stacks have `stack_bytes`, all of it idle.
@@ -23,7 +24,7 @@ impl GridPool {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let work = match kept {
             Some(work) if work.stack_bytes() == stack_bytes => work,
-            _ => Work::new(stack_bytes),
+            _ => Box::new(Work::new(stack_bytes)),
         };
         Lease {
             work: ManuallyDrop::new(work),
@@ -31,7 +32,7 @@ impl GridPool {
         }
     }
 
-    fn put(&self, mut work: Work) {
+    fn put(&self, mut work: Box<Work>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < KEPT {
             let stacks: usize = kept.iter().map(|work| work.fibers.len()).sum();
@@ -49,7 +50,7 @@ impl fmt::Debug for GridPool {
 
 /// A set of stacks and tables that goes back to its pool when dropped.
 pub(super) struct Lease {
-    work: ManuallyDrop<Work>,
+    work: ManuallyDrop<Box<Work>>,
     pool: GridPool,
 }
 
