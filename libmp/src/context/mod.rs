@@ -6,6 +6,7 @@ mod calls;
 pub(crate) mod open;
 pub(crate) mod peer;
 mod scope;
+mod staging;
 pub(crate) mod state;
 
 use std::fmt;

@@ -9,6 +9,7 @@ use gds_step::Time;
 use gdsync::rdma::Endpoint;
 
 use super::peer::{LANES, Peer};
+use super::staging::Staging;
 use crate::region::Memory;
 use crate::request::table::{RequestKey, Segments, Table};
 use crate::two_sided::Source;
@@ -74,6 +75,7 @@ pub(crate) struct State {
     /// Control messages that the bootstrap had no room for.
     pub unsent: Vec<(u32, Control)>,
     pub trash: Trash,
+    pub staging: Staging,
     /// Kept from round to round.
     pub keys: Vec<RequestKey>,
     pub fronts: Vec<Front>,
@@ -94,6 +96,7 @@ impl State {
             wild_from: 0,
             unsent: Vec::new(),
             trash: Trash::default(),
+            staging: Staging::default(),
             keys: Vec::new(),
             fronts: Vec::new(),
             next_look: Time::ZERO,

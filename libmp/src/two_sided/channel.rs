@@ -292,7 +292,9 @@ impl SendChannel {
         self.block.region().addr().0 + (self.shape.slot(number) * INFO) as u64
     }
 
-    /// The memory of the stamps.
+    /// The memory of the stamps, made with the first message that needs it, as the channel's other
+    /// memory under the context's lock and before anything is posted: pinned memory belongs to a
+    /// driver context of gdsync's, which no stream that stands still holds up.
     pub fn stamps(&mut self, pd: &Pd) -> Result<Mr> {
         if self.stamps.is_none() {
             self.stamps = Some(block(pd, self.shape.slots() * PAIR, Access::LOCAL_READ)?);

@@ -54,7 +54,15 @@ impl Inner {
         } else if let Segments::Many(_) | Segments::One(_) = &segments {
             drop(segments);
         }
-        state.trash.memory.extend(staging);
+        let memory = &mut state.trash.memory;
+        match staging {
+            // The sender is done with it: it is told so before the receive is.
+            Some(staging) if matches!(status, Status::SUCCESS | Status::TRUNCATED) => {
+                state.staging.keep(staging, memory);
+            }
+            // What may still come is refused by the NIC when the memory is gone.
+            staging => memory.extend(staging),
+        }
         if receive && status == Status::TRUNCATED {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }

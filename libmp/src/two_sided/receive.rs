@@ -2,7 +2,7 @@
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, MemoryKind, Word64};
-use gdsync::rdma::{Access, Descriptor, SendRequest, Work};
+use gdsync::rdma::{Descriptor, SendRequest, Work};
 
 use super::channel::{RecvChannel, wait_for};
 use super::post::{List, known};
@@ -13,7 +13,7 @@ use crate::context::peer::{Lane, Peer, Way};
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
-use crate::region::{Memory, Slice};
+use crate::region::Slice;
 use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments};
 use crate::wire::word::{self, WordKind};
 
@@ -38,10 +38,7 @@ impl Inner {
         let len = total(&self.pd, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
-            true => {
-                let region = self.gpu.alloc(MemoryKind::Pinned, len as usize)?;
-                Some(Memory::new(self.pd.register(&region, Access::ALL)?, None))
-            }
+            true => Some(self.stage(len as usize)?),
             false => None,
         };
         let make = || Entry {
@@ -74,19 +71,27 @@ impl Inner {
             refused: false,
             marked: None,
         };
-        let Source::Rank(rank) = spec.from else {
-            return self.start(None, post, |state| {
+        let started = match spec.from {
+            Source::Any => self.start(None, post, |state| {
                 self.make_room(state);
                 state.requests.make_place(&self.gpu)?;
                 Ok((state.requests.put(make()), false))
-            });
+            }),
+            Source::Rank(rank) => self
+                .reopening(|| {
+                    let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
+                    let number =
+                        |state: &mut State| self.number_recv(state, rank, lane, make(), post);
+                    self.start(Some(state), post, number)
+                })
+                .map_err(|e| e.of_peer(rank)),
         };
-        self.reopening(|| {
-            let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
-            let number = |state: &mut State| self.number_recv(state, rank, lane, make(), post);
-            self.start(Some(state), post, number)
-        })
-        .map_err(|e| e.of_peer(rank))
+        if let Some(staging) = staging
+            && matches!(&started, Err(e) if e.kind() == Kind::QueueFull)
+        {
+            self.unstage(staging);
+        }
+        started
     }
 
     /// Answers whether it is posted as well: a short one is, if `post` asks for it.

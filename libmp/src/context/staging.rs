@@ -1,0 +1,258 @@
+//! Staging memory: where a long message for scattered memory lands first, kept for the next one.
+//!
+//! To pin and register memory takes longer than most messages, so a program that goes on as it
+//! began makes none. What is kept is bounded in bytes and in pieces; what was used least recently
+//! goes first.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::Access;
+
+use super::Inner;
+use crate::error::Result;
+use crate::region::Memory;
+
+/// Bytes that are kept for later.
+const IDLE_BYTES: usize = 64 << 20;
+/// Pieces that are kept for later.
+const IDLE: usize = 256;
+
+/// Bytes of the memory for a message of so many: a page or a quarter more at most, so that
+/// messages of about the same length use the same memory. What could not be kept is made to
+/// measure.
+fn class(len: usize) -> usize {
+    let step = (len.next_power_of_two() / 8).max(4096);
+    match len.next_multiple_of(step) {
+        class if class <= IDLE_BYTES => class,
+        _ => len,
+    }
+}
+
+/// Memory that no message needs now.
+#[derive(Default)]
+pub(crate) struct Staging {
+    /// The least recently used first.
+    idle: VecDeque<Memory>,
+    bytes: usize,
+}
+
+impl Staging {
+    fn take(&mut self, len: usize) -> Option<Memory> {
+        let class = class(len);
+        let at = self.idle.iter().rposition(|memory| memory.len() == class)?;
+        let memory = self.idle.remove(at)?;
+        self.bytes -= memory.len();
+        Some(memory)
+    }
+
+    /// Keeps memory that nobody writes to any more. What goes for it is moved to `trash`.
+    pub fn keep(&mut self, memory: Memory, trash: &mut Vec<Memory>) {
+        self.bytes += memory.len();
+        self.idle.push_back(memory);
+        while self.bytes > IDLE_BYTES || self.idle.len() > IDLE {
+            let Some(oldest) = self.idle.pop_front() else {
+                break;
+            };
+            self.bytes -= oldest.len();
+            trash.push(oldest);
+        }
+    }
+}
+
+impl Inner {
+    /// Memory that a message of `len` bytes can land in, kept or new. It is made without the
+    /// lock.
+    ///
+    /// # Errors
+    /// As [`gdsync::Gpu::alloc`] and [`gdsync::rdma::Pd::register`].
+    pub fn stage(&self, len: usize) -> Result<Memory> {
+        let kept = self.lock().staging.take(len);
+        if let Some(memory) = kept {
+            return Ok(memory);
+        }
+        let region = self.gpu.alloc(MemoryKind::Pinned, class(len))?;
+        let mr = self.pd.register(&region, Access::REMOTE_WRITE)?;
+        Ok(Memory::new(mr, None))
+    }
+
+    /// Takes memory back that no peer was told of and no request has any more.
+    #[cold]
+    pub fn unstage(&self, memory: Memory) {
+        if Arc::strong_count(&memory.0) == 1 {
+            let mut state = self.lock();
+            let state = &mut *state;
+            state.staging.keep(memory, &mut state.trash.memory);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use gdsync::Gpu;
+    use gdsync::rdma::Device;
+
+    use super::*;
+    use crate::bootstrap::Local;
+    use crate::{Context, Full, Kind, Slice};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_quarter_more_at_most() {
+        for len in (1..200_000).chain([1 << 20, (1 << 20) + 1, 60 << 20, 64 << 20]) {
+            let class = class(len);
+            assert!(class >= len && class <= IDLE_BYTES);
+            assert!(class - len < (len / 4 + 1).max(4096), "{len}: {class}");
+            assert_eq!(super::class(class), class);
+        }
+        assert_eq!(class((64 << 20) + 1), (64 << 20) + 1);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let gpu = Gpu::soft().unwrap();
+        let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+        let make = |len: usize| {
+            let region = gpu.alloc(MemoryKind::Pinned, len).unwrap();
+            Memory::new(pd.register(&region, Access::REMOTE_WRITE).unwrap(), None)
+        };
+        let key = |memory: &Memory| memory.mr().lkey();
+        let (mut staging, mut trash) = (Staging::default(), Vec::new());
+        assert!(staging.take(5000).is_none());
+        let (a, b) = (make(8192), make(8192));
+        let (first, second) = (key(&a), key(&b));
+        staging.keep(a, &mut trash);
+        staging.keep(b, &mut trash);
+        assert!(staging.take(9000).is_none());
+        assert_eq!(staging.take(5000).as_ref().map(key), Some(second));
+        // The oldest goes.
+        for _ in 0..IDLE {
+            staging.keep(make(4096), &mut trash);
+        }
+        assert_eq!(trash.iter().map(key).collect::<Vec<_>>(), [first]);
+        assert!(staging.take(5000).is_none());
+        staging.keep(make(IDLE_BYTES), &mut trash);
+        assert_eq!((staging.idle.len(), staging.bytes), (1, IDLE_BYTES));
+        // What is larger than all that may be kept is not.
+        staging.keep(make(IDLE_BYTES + 1), &mut trash);
+        assert_eq!((staging.idle.len(), staging.bytes), (0, 0));
+    }
+
+    /// Contexts that are handed back live until both ranks are done.
+    fn ranks(body: fn(Context) -> Option<Context>) {
+        let ranks: Vec<_> = Local::ranks(2)
+            .into_iter()
+            .map(|job| {
+                let gpu = Gpu::soft().unwrap();
+                let ctx = Context::builder().bootstrap(job).gpu(&gpu);
+                let ctx = ctx.depth(2).full(Full::Fail).build().unwrap();
+                std::thread::spawn(move || body(ctx))
+            })
+            .collect();
+        let contexts: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
+        assert!(contexts.iter().all(Result::is_ok));
+    }
+
+    fn idle(ctx: &Context) -> Vec<u32> {
+        let state = ctx.inner().lock();
+        let mut keys: Vec<u32> = state.staging.idle.iter().map(|m| m.mr().lkey()).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Places for a message of `len` bytes in three pieces.
+    fn pieces(memory: &Memory, len: usize) -> [Slice; 3] {
+        let slice = |from, len| memory.slice(from, len).unwrap();
+        [slice(0, 1), slice(len, len - 10), slice(2 * len, 9)]
+    }
+
+    #[test]
+    fn a_steady_state_makes_no_memory() {
+        ranks(|ctx| {
+            let peer = 1 - ctx.rank();
+            let stream = ctx.gpu().stream().unwrap();
+            let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
+            let mut kept = Vec::new();
+            for round in 0..40 {
+                // Lengths of one class, by the CPU, by a stream, and longer than there is room for.
+                let len = 50_000 + 16 * round;
+                let data = memory.slice(200_000, len).unwrap();
+                let into = pieces(&memory, len);
+                let bytes: Vec<u8> = (0..len).map(|i| (i + round) as u8).collect();
+                memory.write(200_000, &bytes).unwrap();
+                let a = ctx.irecvv(peer, 1, &into).unwrap();
+                let b = ctx.irecvv_on(&stream, peer, 2, &into).unwrap();
+                b.wait_on(&stream).unwrap();
+                let sends = [
+                    ctx.isend(peer, 2, &data).unwrap(),
+                    ctx.isend(peer, 1, &memory.slice(0, 60_000).unwrap())
+                        .unwrap(),
+                ];
+                assert_eq!(b.wait(LIMIT).unwrap().len, len as u64);
+                assert_eq!(a.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+                let mut got = vec![0; len - 10];
+                memory.read(len, &mut got).unwrap();
+                assert!(got == bytes[1..len - 9], "round {round}");
+                assert_eq!(sends[0].wait(LIMIT).unwrap().len, len as u64);
+                assert_eq!(sends[1].wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+                match round {
+                    0 => kept = idle(&ctx),
+                    _ => assert_eq!(idle(&ctx), kept, "round {round}"),
+                }
+            }
+            assert_eq!(kept.len(), 2);
+            Some(ctx)
+        });
+    }
+
+    #[test]
+    fn what_a_lost_peer_may_write_is_not_used_again() {
+        ranks(|ctx| {
+            let peer = 1 - ctx.rank();
+            let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
+            let into = pieces(&memory, 50_000);
+            let recv = ctx.irecvv(peer, 1, &into).unwrap();
+            if ctx.rank() == 1 {
+                // It leaves without a word.
+                return None;
+            }
+            let staging = {
+                let state = ctx.inner().lock();
+                let (_, entry) = state.requests.iter().next().unwrap();
+                Arc::downgrade(&entry.staging.as_ref().unwrap().0)
+            };
+            let e = recv.wait(LIMIT).unwrap_err();
+            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
+            assert_eq!(idle(&ctx), []);
+            assert!(staging.upgrade().is_none());
+            None
+        });
+    }
+
+    #[test]
+    fn a_receive_without_room_gives_its_memory_back() {
+        ranks(|ctx| {
+            let peer = 1 - ctx.rank();
+            let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
+            let into = pieces(&memory, 50_000);
+            let posted: Vec<_> = (0..2)
+                .map(|_| ctx.irecvv(peer, 1, &into).unwrap())
+                .collect();
+            assert_eq!(idle(&ctx), []);
+            let refused = || ctx.irecvv(peer, 1, &into).unwrap_err().kind();
+            assert_eq!(refused(), Kind::QueueFull);
+            let kept = idle(&ctx);
+            assert_eq!(kept.len(), 1);
+            for _ in 0..10 {
+                assert_eq!(refused(), Kind::QueueFull);
+                assert_eq!(idle(&ctx), kept);
+            }
+            drop(posted);
+            Some(ctx)
+        });
+    }
+}
