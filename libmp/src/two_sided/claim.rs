@@ -39,6 +39,9 @@ impl Inner {
             None => false,
         };
         if !ready {
+            // At most the time limit, once a call: when it is repeated for want of room the lane is
+            // there. Only a receive from anybody may find its rank, and so come here, while the
+            // call waits for room already; nothing is held then, and one limit more is the most.
             drop(state);
             (state, lane) = self.ensure(rank, &on, Way::Lanes)?;
         }
