@@ -88,6 +88,8 @@ conformance killed-peer 60 'cuda a killed peer'
 conformance kernels 30 'cuda kernel'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
     --skip killed --skip 'cuda kernel'
+# Messages: a cover of their matrix, the ranks as threads that share the GPU and as processes.
+step messages 240 "$here/conformance" mp --gpu cuda --color never
 
 # --- speed --------------------------------------------------------------------------------
 
@@ -113,6 +115,11 @@ bench gds_poll_lat 30 gds_poll_lat --gpu cuda
 bench gds_kernel_latency 30 gds_kernel_latency --gpu cuda
 bench gds_sanity 30 gds_sanity --gpu cuda
 bench soak 90 soak --gpu cuda
+# Messages of mp beside the verbs that carry them, in turn in one run.
+bench mp-pingpong 90 pingpong --gpu cuda --threads --layer both
+bench mp-bandwidth 90 bandwidth --gpu cuda --layer both
+bench mp-bandwidth-stream 90 bandwidth --gpu cuda --layer both --threads --poster stream
+bench mp-post 60 post --gpu cuda --layer both
 
 # --- the sanitizer ------------------------------------------------------------------------
 
