@@ -1,10 +1,10 @@
 //! A rank of a stencil dies, or stands still, in the middle. Ranks are processes, each this
 //! program again: [`a_rank`] is what they do.
 //!
-//! Four ranks make a grid of two by two, where ranks 1 and 2 exchange halos with rank 3, and rank 0
-//! only with those two. So ranks 1 and 2 find rank 3 gone, and stop by closing their context; rank
-//! 0, which wants nothing of rank 3, finds that one of them has closed. All three then talk in another context, which the loss of rank 3 is nothing to, say
-//! whom they miss, and see there that rank 3 is gone as soon as they want something of it.
+//! In grids of two by two and three by three some ranks exchange halos with the one that halts, and
+//! others do not: their neighbours wait, and so they do. Every one that is left gets an error that
+//! names the rank that halted. In the same context they then talk in a ring, see that the lost
+//! rank stays lost, and talk again.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -15,51 +15,71 @@ use std::{env, fs, thread};
 
 use mp::gdsync::gpu::MemoryKind;
 use mp::gdsync::{Gpu, Status};
-use mp::{Context, Error, Kind, Recv};
-use mp_examples::halo2d::{self, Config};
+use mp::{Context, Error, Full, Kind, Request, Slice};
+use mp_examples::halo2d::grid::Grid;
+use mp_examples::halo2d::{self, Config, Model};
 
-/// The rank that halts.
-const VICTIM: u32 = 3;
-const SURVIVORS: [u32; 3] = [0, 1, 2];
-/// How long ranks 1, 2 and 3 wait for each other.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// How long rank 0 waits: long enough for its neighbours to be the first who give somebody up.
-const TIMEOUT_OF_0: Duration = Duration::from_secs(20);
+/// How long ranks wait for each other.
+const TIMEOUT: Duration = Duration::from_secs(12);
+/// How long before they ask, and then, for an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// What a busy machine may add to a timeout.
 const SLACK: Duration = Duration::from_secs(15);
 /// After which something that should have happened counts as hung. Longer than what is tested.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Makes [`a_rank`] one.
+/// Makes [`a_rank`] one: what it computes by, on which grid, and who halts.
 const PLAYS: &str = "HALTS_RANK";
 
-const TAG_TALK: u32 = 1;
+const TAG_RING: u32 = 1;
 const TAG_PROBE: u32 = 2;
 /// Bytes of what survivors tell each other: a short message, and one that is written in place.
 const SIZES: [usize; 2] = [256, 100_000];
+
+/// What a job of the tests is.
+#[derive(Clone, Copy)]
+struct Job {
+    model: Model,
+    grid: Grid,
+    victim: u32,
+}
+
+impl Job {
+    fn to_text(self) -> String {
+        let Grid { columns, rows } = self.grid;
+        format!("{} {columns}x{rows} {}", self.model, self.victim)
+    }
+
+    fn from_text(text: &str) -> Job {
+        let mut words = text.split(' ');
+        Job {
+            model: words.next().unwrap().parse().unwrap(),
+            grid: words.next().unwrap().parse().unwrap(),
+            victim: words.next().unwrap().parse().unwrap(),
+        }
+    }
+
+    fn survivors(self) -> Vec<u32> {
+        let ranks = 0..self.grid.ranks().unwrap();
+        ranks.filter(|rank| *rank != self.victim).collect()
+    }
+}
 
 /// Not a test: what each process of the tests does.
 #[test]
 #[ignore = "a rank of the other tests"]
 fn a_rank() {
-    if env::var_os(PLAYS).is_none() {
-        return;
-    }
+    let Ok(job) = env::var(PLAYS) else { return };
+    let job = Job::from_text(&job);
     let gpu = Gpu::open("soft").unwrap();
-    let bootstrap = mp::bootstrap::from_env().unwrap();
-    let timeout = match bootstrap.rank() {
-        0 => TIMEOUT_OF_0,
-        _ => TIMEOUT,
-    };
-    let open = |name: &str, timeout: Duration| {
-        let builder = Context::builder().bootstrap(bootstrap.clone()).gpu(&gpu);
-        builder.name(name).timeout(timeout).build().unwrap()
-    };
-    let ctx = open("halo", timeout);
-    let other = open("other", TIMEOUT);
+    let builder = Context::builder().gpu(&gpu).timeout(TIMEOUT);
+    let ctx = builder.full(Full::Fail).build().unwrap();
     let config = |iterations| Config {
+        grid: Some(job.grid),
+        model: job.model,
         iterations,
-        limit: LIMIT,
+        limit: TIMEOUT,
+        patience: PATIENCE,
         ..Config::default()
     };
     let outcome = halo2d::run(&ctx, &config(50)).unwrap();
@@ -69,21 +89,19 @@ fn a_rank() {
     // As many as nobody waits for.
     let e = halo2d::run(&ctx, &config(1_000_000_000)).unwrap_err();
     say("halo", &e);
-    // Tells those who wait for this rank that it stops.
-    drop(ctx);
 
-    talk(&other, e.rank().unwrap());
-    let into = other.alloc(MemoryKind::Pinned, 8).unwrap().all();
-    let one = [into];
-    let recv = Recv::new(VICTIM, TAG_PROBE, &one).timeout(TIMEOUT);
-    let e = other.recv(&recv).and_then(|r| r.wait(LIMIT)).unwrap_err();
+    talk(&ctx, &job.survivors());
+    let into = ctx.alloc(MemoryKind::Pinned, 8).unwrap().all();
+    let probe = ctx.irecv(job.victim, TAG_PROBE, &into);
+    let e = probe.and_then(|r| r.wait(LIMIT)).unwrap_err();
     say("probe", &e);
     // Whoever is missed, those who are left are not.
-    talk(&other, VICTIM);
+    talk(&ctx, &job.survivors());
     eprintln!("done");
     // A send of another's may have come, and that rank not know yet: nobody leaves before all say
     // that they are done.
     let _ = std::io::read_to_string(std::io::stdin());
+    ctx.close(LIMIT).unwrap();
 }
 
 fn say(what: &str, e: &Error) {
@@ -96,33 +114,51 @@ fn say(what: &str, e: &Error) {
     eprintln!("{what} {kind} {} {e}", e.rank().map_or(99, i64::from));
 }
 
-/// Exchanges messages with the other survivors and says what each misses.
-fn talk(ctx: &Context, missed: u32) {
-    let others = SURVIVORS.into_iter().filter(|rank| *rank != ctx.rank());
-    for (peer, len) in others.flat_map(|rank| SIZES.map(|len| (rank, len))) {
+/// Sends messages round the ring of these ranks, by the CPU and on a stream, until each rank's has
+/// come back to it.
+fn talk(ctx: &Context, ring: &[u32]) {
+    let stream = ctx.gpu().stream().unwrap();
+    let ranks = ring.len();
+    let me = ring.iter().position(|rank| *rank == ctx.rank()).unwrap();
+    let (to, from) = (ring[(me + 1) % ranks], ring[(me + ranks - 1) % ranks]);
+    let isend = |on_stream: bool, data: &Slice| match on_stream {
+        true => ctx.isend_on(&stream, to, TAG_RING, data),
+        false => ctx.isend(to, TAG_RING, data),
+    };
+    let irecv = |on_stream: bool, into: &Slice| match on_stream {
+        true => ctx.irecv_on(&stream, from, TAG_RING, into),
+        false => ctx.irecv(from, TAG_RING, into),
+    };
+    for (len, on_stream) in SIZES
+        .into_iter()
+        .flat_map(|len| [(len, false), (len, true)])
+    {
         let memory = ctx.alloc(MemoryKind::Pinned, 2 * len).unwrap();
-        memory.write(0, &payload(ctx.rank(), missed, len)).unwrap();
-        let into = memory.slice(len, len).unwrap();
-        let recv = ctx.irecv(peer, TAG_TALK, &into).unwrap();
-        let send = ctx.isend(peer, TAG_TALK, &memory.slice(0, len).unwrap());
-        let done = recv.wait(LIMIT).unwrap();
-        send.unwrap().wait(LIMIT).unwrap();
-        assert_eq!((done.source(), done.len), (peer, len as u64));
-        let mut got = vec![0; len];
-        memory.read(len, &mut got).unwrap();
-        let theirs = u32::from(got[0]);
-        assert_eq!(got, payload(peer, theirs, len));
-        let neighbours = [1, 2].contains(&peer);
-        assert!(!neighbours || theirs == VICTIM, "{peer} misses {theirs}");
+        let (out, into) = (
+            memory.slice(0, len).unwrap(),
+            memory.slice(len, len).unwrap(),
+        );
+        let mut said = payload(ctx.rank(), len);
+        for hop in 1..=ranks {
+            memory.write(0, &said).unwrap();
+            let recv: Request = irecv(on_stream, &into).unwrap();
+            let send = isend(on_stream, &out);
+            if on_stream {
+                recv.wait_on(&stream).unwrap();
+            }
+            let done = recv.wait(LIMIT).unwrap();
+            send.unwrap().wait(LIMIT).unwrap();
+            assert_eq!((done.source(), done.len), (from, len as u64));
+            memory.read(len, &mut said).unwrap();
+            assert_eq!(said, payload(ring[(me + ranks - hop) % ranks], len));
+        }
     }
 }
 
-/// Whom a rank misses, then bytes that are that rank's.
-fn payload(rank: u32, missed: u32, len: usize) -> Vec<u8> {
+/// Bytes that are a rank's.
+fn payload(rank: u32, len: usize) -> Vec<u8> {
     let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b1 ^ rank) >> 24;
-    let mut bytes: Vec<u8> = (0..len).map(|at| byte(at) as u8).collect();
-    bytes[0] = missed as u8;
-    bytes
+    (0..len).map(|at| byte(at) as u8).collect()
 }
 
 /// A rank's process, ended with the test.
@@ -132,14 +168,14 @@ struct Rank {
 }
 
 impl Rank {
-    fn start(rank: u32, folder: &Path) -> Rank {
+    fn start(job: Job, rank: u32, folder: &Path) -> Rank {
         let mut command = Command::new(env::current_exe().unwrap());
         command
             .args(["--exact", "a_rank", "--ignored", "--nocapture"])
-            .env(PLAYS, "1")
+            .env(PLAYS, job.to_text())
             .env("GDS_GPU", "soft")
             .env("MP_RANK", rank.to_string())
-            .env("MP_SIZE", "4")
+            .env("MP_SIZE", job.grid.ranks().unwrap().to_string())
             .env("MP_STORE", format!("file://{}", folder.display()))
             .env("MP_SECRET", "not much of a secret")
             .stdin(Stdio::piped())
@@ -175,12 +211,14 @@ impl Drop for Rank {
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Runs four ranks, does `halt` to rank 3 in the middle, and checks what the others say of it.
-fn survives(name: &str, halt: impl FnOnce(&mut Child)) {
+/// Runs a job, halts a rank in the middle, and checks what the others say of it.
+fn survive(job: Job, halt: fn(&mut Child)) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = env::temp_dir().join(format!("mp-halts-{name}-{}", std::process::id()));
+    let name = job.to_text();
+    let folder = env::temp_dir().join(format!("mp-halts-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
-    let mut ranks: Vec<Rank> = (0..4).map(|rank| Rank::start(rank, &folder)).collect();
+    let ranks = 0..job.grid.ranks().unwrap();
+    let mut ranks: Vec<Rank> = ranks.map(|rank| Rank::start(job, rank, &folder)).collect();
     for rank in &mut ranks {
         rank.expect("ready");
     }
@@ -189,51 +227,97 @@ fn survives(name: &str, halt: impl FnOnce(&mut Child)) {
         let ended = rank.child.try_wait().unwrap();
         assert!(ended.is_none(), "a rank ended by itself");
     }
-    let mut victim = ranks.pop().unwrap();
-    halt(&mut victim.child);
+    halt(&mut ranks[job.victim as usize].child);
     let halted = Instant::now();
-    // Its neighbours first: rank 0 has more time.
-    for rank in [1, 2, 0] {
-        let said = ranks[rank].expect("halo");
-        let took = halted.elapsed();
-        println!("{name}: rank {rank} after {took:?}: {said}");
-        // Rank 0 is told, and need not wait out its time.
-        let (names, timeout) = match rank {
-            0 => (&["PeerFailed 1 ", "PeerFailed 2 "][..], TIMEOUT_OF_0),
-            _ => (&["PeerFailed 3 ", "Silent 3 "][..], TIMEOUT),
-        };
-        let named = names.iter().any(|name| said.starts_with(name));
-        assert!(named, "rank {rank}: {said}");
-        assert!(took < timeout + SLACK, "rank {rank}: {took:?}");
+    let names = ["PeerFailed", "Silent", "Timeout"].map(|kind| format!("{kind} {} ", job.victim));
+    let named = |said: &str| names.iter().any(|name| said.starts_with(name));
+    for what in ["halo", "probe"] {
+        for rank in job.survivors() {
+            let said = ranks[rank as usize].expect(what);
+            let took = halted.elapsed();
+            println!("{name}: rank {rank}, {what}, after {took:?}: {said}");
+            assert!(named(&said), "{name}: rank {rank}: {said}");
+            assert!(took < TIMEOUT + SLACK, "{name}: rank {rank}: {took:?}");
+        }
     }
-    for rank in [0, 1, 2] {
-        let said = ranks[rank].expect("probe");
-        println!("{name}: rank {rank} wants something of rank 3: {said}");
-        let kinds = ["PeerFailed 3 ", "Silent 3 ", "Timeout 3 "];
-        let named = kinds.iter().any(|name| said.starts_with(name));
-        assert!(named, "rank {rank}: {said}");
+    for rank in job.survivors() {
+        ranks[rank as usize].expect("done");
     }
-    for rank in &mut ranks {
-        rank.expect("done");
-    }
+    let victim = ranks.remove(job.victim as usize);
     for rank in &mut ranks {
         drop(rank.child.stdin.take());
+    }
+    for rank in &mut ranks {
         assert!(rank.child.wait().unwrap().success());
     }
     drop(victim);
     fs::remove_dir_all(&folder).unwrap();
 }
 
-#[test]
-fn a_killed_rank_is_named_and_the_others_go_on() {
-    survives("killed", |victim| victim.kill().unwrap());
+/// Two by two, where one rank is no neighbour of the one that halts.
+fn of_four(model: Model, halt: fn(&mut Child)) {
+    let grid = Grid {
+        columns: 2,
+        rows: 2,
+    };
+    let victim = 3;
+    survive(
+        Job {
+            model,
+            grid,
+            victim,
+        },
+        halt,
+    );
+}
+
+/// Three by three, where four ranks are none.
+fn of_nine(model: Model, halt: fn(&mut Child)) {
+    let grid = Grid {
+        columns: 3,
+        rows: 3,
+    };
+    let victim = 4;
+    survive(
+        Job {
+            model,
+            grid,
+            victim,
+        },
+        halt,
+    );
+}
+
+fn kill(victim: &mut Child) {
+    victim.kill().unwrap();
+}
+
+fn freeze(victim: &mut Child) {
+    let stop = format!("kill -STOP {}", victim.id());
+    let status = Command::new("sh").args(["-c", &stop]).status().unwrap();
+    assert!(status.success());
 }
 
 #[test]
-fn a_frozen_rank_is_named_and_the_others_go_on() {
-    survives("frozen", |victim| {
-        let stop = format!("kill -STOP {}", victim.id());
-        let status = Command::new("sh").args(["-c", &stop]).status().unwrap();
-        assert!(status.success());
-    });
+fn one_of_four_is_killed() {
+    for model in Model::ALL {
+        of_four(model, kill);
+    }
+}
+
+#[test]
+fn one_of_four_is_frozen() {
+    for model in Model::ALL {
+        of_four(model, freeze);
+    }
+}
+
+#[test]
+fn one_of_nine_is_killed() {
+    of_nine(Model::Stream, kill);
+}
+
+#[test]
+fn one_of_nine_is_frozen() {
+    of_nine(Model::Stream, freeze);
 }

@@ -42,6 +42,7 @@ impl Case {
             },
             seed: rng.u64(..),
             limit: LIMIT,
+            patience: LIMIT / 8,
         };
         Case {
             config,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use mp::Context;
+use mp::{Context, Full};
 use mp_examples::halo2d::grid::{Grid, Size};
 use mp_examples::halo2d::{self, Config, Model};
 use mp_examples::ranks::{self, Options};
@@ -49,7 +49,11 @@ struct Cli {
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let limit = Duration::from_secs(cli.limit);
-    let set = |b: mp::Builder| b.eager_limit(cli.eager).timeout(limit);
+    let set = |b: mp::Builder| {
+        let b = b.eager_limit(cli.eager).timeout(limit);
+        // Who waits for room answers others itself.
+        b.full(Full::Fail)
+    };
     ranks::play(&cli.ranks, set, |ctx| play(ctx, &cli, limit))
 }
 
@@ -63,6 +67,7 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
         model: cli.model,
         seed: cli.seed,
         limit,
+        patience: limit / 4,
         ..Config::default()
     };
     let mine = halo2d::run(ctx, &config)?;

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use mp::gdsync::Stream;
 use mp::gdsync::gpu::Event;
-use mp::{Context, Error, Kind, Recv, Request, Result, Send};
+use mp::{Context, Recv, Request, Result, Send};
 
+use super::crew::Crew;
 use super::grid::{Direction, Grid, Tile};
 use super::tile::{Phase, TileMemory};
 use super::{Config, Model, serial};
@@ -17,6 +18,7 @@ pub struct Run<'a> {
     ctx: &'a Context,
     config: &'a Config,
     grid: Grid,
+    crew: Crew<'a>,
     memory: TileMemory,
     phases: [Phase; 2],
     kernels: Kernels,
@@ -50,6 +52,7 @@ impl<'a> Run<'a> {
             ctx,
             config,
             grid: config.grid(ctx),
+            crew: Crew::new(ctx, config)?,
             phases: [memory.phase(0)?, memory.phase(1)?],
             memory,
             kernels,
@@ -65,48 +68,69 @@ impl<'a> Run<'a> {
     /// waited.
     ///
     /// # Errors
-    /// What a message failed of; `Timeout` if a stream did not end.
+    /// The loss of a rank; what else a message failed of; `Timeout` if a stream did not end.
     pub fn play(mut self) -> Result<(Vec<u64>, Duration, u64)> {
         let result = self.iterate_all();
         // Kernels know the memory by its address: it goes when they are done with it.
-        let idle = self
-            .synchronize(&self.inner)
-            .and(self.synchronize(&self.edge));
-        if idle.is_err() {
+        let limit = self.config.limit;
+        let idle = [&self.inner, &self.edge].map(|stream| stream.synchronize(limit));
+        if !matches!(idle, [Ok(true), Ok(true)]) {
             std::mem::forget(self.memory.all());
         }
-        let elapsed = result?;
-        idle?;
+        // What went wrong behind a loss is of that.
+        let elapsed = result.or_else(|e| self.crew.complete().and(Err(e)))?;
         let cells = self.memory.read((self.config.iterations % 2) as usize)?;
         Ok((cells, elapsed, self.waits))
     }
 
     fn iterate_all(&mut self) -> Result<Duration> {
-        let (iterations, batch) = (self.config.iterations, self.config.batch);
+        let batch = self.config.batch;
+        self.crew.meet()?;
         let host = self.ctx.gpu().host();
         let start = host.now();
         let mut in_flight = VecDeque::new();
-        for k in 0..iterations {
-            if k % batch == 0 && in_flight.len() == self.config.batches_in_flight {
-                // A batch is as good as done when its last halos have come.
-                let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
-                self.wait(&oldest)?;
+        let mut k = 0;
+        while k < self.iterations()? {
+            if k % batch == 0 {
+                self.crew.listen()?;
+                if in_flight.len() == self.config.batches_in_flight {
+                    // A batch is as good as done when its last halos have come.
+                    let oldest: Vec<Request> = in_flight.pop_front().unwrap_or_default();
+                    self.wait(&oldest)?;
+                    if self.crew.has_lost() {
+                        continue;
+                    }
+                }
             }
-            let receives = self.iterate((k % 2) as usize)?;
-            if k % batch == batch - 1 {
+            let receives = self.iterate(k)?;
+            k += 1;
+            if k % batch == 0 {
                 in_flight.push_back(receives);
             }
             // Other requests are dropped: the streams wait for them, and nobody else need.
         }
         let sends = std::mem::take(&mut self.sends);
         self.wait(&sends)?;
-        self.synchronize(&self.inner)?;
-        self.synchronize(&self.edge)?;
-        Ok(host.now() - start)
+        self.crew.synchronize(&self.inner)?;
+        self.crew.synchronize(&self.edge)?;
+        let elapsed = host.now() - start;
+        self.crew.meet()?;
+        self.crew.complete()?;
+        Ok(elapsed)
     }
 
-    /// Enqueues one iteration, and returns its receives.
-    fn iterate(&mut self, past: usize) -> Result<Vec<Request>> {
+    /// How many iterations there are to do: fewer, once a rank is lost.
+    fn iterations(&mut self) -> Result<u64> {
+        match self.crew.has_lost() {
+            false => Ok(self.config.iterations),
+            true => self.crew.last(),
+        }
+    }
+
+    /// Enqueues iteration `k`, and returns its receives.
+    fn iterate(&mut self, k: u64) -> Result<Vec<Request>> {
+        let past = (k % 2) as usize;
+        self.crew.begins(k + 1);
         let step = self.phases[past].step;
         if let Some([_, boundary]) = &self.computed {
             self.inner.wait_event(boundary)?;
@@ -116,14 +140,14 @@ impl<'a> Run<'a> {
         unsafe { self.kernels.interior(&self.inner, &step)? };
         let interior = self.inner.record()?;
 
-        let receives = self.each_way(|d| self.receive(past, d))?;
+        let receives = self.each_way(Run::receive, past)?;
         // SAFETY: as above.
         unsafe { self.kernels.copy(&self.edge, &self.phases[past].pack)? };
         if self.config.model == Model::Cpu {
             self.waits += 1;
-            self.synchronize(&self.edge)?;
+            self.crew.synchronize(&self.edge)?;
         }
-        let sends = self.each_way(|d| self.send(past, d))?;
+        let sends = self.each_way(Run::send, past)?;
         self.hold(&receives)?;
         // SAFETY: as above.
         unsafe { self.kernels.copy(&self.edge, &self.phases[past].unpack)? };
@@ -140,57 +164,60 @@ impl<'a> Run<'a> {
         Ok(receives)
     }
 
-    fn each_way(&self, post: impl Fn(Direction) -> Result<Request>) -> Result<Vec<Request>> {
-        Direction::ALL.into_iter().map(post).collect()
+    /// Posts the requests of all directions; those with lost ranks are left out.
+    fn each_way(
+        &mut self,
+        post: impl Fn(&mut Self, usize, Direction) -> Result<Option<Request>>,
+        past: usize,
+    ) -> Result<Vec<Request>> {
+        let posted = Direction::ALL.map(|way| post(self, past, way).transpose());
+        posted.into_iter().flatten().collect()
     }
 
     /// Posts the send that travels this way.
-    fn send(&self, past: usize, way: Direction) -> Result<Request> {
+    fn send(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let to = self.grid.neighbour(self.ctx.rank(), way);
+        if self.crew.is_lost(to) {
+            return Ok(None);
+        }
         let send = Send::new(to, way.tag(), &self.phases[past].sends[way as usize]);
-        let request = self.ctx.prepare_send(&match self.config.model {
+        let send = match self.config.model {
             Model::Cpu => send,
             Model::Stream => send.on(&self.edge),
             Model::Proxy => send.by_proxy(&self.edge),
-        })?;
-        request.post()?;
-        Ok(request)
+        };
+        self.crew.post(|| self.ctx.send(&send))
     }
 
     /// Posts the receive of what travels this way.
-    fn receive(&self, past: usize, way: Direction) -> Result<Request> {
+    fn receive(&mut self, past: usize, way: Direction) -> Result<Option<Request>> {
         let from = self.grid.neighbour(self.ctx.rank(), way.opposite());
+        if self.crew.is_lost(from) {
+            return Ok(None);
+        }
         let recv = Recv::new(from, way.tag(), &self.phases[past].receives[way as usize]);
-        let request = self.ctx.prepare_recv(&match self.config.model {
+        let recv = match self.config.model {
             Model::Cpu => recv,
             Model::Stream => recv.on(&self.edge),
             Model::Proxy => recv.by_proxy(&self.edge),
-        })?;
-        request.post()?;
-        Ok(request)
+        };
+        self.crew.post(|| self.ctx.recv(&recv))
     }
 
     /// Goes on, on the edge's stream, when all of `requests` are done.
     fn hold(&mut self, requests: &[Request]) -> Result<()> {
         match self.config.model {
             Model::Cpu => self.wait(requests),
-            Model::Stream | Model::Proxy => self.ctx.wait_all_on(&self.edge, requests),
+            Model::Stream | Model::Proxy => requests.iter().try_for_each(|request| {
+                let held = self.crew.post(|| request.wait_on(&self.edge));
+                held.map(drop)
+            }),
         }
     }
 
     /// Lets the CPU wait until all of `requests` are done.
     fn wait(&mut self, requests: &[Request]) -> Result<()> {
         self.waits += 1;
-        mp::wait_all(requests, self.config.limit)?;
-        Ok(())
-    }
-
-    /// Lets the CPU wait until a stream is done.
-    fn synchronize(&self, stream: &Stream) -> Result<()> {
-        if stream.synchronize(self.config.limit)? {
-            return Ok(());
-        }
-        let error = Error::new("run halo2d", Kind::Timeout, format!("{stream:?}"));
-        Err(error.with_limit(self.config.limit.as_millis()))
+        self.crew.wait(requests)
     }
 }

@@ -19,7 +19,11 @@
 //! from where it lies, cell by cell (up to [`STRIDED_MAX`]), and received into a buffer, from
 //! which a kernel unpacks it. The column that goes west is packed by a kernel and received to
 //! where it belongs, cell by cell.
+//!
+//! If a rank is lost, all others end with an error that names it, whether they are its neighbours
+//! or not, and the context is theirs to go on with: `crew` says how.
 
+mod crew;
 pub mod grid;
 mod iterate;
 pub mod serial;
@@ -98,6 +102,11 @@ pub struct Config {
     pub seed: u64,
     /// Longest that the CPU waits at a time.
     pub limit: Duration,
+    /// After which time without progress a rank asks the others whether they are there, and how
+    /// long they may take to answer; who does not is lost. Less than a third of the context's
+    /// time limit, so that a silent rank is found before those that wait for it are taken for
+    /// silent, too. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
+    pub patience: Duration,
 }
 
 impl Default for Config {
@@ -115,6 +124,7 @@ impl Default for Config {
             memory: MemoryKind::Device,
             seed: 1,
             limit: Duration::from_secs(30),
+            patience: Duration::from_secs(8),
         }
     }
 }
@@ -138,8 +148,10 @@ pub struct Outcome {
 ///
 /// # Errors
 /// `Invalid` if the grid is not one of the context's ranks, has more columns or rows than the
-/// field, or a batch is empty; `Timeout` if a stream did not end within the limit; what the
-/// context says if a message failed, such as that a rank is gone.
+/// field, or a batch is empty; `Timeout` if a stream did not end within the limit. `PeerFailed` or
+/// `Timeout`, naming a rank, if that one is lost: the other ranks' errors name it as well, and
+/// nothing of the run is under way between them any more. What the context says if a message
+/// failed otherwise.
 pub fn run(ctx: &Context, config: &Config) -> Result<Outcome> {
     let tile = config.tile(ctx)?;
     let (cells, elapsed, waits) = Run::new(ctx, config, &tile)?.play()?;
