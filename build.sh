@@ -11,6 +11,8 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
   test  [STEP..] every test; steps: unit mutants interop fuzz
+  test --long [STEP..]
+                 what takes too long for every change; steps: matrix (of messages, whole) seeds soak
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the kernels for CUDA: the folders device/ptx
@@ -216,6 +218,33 @@ step_fuzz() {
         die "fuzz: the above is not allowed by fuzz/deny.toml"
 }
 
+# --- test --long -------------------------------------------------------------------------
+
+# within HOURS COMMAND..: nothing hangs for ever.
+within() {
+    local hours="$1" outcome=0
+    shift
+    timeout -k 30 "${hours}h" "$@" || outcome=$?
+    [ "$outcome" -ne 124 ] || die "not done within $hours h: $*"
+    [ "$outcome" -eq 0 ] || die "failed with exit code $outcome: $*"
+}
+
+step_matrix() {
+    say "matrix: every cell of the matrix of messages, on every GPU runtime that is here"
+    within 4 cargo test --release -p conformance --test mp_matrix -- --whole --color never
+}
+
+step_seeds() {
+    say "seeds: so many random schedules as no change has time for"
+    GDS_SEEDS="${GDS_SEEDS:-4000}" within 3 cargo test --release -p conformance \
+        --test seeds --test faults --test mp_seeds --test mp_faults
+}
+
+step_soak() {
+    say "soak: ten million requests that no CPU waits for, in memory that does not grow"
+    GDS_SOAK="${GDS_SOAK:-10000000}" within 1 cargo test --release -p libmp --test soak
+}
+
 # --- tsan --------------------------------------------------------------------------------
 
 # Adds to FLAGS and DEFINES what routes a function of the standard library through
@@ -293,9 +322,15 @@ demo)
     "$built/mprun" -n 4 "$built/halo2d"
     ;;
 test)
-    say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
     need_toolchain
-    run_steps "unit mutants interop fuzz" "$@"
+    if [ "${1:-}" = --long ]; then
+        shift
+        say "test --long: what takes too long for every change"
+        run_steps "matrix seeds soak" "$@"
+    else
+        say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
+        run_steps "unit mutants interop fuzz" "$@"
+    fi
     ;;
 check)
     say "check: formatting, lints, documentation, licences; runs no test"
