@@ -87,7 +87,8 @@ fn play(ctx: &Context, cli: &Cli, limit: Duration) -> Result<()> {
             all.cells,
         );
     }
-    // Every rank fails if one differs.
+    // A launcher ends all ranks when one fails: none does before the line is printed.
+    all.sum(ctx, limit)?;
     ensure!(
         all.differing == 0,
         "{} of this rank's cells differ",

@@ -22,6 +22,9 @@ use super::Config;
 /// Tags: of notes, and of the messages by which all ranks meet at the start and at the end.
 const TAG_NOTE: u32 = 20;
 const TAG_MEET: u32 = 21;
+/// How much longer than an answer the last rank may take to come to the run: some may have waited
+/// for the context to find out that another does not.
+const START: u32 = 8;
 /// Between two looks at notes.
 const PERIOD: Duration = Duration::from_millis(2);
 const OPERATION: &str = "run halo2d";
@@ -74,6 +77,8 @@ impl Note {
 #[derive(Clone, Copy, Debug, Default)]
 struct Other {
     lost: bool,
+    /// There is a way for its messages.
+    open: bool,
     /// It has told whom it has lost.
     heard: bool,
     /// Since when it owes an answer.
@@ -188,8 +193,9 @@ impl<'a> Crew<'a> {
             return Ok(());
         }
         other.asked = None;
+        let open = other.open;
         self.first.get_or_insert(e);
-        if self.met {
+        if open {
             // Streams may stand at its messages: a receive whose time is over at once makes the
             // context give it up, too.
             let empty = [self.mail.slice(0, 0)?];
@@ -372,22 +378,38 @@ impl<'a> Crew<'a> {
     /// # Errors
     /// Those that name no other rank.
     pub fn meet(&mut self) -> Result<()> {
-        let (ctx, mail) = (self.ctx, self.mail.all());
-        let empty = self.mail.slice(0, 0)?;
         let mut requests = Vec::new();
         for rank in self.left() {
-            requests.extend(self.post(|| ctx.irecv(rank, TAG_MEET, &empty))?);
-            if !self.met {
-                // Opens the way for notes: later the rank may not answer.
-                let segments = [mail.clone()];
-                let note = Send::new(rank, TAG_NOTE, &segments);
-                drop(self.post(|| ctx.prepare_send(&note))?);
-            }
-            requests.extend(self.post(|| ctx.isend(rank, TAG_MEET, &empty))?);
+            requests.extend(self.greet(rank)?.into_iter().flatten());
         }
         self.wait(&requests)?;
         self.met = true;
         self.settle()
+    }
+
+    /// Posts the messages by which this rank and another one meet. `None`: it is lost.
+    fn greet(&mut self, rank: u32) -> Result<Option<[Request; 2]>> {
+        let (ctx, met) = (self.ctx, self.met);
+        let segments = [self.mail.slice(0, 0)?];
+        let recv = match met {
+            true => Recv::new(rank, TAG_MEET, &segments),
+            false => Recv::new(rank, TAG_MEET, &segments).timeout(START * self.patience),
+        };
+        let Some(recv) = self.post(|| ctx.recv(&recv))? else {
+            return Ok(None);
+        };
+        self.others[rank as usize].open = true;
+        if !met {
+            // Opens the way for notes: later the rank may not answer.
+            let segments = [self.mail.all()];
+            let note = Send::new(rank, TAG_NOTE, &segments);
+            if self.post(|| ctx.prepare_send(&note))?.is_none() {
+                return Ok(None);
+            }
+        }
+        let [empty] = &segments;
+        let send = self.post(|| ctx.isend(rank, TAG_MEET, empty))?;
+        Ok(send.map(|send| [recv, send]))
     }
 
     /// Waits until no rank owes an answer, nor, if a rank is lost, word of it.

@@ -105,7 +105,7 @@ pub struct Config {
     /// After which time without progress a rank asks the others whether they are there, and how
     /// long they may take to answer; who does not is lost. Less than a third of the context's
     /// time limit, so that a silent rank is found before those that wait for it are taken for
-    /// silent, too. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
+    /// silent, too. Eight times as long may pass until the last rank begins. A context that waits for room ([`mp::Full::Wait`]) does not answer meanwhile.
     pub patience: Duration,
 }
 
