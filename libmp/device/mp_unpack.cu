@@ -1,5 +1,6 @@
-// The receiver's half of a message, launched behind the wait for its word: the payload goes where
-// the receive wants it, the sender is told, the request ends. One block of any number of threads.
+// The receiver's half of a message, launched behind the wait for its word, or waiting for it by
+// itself: the payload goes where the receive wants it, the sender is told, the request ends. One
+// block of any number of threads.
 #include "mp_copy.hpp"
 
 namespace mp {
@@ -22,7 +23,7 @@ struct Unpack {
     u32 slot;
     u32 seq;
     u32 segments;
-    u32 reserved;
+    u32 waits;
     Segment segment[Capacity];
 };
 
@@ -74,17 +75,89 @@ GDS_DEVICE void scatter(const Unpack<Capacity>& p, u64 from, u64 len) {
     }
 }
 
+// What each thread of a block reads of a payload before it is known whether there is one, if the
+// message is here and everything is aligned: one way across the bus less.
+struct Early {
+#if defined(GDS_SOFT)
+    template <u32 Capacity>
+    GDS_DEVICE explicit Early(const Unpack<Capacity>&) {}
+    GDS_DEVICE bool holds(u64) const { return false; }
+    GDS_DEVICE void store(u64, u64) const {}
+#else
+    Wide mine;
+    u64 room;
+
+    template <u32 Capacity>
+    GDS_DEVICE explicit Early(const Unpack<Capacity>& p) : mine{0, 0}, room(0) {
+        const bool apt = !p.waits && p.segments == 1 && ((p.payload | p.segment[0].addr) & 15) == 0;
+        if (!apt) return;
+        room = least(least(p.slot, p.capacity), sizeof(Wide) * static_cast<u64>(blockDim.x));
+        // Slots are whole words of this width.
+        if (sizeof(Wide) * threadIdx.x < room) mine = reinterpret_cast<const Wide*>(p.payload)[threadIdx.x];
+    }
+
+    GDS_DEVICE bool holds(u64 len) const { return len <= room; }
+
+    GDS_DEVICE void store(u64 to, u64 len) const {
+        const u64 at = sizeof(Wide) * threadIdx.x;
+        if (at >= len) return;
+        if (len - at >= sizeof(Wide)) {
+            reinterpret_cast<Wide*>(to)[threadIdx.x] = mine;
+            return;
+        }
+        unsigned char* bytes = reinterpret_cast<unsigned char*>(to + at);
+        const u64 tail = len - at;
+        if (tail >= 8) *reinterpret_cast<u64*>(bytes) = mine.low;
+        const u64 from = tail & 8;
+        const u64 rest = from ? mine.high : mine.low;
+        GDS_NO_UNROLL
+        for (u64 i = from; i < tail; i++) bytes[i] = static_cast<unsigned char>(rest >> 8 * (i - from));
+    }
+#endif
+};
+
+// The message's word, for all threads: it is there, or comes while this waits.
+template <u32 Capacity>
+GDS_DEVICE u64 await(const Unpack<Capacity>& p) {
+    const u64* at = word_at(p.word);
+    if (!p.waits) return gds::load_acquire_sys(at);
+    GDS_SHARED(u64, seen);
+    if (threadIdx.x == 0) {
+        u64 w = 0;
+        GDS_SPIN_UNTIL(reached(w = gds::load_acquire_sys(at), p.seq), 0);
+        seen = w;
+    }
+    if (blockDim.x > 1) __syncthreads();
+    return seen;
+}
+
 template <u32 Capacity>
 GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
-    const Word w = parse(gds::load_acquire_sys(word_at(p.word)));
-    const Arrival a = arrival(p, w);
-    if (a.status == kSuccess && a.from != 0) scatter(p, a.from, a.len);
+    // A short payload is on its way to registers while the word is.
+    const Early early(p);
+    const Arrival a = arrival(p, parse(await(p)));
+    if (a.status == kSuccess && a.from != 0) {
+        if (a.from == p.payload && early.holds(a.len)) {
+            early.store(p.segment[0].addr, a.len);
+        } else {
+            scatter(p, a.from, a.len);
+        }
+    }
     if (blockDim.x > 1) __syncthreads();
     if (threadIdx.x != 0) return;
-    // The sender may use the slot again, so the copies of all threads come first.
+    // The sender may use the slot again, and who looks finds the payload, so the copies of all
+    // threads come first. Of the two words either may be seen first: nobody concludes from one on
+    // the other, and both are there when the stream goes on.
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
-    gds::store_release_sys(word_at(p.consumed), compose(p.seq, kind, kind == kFailed ? a.status : 0));
-    finish(p.result, p.error, a.status, a.len);
+    const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
+    if (a.status == kSuccess) {
+        gds::fence_sys();
+        gds::store_relaxed_sys(word_at(p.consumed), told);
+        gds::store_relaxed_sys(word_at(p.result), ended(a.status, a.len));
+    } else {
+        gds::store_release_sys(word_at(p.consumed), told);
+        finish(p.result, p.error, a.status, a.len);
+    }
 }
 
 }  // namespace mp

@@ -49,6 +49,11 @@ GDS_DEVICE u64 compose(u32 seq, u32 kind, u64 len) {
 // concerns every message that waits for it.
 GDS_DEVICE bool belongs(const Word& w, u32 seq) { return w.kind == kFailed || w.seq == (seq & 0xffff); }
 
+// Whether the word is about message `seq` or a later one.
+GDS_DEVICE bool reached(u64 w, u32 seq) {
+    return static_cast<long long>(w - (static_cast<u64>(seq) << 48)) >= 0;
+}
+
 // The status that a word of kind kFailed carries; one that is no failure makes no sense.
 GDS_DEVICE u32 failure(const Word& w) {
     const u32 status = static_cast<u32>(w.len) & 0xffff;
@@ -81,10 +86,13 @@ GDS_DEVICE void note_failure(u64 error, u32 status) {
 #endif
 }
 
+// How a request ended, as its result says it.
+GDS_DEVICE u64 ended(u32 status, u64 len) { return static_cast<u64>(status) << 48 | least(len, kLenMask); }
+
 // The request has ended: a failure in the error word first, then the result.
 GDS_DEVICE void finish(u64 result, u64 error, u32 status, u64 len) {
     if (status != kSuccess) note_failure(error, status);
-    gds::store_release_sys(word_at(result), static_cast<u64>(status) << 48 | least(len, kLenMask));
+    gds::store_release_sys(word_at(result), ended(status, len));
 }
 
 }  // namespace mp

@@ -12,7 +12,7 @@ mod tests;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
-use gdsync::gpu::{Dims, Kernel, Module};
+use gdsync::gpu::{Dims, Kernel, Module, Word64};
 use gdsync::{Gpu, Stream};
 
 use crate::error::Result;
@@ -137,6 +137,30 @@ impl Kernels {
         debug_assert!(params.segments as usize <= N);
         // SAFETY: the kernel accesses what `Unpack` names, which the caller vouches for.
         unsafe { stream.launch(Unpack::kernel(self), self.unpack, params.bytes()) }?;
+        Ok(())
+    }
+
+    /// As [`Kernels::unpack`], waiting for the word; `passed` comes to this value behind it.
+    ///
+    /// # Safety
+    /// As for [`Kernels::unpack`].
+    ///
+    /// # Errors
+    /// Those of [`Stream::launch_waiting`].
+    #[inline]
+    pub unsafe fn await_and_unpack<const N: usize>(
+        &self,
+        stream: &Stream,
+        params: &Unpack<N>,
+        passed: (&Word64, u64),
+    ) -> Result<()>
+    where
+        Unpack<N>: Params,
+    {
+        debug_assert!(params.segments as usize <= N && params.waits == 1);
+        let kernel = Unpack::kernel(self);
+        // SAFETY: as for `unpack`.
+        unsafe { stream.launch_waiting(kernel, self.unpack, params.bytes(), passed) }?;
         Ok(())
     }
 

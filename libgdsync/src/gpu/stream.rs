@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::event::{Event, EventHandle};
 use super::waiting::Proof;
-use super::{Dims, Gpu, Kernel, Left, MemoryKind, Span, cuda, next_id};
+use super::{Dims, Gpu, Kernel, Left, MemoryKind, Span, Word64, cuda, next_id};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
 use crate::memop::Batch;
@@ -192,6 +192,38 @@ impl Stream {
         self.gpu()
             .runtime()
             .launch(self.handle(), kernel, dims, args)
+    }
+
+    /// As [`Stream::launch`], of a kernel that stands still until somebody else stores something: a
+    /// stream with such a kernel counts among those that wait until `word` comes, cyclically, to
+    /// `value`, which the kernel brings it to, or the stream has nothing left to do.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`].
+    ///
+    /// # Errors
+    /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many streams
+    /// of the GPU wait already.
+    pub unsafe fn launch_waiting(
+        &self,
+        kernel: &Kernel,
+        dims: Dims,
+        args: &[u8],
+        (word, value): (&Word64, u64),
+    ) -> Result<()> {
+        const OPERATION: &str = "launch kernel";
+        if !word.region().gpu().is(self.gpu()) {
+            let what = format!("{:?} with {self:?}", word.region());
+            return Err(Error::new(OPERATION, Kind::Foreign, what));
+        }
+        let proof = word.mapped().map_or(Proof::Idle, |mapped| Proof::Word {
+            memory: word.region().downgrade(),
+            word: mapped,
+            value,
+        });
+        self.admit(OPERATION, 1, Some(proof))?;
+        let runtime = self.gpu().runtime();
+        runtime.launch(self.handle(), kernel, dims, args)
     }
 
     /// Enqueues one of the library's own kernels.

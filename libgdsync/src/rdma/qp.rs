@@ -93,6 +93,17 @@ impl Qp {
         self.lowering
     }
 
+    /// Whether a kernel that has to be launched for a message of the peer's anyway may wait for it by
+    /// itself: the lowering is by kernels, or left to the library and the peer does not share this
+    /// GPU from another process, which would only run in time slices beside a kernel that spins.
+    pub fn may_spin(&self) -> bool {
+        match self.lowering {
+            Lowering::MemOps => false,
+            Lowering::Kernel => true,
+            Lowering::Auto => self.spin,
+        }
+    }
+
     /// Who rings the NIC for work that is posted on a stream.
     pub fn endpoint(&self) -> Endpoint {
         match self.core.kind {

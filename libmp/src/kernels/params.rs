@@ -17,7 +17,7 @@ pub(crate) struct Segment {
     pub len: u64,
 }
 
-/// The receiver's half of a message, run behind the wait for its word: scatters the payload over
+/// The receiver's half of a message, run behind the wait for its word or waiting for it: scatters the payload over
 /// the segments, tells the sender, ends the request.
 ///
 /// The request ends with SUCCESS and the length; with TRUNCATED and the length if the message is
@@ -26,14 +26,15 @@ pub(crate) struct Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Unpack<const N: usize> {
-    /// The message's word, of 64 bits: it has arrived when this runs.
+    /// The message's word, of 64 bits.
     pub word: u64,
     /// The payload of an EAGER message: `slot` bytes of any alignment.
     pub payload: u64,
     /// The 64-bit word that tells the sender: TAKEN, TOO_LONG, or FAILED with the status. Stored when
     /// the payload has been copied.
     pub consumed: u64,
-    /// The request's result, of 64 bits, status << 48 | length. The last to be stored.
+    /// The request's result, of 64 bits, status << 48 | length. Stored when the payload has been
+    /// copied; of a failure the last to be stored.
     pub result: u64,
     /// A 32-bit word where the first failure stays, or 0.
     pub error: u64,
@@ -48,8 +49,8 @@ pub(crate) struct Unpack<const N: usize> {
     pub seq: u32,
     /// Segments in use, from the first.
     pub segments: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1: the word is waited for; 0: it has arrived when this runs.
+    pub waits: u32,
     /// The segments, filled in order.
     pub segment: [Segment; N],
 }

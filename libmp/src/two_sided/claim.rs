@@ -90,8 +90,8 @@ impl Inner {
         };
         let word = channel.word(number, entry.large);
         stream.check_room(4)?;
-        let mut list = List::<2>::new();
-        list.push(wait_for(word, number, lands_in_device(entry)));
+        // The word of a short message is one that a kernel can wait for: no flush belongs to it.
+        let spins = !entry.large && lanes[0].as_ref().is_some_and(|lane| lane.qp.may_spin());
         let segments = entry.segments.as_slice();
         let params = Unpack {
             word: word.addr().0,
@@ -104,13 +104,10 @@ impl Inner {
             slot: channel.shape.room() as u32,
             seq: number as u32,
             segments: segments.len() as u32,
-            reserved: 0,
+            waits: spins.into(),
             segment: [piece(segments.first())],
         };
-        list.push(Descriptor::PassedBy {
-            word: channel.taken(number),
-            value: word::threshold(number),
-        });
+        let passed = (channel.taken(number), word::threshold(number));
         if let Some(poster) = entry
             .poster
             .stream
@@ -120,14 +117,31 @@ impl Inner {
             // The memory is the poster's until it has come to the receive.
             stream.wait_event(&poster.record()?)?;
         }
-        list.post(stream, None)?;
+        if !spins {
+            let mut list = List::<2>::new();
+            list.push(wait_for(word, number, lands_in_device(entry)));
+            list.push(Descriptor::PassedBy {
+                word: passed.0,
+                value: passed.1,
+            });
+            list.post(stream, None)?;
+        }
         // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
         // segments are kept by the entry until the kernel has told its result.
         let launched = unsafe {
-            match segments.len() {
-                0 | 1 => kernels.unpack(stream, &params),
-                _ => kernels.unpack(stream, &scattered(&params, segments)),
+            match (segments.len(), spins) {
+                (0 | 1, false) => kernels.unpack(stream, &params),
+                (0 | 1, true) => kernels.await_and_unpack(stream, &params, passed),
+                (_, false) => kernels.unpack(stream, &scattered(&params, segments)),
+                (_, true) => {
+                    kernels.await_and_unpack(stream, &scattered(&params, segments), passed)
+                }
             }
+        };
+        let launched = match launched {
+            // Nothing of it is on the stream.
+            Err(e) if spins => return Err(e),
+            other => other,
         };
         entry.order = order;
         entry.since = None;
@@ -178,7 +192,7 @@ fn scattered(params: &Unpack<1>, segments: &[Slice]) -> Unpack<SEGMENTS> {
         slot: params.slot,
         seq: params.seq,
         segments: params.segments,
-        reserved: 0,
+        waits: params.waits,
         segment: list,
     }
 }

@@ -51,7 +51,7 @@ fn receive(bench: &Bench) -> Unpack<SEGMENTS> {
         slot: 64,
         seq: SEQ,
         segments: 2,
-        reserved: 0,
+        waits: 0,
         segment,
     }
 }
@@ -215,18 +215,62 @@ fn numbers_of_messages_wrap() {
     }
 }
 
-/// On a GPU whose stores become visible late and in any order, to who looks at every step.
+/// On a GPU whose stores become visible late and in any order, to who looks at every step: whoever
+/// sees one of the words finds the payload, and of a failure the result comes last.
 #[test]
-fn the_result_comes_last() {
+fn the_payload_comes_before_the_words() {
     let seq = u64::from(SEQ);
     for seed in 0..100 {
-        for (kind, len, status) in [(EAGER, 40, Status::SUCCESS), (FAILED, 4, Status::TIMEOUT)] {
+        let received = (EAGER, 40, Status::SUCCESS);
+        let failed = (FAILED, 4, Status::TIMEOUT);
+        for ((kind, len, status), seen) in
+            [(received, RESULT), (received, CONSUMED), (failed, RESULT)]
+        {
             let mut bench = Bench::with(1, seed, Some(Weak::seeded(seed)));
             lay_out(&mut bench, word(seq, kind, len));
+            bench.put64(CONSUMED, 0);
             bench.load();
             // SAFETY: as in `expect`.
             unsafe { bench.kernels.unpack(&bench.stream, &receive(&bench)) }.unwrap();
-            bench.run_until(RESULT);
+            bench.run_until(seen);
+            if status == Status::SUCCESS {
+                for i in 0..40 {
+                    let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
+                    bench.image[MEMORY + at] = payload(1 + i);
+                }
+                bench.check_but(&[CONSUMED, RESULT], &format!("seed {seed}"));
+                bench.run();
+                bench.put64(CONSUMED, word(seq, TAKEN, 0));
+                bench.put64(RESULT, result(status, len));
+            } else {
+                bench.put64(CONSUMED, word(seq, FAILED, u64::from(status.0)));
+                bench.put64(RESULT, result(status, 0));
+                bench.put32(ERROR, status.0);
+            }
+            bench.check(&format!("seed {seed}"));
+        }
+    }
+}
+
+/// A kernel that waits stands still for as long as the word is about an earlier message.
+#[test]
+fn a_kernel_that_waits_takes_the_message_when_it_is_there() {
+    let seq = u64::from(SEQ);
+    for threads in THREADS {
+        let mut bench = Bench::new(threads);
+        for (kind, len, status) in [(EAGER, 40, Status::SUCCESS), (FAILED, 4, Status::TIMEOUT)] {
+            lay_out(&mut bench, word(seq - 16, kind, len));
+            bench.load();
+            let params = Unpack {
+                waits: 1,
+                ..receive(&bench)
+            };
+            // SAFETY: as in `expect`.
+            unsafe { bench.kernels.unpack(&bench.stream, &params) }.unwrap();
+            assert!(!bench.runs_within(Duration::from_millis(5)));
+            bench.check("before the message");
+            bench.store64(WORD, word(seq, kind, len));
+            bench.run();
             if status == Status::SUCCESS {
                 for i in 0..40 {
                     let at = if i < 10 { 3 + i } else { 0x101 + i - 10 };
@@ -239,7 +283,7 @@ fn the_result_comes_last() {
                 bench.put64(RESULT, result(status, 0));
                 bench.put32(ERROR, status.0);
             }
-            bench.check(&format!("seed {seed}"));
+            bench.check(&format!("{threads} threads"));
         }
     }
 }
@@ -273,7 +317,7 @@ fn bytes_go_where_they_belong_whatever_their_alignment() {
                         slot: len as u32,
                         seq: SEQ,
                         segments: 1,
-                        reserved: 0,
+                        waits: 0,
                         segment: [Segment {
                             addr: bench.addr(MEMORY + to),
                             len: len as u64,
