@@ -432,12 +432,17 @@ impl Gpu {
             legal::rewrite(batch, caps, scratch)?;
             scratch
         };
-        for range in batch.split(caps.batch_limit)? {
-            let ops = &batch.ops()[range];
+        let mut send = |ops: &[Op]| -> Result<()> {
             self.0.tracer.submission(stream.id(), ops);
             self.0.runtime.submit(stream.handle(), ops)?;
             *submitted = true;
+            Ok(())
+        };
+        if (1..=caps.batch_limit).contains(&batch.len()) {
+            return send(batch.ops());
         }
-        Ok(())
+        batch
+            .split(caps.batch_limit)?
+            .try_for_each(|range| send(&batch.ops()[range]))
     }
 }

@@ -216,6 +216,9 @@ fn wait32(
 
 /// Of the flushes within an uninterrupted run of waits only one on the last wait is kept.
 pub fn keep_last_flush(ops: &mut [Op]) {
+    if !ops.iter().any(Op::flushes) {
+        return;
+    }
     let mut i = 0;
     while i < ops.len() {
         let run = ops[i..].iter().take_while(|op| op.is_wait()).count();

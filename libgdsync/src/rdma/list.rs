@@ -160,8 +160,12 @@ fn run(
     s.waits.clear();
     s.undo.clear();
     s.proof = None;
-    let decided = list.iter().try_for_each(|d| decide(stream, queues, d, s));
-    let decided = decided.and_then(|()| announce(queues, s));
+    let mut held = None;
+    let decided = list
+        .iter()
+        .try_for_each(|d| decide(stream, queues, d, s, &mut held))
+        .and_then(|()| announce(queues, s, &mut held));
+    drop(held);
     let kernel = decided.is_ok() && by_kernel(queues, s);
     let lowered = decided
         .and_then(|()| stream.admit(OPERATION, submissions(stream, s, kernel), s.proof.take()))
@@ -246,24 +250,47 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
     ))
 }
 
-fn decide(
+/// The queue pair that is locked now: descriptors of one list mostly name the same.
+type Held<'q> = Option<(usize, MutexGuard<'q, QpState>)>;
+
+fn hold<'q, 'h>(queues: &'q [&mut Qp], queue: usize, held: &'h mut Held<'q>) -> &'h mut QpState {
+    if held.as_ref().is_none_or(|(known, _)| *known != queue) {
+        // One at a time: nobody may wait for a lock with another in hand.
+        *held = None;
+    }
+    &mut held
+        .get_or_insert_with(|| (queue, queues[queue].core.lock()))
+        .1
+}
+
+fn decide<'q>(
     stream: &Stream,
-    queues: &mut [&mut Qp],
+    queues: &'q [&mut Qp],
     descriptor: &Descriptor<'_>,
     s: &mut Scratch,
+    held: &mut Held<'q>,
 ) -> Result<()> {
     match *descriptor {
         Descriptor::Send(request) => {
             let queue = find(queues, request.queue)?;
-            decide_send(stream, queue, queues[queue], request, s)
+            let state = hold(queues, queue, held);
+            decide_send(stream, (queue, queues[queue], state), request, s)
         }
         Descriptor::Receive(request) => {
             let queue = find(queues, request.queue)?;
-            decide_receive(stream, queue, queues[queue], request, s)
+            let state = hold(queues, queue, held);
+            decide_receive(stream, (queue, queues[queue], state), request, s)
         }
         Descriptor::Wait(completion, options) => {
             let queue = find(queues, completion.queue)?;
-            decide_wait(stream, queue, queues[queue], completion, options, s)
+            let state = hold(queues, queue, held);
+            decide_wait(
+                stream,
+                (queue, queues[queue], state),
+                completion,
+                options,
+                s,
+            )
         }
         Descriptor::WaitValue32 {
             word,
@@ -351,13 +378,12 @@ fn decide(
     }
 }
 
-/// Locks a queue pair that is of the stream's GPU, is not in error, and knows the request.
-fn enter<'q>(stream: &Stream, qp: &'q Qp, request: Completion) -> Result<MutexGuard<'q, QpState>> {
+/// Refuses unless the queue pair is of the stream's GPU, not in error, and knows the request.
+fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Result<()> {
     if !qp.core.gpu.is(stream.gpu()) {
         let what = format!("{stream:?} with {qp:?}");
         return Err(Error::new(OPERATION, Kind::Foreign, what));
     }
-    let state = qp.core.lock();
     if let Some(status) = state.failed() {
         return Err(Error::new(
             OPERATION,
@@ -365,18 +391,16 @@ fn enter<'q>(stream: &Stream, qp: &'q Qp, request: Completion) -> Result<MutexGu
             format!("{qp:?}"),
         ));
     }
-    qp.known(&state, request, OPERATION)?;
-    Ok(state)
+    qp.known(state, request, OPERATION)
 }
 
 fn decide_send(
     stream: &Stream,
-    queue: usize,
-    qp: &Qp,
+    (queue, qp, state): (usize, &Qp, &mut QpState),
     request: SendRequest,
     s: &mut Scratch,
 ) -> Result<()> {
-    let mut state = enter(stream, qp, request.into())?;
+    check(stream, qp, state, request.into())?;
     let mark = state.send.mark();
     let posted = state
         .send
@@ -415,12 +439,11 @@ fn decide_send(
 
 fn decide_receive(
     stream: &Stream,
-    queue: usize,
-    qp: &Qp,
+    (queue, qp, state): (usize, &Qp, &mut QpState),
     request: ReceiveRequest,
     s: &mut Scratch,
 ) -> Result<()> {
-    let mut state = enter(stream, qp, request.into())?;
+    check(stream, qp, state, request.into())?;
     let mark = state.recv.mark();
     let (index, edge) = state
         .recv
@@ -454,14 +477,12 @@ fn decide_receive(
 
 fn decide_wait(
     stream: &Stream,
-    queue: usize,
-    qp: &Qp,
+    (queue, qp, state): (usize, &Qp, &mut QpState),
     completion: Completion,
     options: WaitOptions,
     s: &mut Scratch,
 ) -> Result<()> {
-    let mut guard = enter(stream, qp, completion)?;
-    let state = &mut *guard;
+    check(stream, qp, state, completion)?;
     let (cq, posted, slot) = match completion.side {
         Side::Send => (
             &mut state.send.cq,
@@ -537,7 +558,7 @@ fn decide_wait(
 }
 
 /// Appends, for each waiter used, the mark that says it has passed.
-fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
+fn announce<'q>(queues: &'q [&mut Qp], s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
     for i in 0..s.waits.len() {
         let w = s.waits[i];
         let later = s.waits[i + 1..]
@@ -547,7 +568,7 @@ fn announce(queues: &mut [&mut Qp], s: &mut Scratch) -> Result<()> {
             continue;
         }
         let qp = &queues[w.queue];
-        let state = qp.core.lock();
+        let state = hold(queues, w.queue, held);
         let cq = match w.side {
             Side::Send => &state.send.cq,
             Side::Receive => &state.recv.cq,

@@ -90,7 +90,8 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         empty: impl FnMut(&mut H),
         fill: impl FnOnce(&mut H),
     ) -> Result<Ticket, Refusal> {
-        let segments = wqe.segments().map_err(Refusal::Format)?;
+        let measured = wqe.measure().map_err(Refusal::Format)?;
+        let segments = measured.segments();
         let blocks = u32::from(segments).div_ceil((BASIC_BLOCK / SEGMENT) as u32);
         if self.fifo.check_room(blocks).is_err() {
             let limit = self.fifo.room();
@@ -105,16 +106,12 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
             true => Some(self.cq.reserve(self.fifo.next())?),
             false => None,
         };
-        let wqe = SendWqe {
-            flags: wqe::WqeFlags {
-                signaled,
-                ..wqe.flags
-            },
-            ..*wqe
+        let flags = wqe::WqeFlags {
+            signaled,
+            ..wqe.flags
         };
-        let head = self.fifo.head();
-        let qpn = self.qpn;
-        if let Err(e) = wqe.encode(head as u16, qpn, &mut self.writer(head)) {
+        let (head, qpn) = (self.fifo.head(), self.qpn);
+        if let Err(e) = measured.encode(flags, head as u16, qpn, &mut self.writer(head)) {
             if let Some(position) = entry {
                 self.cq.unreserve(position);
             }

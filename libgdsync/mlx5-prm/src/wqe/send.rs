@@ -260,24 +260,32 @@ impl SendWqe<'_> {
         Ok(1 + u8::from(shape.remote) + u8::from(shape.atomic) + av)
     }
 
+    /// Checks the request and measures its entry, without writing it.
+    ///
+    /// # Errors
+    /// The request has no valid entry: its parts do not go with the opcode, or it is too large.
     #[inline]
-    fn size(&self) -> Result<(u8, usize), FormatError> {
+    pub fn measure(&self) -> Result<Measured<'_>, FormatError> {
         let start = self.payload_start()?;
         let (payload, inline) = self.payload.size()?;
         let segments = payload.saturating_add(usize::from(start));
         if segments > MAX_SEGMENTS {
             return Err(FormatError::TooManySegments { segments });
         }
-        Ok((segments as u8, inline))
+        Ok(Measured {
+            wqe: self,
+            ds: segments as u8,
+            inline,
+        })
     }
 
     /// The entry's size in segments (`ds`), without writing it.
     ///
     /// # Errors
-    /// The request has no valid entry: its parts do not go with the opcode, or it is too large.
+    /// As [`SendWqe::measure`].
     #[inline]
     pub fn segments(&self) -> Result<u8, FormatError> {
-        Ok(self.size()?.0)
+        Ok(self.measure()?.ds)
     }
 
     /// Writes the entry for basic block `index` (modulo 2^16) of queue pair `qpn` to `sink`.
@@ -292,22 +300,53 @@ impl SendWqe<'_> {
         qpn: u32,
         sink: &mut impl SegmentSink,
     ) -> Result<Encoded, FormatError> {
-        let (ds, inline) = self.size()?;
+        self.measure()?.encode(self.flags, index, qpn, sink)
+    }
+}
+
+/// A request that has a valid entry of known size.
+#[derive(Clone, Copy, Debug)]
+pub struct Measured<'a> {
+    wqe: &'a SendWqe<'a>,
+    ds: u8,
+    inline: usize,
+}
+
+impl Measured<'_> {
+    /// The entry's size in segments (`ds`).
+    #[inline]
+    pub const fn segments(&self) -> u8 {
+        self.ds
+    }
+
+    /// As [`SendWqe::encode`], with `flags` in place of the request's own.
+    ///
+    /// # Errors
+    /// `qpn` has more than 24 bits. Nothing is written then.
+    #[inline]
+    pub fn encode(
+        &self,
+        flags: WqeFlags,
+        index: u16,
+        qpn: u32,
+        sink: &mut impl SegmentSink,
+    ) -> Result<Encoded, FormatError> {
         check_qpn(qpn)?;
-        let ctrl = CtrlSeg::new(self.opcode, index, qpn, ds, self.flags, self.imm).to_bytes();
+        let Measured { wqe, ds, inline } = *self;
+        let ctrl = CtrlSeg::new(wqe.opcode, index, qpn, ds, flags, wqe.imm).to_bytes();
         sink.put(&ctrl);
-        if let Some(av) = self.av {
+        if let Some(av) = wqe.av {
             for segment in av.to_segments() {
                 sink.put(&segment);
             }
         }
-        if let Some(Remote { addr, rkey }) = self.remote {
+        if let Some(Remote { addr, rkey }) = wqe.remote {
             sink.put(&RaddrSeg::new(addr, rkey).to_bytes());
         }
-        if let Some(atomic) = &self.atomic {
+        if let Some(atomic) = &wqe.atomic {
             sink.put(&atomic.segment().to_bytes());
         }
-        match self.payload {
+        match wqe.payload {
             Payload::None => (),
             Payload::Gather(sges) => put_pointers(sges, sink),
             Payload::Inline(pieces) => put_inline(pieces, inline, sink),

@@ -54,13 +54,23 @@ fn translate(op: &Op) -> Option<Params> {
     })
 }
 
+/// Most submissions are of so few operations: their parameters take a page of the stack less.
+const FEW: usize = 16;
+
 /// Enqueues at most [`BATCH`] operations.
 pub(super) fn submit(context: &Context, stream: &CudaStream, ops: &[Op]) -> Result<()> {
+    match ops.len() {
+        0..=FEW => submit_up_to::<FEW>(context, stream, ops),
+        _ => submit_up_to::<BATCH>(context, stream, ops),
+    }
+}
+
+fn submit_up_to<const N: usize>(context: &Context, stream: &CudaStream, ops: &[Op]) -> Result<()> {
     const OPERATION: &str = "submit batch";
-    let mut params = [const { MaybeUninit::<Params>::uninit() }; BATCH];
-    if ops.len() > BATCH {
+    let mut params = [const { MaybeUninit::<Params>::uninit() }; N];
+    if ops.len() > N {
         let what = format!("{} operations at once", ops.len());
-        return Err(Error::new(OPERATION, Kind::Unsupported, what).limit(BATCH as u64));
+        return Err(Error::new(OPERATION, Kind::Unsupported, what).limit(N as u64));
     }
     for (param, op) in params.iter_mut().zip(ops) {
         let Some(translated) = translate(op) else {
