@@ -147,13 +147,14 @@ GDS_DEVICE void unpack(const Unpack<Capacity>& p) {
     if (threadIdx.x != 0) return;
     // The sender may use the slot again, and who looks finds the payload, so the copies of all
     // threads come first. Of the two words either may be seen first: nobody concludes from one on
-    // the other, and both are there when the stream goes on.
+    // the other, and both are there when the stream goes on. What follows a fence at once is seen
+    // whole everywhere; of the other word only one half changes.
     const u32 kind = a.status == kSuccess ? kTaken : a.status == kTruncated ? kTooLong : kFailed;
     const u64 told = compose(p.seq, kind, kind == kFailed ? a.status : 0);
     if (a.status == kSuccess) {
         gds::fence_sys();
-        gds::store_relaxed_sys(word_at(p.consumed), told);
         gds::store_relaxed_sys(word_at(p.result), ended(a.status, a.len));
+        gds::store_relaxed_sys(word_at(p.consumed), told);
     } else {
         gds::store_release_sys(word_at(p.consumed), told);
         finish(p.result, p.error, a.status, a.len);
