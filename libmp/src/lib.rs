@@ -74,19 +74,20 @@
 //! receiver's mailbox and is copied from there. A rank and a tag have 16 slots
 //! ([`Builder::depth`]), which the receiver gives back as it takes messages: a receiver that is
 //! slow stalls its senders, and nobody else. Longer messages wait for their receive and are
-//! written where that wants them, without a copy, unless it is a receive in several pieces.
+//! written where that wants them, without a copy, unless it is a receive in several pieces: that
+//! takes pinned memory for as much as it has room for, of which a context keeps 64 MiB for the next.
 //!
 //! # Order and streams
 //! Everything happens in stream order: memory is read when the stream gets to the send, and
 //! may be written from when it gets to the receive. A stream stands still at a send without room
 //! and at a long send without receive, and at every wait. Each stream has a queue pair of its own
-//! to each peer (up to seven; then they share), so that one which stands still does not hold
-//! up another. Which orders cannot end is told in `docs/deadlocks.md`.
+//! to each peer, so that one which stands still does not hold up another; from the eighth stream
+//! that a context has seen on they share. Which orders cannot end is told in `docs/deadlocks.md`.
 //!
 //! # Completion
 //! A send has ended when its memory may be written again, a receive when the message is in
 //! place. Requests that a stream waits for retire by themselves: no call is needed however many
-//! there are.
+//! there are. At most 65,536 may be unfinished, or held, at a time.
 //!
 //! # Errors and time
 //! A rank that dies, or is silent for longer than the time limit, is given up: its requests fail

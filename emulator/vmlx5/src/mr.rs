@@ -285,7 +285,8 @@ impl MrTable {
 }
 
 /// Writes part of a message. A CPU may poll the last byte of a message: if these are the
-/// `last` bytes, the aligned word that ends them becomes visible after all others.
+/// `last` bytes, the aligned word that ends them becomes visible after all others. It becomes so
+/// after all messages before as well: a short one may tell of a long one.
 #[inline]
 pub(crate) fn write(mem: &dyn Dma, offset: u64, bytes: &[u8], last: bool) -> Result<(), KeyFault> {
     let fault = |_| vendor::MEMORY;
@@ -297,8 +298,8 @@ pub(crate) fn write(mem: &dyn Dma, offset: u64, bytes: &[u8], last: bool) -> Res
     let (body, word) = bytes.split_at((tail - offset) as usize);
     if !body.is_empty() {
         mem.write(offset, body).map_err(fault)?;
-        // Pairs with the poller's acquire load of the last byte: what it guards is visible.
-        fence(Ordering::Release);
     }
+    // Pairs with the poller's acquire load of the last byte: what it guards is visible.
+    fence(Ordering::Release);
     mem.write(tail, word).map_err(fault)
 }

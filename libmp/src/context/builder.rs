@@ -36,7 +36,8 @@ pub enum Progress {
 /// What a call does that finds no room (queues full of work under way).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Full {
-    /// Waits for room, at most twice the context's time limit after the last loss of a peer.
+    /// Waits for room, at most twice the context's time limit after the last loss of a peer, and for
+    /// a receive from anybody that matches meanwhile once more, for the connection.
     #[default]
     Wait,
     /// Fails with `QueueFull`.
@@ -182,7 +183,7 @@ impl Builder {
 
     /// Tags under which memory is kept at a time, for each peer and direction: at least 4, default
     /// 256. When most are taken, those not used for longest go, and cost a connection when they
-    /// are used again.
+    /// are used again. A peer keeps to the limit that it was built with itself.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;

@@ -200,6 +200,8 @@ impl Table {
     pub fn make_place(&mut self, gpu: &Gpu) -> Result<()> {
         self.admit()?;
         while self.used >= CHUNK * self.chunks.len() {
+            // Under the state's lock, but no stream that stands still can hold it up: pinned memory
+            // is made in a context of the library's own.
             self.chunks.push(chunk(gpu)?);
         }
         Ok(())

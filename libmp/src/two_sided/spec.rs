@@ -46,7 +46,8 @@ pub struct Send<'a> {
 }
 
 impl<'a> Send<'a> {
-    /// The bytes of `segments` in their order, at most 30 of them, to rank `to`. The CPU posts it
+    /// The bytes of `segments` in their order, at most 30 of them, to rank `to`: 16 GiB of one
+    /// segment, 1 GiB of several. The CPU posts it
     /// unless [`on`](Send::on) says otherwise.
     pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> Send<'a> {
         Send {
@@ -115,7 +116,8 @@ pub struct Recv<'a> {
 }
 
 impl<'a> Recv<'a> {
-    /// A message from `from` into `segments` in their order, at most 30 of them. The CPU posts it
+    /// A message from `from` into `segments` in their order, at most 30 of them: 16 GiB in one
+    /// segment, 1 GiB in several. The CPU posts it
     /// unless [`on`](Recv::on) says otherwise.
     pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> Recv<'a> {
         Recv {
