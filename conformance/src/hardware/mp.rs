@@ -89,14 +89,20 @@ pub fn run_all(choice: &Choice, mut arguments: Arguments) -> ! {
     arguments.test_threads = Some(1);
     let start = Instant::now();
     let listed = arguments.list;
-    let conclusion = libtest_mimic::run(&arguments, trials(choice));
+    let trials = trials(choice);
+    let absent = trials.iter().filter(|trial| trial.has_ignored_flag());
+    let absent: Vec<String> = absent.map(|trial| trial.name().to_owned()).collect();
+    let conclusion = libtest_mimic::run(&arguments, trials);
     if !listed {
         let (messages, bytes) = run::moved();
+        for what in absent {
+            println!("not run: {what}");
+        }
         println!(
-            "{} cells passed, {} failed, {} ignored: {messages} messages, {:.1} GiB, {:.0} s",
+            "{} cells run, {} passed, {} failed: {messages} messages, {:.1} GiB, {:.0} s",
+            conclusion.num_passed + conclusion.num_failed,
             conclusion.num_passed,
             conclusion.num_failed,
-            conclusion.num_ignored,
             bytes as f64 / f64::from(1 << 30),
             start.elapsed().as_secs_f64()
         );

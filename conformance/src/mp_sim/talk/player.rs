@@ -164,21 +164,13 @@ impl<'a> Player<'a> {
     }
 
     fn receive(&mut self, i: usize, m: &Message) {
+        self.take_overdue(i, m);
         if m.tag == WILD {
             let (k, request) = self.wild.remove(0);
             assert_eq!(k, i, "receives from anybody are waited for in their order");
             self.receives.push((i, i + m.recv.late, request));
             return;
         }
-        // A sender may count on half the slots, and the one that is waited for.
-        let alike = |o: &Message| (o.from, o.to, o.tag) == (m.from, m.to, m.tag);
-        let later = |k: usize| self.plan.messages[k..i].iter().filter(|o| alike(o)).count();
-        let open = self.receives.iter().map(|r| r.0);
-        let overdue: Vec<usize> = open
-            .filter(|k| alike(&self.plan.messages[*k]))
-            .filter(|k| later(*k) > self.plan.settings.depth as usize / 2)
-            .collect();
-        self.take(|k, _| overdue.contains(&k));
 
         self.blank(i, m.recv.post, GAP);
         let pieces = self.pieces(&self.landing, self.places[i], &m.recv);
@@ -197,6 +189,22 @@ impl<'a> Player<'a> {
             false => self.ctx.recv(&recv).unwrap(),
         };
         self.receives.push((i, i + m.recv.late, request));
+    }
+
+    /// Waits for receives before message `i` of the same channel: a sender may count on half the
+    /// slots, and the one that is waited for. Receives from anybody are counted as one channel.
+    fn take_overdue(&mut self, i: usize, m: &Message) {
+        let alike = |o: &Message| {
+            let from = o.from == m.from || m.tag == WILD;
+            from && (o.to, o.tag) == (m.to, m.tag)
+        };
+        let later = |k: usize| self.plan.messages[k..i].iter().filter(|o| alike(o)).count();
+        let open = self.receives.iter().map(|r| r.0);
+        let overdue: Vec<usize> = open
+            .filter(|k| alike(&self.plan.messages[*k]))
+            .filter(|k| later(*k) > self.plan.settings.depth as usize / 2)
+            .collect();
+        self.take(|k, _| overdue.contains(&k));
     }
 
     /// Waits for those receives that `which` says, by message and when they are due.
