@@ -39,6 +39,9 @@ pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) ring: Arc<Ring<Op>>,
     enqueue: Mutex<Enqueue>,
+    /// Whether the stream is capturing. Changed under the lock of `enqueue`, where whoever enqueues
+    /// looks; others read it relaxed: nothing depends on it.
+    capturing: AtomicBool,
     /// No handle is left. Set (release) once, read (acquire) by the engine.
     pub(crate) closed: AtomicBool,
 }
@@ -47,7 +50,6 @@ pub(crate) struct Shared {
 struct Enqueue {
     producer: Producer<Op>,
     cache: Cache,
-    capturing: bool,
 }
 
 impl Shared {
@@ -58,8 +60,8 @@ impl Shared {
             enqueue: Mutex::new(Enqueue {
                 producer,
                 cache: Cache::new(),
-                capturing: false,
             }),
+            capturing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }
@@ -122,16 +124,16 @@ impl Operands<'_> {
             need(caps.flush || !flush, "waits that flush")
         };
         let wide = "64-bit memory operations";
-        let op = match *op {
+        // Each arm writes its item where it belongs, not by way of the stack.
+        match *op {
             MemOp::Write32 {
                 addr,
                 value,
                 fenced,
-            } => Op::Write32 {
-                at: self.word(n, addr, 4)?,
-                value,
-                fenced,
-            },
+            } => {
+                let at = self.word(n, addr, 4)?;
+                to.push(Op::Write32 { at, value, fenced });
+            }
             MemOp::Write64 {
                 addr,
                 value,
@@ -139,7 +141,7 @@ impl Operands<'_> {
             } => {
                 need(caps.memops64, wide)?;
                 let at = self.word(n, addr, 8)?;
-                Op::Write64 { at, value, fenced }
+                to.push(Op::Write64 { at, value, fenced });
             }
             MemOp::Wait32 {
                 addr,
@@ -150,13 +152,13 @@ impl Operands<'_> {
             } => {
                 wait(cond, flush)?;
                 let at = self.word(n, addr, 4)?;
-                Op::Wait32 {
+                to.push(Op::Wait32 {
                     at,
                     value,
                     mask,
                     cond,
                     flush,
-                }
+                });
             }
             MemOp::Wait64 {
                 addr,
@@ -168,13 +170,13 @@ impl Operands<'_> {
                 need(caps.memops64, wide)?;
                 wait(cond, flush)?;
                 let at = self.word(n, addr, 8)?;
-                Op::Wait64 {
+                to.push(Op::Wait64 {
                     at,
                     value,
                     mask,
                     cond,
                     flush,
-                }
+                });
             }
             MemOp::Copy { addr, ref data } => {
                 if data.is_empty() {
@@ -188,15 +190,13 @@ impl Operands<'_> {
                     bytes[..part.len()].copy_from_slice(part);
                     to.push(Op::Data(bytes));
                 }
-                return Ok(());
             }
-            MemOp::Fence => Op::Fence,
+            MemOp::Fence => to.push(Op::Fence),
             MemOp::FlushRemote => {
                 need(caps.flush, "flushing remote writes")?;
-                Op::FlushRemote
+                to.push(Op::FlushRemote);
             }
-        };
-        to.push(op);
+        }
         Ok(())
     }
 }
@@ -387,12 +387,12 @@ impl Stream {
     /// # Errors
     /// The stream is capturing already.
     pub fn begin_capture(&self) -> Result<(), Error> {
-        let mut enqueue = self.0.shared.enqueue();
-        if enqueue.capturing {
-            return Err(Error::Capturing { stream: self.id() });
+        let shared = &self.0.shared;
+        let _enqueue = shared.enqueue();
+        match shared.capturing.swap(true, Ordering::Relaxed) {
+            true => Err(Error::Capturing { stream: self.id() }),
+            false => Ok(()),
         }
-        enqueue.capturing = true;
-        Ok(())
     }
 
     /// Ends the capture, which holds nothing.
@@ -400,17 +400,17 @@ impl Stream {
     /// # Errors
     /// The stream is not capturing.
     pub fn end_capture(&self) -> Result<(), Error> {
-        let mut enqueue = self.0.shared.enqueue();
-        if !enqueue.capturing {
-            return Err(Error::NotCapturing { stream: self.id() });
+        let shared = &self.0.shared;
+        let _enqueue = shared.enqueue();
+        match shared.capturing.swap(false, Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(Error::NotCapturing { stream: self.id() }),
         }
-        enqueue.capturing = false;
-        Ok(())
     }
 
     /// Whether the stream is capturing.
     pub fn is_capturing(&self) -> bool {
-        self.0.shared.enqueue().capturing
+        self.0.shared.capturing.load(Ordering::Relaxed)
     }
 
     /// Whether everything enqueued so far has completed and is visible.
@@ -470,12 +470,8 @@ impl Stream {
         loop {
             let mut guard = shared.enqueue();
             core.running()?;
-            let Enqueue {
-                producer,
-                cache,
-                capturing,
-            } = &mut *guard;
-            if *capturing {
+            let Enqueue { producer, cache } = &mut *guard;
+            if shared.capturing.load(Ordering::Relaxed) {
                 return Err(Error::Capturing { stream: shared.id });
             }
             let submitted = match producer.begin(items) {

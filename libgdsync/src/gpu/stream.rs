@@ -23,6 +23,9 @@ pub enum StreamHandle {
 /// Submissions that `operations` are cut into at most, of which up to `glued` stay together.
 pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 {
     let filled = (limit + 1).saturating_sub(glued).max(1);
+    if operations < filled {
+        return 1;
+    }
     u32::try_from(1 + operations / filled).unwrap_or(u32::MAX)
 }
 

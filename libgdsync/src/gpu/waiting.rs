@@ -133,6 +133,12 @@ impl Waiting {
         self.limits
     }
 
+    /// Whether waiting streams are counted, so that it matters how they show that they have passed.
+    #[inline]
+    pub fn counts(&self) -> bool {
+        self.limits.is_some()
+    }
+
     #[inline]
     fn seat_of(&self, id: u64) -> Option<&Seat> {
         self.seats

@@ -575,11 +575,13 @@ fn announce<'q>(queues: &'q [&mut Qp], s: &mut Scratch, held: &mut Held<'q>) -> 
         };
         let places = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
-        s.proof = Some(Proof::Mark {
-            memory: qp.core.control.downgrade(),
-            word: places.passed.cpu.part(4 * w.waiter, 4),
-            count: cq.next_mark(w.waiter),
-        });
+        if qp.core.gpu.waiting().counts() {
+            s.proof = Some(Proof::Mark {
+                memory: qp.core.control.downgrade(),
+                word: places.passed.cpu.part(4 * w.waiter, 4),
+                count: cq.next_mark(w.waiter),
+            });
+        }
         s.items.push(Item::Mark {
             at: places.passed.gpu.offset(4 * w.waiter as u64),
             value: cq.next_mark(w.waiter),
