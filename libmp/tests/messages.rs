@@ -267,6 +267,52 @@ fn lengths_come_from_words() {
     });
 }
 
+/// The word of the receive that is next in the slot comes only behind what waits for the sender.
+#[test]
+fn a_sender_learns_that_there_is_no_room_though_the_next_receive_of_the_slot_stands_behind_it() {
+    let build = |builder: mp::Builder| builder.depth(2);
+    ranks_with(2, build, |ctx| {
+        const LONG: usize = 9000;
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 1 << 16).unwrap();
+        let small = |at: usize| memory.slice(64 * at, 64).unwrap();
+        let long = |at: usize| memory.slice(16384 * at, LONG).unwrap();
+        let [a, b] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        let go = 9;
+        if ctx.rank() == 0 {
+            let recv = ctx.irecv(peer, go, &small(0)).unwrap();
+            recv.wait(LIMIT).unwrap();
+            let lost = ctx.isend_on(&a, peer, 1, &long(1)).unwrap();
+            let second = ctx.isend_on(&a, peer, 1, &small(1)).unwrap();
+            let other = ctx.isend_on(&a, peer, 2, &small(2)).unwrap();
+            let third = ctx.isend_on(&a, peer, 1, &long(2)).unwrap();
+            assert_eq!(lost.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            for request in [second, other, third] {
+                request.wait(LIMIT).unwrap();
+            }
+        } else {
+            let short = ctx.irecv_on(&a, peer, 1, &small(0)).unwrap();
+            let second = ctx.irecv_on(&a, peer, 1, &small(1)).unwrap();
+            let other = ctx.irecv_on(&a, peer, 2, &small(2)).unwrap();
+            other.wait_on(&a).unwrap();
+            // This stream stands behind the other, which waits for what comes behind the message.
+            short.wait_on(&b).unwrap();
+            second.wait_on(&b).unwrap();
+            let third = ctx.irecv_on(&b, peer, 1, &long(2)).unwrap();
+            third.wait_on(&b).unwrap();
+            ctx.isend(peer, go, &small(9)).unwrap().wait(LIMIT).unwrap();
+            assert_eq!(short.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            for request in [second, other, third] {
+                request.wait(LIMIT).unwrap();
+            }
+        }
+        for stream in [a, b] {
+            assert!(stream.synchronize(LIMIT).unwrap());
+        }
+        ctx.close(LIMIT).unwrap();
+    });
+}
+
 #[test]
 fn unmatched_requests_are_cancelled_and_others_are_not() {
     ranks(2, |ctx| {

@@ -273,6 +273,20 @@ macro_rules! word {
 }
 
 impl Word64 {
+    /// Stores `new`, as [`Word64::store`] does, if the value is still `current`; answers what was
+    /// there. A write of a NIC's or a GPU's to host memory comes before it or behind it.
+    ///
+    /// # Errors
+    /// The memory is none that the CPU reaches.
+    pub fn compare_swap(&self, current: u64, new: u64) -> Result<u64> {
+        let before = self
+            .region
+            .mapped()?
+            .compare_swap64(self.offset, current, new);
+        self.region.gpu().host().ring();
+        Ok(before)
+    }
+
     /// The CPU's view of it.
     pub(crate) fn mapped(&self) -> Result<Mapped> {
         Ok(self.region.mapped()?.part(self.offset, 8))

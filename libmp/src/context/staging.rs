@@ -94,6 +94,7 @@ mod tests {
 
     use gdsync::Gpu;
     use gdsync::rdma::Device;
+    use std::sync::Barrier;
 
     use super::*;
     use crate::bootstrap::Local;
@@ -211,11 +212,13 @@ mod tests {
 
     #[test]
     fn what_a_lost_peer_may_write_is_not_used_again() {
+        static POSTED: Barrier = Barrier::new(2);
         ranks(|ctx| {
             let peer = 1 - ctx.rank();
             let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
             let into = pieces(&memory, 50_000);
             let recv = ctx.irecvv(peer, 1, &into).unwrap();
+            POSTED.wait();
             if ctx.rank() == 1 {
                 // It leaves without a word.
                 return None;

@@ -278,6 +278,19 @@ impl SendChannel {
         }
     }
 
+    /// The receive of `number` has ended without its message, and the peer's word of it may stand
+    /// behind what waits for this message: who waits for that receive goes on.
+    pub fn refuse(&self, number: u64) {
+        let ready = &self.ready[self.shape.slot(number)];
+        if let Ok(now) = ready.load()
+            && !word::reached(now, number)
+        {
+            // The peer's own word, or one of a later receive, may come meanwhile, and stays.
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = ready.compare_swap(now, word::word(number, WordKind::Refused, 0));
+        }
+    }
+
     /// Where the receive of `number` lies, as the peer wrote it before it said that it is there.
     pub fn info(&self, number: u64) -> Result<RemoteSpan> {
         let mut bytes = [0; INFO];

@@ -83,7 +83,7 @@ impl Inner {
         if entry.large || entry.refused || !entry.receive {
             return true;
         }
-        let (rank, number) = (entry.peer, entry.number);
+        let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
         let Some(Some(peer)) = peers.get_mut(rank as usize) else {
             return true;
         };
@@ -93,20 +93,24 @@ impl Inner {
             failed,
             ..
         } = &mut **peer;
-        let Some(channel) = recvs.get_mut(&entry.tag) else {
+        let Some(channel) = recvs.get_mut(&tag) else {
             return true;
         };
-        let announced = channel.word(number, false).load().map(word::parse);
-        if failed.is_some()
-            || !matches!(announced, Ok((low, Some(WordKind::Announce), _)) if low == number as u16)
-        {
+        let len = match channel.word(number, false).load().map(word::parse) {
+            Ok((low, Some(WordKind::Announce), len)) if low == number as u16 => len,
+            _ => return true,
+        };
+        if failed.is_some() {
             return true;
         }
         let slot = channel.shape.slot(number);
         let next = channel.receives[slot].filter(|next| *next != key);
         let next = next.and_then(|next| requests.get(next));
-        // A later receive that has told where it is tells that this one is over.
-        let told = next.is_some_and(|next| next.large && next.phase != Phase::Prepared)
+        // A later receive that has told where it is tells that this one is over. One that a stream
+        // tells of, whenever it comes there, must not be overtaken by a word: there a message does.
+        let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
+        let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
+        let told = later.is_some()
             || match refusal(channel, lanes, number) {
                 Ok(request) => {
                     channel.told[slot] = Some((0, request));
@@ -116,6 +120,9 @@ impl Inner {
             };
         if let Some(entry) = requests.get_mut(key) {
             entry.refused = told;
+        }
+        if by_mail {
+            self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         told
     }
@@ -151,12 +158,23 @@ impl Inner {
         self.note(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            let sent = matches!(entry.phase, Phase::Sent(_) | Phase::Done(Status::SUCCESS));
+            let sent = matches!(
+                entry.phase,
+                Phase::Queued { announced: true } | Phase::Sent(_) | Phase::Done(Status::SUCCESS)
+            );
             !entry.receive && this && sent && entry.order >= born
         });
-        let Some(key) = found.map(|(key, _)| key) else {
+        let Some((key, entry)) = found else {
             return;
         };
+        let (large, queued) = (entry.large, matches!(entry.phase, Phase::Queued { .. }));
+        if large && let Some(channel) = state.peer(rank).and_then(|peer| peer.sends.get(&tag)) {
+            channel.refuse(number);
+        }
+        if queued {
+            // It goes on with the word.
+            return;
+        }
         if let Some(entry) = state.requests.get_mut(key)
             && let Phase::Done(status) = &mut entry.phase
         {

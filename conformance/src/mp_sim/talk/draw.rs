@@ -144,13 +144,6 @@ fn message(rng: &mut Rng, settings: &Settings, from: u32, to: u32, tag: u32) -> 
     if recv.wait == Wait::Nobody {
         recv.wait = Wait::Cpu;
     }
-    if len > recv.room
-        && let (Post::Stream(s) | Post::Proxy(s), Wait::Stream(_)) = (recv.post, recv.wait)
-    {
-        // Where another stream stands for the receive's own, and the next receive of the slot
-        // behind it, the sender learns by its time limit only that there is no room.
-        recv.wait = Wait::Stream(s);
-    }
     Message {
         from,
         to,
