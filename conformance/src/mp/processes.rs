@@ -17,6 +17,7 @@ use super::setup::Setup;
 use crate::cover::Cell;
 use crate::hardware::child::{self, Guarded};
 use crate::hardware::gear::{LIMIT, Runtime, Verdict, ensure};
+use crate::hardware::waits::CHANNELS;
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp";
@@ -29,6 +30,15 @@ const DONE: &str = "done";
 
 /// Ends what hangs: every wait inside has its own limit.
 const LONG: Duration = Duration::from_secs(150);
+
+/// Hardware channels that the contexts of all processes on one GPU get together: of many more the
+/// driver of an H200 makes no contexts ("out of memory").
+const CHANNELS_OF_ALL: u32 = 256;
+
+/// Channels of a context: each process has two, the application's and the library's.
+fn channels(ranks: u32, gpus: u32) -> u32 {
+    (CHANNELS_OF_ALL / (2 * ranks.div_ceil(gpus.max(1)))).clamp(8, 32)
+}
 
 /// Runs a cell, its ranks processes on `gpus` GPUs.
 ///
@@ -44,6 +54,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
     let address = store.address().to_string();
     let (cell_word, ranks) = (cells::word(cell), setup.ranks.to_string());
     let (tell, told) = mpsc::channel();
+    let channels = channels(setup.ranks, gpus).to_string();
     let start = |rank: u32| -> Verdict<(Guarded, ChildStdin)> {
         let (rank, gpus) = (rank.to_string(), gpus.to_string());
         let arguments = [
@@ -57,6 +68,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         ];
         let mut command = child::command(ROLE, &arguments)?;
         command
+            .env(CHANNELS, &channels)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
