@@ -20,9 +20,10 @@ pub(crate) struct Wire {
     own: Option<(Writer, Reader)>,
     own_bytes: usize,
     lost: VecDeque<PeerId>,
-    /// Frames sent, and taken.
+    /// Frames sent, taken, and sent to nobody.
     pub sent: u64,
     pub received: u64,
+    pub vanished: u64,
 }
 
 impl Wire {
@@ -35,6 +36,7 @@ impl Wire {
             lost: VecDeque::new(),
             sent: 0,
             received: 0,
+            vanished: 0,
         }
     }
 
@@ -64,7 +66,17 @@ impl Wire {
         }
     }
 
-    /// Sends a frame of `len` payload bytes that `fill` writes.
+    /// Makes the link to `node` again if it was lost.
+    pub fn relink(&mut self, node: NodeId, peer: PeerId) {
+        let own = peer == OWN && self.own.is_none();
+        if own || peer != OWN && matches!(self.fabric.state(peer), LinkState::Lost(_)) {
+            // If it cannot be had now, the next retry tries again.
+            let _ = self.connect(node);
+        }
+    }
+
+    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link it vanishes, as
+    /// on a wire that leads nowhere.
     #[inline]
     pub fn send(
         &mut self,
@@ -86,8 +98,12 @@ impl Wire {
                     Refused::Garbage(_) => SendRefused::Lost,
                 })
         };
-        self.sent += u64::from(sent.is_ok());
-        sent
+        match sent {
+            Ok(()) => self.sent += 1,
+            Err(SendRefused::Lost) => self.vanished += 1,
+            Err(_) => return sent,
+        }
+        Ok(())
     }
 
     /// Hands received frames on, half of the budget from this NIC itself if it has any.

@@ -138,8 +138,8 @@ proptest! {
     #[test]
     fn random_frames(
         frames in prop::collection::vec(
-            ((0..24_u8, 0..16_u8, any::<u8>()), (0..4_u32, 0..5_u32, 0..4_u32), (0..6_u32, 0..6_u32),
-             any::<u64>(), 0..80_usize, 0..3_u16),
+            ((0..24_u8, 0..64_u8, any::<u8>()), (0..4_u32, 0..5_u32, 0..4_u32), (0..6_u32, 0..6_u32),
+             any::<u64>(), 0..80_usize, 0..5_u16),
             1..60,
         ),
         work in 0..6_u32,
@@ -149,12 +149,7 @@ proptest! {
         let mut port = world.hub.port();
         let mut a = world.end(0, EndConfig::default());
         world.init(&a);
-        let change = Modify::Rtr {
-            remote: port.node(),
-            remote_qpn: Qpn(3),
-            rq_psn: 1,
-            max_dest_rd_atomic: 4,
-        };
+        let change = rtr(Path::to(port.node(), Qpn(3)), 1, 4, 12);
         world.modify(&a, change);
         world.rts(&a, 1);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
@@ -175,7 +170,7 @@ proptest! {
             };
         }
         world.step();
-        for ((kind, flags, code), (dst, src, seq), (total, offset), va, len, life) in frames {
+        for ((kind, flags, code), (dst, src, seq), (total, offset), va, len, count) in frames {
             let sizes = [0, 8, len as u32, 40_000, 1 << 31, u32::MAX];
             let header = FrameHeader {
                 len: (len as u32).into(),
@@ -184,14 +179,14 @@ proptest! {
                 code,
                 dst_qpn: [a.qpn.0, a.qpn.0, 5, u32::MAX][dst as usize].into(),
                 src_qpn: [3, 3, 3, 4, 1 << 24][src as usize].into(),
-                seq: seq.into(),
+                psn: seq.into(),
                 rkey: (if va & 1 == 0 { a.keys.rkey } else { va as u32 }).into(),
                 total: sizes[total as usize].into(),
                 offset: sizes[offset as usize].into(),
                 va: (if va & 2 == 0 { a.addr(va & 0xff) } else { va }).into(),
                 operand: va.into(),
-                life: life.into(),
-                echo: u16::from(code & 3 == 0).into(),
+                count: if count == 3 { 2 } else { 1_u16 }.into(),
+                mtu_log: if count == 4 { 8 } else { 12 },
                 ..FrameHeader::default()
             };
             // The link may be lost by now: then it is made again.
