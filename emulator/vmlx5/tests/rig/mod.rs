@@ -379,12 +379,24 @@ impl World {
 
     /// NICs on any fabrics.
     pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
+        World::on_with(fabrics, |_| {})
+    }
+
+    /// NICs on a hub that are not as they are by default.
+    pub fn built(nics: usize, change: impl Fn(&mut NicConfig)) -> World {
+        let hub = Hub::new(HubConfig::default());
+        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
+        World::on_with(ports.collect(), change).with_hub(hub)
+    }
+
+    fn on_with(fabrics: Vec<Box<dyn Fabric>>, change: impl Fn(&mut NicConfig)) -> World {
         let hub = Hub::new(HubConfig::default());
         let nic = |(i, fabric)| {
-            let config = NicConfig {
+            let mut config = NicConfig {
                 name: format!("nic{i}"),
                 ..NicConfig::default()
             };
+            change(&mut config);
             Nic::new(config, fabric)
         };
         World {
