@@ -131,7 +131,14 @@ impl Core {
             let answer = Frame::new(Kind::Nak, frame.src_qpn, frame.dst_qpn, frame.psn);
             let code = nak::RNR | NOT_READY_TIMER;
             let vendor = vendor::NOT_READY;
-            self.stray(peer, Frame { code, vendor, ..answer });
+            self.stray(
+                peer,
+                Frame {
+                    code,
+                    vendor,
+                    ..answer
+                },
+            );
         }
     }
 

@@ -8,13 +8,14 @@ use gds_step::Time;
 use mlx5_prm::cqe::{Failure, Success};
 use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 
+use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
+use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, LinkError, LinkState, NodeId, PeerId};
 use crate::frame::{Frame, psn};
 use crate::mr::{Access, MrAttr, MrKeys, MrTable, PdId};
-use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn};
 use crate::qp::{Qp, Remote};
 use crate::requester::Begin;
 use crate::responder::Answer;
@@ -272,6 +273,17 @@ impl Nic {
             frames_received: self.wire.received,
             frames_dropped: self.core.dropped + self.wire.vanished,
         }
+    }
+
+    /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to
+    /// frames that are held back already, which are lost.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.wire.set_faults(faults);
+    }
+
+    /// What faults did since they were set.
+    pub fn fault_stats(&self) -> FaultStats {
+        self.wire.fault_stats()
     }
 
     /// Makes a protection domain.

@@ -9,10 +9,10 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
+use crate::attr::{QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
-use crate::attr::{QpAttr, QpInfo, QpState, Qpn};
 use crate::fabric::{NodeId, PeerId};
 use crate::frame::{Frame, Kind, MTU_LOGS};
 use crate::mr::{Access, PdId};

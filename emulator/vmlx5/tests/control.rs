@@ -238,10 +238,7 @@ fn refused_control_operations() {
         Err(NicError::InUse { users: 3, .. })
     ));
     let remote = nic.node();
-    let over = nic.modify_qp(
-        qpn,
-        init(Access::LOCAL_WRITE),
-    );
+    let over = nic.modify_qp(qpn, init(Access::LOCAL_WRITE));
     assert!(matches!(
         over,
         Err(NicError::Access {
@@ -249,11 +246,7 @@ fn refused_control_operations() {
             ..
         })
     ));
-    nic.modify_qp(
-        qpn,
-        init(Access::NONE),
-    )
-    .unwrap();
+    nic.modify_qp(qpn, init(Access::NONE)).unwrap();
     let to = |remote_qpn, psn, reads, rnr| rtr(Path::to(remote, remote_qpn), psn, reads, rnr);
     let wide = 1 << 24;
     for (change, what) in [

@@ -305,10 +305,7 @@ fn reads_where_none_may_be_outstanding() {
     for (x, y) in [(&a, &b), (&b, &a)] {
         world.init(x);
         let to = world.node(y);
-        world.modify(
-            x,
-            rtr(Path::to(to, y.qpn), 0, 0, 12),
-        );
+        world.modify(x, rtr(Path::to(to, y.qpn), 0, 0, 12));
         world.rts(x, 0);
     }
     let sges = [a.sge(0, 8)];

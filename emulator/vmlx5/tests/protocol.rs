@@ -162,7 +162,10 @@ fn the_wait_for_a_receiver_ends_with_its_time_or_with_a_hint() {
         let sent = [(Kind::Write, 1), (Kind::Write, 2)];
         assert_eq!(kinds(&fake.listen()), sent);
         assert!(fake.nak(1, nak::RNR | 14).is_empty());
-        assert!(fake.after(rnr_delay(14) - Duration::from_nanos(1000)).is_empty());
+        assert!(
+            fake.after(rnr_delay(14) - Duration::from_nanos(1000))
+                .is_empty()
+        );
         let said = match hinted {
             true => fake.tell(Kind::Hint, 1, |_| {}),
             false => fake.after(Duration::from_nanos(1000)),
@@ -246,7 +249,10 @@ fn a_long_message_goes_on_within() {
     let said = fake.nak(19, nak::PSN);
     assert_eq!(kinds(&said), [(Kind::Write, 19)]);
     let (h, _) = &said[0];
-    assert_eq!((h.offset.get(), h.len.get()), (18 * 4096, 100_000 - 18 * 4096));
+    assert_eq!(
+        (h.offset.get(), h.len.get()),
+        (18 * 4096, 100_000 - 18 * 4096)
+    );
     fake.tell(Kind::Ack, 25, |_| {});
     fake.done(s);
 }
@@ -419,11 +425,17 @@ fn copies_of_messages_are_received_once() {
     assert_eq!(kinds(&asked), [(Kind::Ack, 2)]);
     let said = fake.tell(Kind::Send, 2, |h| part(h, true, 7));
     assert_eq!(kinds(&said), [(Kind::Ack, 2)]);
-    assert_eq!(kinds(&fake.tell(Kind::Send, 1, |h| whole(h, 7))), [(Kind::Ack, 2)]);
+    assert_eq!(
+        kinds(&fake.tell(Kind::Send, 1, |h| whole(h, 7))),
+        [(Kind::Ack, 2)]
+    );
     assert_eq!(fake.end.get(4095, 10), [1, 3, 3, 3, 3, 3, 3, 3, 3, 0]);
     assert_ok(&fake.end.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
     assert_eq!(fake.end.recv.poll(), None);
-    assert_eq!(fake.world.nics[0].query_qp(fake.end.qpn).unwrap().rq_next, 1);
+    assert_eq!(
+        fake.world.nics[0].query_qp(fake.end.qpn).unwrap().rq_next,
+        1
+    );
 }
 
 #[test]
@@ -446,9 +458,15 @@ fn a_gap_is_reported_once() {
     let said = fake.tell(Kind::Write, 3, |h| h.flags = FIRST | LAST);
     assert_eq!(kinds(&said), [(Kind::Nak, 2)]);
     assert_eq!(said[0].0.code, nak::PSN);
-    assert!(fake.tell(Kind::Write, 4, |h| h.flags = FIRST | LAST).is_empty());
+    assert!(
+        fake.tell(Kind::Write, 4, |h| h.flags = FIRST | LAST)
+            .is_empty()
+    );
     assert!(fake.tell(Kind::Read, 5, |_| {}).is_empty());
-    assert_eq!(kinds(&fake.tell(Kind::Send, 2, |h| part(h, true, 2))), [(Kind::Ack, 2)]);
+    assert_eq!(
+        kinds(&fake.tell(Kind::Send, 2, |h| part(h, true, 2))),
+        [(Kind::Ack, 2)]
+    );
     assert_ok(&fake.end.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
     let said = fake.tell(Kind::Write, 4, |h| h.flags = FIRST | LAST);
     assert_eq!(kinds(&said), [(Kind::Nak, 3)]);
@@ -522,7 +540,10 @@ fn a_write_with_immediate_waits_at_its_end() {
     assert_eq!(fake.end.get(4095, 2), [1, 0]);
     let r = fake.end.post_recv(&[]);
     assert_eq!(kinds(&fake.listen()), [(Kind::Hint, 2)]);
-    assert_eq!(kinds(&fake.tell(Kind::Write, 2, imm(true, 3))), [(Kind::Ack, 2)]);
+    assert_eq!(
+        kinds(&fake.tell(Kind::Write, 2, imm(true, 3))),
+        [(Kind::Ack, 2)]
+    );
     assert_eq!(fake.end.get(4095, 2), [1, 3]);
     assert_ok(&fake.end.recv.poll().unwrap(), CqeOpcode::RESP_WR_IMM, r);
 }
@@ -562,7 +583,10 @@ fn reads_and_atomics_that_come_again() {
     assert_eq!((said[0].0.count.get(), said[0].1[0]), (2, 1));
     // One that reaches past what was asked for did not come before.
     assert!(fake.tell(Kind::Read, 6, at(8200)).is_empty());
-    assert_eq!(kinds(&fake.tell(Kind::Read, 7, at(8))), [(Kind::ReadData, 7)]);
+    assert_eq!(
+        kinds(&fake.tell(Kind::Read, 7, at(8))),
+        [(Kind::ReadData, 7)]
+    );
     // Its key is gone by now.
     fake.world.nics[0].dereg_mr(rkey).unwrap();
     let said = fake.tell(Kind::Read, 4, at(8200));
@@ -573,9 +597,18 @@ fn reads_and_atomics_that_come_again() {
 fn nobody_answers_strangers() {
     let mut fake = Fake::new();
     let before = fake.world.nics[0].stats().frames_dropped;
-    assert!(fake.tell(Kind::Read, 1, |h| h.src_qpn = 99.into()).is_empty());
-    assert!(fake.tell(Kind::FetchAdd, 4, |h| h.dst_qpn = 0x42.into()).is_empty());
-    assert!(fake.tell(Kind::Ack, 1, |h| h.dst_qpn = 0x42.into()).is_empty());
+    assert!(
+        fake.tell(Kind::Read, 1, |h| h.src_qpn = 99.into())
+            .is_empty()
+    );
+    assert!(
+        fake.tell(Kind::FetchAdd, 4, |h| h.dst_qpn = 0x42.into())
+            .is_empty()
+    );
+    assert!(
+        fake.tell(Kind::Ack, 1, |h| h.dst_qpn = 0x42.into())
+            .is_empty()
+    );
     assert_eq!(fake.world.nics[0].stats().frames_dropped, before + 3);
 }
 
@@ -587,7 +620,9 @@ fn who_is_not_connected_yet_puts_off_or_is_silent() {
             strict,
             ..NicConfig::default()
         };
-        world.nics.push(Nic::new(config, Box::new(world.hub.port())));
+        world
+            .nics
+            .push(Nic::new(config, Box::new(world.hub.port())));
         let mut port = world.hub.port();
         let end = world.end(0, EndConfig::default());
         let nic = port.connect(world.nics[0].node()).unwrap();

@@ -189,7 +189,10 @@ fn seven_retries_are_without_end_and_a_receive_ends_them() {
         assert!(a.send.poll().is_none());
         let tries = world.nics[1].stats().frames_sent;
         let most = Duration::from_secs(1).as_nanos() / rnr_delay(12).as_nanos();
-        assert!((most as u64 - 10..most as u64 + 5).contains(&tries), "{tries}");
+        assert!(
+            (most as u64 - 10..most as u64 + 5).contains(&tries),
+            "{tries}"
+        );
         let r = b.post_recv(&[b.sge(0, 8)]);
         world.settle();
         // A hint is what a device does not have.
@@ -244,7 +247,11 @@ fn many_clocks_at_once() {
         world.pass(Duration::from_nanos(start + 4096 * step - world.now));
         for (a, _) in &ends {
             let due = (u64::from(a.config.retry_cnt) + 1) << a.config.timeout;
-            let state = if step >= due { QpState::Err } else { QpState::Rts };
+            let state = if step >= due {
+                QpState::Err
+            } else {
+                QpState::Rts
+            };
             // All were sent within the first steps.
             if step != due && step + 1 != due {
                 assert_eq!(world.state(a), state, "{step} of {due}");

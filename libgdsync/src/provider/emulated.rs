@@ -260,10 +260,7 @@ impl EmulatedNic {
                 port: 1,
             },
             vmlx5::Modify::Rtr {
-                path: vmlx5::Path::to(
-                    vmlx5::fabric::NodeId(peer.node),
-                    vmlx5::Qpn(peer.qpn),
-                ),
+                path: vmlx5::Path::to(vmlx5::fabric::NodeId(peer.node), vmlx5::Qpn(peer.qpn)),
                 rq_psn: peer.psn,
                 max_dest_rd_atomic: MAX_RD_ATOMIC,
                 min_rnr_timer: RNR_TIMER,

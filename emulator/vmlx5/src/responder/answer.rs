@@ -122,7 +122,9 @@ impl Qp {
     fn refuse_first(&mut self, psn: u32, fault: Fault) {
         let (code, vendor) = (code_of(fault), fault.vendor);
         self.resp.forget_answers();
-        self.resp.answers.push_back(Answer::Nak { psn, code, vendor });
+        self.resp
+            .answers
+            .push_back(Answer::Nak { psn, code, vendor });
         if self.state != QpState::Err {
             self.enter_error();
         }

@@ -198,7 +198,8 @@ impl Qp {
             Kind::Read => {
                 let asked = packets(frame.total, self.mtu_log);
                 let whole = psn::after(frame.psn, resp.expect) >= asked;
-                let queued = |a: &Answer| matches!(a, Answer::Read { psn, .. } if *psn == frame.psn);
+                let queued =
+                    |a: &Answer| matches!(a, Answer::Read { psn, .. } if *psn == frame.psn);
                 if !whole || resp.again >= resp.max_reads || resp.answers.iter().any(queued) {
                     return Outcome::Done;
                 }

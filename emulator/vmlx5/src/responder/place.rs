@@ -58,7 +58,8 @@ impl Qp {
             }
         } else {
             // The receive of a WRITE with immediate is used when all of it is there.
-            if last && frame.is(IMM)
+            if last
+                && frame.is(IMM)
                 && let Err(outcome) = self.have_receive()
             {
                 return outcome;
@@ -245,7 +246,12 @@ impl Qp {
         self.queue(frame, 1, |psn| Answer::Atomic { psn, at, op, was })
     }
 
-    fn queue(&mut self, frame: &Frame, packets: u32, answer: impl FnOnce(u32) -> Answer) -> Outcome {
+    fn queue(
+        &mut self,
+        frame: &Frame,
+        packets: u32,
+        answer: impl FnOnce(u32) -> Answer,
+    ) -> Outcome {
         let resp = &mut self.resp;
         if resp.msg.is_some() {
             return Outcome::Refused(invalid(vendor::FRAMING), None);
