@@ -1,13 +1,13 @@
 //! The NIC at work: what it does in a step.
 
 use gds_step::{Machine, Step, Time};
-use mlx5_prm::syndrome::Syndrome;
 
-use crate::error::{Fault, vendor};
+use crate::attr::QpState;
+use crate::error::vendor;
 use crate::fabric::{Budget, PeerId, SendRefused};
-use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind};
+use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind, nak};
 use crate::nic::{Core, Ctx, Nic, REGISTERS};
-use crate::qp::{Origin, Qp, QpState};
+use crate::qp::Qp;
 use crate::requester::{Allowance, Turn};
 use crate::wire::Wire;
 
@@ -20,6 +20,8 @@ const RECEIVE: Budget = Budget {
 const TURNS: usize = 64;
 const TURN_FRAMES: u32 = 32;
 const TURN_BYTES: usize = 128 * 1024;
+/// When to come again to a queue pair that is not ready yet: after 0.64 ms.
+const NOT_READY_TIMER: u8 = 12;
 
 impl Machine for Nic {
     fn step(&mut self, now: Time) -> Step {
@@ -32,6 +34,7 @@ impl Machine for Nic {
         }) > 0;
         busy |= self.drop_lost_links();
         let Nic { core, wire } = self;
+        busy |= core.look_at_clocks(wire);
         busy |= core.look_after_receives();
         busy |= core.send_strays(wire);
         busy |= core.give_turns(wire);
@@ -41,10 +44,13 @@ impl Machine for Nic {
         }
         wire.flush();
         if busy || wire.pending() {
-            Step::Progress
-        } else {
-            Step::IdleUntil(deadline)
+            return Step::Progress;
         }
+        let clock = core.timers.deadline();
+        Step::IdleUntil(match (deadline, clock) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        })
     }
 
     fn name(&self) -> String {
@@ -98,12 +104,11 @@ impl Core {
         let request = frame.kind.is_request();
         let slot = self.qps.slot(frame.dst_qpn);
         let Some((slot, (qp, mut ctx))) = slot.and_then(|s| Some((s, self.qp(s)?))) else {
-            self.turn_away(peer, &frame, Kind::Gone);
+            self.dropped += 1;
             return Ok(());
         };
-        let origin = qp.origin(peer, &frame);
         match qp.state {
-            QpState::Rtr | QpState::Rts if origin == Origin::Partner => {
+            QpState::Rtr | QpState::Rts if qp.is_from_partner(peer, &frame) => {
                 if request {
                     if !qp.request(&mut ctx, &frame, payload) {
                         return Ok(());
@@ -113,23 +118,62 @@ impl Core {
                 }
                 self.schedule(slot);
             }
-            QpState::Reset | QpState::Init => self.turn_away(peer, &frame, Kind::NotReady),
-            // Its own last word comes first.
-            QpState::Err if origin == Origin::Partner && !qp.resp.answers.is_empty() => {}
-            QpState::Rtr | QpState::Rts if origin == Origin::OtherLife => {}
-            _ => self.turn_away(peer, &frame, Kind::Gone),
+            QpState::Reset | QpState::Init if qp.patient => self.put_off(peer, &frame),
+            _ => self.dropped += 1,
         }
         Ok(())
     }
 
-    /// Answers a request that no queue pair takes.
-    fn turn_away(&mut self, peer: PeerId, frame: &Frame, kind: Kind) {
-        let carries = matches!(frame.kind, Kind::Send | Kind::Write);
-        if frame.kind.is_request() && (!carries || frame.is(FIRST)) {
-            let answer = Frame::new(kind, frame.src_qpn, frame.dst_qpn, frame.seq);
-            let echo = frame.life;
-            self.stray(peer, Frame { echo, ..answer });
+    /// Answers a request to a queue pair that is not ready yet.
+    fn put_off(&mut self, peer: PeerId, frame: &Frame) {
+        self.dropped += 1;
+        if frame.kind.is_request() && (!frame.kind.carries() || frame.is(FIRST)) {
+            let answer = Frame::new(Kind::Nak, frame.src_qpn, frame.dst_qpn, frame.psn);
+            let code = nak::RNR | NOT_READY_TIMER;
+            let vendor = vendor::NOT_READY;
+            self.stray(
+                peer,
+                Frame {
+                    code,
+                    vendor,
+                    ..answer
+                },
+            );
         }
+    }
+
+    /// Looks after the queue pairs whose clock ran out.
+    fn look_at_clocks(&mut self, wire: &mut Wire) -> bool {
+        if self.now < self.timers.next {
+            return false;
+        }
+        self.timers.next = Time::NEVER;
+        let (mut any, mut i) = (false, 0);
+        while let Some(&slot) = self.timers.listed.get(i) {
+            let now = self.now;
+            if let Some((qp, mut ctx)) = self.qp(slot) {
+                if qp.sq.deadline.is_some_and(|t| t <= now) {
+                    qp.time_is_up(&mut ctx);
+                    if let Some(to) = qp.remote.filter(|_| qp.state == QpState::Rts) {
+                        wire.relink(to.node, to.peer);
+                    }
+                    any = true;
+                    self.schedule(slot);
+                }
+            }
+            let deadline = self.qps.at(slot).and_then(|qp| {
+                qp.timed = qp.sq.deadline.is_some();
+                qp.sq.deadline
+            });
+            match deadline {
+                Some(t) => {
+                    self.timers.next = self.timers.next.min(t);
+                    i += 1;
+                }
+                None => drop(self.timers.listed.swap_remove(i)),
+            }
+        }
+        any
     }
 
     /// Looks at the receive records of queue pairs that a message waits for, and of those
@@ -198,21 +242,12 @@ impl Core {
                 qp.pump(&mut ctx, wire, &mut may)
             };
             any |= may.frames < TURN_FRAMES || sent == Turn::More;
+            self.heed_clock(slot);
             if replied != Turn::Done || sent != Turn::Done {
                 self.schedule(slot);
             }
         }
         any
-    }
-
-    /// Tells the queue pairs whose other end lay behind a lost link.
-    pub fn link_lost(&mut self, peer: PeerId) {
-        let fault = Fault::new(Syndrome::TRANSPORT_RETRY, vendor::LINK_LOST);
-        self.for_qps(|qp, ctx| {
-            if qp.remote.is_some_and(|r| r.peer == peer) {
-                qp.link_lost(ctx, fault);
-            }
-        });
     }
 
     /// Puts the queue pairs that complete into a broken completion queue into ERR.

@@ -4,8 +4,8 @@
 use mlx5_prm::syndrome::Syndrome;
 use thiserror::Error;
 
+use crate::attr::QpState;
 use crate::fabric::LinkError;
-use crate::qp::QpState;
 
 /// The objects of a NIC, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,10 +167,16 @@ pub mod vendor {
     pub const BAD_ANSWER: u8 = 0x34;
     /// The responder's own buffer or entry was at fault.
     pub const RESPONDER: u8 = 0x35;
-    /// The link to the peer was lost.
-    pub const LINK_LOST: u8 = 0x41;
-    /// The peer's queue pair answers no more.
-    pub const PEER_GONE: u8 = 0x42;
+    /// A frame that does not continue the message under way.
+    pub const FRAMING: u8 = 0x36;
+    /// The two ends cut messages into packets of different sizes.
+    pub const MTU: u8 = 0x37;
+    /// The queue pair cannot receive yet: a NAK of this kind acknowledges nothing.
+    pub const NOT_READY: u8 = 0x43;
+    /// No answer came, whatever was sent again.
+    pub const RETRY: u8 = 0x81;
+    /// The responder had no receive, however often it was asked.
+    pub const RNR: u8 = 0x82;
 }
 
 /// Why work failed: what an error entry says.

@@ -1,15 +1,15 @@
 //! What travels between two NICs: a 64-byte header and at most [`MAX_PAYLOAD`] bytes.
 //!
-//! A message is cut into frames; the first carries what the responder must know, each says
-//! where its bytes belong. `seq` numbers the messages of one direction of a connection,
-//! modulo 2^24, starting where both sides were told to. A queue pair that becomes ready says
-//! so by a [`Kind::Resume`]; what its former life sent is told apart by that.
+//! A message is cut into packets of the path's MTU, numbered by PSNs modulo 2^24 that start
+//! where both sides were told to. A frame is a run of packets of one message: `psn` is the
+//! number of the first, `count` says how many. Each frame says where its bytes belong, so that
+//! one that arrives alone, late or twice is understood by itself.
 
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The most payload bytes one frame carries.
+/// The most payload bytes one frame carries; every MTU divides it.
 pub const MAX_PAYLOAD: usize = 32 * 1024;
 
 /// The longest message in bytes.
@@ -28,9 +28,9 @@ pub struct FrameHeader {
     pub len: U32,
     /// A [`Kind`].
     pub kind: u8,
-    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`.
+    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `ACKREQ`.
     pub flags: u8,
-    /// A syndrome, in a NAK.
+    /// Of a NAK: what is wrong, one of the [`nak`] codes.
     pub code: u8,
     /// A vendor syndrome, in a NAK.
     pub vendor: u8,
@@ -38,26 +38,30 @@ pub struct FrameHeader {
     pub dst_qpn: U32,
     /// The queue pair it comes from.
     pub src_qpn: U32,
-    /// Number of the message it belongs to or speaks of.
-    pub seq: U32,
-    /// Remote key of a write, read or atomic.
+    /// Number of its first packet; of an ACK the last that arrived, of a NAK the first that is
+    /// missing or at fault, of a hint the one expected.
+    pub psn: U32,
+    /// Remote key of a write, read or atomic. Datagrams: the queue key.
     pub rkey: U32,
     /// Length of the whole message in bytes.
     pub total: U32,
     /// Where in the message the payload begins.
     pub offset: U32,
-    /// Remote address of a write, read or atomic.
+    /// Remote address of a write, read or atomic. Datagrams: the low half of the source GID.
     pub va: U64,
-    /// Atomics: what to add or to swap in. Their answer: what was there.
+    /// Atomics: what to add or to swap in. Their answer: what was there. Datagrams: the high
+    /// half of the source GID.
     pub operand: U64,
-    /// Compare-and-swap: what must be there.
+    /// Compare-and-swap: what must be there. Datagrams: how it was routed.
     pub compare: U64,
     /// Immediate data, as it stood in the work queue entry.
     pub imm: [u8; 4],
-    /// Which life of the source queue pair this frame is from: every RESET begins another.
-    pub life: U16,
-    /// In an answer to a request that nobody took: the life it came from. Else zero.
-    pub echo: U16,
+    /// How many packets it is; one if it carries no payload.
+    pub count: U16,
+    /// Logarithm of the path's MTU: 8 to 12.
+    pub mtu_log: u8,
+    /// The kind of transport: 0 RC, 1 UC, 2 UD.
+    pub service: u8,
 }
 
 /// First frame of a message.
@@ -68,6 +72,24 @@ pub const LAST: u8 = 2;
 pub const IMM: u8 = 4;
 /// The message asks for a solicited event.
 pub const SOLICITED: u8 = 8;
+/// The sender wants an acknowledgement though the message is not complete.
+pub const ACKREQ: u8 = 32;
+
+/// What a NAK says.
+pub mod nak {
+    /// Packets are missing: send again from `psn`.
+    pub const PSN: u8 = 0;
+    /// The request is malformed.
+    pub const INVALID: u8 = 1;
+    /// The access is refused.
+    pub const ACCESS: u8 = 2;
+    /// The responder failed.
+    pub const OPERATION: u8 = 3;
+    /// Receiver not ready: come again after the time that the low five bits stand for.
+    pub const RNR: u8 = 0x20;
+    /// The highest code.
+    pub const MAX: u8 = RNR | 31;
+}
 
 /// What a frame is. The first five are requests, the others answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,28 +99,22 @@ pub enum Kind {
     Send = 1,
     /// Part of an RDMA WRITE.
     Write = 2,
-    /// An RDMA READ request.
+    /// An RDMA READ request: `total` bytes, whose answer takes the PSNs from `psn` on.
     Read = 3,
     /// A compare-and-swap request.
     CompareSwap = 4,
     /// A fetch-and-add request.
     FetchAdd = 5,
-    /// Every message up to `seq` is done.
+    /// Every packet up to `psn` arrived.
     Ack = 16,
-    /// Message `seq` failed for the reason in `code`.
+    /// Every packet before `psn` arrived; see [`nak`].
     Nak = 17,
     /// Part of what a READ asked for.
     ReadData = 18,
     /// What an atomic found.
     AtomicData = 19,
-    /// Message `seq` found no receive, or a queue pair that is not connected yet: stop there.
-    NotReady = 20,
-    /// Go on, from message `seq`.
-    Resume = 21,
-    /// The other end's [`Kind::Resume`] was heard; this is who speaks.
-    Hello = 23,
-    /// The queue pair that was waiting for message `seq` answers no more.
-    Gone = 22,
+    /// A responder that was not ready is ready now. Only between NICs that are not strict.
+    Hint = 20,
 }
 
 impl Kind {
@@ -114,10 +130,7 @@ impl Kind {
             17 => Kind::Nak,
             18 => Kind::ReadData,
             19 => Kind::AtomicData,
-            20 => Kind::NotReady,
-            21 => Kind::Resume,
-            22 => Kind::Gone,
-            23 => Kind::Hello,
+            20 => Kind::Hint,
             _ => return None,
         })
     }
@@ -125,6 +138,11 @@ impl Kind {
     /// True of a frame that a responder handles.
     pub const fn is_request(self) -> bool {
         (self as u8) < 16
+    }
+
+    /// True of a frame with a payload.
+    pub const fn carries(self) -> bool {
+        matches!(self, Kind::Send | Kind::Write | Kind::ReadData)
     }
 }
 
@@ -151,6 +169,14 @@ pub enum FrameError {
         len: u32,
         /// Bytes of the message.
         total: u32,
+    },
+    /// An MTU, a number of packets or a code that cannot be.
+    #[error("frame with {what} {value}")]
+    Field {
+        /// Which field.
+        what: &'static str,
+        /// Its value.
+        value: u32,
     },
     /// A number wider than the 24 bits it has.
     #[error("frame with {what} {value:#x} of more than 24 bits")]
@@ -181,7 +207,7 @@ pub(crate) struct Frame {
     pub vendor: u8,
     pub dst_qpn: u32,
     pub src_qpn: u32,
-    pub seq: u32,
+    pub psn: u32,
     pub rkey: u32,
     pub total: u32,
     pub offset: u32,
@@ -189,12 +215,20 @@ pub(crate) struct Frame {
     pub operand: u64,
     pub compare: u64,
     pub imm: [u8; 4],
-    pub life: u16,
-    pub echo: u16,
+    /// How many packets; of a frame to be sent it follows from its length.
+    pub count: u32,
+    pub mtu_log: u8,
+    pub service: u8,
+}
+
+/// How many packets `len` bytes are.
+#[inline]
+pub(crate) fn packets(len: u32, mtu_log: u8) -> u32 {
+    (u64::from(len) + (1 << mtu_log) - 1 >> mtu_log).max(1) as u32
 }
 
 impl Frame {
-    pub fn new(kind: Kind, dst_qpn: u32, src_qpn: u32, seq: u32) -> Frame {
+    pub fn new(kind: Kind, dst_qpn: u32, src_qpn: u32, psn: u32) -> Frame {
         Frame {
             kind,
             flags: 0,
@@ -202,7 +236,7 @@ impl Frame {
             vendor: 0,
             dst_qpn,
             src_qpn,
-            seq,
+            psn,
             rkey: 0,
             total: 0,
             offset: 0,
@@ -210,8 +244,9 @@ impl Frame {
             operand: 0,
             compare: 0,
             imm: [0; 4],
-            life: 0,
-            echo: 0,
+            count: 1,
+            mtu_log: MTU_LOGS.1,
+            service: 0,
         }
     }
 
@@ -229,7 +264,7 @@ impl Frame {
             vendor: self.vendor,
             dst_qpn: self.dst_qpn.into(),
             src_qpn: self.src_qpn.into(),
-            seq: self.seq.into(),
+            psn: self.psn.into(),
             rkey: self.rkey.into(),
             total: self.total.into(),
             offset: self.offset.into(),
@@ -237,11 +272,15 @@ impl Frame {
             operand: self.operand.into(),
             compare: self.compare.into(),
             imm: self.imm,
-            life: self.life.into(),
-            echo: self.echo.into(),
+            count: (packets(len as u32, self.mtu_log) as u16).into(),
+            mtu_log: self.mtu_log,
+            service: self.service,
         }
     }
 }
+
+/// The smallest and the largest MTU, as logarithms.
+pub(crate) const MTU_LOGS: (u8, u8) = (8, 12);
 
 impl FrameHeader {
     /// Checks everything that can be told without knowing the connection.
@@ -254,7 +293,7 @@ impl FrameHeader {
             vendor: self.vendor,
             dst_qpn: self.dst_qpn.get(),
             src_qpn: self.src_qpn.get(),
-            seq: self.seq.get(),
+            psn: self.psn.get(),
             rkey: self.rkey.get(),
             total: self.total.get(),
             offset: self.offset.get(),
@@ -262,8 +301,9 @@ impl FrameHeader {
             operand: self.operand.get(),
             compare: self.compare.get(),
             imm: self.imm,
-            life: self.life.get(),
-            echo: self.echo.get(),
+            count: self.count.get().into(),
+            mtu_log: self.mtu_log,
+            service: self.service,
         };
         if payload > MAX_PAYLOAD {
             return Err(FrameError::Length {
@@ -274,21 +314,36 @@ impl FrameHeader {
         for (what, value) in [
             ("destination QPN", frame.dst_qpn),
             ("source QPN", frame.src_qpn),
-            ("sequence number", frame.seq),
+            ("PSN", frame.psn),
         ] {
             if value >> 24 != 0 {
                 return Err(FrameError::Wide { what, value });
             }
         }
-        let carries = matches!(kind, Kind::Send | Kind::Write | Kind::ReadData);
+        let field = |what, value: u32| Err(FrameError::Field { what, value });
+        if !(MTU_LOGS.0..=MTU_LOGS.1).contains(&frame.mtu_log) {
+            return field("MTU of logarithm", frame.mtu_log.into());
+        }
+        if frame.service > 2 {
+            return field("service", frame.service.into());
+        }
+        if frame.count != packets(payload as u32, frame.mtu_log) {
+            return field("packets", frame.count);
+        }
+        let known = matches!(frame.code, 0..=nak::OPERATION | nak::RNR..=nak::MAX);
+        if kind == Kind::Nak && !known {
+            return field("NAK code", frame.code.into());
+        }
         let end = u64::from(frame.offset) + payload as u64;
         let ends = end == u64::from(frame.total);
-        let sane = if carries {
+        let sane = if kind.carries() {
             frame.total <= MAX_MESSAGE
                 && end <= u64::from(frame.total)
                 && frame.is(FIRST) == (frame.offset == 0)
                 && frame.is(LAST) == ends
                 && (payload > 0 || frame.total == 0)
+                && (ends || payload.is_multiple_of(1 << frame.mtu_log))
+                && frame.offset.is_multiple_of(1 << frame.mtu_log)
         } else {
             payload == 0 && frame.total <= MAX_MESSAGE
         };
@@ -303,18 +358,23 @@ impl FrameHeader {
     }
 }
 
-/// Numbers of 24 bits that wrap: message sequence numbers.
-pub(crate) mod seq {
-    /// The mask of a sequence number.
+/// Packet numbers: 24 bits that wrap.
+pub(crate) mod psn {
+    /// The mask of a number.
     pub const MASK: u32 = 0xff_ffff;
 
-    /// The number after `s`.
-    pub fn next(s: u32) -> u32 {
-        (s + 1) & MASK
+    /// The number `by` after `p`.
+    pub fn add(p: u32, by: u32) -> u32 {
+        p.wrapping_add(by) & MASK
     }
 
     /// How far `b` lies after `a`, 0 .. 2^24.
     pub fn after(a: u32, b: u32) -> u32 {
         b.wrapping_sub(a) & MASK
+    }
+
+    /// True if packet `a` comes before packet `b`, both recent.
+    pub fn before(a: u32, b: u32) -> bool {
+        (1..1 << 23).contains(&after(a, b))
     }
 }

@@ -46,10 +46,11 @@
 //! })?;
 //!
 //! // Connected to itself.
-//! let (remote, access) = (nic.node(), Access::REMOTE_WRITE);
-//! nic.modify_qp(qpn, Modify::Init { access })?;
-//! nic.modify_qp(qpn, Modify::Rtr { remote, remote_qpn: qpn, rq_psn: 0, max_dest_rd_atomic: 1 })?;
-//! nic.modify_qp(qpn, Modify::Rts { sq_psn: 0, max_rd_atomic: 1 })?;
+//! let (path, access) = (Path::to(nic.node(), qpn), Access::REMOTE_WRITE);
+//! nic.modify_qp(qpn, Modify::Init { access, qkey: 0, port: 1 })?;
+//! nic.modify_qp(qpn, Modify::Rtr { path, rq_psn: 0, max_dest_rd_atomic: 1, min_rnr_timer: 12 })?;
+//! let (timeout, retry_cnt, rnr_retry) = (14, 7, 7);
+//! nic.modify_qp(qpn, Modify::Rts { sq_psn: 0, max_rd_atomic: 1, timeout, retry_cnt, rnr_retry })?;
 //!
 //! // A work queue entry, the doorbell record, the doorbell.
 //! let write = SendWqe {
@@ -80,11 +81,13 @@
 //!   doorbell. Any bit in the page's register counts, so a doorbell may be two 32-bit stores.
 //!   The entry is always read from the ring, never from the doorbell.
 //! - An entry must carry its own index and queue pair number.
-//! - A SEND, or a WRITE with immediate, that finds no receive waits at its sender, with all that
-//!   was posted behind it, until a receive is posted; likewise what is sent to a queue pair
-//!   that is not ready yet.
-//! - A queue pair that goes into ERR or RESET, or is destroyed, ends what the other end has
-//!   outstanding by `TRANSPORT_RETRY`, as its silence would in the end. So does a lost link.
+//! - Packets are of the path's MTU and numbered; up to 32 KiB of them travel as one frame.
+//! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair
+//!   that is not connected yet, as for one without a receive, and tells them when the wait is
+//!   over. A strict one is silent there, and leaves waits to the clocks.
+//! - Nobody tells that a queue pair went into ERR or RESET, was destroyed, or lay behind a link
+//!   that was lost: it is silent, and what others have outstanding there ends by
+//!   `TRANSPORT_RETRY` after `retry_cnt` + 1 times their timeout.
 //! - Reads and atomics keep their order among themselves; a later write may overtake a read,
 //!   unless it is fenced.
 //!
@@ -95,12 +98,12 @@
 //!
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
-//! makes them. There are no packets, so no loss, no retransmission, and no timers: a peer that
-//! is silent is waited for without end. Time is the driver's, and rates are this code's, not a
-//! device's. Not there at all: UC and UD, shared receive queues, completion events, memory
+//! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
+//! code's, not a device's. Not there at all: UC and UD, shared receive queues, completion events, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
+mod attr;
 mod cq;
 mod dma;
 mod engine;
@@ -114,15 +117,17 @@ mod requester;
 mod responder;
 mod sq;
 mod table;
+mod timer;
 mod wire;
 
+pub use attr::{Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};
 pub use error::{NicError, Object, vendor};
-pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD};
+pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, UarId};
-pub use qp::{Modify, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
+pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.
 #[doc(hidden)]

@@ -8,15 +8,19 @@ use gds_step::Time;
 use mlx5_prm::cqe::{Failure, Success};
 use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 
+use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
+use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, LinkError, LinkState, NodeId, PeerId};
-use crate::frame::{Frame, Kind, seq};
+use crate::frame::{Frame, psn};
 use crate::mr::{Access, MrAttr, MrKeys, MrTable, PdId};
-use crate::qp::{Modify, Qp, QpAttr, QpInfo, QpState, Qpn, Remote};
+use crate::qp::{Qp, Remote};
+use crate::requester::Begin;
 use crate::responder::Answer;
 use crate::table::Table;
+use crate::timer::{Timers, ack_timeout};
 use crate::wire::Wire;
 
 /// Names a doorbell page.
@@ -48,6 +52,10 @@ pub struct NicConfig {
     pub max_rd_atomic: u8,
     /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
     pub loopback_bytes: usize,
+    /// As a device does it: silence to whom is not ready to receive, and nothing but clocks
+    /// ends a wait. Else the NIC tells requesters to wait for queue pairs that are not
+    /// connected yet, and tells them when they, or a receive, are there.
+    pub strict: bool,
 }
 
 impl Default for NicConfig {
@@ -64,6 +72,7 @@ impl Default for NicConfig {
             max_log_rq: 15,
             max_rd_atomic: 16,
             loopback_bytes: 1 << 20,
+            strict: false,
         }
     }
 }
@@ -77,6 +86,8 @@ pub struct NicStats {
     pub frames_sent: u64,
     /// Frames received, from itself too.
     pub frames_received: u64,
+    /// Frames received that no queue pair took, and frames sent on links that are lost.
+    pub frames_dropped: u64,
 }
 
 /// A virtual ConnectX. See the crate's text.
@@ -103,8 +114,11 @@ pub(crate) struct Core {
     pub watch: Vec<u32>,
     /// What to tell peers apart from any queue pair's answers.
     pub strays: VecDeque<(PeerId, Frame)>,
+    /// Queue pairs whose clock runs.
+    pub timers: Timers,
     pub cq_failed: bool,
     pub doorbells: u64,
+    pub dropped: u64,
     pub now: Time,
 }
 
@@ -174,6 +188,7 @@ impl Core {
             qp.watched = true;
             self.watch.push(slot);
         }
+        self.heed_clock(slot);
     }
 
     pub fn stray(&mut self, peer: PeerId, frame: Frame) {
@@ -182,14 +197,18 @@ impl Core {
         }
     }
 
-    /// Tells the other end that a queue pair answers no more.
-    fn say_gone(&mut self, slot: u32) {
+    /// Notes a clock that was started.
+    #[inline]
+    pub fn heed_clock(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else {
             return;
         };
-        if let Some(to) = qp.remote {
-            let frame = qp.frame(Kind::Gone, to, qp.resp.expect);
-            self.stray(to.peer, frame);
+        if let Some(deadline) = qp.sq.deadline {
+            if !qp.timed {
+                qp.timed = true;
+                self.timers.listed.push(slot);
+            }
+            self.timers.next = self.timers.next.min(deadline);
         }
     }
 
@@ -232,8 +251,10 @@ impl Nic {
                 ready: VecDeque::new(),
                 watch: Vec::new(),
                 strays: VecDeque::new(),
+                timers: Timers::new(),
                 cq_failed: false,
                 doorbells: 0,
+                dropped: 0,
                 now: Time::ZERO,
             },
         }
@@ -250,7 +271,19 @@ impl Nic {
             doorbells: self.core.doorbells,
             frames_sent: self.wire.sent,
             frames_received: self.wire.received,
+            frames_dropped: self.core.dropped + self.wire.vanished,
         }
+    }
+
+    /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to
+    /// frames that are held back already, which are lost.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.wire.set_faults(faults);
+    }
+
+    /// What faults did since they were set.
+    pub fn fault_stats(&self) -> FaultStats {
+        self.wire.fault_stats()
     }
 
     /// Makes a protection domain.
@@ -364,7 +397,8 @@ impl Nic {
             core.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
-        let number = core.qps.insert(|number| Qp::new(number, attr))?;
+        let patient = !core.config.strict;
+        let number = core.qps.insert(|number| Qp::new(number, attr, patient))?;
         core.count_pd(pd, 1);
         for cq in cqs {
             core.count_cq(cq, 1);
@@ -376,8 +410,8 @@ impl Nic {
         Ok(Qpn(number))
     }
 
-    /// Removes a queue pair with its outstanding work, without completions. What the other
-    /// end has outstanding ends in error.
+    /// Removes a queue pair with its outstanding work, without completions. To the other end
+    /// it is silent from now on.
     ///
     /// # Errors
     /// There is none.
@@ -388,10 +422,10 @@ impl Nic {
             number: qpn.0,
         };
         let slot = core.qps.slot(qpn.0).ok_or(unknown.clone())?;
-        core.say_gone(slot);
         let qp = core.qps.remove(qpn.0).ok_or(unknown)?;
         core.ready.retain(|&s| s != slot);
         core.watch.retain(|&s| s != slot);
+        core.timers.listed.retain(|&s| s != slot);
         if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
             uar.users.retain(|&s| s != slot);
         }
@@ -431,8 +465,6 @@ impl Nic {
     /// fabric holds no more links. A remote node that cannot be reached is no error here: work
     /// posted to it fails, and [`link_state`](Nic::link_state) says why.
     pub fn modify_qp(&mut self, qpn: Qpn, change: Modify) -> Result<(), NicError> {
-        // A link that was lost before is not the one that is made now.
-        self.drop_lost_links();
         let core = &mut self.core;
         let most = core.config.max_rd_atomic;
         let qp = core.qps.get_mut(qpn.0)?;
@@ -450,11 +482,10 @@ impl Nic {
         };
         match (from, change) {
             (_, Modify::Reset) => {
-                core.say_gone(slot);
-                core.qps.get_mut(qpn.0)?.reset();
+                qp.reset();
                 return Ok(());
             }
-            (QpState::Reset, Modify::Init { access }) => {
+            (QpState::Reset, Modify::Init { access, .. }) => {
                 if access.contains(Access::LOCAL_WRITE) {
                     return Err(NicError::Access {
                         object: Object::Qp,
@@ -467,15 +498,17 @@ impl Nic {
             (
                 QpState::Init,
                 Modify::Rtr {
-                    remote,
-                    remote_qpn,
+                    path,
                     rq_psn,
                     max_dest_rd_atomic,
+                    min_rnr_timer,
                 },
             ) => {
-                limit("remote_qpn", remote_qpn.0, seq::MASK)?;
-                limit("rq_psn", rq_psn, seq::MASK)?;
+                let (remote, remote_qpn) = (path.remote, path.remote_qpn);
+                limit("remote_qpn", remote_qpn.0, psn::MASK)?;
+                limit("rq_psn", rq_psn, psn::MASK)?;
                 limit("max_dest_rd_atomic", max_dest_rd_atomic.into(), most.into())?;
+                limit("min_rnr_timer", min_rnr_timer.into(), 31)?;
                 let peer = self
                     .wire
                     .connect(remote)
@@ -484,23 +517,37 @@ impl Nic {
                     node: remote,
                     peer,
                     qpn: remote_qpn.0,
-                    life: None,
                 });
-                qp.resp.expect = rq_psn;
-                qp.resp.max_reads = max_dest_rd_atomic;
-                // The other end may have sent already, and been told to wait.
-                qp.resp.answers.push_back(Answer::Resume(rq_psn));
+                qp.mtu_log = path.mtu.log();
+                qp.resp.begin(rq_psn, max_dest_rd_atomic, min_rnr_timer);
+                if qp.patient {
+                    // The other end may have sent already, and been told to wait.
+                    qp.resp.answers.push_back(Answer::Hint);
+                }
             }
             (
                 QpState::Rtr,
                 Modify::Rts {
                     sq_psn,
                     max_rd_atomic,
+                    timeout,
+                    retry_cnt,
+                    rnr_retry,
                 },
             ) => {
-                limit("sq_psn", sq_psn, seq::MASK)?;
+                limit("sq_psn", sq_psn, psn::MASK)?;
                 limit("max_rd_atomic", max_rd_atomic.into(), most.into())?;
-                qp.sq.begin(sq_psn, max_rd_atomic);
+                limit("timeout", timeout.into(), 31)?;
+                limit("retry_cnt", retry_cnt.into(), 7)?;
+                limit("rnr_retry", rnr_retry.into(), 7)?;
+                qp.sq.begin(Begin {
+                    psn: sq_psn,
+                    mtu_log: qp.mtu_log,
+                    max_rd_atomic,
+                    timeout: ack_timeout(timeout),
+                    retry_cnt,
+                    rnr_retry,
+                });
             }
             (QpState::Init | QpState::Rtr | QpState::Rts | QpState::Err, Modify::Error) => {
                 qp.enter_error();
@@ -518,11 +565,10 @@ impl Nic {
         Ok(())
     }
 
-    /// Tells every queue pair whose link was lost.
+    /// Forgets the news of lost links: what was sent there is retried, and fails in the end.
     pub(crate) fn drop_lost_links(&mut self) -> bool {
         let mut any = false;
-        while let Some(peer) = self.wire.lost() {
-            self.core.link_lost(peer);
+        while self.wire.lost().is_some() {
             any = true;
         }
         any

@@ -9,153 +9,16 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
+use crate::attr::{QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
 use crate::fabric::{NodeId, PeerId};
-use crate::frame::{Frame, Kind, seq};
+use crate::frame::{Frame, Kind, MTU_LOGS};
 use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
 use crate::requester::Requester;
-use crate::responder::{Answer, Responder};
-
-/// Names a queue pair: its QPN, 24 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Qpn(pub u32);
-
-/// The send queue of a queue pair to create.
-#[derive(Clone)]
-pub struct SqAttr {
-    /// The memory of its ring.
-    pub mem: Arc<dyn Dma>,
-    /// Where in it the ring begins: a multiple of 64.
-    pub offset: u64,
-    /// It has 2 to this power basic blocks of 64 bytes.
-    pub log_blocks: u8,
-}
-
-/// The receive queue of a queue pair to create.
-#[derive(Clone)]
-pub struct RqAttr {
-    /// The memory of its ring.
-    pub mem: Arc<dyn Dma>,
-    /// Where in it the ring begins: a multiple of 16.
-    pub offset: u64,
-    /// It has 2 to this power entries.
-    pub log_entries: u8,
-    /// Bytes of an entry: a power of two, 16 to 512.
-    pub stride: u32,
-}
-
-/// A queue pair to create: reliable connected, in state RESET.
-#[derive(Clone)]
-pub struct QpAttr {
-    /// Its protection domain: its regions must belong to the same.
-    pub pd: PdId,
-    /// The page its doorbell is rung on.
-    pub uar: UarId,
-    /// Where its sends complete.
-    pub send_cq: Cqn,
-    /// Where its receives complete.
-    pub recv_cq: Cqn,
-    /// Its send queue.
-    pub sq: SqAttr,
-    /// Its receive queue, unless it only ever writes, reads and is written to.
-    pub rq: Option<RqAttr>,
-    /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
-    pub record: (Arc<dyn Dma>, u64),
-    /// What its completion entries carry as the user's index.
-    pub uidx: u32,
-    /// Index of the first send basic block: 0, or a number near a wrap to test it. The
-    /// doorbell record must start there too, also after RESET.
-    pub sq_start: u16,
-    /// Index of the first receive: as `sq_start`.
-    pub rq_start: u16,
-}
-
-/// The states of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
-    /// Fresh: no work is looked at.
-    Reset,
-    /// Receives may be posted.
-    Init,
-    /// Ready to receive.
-    Rtr,
-    /// Ready to send as well.
-    Rts,
-    /// All work is flushed.
-    Err,
-}
-
-/// A change of state, with what it needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Modify {
-    /// To RESET, from any state: outstanding work vanishes without completions, the indices
-    /// go back to their start.
-    Reset,
-    /// RESET to INIT.
-    Init {
-        /// What the remote end may do: of the `REMOTE_` rights.
-        access: Access,
-    },
-    /// INIT to RTR.
-    Rtr {
-        /// The NIC at the other end; may be this one.
-        remote: NodeId,
-        /// The queue pair at the other end.
-        remote_qpn: Qpn,
-        /// Number of the first message it sends: its `sq_psn`. Fresh numbers keep messages
-        /// of a former connection out. 24 bits.
-        rq_psn: u32,
-        /// Reads and atomics that may wait here for their answer: at least what the other
-        /// end keeps outstanding.
-        max_dest_rd_atomic: u8,
-    },
-    /// RTR to RTS.
-    Rts {
-        /// Number of the first message sent: the other end's `rq_psn`. 24 bits.
-        sq_psn: u32,
-        /// Reads and atomics kept outstanding.
-        max_rd_atomic: u8,
-    },
-    /// To ERR, from any state but RESET: outstanding work is flushed.
-    Error,
-}
-
-impl Modify {
-    /// The state it leads to.
-    pub fn target(&self) -> QpState {
-        match self {
-            Modify::Reset => QpState::Reset,
-            Modify::Init { .. } => QpState::Init,
-            Modify::Rtr { .. } => QpState::Rtr,
-            Modify::Rts { .. } => QpState::Rts,
-            Modify::Error => QpState::Err,
-        }
-    }
-}
-
-/// How a queue pair stands. Send indices count basic blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpInfo {
-    /// Its state.
-    pub state: QpState,
-    /// The send index up to which the doorbell was rung.
-    pub sq_rung: u16,
-    /// The send index up to which entries were fetched.
-    pub sq_next: u16,
-    /// The send index up to which entries are done.
-    pub sq_done: u16,
-    /// Messages sent that wait for their answer.
-    pub outstanding: usize,
-    /// The receive index up to which receives were used.
-    pub rq_next: u16,
-    /// True while a message waits for a receive that is not posted.
-    pub starved: bool,
-    /// The other end, once known.
-    pub remote: Option<(NodeId, Qpn)>,
-}
+use crate::responder::Responder;
 
 /// The other end of a connection.
 #[derive(Clone, Copy)]
@@ -163,8 +26,6 @@ pub(crate) struct Remote {
     pub node: NodeId,
     pub peer: PeerId,
     pub qpn: u32,
-    /// Its present life, once it has said that it is ready.
-    pub life: Option<u16>,
 }
 
 pub(crate) struct Qp {
@@ -177,8 +38,10 @@ pub(crate) struct Qp {
     pub state: QpState,
     pub access: Access,
     pub remote: Option<Remote>,
-    /// Which life this is: every RESET begins another. Never zero.
-    pub life: u16,
+    /// Logarithm of the bytes of a packet.
+    pub mtu_log: u8,
+    /// The NIC is not strict: hints are sent and believed.
+    pub patient: bool,
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
@@ -187,18 +50,8 @@ pub(crate) struct Qp {
     pub queued: bool,
     /// It is in the list of those whose receive record is looked at.
     pub watched: bool,
-}
-
-/// Who sent a frame.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// The other end, in this connection.
-    Partner,
-    /// The other end, in a former life, or before it was heard to be ready: it will send
-    /// again what matters.
-    OtherLife,
-    /// Anybody else.
-    Stranger,
+    /// It is in the list of those whose clock runs.
+    pub timed: bool,
 }
 
 pub(crate) struct RecvQueue {
@@ -214,7 +67,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl Qp {
-    pub fn new(number: u32, attr: QpAttr) -> Qp {
+    pub fn new(number: u32, attr: QpAttr, patient: bool) -> Qp {
         Qp {
             number,
             pd: attr.pd,
@@ -225,7 +78,8 @@ impl Qp {
             state: QpState::Reset,
             access: Access::NONE,
             remote: None,
-            life: 1,
+            mtu_log: MTU_LOGS.1,
+            patient,
             record: attr.record,
             sq: Requester::new(attr.sq, attr.sq_start),
             rq: attr.rq.map(|rq| RecvQueue {
@@ -240,6 +94,7 @@ impl Qp {
             resp: Responder::default(),
             queued: false,
             watched: false,
+            timed: false,
         }
     }
 
@@ -308,13 +163,12 @@ impl Qp {
         self.state = QpState::Reset;
         self.access = Access::NONE;
         self.remote = None;
-        self.life = self.life.wrapping_add(1).max(1);
         self.sq.reset();
         if let Some(rq) = &mut self.rq {
             rq.next = rq.start;
             rq.posted = rq.start;
         }
-        self.resp = Responder::default();
+        self.resp.reset();
     }
 
     /// Reads the send counter of the doorbell record. True if there is new work.
@@ -346,38 +200,21 @@ impl Qp {
         rq.posted != rq.next
     }
 
-    /// A frame from this life to the other end.
-    pub fn frame(&self, kind: Kind, to: Remote, s: u32) -> Frame {
+    /// A frame to the other end.
+    pub fn frame(&self, kind: Kind, to: Remote, psn: u32) -> Frame {
         Frame {
-            life: self.life,
-            ..Frame::new(kind, to.qpn, self.number, s)
+            mtu_log: self.mtu_log,
+            ..Frame::new(kind, to.qpn, self.number, psn)
         }
     }
 
-    /// Who sent a frame.
-    pub fn origin(&mut self, peer: PeerId, frame: &Frame) -> Origin {
-        let Some(remote) = &mut self.remote else {
-            return Origin::Stranger;
-        };
-        if remote.peer != peer || remote.qpn != frame.src_qpn {
-            return Origin::Stranger;
-        }
-        if remote.life == Some(frame.life) || frame.echo == self.life {
-            return Origin::Partner;
-        }
-        if !matches!(frame.kind, Kind::Resume | Kind::Hello) {
-            return Origin::OtherLife;
-        }
-        remote.life = Some(frame.life);
-        if frame.kind == Kind::Resume && self.state != QpState::Err {
-            // It may have become ready only now, after we said that we are.
-            self.resp.hello();
-        }
-        Origin::Partner
+    /// True if the other end of this connection sent the frame.
+    pub fn is_from_partner(&self, peer: PeerId, frame: &Frame) -> bool {
+        let partner = |r: Remote| r.peer == peer && r.qpn == frame.src_qpn;
+        self.remote.is_some_and(partner)
     }
 
-    /// Into ERR: from here on all work is flushed, and the other end learns that its requests
-    /// find nobody any more.
+    /// Into ERR: from here on all work is flushed, and what the other end sends finds nobody.
     pub fn enter_error(&mut self) {
         if self.state == QpState::Err {
             return;
@@ -385,9 +222,7 @@ impl Qp {
         self.state = QpState::Err;
         self.resp.msg = None;
         self.resp.starved = false;
-        if self.remote.is_some() {
-            self.resp.answers.push_back(Answer::Gone(self.resp.expect));
-        }
+        self.sq.stop_clock();
     }
 
     /// Flushes at most `budget` entries. True if there may be more.
@@ -477,22 +312,7 @@ impl Qp {
         ctx.succeed(self.recv_cq, &say);
         rq.next = rq.next.wrapping_add(1);
     }
-
-    /// The link to the other end is lost: what waits for an answer gets none.
-    pub fn link_lost(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
-        self.resp.forget_answers();
-        self.resp.msg = None;
-        self.resp.starved = false;
-        if self.state == QpState::Rts && self.sq.outstanding() {
-            self.fail_front(ctx, fault);
-        }
-    }
 }
 
 /// Most bytes of a receive entry.
 const MAX_STRIDE: u32 = 512;
-
-/// True if message `a` comes before message `b`, both recent.
-pub(crate) fn before(a: u32, b: u32) -> bool {
-    (1..1 << 23).contains(&seq::after(a, b))
-}

@@ -2,14 +2,16 @@
 //! to the same NIC.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use gds_step::Time;
 
+use crate::fabric::faults::{FaultStats, Faults, Faulty, Held};
 use crate::fabric::ring::{Reader, Refused, Region, Writer};
 use crate::fabric::{
     Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
 };
-use crate::frame::Frame;
+use crate::frame::{Frame, FrameHeader};
 
 /// The link of a NIC to itself.
 pub(crate) const OWN: PeerId = PeerId(u32::MAX);
@@ -20,9 +22,12 @@ pub(crate) struct Wire {
     own: Option<(Writer, Reader)>,
     own_bytes: usize,
     lost: VecDeque<PeerId>,
-    /// Frames sent, and taken.
+    faulty: Option<Box<Faulty>>,
+    now: Time,
+    /// Frames sent, taken, and sent to nobody.
     pub sent: u64,
     pub received: u64,
+    pub vanished: u64,
 }
 
 impl Wire {
@@ -33,8 +38,11 @@ impl Wire {
             own: None,
             own_bytes,
             lost: VecDeque::new(),
+            faulty: None,
+            now: Time::ZERO,
             sent: 0,
             received: 0,
+            vanished: 0,
         }
     }
 
@@ -64,7 +72,17 @@ impl Wire {
         }
     }
 
-    /// Sends a frame of `len` payload bytes that `fill` writes.
+    /// Makes the link to `node` again if it was lost.
+    pub fn relink(&mut self, node: NodeId, peer: PeerId) {
+        let own = peer == OWN && self.own.is_none();
+        if own || peer != OWN && matches!(self.fabric.state(peer), LinkState::Lost(_)) {
+            // If it cannot be had now, the next retry tries again.
+            let _ = self.connect(node);
+        }
+    }
+
+    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link it vanishes, as
+    /// on a wire that leads nowhere.
     #[inline]
     pub fn send(
         &mut self,
@@ -74,24 +92,118 @@ impl Wire {
         fill: Fill<'_>,
     ) -> Result<(), SendRefused> {
         let header = frame.encode(len);
-        let sent = if peer != OWN {
-            self.fabric.send(peer, &header, fill)
-        } else {
-            let (writer, _) = self.own.as_mut().ok_or(SendRefused::Lost)?;
-            writer
-                .write(&header, fill)
-                .map_err(|refused| match refused {
-                    Refused::Full => SendRefused::Full,
-                    Refused::Unfilled => SendRefused::Unfilled,
-                    Refused::Garbage(_) => SendRefused::Lost,
-                })
+        let sent = match self.faulty {
+            None => self.pass(peer, &header, fill),
+            Some(_) => self.send_badly(peer, &header, fill),
         };
-        self.sent += u64::from(sent.is_ok());
+        match sent {
+            Ok(()) => self.sent += 1,
+            Err(SendRefused::Lost) => self.vanished += 1,
+            Err(_) => return sent,
+        }
+        Ok(())
+    }
+
+    /// Hands a frame to the fabric, or to the ring of its own.
+    #[inline]
+    fn pass(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        fill: Fill<'_>,
+    ) -> Result<(), SendRefused> {
+        if peer != OWN {
+            return self.fabric.send(peer, header, fill);
+        }
+        let (writer, _) = self.own.as_mut().ok_or(SendRefused::Lost)?;
+        writer.write(header, fill).map_err(|refused| match refused {
+            Refused::Full => SendRefused::Full,
+            Refused::Unfilled => SendRefused::Unfilled,
+            Refused::Garbage(_) => SendRefused::Lost,
+        })
+    }
+
+    /// Sends a frame as its faults will have it.
+    #[cold]
+    fn send_badly(
+        &mut self,
+        peer: PeerId,
+        header: &FrameHeader,
+        fill: Fill<'_>,
+    ) -> Result<(), SendRefused> {
+        let Some(mut faulty) = self.faulty.take() else {
+            return self.pass(peer, header, fill);
+        };
+        faulty.scratch.resize(header.len.get() as usize, 0);
+        let sent = if fill(&mut faulty.scratch) {
+            self.send_copies(&mut faulty, peer, header)
+        } else {
+            Err(SendRefused::Unfilled)
+        };
+        self.faulty = Some(faulty);
         sent
+    }
+
+    fn send_copies(
+        &mut self,
+        faulty: &mut Faulty,
+        peer: PeerId,
+        header: &FrameHeader,
+    ) -> Result<(), SendRefused> {
+        let fate = faulty.draw(self.now);
+        for copy in 0..fate.copies {
+            // The second copy comes on its own.
+            let late = fate.late + Duration::from_micros(u64::from(copy));
+            if !late.is_zero() {
+                let (header, payload) = (*header, faulty.scratch.clone());
+                faulty.hold(
+                    self.now + late,
+                    Held {
+                        peer,
+                        header,
+                        payload,
+                    },
+                );
+                continue;
+            }
+            self.pass(peer, header, &mut |room| {
+                room.copy_from_slice(&faulty.scratch);
+                true
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Lets go of the frames that are due. Returns when the next one is.
+    fn release(&mut self, now: Time) -> Option<Time> {
+        let mut faulty = self.faulty.take()?;
+        while let Some(frame) = faulty.take(now) {
+            let sent = self.pass(frame.peer, &frame.header, &mut |room| {
+                room.copy_from_slice(&frame.payload);
+                true
+            });
+            if sent == Err(SendRefused::Full) {
+                faulty.hold(now + Duration::from_micros(1), frame);
+                break;
+            }
+        }
+        let next = faulty.deadline();
+        self.faulty = Some(faulty);
+        next
+    }
+
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.faulty = Some(Box::new(Faulty::new(faults, self.node.0)));
+    }
+
+    pub fn fault_stats(&self) -> FaultStats {
+        self.faulty.as_ref().map(|f| f.stats).unwrap_or_default()
     }
 
     /// Hands received frames on, half of the budget from this NIC itself if it has any.
     pub fn receive(&mut self, mut budget: Budget, sink: Sink<'_>) -> u32 {
+        let deaf = self.faulty.as_ref().is_some_and(|f| f.silent(self.now));
+        let sink: Sink<'_> = if deaf { &mut |_, _, _| Ok(()) } else { sink };
         let mut taken = 0;
         if let Some((writer, reader)) = &mut self.own {
             writer.publish();
@@ -130,6 +242,12 @@ impl Wire {
     }
 
     pub fn step(&mut self, now: Time) -> Option<Time> {
-        self.fabric.step(now)
+        self.now = now;
+        let late = self.release(now);
+        let fabric = self.fabric.step(now);
+        match (late, fabric) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 }

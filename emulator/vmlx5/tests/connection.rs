@@ -51,11 +51,12 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
         );
         let done: Vec<u16> = a.send.drain().iter().map(|c| c.wqe_counter.get()).collect();
         assert_eq!(done, [first, after[0], after[1], after[2]]);
-        assert_eq!(b.get(200_000, 50_000), vec![0; 50_000]);
+        // All but its last frame is written by now; nobody is told.
+        assert_eq!(b.recv.drain().len(), 1);
         b.post_recv(&[]);
         world.settle();
         assert_ok(&a.send.poll().unwrap(), REQ, after[3]);
-        assert_eq!(b.recv.drain().len(), 2);
+        assert_eq!(b.recv.drain().len(), 1);
         assert_eq!(b.get(200_000, 50_000), a.get(0, 50_000));
     }
 }
@@ -255,8 +256,8 @@ fn reset_forgets_and_reconnects() {
             (a.sq, a.rq, b.sq, b.rq) = (0, 0, 0, 0);
             a.reset_records();
             b.reset_records();
-            // Fresh numbers are what an application should use; lives tell apart without.
-            psn += if seed % 2 == 0 { 1000 } else { 0 };
+            // Fresh numbers tell a connection from the one before.
+            psn += 1000;
             for (x, y, tx, rx) in [(&b, &a, psn, psn + 1), (&a, &b, psn + 1, psn)] {
                 world.init(x);
                 world.rtr(x, y, rx);
@@ -310,7 +311,7 @@ fn the_other_end_is_destroyed() {
     let waiting = a.post(&send(&[]));
     world.settle();
     world.nics[1].destroy_qp(b.qpn).unwrap();
-    world.settle();
+    world.outlast();
     assert_err(
         &a.send.poll().unwrap(),
         REQ_ERR,
@@ -323,7 +324,7 @@ fn the_other_end_is_destroyed() {
     world.settle();
     assert_eq!(world.state(&c), QpState::Rts, "an idle end learns nothing");
     let s = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
-    world.settle();
+    world.outlast();
     assert_err(
         &c.send.poll().unwrap(),
         REQ_ERR,
@@ -344,7 +345,7 @@ fn a_killed_peer_ends_what_is_outstanding() {
     assert!(a.send.poll().is_none());
     let node = world.node(&b);
     assert!(world.hub.kill(node));
-    world.settle();
+    world.outlast();
     assert_err(
         &a.send.poll().unwrap(),
         REQ_ERR,
@@ -355,7 +356,7 @@ fn a_killed_peer_ends_what_is_outstanding() {
         assert_err(&a.send.poll().unwrap(), REQ_ERR, *index, Syndrome::WR_FLUSH);
     }
     let state = world.nics[0].link_state(a.qpn).unwrap();
-    assert_eq!(state, Some(LinkState::Lost(LinkError::Closed)));
+    assert!(matches!(state, Some(LinkState::Lost(_))), "{state:?}");
     let s = c.post(&write(bystander.remote(0), &[c.sge(0, 8)]));
     world.settle();
     assert_ok(&c.send.poll().unwrap(), REQ, s);
@@ -408,19 +409,10 @@ fn a_node_that_does_not_exist() {
     let mut a = world.end(0, EndConfig::default());
     world.init(&a);
     let remote = NodeId(0xdead);
-    let (remote_qpn, rq_psn, max_dest_rd_atomic) = (Qpn(5), 0, 1);
-    world.modify(
-        &a,
-        Modify::Rtr {
-            remote,
-            remote_qpn,
-            rq_psn,
-            max_dest_rd_atomic,
-        },
-    );
+    world.modify(&a, rtr(Path::to(remote, Qpn(5)), 0, 1, 12));
     world.rts(&a, 0);
     let s = a.post(&send(&[]));
-    world.settle();
+    world.outlast();
     assert_err(
         &a.send.poll().unwrap(),
         REQ_ERR,

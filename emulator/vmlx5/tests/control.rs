@@ -20,17 +20,9 @@ fn transitions() {
     let access = remote_rights();
     let ways = [
         Modify::Reset,
-        Modify::Init { access },
-        Modify::Rtr {
-            remote: node,
-            remote_qpn: a.qpn,
-            rq_psn: 0,
-            max_dest_rd_atomic: 1,
-        },
-        Modify::Rts {
-            sq_psn: 0,
-            max_rd_atomic: 1,
-        },
+        init(access),
+        rtr(Path::to(node, a.qpn), 0, 1, 12),
+        rts(0, 1),
         Modify::Error,
     ];
     // From each state (reached by the first `n` of RESET, INIT, RTR, RTS; 4 is ERR).
@@ -246,12 +238,7 @@ fn refused_control_operations() {
         Err(NicError::InUse { users: 3, .. })
     ));
     let remote = nic.node();
-    let over = nic.modify_qp(
-        qpn,
-        Modify::Init {
-            access: Access::LOCAL_WRITE,
-        },
-    );
+    let over = nic.modify_qp(qpn, init(Access::LOCAL_WRITE));
     assert!(matches!(
         over,
         Err(NicError::Access {
@@ -259,24 +246,14 @@ fn refused_control_operations() {
             ..
         })
     ));
-    nic.modify_qp(
-        qpn,
-        Modify::Init {
-            access: Access::NONE,
-        },
-    )
-    .unwrap();
-    let rtr = |remote_qpn, rq_psn, max_dest_rd_atomic| Modify::Rtr {
-        remote,
-        remote_qpn,
-        rq_psn,
-        max_dest_rd_atomic,
-    };
+    nic.modify_qp(qpn, init(Access::NONE)).unwrap();
+    let to = |remote_qpn, psn, reads, rnr| rtr(Path::to(remote, remote_qpn), psn, reads, rnr);
     let wide = 1 << 24;
     for (change, what) in [
-        (rtr(Qpn(wide), 0, 1), "remote_qpn"),
-        (rtr(qpn, wide, 1), "rq_psn"),
-        (rtr(qpn, 0, 17), "max_dest_rd_atomic"),
+        (to(Qpn(wide), 0, 1, 0), "remote_qpn"),
+        (to(qpn, wide, 1, 0), "rq_psn"),
+        (to(qpn, 0, 17, 0), "max_dest_rd_atomic"),
+        (to(qpn, 0, 1, 32), "min_rnr_timer"),
     ] {
         let error = nic.modify_qp(qpn, change).unwrap_err();
         assert!(
@@ -284,6 +261,28 @@ fn refused_control_operations() {
             "{error}"
         );
         assert_eq!(nic.query_qp(qpn).unwrap().state, QpState::Init);
+    }
+    nic.modify_qp(qpn, to(qpn, 0, 1, 31)).unwrap();
+    let rts = |sq_psn, max_rd_atomic, timeout, retry_cnt, rnr_retry| Modify::Rts {
+        sq_psn,
+        max_rd_atomic,
+        timeout,
+        retry_cnt,
+        rnr_retry,
+    };
+    for (change, what) in [
+        (rts(wide, 1, 0, 0, 0), "sq_psn"),
+        (rts(0, 17, 0, 0, 0), "max_rd_atomic"),
+        (rts(0, 1, 32, 0, 0), "timeout"),
+        (rts(0, 1, 0, 8, 0), "retry_cnt"),
+        (rts(0, 1, 0, 0, 8), "rnr_retry"),
+    ] {
+        let error = nic.modify_qp(qpn, change).unwrap_err();
+        assert!(
+            matches!(error, NicError::Limit { what: w, .. } if w == what),
+            "{error}"
+        );
+        assert_eq!(nic.query_qp(qpn).unwrap().state, QpState::Rtr);
     }
     nic.destroy_qp(qpn).unwrap();
     assert_eq!(nic.destroy_qp(qpn), Err(unknown(Object::Qp, qpn.0)));
@@ -356,24 +355,11 @@ fn a_queue_pair_without_receive_queue() {
     });
     let d = d.unwrap();
     let node = nic.node();
-    let rtr = |qpn| Modify::Rtr {
-        remote: node,
-        remote_qpn: qpn,
-        rq_psn: 0,
-        max_dest_rd_atomic: 1,
-    };
     for (x, y) in [(d, c.qpn), (c.qpn, d)] {
         let access = remote_rights();
-        nic.modify_qp(x, Modify::Init { access }).unwrap();
-        nic.modify_qp(x, rtr(y)).unwrap();
-        nic.modify_qp(
-            x,
-            Modify::Rts {
-                sq_psn: 0,
-                max_rd_atomic: 1,
-            },
-        )
-        .unwrap();
+        nic.modify_qp(x, init(access)).unwrap();
+        nic.modify_qp(x, rtr(Path::to(node, y), 0, 1, 12)).unwrap();
+        nic.modify_qp(x, rts(0, 1)).unwrap();
     }
     let w = c.post(&write(a.remote(0), &[c.sge(0, 8)]));
     let s = c.post(&send(&[]));

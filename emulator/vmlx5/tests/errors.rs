@@ -6,7 +6,7 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Remote, SendWqe, Sge, WqeFlags};
 use rig::*;
-use vmlx5::{Access, HostMemory, Modify, MrAttr, QpState, vendor};
+use vmlx5::{Access, HostMemory, Modify, MrAttr, Path, QpState, vendor};
 
 const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
@@ -149,7 +149,7 @@ fn bad_local_keys() {
         // The other end is not touched, and learns when it asks.
         assert_eq!(world.state(&b), QpState::Rts);
         let index = b.post(&write(a.remote(0), &[b.sge(0, 8)]));
-        world.settle();
+        world.outlast();
         let retry = Syndrome::TRANSPORT_RETRY;
         assert_err(&b.send.poll().unwrap(), REQ_ERR, index, retry);
     }
@@ -305,15 +305,7 @@ fn reads_where_none_may_be_outstanding() {
     for (x, y) in [(&a, &b), (&b, &a)] {
         world.init(x);
         let to = world.node(y);
-        world.modify(
-            x,
-            Modify::Rtr {
-                remote: to,
-                remote_qpn: y.qpn,
-                rq_psn: 0,
-                max_dest_rd_atomic: 0,
-            },
-        );
+        world.modify(x, rtr(Path::to(to, y.qpn), 0, 0, 12));
         world.rts(x, 0);
     }
     let sges = [a.sge(0, 8)];
@@ -584,7 +576,7 @@ fn error_by_request_flushes_everything_in_order() {
     }
     // What the other end sends finds nobody.
     let s = b.post(&send(&[]));
-    world.settle();
+    world.outlast();
     assert_err(
         &b.send.poll().unwrap(),
         REQ_ERR,

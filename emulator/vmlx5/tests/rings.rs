@@ -190,7 +190,7 @@ fn overrun_of_a_queue_that_minds() {
     // The other end learns when it asks.
     let (to, sges) = (a.remote(0), [b.sge(0, 8)]);
     b.post(&write(to, &sges));
-    world.settle();
+    world.outlast();
     assert_eq!(world.state(&b), QpState::Err);
 }
 

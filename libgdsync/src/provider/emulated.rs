@@ -21,6 +21,15 @@ static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
 /// Reads and atomics that one queue pair keeps outstanding.
 const MAX_RD_ATOMIC: u8 = 16;
 
+/// A peer that gives no answer for 0.54 s is asked again, seven times: 4.3 s in all, so that
+/// one whose process is starved of processor time is not taken for dead.
+const TIMEOUT: u8 = 17;
+const RETRIES: u8 = 7;
+
+/// A peer without a receive is asked again without end, after 0.64 ms if it says nothing before.
+const RNR_TIMER: u8 = 12;
+const RNR_RETRIES: u8 = 7;
+
 /// What connects virtual NICs.
 #[derive(Clone, Default)]
 #[non_exhaustive]
@@ -247,16 +256,21 @@ impl EmulatedNic {
         let states = [
             vmlx5::Modify::Init {
                 access: remote_rights(access),
+                qkey: 0,
+                port: 1,
             },
             vmlx5::Modify::Rtr {
-                remote: vmlx5::fabric::NodeId(peer.node),
-                remote_qpn: vmlx5::Qpn(peer.qpn),
+                path: vmlx5::Path::to(vmlx5::fabric::NodeId(peer.node), vmlx5::Qpn(peer.qpn)),
                 rq_psn: peer.psn,
                 max_dest_rd_atomic: MAX_RD_ATOMIC,
+                min_rnr_timer: RNR_TIMER,
             },
             vmlx5::Modify::Rts {
                 sq_psn: psn,
                 max_rd_atomic: MAX_RD_ATOMIC,
+                timeout: TIMEOUT,
+                retry_cnt: RETRIES,
+                rnr_retry: RNR_RETRIES,
             },
         ];
         self.nic
@@ -279,7 +293,8 @@ impl EmulatedNic {
             // Receives may be posted before a connection, in state RESET, from which the way to
             // ERR leads over INIT. From any other state the first step is refused.
             let access = vmlx5::Access::NONE;
-            let _ = nic.modify_qp(id, vmlx5::Modify::Init { access });
+            let (qkey, port) = (0, 1);
+            let _ = nic.modify_qp(id, vmlx5::Modify::Init { access, qkey, port });
             let _ = nic.modify_qp(id, vmlx5::Modify::Error);
         });
         self.host.ring();

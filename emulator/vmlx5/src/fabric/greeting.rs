@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::{LinkError, NodeId};
 
 /// The version of greeting, ring and frames that this crate speaks.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"vmlx5fab";
 

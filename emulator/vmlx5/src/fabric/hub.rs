@@ -462,7 +462,7 @@ mod tests {
     fn send(port: &mut HubPort, to: NodeId, tag: u32) -> Result<(), SendRefused> {
         let header = FrameHeader {
             kind: Kind::Ack as u8,
-            seq: tag.into(),
+            psn: tag.into(),
             ..FrameHeader::default()
         };
         let peer = port.connect(to).unwrap();
@@ -479,7 +479,7 @@ mod tests {
             bytes: 1000,
         };
         port.receive(budget, &mut |_, header, _| {
-            got.push(header.seq.get());
+            got.push(header.psn.get());
             Ok(())
         });
         port.flush();

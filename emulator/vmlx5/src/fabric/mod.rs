@@ -5,6 +5,7 @@
 //! carry frames in byte rings (`ring`), so a payload goes from the source's memory into a
 //! ring and from there into the target's memory, and nothing is allocated per message.
 
+pub mod faults;
 pub(crate) mod greeting;
 pub mod hub;
 pub(crate) mod ring;

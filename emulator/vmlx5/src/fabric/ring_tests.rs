@@ -7,7 +7,7 @@ fn header(len: usize, tag: u32) -> FrameHeader {
     FrameHeader {
         len: (len as u32).into(),
         kind: Kind::Send as u8,
-        seq: tag.into(),
+        psn: tag.into(),
         ..FrameHeader::default()
     }
 }
@@ -59,7 +59,7 @@ fn many_laps_of_records_of_every_size() {
             writer.publish();
             for _ in 0..rng.usize(1..6) {
                 let read = reader.read(|header, payload| {
-                    assert_eq!(header.seq.get(), got);
+                    assert_eq!(header.psn.get(), got);
                     assert_eq!(header.len.get() as usize, payload.len());
                     assert!(payload.iter().enumerate().all(|(i, &b)| b == byte(got, i)));
                 });
@@ -75,7 +75,7 @@ fn many_laps_of_records_of_every_size() {
 fn nothing_is_seen_before_it_is_published() {
     let (mut writer, mut reader, region) = ends(true);
     let mut delivery = Delivery::new(region);
-    let next = |reader: &mut Reader| reader.read(|h, _| h.seq.get()).unwrap();
+    let next = |reader: &mut Reader| reader.read(|h, _| h.psn.get()).unwrap();
     for tag in 0..3 {
         writer.write(&header(10, tag), &mut |_| true).unwrap();
     }
@@ -114,7 +114,7 @@ fn a_payload_that_cannot_be_had_leaves_no_trace() {
     assert_eq!(refused, Err(Refused::Unfilled));
     writer.write(&header(0, 1), &mut |_| true).unwrap();
     writer.publish();
-    assert_eq!(reader.read(|h, _| h.seq.get()).unwrap(), Some(1));
+    assert_eq!(reader.read(|h, _| h.psn.get()).unwrap(), Some(1));
     let long = writer.write(&header(MAX_PAYLOAD + 1, 0), &mut |_| true);
     assert!(matches!(
         long,

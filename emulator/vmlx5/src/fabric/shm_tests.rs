@@ -30,7 +30,7 @@ impl End {
         let header = FrameHeader {
             len: (payload.len() as u32).into(),
             kind: Kind::Ack as u8,
-            seq: tag.into(),
+            psn: tag.into(),
             ..FrameHeader::default()
         };
         self.fabric.send(peer, &header, &mut |room| {
@@ -47,7 +47,7 @@ impl End {
         };
         let mut got = Vec::new();
         self.fabric.receive(budget, &mut |peer, header, payload| {
-            got.push((peer, header.seq.get(), payload.to_vec()));
+            got.push((peer, header.psn.get(), payload.to_vec()));
             Ok(())
         });
         for (peer, tag, payload) in got {

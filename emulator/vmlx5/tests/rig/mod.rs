@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::cqe::{Cqe64, EntryState, LAST_DWORD_OFFSET, SIZE, classify};
@@ -13,8 +14,8 @@ use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, Sge, WqeFlags, encode_recv
 use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
-    Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Nic, NicConfig, PdId, QpAttr,
-    QpState, Qpn, RqAttr, SqAttr, UarId,
+    Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
+    QpAttr, QpState, Qpn, RqAttr, SqAttr, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -32,6 +33,11 @@ pub struct EndConfig {
     pub mr_access: Access,
     pub qp_access: Access,
     pub max_rd_atomic: u8,
+    pub mtu: Mtu,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
     /// A page to share instead of one of its own.
     pub uar: Option<UarId>,
     /// What the NIC sees of the memory.
@@ -61,6 +67,11 @@ impl Default for EndConfig {
             mr_access: all_rights(),
             qp_access: remote_rights(),
             max_rd_atomic: 4,
+            mtu: Mtu::B4096,
+            timeout: 14,
+            retry_cnt: 3,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
             uar: None,
             view: |mem| mem,
         }
@@ -350,6 +361,8 @@ pub struct World {
     pub links: HubLinks,
     pub nics: Vec<Nic>,
     pub now: u64,
+    /// When a NIC wants to be stepped again though nothing moves.
+    pub deadline: Option<Time>,
     /// Who steps is chosen by chance.
     pub chance: Option<fastrand::Rng>,
 }
@@ -366,12 +379,24 @@ impl World {
 
     /// NICs on any fabrics.
     pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
+        World::on_with(fabrics, |_| {})
+    }
+
+    /// NICs on a hub that are not as they are by default.
+    pub fn built(nics: usize, change: impl Fn(&mut NicConfig)) -> World {
+        let hub = Hub::new(HubConfig::default());
+        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
+        World::on_with(ports.collect(), change).with_hub(hub)
+    }
+
+    fn on_with(fabrics: Vec<Box<dyn Fabric>>, change: impl Fn(&mut NicConfig)) -> World {
         let hub = Hub::new(HubConfig::default());
         let nic = |(i, fabric)| {
-            let config = NicConfig {
+            let mut config = NicConfig {
                 name: format!("nic{i}"),
                 ..NicConfig::default()
             };
+            change(&mut config);
             Nic::new(config, fabric)
         };
         World {
@@ -380,6 +405,7 @@ impl World {
             chance: None,
             hub,
             now: 0,
+            deadline: None,
         }
     }
 
@@ -424,13 +450,46 @@ impl World {
             }
         }
         let mut moved = false;
+        self.deadline = None;
         for nic in &mut self.nics {
-            moved |= nic.step(now) == Step::Progress;
+            match nic.step(now) {
+                Step::Progress => moved = true,
+                Step::IdleUntil(Some(t)) => {
+                    self.deadline = Some(self.deadline.map_or(t, |d| d.min(t)));
+                }
+                Step::IdleUntil(None) => {}
+            }
         }
         moved | (self.links.step(now) == Step::Progress)
     }
 
-    /// Steps until nothing moves any more.
+    /// Steps until nothing moves any more, and lets clocks run out, for `time` at most.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time.as_nanos() as u64;
+        loop {
+            self.settle();
+            match self.deadline {
+                // A step takes 100 ns, at the end of which it happens.
+                Some(t) if t.as_nanos() <= end => self.now = self.now.max(t.as_nanos() - 100),
+                _ => break,
+            }
+        }
+        self.now = self.now.max(end);
+    }
+
+    /// To the moment when the next clock runs out, if one runs.
+    pub fn jump(&mut self) {
+        if let Some(t) = self.deadline {
+            self.now = self.now.max(t.as_nanos() - 100);
+        }
+    }
+
+    /// Lets time pass until whoever waits for silent peers has given up.
+    pub fn outlast(&mut self) {
+        self.pass(Duration::from_secs(2));
+    }
+
+    /// Steps until nothing moves any more; no clock runs out.
     pub fn settle(&mut self) {
         for _ in 0..1_000_000 {
             if !self.step() {
@@ -446,25 +505,28 @@ impl World {
 
     pub fn init(&mut self, end: &End) {
         let access = end.config.qp_access;
-        self.modify(end, Modify::Init { access });
+        self.modify(end, init(access));
     }
 
     pub fn rtr(&mut self, end: &End, to: &End, psn: u32) {
-        let remote = self.node(to);
-        let change = Modify::Rtr {
-            remote,
-            remote_qpn: to.qpn,
-            rq_psn: psn,
-            max_dest_rd_atomic: to.config.max_rd_atomic,
+        let path = Path {
+            mtu: end.config.mtu,
+            ..Path::to(self.node(to), to.qpn)
         };
-        self.modify(end, change);
+        self.modify(
+            end,
+            rtr(path, psn, to.config.max_rd_atomic, end.config.min_rnr_timer),
+        );
     }
 
     pub fn rts(&mut self, end: &End, psn: u32) {
-        let max_rd_atomic = end.config.max_rd_atomic;
+        let config = &end.config;
         let change = Modify::Rts {
             sq_psn: psn,
-            max_rd_atomic,
+            max_rd_atomic: config.max_rd_atomic,
+            timeout: config.timeout,
+            retry_cnt: config.retry_cnt,
+            rnr_retry: config.rnr_retry,
         };
         self.modify(end, change);
     }
@@ -490,6 +552,34 @@ impl World {
         self.connect(&a, &b);
         self.settle();
         (a, b)
+    }
+}
+
+/// To INIT.
+pub fn init(access: Access) -> Modify {
+    let (qkey, port) = (0x11, 1);
+    Modify::Init { access, qkey, port }
+}
+
+/// To RTS, with clocks as an [`EndConfig`] has them by default.
+pub fn rts(sq_psn: u32, max_rd_atomic: u8) -> Modify {
+    let config = EndConfig::default();
+    Modify::Rts {
+        sq_psn,
+        max_rd_atomic,
+        timeout: config.timeout,
+        retry_cnt: config.retry_cnt,
+        rnr_retry: config.rnr_retry,
+    }
+}
+
+/// To RTR.
+pub fn rtr(path: Path, rq_psn: u32, max_dest_rd_atomic: u8, min_rnr_timer: u8) -> Modify {
+    Modify::Rtr {
+        path,
+        rq_psn,
+        max_dest_rd_atomic,
+        min_rnr_timer,
     }
 }
 

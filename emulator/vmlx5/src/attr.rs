@@ -1,0 +1,240 @@
+//! What queue pairs are made of and how they are changed: the attributes of control operations.
+
+use std::sync::Arc;
+
+use crate::cq::Cqn;
+use crate::dma::Dma;
+use crate::fabric::NodeId;
+use crate::mr::{Access, PdId};
+use crate::nic::UarId;
+
+/// Names a queue pair: its QPN, 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Qpn(pub u32);
+
+/// The send queue of a queue pair to create.
+#[derive(Clone)]
+pub struct SqAttr {
+    /// The memory of its ring.
+    pub mem: Arc<dyn Dma>,
+    /// Where in it the ring begins: a multiple of 64.
+    pub offset: u64,
+    /// It has 2 to this power basic blocks of 64 bytes.
+    pub log_blocks: u8,
+}
+
+/// The receive queue of a queue pair to create.
+#[derive(Clone)]
+pub struct RqAttr {
+    /// The memory of its ring.
+    pub mem: Arc<dyn Dma>,
+    /// Where in it the ring begins: a multiple of 16.
+    pub offset: u64,
+    /// It has 2 to this power entries.
+    pub log_entries: u8,
+    /// Bytes of an entry: a power of two, 16 to 512.
+    pub stride: u32,
+}
+
+/// A queue pair to create: reliable connected, in state RESET.
+#[derive(Clone)]
+pub struct QpAttr {
+    /// Its protection domain: its regions must belong to the same.
+    pub pd: PdId,
+    /// The page its doorbell is rung on.
+    pub uar: UarId,
+    /// Where its sends complete.
+    pub send_cq: Cqn,
+    /// Where its receives complete.
+    pub recv_cq: Cqn,
+    /// Its send queue.
+    pub sq: SqAttr,
+    /// Its receive queue, unless it only ever writes, reads and is written to.
+    pub rq: Option<RqAttr>,
+    /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
+    pub record: (Arc<dyn Dma>, u64),
+    /// What its completion entries carry as the user's index.
+    pub uidx: u32,
+    /// Index of the first send basic block: 0, or a number near a wrap to test it. The
+    /// doorbell record must start there too, also after RESET.
+    pub sq_start: u16,
+    /// Index of the first receive: as `sq_start`.
+    pub rq_start: u16,
+}
+
+/// The bytes of one packet: what a message is cut into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Mtu {
+    /// 256 bytes.
+    B256 = 8,
+    /// 512 bytes.
+    B512 = 9,
+    /// 1024 bytes.
+    B1024 = 10,
+    /// 2048 bytes.
+    B2048 = 11,
+    /// 4096 bytes.
+    B4096 = 12,
+}
+
+impl Mtu {
+    /// The MTU that verbs number so: 1 for 256 bytes to 5 for 4096.
+    pub const fn from_verbs(number: u8) -> Option<Mtu> {
+        Some(match number {
+            1 => Mtu::B256,
+            2 => Mtu::B512,
+            3 => Mtu::B1024,
+            4 => Mtu::B2048,
+            5 => Mtu::B4096,
+            _ => return None,
+        })
+    }
+
+    /// Its logarithm.
+    pub(crate) const fn log(self) -> u8 {
+        self as u8
+    }
+}
+
+/// A global route header: how a packet is routed beyond its subnet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Grh {
+    /// Whom it is for.
+    pub dgid: [u8; 16],
+    /// Which of the port's GIDs it comes from.
+    pub sgid_index: u8,
+    /// The flow label, 20 bits.
+    pub flow: u32,
+    /// The hop limit.
+    pub hop: u8,
+    /// The traffic class.
+    pub tclass: u8,
+}
+
+/// The way to the other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// The NIC at the other end; may be this one.
+    pub remote: NodeId,
+    /// The queue pair at the other end.
+    pub remote_qpn: Qpn,
+    /// What messages are cut into; the same at both ends.
+    pub mtu: Mtu,
+    /// How it is routed, if it is; kept for queries, since nodes are found by their name.
+    pub grh: Option<Grh>,
+    /// The port it leaves by, from 1.
+    pub port: u8,
+    /// Which of the port's partition keys it carries.
+    pub pkey_index: u16,
+}
+
+impl Path {
+    /// The way to a queue pair, in packets of 4096 bytes, from port 1.
+    pub const fn to(remote: NodeId, remote_qpn: Qpn) -> Path {
+        Path {
+            remote,
+            remote_qpn,
+            mtu: Mtu::B4096,
+            grh: None,
+            port: 1,
+            pkey_index: 0,
+        }
+    }
+}
+
+/// The states of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QpState {
+    /// Fresh: no work is looked at.
+    Reset,
+    /// Receives may be posted.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send as well.
+    Rts,
+    /// All work is flushed.
+    Err,
+}
+
+/// A change of state, with what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modify {
+    /// To RESET, from any state: outstanding work vanishes without completions, the indices
+    /// go back to their start.
+    Reset,
+    /// RESET to INIT.
+    Init {
+        /// What the remote end may do: of the `REMOTE_` rights.
+        access: Access,
+        /// What a datagram must carry; means nothing on a connection.
+        qkey: u32,
+        /// The port, from 1.
+        port: u8,
+    },
+    /// INIT to RTR.
+    Rtr {
+        /// The way to the other end.
+        path: Path,
+        /// Number of the first packet it sends: its `sq_psn`. Fresh numbers keep packets of a
+        /// former connection out. 24 bits.
+        rq_psn: u32,
+        /// Reads and atomics that may wait here for their answer: at least what the other
+        /// end keeps outstanding.
+        max_dest_rd_atomic: u8,
+        /// When the other end shall come again after it found no receive: 0 to 31, see
+        /// [`rnr_delay`](crate::rnr_delay).
+        min_rnr_timer: u8,
+    },
+    /// RTR to RTS.
+    Rts {
+        /// Number of the first packet sent: the other end's `rq_psn`. 24 bits.
+        sq_psn: u32,
+        /// Reads and atomics kept outstanding.
+        max_rd_atomic: u8,
+        /// How long an answer may take before all is sent again: 4.096 us times 2 to this
+        /// power, at most 31; 0 is without end. See [`ack_timeout`](crate::ack_timeout).
+        timeout: u8,
+        /// How often that may happen in a row, without progress, before work fails: 0 to 7.
+        retry_cnt: u8,
+        /// How often in a row the other end may have no receive: 0 to 6, or 7 for any number.
+        rnr_retry: u8,
+    },
+    /// To ERR, from any state but RESET: outstanding work is flushed.
+    Error,
+}
+
+impl Modify {
+    /// The state it leads to.
+    pub fn target(&self) -> QpState {
+        match self {
+            Modify::Reset => QpState::Reset,
+            Modify::Init { .. } => QpState::Init,
+            Modify::Rtr { .. } => QpState::Rtr,
+            Modify::Rts { .. } => QpState::Rts,
+            Modify::Error => QpState::Err,
+        }
+    }
+}
+
+/// How a queue pair stands. Send indices count basic blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInfo {
+    /// Its state.
+    pub state: QpState,
+    /// The send index up to which the doorbell was rung.
+    pub sq_rung: u16,
+    /// The send index up to which entries were fetched.
+    pub sq_next: u16,
+    /// The send index up to which entries are done.
+    pub sq_done: u16,
+    /// Messages sent that wait for their answer.
+    pub outstanding: usize,
+    /// The receive index up to which receives were used.
+    pub rq_next: u16,
+    /// True while a message waits for a receive that is not posted.
+    pub starved: bool,
+    /// The other end, once known.
+    pub remote: Option<(NodeId, Qpn)>,
+}

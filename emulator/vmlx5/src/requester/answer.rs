@@ -1,0 +1,168 @@
+//! What answers do: packets are acknowledged, reads land, and entries complete in order.
+
+use mlx5_prm::cqe::Success;
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+
+use crate::attr::QpState;
+use crate::error::{Fault, vendor};
+use crate::frame::{Frame, Kind, LAST, nak, psn};
+use crate::nic::Ctx;
+use crate::qp::Qp;
+use crate::sq::wants_answer;
+use crate::timer::rnr_delay;
+
+const BAD: Fault = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
+
+impl Qp {
+    /// Takes an answer from the other end.
+    pub fn answer(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+        if self.state != QpState::Rts {
+            return;
+        }
+        let waits = self.sq.waits_for(frame.psn);
+        match frame.kind {
+            Kind::Ack if waits => {
+                if !self.acknowledge(ctx, psn::add(frame.psn, 1)) {
+                    self.lost(ctx);
+                }
+            }
+            Kind::Nak if waits => self.refused(ctx, frame),
+            Kind::ReadData | Kind::AtomicData if waits => self.take(ctx, frame, payload),
+            Kind::Hint if self.patient => self.sq.resume(ctx.now),
+            // Late word, from before or from a former connection.
+            _ => {}
+        }
+    }
+
+    /// Every packet before `upto` arrived. False if a read before it has no answer yet, which
+    /// was lost then: answers are given in order.
+    fn acknowledge(&mut self, ctx: &mut Ctx<'_>, upto: u32) -> bool {
+        let missing = self.sq.reads.front().map(|r| r.next(self.mtu_log));
+        let missing = missing.filter(|&p| psn::before(p, upto));
+        let acked = missing.unwrap_or(upto);
+        if self.sq.acked != acked {
+            self.sq.acked = acked;
+            self.sq.progress(ctx.now);
+            self.retire(ctx);
+        }
+        missing.is_none()
+    }
+
+    /// Takes a NAK.
+    fn refused(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+        // A queue pair that is not ready cannot say what arrived.
+        if frame.vendor != vendor::NOT_READY && !self.acknowledge(ctx, frame.psn) {
+            self.lost(ctx);
+            return;
+        }
+        let syndrome = match frame.code {
+            nak::PSN => return self.lost(ctx),
+            nak::INVALID => Syndrome::REMOTE_INVAL_REQ,
+            nak::ACCESS => Syndrome::REMOTE_ACCESS,
+            nak::OPERATION => Syndrome::REMOTE_OP,
+            code => {
+                if !self.sq.hold(ctx.now + rnr_delay(code)) {
+                    self.fail_front(ctx, Fault::new(Syndrome::RNR_RETRY, vendor::RNR));
+                }
+                return;
+            }
+        };
+        self.fail_front(ctx, Fault::new(syndrome, frame.vendor));
+    }
+
+    /// Takes (part of) what a read or atomic brings.
+    fn take(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+        let operand = frame.operand.to_ne_bytes();
+        let atomic = frame.kind == Kind::AtomicData;
+        let (bytes, last) = match atomic {
+            true => (&operand[..], true),
+            false => (payload, frame.is(LAST)),
+        };
+        let log = self.mtu_log;
+        let of = |p: u32| move |r: &&super::ReadCtx| psn::after(r.psn, p) < r.packets;
+        let Some(read) = self.sq.reads.iter().find(of(frame.psn)) else {
+            self.fail_front(ctx, BAD);
+            return;
+        };
+        let fits = match atomic {
+            true => read.atomic,
+            false => !read.atomic && frame.mtu_log == log,
+        };
+        let ahead = psn::before(read.next(log), frame.psn);
+        let rest = frame.total.wrapping_sub(frame.offset);
+        if !fits || !ahead && !atomic && rest != read.total - read.got {
+            self.fail_front(ctx, BAD);
+            return;
+        }
+        // Everything before it arrived, but for answers that were lost.
+        let first = self.sq.reads.front().is_some_and(|r| r.psn == read.psn);
+        if !self.acknowledge(ctx, frame.psn) || ahead || !first {
+            self.lost(ctx);
+            return;
+        }
+        let sq = &mut self.sq;
+        let Some(read) = sq.reads.front_mut() else {
+            return;
+        };
+        let put = ctx
+            .mrs
+            .scatter(self.pd, &read.sges, read.got.into(), bytes, last);
+        read.got += bytes.len() as u32;
+        if let Err(why) = put {
+            self.fail_front(ctx, Fault::new(Syndrome::LOCAL_PROT, why));
+            return;
+        }
+        if last && let Some(read) = sq.reads.pop_front() {
+            sq.spare.push(read.sges);
+        }
+        self.acknowledge(ctx, psn::add(frame.psn, frame.count));
+    }
+
+    /// Completes what is acknowledged, in order.
+    pub(super) fn retire(&mut self, ctx: &mut Ctx<'_>) {
+        while let Some(&p) = self.sq.pending.front() {
+            let sq = &mut self.sq;
+            let arrived = psn::after(p.psn, sq.acked);
+            let done = p.numbered && arrived >= p.packets && !psn::before(sq.acked, p.psn);
+            if !done && (p.numbered || sq.cursor == 0) {
+                if p.numbered && sq.cursor == 0 && psn::before(p.psn, sq.acked) {
+                    // It is being sent again, and need not from its start.
+                    sq.sent = sq.sent.max((arrived << sq.mtu_log).min(p.total));
+                }
+                break;
+            }
+            sq.pending.pop_front();
+            if sq.cursor > 0 {
+                sq.cursor -= 1;
+            } else {
+                // It was to be sent again, and need not.
+                sq.drop_current();
+            }
+            if !p.flags.signaled {
+                continue;
+            }
+            let say = Success {
+                opcode: CqeOpcode::REQ,
+                qpn: self.number,
+                uidx: self.uidx,
+                send_opcode: p.opcode,
+                byte_cnt: if wants_answer(p.opcode) { p.total } else { 0 },
+                wqe_counter: p.index,
+                timestamp: ctx.now.as_nanos(),
+                ..Success::default()
+            };
+            ctx.succeed(self.send_cq, &say);
+        }
+    }
+
+    /// Reports the oldest entry as failed, and goes into ERR.
+    pub fn fail_front(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
+        self.sq.stop();
+        if let Some(p) = self.sq.pending.pop_front() {
+            self.sq.cursor = self.sq.cursor.saturating_sub(1);
+            self.send_error(ctx, p.index, p.opcode, fault);
+        }
+        self.enter_error();
+    }
+}

@@ -1,0 +1,266 @@
+//! The sending half of a queue pair: fetches work queue entries, sends their messages, and
+//! completes them in order as answers arrive.
+//!
+//! An entry that was fetched waits in `pending` until its message is acknowledged. `cursor`
+//! tells how many of those were sent; when packets prove to be lost it goes back, and the
+//! entries are fetched from the ring again, where they stay the NIC's until they complete.
+//! `send` has the way out, `answer` what answers do, `retry` what their lack does.
+
+mod answer;
+mod retry;
+mod send;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use gds_step::Time;
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::wqe::{Sge, WqeFlags};
+
+use crate::attr::SqAttr;
+use crate::error::Fault;
+use crate::frame::{packets, psn};
+use crate::sq::{Entry, MAX_WQE, Ring};
+
+/// Most entries of one queue that are fetched and not complete.
+const MAX_PENDING: usize = 1024;
+
+/// Most packets under way, unless they are of one read: far less than half of all numbers, by
+/// which old and new are told apart.
+const WINDOW: u32 = 1 << 22;
+
+pub(crate) struct Requester {
+    pub ring: Ring,
+    start: u16,
+    /// Index of the entry fetched next, and up to which the doorbell was rung.
+    pub next: u16,
+    pub rung: u16,
+    /// Entries fetched and not completed, in order.
+    pub pending: VecDeque<Pending>,
+    /// How many of `pending` were sent.
+    pub cursor: usize,
+    /// Bytes sent of the message at `cursor`.
+    sent: u32,
+    /// The entry at `cursor` lies in `wqe`.
+    loaded: bool,
+    wqe: Box<[u8; MAX_WQE]>,
+    mtu_log: u8,
+    /// Number of the next message's first packet.
+    psn: u32,
+    /// Every packet before this one was acknowledged.
+    acked: u32,
+    /// The number after the last packet that was ever sent. Not the same as that of `cursor`,
+    /// which may have gone back.
+    top: u32,
+    max_rd_atomic: u8,
+    /// Reads and atomics that wait for their answer, in order.
+    reads: VecDeque<ReadCtx>,
+    spare: Vec<Vec<Sge>>,
+    /// The responder has no receive: nothing is sent until the clock runs out.
+    held: bool,
+    /// What is wrong with the entry at `cursor`: reported once those before it are complete.
+    fault: Option<Fault>,
+    /// When all is sent again, or when the wait of `held` is over.
+    pub deadline: Option<Time>,
+    timeout: Option<Duration>,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    /// How often it may still be tried without progress.
+    retries_left: u8,
+    rnr_left: u8,
+    /// What was acknowledged when a loss was last reported: reports of the same one do not
+    /// count again.
+    loss_at: Option<u32>,
+    /// Entries fetched.
+    pub fetched: u64,
+}
+
+/// An entry that was fetched.
+#[derive(Clone, Copy)]
+pub(crate) struct Pending {
+    pub index: u16,
+    pub opcode: SendOpcode,
+    blocks: u8,
+    flags: WqeFlags,
+    /// The number of its message's first packet; if it has none, that of the next.
+    psn: u32,
+    /// How many packets it takes, its answer's if that has more.
+    packets: u32,
+    /// It has a message. NOPs have none, nor has an entry that was malformed from the start.
+    numbered: bool,
+    total: u32,
+}
+
+struct ReadCtx {
+    psn: u32,
+    packets: u32,
+    atomic: bool,
+    total: u32,
+    got: u32,
+    sges: Vec<Sge>,
+}
+
+impl ReadCtx {
+    /// The packet that is missing first.
+    fn next(&self, mtu_log: u8) -> u32 {
+        psn::add(self.psn, self.got >> mtu_log)
+    }
+}
+
+/// How a connection is told to send.
+pub(crate) struct Begin {
+    pub psn: u32,
+    pub mtu_log: u8,
+    pub max_rd_atomic: u8,
+    pub timeout: Option<Duration>,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+}
+
+/// How far a queue pair got in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// There is nothing to do until something happens.
+    Done,
+    /// There is more to do.
+    More,
+    /// The fabric has no room.
+    Full,
+}
+
+/// How much a queue pair may do in its turn.
+pub(crate) struct Allowance {
+    pub frames: u32,
+    pub bytes: usize,
+}
+
+impl Allowance {
+    pub fn spend(&mut self, bytes: usize) {
+        self.frames = self.frames.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    pub fn spent(&self) -> bool {
+        self.frames == 0 || self.bytes == 0
+    }
+}
+
+impl Requester {
+    pub fn new(sq: SqAttr, start: u16) -> Requester {
+        Requester {
+            ring: Ring {
+                mem: sq.mem,
+                offset: sq.offset,
+                log_blocks: sq.log_blocks,
+            },
+            start,
+            next: start,
+            rung: start,
+            pending: VecDeque::new(),
+            cursor: 0,
+            sent: 0,
+            loaded: false,
+            wqe: Box::new([0; MAX_WQE]),
+            mtu_log: 12,
+            psn: 0,
+            acked: 0,
+            top: 0,
+            max_rd_atomic: 0,
+            reads: VecDeque::new(),
+            spare: Vec::new(),
+            held: false,
+            fault: None,
+            deadline: None,
+            timeout: None,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            retries_left: 0,
+            rnr_left: 0,
+            loss_at: None,
+            fetched: 0,
+        }
+    }
+
+    pub fn reset(&mut self) {
+        self.next = self.start;
+        self.rung = self.start;
+        self.pending.clear();
+        self.stop();
+        self.stop_clock();
+        self.cursor = 0;
+        (self.psn, self.acked, self.top) = (0, 0, 0);
+        while let Some(read) = self.reads.pop_front() {
+            self.spare.push(read.sges);
+        }
+    }
+
+    /// Drops what was under way of the entry at `cursor`.
+    fn drop_current(&mut self) {
+        self.sent = 0;
+        self.loaded = false;
+        self.fault = None;
+    }
+
+    fn stop(&mut self) {
+        self.drop_current();
+        self.held = false;
+    }
+
+    pub fn begin(&mut self, how: Begin) {
+        self.psn = how.psn;
+        self.acked = how.psn;
+        self.top = how.psn;
+        self.mtu_log = how.mtu_log;
+        self.max_rd_atomic = how.max_rd_atomic;
+        self.timeout = how.timeout;
+        (self.retry_cnt, self.rnr_retry) = (how.retry_cnt, how.rnr_retry);
+        (self.retries_left, self.rnr_left) = (how.retry_cnt, how.rnr_retry);
+        self.loss_at = None;
+    }
+
+    /// The index up to which entries are done.
+    pub fn done(&self) -> u16 {
+        self.pending.front().map_or(self.next, |p| p.index)
+    }
+
+    /// True if packet `p` was sent and not acknowledged.
+    fn waits_for(&self, p: u32) -> bool {
+        psn::after(self.acked, p) < psn::after(self.acked, self.top)
+    }
+
+    /// True if something was sent that was not acknowledged.
+    pub fn outstanding(&self) -> bool {
+        self.acked != self.top
+    }
+
+    /// True if a read or atomic before packet `p` waits for its answer.
+    fn read_before(&self, p: u32) -> bool {
+        self.reads.front().is_some_and(|r| psn::before(r.psn, p))
+    }
+
+    fn push(&mut self, index: u16, entry: Entry) {
+        let numbered = self.loaded && entry.opcode != SendOpcode::NOP;
+        let packets = packets(entry.total, self.mtu_log);
+        self.pending.push_back(Pending {
+            index,
+            opcode: entry.opcode,
+            blocks: entry.blocks,
+            flags: entry.flags,
+            psn: self.psn,
+            packets,
+            numbered,
+            total: entry.total,
+        });
+        self.next = index.wrapping_add(u16::from(entry.blocks));
+        if numbered {
+            self.psn = psn::add(self.psn, packets);
+        }
+    }
+
+    /// The entry at `cursor` is sent: on to the next.
+    fn advance(&mut self) {
+        self.cursor += 1;
+        self.sent = 0;
+        self.loaded = false;
+    }
+}

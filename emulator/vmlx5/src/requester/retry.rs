@@ -1,0 +1,125 @@
+//! What the lack of answers does: clocks, going back, giving up.
+
+use gds_step::Time;
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::syndrome::Syndrome;
+
+use super::{Pending, Requester};
+use crate::attr::QpState;
+use crate::error::{Fault, vendor};
+use crate::frame::psn;
+use crate::nic::Ctx;
+use crate::qp::Qp;
+use crate::sq::wants_answer;
+
+impl Requester {
+    /// Starts the clock for what is sent now, unless it runs.
+    #[inline]
+    pub(super) fn start_clock(&mut self, now: Time) {
+        if self.deadline.is_none() {
+            self.deadline = self.timeout.map(|t| now + t);
+        }
+    }
+
+    pub fn stop_clock(&mut self) {
+        self.deadline = None;
+    }
+
+    /// Something more was acknowledged.
+    pub(super) fn progress(&mut self, now: Time) {
+        self.retries_left = self.retry_cnt;
+        self.rnr_left = self.rnr_retry;
+        self.loss_at = None;
+        // It listens: what it had no receive for was taken after all.
+        self.held = false;
+        self.deadline = None;
+        if self.outstanding() {
+            self.start_clock(now);
+        }
+    }
+
+    /// Stops until `then`, since the responder is not ready. False if it may not ask again.
+    pub(super) fn hold(&mut self, then: Time) -> bool {
+        if self.held {
+            return true;
+        }
+        match self.rnr_left {
+            0 => return false,
+            7 => {}
+            _ => self.rnr_left -= 1,
+        }
+        self.go_back();
+        self.held = true;
+        self.deadline = Some(then);
+        true
+    }
+
+    /// The responder is ready: ends the wait.
+    pub(super) fn resume(&mut self, now: Time) {
+        if self.held {
+            self.held = false;
+            self.deadline = None;
+            self.start_clock(now);
+        }
+    }
+
+    /// Sends on from the first packet that was not acknowledged.
+    fn go_back(&mut self) {
+        let unnumbered = |p: &Pending| !p.numbered && p.opcode != SendOpcode::NOP;
+        if self.fault.is_some()
+            && let Some(bad) = self.pending.pop_back_if(|p| unnumbered(p))
+        {
+            self.next = bad.index;
+        }
+        let arrived = |p: &Pending| psn::after(p.psn, self.acked);
+        let found = self.pending.iter().take(self.cursor + 1);
+        let found = found
+            .enumerate()
+            .find(|(_, p)| p.numbered && arrived(p) < p.packets);
+        let at = found.map(|(i, p)| (i, arrived(p), p.opcode));
+        self.stop();
+        if let Some((i, arrived, opcode)) = at {
+            self.cursor = i;
+            if !wants_answer(opcode) {
+                self.sent = arrived << self.mtu_log;
+            }
+        }
+    }
+}
+
+impl Qp {
+    /// Packets from the first one that is not acknowledged on were lost.
+    pub(super) fn lost(&mut self, ctx: &mut Ctx<'_>) {
+        let sq = &mut self.sq;
+        if sq.held || sq.loss_at == Some(sq.acked) {
+            return;
+        }
+        sq.loss_at = Some(sq.acked);
+        self.try_again(ctx);
+    }
+
+    /// Sends again what was not acknowledged, if that may be done once more.
+    fn try_again(&mut self, ctx: &mut Ctx<'_>) {
+        let sq = &mut self.sq;
+        if sq.retries_left == 0 {
+            self.fail_front(ctx, Fault::new(Syndrome::TRANSPORT_RETRY, vendor::RETRY));
+            return;
+        }
+        sq.retries_left -= 1;
+        sq.go_back();
+        sq.deadline = None;
+        sq.start_clock(ctx.now);
+    }
+
+    /// The clock ran out.
+    pub fn time_is_up(&mut self, ctx: &mut Ctx<'_>) {
+        if self.sq.held {
+            self.sq.resume(ctx.now);
+        } else if self.state == QpState::Rts {
+            self.sq.loss_at = None;
+            self.try_again(ctx);
+        } else {
+            self.sq.stop_clock();
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! The receiving half of a queue pair: takes requests in the order of their packets, each once,
+//! and answers in order.
+//!
+//! Writes and sends are carried out as their frames arrive (`place`). Reads and atomics wait in
+//! `answers` and are carried out when their turn comes (`answer`), one after the other, so a
+//! later write may overtake them, as it may on the wire: that is what the fence is for. What
+//! arrives a second time has no effect a second time.
+
+mod answer;
+mod place;
+
+use std::collections::VecDeque;
+
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::Sge;
+
+use crate::error::{Fault, vendor};
+use crate::frame::{ACKREQ, Frame, Kind, LAST, nak, packets, psn};
+use crate::nic::Ctx;
+use crate::qp::Qp;
+
+#[derive(Default)]
+pub(crate) struct Responder {
+    /// Number of the next packet.
+    pub expect: u32,
+    /// The message whose first frame arrived and whose last did not.
+    pub msg: Option<Message>,
+    /// Where the bytes of a SEND go: the list of the next receive.
+    sges: Vec<Sge>,
+    /// Answers to send, in order.
+    pub answers: VecDeque<Answer>,
+    /// New reads and atomics among them, and reads that are asked for again.
+    reads: u8,
+    again: u8,
+    pub max_reads: u8,
+    /// A message found no receive and waits at the other end.
+    pub starved: bool,
+    /// The other end was told that what is expected is missing: not once more before it comes.
+    told: bool,
+    pub min_rnr_timer: u8,
+    /// The last atomics by packet, and what they found: one that comes again must find the same.
+    replay: VecDeque<(u32, u64)>,
+}
+
+/// A message under way.
+#[derive(Clone, Copy)]
+pub(crate) struct Message {
+    kind: Kind,
+    total: u32,
+    got: u32,
+    va: u64,
+    rkey: u32,
+}
+
+/// What the other end shall hear.
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    Ack(u32),
+    Nak {
+        psn: u32,
+        code: u8,
+        vendor: u8,
+    },
+    Hint,
+    Read {
+        psn: u32,
+        at: Target,
+        sent: u32,
+        again: bool,
+    },
+    Atomic {
+        psn: u32,
+        at: Target,
+        op: AtomicOp,
+        /// What was there, once the operation is carried out.
+        was: Option<u64>,
+    },
+    /// What an atomic found that was carried out before.
+    Found {
+        psn: u32,
+        value: u64,
+    },
+}
+
+/// Bytes that the other end named.
+#[derive(Clone, Copy)]
+pub(crate) struct Target {
+    va: u64,
+    rkey: u32,
+    len: u32,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum AtomicOp {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+}
+
+/// Most answers of one queue pair that wait for room. Sane peers stay far below: reads are
+/// limited, and acknowledgements in a row are one.
+const MAX_ANSWERS: usize = 1024;
+
+/// Numbers at most so far before the expected one are old, others are new.
+const BEHIND: u32 = 1 << 23;
+
+/// What the other end is told when the fault is on this side.
+const REMOTE_OP: Fault = Fault::new(Syndrome::REMOTE_OP, vendor::RESPONDER);
+
+const fn refused(why: u8) -> Fault {
+    Fault::new(Syndrome::REMOTE_ACCESS, why)
+}
+
+const fn invalid(why: u8) -> Fault {
+    Fault::new(Syndrome::REMOTE_INVAL_REQ, why)
+}
+
+/// The code of the NAK that makes the other end see `fault`.
+fn code_of(fault: Fault) -> u8 {
+    match fault.syndrome {
+        Syndrome::REMOTE_INVAL_REQ => nak::INVALID,
+        Syndrome::REMOTE_ACCESS => nak::ACCESS,
+        _ => nak::OPERATION,
+    }
+}
+
+/// How an arriving frame was received.
+enum Outcome {
+    /// Carried out.
+    Done,
+    /// No receive for it.
+    Starved,
+    /// Refused: what the other end is told, and what the receive it found is told if it is
+    /// the receive's fault.
+    Refused(Fault, Option<Fault>),
+}
+
+impl Qp {
+    /// Takes a request from the other end. True if there is something to answer.
+    pub fn request(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) -> bool {
+        if self.resp.answers.len() >= MAX_ANSWERS {
+            // No sane NIC lets so many wait.
+            return false;
+        }
+        let old = psn::after(frame.psn, self.resp.expect);
+        let outcome = if old > BEHIND {
+            self.gap();
+            Outcome::Done
+        } else if frame.mtu_log != self.mtu_log {
+            Outcome::Refused(invalid(vendor::MTU), None)
+        } else if old > 0 && !(frame.kind.carries() && frame.count > old) {
+            self.duplicate(ctx, frame)
+        } else {
+            self.resp.told = false;
+            match frame.kind {
+                Kind::Send | Kind::Write => self.place(ctx, frame, payload, old),
+                Kind::Read => self.queue_read(ctx.mrs, frame),
+                _ => self.queue_atomic(ctx.mrs, frame),
+            }
+        };
+        let resp = &mut self.resp;
+        match outcome {
+            Outcome::Done => {}
+            Outcome::Starved => {
+                resp.starved = true;
+                resp.told = true;
+                let code = nak::RNR | resp.min_rnr_timer & 31;
+                resp.nak(code, vendor::RNR);
+            }
+            Outcome::Refused(theirs, ours) => {
+                resp.nak(code_of(theirs), theirs.vendor);
+                if let Some(fault) = ours {
+                    self.recv_error(ctx, fault);
+                }
+                self.enter_error();
+            }
+        }
+        !self.resp.answers.is_empty()
+    }
+
+    /// Something before this packet did not arrive.
+    fn gap(&mut self) {
+        if !self.resp.told {
+            self.resp.told = true;
+            self.resp.nak(nak::PSN, 0);
+        }
+    }
+
+    /// Takes a request that was taken before.
+    fn duplicate(&mut self, ctx: &Ctx<'_>, frame: &Frame) -> Outcome {
+        let resp = &mut self.resp;
+        match frame.kind {
+            Kind::Send | Kind::Write => {
+                if frame.is(LAST) || frame.is(ACKREQ) {
+                    resp.ack();
+                }
+                Outcome::Done
+            }
+            Kind::Read => {
+                let asked = packets(frame.total, self.mtu_log);
+                let whole = psn::after(frame.psn, resp.expect) >= asked;
+                let queued =
+                    |a: &Answer| matches!(a, Answer::Read { psn, .. } if *psn == frame.psn);
+                if !whole || resp.again >= resp.max_reads || resp.answers.iter().any(queued) {
+                    return Outcome::Done;
+                }
+                self.read_again(ctx.mrs, frame)
+            }
+            _ => {
+                let found = resp.replay.iter().find(|(psn, _)| *psn == frame.psn);
+                if let Some(&(psn, value)) = found {
+                    resp.answers.push_back(Answer::Found { psn, value });
+                }
+                Outcome::Done
+            }
+        }
+    }
+
+    /// True, once, when a message that found no receive may come again.
+    pub fn fed(&mut self) -> bool {
+        if !self.resp.starved || !self.receives() {
+            return false;
+        }
+        self.resp.starved = false;
+        if self.patient {
+            self.resp.answers.push_back(Answer::Hint);
+        }
+        true
+    }
+}
+
+impl Responder {
+    /// What a connection begins with; its buffers stay.
+    pub fn begin(&mut self, expect: u32, max_reads: u8, min_rnr_timer: u8) {
+        self.expect = expect;
+        self.max_reads = max_reads;
+        self.min_rnr_timer = min_rnr_timer;
+        self.replay.reserve(max_reads.into());
+    }
+
+    pub fn reset(&mut self) {
+        *self = Responder {
+            sges: std::mem::take(&mut self.sges),
+            ..Responder::default()
+        };
+    }
+
+    /// Queues an acknowledgement of all that arrived; it speaks for all before it.
+    fn ack(&mut self) {
+        let last = psn::add(self.expect, psn::MASK);
+        if let Some(Answer::Ack(psn)) = self.answers.back_mut() {
+            *psn = last;
+        } else {
+            self.answers.push_back(Answer::Ack(last));
+        }
+    }
+
+    /// Queues a NAK of what is expected.
+    fn nak(&mut self, code: u8, vendor: u8) {
+        let psn = self.expect;
+        self.answers.push_back(Answer::Nak { psn, code, vendor });
+    }
+
+    fn forget_answers(&mut self) {
+        self.answers.clear();
+        (self.reads, self.again) = (0, 0);
+    }
+}

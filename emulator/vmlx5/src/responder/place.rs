@@ -1,0 +1,267 @@
+//! Requests that are new: where their bytes go, and which receive they use.
+
+use mlx5_prm::cqe::Success;
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::parse_recv;
+
+use super::{Answer, AtomicOp, Message, Outcome, REMOTE_OP, Target, invalid, refused};
+use crate::error::{Fault, vendor};
+use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, SOLICITED, packets, psn};
+use crate::mr::{Access, MrTable, write};
+use crate::nic::Ctx;
+use crate::qp::Qp;
+
+impl Qp {
+    /// Places a frame of a SEND or WRITE, of which `old` packets were placed before.
+    pub(super) fn place(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        frame: &Frame,
+        payload: &[u8],
+        old: u32,
+    ) -> Outcome {
+        let skip = old << self.mtu_log;
+        let Some(payload) = payload.get(skip as usize..) else {
+            return Outcome::Done;
+        };
+        if frame.is(FIRST) && old == 0 {
+            if self.resp.msg.is_some() {
+                return Outcome::Refused(invalid(vendor::FRAMING), None);
+            }
+            let begun = match frame.kind {
+                Kind::Send => self.begin_send(ctx.mrs, frame),
+                _ => self.begin_write(ctx.mrs, frame),
+            };
+            if let Err(outcome) = begun {
+                return outcome;
+            }
+        }
+        let msg = self.resp.msg.unwrap_or(Message {
+            kind: frame.kind,
+            total: frame.total,
+            got: 0,
+            va: frame.va,
+            rkey: frame.rkey,
+        });
+        let here = (frame.kind, frame.total, frame.offset + skip);
+        if (msg.kind, msg.total, msg.got) != here {
+            return Outcome::Refused(invalid(vendor::FRAMING), None);
+        }
+        let last = frame.is(LAST);
+        let at = u64::from(msg.got);
+        if msg.kind == Kind::Send {
+            let list = &self.resp.sges;
+            if let Err(why) = ctx.mrs.scatter(self.pd, list, at, payload, last) {
+                let ours = Fault::new(Syndrome::LOCAL_PROT, why);
+                return Outcome::Refused(REMOTE_OP, Some(ours));
+            }
+        } else {
+            // The receive of a WRITE with immediate is used when all of it is there.
+            if last
+                && frame.is(IMM)
+                && let Err(outcome) = self.have_receive()
+            {
+                return outcome;
+            }
+            if !payload.is_empty() {
+                let va = msg.va.wrapping_add(at);
+                let need = Access::REMOTE_WRITE;
+                let put = ctx
+                    .mrs
+                    .find(self.pd, msg.rkey, need, va, payload.len() as u64)
+                    .and_then(|(mem, offset)| write(mem, offset, payload, last));
+                if let Err(why) = put {
+                    return Outcome::Refused(refused(why), None);
+                }
+            }
+        }
+        self.resp.expect = psn::add(frame.psn, frame.count);
+        if last {
+            self.finish(ctx, frame);
+            return Outcome::Done;
+        }
+        let got = msg.got + payload.len() as u32;
+        self.resp.msg = Some(Message { got, ..msg });
+        if frame.is(ACKREQ) {
+            self.resp.ack();
+        }
+        Outcome::Done
+    }
+
+    /// A message is complete.
+    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+        self.resp.msg = None;
+        self.resp.ack();
+        let opcode = match (frame.kind, frame.is(IMM)) {
+            (Kind::Send, false) => CqeOpcode::RESP_SEND,
+            (Kind::Send, true) => CqeOpcode::RESP_SEND_IMM,
+            (_, true) => CqeOpcode::RESP_WR_IMM,
+            (_, false) => return,
+        };
+        let say = Success {
+            opcode,
+            byte_cnt: frame.total,
+            imm: if frame.is(IMM) { frame.imm } else { [0; 4] },
+            solicited: frame.is(SOLICITED),
+            ..Success::default()
+        };
+        self.recv_success(ctx, say);
+    }
+
+    /// Finds the receive for a SEND.
+    fn begin_send(&mut self, mrs: &MrTable, frame: &Frame) -> Result<(), Outcome> {
+        self.have_receive()?;
+        let own = |syndrome, why| Fault::new(syndrome, why);
+        let fail = |fault| Outcome::Refused(REMOTE_OP, Some(fault));
+        let (Some(rq), resp) = (self.rq.as_ref(), &mut self.resp) else {
+            return Ok(());
+        };
+        let mut entry = [0; 512];
+        let entry = &mut entry[..rq.stride as usize];
+        let slot = u64::from(rq.next) & ((1 << rq.log_entries) - 1);
+        rq.mem
+            .read(rq.offset + slot * u64::from(rq.stride), entry)
+            .map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::MEMORY)))?;
+        let list =
+            parse_recv(entry).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+        resp.sges.clear();
+        resp.sges.extend(list);
+        let room: u64 = resp.sges.iter().map(|sge| u64::from(sge.len)).sum();
+        let total = u64::from(frame.total);
+        if total > room {
+            let ours = own(Syndrome::LOCAL_LENGTH, vendor::LENGTH);
+            return Err(Outcome::Refused(invalid(vendor::LENGTH), Some(ours)));
+        }
+        let need = Access::LOCAL_WRITE;
+        mrs.check(self.pd, need, resp.sges.iter().copied(), total)
+            .map_err(|why| fail(own(Syndrome::LOCAL_PROT, why)))
+    }
+
+    /// Checks the target of a WRITE, and that its receive can ever be there if it needs one.
+    fn begin_write(&mut self, mrs: &MrTable, frame: &Frame) -> Result<(), Outcome> {
+        if frame.total > 0 {
+            self.may(mrs, frame, frame.total, Access::REMOTE_WRITE)
+                .map_err(|fault| Outcome::Refused(fault, None))?;
+        }
+        if frame.is(IMM) && self.rq.is_none() {
+            let fault = invalid(vendor::NO_RECEIVE_QUEUE);
+            return Err(Outcome::Refused(fault, None));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that a receive is posted.
+    fn have_receive(&mut self) -> Result<(), Outcome> {
+        if self.rq.is_none() {
+            let fault = invalid(vendor::NO_RECEIVE_QUEUE);
+            return Err(Outcome::Refused(fault, None));
+        }
+        if !self.receives() {
+            return Err(Outcome::Starved);
+        }
+        self.resp.starved = false;
+        match &self.rq {
+            Some(rq) if rq.posted.wrapping_sub(rq.next) > 1 << rq.log_entries => {
+                let ours = Fault::new(Syndrome::LOCAL_QP_OP, vendor::RECORD);
+                Err(Outcome::Refused(REMOTE_OP, Some(ours)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks what the other end may do to `len` bytes that it named.
+    fn may(&self, mrs: &MrTable, frame: &Frame, len: u32, need: Access) -> Result<(), Fault> {
+        if !self.access.contains(need) {
+            return Err(refused(vendor::QP_ACCESS));
+        }
+        mrs.find(self.pd, frame.rkey, need, frame.va, len.into())
+            .map(|_| ())
+            .map_err(refused)
+    }
+
+    /// What a READ asks for, if it may.
+    fn readable(&self, mrs: &MrTable, frame: &Frame) -> Result<Target, Outcome> {
+        let at = Target {
+            va: frame.va,
+            rkey: frame.rkey,
+            len: frame.total,
+        };
+        if at.len > 0 {
+            self.may(mrs, frame, at.len, Access::REMOTE_READ)
+                .map_err(|fault| Outcome::Refused(fault, None))?;
+        }
+        Ok(at)
+    }
+
+    pub(super) fn queue_read(&mut self, mrs: &MrTable, frame: &Frame) -> Outcome {
+        let at = match self.readable(mrs, frame) {
+            Ok(at) => at,
+            Err(outcome) => return outcome,
+        };
+        self.queue(frame, packets(at.len, self.mtu_log), |psn| Answer::Read {
+            psn,
+            at,
+            sent: 0,
+            again: false,
+        })
+    }
+
+    /// Queues a READ once more.
+    pub(super) fn read_again(&mut self, mrs: &MrTable, frame: &Frame) -> Outcome {
+        let at = match self.readable(mrs, frame) {
+            Ok(at) => at,
+            Err(outcome) => return outcome,
+        };
+        self.resp.again += 1;
+        self.resp.answers.push_back(Answer::Read {
+            psn: frame.psn,
+            at,
+            sent: 0,
+            again: true,
+        });
+        Outcome::Done
+    }
+
+    pub(super) fn queue_atomic(&mut self, mrs: &MrTable, frame: &Frame) -> Outcome {
+        if !frame.va.is_multiple_of(8) {
+            return Outcome::Refused(invalid(vendor::MISALIGNED), None);
+        }
+        if let Err(fault) = self.may(mrs, frame, 8, Access::REMOTE_ATOMIC) {
+            return Outcome::Refused(fault, None);
+        }
+        let at = Target {
+            va: frame.va,
+            rkey: frame.rkey,
+            len: 8,
+        };
+        let op = match frame.kind {
+            Kind::CompareSwap => AtomicOp::CompareSwap {
+                compare: frame.compare,
+                swap: frame.operand,
+            },
+            _ => AtomicOp::FetchAdd { add: frame.operand },
+        };
+        let was = None;
+        self.queue(frame, 1, |psn| Answer::Atomic { psn, at, op, was })
+    }
+
+    fn queue(
+        &mut self,
+        frame: &Frame,
+        packets: u32,
+        answer: impl FnOnce(u32) -> Answer,
+    ) -> Outcome {
+        let resp = &mut self.resp;
+        if resp.msg.is_some() {
+            return Outcome::Refused(invalid(vendor::FRAMING), None);
+        }
+        if resp.reads >= resp.max_reads {
+            return Outcome::Refused(invalid(vendor::READ_LIMIT), None);
+        }
+        resp.reads += 1;
+        resp.expect = psn::add(frame.psn, packets);
+        resp.answers.push_back(answer(frame.psn));
+        Outcome::Done
+    }
+}

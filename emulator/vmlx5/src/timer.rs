@@ -1,0 +1,50 @@
+//! Clocks: how long answers may take, and which queue pairs have one running.
+//!
+//! A queue pair keeps its own deadline and moves it without telling anybody; the list here
+//! knows who may have one, and a time before which none is due. So a message costs nothing, and
+//! looking at the list is needed about once a timeout.
+
+use std::time::Duration;
+
+use gds_step::Time;
+
+/// How long an answer may take, for the exponent given to
+/// [`Modify::Rts`](crate::Modify::Rts): 4.096 us times 2 to its power; without end for 0.
+pub const fn ack_timeout(exponent: u8) -> Option<Duration> {
+    match exponent {
+        0 => None,
+        e => Some(Duration::from_nanos(4096 << (e & 31))),
+    }
+}
+
+/// The wait that a responder without a receive asks for, by its number in
+/// [`Modify::Rtr`](crate::Modify::Rtr), of which the low five bits count.
+pub const fn rnr_delay(number: u8) -> Duration {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
+        1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    Duration::from_nanos(HUNDREDTHS_OF_MS[(number & 31) as usize] as u64 * 10_000)
+}
+
+/// Who has a clock running.
+pub(crate) struct Timers {
+    /// Slots of queue pairs.
+    pub listed: Vec<u32>,
+    /// Nothing is due before.
+    pub next: Time,
+}
+
+impl Timers {
+    pub fn new() -> Timers {
+        Timers {
+            listed: Vec::new(),
+            next: Time::NEVER,
+        }
+    }
+
+    /// When to look again.
+    pub fn deadline(&self) -> Option<Time> {
+        (self.next != Time::NEVER).then_some(self.next)
+    }
+}

@@ -1,0 +1,247 @@
+//! Work over wires that lose, double, delay and reorder: everything is carried out exactly once,
+//! or fails when retries are used up.
+//!
+//! `GDS_CASES` sets the number of cases of each property.
+
+mod rig;
+mod worker;
+
+use std::time::Duration;
+
+use gds_step::Time;
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::SendWqe;
+use proptest::prelude::*;
+use rig::*;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::*;
+
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases.unwrap_or(24))
+    }
+}
+
+const US: Duration = Duration::from_micros(1);
+
+fn bad(world: &mut World, faults: &Faults) {
+    for nic in &mut world.nics {
+        nic.set_faults(faults.clone());
+    }
+}
+
+/// Patience that outlasts the losses of these tests.
+fn patient() -> EndConfig {
+    EndConfig {
+        timeout: 8,
+        retry_cnt: 7,
+        ..EndConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn random_work_over_bad_wires(
+        seed: u64,
+        strict: bool,
+        loss in 0.0..0.05,
+        dup in 0.0..0.2,
+        reorder in 0.0..0.2,
+        late in 0_u32..100,
+    ) {
+        let mut world = World::built(3, |c| c.strict = strict);
+        let delay = Duration::ZERO..US * late;
+        bad(&mut world, &Faults { seed, loss, dup, reorder, delay, ..Faults::default() });
+        let mut world = worker::random_work(seed, world, patient());
+        prop_assert!(world.nics[0].fault_stats().frames > 50);
+        // Nobody waits for anything in the end.
+        world.pass(Duration::from_secs(10));
+        prop_assert_eq!(world.deadline, None);
+    }
+
+    /// So much is lost that work fails: but for what failed, nothing is wrong.
+    #[test]
+    fn hopeless_wires(seed: u64, loss in 0.3..0.9) {
+        let mut world = World::new(2);
+        let config = EndConfig { retry_cnt: 2, timeout: 4, ..EndConfig::default() };
+        let (mut a, b) = world.pair(config, EndConfig::default());
+        bad(&mut world, &Faults { seed, loss, ..Faults::default() });
+        for i in 0..40 {
+            a.put64(8 * i, i + 1);
+            a.post(&write(b.remote(8 * i), &[a.sge(8 * i, 8)]));
+        }
+        world.pass(Duration::from_secs(1));
+        let entries = a.send.drain();
+        prop_assert_eq!(entries.len(), 40);
+        let failed = entries.iter().position(|e| e.opcode() == CqeOpcode::REQ_ERR).unwrap_or(40);
+        for (i, entry) in entries.iter().enumerate() {
+            let index = i as u16;
+            match i.cmp(&failed) {
+                std::cmp::Ordering::Less => {
+                    assert_ok(entry, CqeOpcode::REQ, index);
+                    prop_assert_eq!(b.get64(8 * i as u64), i as u64 + 1);
+                }
+                std::cmp::Ordering::Equal => {
+                    assert_err(entry, CqeOpcode::REQ_ERR, index, Syndrome::TRANSPORT_RETRY);
+                }
+                std::cmp::Ordering::Greater => {
+                    assert_err(entry, CqeOpcode::REQ_ERR, index, Syndrome::WR_FLUSH);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nic_loses_what_it_sends_to_itself_too() {
+    for seed in 0..20 {
+        let mut world = World::new(1);
+        let (mut a, mut b) = world.pair(patient(), patient());
+        bad(
+            &mut world,
+            &Faults {
+                seed,
+                loss: 0.1,
+                dup: 0.1,
+                reorder: 0.1,
+                ..Faults::default()
+            },
+        );
+        for i in 0..10 {
+            let r = b.post_recv(&[b.sge(0, 100_000)]);
+            a.put(0, &pattern(seed + i, 100_000));
+            let s = a.post(&send(&[a.sge(0, 100_000)]));
+            world.pass(Duration::from_millis(50));
+            assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+            assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+            assert_eq!(b.get(0, 100_000), a.get(0, 100_000));
+        }
+    }
+}
+
+#[test]
+fn a_fence_holds_over_bad_wires() {
+    for seed in 0..60 {
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(patient(), patient());
+        b.put(0, &vec![1; 200_000]);
+        a.put(500_000, &vec![2; 200_000]);
+        let faults = Faults {
+            seed,
+            loss: 0.05,
+            dup: 0.1,
+            reorder: 0.2,
+            ..Faults::default()
+        };
+        bad(&mut world, &faults);
+        a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
+        a.post(&SendWqe {
+            flags: fenced(),
+            ..write(b.remote(0), &[a.sge(500_000, 200_000)])
+        });
+        world.pass(Duration::from_millis(100));
+        assert_eq!(a.send.drain().len(), 2, "seed {seed}");
+        assert_eq!(a.get(0, 200_000), vec![1; 200_000], "seed {seed}");
+        assert_eq!(b.get(0, 200_000), vec![2; 200_000], "seed {seed}");
+    }
+}
+
+#[test]
+fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
+    let run = |seed| {
+        let mut world = World::new(2);
+        let config = EndConfig {
+            log_sq: 9,
+            log_cq: 9,
+            ..patient()
+        };
+        let (mut a, b) = world.pair(config.clone(), config);
+        bad(
+            &mut world,
+            &Faults {
+                seed,
+                loss: 0.01,
+                dup: 0.02,
+                reorder: 0.05,
+                ..Faults::default()
+            },
+        );
+        for _ in 0..50 {
+            for _ in 0..400 {
+                a.prepare(&write(b.remote(0), &[a.sge(0, 8)]));
+            }
+            a.ring();
+            world.pass(Duration::from_millis(20));
+            assert_eq!(a.send.drain().len(), 400);
+        }
+        (
+            world.now,
+            world.nics[0].fault_stats(),
+            world.nics[1].stats(),
+        )
+    };
+    for seed in 0..3 {
+        let (now, stats, others) = run(seed);
+        assert_eq!(run(seed), (now, stats, others));
+        let n = stats.frames as f64;
+        assert!(n > 20_000.0);
+        for (what, rate) in [
+            (stats.lost, 0.01),
+            (stats.doubled, 0.02),
+            (stats.held, 0.07),
+        ] {
+            // Six standard deviations.
+            let off = (what as f64 - n * rate).abs();
+            assert!(
+                off < 6.0 * (n * rate).sqrt(),
+                "{what} of {n} at {rate}, seed {seed}"
+            );
+        }
+    }
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn deaf_for_a_while_and_dead_for_good() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        timeout: 8,
+        retry_cnt: 3,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    let at = |us: u64| Time::from_nanos(us * 1000);
+    let faults = Faults {
+        deaf: vec![at(1_000)..at(3_000), at(10_000)..at(11_000)],
+        die_at: Some(at(20_000)),
+        ..Faults::default()
+    };
+    world.nics[1].set_faults(faults);
+    for (start, answered) in [
+        (500, 500),
+        (1_500, 3_597),
+        (10_500, 11_549),
+        (19_000, 19_000),
+    ] {
+        world.pass(US * (start - (world.now / 1000) as u32));
+        let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+        world.pass(US * (answered - start) as u32 + US * 2);
+        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+    }
+    world.pass(US * 2_000);
+    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.pass(ack_timeout(8).unwrap() * 4 - US);
+    assert_eq!(a.send.poll(), None);
+    world.pass(US * 2);
+    assert_err(
+        &a.send.poll().unwrap(),
+        CqeOpcode::REQ_ERR,
+        s,
+        Syndrome::TRANSPORT_RETRY,
+    );
+}
