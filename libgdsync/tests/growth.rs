@@ -143,9 +143,11 @@ fn queue_pairs(path: &str, config: &QpConfig) {
             Descriptor::Wait(signaled.into(), PLAIN),
         ];
         p.a.post_on(&stream, &post).unwrap();
-        drop(p);
+        // The peer stays until the work is done: one that is gone is silent, for seconds.
+        drop(p.a);
         drop((near, also));
         finish(&stream, path);
+        drop(p.b);
         device.close(LIMIT).unwrap();
     };
     for net in [Net::One, Net::Hub, Net::Host] {

@@ -60,6 +60,8 @@ pub struct QpAttr {
     pub sq_start: u16,
     /// Index of the first receive: as `sq_start`.
     pub rq_start: u16,
+    /// What its events carry; means nothing to the NIC.
+    pub owner: u64,
 }
 
 /// The bytes of one packet: what a message is cut into.
@@ -154,6 +156,8 @@ pub enum QpState {
     Rtr,
     /// Ready to send as well.
     Rts,
+    /// As RTS, but no work is begun that was not begun before.
+    Sqd,
     /// All work is flushed.
     Err,
 }
@@ -164,7 +168,7 @@ pub enum Modify {
     /// To RESET, from any state: outstanding work vanishes without completions, the indices
     /// go back to their start.
     Reset,
-    /// RESET to INIT.
+    /// RESET to INIT, or anew in INIT.
     Init {
         /// What the remote end may do: of the `REMOTE_` rights.
         access: Access,
@@ -201,14 +205,57 @@ pub enum Modify {
         /// How often in a row the other end may have no receive: 0 to 6, or 7 for any number.
         rnr_retry: u8,
     },
+    /// RTS to SQD: what was begun is finished, and then an event says so.
+    Sqd,
+    /// SQD to RTS: work goes on.
+    Resume,
+    /// Changes attributes in RTS or SQD, and stays there.
+    Attr(AttrChange),
     /// To ERR, from any state but RESET: outstanding work is flushed.
     Error,
 }
 
+/// Attributes to change; those that are `None` stay. The first three may change in RTS; the
+/// others in SQD alone, once nothing is outstanding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttrChange {
+    /// What the remote end may do.
+    pub access: Option<Access>,
+    /// What a datagram must carry.
+    pub qkey: Option<u32>,
+    /// As in [`Modify::Rtr`].
+    pub min_rnr_timer: Option<u8>,
+    /// As in [`Modify::Rtr`].
+    pub max_dest_rd_atomic: Option<u8>,
+    /// As in [`Modify::Rts`].
+    pub max_rd_atomic: Option<u8>,
+    /// As in [`Modify::Rts`].
+    pub timeout: Option<u8>,
+    /// As in [`Modify::Rts`].
+    pub retry_cnt: Option<u8>,
+    /// As in [`Modify::Rts`].
+    pub rnr_retry: Option<u8>,
+}
+
+impl AttrChange {
+    /// True if it changes what may change in SQD alone.
+    pub(crate) fn needs_rest(&self) -> bool {
+        let rest = AttrChange {
+            access: None,
+            qkey: None,
+            min_rnr_timer: None,
+            ..*self
+        };
+        rest != AttrChange::default()
+    }
+}
+
 impl Modify {
-    /// The state it leads to.
+    /// The state it leads to; RTS for a change of attributes, which leads nowhere else.
     pub fn target(&self) -> QpState {
         match self {
+            Modify::Sqd => QpState::Sqd,
+            Modify::Resume | Modify::Attr(_) => QpState::Rts,
             Modify::Reset => QpState::Reset,
             Modify::Init { .. } => QpState::Init,
             Modify::Rtr { .. } => QpState::Rtr,
@@ -229,8 +276,10 @@ pub struct QpInfo {
     pub sq_next: u16,
     /// The send index up to which entries are done.
     pub sq_done: u16,
-    /// Messages sent that wait for their answer.
+    /// Entries begun that are not done.
     pub outstanding: usize,
+    /// True in SQD as long as there are such entries.
+    pub draining: bool,
     /// The receive index up to which receives were used.
     pub rq_next: u16,
     /// True while a message waits for a receive that is not posted.

@@ -30,6 +30,8 @@ pub struct CqAttr {
     /// The number of the first entry: 0, or a number near a wrap to test it. The consumer must
     /// start there too.
     pub start: u32,
+    /// What its events carry; means nothing to the NIC.
+    pub owner: u64,
 }
 
 /// How a completion queue stands.
@@ -67,6 +69,7 @@ pub(crate) struct Cq {
     /// The failure was not acted upon yet.
     pub fresh_failure: bool,
     pub users: u32,
+    pub owner: u64,
     /// Entries written.
     pub written: u64,
 }
@@ -107,6 +110,7 @@ impl Cq {
             failure: None,
             fresh_failure: false,
             users: 0,
+            owner: attr.owner,
             written: 0,
         })
     }

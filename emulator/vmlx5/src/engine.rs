@@ -4,6 +4,7 @@ use gds_step::{Machine, Step, Time};
 
 use crate::attr::QpState;
 use crate::error::vendor;
+use crate::event::{Source, qp_event};
 use crate::fabric::{Budget, PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind, nak};
 use crate::nic::{Core, Ctx, Nic, REGISTERS};
@@ -27,6 +28,7 @@ impl Machine for Nic {
     fn step(&mut self, now: Time) -> Step {
         let Nic { core, wire } = self;
         core.now = now;
+        core.down = wire.down;
         let deadline = wire.step(now);
         let mut busy = core.pick_up_doorbells();
         busy |= wire.receive(RECEIVE, &mut |peer, header, payload| {
@@ -102,15 +104,21 @@ impl Core {
     ) -> Result<(), FrameError> {
         let frame = header.decode(payload.len())?;
         let request = frame.kind.is_request();
+        let down = self.down;
         let slot = self.qps.slot(frame.dst_qpn);
         let Some((slot, (qp, mut ctx))) = slot.and_then(|s| Some((s, self.qp(s)?))) else {
             self.dropped += 1;
             return Ok(());
         };
+        let port = qp.remote.map_or(1, |r| r.port);
+        if down != 0 && down >> (port - 1) & 1 != 0 {
+            self.dropped += 1;
+            return Ok(());
+        }
         match qp.state {
-            QpState::Rtr | QpState::Rts if qp.is_from_partner(peer, &frame) => {
+            QpState::Rtr | QpState::Rts | QpState::Sqd if qp.is_from_partner(peer, &frame) => {
                 if request {
-                    if !qp.request(&mut ctx, &frame, payload) {
+                    if !qp.request(&mut ctx, &frame, payload) && qp.events == 0 {
                         return Ok(());
                     }
                 } else {
@@ -154,7 +162,7 @@ impl Core {
             if let Some((qp, mut ctx)) = self.qp(slot) {
                 if qp.sq.deadline.is_some_and(|t| t <= now) {
                     qp.time_is_up(&mut ctx);
-                    if let Some(to) = qp.remote.filter(|_| qp.state == QpState::Rts) {
+                    if let Some(to) = qp.remote.filter(|_| qp.sends()) {
                         wire.relink(to.node, to.peer);
                     }
                     any = true;
@@ -208,7 +216,7 @@ impl Core {
             let Some((peer, frame)) = self.strays.pop_front() else {
                 break;
             };
-            match wire.send(peer, &frame, 0, &mut |_| true) {
+            match wire.send(peer, 1, &frame, 0, &mut |_| true) {
                 Err(SendRefused::Full) => self.strays.push_back((peer, frame)),
                 // Nobody there to tell.
                 Ok(()) | Err(_) => any = true,
@@ -259,11 +267,13 @@ impl Core {
                 && std::mem::take(&mut cq.fresh_failure)
             {
                 broken.extend(self.cqs.number_at(slot));
+                self.events.push(Source::Cq(slot));
             }
         }
         self.for_qps(|qp, _| {
             let hit = broken.contains(&qp.send_cq.0) || broken.contains(&qp.recv_cq.0);
-            if hit && qp.state != QpState::Reset {
+            if hit && !matches!(qp.state, QpState::Reset | QpState::Err) {
+                qp.events |= qp_event::FATAL;
                 qp.enter_error();
             }
         });

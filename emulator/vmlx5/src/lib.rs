@@ -37,12 +37,12 @@
 //! let uar = nic.alloc_uar(mem.clone(), 0)?;
 //! let (log_entries, start) = (4, 0);
 //! let cqn = nic.create_cq(CqAttr {
-//!     mem: mem.clone(), offset: cq, log_entries, record: None, ignore_overrun: true, start,
+//!     mem: mem.clone(), offset: cq, log_entries, record: None, ignore_overrun: true, start, owner: 0,
 //! })?;
 //! let qpn = nic.create_qp(QpAttr {
 //!     pd, uar, send_cq: cqn, recv_cq: cqn,
 //!     sq: SqAttr { mem: mem.clone(), offset: sq, log_blocks: 4 },
-//!     rq: None, record: (mem, record), uidx: 0, sq_start: 0, rq_start: 0,
+//!     rq: None, record: (mem, record), uidx: 0, sq_start: 0, rq_start: 0, owner: 0,
 //! })?;
 //!
 //! // Connected to itself.
@@ -108,6 +108,7 @@ mod cq;
 mod dma;
 mod engine;
 mod error;
+mod event;
 pub mod fabric;
 mod frame;
 mod mr;
@@ -120,10 +121,11 @@ mod table;
 mod timer;
 mod wire;
 
-pub use attr::{Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
+pub use attr::{AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};
 pub use error::{NicError, Object, vendor};
+pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, UarId};

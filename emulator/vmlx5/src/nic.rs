@@ -12,6 +12,7 @@ use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
+use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, LinkError, LinkState, NodeId, PeerId};
 use crate::frame::{Frame, psn};
@@ -52,6 +53,8 @@ pub struct NicConfig {
     pub max_rd_atomic: u8,
     /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
     pub loopback_bytes: usize,
+    /// How many ports it has, at most 32; a plain number. All lead to the same fabric.
+    pub ports: u8,
     /// As a device does it: silence to whom is not ready to receive, and nothing but clocks
     /// ends a wait. Else the NIC tells requesters to wait for queue pairs that are not
     /// connected yet, and tells them when they, or a receive, are there.
@@ -72,6 +75,7 @@ impl Default for NicConfig {
             max_log_rq: 15,
             max_rd_atomic: 16,
             loopback_bytes: 1 << 20,
+            ports: 1,
             strict: false,
         }
     }
@@ -116,9 +120,12 @@ pub(crate) struct Core {
     pub strays: VecDeque<(PeerId, Frame)>,
     /// Queue pairs whose clock runs.
     pub timers: Timers,
+    pub events: Events,
     pub cq_failed: bool,
     pub doorbells: u64,
     pub dropped: u64,
+    /// The ports that are down, as the wire has them.
+    pub down: u32,
     pub now: Time,
 }
 
@@ -197,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Notes a clock that was started.
+    /// Notes a clock that was started, and an event that happened.
     #[inline]
     pub fn heed_clock(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else {
@@ -209,6 +216,10 @@ impl Core {
                 self.timers.listed.push(slot);
             }
             self.timers.next = self.timers.next.min(deadline);
+        }
+        if qp.events != 0 && !qp.telling {
+            qp.telling = true;
+            self.events.push(Source::Qp(slot));
         }
     }
 
@@ -236,6 +247,34 @@ fn in_use(object: Object, number: u32, users: u32) -> Result<(), NicError> {
     })
 }
 
+/// Most changes of ports that wait to be told.
+const MAX_PORT_EVENTS: usize = 64;
+
+fn check_port(port: u8, config: &NicConfig) -> Result<(), NicError> {
+    let most = config.ports.min(32);
+    if (1..=most).contains(&port) {
+        return Ok(());
+    }
+    Err(NicError::Limit {
+        object: Object::Qp,
+        what: "port (from 1)",
+        value: port.into(),
+        limit: most.into(),
+    })
+}
+
+/// Checks the rights to be granted on a queue pair.
+fn remote_rights(access: Access) -> Result<(), NicError> {
+    if !access.contains(Access::LOCAL_WRITE) {
+        return Ok(());
+    }
+    Err(NicError::Access {
+        object: Object::Qp,
+        access: access.bits(),
+        why: "only remote rights mean anything on a queue pair",
+    })
+}
+
 impl Nic {
     /// A NIC without objects, on `fabric`.
     pub fn new(config: NicConfig, fabric: Box<dyn Fabric>) -> Nic {
@@ -252,9 +291,11 @@ impl Nic {
                 watch: Vec::new(),
                 strays: VecDeque::new(),
                 timers: Timers::new(),
+                events: Events::default(),
                 cq_failed: false,
                 doorbells: 0,
                 dropped: 0,
+                down: 0,
                 now: Time::ZERO,
             },
         }
@@ -370,6 +411,9 @@ impl Nic {
     /// There is none, or queue pairs complete into it.
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
         in_use(Object::Cq, cq.0, self.core.cqs.get(cq.0)?.users)?;
+        if let Some(slot) = self.core.cqs.slot(cq.0) {
+            self.core.events.forget(Source::Cq(slot));
+        }
         self.core.cqs.remove(cq.0);
         Ok(())
     }
@@ -404,6 +448,8 @@ impl Nic {
             core.count_cq(cq, 1);
         }
         let slot = core.qps.slot(number);
+        let objects = (core.qps.slots() + core.cqs.slots()) as usize + MAX_PORT_EVENTS;
+        core.events.reserve(objects);
         if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
             uar.users.push(slot);
         }
@@ -426,6 +472,7 @@ impl Nic {
         core.ready.retain(|&s| s != slot);
         core.watch.retain(|&s| s != slot);
         core.timers.listed.retain(|&s| s != slot);
+        core.events.forget(Source::Qp(slot));
         if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
             uar.users.retain(|&s| s != slot);
         }
@@ -457,8 +504,8 @@ impl Nic {
         self.wire.refusal()
     }
 
-    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, from any to RESET,
-    /// from any but RESET to ERR.
+    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, between RTS and SQD,
+    /// from any to RESET, from any but RESET to ERR; or changes what it may change where it is.
     ///
     /// # Errors
     /// There is no such queue pair, no such way, an attribute is beyond its limit, or the
@@ -485,14 +532,9 @@ impl Nic {
                 qp.reset();
                 return Ok(());
             }
-            (QpState::Reset, Modify::Init { access, .. }) => {
-                if access.contains(Access::LOCAL_WRITE) {
-                    return Err(NicError::Access {
-                        object: Object::Qp,
-                        access: access.bits(),
-                        why: "only remote rights mean anything on a queue pair",
-                    });
-                }
+            (QpState::Reset | QpState::Init, Modify::Init { access, port, .. }) => {
+                check_port(port, &core.config)?;
+                remote_rights(access)?;
                 qp.access = access;
             }
             (
@@ -509,6 +551,7 @@ impl Nic {
                 limit("rq_psn", rq_psn, psn::MASK)?;
                 limit("max_dest_rd_atomic", max_dest_rd_atomic.into(), most.into())?;
                 limit("min_rnr_timer", min_rnr_timer.into(), 31)?;
+                check_port(path.port, &core.config)?;
                 let peer = self
                     .wire
                     .connect(remote)
@@ -517,9 +560,11 @@ impl Nic {
                     node: remote,
                     peer,
                     qpn: remote_qpn.0,
+                    port: path.port,
                 });
                 qp.mtu_log = path.mtu.log();
                 qp.resp.begin(rq_psn, max_dest_rd_atomic, min_rnr_timer);
+                qp.fresh = true;
                 if qp.patient {
                     // The other end may have sent already, and been told to wait.
                     qp.resp.answers.push_back(Answer::Hint);
@@ -549,9 +594,43 @@ impl Nic {
                     rnr_retry,
                 });
             }
-            (QpState::Init | QpState::Rtr | QpState::Rts | QpState::Err, Modify::Error) => {
-                qp.enter_error();
+            (QpState::Rts, Modify::Sqd) => qp.drained = false,
+            (QpState::Sqd, Modify::Resume) => {
+                qp.ring();
             }
+            (QpState::Rts | QpState::Sqd, Modify::Attr(change)) => {
+                let rest = from == QpState::Sqd && qp.sq.pending.is_empty();
+                if change.needs_rest() && !rest {
+                    return Err(NicError::Transition {
+                        qpn: qpn.0,
+                        from,
+                        to: from,
+                    });
+                }
+                let check = |what, value: Option<u8>, most: u8| match value {
+                    Some(value) => limit(what, value.into(), most.into()),
+                    None => Ok(()),
+                };
+                check("min_rnr_timer", change.min_rnr_timer, 31)?;
+                check("max_dest_rd_atomic", change.max_dest_rd_atomic, most)?;
+                check("max_rd_atomic", change.max_rd_atomic, most)?;
+                check("timeout", change.timeout, 31)?;
+                check("retry_cnt", change.retry_cnt, 7)?;
+                check("rnr_retry", change.rnr_retry, 7)?;
+                if let Some(access) = change.access {
+                    remote_rights(access)?;
+                }
+                qp.change(&change);
+                return Ok(());
+            }
+            (QpState::Reset, Modify::Error) => {
+                return Err(NicError::Transition {
+                    qpn: qpn.0,
+                    from,
+                    to,
+                });
+            }
+            (_, Modify::Error) => qp.enter_error(),
             _ => {
                 return Err(NicError::Transition {
                     qpn: qpn.0,
@@ -563,6 +642,62 @@ impl Nic {
         qp.state = to;
         core.schedule(slot);
         Ok(())
+    }
+
+    /// What happened to an object, oldest first. What happened again before it was asked for is
+    /// told once.
+    pub fn next_event(&mut self) -> Option<Event> {
+        let core = &mut self.core;
+        loop {
+            match core.events.pop()? {
+                Source::Port(port, up) => return Some(Event::Port { port, up }),
+                Source::Cq(slot) => {
+                    let number = core.cqs.number_at(slot);
+                    if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
+                        let (cq, owner) = (Cqn(number), cq.owner);
+                        return Some(Event::CqError { cq, owner });
+                    }
+                }
+                Source::Qp(slot) => {
+                    let Some(qp) = core.qps.at(slot) else {
+                        continue;
+                    };
+                    let bit = qp.events & qp.events.wrapping_neg();
+                    qp.events &= !bit;
+                    qp.telling = qp.events != 0;
+                    let (qpn, owner) = (Qpn(qp.number), qp.owner);
+                    if qp.telling {
+                        core.events.again(Source::Qp(slot));
+                    }
+                    if bit != 0 {
+                        return Some(event::of_qp(bit, qpn, owner));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes a port up or down. While one is down, nothing goes out or comes in for the queue
+    /// pairs whose path leads through it; their clocks run.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub fn set_port(&mut self, port: u8, up: bool) -> Result<(), NicError> {
+        if self.port(port)? != up {
+            let bit = 1 << (port - 1);
+            self.wire.down ^= bit;
+            self.core.events.push(Source::Port(port, up));
+        }
+        Ok(())
+    }
+
+    /// Whether a port is up.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub fn port(&self, port: u8) -> Result<bool, NicError> {
+        check_port(port, &self.core.config)?;
+        Ok(self.wire.is_up(port))
     }
 
     /// Forgets the news of lost links: what was sent there is retried, and fails in the end.

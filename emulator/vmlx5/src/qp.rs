@@ -9,16 +9,18 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{QpAttr, QpInfo, QpState, Qpn};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
+use crate::event::qp_event;
 use crate::fabric::{NodeId, PeerId};
 use crate::frame::{Frame, Kind, MTU_LOGS};
 use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
 use crate::requester::Requester;
 use crate::responder::Responder;
+use crate::timer::ack_timeout;
 
 /// The other end of a connection.
 #[derive(Clone, Copy)]
@@ -26,6 +28,7 @@ pub(crate) struct Remote {
     pub node: NodeId,
     pub peer: PeerId,
     pub qpn: u32,
+    pub port: u8,
 }
 
 pub(crate) struct Qp {
@@ -42,6 +45,15 @@ pub(crate) struct Qp {
     pub mtu_log: u8,
     /// The NIC is not strict: hints are sent and believed.
     pub patient: bool,
+    /// Nothing arrived since RTR.
+    pub fresh: bool,
+    /// It was told that nothing is outstanding in SQD.
+    pub drained: bool,
+    pub owner: u64,
+    /// What happened and was not told yet: bits of `qp_event`.
+    pub events: u8,
+    /// It is in the queue of those with something to tell.
+    pub telling: bool,
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
@@ -80,6 +92,11 @@ impl Qp {
             remote: None,
             mtu_log: MTU_LOGS.1,
             patient,
+            fresh: false,
+            drained: false,
+            owner: attr.owner,
+            events: 0,
+            telling: false,
             record: attr.record,
             sq: Requester::new(attr.sq, attr.sq_start),
             rq: attr.rq.map(|rq| RecvQueue {
@@ -147,6 +164,7 @@ impl Qp {
             sq_next: self.sq.next,
             sq_done: self.sq.done(),
             outstanding: self.sq.pending.len(),
+            draining: self.state == QpState::Sqd && !self.sq.pending.is_empty(),
             rq_next: self.rq.as_ref().map_or(0, |rq| rq.next),
             starved: self.resp.starved,
             remote: self.remote.map(|r| (r.node, Qpn(r.qpn))),
@@ -163,6 +181,8 @@ impl Qp {
         self.state = QpState::Reset;
         self.access = Access::NONE;
         self.remote = None;
+        self.fresh = false;
+        self.drained = false;
         self.sq.reset();
         if let Some(rq) = &mut self.rq {
             rq.next = rq.start;
@@ -173,7 +193,7 @@ impl Qp {
 
     /// Reads the send counter of the doorbell record. True if there is new work.
     pub fn ring(&mut self) -> bool {
-        if !matches!(self.state, QpState::Rts | QpState::Err) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Err) {
             return false;
         }
         let (mem, offset) = &self.record;
@@ -212,6 +232,36 @@ impl Qp {
     pub fn is_from_partner(&self, peer: PeerId, frame: &Frame) -> bool {
         let partner = |r: Remote| r.peer == peer && r.qpn == frame.src_qpn;
         self.remote.is_some_and(partner)
+    }
+
+    /// Changes attributes that were checked.
+    pub fn change(&mut self, to: &AttrChange) {
+        let set = |old: &mut u8, new: Option<u8>| *old = new.unwrap_or(*old);
+        self.access = to.access.unwrap_or(self.access);
+        set(&mut self.resp.min_rnr_timer, to.min_rnr_timer);
+        set(&mut self.resp.max_reads, to.max_dest_rd_atomic);
+        set(&mut self.sq.max_rd_atomic, to.max_rd_atomic);
+        set(&mut self.sq.retry_cnt, to.retry_cnt);
+        set(&mut self.sq.rnr_retry, to.rnr_retry);
+        if let Some(exponent) = to.timeout {
+            self.sq.timeout = ack_timeout(exponent);
+        }
+        if to.needs_rest() {
+            self.sq.refill();
+        }
+    }
+
+    /// True if it sends: what it has begun, at least.
+    pub fn sends(&self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Says, once, when nothing is outstanding in SQD.
+    pub fn note_rest(&mut self) {
+        if self.state == QpState::Sqd && self.sq.pending.is_empty() && !self.drained {
+            self.drained = true;
+            self.events |= qp_event::SQ_DRAINED;
+        }
     }
 
     /// Into ERR: from here on all work is flushed, and what the other end sends finds nobody.

@@ -24,6 +24,8 @@ pub(crate) struct Wire {
     lost: VecDeque<PeerId>,
     faulty: Option<Box<Faulty>>,
     now: Time,
+    /// The ports that are down, as bits from port 1 on.
+    pub down: u32,
     /// Frames sent, taken, and sent to nobody.
     pub sent: u64,
     pub received: u64,
@@ -40,6 +42,7 @@ impl Wire {
             lost: VecDeque::new(),
             faulty: None,
             now: Time::ZERO,
+            down: 0,
             sent: 0,
             received: 0,
             vanished: 0,
@@ -72,6 +75,12 @@ impl Wire {
         }
     }
 
+    /// True if a port is up.
+    #[inline]
+    pub fn is_up(&self, port: u8) -> bool {
+        self.down & 1_u32.wrapping_shl(u32::from(port).wrapping_sub(1)) == 0
+    }
+
     /// Makes the link to `node` again if it was lost.
     pub fn relink(&mut self, node: NodeId, peer: PeerId) {
         let own = peer == OWN && self.own.is_none();
@@ -81,17 +90,22 @@ impl Wire {
         }
     }
 
-    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link it vanishes, as
-    /// on a wire that leads nowhere.
+    /// Sends a frame of `len` payload bytes that `fill` writes. On a lost link, or from a port
+    /// that is down, it vanishes, as on a wire that leads nowhere.
     #[inline]
     pub fn send(
         &mut self,
         peer: PeerId,
+        port: u8,
         frame: &Frame,
         len: usize,
         fill: Fill<'_>,
     ) -> Result<(), SendRefused> {
         let header = frame.encode(len);
+        if self.down != 0 && !self.is_up(port) {
+            self.vanished += 1;
+            return Ok(());
+        }
         let sent = match self.faulty {
             None => self.pass(peer, &header, fill),
             Some(_) => self.send_badly(peer, &header, fill),

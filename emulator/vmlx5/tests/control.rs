@@ -23,30 +23,36 @@ fn transitions() {
         init(access),
         rtr(Path::to(node, a.qpn), 0, 1, 12),
         rts(0, 1),
+        Modify::Sqd,
         Modify::Error,
+        Modify::Resume,
+        Modify::Attr(AttrChange::default()),
     ];
-    // From each state (reached by the first `n` of RESET, INIT, RTR, RTS; 4 is ERR).
+    // From each state (reached by the first `n` of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
     let allowed = [
-        [true, true, false, false, false],
-        [true, false, true, false, true],
-        [true, false, false, true, true],
-        [true, false, false, false, true],
-        [true, false, false, false, true],
+        [true, true, false, false, false, false, false, false],
+        [true, true, true, false, false, true, false, false],
+        [true, false, false, true, false, true, false, false],
+        [true, false, false, false, true, true, false, true],
+        [true, false, false, false, false, true, true, true],
+        [true, false, false, false, false, true, false, false],
     ];
     for (n, row) in allowed.iter().enumerate() {
         for (way, &ok) in ways.iter().zip(row) {
             world.modify(&a, Modify::Reset);
-            for step in &ways[1..n.min(3) + 1] {
+            for step in &ways[1..n.min(4) + 1] {
                 world.modify(&a, *step);
             }
-            if n == 4 {
+            if n == 5 {
                 world.modify(&a, Modify::Error);
             }
             let from = world.state(&a);
             let result = world.nics[0].modify_qp(a.qpn, *way);
             if ok {
                 assert_eq!(result, Ok(()));
-                assert_eq!(world.state(&a), way.target());
+                let stays = matches!(way, Modify::Attr(_));
+                let to = if stays { from } else { way.target() };
+                assert_eq!(world.state(&a), to);
             } else {
                 let to = way.target();
                 let qpn = a.qpn.0;
@@ -128,6 +134,7 @@ fn refused_control_operations() {
         record: None,
         ignore_overrun: true,
         start: 0,
+        owner: 0,
     };
     assert_eq!(
         nic.create_cq(CqAttr {
@@ -180,6 +187,7 @@ fn refused_control_operations() {
         uidx: 0,
         sq_start: 0,
         rq_start: 0,
+        owner: 0,
     };
     let mut refused = |change: &dyn Fn(&mut QpAttr)| {
         let mut attr = qp.clone();
@@ -248,12 +256,19 @@ fn refused_control_operations() {
     ));
     nic.modify_qp(qpn, init(Access::NONE)).unwrap();
     let to = |remote_qpn, psn, reads, rnr| rtr(Path::to(remote, remote_qpn), psn, reads, rnr);
+    let init_on = |port| Modify::Init {
+        access: Access::NONE,
+        qkey: 0,
+        port,
+    };
     let wide = 1 << 24;
     for (change, what) in [
         (to(Qpn(wide), 0, 1, 0), "remote_qpn"),
         (to(qpn, wide, 1, 0), "rq_psn"),
         (to(qpn, 0, 17, 0), "max_dest_rd_atomic"),
         (to(qpn, 0, 1, 32), "min_rnr_timer"),
+        (init_on(2), "port (from 1)"),
+        (init_on(0), "port (from 1)"),
     ] {
         let error = nic.modify_qp(qpn, change).unwrap_err();
         assert!(
@@ -352,6 +367,7 @@ fn a_queue_pair_without_receive_queue() {
         uidx: 0,
         sq_start: 0,
         rq_start: 0,
+        owner: 0,
     });
     let d = d.unwrap();
     let node = nic.node();

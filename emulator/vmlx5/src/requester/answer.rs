@@ -4,7 +4,6 @@ use mlx5_prm::cqe::Success;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
-use crate::attr::QpState;
 use crate::error::{Fault, vendor};
 use crate::frame::{Frame, Kind, LAST, nak, psn};
 use crate::nic::Ctx;
@@ -17,7 +16,7 @@ const BAD: Fault = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
 impl Qp {
     /// Takes an answer from the other end.
     pub fn answer(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
-        if self.state != QpState::Rts {
+        if !self.sends() {
             return;
         }
         let waits = self.sq.waits_for(frame.psn);

@@ -52,7 +52,7 @@ pub(crate) struct Requester {
     /// The number after the last packet that was ever sent. Not the same as that of `cursor`,
     /// which may have gone back.
     top: u32,
-    max_rd_atomic: u8,
+    pub max_rd_atomic: u8,
     /// Reads and atomics that wait for their answer, in order.
     reads: VecDeque<ReadCtx>,
     spare: Vec<Vec<Sge>>,
@@ -62,9 +62,9 @@ pub(crate) struct Requester {
     fault: Option<Fault>,
     /// When all is sent again, or when the wait of `held` is over.
     pub deadline: Option<Time>,
-    timeout: Option<Duration>,
-    retry_cnt: u8,
-    rnr_retry: u8,
+    pub timeout: Option<Duration>,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
     /// How often it may still be tried without progress.
     retries_left: u8,
     rnr_left: u8,
@@ -216,6 +216,11 @@ impl Requester {
         (self.retry_cnt, self.rnr_retry) = (how.retry_cnt, how.rnr_retry);
         (self.retries_left, self.rnr_left) = (how.retry_cnt, how.rnr_retry);
         self.loss_at = None;
+    }
+
+    /// The counts of retries are others from now on; nothing is outstanding.
+    pub fn refill(&mut self) {
+        (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
     }
 
     /// The index up to which entries are done.

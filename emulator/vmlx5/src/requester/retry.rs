@@ -5,7 +5,6 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
 use super::{Pending, Requester};
-use crate::attr::QpState;
 use crate::error::{Fault, vendor};
 use crate::frame::psn;
 use crate::nic::Ctx;
@@ -115,7 +114,7 @@ impl Qp {
     pub fn time_is_up(&mut self, ctx: &mut Ctx<'_>) {
         if self.sq.held {
             self.sq.resume(ctx.now);
-        } else if self.state == QpState::Rts {
+        } else if self.sends() {
             self.sq.loss_at = None;
             self.try_again(ctx);
         } else {

@@ -21,7 +21,8 @@ impl Qp {
     /// Sends what can be sent.
     pub fn pump(&mut self, ctx: &mut Ctx<'_>, wire: &mut Wire, may: &mut Allowance) -> Turn {
         loop {
-            if self.state != QpState::Rts || self.sq.held {
+            self.note_rest();
+            if !self.sends() || self.sq.held {
                 return Turn::Done;
             }
             if let Some(fault) = self.sq.fault {
@@ -42,7 +43,8 @@ impl Qp {
             }
             let sq = &self.sq;
             let fresh = sq.cursor == sq.pending.len();
-            if fresh && (sq.next == sq.rung || sq.pending.len() >= MAX_PENDING) {
+            let may_begin = self.state == QpState::Rts && sq.pending.len() < MAX_PENDING;
+            if fresh && (sq.next == sq.rung || !may_begin) {
                 return Turn::Done;
             }
             self.load(ctx, fresh);
@@ -117,7 +119,7 @@ impl Qp {
             return Turn::Done;
         }
         let mut fault = None;
-        let sent = wire.send(remote.peer, &frame, len, &mut |room| {
+        let sent = wire.send(remote.peer, remote.port, &frame, len, &mut |room| {
             fault = gather(&wqe, ctx.mrs, self.pd, sq.sent, room).err();
             fault.is_none()
         });

@@ -1,6 +1,6 @@
 //! Answers on their way back: reads are read and atomics carried out when their turn comes.
 
-use super::{Answer, AtomicOp, Target, code_of, refused};
+use super::{Answer, AtomicOp, Target, code_of, event_of, refused};
 use crate::attr::QpState;
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
@@ -94,7 +94,7 @@ impl Qp {
         };
         let mut fault = None;
         let from = u64::from(frame.offset);
-        let sent = wire.send(remote.peer, &frame, len, &mut |room| {
+        let sent = wire.send(remote.peer, remote.port, &frame, len, &mut |room| {
             let Some(at) = source else {
                 return true;
             };
@@ -126,6 +126,7 @@ impl Qp {
             .answers
             .push_back(Answer::Nak { psn, code, vendor });
         if self.state != QpState::Err {
+            self.events |= event_of(code);
             self.enter_error();
         }
     }

@@ -14,7 +14,9 @@ use std::collections::VecDeque;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::Sge;
 
+use crate::attr::QpState;
 use crate::error::{Fault, vendor};
+use crate::event::qp_event;
 use crate::frame::{ACKREQ, Frame, Kind, LAST, nak, packets, psn};
 use crate::nic::Ctx;
 use crate::qp::Qp;
@@ -123,6 +125,15 @@ fn code_of(fault: Fault) -> u8 {
     }
 }
 
+/// What a queue pair tells of itself when it refuses a request.
+fn event_of(code: u8) -> u8 {
+    match code {
+        nak::INVALID => qp_event::REQUEST,
+        nak::ACCESS => qp_event::ACCESS,
+        _ => qp_event::FATAL,
+    }
+}
+
 /// How an arriving frame was received.
 enum Outcome {
     /// Carried out.
@@ -140,6 +151,9 @@ impl Qp {
         if self.resp.answers.len() >= MAX_ANSWERS {
             // No sane NIC lets so many wait.
             return false;
+        }
+        if std::mem::take(&mut self.fresh) && self.state == QpState::Rtr {
+            self.events |= qp_event::COMM_EST;
         }
         let old = psn::after(frame.psn, self.resp.expect);
         let outcome = if old > BEHIND {
@@ -167,9 +181,12 @@ impl Qp {
                 resp.nak(code, vendor::RNR);
             }
             Outcome::Refused(theirs, ours) => {
-                resp.nak(code_of(theirs), theirs.vendor);
-                if let Some(fault) = ours {
-                    self.recv_error(ctx, fault);
+                let code = code_of(theirs);
+                resp.nak(code, theirs.vendor);
+                match ours {
+                    Some(fault) => self.recv_error(ctx, fault),
+                    // No entry tells of it.
+                    None => self.events |= event_of(code),
                 }
                 self.enter_error();
             }

@@ -163,6 +163,7 @@ impl End {
                 record: Some((dma.clone(), record)),
                 ignore_overrun: config.ignore_overrun,
                 start: config.cq_start,
+                owner: 7,
             });
             CqView {
                 mem: mem.clone(),
@@ -203,6 +204,7 @@ impl End {
             uidx: 0x77,
             sq_start: config.sq_start,
             rq_start: config.rq_start,
+            owner: 9,
         });
         let end = End {
             nic: index,

@@ -1,0 +1,144 @@
+//! Asynchronous events: what happens to objects apart from any completion.
+//!
+//! Each object keeps one bit for each kind of event, and stands in the queue at most once: no
+//! kind of event is lost, and a flood of one needs no memory.
+
+use std::collections::VecDeque;
+
+use crate::attr::Qpn;
+use crate::cq::Cqn;
+
+/// Something happened to an object; `owner` is what it was created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Event {
+    /// The queue pair went into ERR by a fault that no completion can tell of.
+    QpFatal {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// The queue pair went into ERR by a malformed request from the other end.
+    QpRequest {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// The queue pair went into ERR by a request for memory that it may not touch.
+    QpAccess {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// The first packet arrived while the queue pair was in RTR.
+    CommEst {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// Nothing is outstanding any more of a queue pair that is in SQD.
+    SqDrained {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// The completion queue takes no more entries.
+    CqError {
+        /// Which.
+        cq: Cqn,
+        /// Whose.
+        owner: u64,
+    },
+    /// A port went up or down.
+    Port {
+        /// Which, from 1.
+        port: u8,
+        /// Whether it is up now.
+        up: bool,
+    },
+}
+
+/// The kinds of events of a queue pair, as bits; those that are told first are lower.
+pub(crate) mod qp_event {
+    pub const COMM_EST: u8 = 1;
+    pub const SQ_DRAINED: u8 = 2;
+    pub const REQUEST: u8 = 4;
+    pub const ACCESS: u8 = 8;
+    pub const FATAL: u8 = 16;
+}
+
+/// The event of a queue pair that a bit stands for.
+pub(crate) fn of_qp(bit: u8, qpn: Qpn, owner: u64) -> Event {
+    match bit {
+        qp_event::COMM_EST => Event::CommEst { qpn, owner },
+        qp_event::SQ_DRAINED => Event::SqDrained { qpn, owner },
+        qp_event::REQUEST => Event::QpRequest { qpn, owner },
+        qp_event::ACCESS => Event::QpAccess { qpn, owner },
+        _ => Event::QpFatal { qpn, owner },
+    }
+}
+
+/// Who has something to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A slot of queue pairs.
+    Qp(u32),
+    /// A slot of completion queues.
+    Cq(u32),
+    /// A port, and what became of it.
+    Port(u8, bool),
+}
+
+/// Most changes of ports that wait to be told; after that the oldest are forgotten, since the
+/// last one is what counts.
+const MAX_PORTS: usize = 64;
+
+#[derive(Default)]
+pub(crate) struct Events {
+    queue: VecDeque<Source>,
+    ports: usize,
+}
+
+impl Events {
+    pub fn push(&mut self, source: Source) {
+        if let Source::Port(..) = source {
+            self.ports += 1;
+            if self.ports > MAX_PORTS {
+                let is_port = |s: &Source| matches!(s, Source::Port(..));
+                if let Some(oldest) = self.queue.iter().position(is_port) {
+                    self.queue.remove(oldest);
+                    self.ports -= 1;
+                }
+            }
+        }
+        self.queue.push_back(source);
+    }
+
+    /// Makes room for one more object.
+    pub fn reserve(&mut self, objects: usize) {
+        self.queue.reserve(objects.saturating_sub(self.queue.len()));
+    }
+
+    pub fn pop(&mut self) -> Option<Source> {
+        let source = self.queue.pop_front()?;
+        if let Source::Port(..) = source {
+            self.ports -= 1;
+        }
+        Some(source)
+    }
+
+    /// Puts one that has more to tell back to where it was.
+    pub fn again(&mut self, source: Source) {
+        self.queue.push_front(source);
+    }
+
+    /// An object is gone, and so are its events.
+    pub fn forget(&mut self, source: Source) {
+        self.queue.retain(|s| *s != source);
+    }
+}
