@@ -121,7 +121,7 @@ pub use dma::{Dma, DmaFault, HostMemory};
 pub use error::{NicError, Object, vendor};
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, UarId};
+pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
 pub use qp::{Modify, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
 
 /// What takes bytes of other processes, for the fuzzer alone.

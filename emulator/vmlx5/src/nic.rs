@@ -48,6 +48,19 @@ pub struct NicConfig {
     pub max_rd_atomic: u8,
     /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
     pub loopback_bytes: usize,
+    /// The numbers that its queue pairs may have; `None`: all of 24 bits.
+    pub qpn: Option<QpnSpace>,
+}
+
+/// The numbers of one NIC's queue pairs among those of others that pass for the same device:
+/// `base` and those after it, 2 to the power of `bits` of them. As long as there are numbers
+/// that were never given, these are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpnSpace {
+    /// The first number; a multiple of 2 to the power of `bits`, not zero.
+    pub base: u32,
+    /// How many bits count the queue pairs.
+    pub bits: u8,
 }
 
 impl Default for NicConfig {
@@ -64,6 +77,7 @@ impl Default for NicConfig {
             max_log_rq: 15,
             max_rd_atomic: 16,
             loopback_bytes: 1 << 20,
+            qpn: None,
         }
     }
 }
@@ -119,8 +133,12 @@ pub(crate) struct Uar {
     pub users: Vec<u32>,
 }
 
-/// The doorbell registers of a page: the two halves of the first BlueFlame register.
-pub(crate) const REGISTERS: [u64; 2] = [BF_OFFSET as u64, (BF_OFFSET + BF_SIZE) as u64];
+/// The doorbell registers of a page: the two halves of each of the two BlueFlame registers that
+/// a page of 4096 bytes gives to users.
+pub(crate) const REGISTERS: [u64; 4] = {
+    let (first, size) = (BF_OFFSET as u64, BF_SIZE as u64);
+    [first, first + size, first + 2 * size, first + 3 * size]
+};
 
 /// Most words to peers that wait for room; more are dropped, as a lossy wire would.
 const MAX_STRAYS: usize = 1024;
@@ -227,7 +245,10 @@ impl Nic {
                 mrs: MrTable::new(config.log_max_mr),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
-                qps: Table::new(Object::Qp, config.log_max_qp),
+                qps: match config.qpn {
+                    Some(space) => Table::within(Object::Qp, space.base, space.bits),
+                    None => Table::new(Object::Qp, config.log_max_qp),
+                },
                 config,
                 ready: VecDeque::new(),
                 watch: Vec::new(),
@@ -294,8 +315,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800 and
-    /// 0x900, are polled as long as a queue pair is bound to it.
+    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800,
+    /// 0x900, 0xa00 and 0xb00, are polled as long as a queue pair is bound to it.
     ///
     /// # Errors
     /// The page does not lie in the memory, or not aligned, or there are as many as there can be.
