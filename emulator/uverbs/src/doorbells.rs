@@ -22,7 +22,7 @@ const MAX_REGISTERS: u32 = 512;
 /// Pages of static mode beyond those, mapped one by one.
 pub(crate) const DYNAMIC_REGISTERS: u32 = 512;
 /// The first number of a page of a dynamic context.
-const FIRST_PAGE: u32 = 0x200;
+const FIRST_PAGE: u32 = 0x400;
 /// Page numbers of dynamic pages wrap here; the offset of `mmap` has 16 bits of them.
 const LAST_PAGE: u32 = 0xffff;
 const PAGE: u64 = 4096;
@@ -129,18 +129,34 @@ impl Doorbells {
             return Err(Errno::INVAL);
         }
         let fixed = self.registers / 2;
-        let made = match command {
-            map::REGULAR_PAGE | map::WC_PAGE => index < fixed,
-            map::ALLOC_WC => {
-                let beyond = fixed..fixed + DYNAMIC_REGISTERS / 2;
-                fixed > 0 && beyond.contains(&index)
+        let there = match command {
+            map::REGULAR_PAGE | map::WC_PAGE => {
+                index < fixed || index >= FIRST_PAGE && self.pages.contains_key(&index)
             }
-            _ => return Err(Errno::INVAL),
+            map::ALLOC_WC => (fixed..fixed + self.beyond()).contains(&index),
+            _ => false,
         };
-        if !made && !self.pages.contains_key(&index) {
+        if !there {
             return Err(Errno::INVAL);
         }
         Ok(&self.page(device, index)?.file)
+    }
+
+    /// Pages beyond the static ones that can be mapped one by one.
+    fn beyond(&self) -> u32 {
+        if self.registers > 0 {
+            DYNAMIC_REGISTERS / 2
+        } else {
+            0
+        }
+    }
+
+    /// The page of a register beyond the static ones, as the library numbers these.
+    pub fn named_register(&self, register: u32) -> Result<UarId, Errno> {
+        if register >= DYNAMIC_REGISTERS {
+            return Err(Errno::INVAL);
+        }
+        self.named(self.registers / 2 + register / 2)
     }
 
     /// The offset of `mmap` for a page.

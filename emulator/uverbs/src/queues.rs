@@ -361,8 +361,8 @@ impl Open {
             return Ok((self.doorbells.named(own.bfreg_index)?, None));
         }
         if own.flags & qp_flag::BFREG_INDEX != 0 {
-            // Of a page that was mapped on its own: four numbers a page.
-            return Ok((self.doorbells.named(own.bfreg_index / 4)?, None));
+            // Of a page that was mapped on its own.
+            return Ok((self.doorbells.named_register(own.bfreg_index)?, None));
         }
         let (register, uar) = self.doorbells.take(device)?;
         Ok((uar, Some(register)))
