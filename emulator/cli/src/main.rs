@@ -88,7 +88,10 @@ fn main() -> Result<()> {
     check(&program)?;
     let mut preload = library.into_os_string();
     if preload.to_string_lossy().contains([' ', ':']) {
-        bail!("{}: LD_PRELOAD takes no path with spaces or colons", preload.display());
+        bail!(
+            "{}: LD_PRELOAD takes no path with spaces or colons",
+            preload.display()
+        );
     }
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
         preload.push(":");
@@ -172,7 +175,12 @@ fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, len: usize| {
         let bytes = elf.get(at..at + len)?;
-        Some(bytes.iter().rev().fold(0_u64, |n, &b| n << 8 | u64::from(b)))
+        Some(
+            bytes
+                .iter()
+                .rev()
+                .fold(0_u64, |n, &b| n << 8 | u64::from(b)),
+        )
     };
     let header = || {
         let class = elf.get(4)?;

@@ -8,6 +8,7 @@
 //! between are shared. With dynamic pages the library asks for each by an ioctl.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -73,14 +74,16 @@ impl Doorbells {
 
     /// The page of a number, made if it is new.
     fn page(&mut self, device: &Device, index: u32) -> Result<&Page, Errno> {
-        if !self.pages.contains_key(&index) {
-            let page = device.user.doorbell_page()?;
-            let uar = device.nic.with(|nic| nic.alloc_uar(page.memory, 0));
-            let uar = uar.map_err(errno)?;
-            let file = page.file;
-            self.pages.insert(index, Page { uar, file });
+        match self.pages.entry(index) {
+            Entry::Occupied(page) => Ok(page.into_mut()),
+            Entry::Vacant(place) => {
+                let page = device.user.doorbell_page()?;
+                let uar = device.nic.with(|nic| nic.alloc_uar(page.memory, 0));
+                let uar = uar.map_err(errno)?;
+                let file = page.file;
+                Ok(place.insert(Page { uar, file }))
+            }
         }
-        self.pages.get(&index).ok_or(Errno::NOMEM)
     }
 
     /// A page of its own for who asked by ioctl.

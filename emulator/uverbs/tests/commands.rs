@@ -97,7 +97,7 @@ fn what_an_older_or_newer_library_asks() {
         Some(Errno::OPNOTSUPP)
     );
     assert_eq!(ask(&mut fresh(), &[0; 4]).err(), Some(Errno::INVAL));
-    let longer = [&v1.as_bytes()[..], &[0; 28], &[1; 4]].concat();
+    let longer = [v1.as_bytes(), &[0; 28], &[1; 4]].concat();
     assert_eq!(ask(&mut fresh(), &longer).err(), Some(Errno::OPNOTSUPP));
 }
 

@@ -213,8 +213,8 @@ impl Pace {
     }
 }
 
-/// The thread gets the processor soon and keeps it for short: a priority where that is allowed,
-/// and short slices of time.
+/// The thread gets the processor soon and keeps it for short: a priority over the program where
+/// that is allowed, and short slices of time.
 fn prefer() {
     #[repr(C)]
     struct Attr {
@@ -227,17 +227,18 @@ fn prefer() {
         deadline: u64,
         period: u64,
     }
+    let now = rustix::process::getpriority_process(None).unwrap_or(0);
     let mut attr = Attr {
         size: size_of::<Attr>() as u32,
         policy: 0,
         flags: 0,
-        nice: -10,
+        nice: now,
         priority: 0,
         runtime: 100_000,
         deadline: 0,
         period: 0,
     };
-    for nice in [-10, 0] {
+    for nice in [(now - 10).max(-20), now] {
         attr.nice = nice;
         let args = [0, &raw const attr as usize, 0, 0, 0, 0];
         // SAFETY: sets how this thread is scheduled, from a structure that says its size.
