@@ -59,6 +59,19 @@ pub struct NicConfig {
     /// ends a wait. Else the NIC tells requesters to wait for queue pairs that are not
     /// connected yet, and tells them when they, or a receive, are there.
     pub strict: bool,
+    /// The numbers that its queue pairs may have; `None`: all of 24 bits.
+    pub qpn: Option<QpnSpace>,
+}
+
+/// The numbers of one NIC's queue pairs among those of others that pass for the same device:
+/// `base` and those after it, 2 to the power of `bits` of them. As long as there are numbers
+/// that were never given, these are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpnSpace {
+    /// The first number; a multiple of 2 to the power of `bits`, not zero.
+    pub base: u32,
+    /// How many bits count the queue pairs.
+    pub bits: u8,
 }
 
 impl Default for NicConfig {
@@ -77,6 +90,7 @@ impl Default for NicConfig {
             loopback_bytes: 1 << 20,
             ports: 1,
             strict: false,
+            qpn: None,
         }
     }
 }
@@ -140,8 +154,12 @@ pub(crate) struct Uar {
     pub users: Vec<u32>,
 }
 
-/// The doorbell registers of a page: the two halves of the first BlueFlame register.
-pub(crate) const REGISTERS: [u64; 2] = [BF_OFFSET as u64, (BF_OFFSET + BF_SIZE) as u64];
+/// The doorbell registers of a page: the two halves of each of the two BlueFlame registers that
+/// a page of 4096 bytes gives to users.
+pub(crate) const REGISTERS: [u64; 4] = {
+    let (first, size) = (BF_OFFSET as u64, BF_SIZE as u64);
+    [first, first + size, first + 2 * size, first + 3 * size]
+};
 
 /// Most words to peers that wait for room; more are dropped, as a lossy wire would.
 const MAX_STRAYS: usize = 1024;
@@ -285,7 +303,10 @@ impl Nic {
                 mrs: MrTable::new(config.log_max_mr),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
-                qps: Table::new(Object::Qp, config.log_max_qp),
+                qps: match config.qpn {
+                    Some(space) => Table::within(Object::Qp, space.base, space.bits),
+                    None => Table::new(Object::Qp, config.log_max_qp),
+                },
                 config,
                 ready: VecDeque::new(),
                 watch: Vec::new(),
@@ -368,8 +389,8 @@ impl Nic {
         Ok(())
     }
 
-    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800 and
-    /// 0x900, are polled as long as a queue pair is bound to it.
+    /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800,
+    /// 0x900, 0xa00 and 0xb00, are polled as long as a queue pair is bound to it.
     ///
     /// # Errors
     /// The page does not lie in the memory, or not aligned, or there are as many as there can be.

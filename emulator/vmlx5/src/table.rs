@@ -12,6 +12,8 @@ const NUMBER_BITS: u8 = 24;
 pub(crate) struct Table<T> {
     object: Object,
     log_max: u8,
+    /// Numbers are this and the slot, without a generation.
+    base: Option<u32>,
     slots: Vec<Slot<T>>,
     /// Slots to use again, the longest unused first.
     free: VecDeque<u32>,
@@ -29,8 +31,20 @@ impl<T> Table<T> {
         Table {
             object,
             log_max: log_max.min(20),
+            base: None,
             slots: Vec::new(),
             free: VecDeque::new(),
+        }
+    }
+
+    /// A table of at most 2^`log_max` objects with the numbers from `base` on, a multiple of
+    /// that many. No number is used again before all were.
+    pub fn within(object: Object, base: u32, log_max: u8) -> Table<T> {
+        let log_max = log_max.min(20);
+        let base = base & 0xff_ffff & !((1 << log_max) - 1);
+        Table {
+            base: Some(base),
+            ..Table::new(object, log_max)
         }
     }
 
@@ -40,13 +54,18 @@ impl<T> Table<T> {
 
     /// The number of a slot at its present use.
     fn number(&self, slot: u32) -> u32 {
+        if let Some(base) = self.base {
+            return base | slot;
+        }
         let generations = (1 << (NUMBER_BITS - self.log_max)) - 1;
         (1 + self.slots[slot as usize].uses % generations) << self.log_max | slot
     }
 
     /// Puts in what `make` makes of its number.
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, NicError> {
-        let slot = match self.free.pop_front() {
+        let fresh = self.base.is_some() && self.slots.len() < self.limit() as usize;
+        let used = if fresh { None } else { self.free.pop_front() };
+        let slot = match used {
             Some(slot) => slot,
             None if self.slots.len() < self.limit() as usize => {
                 self.slots.push(Slot {
@@ -149,6 +168,22 @@ mod tests {
             limit: 4,
         };
         assert_eq!(t.insert(|n| n), Err(full));
+    }
+
+    #[test]
+    fn a_space_is_used_up_before_a_number_comes_again() {
+        let mut t = Table::within(Object::Qp, 0x3000, 2);
+        let numbers: Vec<u32> = (0..6)
+            .map(|_| {
+                let n = t.insert(|n| n).unwrap();
+                t.remove(n);
+                n
+            })
+            .collect();
+        assert_eq!(numbers, [0x3000, 0x3001, 0x3002, 0x3003, 0x3000, 0x3001]);
+        assert_eq!(t.slot(0x3000), None);
+        let n = t.insert(|n| n).unwrap();
+        assert_eq!((n, t.slot(n), t.slot(n + 0x1000)), (0x3002, Some(2), None));
     }
 
     #[test]

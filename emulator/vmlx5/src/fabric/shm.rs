@@ -125,15 +125,27 @@ impl ShmFabric {
     ///
     /// # Errors
     /// The system refused a socket.
-    pub fn open(mut config: ShmConfig, bell: Arc<Bell>) -> Result<ShmFabric, LinkError> {
+    pub fn open(config: ShmConfig, bell: Arc<Bell>) -> Result<ShmFabric, LinkError> {
+        // The standard library's source of random bits: keys of hash tables.
+        let random = || Some(NodeId(RandomState::new().hash_one(std::process::id())));
+        ShmFabric::claim(config, bell, std::iter::from_fn(random))
+    }
+
+    /// Listens as the first of `nodes` that nobody of this host is.
+    ///
+    /// # Errors
+    /// All of them are taken (`EADDRINUSE`), or the system refused a socket.
+    pub fn claim(
+        mut config: ShmConfig,
+        bell: Arc<Bell>,
+        nodes: impl IntoIterator<Item = NodeId>,
+    ) -> Result<ShmFabric, LinkError> {
         config.ring_bytes = config
             .ring_bytes
             .clamp(MIN_RING, MAX_RING)
             .next_power_of_two();
-        loop {
-            // The standard library's source of random bits: keys of hash tables.
-            let node = NodeId(RandomState::new().hash_one(std::process::id()));
-            let listener = socket()?;
+        let listener = socket()?;
+        for node in nodes {
             let address = greeting::address(node).map_err(system("socket name"))?;
             match rustix::net::bind(&listener, &address) {
                 Err(Errno::ADDRINUSE) => continue,
@@ -153,6 +165,7 @@ impl ShmFabric {
                 turn: 0,
             });
         }
+        Err(system("bind")(Errno::ADDRINUSE))
     }
 
     fn refuse(&mut self, why: LinkError) {

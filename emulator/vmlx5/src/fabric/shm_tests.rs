@@ -76,6 +76,26 @@ fn connect(now: &mut u64, a: &mut End, b: &mut End) -> PeerId {
 }
 
 #[test]
+fn the_first_free_node_is_claimed_and_a_dead_ones_is_free_again() {
+    let base = end().fabric.node().0;
+    let nodes = || (base..base + 2).map(NodeId);
+    let claim = || {
+        let bell = Arc::new(Bell::new().unwrap());
+        ShmFabric::claim(ShmConfig::default(), bell, nodes())
+    };
+    let first = claim().unwrap();
+    let second = claim().unwrap();
+    assert_eq!((first.node().0, second.node().0), (base, base + 1));
+    let taken = LinkError::System {
+        what: "bind",
+        errno: Errno::ADDRINUSE,
+    };
+    assert_eq!(claim().err(), Some(taken));
+    drop(first);
+    assert_eq!(claim().unwrap().node().0, base);
+}
+
+#[test]
 fn frames_both_ways_also_before_the_answer() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     // Both call at once, and send at once.

@@ -1,0 +1,216 @@
+//! `vmlx5 run`: starts a program with virtual ConnectX devices.
+//!
+//! Sets what `libvmlx5.so` reads from the environment, preloads it, and becomes the program: no
+//! process stays between.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Virtual ConnectX devices for programs that use libibverbs.
+#[derive(Parser)]
+#[command(name = "vmlx5", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs a program that finds virtual devices beside no others.
+    Run(Run),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Link {
+    /// InfiniBand
+    Ib,
+    /// RDMA over converged Ethernet
+    Roce,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Uar {
+    /// Doorbell pages one by one, as with current kernels
+    Dyn,
+    /// All at the start, as with older ones
+    Static,
+}
+
+#[derive(Args)]
+struct Run {
+    /// What the ports are plugged into
+    #[arg(long)]
+    link: Option<Link>,
+    /// How doorbell pages are handed out
+    #[arg(long)]
+    uar: Option<Uar>,
+    /// Name of the fabric: programs with the same name reach each other
+    #[arg(long)]
+    fabric: Option<String>,
+    /// How many devices there are
+    #[arg(long)]
+    devices: Option<u32>,
+    /// How many ports each device has
+    #[arg(long)]
+    ports: Option<u8>,
+    /// Says on standard error what the program asks of its devices
+    #[arg(long)]
+    trace: bool,
+    /// The library to preload [default: libvmlx5.so beside this program, or in ../lib]
+    #[arg(long)]
+    library: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+const LIBRARY: &str = "libvmlx5.so";
+
+fn main() -> Result<()> {
+    let Task::Run(run) = Cli::parse().command;
+    let library = match &run.library {
+        Some(path) => path.clone(),
+        None => library()?,
+    };
+    let library = fs::canonicalize(&library).with_context(|| library.display().to_string())?;
+    let [name, arguments @ ..] = &run.program[..] else {
+        bail!("no program");
+    };
+    let program = find(name)?;
+    check(&program)?;
+    let mut preload = library.into_os_string();
+    if preload.to_string_lossy().contains([' ', ':']) {
+        bail!(
+            "{}: LD_PRELOAD takes no path with spaces or colons",
+            preload.display()
+        );
+    }
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    let mut command = Command::new(&program);
+    command
+        .arg0(name)
+        .args(arguments)
+        .env("LD_PRELOAD", preload);
+    for (variable, value) in variables(&run) {
+        command.env(variable, value);
+    }
+    let error = command.exec();
+    Err(error).with_context(|| program.display().to_string())
+}
+
+/// What the options say to the library.
+fn variables(run: &Run) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    let mut add = |name, value: Option<String>| all.extend(value.map(|v| (name, v)));
+    let named = |v: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+        v().map(|v| v.get_name().to_string())
+    };
+    add("VMLX5_LINK", named(&|| run.link?.to_possible_value()));
+    add("VMLX5_UAR", named(&|| run.uar?.to_possible_value()));
+    add("VMLX5_FABRIC", run.fabric.clone());
+    add("VMLX5_DEVICES", run.devices.map(|n| n.to_string()));
+    add("VMLX5_PORTS", run.ports.map(|n| n.to_string()));
+    add("VMLX5_TRACE", run.trace.then(|| "1".to_string()));
+    all
+}
+
+/// The library, where builds and installations put it.
+fn library() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("where this program is")?;
+    let beside = own.parent().unwrap_or(Path::new("."));
+    let places = [beside.join(LIBRARY), beside.join("../lib").join(LIBRARY)];
+    let found = places.iter().find(|place| place.exists());
+    found.cloned().with_context(|| {
+        let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        format!("no {LIBRARY}: looked for {}", places.join(" and "))
+    })
+}
+
+/// The file of a program, as a shell finds it.
+fn find(name: &OsString) -> Result<PathBuf> {
+    let path = Path::new(name);
+    if path.components().count() > 1 {
+        return Ok(path.into());
+    }
+    let executable = |path: &PathBuf| {
+        fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    let all = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&all)
+        .map(|dir| dir.join(path))
+        .find(executable);
+    found.with_context(|| format!("{}: no such program in PATH", path.display()))
+}
+
+/// Refuses programs that the dynamic linker would run without the library.
+fn check(program: &Path) -> Result<()> {
+    let name = program.display();
+    let file = fs::metadata(program).with_context(|| name.to_string())?;
+    if file.permissions().mode() & 0o6000 != 0 {
+        bail!("{name} changes its user or group: the dynamic linker preloads nothing then");
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(program)
+        .and_then(|f| f.take(64 * 1024).read_to_end(&mut bytes))
+        .with_context(|| name.to_string())?;
+    if bytes.starts_with(b"\x7fELF") && is_static(&bytes) {
+        bail!("{name} is linked statically: there is no dynamic linker that preloads anything");
+    }
+    Ok(())
+}
+
+/// True of a 64-bit executable that names no dynamic linker.
+fn is_static(elf: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let number = |at: usize, len: usize| {
+        let bytes = elf.get(at..at + len)?;
+        Some(
+            bytes
+                .iter()
+                .rev()
+                .fold(0_u64, |n, &b| n << 8 | u64::from(b)),
+        )
+    };
+    let header = || {
+        let class = elf.get(4)?;
+        let table = usize::try_from(number(32, 8)?).ok()?;
+        let (size, count) = (number(54, 2)? as usize, number(56, 2)? as usize);
+        (*class == 2).then_some((table, size, count))
+    };
+    let Some((table, size, count)) = header() else {
+        return false;
+    };
+    let mut kinds = (0..count).filter_map(|i| number(table.checked_add(i * size)?, 4));
+    !kinds.any(|kind| kind == u64::from(INTERPRETER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_and_judged() {
+        let found = find(&"sh".into()).unwrap();
+        check(&found).unwrap();
+        assert!(find(&"no-such-program-anywhere".into()).is_err());
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!is_static(&own));
+        // The same without its program headers.
+        let mut own = own[..64].to_vec();
+        own[56] = 0;
+        own[57] = 0;
+        assert!(is_static(&own));
+        assert!(!is_static(b"\x7fELF"));
+    }
+}

@@ -1,0 +1,183 @@
+//! A command as it is written to the device file: header, input of the core and of the driver,
+//! and the room for both answers.
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::abi::core::{CmdHdr, ExCmdHdr, command};
+use crate::user::User;
+
+/// How large the fixed parts of a command are, in bytes without headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    pub input: usize,
+    pub answer: usize,
+    /// An input that starts with the address of the answer.
+    pub addressed: bool,
+}
+
+/// A command taken apart.
+pub(crate) struct Call<'a> {
+    user: &'a dyn User,
+    core: &'a [u8],
+    /// What the driver's part of the library said.
+    pub driver: &'a [u8],
+    core_out: Room,
+    driver_out: Room,
+}
+
+/// Room for an answer in the process.
+#[derive(Clone, Copy, Default)]
+struct Room {
+    addr: u64,
+    len: usize,
+}
+
+/// The number in a command's header, and whether it is an extended command.
+///
+/// # Errors
+/// `EINVAL`: no header, or a flag that does not exist.
+pub(crate) fn number(bytes: &[u8]) -> Result<(u32, bool), Errno> {
+    let (hdr, _) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
+    if hdr.command & !(command::EXTENDED | command::MASK) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let extended = hdr.command & command::EXTENDED != 0;
+    Ok((hdr.command & command::MASK, extended))
+}
+
+impl<'a> Call<'a> {
+    /// Checks the header of a command that is not extended: its words count four bytes and the
+    /// header.
+    pub fn plain(user: &'a dyn User, bytes: &'a [u8], shape: Shape) -> Result<Call<'a>, Errno> {
+        let (hdr, body) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
+        if usize::from(hdr.in_words) * 4 != bytes.len() {
+            return Err(Errno::INVAL);
+        }
+        let out = usize::from(hdr.out_words) * 4;
+        if body.len() < shape.input || out < shape.answer {
+            return Err(Errno::NOSPC);
+        }
+        let (core, driver) = body.split_at(shape.input);
+        let mut call = Call {
+            user,
+            core,
+            driver,
+            core_out: Room::default(),
+            driver_out: Room::default(),
+        };
+        if shape.addressed {
+            let (addr, _) = u64::read_from_prefix(core).map_err(|_| Errno::INVAL)?;
+            call.core_out = Room {
+                addr,
+                len: shape.answer,
+            };
+            call.driver_out = Room {
+                addr: addr.wrapping_add(shape.answer as u64),
+                len: out - shape.answer,
+            };
+        }
+        Ok(call)
+    }
+
+    /// Checks the headers of an extended command: words count eight bytes, without headers.
+    pub fn extended(user: &'a dyn User, bytes: &'a [u8], shape: Shape) -> Result<Call<'a>, Errno> {
+        let (hdr, rest) = CmdHdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
+        let (ex, body) = ExCmdHdr::read_from_prefix(rest).map_err(|_| Errno::INVAL)?;
+        let bytes_of = |words: u16| usize::from(words) * 8;
+        let (input, driver_in) = (bytes_of(hdr.in_words), bytes_of(ex.provider_in_words));
+        let (out, driver_out) = (bytes_of(hdr.out_words), bytes_of(ex.provider_out_words));
+        if input + driver_in != body.len() {
+            return Err(Errno::INVAL);
+        }
+        if input < shape.input {
+            return Err(Errno::NOSPC);
+        }
+        if ex.reserved != 0 || (ex.response == 0) != (out + driver_out == 0) {
+            return Err(Errno::INVAL);
+        }
+        if ex.response != 0 && out < shape.answer {
+            return Err(Errno::NOSPC);
+        }
+        let (core, driver) = body.split_at(input);
+        // What a newer library says beyond what is known here must say nothing.
+        if core[shape.input..].iter().any(|&b| b != 0) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(Call {
+            user,
+            core,
+            driver,
+            core_out: Room {
+                addr: ex.response,
+                len: out,
+            },
+            driver_out: Room {
+                addr: ex.response.wrapping_add(out as u64),
+                len: driver_out,
+            },
+        })
+    }
+
+    /// The input of the core.
+    pub fn input<T: FromBytes>(&self) -> Result<T, Errno> {
+        let (value, _) = T::read_from_prefix(self.core).map_err(|_| Errno::INVAL)?;
+        Ok(value)
+    }
+
+    /// The input of the driver; what an older library does not say is zero.
+    ///
+    /// # Errors
+    /// `EINVAL`: less than `least` bytes. `EOPNOTSUPP`: something beyond what is known here.
+    pub fn driver_input<T: FromBytes + IntoBytes + Default>(
+        &self,
+        least: usize,
+    ) -> Result<T, Errno> {
+        if self.driver.len() < least {
+            return Err(Errno::INVAL);
+        }
+        let mut value = T::default();
+        let into = value.as_mut_bytes();
+        let known = self.driver.len().min(into.len());
+        into[..known].copy_from_slice(&self.driver[..known]);
+        if self.driver[known..].iter().any(|&b| b != 0) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(value)
+    }
+
+    /// Bytes that the core's answer may have.
+    pub fn room(&self) -> usize {
+        self.core_out.len
+    }
+
+    /// Answers: as much as there is room for, the rest of the room becomes zero.
+    pub fn answer<T: IntoBytes + Immutable>(&self, value: &T) -> Result<(), Errno> {
+        self.core_out.fill(self.user, value.as_bytes())
+    }
+
+    /// Bytes that the driver's answer may have.
+    pub fn driver_room(&self) -> usize {
+        self.driver_out.len
+    }
+
+    /// Answers for the driver, likewise.
+    pub fn driver_answer<T: IntoBytes + Immutable + ?Sized>(&self, value: &T) -> Result<(), Errno> {
+        self.driver_out.fill(self.user, value.as_bytes())
+    }
+}
+
+impl Room {
+    fn fill(self, user: &dyn User, value: &[u8]) -> Result<(), Errno> {
+        let here = self.len.min(value.len());
+        if here > 0 {
+            user.write(self.addr, &value[..here])?;
+        }
+        let rest = [0; 64];
+        for at in (here..self.len).step_by(rest.len()) {
+            let here = rest.len().min(self.len - at);
+            user.write(self.addr.wrapping_add(at as u64), &rest[..here])?;
+        }
+        Ok(())
+    }
+}

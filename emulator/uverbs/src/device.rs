@@ -1,0 +1,207 @@
+//! A device as the processes that open it see it: its attributes and ports.
+
+use std::sync::{Arc, Mutex};
+
+use gds_step::Shared;
+use rustix::io::Errno;
+use vmlx5::Nic;
+use zerocopy::IntoBytes;
+
+use crate::abi::core::{
+    ExQueryDevice, ExQueryDeviceResp, QueryDeviceResp, QueryPort, QueryPortResp,
+};
+use crate::abi::mlx5;
+use crate::address::{Fabric, LinkLayer, Place};
+use crate::command::Call;
+use crate::context::Context;
+use crate::event::{Watch, lock};
+use crate::user::User;
+
+/// The vendor's number.
+pub const VENDOR: u32 = 0x15b3;
+/// The part's number: a ConnectX-7.
+pub const PART: u32 = 0x1021;
+/// The firmware's version, which other sources call 28.39.1002.
+pub const FIRMWARE: (u16, u16, u16) = (28, 39, 1002);
+/// Completion vectors.
+pub(crate) const COMP_VECTORS: u32 = 4;
+/// Most basic blocks of a send queue, and most receives.
+pub(crate) const MAX_WQE: u32 = 1 << 15;
+pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
+pub(crate) const MAX_SGE: u32 = 30;
+pub(crate) const MAX_INLINE: u32 = 1024;
+pub(crate) const MAX_RD_ATOMIC: u32 = 16;
+
+/// How the pages of doorbells are handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UarMode {
+    /// One by one, as current kernels do if the library can ask.
+    #[default]
+    Dynamic,
+    /// All at the start, as older kernels do.
+    Static,
+}
+
+/// How a device is made.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// The devices of the fabric.
+    pub fabric: Fabric,
+    /// Which of them this is.
+    pub index: u32,
+    /// How doorbell pages are handed out.
+    pub uar: UarMode,
+}
+
+/// A device: one NIC, and what processes that open it do with it.
+pub struct Device {
+    pub(crate) config: DeviceConfig,
+    pub(crate) nic: Shared<Nic>,
+    pub(crate) user: Arc<dyn User>,
+    /// Completion queues that may be armed.
+    pub(crate) watches: Mutex<Vec<Arc<Watch>>>,
+}
+
+impl Device {
+    /// A device whose NIC, `nic`, steps on its own. Its queue pair numbers must be those of its
+    /// node's slot: see [`Fabric::qpns`].
+    pub fn new(config: DeviceConfig, nic: Shared<Nic>, user: Arc<dyn User>) -> Arc<Device> {
+        Arc::new(Device {
+            config,
+            nic,
+            user,
+            watches: Mutex::default(),
+        })
+    }
+
+    /// Opens the device file.
+    pub fn open(self: &Arc<Device>) -> Context {
+        Context::new(Arc::clone(self))
+    }
+
+    /// Sends the events that are due. To be called after every step of the NIC.
+    pub fn turn(&self) {
+        let Ok(watches) = self.watches.try_lock() else {
+            // Somebody is at it; the next turn comes soon.
+            return;
+        };
+        if watches.is_empty() {
+            return;
+        }
+        self.nic.with(|nic| {
+            for watch in watches.iter() {
+                watch.turn(nic);
+            }
+        });
+        for watch in watches.iter() {
+            watch.channel.push();
+        }
+    }
+
+    /// True while completion queues can be armed, which no doorbell tells of.
+    pub fn watches(&self) -> bool {
+        !lock(&self.watches).is_empty()
+    }
+
+    fn attributes(&self) -> QueryDeviceResp {
+        let (major, minor, sub) = FIRMWARE;
+        let guid = self.config.fabric.guid(self.config.index).to_be();
+        QueryDeviceResp {
+            fw_ver: u64::from(major) << 32 | u64::from(minor) << 16 | u64::from(sub),
+            node_guid: guid,
+            sys_image_guid: guid,
+            max_mr_size: !0,
+            page_size_cap: !0xfff,
+            vendor_id: VENDOR,
+            vendor_part_id: PART,
+            hw_ver: 0,
+            max_qp: 1 << crate::address::LOG_QPS,
+            max_qp_wr: MAX_WQE,
+            device_cap_flags: cap::CURR_QP_STATE_MOD
+                | cap::SYS_IMAGE_GUID
+                | cap::RC_RNR_NAK_GEN
+                | cap::PORT_ACTIVE_EVENT,
+            max_sge: MAX_SGE,
+            max_sge_rd: MAX_SGE,
+            max_cq: 1 << 12,
+            max_cqe: MAX_CQE,
+            max_mr: 1 << 16,
+            max_pd: 1 << 8,
+            max_qp_rd_atom: MAX_RD_ATOMIC,
+            max_res_rd_atom: MAX_RD_ATOMIC << crate::address::LOG_QPS,
+            max_qp_init_rd_atom: MAX_RD_ATOMIC,
+            atomic_cap: 1,
+            max_ah: !0 >> 1,
+            max_pkeys: 1,
+            local_ca_ack_delay: 16,
+            phys_port_cnt: self.config.fabric.ports,
+            ..QueryDeviceResp::default()
+        }
+    }
+
+    pub(crate) fn query(&self, call: &Call<'_>) -> Result<(), Errno> {
+        call.answer(&self.attributes())
+    }
+
+    pub(crate) fn query_extended(&self, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: ExQueryDevice = call.input()?;
+        if ask.comp_mask != 0 || ask.reserved != 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut say = ExQueryDeviceResp {
+            base: self.attributes(),
+            // Completion entries carry the time in nanoseconds.
+            timestamp_mask: !0,
+            hca_core_clock: 1_000_000,
+            ..ExQueryDeviceResp::default()
+        };
+        say.device_cap_flags_ex = say.base.device_cap_flags.into();
+        say.response_length = call.room().min(say.as_bytes().len()) as u32;
+        call.answer(&say)?;
+        // The driver's part: its length, and no offloads.
+        let length = call.driver_room().min(mlx5::QUERY_DEVICE_RESP);
+        call.driver_answer(&[0, length as u32])
+    }
+
+    pub(crate) fn query_port(&self, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: QueryPort = call.input()?;
+        let fabric = &self.config.fabric;
+        let place = Place {
+            device: self.config.index,
+            port: ask.port_num,
+        };
+        if place.port == 0 || place.port > fabric.ports {
+            return Err(Errno::INVAL);
+        }
+        let infiniband = fabric.link == LinkLayer::InfiniBand;
+        call.answer(&QueryPortResp {
+            // A communication manager; on Ethernet GIDs made of IP addresses.
+            port_cap_flags: 1 << 16 | u32::from(!infiniband) << 26,
+            max_msg_sz: 1 << 30,
+            gid_tbl_len: fabric.gids(place).len() as u32,
+            pkey_tbl_len: 1,
+            lid: fabric.lid(place),
+            sm_lid: infiniband.into(),
+            state: 4,
+            max_mtu: 5,
+            active_mtu: 5,
+            max_vl_num: if infiniband { 4 } else { 0 },
+            subnet_timeout: if infiniband { 18 } else { 0 },
+            // Four lanes of 25 Gb/s each.
+            active_width: 2,
+            active_speed: 32,
+            phys_state: 5,
+            link_layer: if infiniband { 1 } else { 2 },
+            flags: u8::from(!infiniband),
+            ..QueryPortResp::default()
+        })
+    }
+}
+
+/// What a device can do.
+mod cap {
+    pub const CURR_QP_STATE_MOD: u32 = 1 << 7;
+    pub const PORT_ACTIVE_EVENT: u32 = 1 << 10;
+    pub const SYS_IMAGE_GUID: u32 = 1 << 11;
+    pub const RC_RNR_NAK_GEN: u32 = 1 << 12;
+}

@@ -1,0 +1,134 @@
+//! The objects of an open device file, by handle.
+
+use std::collections::BTreeMap;
+
+use rustix::io::Errno;
+use vmlx5::{MrKeys, PdId};
+
+use crate::doorbells::Doorbell;
+use crate::queues::{CompletionQueue, QueuePair};
+
+/// An object of a context.
+pub(crate) enum Object {
+    Pd(PdId),
+    Mr(Region),
+    Cq(CompletionQueue),
+    Qp(Box<QueuePair>),
+    Ah,
+    Uar(Doorbell),
+}
+
+/// A registered region.
+pub(crate) struct Region {
+    pub keys: MrKeys,
+    /// As registered, for a change of parts of it.
+    pub start: u64,
+    pub length: u64,
+    pub hca_va: u64,
+    pub pd: u32,
+    pub access: u32,
+}
+
+/// The kinds of objects that have an own type here.
+pub(crate) trait Kind: Sized {
+    fn of(object: &Object) -> Option<&Self>;
+    fn of_mut(object: &mut Object) -> Option<&mut Self>;
+}
+
+macro_rules! kinds {
+    ($($type:ty = $variant:ident,)*) => {$(
+        impl Kind for $type {
+            fn of(object: &Object) -> Option<&Self> {
+                match object { Object::$variant(it) => Some(it), _ => None }
+            }
+            fn of_mut(object: &mut Object) -> Option<&mut Self> {
+                match object { Object::$variant(it) => Some(it), _ => None }
+            }
+        }
+    )*};
+}
+
+kinds! {
+    PdId = Pd,
+    Region = Mr,
+    CompletionQueue = Cq,
+    Box<QueuePair> = Qp,
+    Doorbell = Uar,
+}
+
+#[derive(Default)]
+pub(crate) struct Handles {
+    objects: BTreeMap<u32, Object>,
+    next: u32,
+}
+
+impl Handles {
+    /// Gives an object a handle.
+    pub fn insert(&mut self, object: Object) -> u32 {
+        while self.objects.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1) & 0x7fff_ffff;
+        }
+        let handle = self.next;
+        self.next = self.next.wrapping_add(1) & 0x7fff_ffff;
+        self.objects.insert(handle, object);
+        handle
+    }
+
+    /// The object that a command uses.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the kind.
+    pub fn get<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
+        let object = self.objects.get(&handle).ok_or(Errno::INVAL)?;
+        T::of(object).ok_or(Errno::INVAL)
+    }
+
+    /// The object that a command changes.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the kind.
+    pub fn get_mut<T: Kind>(&mut self, handle: u32) -> Result<&mut T, Errno> {
+        let object = self.objects.get_mut(&handle).ok_or(Errno::INVAL)?;
+        T::of_mut(object).ok_or(Errno::INVAL)
+    }
+
+    /// The object that a command is to destroy.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. `EINVAL`: it is of another kind.
+    pub fn doomed<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
+        let object = self.objects.get(&handle).ok_or(Errno::NOENT)?;
+        T::of(object).ok_or(Errno::INVAL)
+    }
+
+    /// Removes an address handle.
+    ///
+    /// # Errors
+    /// As [`doomed`](Handles::doomed).
+    pub fn remove_ah(&mut self, handle: u32) -> Result<(), Errno> {
+        match self.objects.get(&handle) {
+            None => Err(Errno::NOENT),
+            Some(Object::Ah) => {
+                self.objects.remove(&handle);
+                Ok(())
+            }
+            Some(_) => Err(Errno::INVAL),
+        }
+    }
+
+    pub fn remove(&mut self, handle: u32) -> Option<Object> {
+        self.objects.remove(&handle)
+    }
+
+    /// All objects, those that use others first.
+    pub fn drain(&mut self) -> Vec<Object> {
+        let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
+        all.sort_by_key(|object| match object {
+            Object::Ah | Object::Qp(_) => 0,
+            Object::Cq(_) => 1,
+            Object::Mr(_) => 2,
+            Object::Pd(_) | Object::Uar(_) => 3,
+        });
+        all
+    }
+}

@@ -1,0 +1,204 @@
+//! Modification of queue pairs.
+
+use rustix::io::Errno;
+use vmlx5::fabric::NodeId;
+use vmlx5::{Access, Grh, Modify, Mtu, Path, Qpn};
+
+use crate::abi::core::*;
+use crate::abi::mlx5;
+use crate::address::{LinkLayer, Place};
+use crate::command::Call;
+use crate::context::Open;
+use crate::device::{Device, MAX_RD_ATOMIC};
+use crate::error::errno;
+use crate::queues::QueuePair;
+use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS};
+
+impl Open {
+    pub fn modify_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: ModifyQp = call.input()?;
+        open.modify(device, &ask)
+    }
+
+    pub fn modify_qp_extended(
+        device: &Device,
+        open: &mut Open,
+        call: &Call<'_>,
+    ) -> Result<(), Errno> {
+        let ask: ModifyQp = call.input()?;
+        if ask.attr_mask & attr::RATE_LIMIT != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        open.modify(device, &ask)?;
+        call.answer(&ExModifyQpResp {
+            comp_mask: 0,
+            response_length: size_of::<ExModifyQpResp>() as u32,
+        })?;
+        let mut own = mlx5::ModifyQpResp::default();
+        own.response_length = call.driver_room().min(size_of_val(&own)) as u32;
+        call.driver_answer(&own)
+    }
+
+    fn modify(&mut self, device: &Device, ask: &ModifyQp) -> Result<(), Errno> {
+        let qp = self.objects.get_mut::<Box<QueuePair>>(ask.qp_handle)?;
+        let info = device.nic.with(|nic| nic.query_qp(qp.qpn)).map_err(errno)?;
+        let now = transitions::number(info.state);
+        let has = |bit| ask.attr_mask & bit != 0;
+        let from = if has(attr::CUR_STATE) {
+            ask.cur_qp_state
+        } else {
+            now
+        };
+        if from != now {
+            return Err(Errno::INVAL);
+        }
+        let to = if has(attr::STATE) { ask.qp_state } else { now };
+        transitions::check(qp.service, from, to, ask.attr_mask)?;
+        let set = merge(&qp.set, ask);
+        check_values(device, ask)?;
+        let change = match (from, to) {
+            (_, RESET) => Some(Modify::Reset),
+            // Nothing can fail in a queue pair that was never set up.
+            (RESET, ERR) | (ERR, ERR) => None,
+            (_, ERR) => Some(Modify::Error),
+            (RESET, INIT) => Some(Modify::Init {
+                access: remote_rights(set.qp_access_flags)?,
+                qkey: set.qkey,
+                port: set.port_num,
+            }),
+            (INIT, RTR) => Some(Modify::Rtr {
+                path: path(device, &set)?,
+                rq_psn: set.rq_psn,
+                max_dest_rd_atomic: set.max_dest_rd_atomic,
+                min_rnr_timer: set.min_rnr_timer,
+            }),
+            (RTR, RTS) => Some(Modify::Rts {
+                sq_psn: set.sq_psn,
+                max_rd_atomic: set.max_rd_atomic,
+                timeout: set.timeout,
+                retry_cnt: set.retry_cnt,
+                rnr_retry: set.rnr_retry,
+            }),
+            _ => None,
+        };
+        if let Some(change) = change {
+            let done = device.nic.with(|nic| nic.modify_qp(qp.qpn, change));
+            done.map_err(errno)?;
+            device.user.ring();
+        }
+        qp.set = if to == RESET {
+            ModifyQp::default()
+        } else {
+            set
+        };
+        Ok(())
+    }
+}
+
+/// What was set before, and what is set now.
+fn merge(before: &ModifyQp, ask: &ModifyQp) -> ModifyQp {
+    let mut set = *before;
+    macro_rules! take {
+        ($($bit:ident: $($field:ident),+;)*) => {$(
+            if ask.attr_mask & attr::$bit != 0 {
+                $(set.$field = ask.$field;)+
+            }
+        )*};
+    }
+    take! {
+        ACCESS_FLAGS: qp_access_flags;
+        PKEY_INDEX: pkey_index;
+        PORT: port_num;
+        QKEY: qkey;
+        AV: dest;
+        PATH_MTU: path_mtu;
+        TIMEOUT: timeout;
+        RETRY_CNT: retry_cnt;
+        RNR_RETRY: rnr_retry;
+        RQ_PSN: rq_psn;
+        MAX_QP_RD_ATOMIC: max_rd_atomic;
+        ALT_PATH: alt_dest, alt_port_num, alt_timeout, alt_pkey_index;
+        MIN_RNR_TIMER: min_rnr_timer;
+        SQ_PSN: sq_psn;
+        MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+        DEST_QPN: dest_qp_num;
+    }
+    set.rq_psn &= 0xff_ffff;
+    set.sq_psn &= 0xff_ffff;
+    set
+}
+
+/// Checks the values that a modification names.
+fn check_values(device: &Device, ask: &ModifyQp) -> Result<(), Errno> {
+    let has = |bit| ask.attr_mask & bit != 0;
+    let fabric = &device.config.fabric;
+    let ports = 1..=fabric.ports;
+    let reads = MAX_RD_ATOMIC as u8;
+    let wrong = has(attr::PORT) && !ports.contains(&ask.port_num)
+        || has(attr::PKEY_INDEX) && ask.pkey_index != 0
+        || has(attr::PATH_MTU) && !(1..=5).contains(&ask.path_mtu)
+        || has(attr::MAX_QP_RD_ATOMIC) && ask.max_rd_atomic > reads
+        || has(attr::MAX_DEST_RD_ATOMIC) && ask.max_dest_rd_atomic > reads
+        || has(attr::TIMEOUT) && ask.timeout > 31
+        || has(attr::RETRY_CNT) && ask.retry_cnt > 7
+        || has(attr::RNR_RETRY) && ask.rnr_retry > 7
+        || has(attr::MIN_RNR_TIMER) && ask.min_rnr_timer > 31
+        || has(attr::DEST_QPN) && ask.dest_qp_num > 0xff_ffff
+        || has(attr::AV) && !ports.contains(&ask.dest.port_num);
+    if wrong {
+        return Err(Errno::INVAL);
+    }
+    if has(attr::AV) {
+        let place = Place {
+            device: device.config.index,
+            port: ask.dest.port_num,
+        };
+        let gids = fabric.gids(place).len();
+        let global = ask.dest.is_global != 0;
+        let needs_global = fabric.link == LinkLayer::Ethernet;
+        if global && usize::from(ask.dest.sgid_index) >= gids || needs_global && !global {
+            return Err(Errno::INVAL);
+        }
+    }
+    Ok(())
+}
+
+/// What the other end may do.
+fn remote_rights(flags: u32) -> Result<Access, Errno> {
+    let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
+}
+
+/// The way to the other end.
+fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
+    let dest = &set.dest;
+    let grh = (dest.is_global != 0).then_some(Grh {
+        dgid: dest.dgid,
+        sgid_index: dest.sgid_index,
+        flow: dest.flow_label,
+        hop: dest.hop_limit,
+        tclass: dest.traffic_class,
+    });
+    Ok(Path {
+        remote: remote(device, set)?,
+        remote_qpn: Qpn(set.dest_qp_num),
+        mtu: Mtu::from_verbs(set.path_mtu).ok_or(Errno::INVAL)?,
+        grh,
+        port: set.port_num,
+        pkey_index: set.pkey_index,
+    })
+}
+
+/// The NIC at the other end. One that nobody has is named all the same: nobody answers there.
+fn remote(device: &Device, set: &ModifyQp) -> Result<NodeId, Errno> {
+    let fabric = &device.config.fabric;
+    let dest = &set.dest;
+    let place = match fabric.link {
+        LinkLayer::Ethernet => fabric.by_gid(&dest.dgid),
+        LinkLayer::InfiniBand if dest.dlid != 0 || dest.is_global == 0 => fabric.by_lid(dest.dlid),
+        LinkLayer::InfiniBand => fabric.by_gid(&dest.dgid),
+    };
+    let nobody = fabric.node(u32::MAX, u32::MAX);
+    let node = place.and_then(|place| fabric.node_of(place.device, set.dest_qp_num));
+    Ok(node.unwrap_or(nobody))
+}

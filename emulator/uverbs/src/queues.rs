@@ -1,0 +1,447 @@
+//! Completion queues and queue pairs: how they come and go.
+
+use std::sync::Arc;
+
+use mlx5_prm::cqe;
+use mlx5_prm::doorbell;
+use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
+use rustix::io::Errno;
+use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, SqAttr, UarId};
+
+use crate::abi::core::*;
+use crate::abi::mlx5::{self, cq_flag, qp_flag};
+use crate::command::Call;
+use crate::context::Open;
+use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE};
+use crate::doorbells::Doorbells;
+use crate::error::errno;
+use crate::event::{NEVER_ARMED, Watch, lock};
+use crate::handles::Object;
+use crate::transitions::Service;
+
+/// A completion queue of a context.
+pub(crate) struct CompletionQueue {
+    pub cqn: Cqn,
+    handle: u64,
+    watch: Option<Arc<Watch>>,
+}
+
+/// A queue pair of a context, with what was set of its attributes.
+pub(crate) struct QueuePair {
+    pub qpn: Qpn,
+    pub service: Service,
+    /// The register that it was given, if it was given one.
+    register: Option<u32>,
+    init: QpInit,
+    receives: u32,
+    /// What modifications said; its `attr_mask` is not used.
+    pub set: ModifyQp,
+}
+
+/// Flags of an extended completion queue.
+mod ex_cq_flag {
+    pub const TIMESTAMP: u32 = 1 << 0;
+    pub const IGNORE_OVERRUN: u32 = 1 << 1;
+}
+
+/// What both ways to create a completion queue say.
+struct CqAsk {
+    user_handle: u64,
+    cqe: u32,
+    comp_vector: u32,
+    channel: i32,
+    ignore_overrun: bool,
+}
+
+impl CompletionQueue {
+    /// No more events of it.
+    pub fn unwatch(&self, device: &Device) -> Option<Arc<Watch>> {
+        let gone = self.watch.clone()?;
+        lock(&device.watches).retain(|w| !Arc::ptr_eq(w, &gone));
+        Some(gone)
+    }
+}
+
+impl Open {
+    pub fn create_cq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: CreateCq = call.input()?;
+        let ask = CqAsk {
+            user_handle: ask.user_handle,
+            cqe: ask.cqe,
+            comp_vector: ask.comp_vector,
+            channel: ask.comp_channel,
+            ignore_overrun: false,
+        };
+        open.make_cq(device, call, &ask, |say| call.answer(say))
+    }
+
+    pub fn create_cq_extended(
+        device: &Device,
+        open: &mut Open,
+        call: &Call<'_>,
+    ) -> Result<(), Errno> {
+        let ask: ExCreateCq = call.input()?;
+        if ask.comp_mask != 0 || ask.reserved != 0 {
+            return Err(Errno::INVAL);
+        }
+        if ask.flags & !(ex_cq_flag::TIMESTAMP | ex_cq_flag::IGNORE_OVERRUN) != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let ask = CqAsk {
+            user_handle: ask.user_handle,
+            cqe: ask.cqe,
+            comp_vector: ask.comp_vector,
+            channel: ask.comp_channel,
+            ignore_overrun: ask.flags & ex_cq_flag::IGNORE_OVERRUN != 0,
+        };
+        open.make_cq(device, call, &ask, |&base| {
+            call.answer(&ExCreateCqResp {
+                base,
+                comp_mask: 0,
+                response_length: size_of::<ExCreateCqResp>() as u32,
+            })
+        })
+    }
+
+    fn make_cq(
+        &mut self,
+        device: &Device,
+        call: &Call<'_>,
+        ask: &CqAsk,
+        answer: impl FnOnce(&CreateCqResp) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        // An older library says nothing of the page.
+        let least = std::mem::offset_of!(mlx5::CreateCq, uar_page_index) - 4;
+        let own: mlx5::CreateCq = call.driver_input(least)?;
+        if ask.comp_vector >= COMP_VECTORS || ask.cqe == 0 || ask.cqe > MAX_CQE {
+            return Err(Errno::INVAL);
+        }
+        if own.cqe_size != cqe::SIZE as u32 || own.cqe_comp_en != 0 {
+            return Err(Errno::INVAL);
+        }
+        if own.flags & !cq_flag::UAR_PAGE_INDEX != 0 {
+            return Err(Errno::INVAL);
+        }
+        if own.flags & cq_flag::UAR_PAGE_INDEX != 0 {
+            self.doorbells.named(own.uar_page_index.into())?;
+        }
+        let channel = match ask.channel {
+            fd if fd >= 0 => Some(self.channel(fd)?),
+            _ => None,
+        };
+        // One entry more than asked for, so that a full queue is not an empty one.
+        let entries = (ask.cqe + 1).next_power_of_two();
+        let log_entries = entries.trailing_zeros() as u8;
+        aligned(own.buf_addr, cqe::SIZE)?;
+        aligned(own.db_addr, 8)?;
+        let bytes = u64::from(entries) * cqe::SIZE as u64;
+        let mem = device.user.memory(own.buf_addr, bytes, true)?;
+        let record = device.user.memory(own.db_addr, 8, true)?;
+        let attr = CqAttr {
+            mem: Arc::clone(&mem),
+            offset: 0,
+            log_entries,
+            record: Some((Arc::clone(&record), 0)),
+            ignore_overrun: ask.ignore_overrun,
+            start: 0,
+            owner: ask.user_handle,
+        };
+        let cqn = device.nic.with(|nic| nic.create_cq(attr)).map_err(errno)?;
+        // The first arm may look like the zeros of a new record.
+        let _ = record.store32(doorbell::ARM as u64, NEVER_ARMED);
+        let watch = channel.map(|channel| {
+            Arc::new(Watch {
+                cqn,
+                handle: ask.user_handle,
+                channel,
+                entries: mem,
+                log_entries,
+                record,
+                state: Default::default(),
+            })
+        });
+        lock(&device.watches).extend(watch.clone());
+        let cq = CompletionQueue {
+            cqn,
+            handle: ask.user_handle,
+            watch,
+        };
+        let cq_handle = self.objects.insert(Object::Cq(cq));
+        let driver = mlx5::CreateCqResp {
+            cqn: cqn.0,
+            reserved: 0,
+        };
+        let say = CreateCqResp {
+            cq_handle,
+            cqe: entries - 1,
+        };
+        let answered = call.driver_answer(&driver).and_then(|()| answer(&say));
+        if answered.is_err()
+            && let Some(Object::Cq(cq)) = self.objects.remove(cq_handle)
+        {
+            cq.unwatch(device);
+            let _ = device.nic.with(|nic| nic.destroy_cq(cqn));
+        }
+        answered
+    }
+
+    pub fn destroy_cq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: DestroyCq = call.input()?;
+        let cq = open.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
+        let cqn = cq.cqn;
+        device.nic.with(|nic| nic.destroy_cq(cqn)).map_err(errno)?;
+        let reported = cq.unwatch(device).map_or(0, |watch| {
+            let unread = watch.channel.take_back(cq.handle);
+            let sent = lock(&watch.state).sent;
+            sent.saturating_sub(unread)
+        });
+        open.objects.remove(ask.cq_handle);
+        call.answer(&DestroyCqResp {
+            comp_events_reported: reported,
+            async_events_reported: 0,
+        })
+    }
+
+    pub fn create_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: CreateQp = call.input()?;
+        open.make_qp(device, call, &ask.init, |say| call.answer(say))
+    }
+
+    pub fn create_qp_extended(
+        device: &Device,
+        open: &mut Open,
+        call: &Call<'_>,
+    ) -> Result<(), Errno> {
+        let ask: ExCreateQp = call.input()?;
+        if ask.comp_mask != 0 {
+            return Err(Errno::INVAL);
+        }
+        if ask.create_flags != 0 || ask.source_qpn != 0 || ask.rwq_ind_tbl_handle != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        open.make_qp(device, call, &ask.init, |&base| {
+            call.answer(&ExCreateQpResp {
+                base,
+                comp_mask: 0,
+                response_length: size_of::<ExCreateQpResp>() as u32,
+            })
+        })
+    }
+
+    fn make_qp(
+        &mut self,
+        device: &Device,
+        call: &Call<'_>,
+        init: &QpInit,
+        answer: impl FnOnce(&CreateQpResp) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let service = Service::of(init.qp_type)?;
+        // What older libraries say ends here.
+        let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
+        let own: mlx5::CreateQp = call.driver_input(least)?;
+        let (attr, register) = self.qp_attr(device, init, &own)?;
+        let qpn = device.nic.with(|nic| nic.create_qp(attr));
+        let qpn = qpn.map_err(errno).inspect_err(|_| self.release(register))?;
+        let qp = QueuePair {
+            qpn,
+            service,
+            register,
+            init: *init,
+            receives: own.rq_wqe_count,
+            set: ModifyQp::default(),
+        };
+        let qp_handle = self.objects.insert(Object::Qp(Box::new(qp)));
+        let driver = mlx5::CreateQpResp {
+            bfreg_index: register.map_or(own.bfreg_index, Doorbells::called),
+            ..mlx5::CreateQpResp::default()
+        };
+        let say = CreateQpResp {
+            qp_handle,
+            qpn: qpn.0,
+            max_send_wr: init.max_send_wr,
+            max_recv_wr: own.rq_wqe_count,
+            max_send_sge: init.max_send_sge,
+            max_recv_sge: init.max_recv_sge,
+            max_inline_data: init.max_inline_data,
+            reserved: 0,
+        };
+        let answered = call.driver_answer(&driver).and_then(|()| answer(&say));
+        if answered.is_err()
+            && let Some(Object::Qp(qp)) = self.objects.remove(qp_handle)
+        {
+            self.drop_qp(device, &qp);
+        }
+        answered
+    }
+
+    /// What the NIC is to make, and the register that was taken for it.
+    fn qp_attr(
+        &mut self,
+        device: &Device,
+        init: &QpInit,
+        own: &mlx5::CreateQp,
+    ) -> Result<(QpAttr, Option<u32>), Errno> {
+        let known = qp_flag::SCATTER_CQE
+            | qp_flag::ALLOW_SCATTER_CQE
+            | qp_flag::BFREG_INDEX
+            | qp_flag::UAR_PAGE_INDEX;
+        let beyond = init.max_send_wr > MAX_WQE
+            || init.max_recv_wr > MAX_WQE
+            || init.max_send_sge > MAX_SGE
+            || init.max_recv_sge > MAX_SGE
+            || init.max_inline_data > MAX_INLINE;
+        let sizes = own.sq_wqe_count > MAX_WQE || own.rq_wqe_count > MAX_WQE;
+        if own.flags & !known != 0 || beyond || sizes {
+            return Err(Errno::INVAL);
+        }
+        if init.is_srq != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let pd = *self.objects.get::<PdId>(init.pd_handle)?;
+        let send_cq = self.cqn(init.send_cq_handle)?;
+        let recv_cq = self.cqn(init.recv_cq_handle)?;
+        let stride = 1_u64.checked_shl(own.rq_wqe_shift).unwrap_or(0);
+        let sized = |count: u32| count == 0 || count.is_power_of_two();
+        let no_receives = own.rq_wqe_count == 0;
+        let strided = no_receives || (SEGMENT as u64..=512).contains(&stride);
+        if !sized(own.sq_wqe_count) || !sized(own.rq_wqe_count) || !strided {
+            return Err(Errno::INVAL);
+        }
+        // First the receives, then the sends.
+        let rq_bytes = if no_receives {
+            0
+        } else {
+            u64::from(own.rq_wqe_count) * stride
+        };
+        // A queue that takes nothing has one block that is never looked at.
+        let sq_blocks = own.sq_wqe_count.max(1);
+        let sq_bytes = u64::from(own.sq_wqe_count) * BASIC_BLOCK as u64;
+        let bytes = rq_bytes + sq_bytes;
+        if bytes == 0 || !rq_bytes.is_multiple_of(BASIC_BLOCK as u64) {
+            return Err(Errno::INVAL);
+        }
+        aligned(own.buf_addr, BASIC_BLOCK)?;
+        aligned(own.db_addr, 8)?;
+        let mem = device.user.memory(own.buf_addr, bytes, false)?;
+        let record = device.user.memory(own.db_addr, 8, true)?;
+        let rq = (!no_receives).then(|| RqAttr {
+            mem: Arc::clone(&mem),
+            offset: 0,
+            log_entries: own.rq_wqe_count.trailing_zeros() as u8,
+            stride: stride as u32,
+        });
+        let sq_offset = if sq_bytes == 0 { 0 } else { rq_bytes };
+        let (uar, register) = self.doorbell(device, own)?;
+        let attr = QpAttr {
+            pd,
+            uar,
+            send_cq,
+            recv_cq,
+            sq: SqAttr {
+                mem,
+                offset: sq_offset,
+                log_blocks: sq_blocks.trailing_zeros() as u8,
+            },
+            rq,
+            record: (record, 0),
+            uidx: own.uidx & 0xff_ffff,
+            sq_start: 0,
+            rq_start: 0,
+            owner: 0,
+        };
+        Ok((attr, register))
+    }
+
+    /// The page on which a queue pair is rung: one that the library chose, or one that is chosen
+    /// for it.
+    fn doorbell(
+        &mut self,
+        device: &Device,
+        own: &mlx5::CreateQp,
+    ) -> Result<(UarId, Option<u32>), Errno> {
+        if own.flags & qp_flag::UAR_PAGE_INDEX != 0 {
+            return Ok((self.doorbells.named(own.bfreg_index)?, None));
+        }
+        if own.flags & qp_flag::BFREG_INDEX != 0 {
+            // Of a page that was mapped on its own.
+            return Ok((self.doorbells.named_register(own.bfreg_index)?, None));
+        }
+        let (register, uar) = self.doorbells.take(device)?;
+        Ok((uar, Some(register)))
+    }
+
+    fn release(&mut self, register: Option<u32>) {
+        if let Some(register) = register {
+            self.doorbells.give_back(register);
+        }
+    }
+
+    fn cqn(&self, handle: u32) -> Result<Cqn, Errno> {
+        Ok(self.objects.get::<CompletionQueue>(handle)?.cqn)
+    }
+
+    pub fn query_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: QueryQp = call.input()?;
+        let qp = open.objects.get::<Box<QueuePair>>(ask.qp_handle)?;
+        let info = device.nic.with(|nic| nic.query_qp(qp.qpn)).map_err(errno)?;
+        let state = crate::transitions::number(info.state);
+        let set = &qp.set;
+        call.answer(&QueryQpResp {
+            dest: set.dest,
+            alt_dest: set.alt_dest,
+            max_send_wr: qp.init.max_send_wr,
+            max_recv_wr: qp.receives,
+            max_send_sge: qp.init.max_send_sge,
+            max_recv_sge: qp.init.max_recv_sge,
+            max_inline_data: qp.init.max_inline_data,
+            qkey: set.qkey,
+            rq_psn: set.rq_psn,
+            sq_psn: set.sq_psn,
+            dest_qp_num: set.dest_qp_num,
+            qp_access_flags: set.qp_access_flags,
+            pkey_index: set.pkey_index,
+            alt_pkey_index: set.alt_pkey_index,
+            qp_state: state,
+            cur_qp_state: state,
+            path_mtu: set.path_mtu,
+            path_mig_state: 0,
+            sq_draining: 0,
+            max_rd_atomic: set.max_rd_atomic,
+            max_dest_rd_atomic: set.max_dest_rd_atomic,
+            min_rnr_timer: set.min_rnr_timer,
+            port_num: set.port_num,
+            timeout: set.timeout,
+            retry_cnt: set.retry_cnt,
+            rnr_retry: set.rnr_retry,
+            alt_port_num: set.alt_port_num,
+            alt_timeout: set.alt_timeout,
+            sq_sig_all: qp.init.sq_sig_all,
+            reserved: [0; 5],
+        })
+    }
+
+    pub fn destroy_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: DestroyQp = call.input()?;
+        open.objects.doomed::<Box<QueuePair>>(ask.qp_handle)?;
+        if let Some(Object::Qp(qp)) = open.objects.remove(ask.qp_handle) {
+            open.drop_qp(device, &qp);
+        }
+        call.answer(&DestroyQpResp { events_reported: 0 })
+    }
+
+    /// The end of a queue pair.
+    pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) {
+        // It was there, and is destroyed once: the NIC has no reason to refuse.
+        let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
+        self.release(qp.register);
+        device.user.ring();
+    }
+}
+
+fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
+    if addr.is_multiple_of(to as u64) {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}

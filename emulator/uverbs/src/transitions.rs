@@ -1,0 +1,130 @@
+//! The states of a queue pair as verbs number them, and which attributes a way from one to the
+//! other needs and may have, by kind of queue pair.
+
+use rustix::io::Errno;
+use vmlx5::QpState;
+
+use crate::abi::core::attr::*;
+
+/// What a queue pair offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Reliable connection.
+    Rc,
+}
+
+impl Service {
+    /// From the number of verbs.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: a kind that is not emulated. `EINVAL`: no kind.
+    pub fn of(number: u8) -> Result<Service, Errno> {
+        match number {
+            2 => Ok(Service::Rc),
+            0 | 1 | 3..=10 | 0xff => Err(Errno::OPNOTSUPP),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+pub(crate) const RESET: u8 = 0;
+pub(crate) const INIT: u8 = 1;
+pub(crate) const RTR: u8 = 2;
+pub(crate) const RTS: u8 = 3;
+pub(crate) const SQD: u8 = 4;
+pub(crate) const ERR: u8 = 6;
+const LAST: u8 = ERR;
+
+/// A state's number in verbs.
+pub(crate) fn number(state: QpState) -> u8 {
+    match state {
+        QpState::Reset => RESET,
+        QpState::Init => INIT,
+        QpState::Rtr => RTR,
+        QpState::Rts => RTS,
+        QpState::Sqd => SQD,
+        QpState::Err => ERR,
+    }
+}
+
+/// Attributes that a way needs, and those that it may have besides.
+type Way = (u32, u32);
+
+/// The way from one state to another; `None`: there is none.
+fn way(_: Service, from: u8, to: u8) -> Option<Way> {
+    const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
+    Some(match (from, to) {
+        (_, RESET | ERR) => (0, 0),
+        (RESET, INIT) => (PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
+        (INIT, INIT) => (0, PKEY_INDEX | PORT | ACCESS_FLAGS),
+        (INIT, RTR) => (
+            AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+            ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
+        ),
+        (RTR, RTS) => (
+            TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
+            CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | ALTERNATE,
+        ),
+        (RTS, RTS) => (0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | ALTERNATE),
+        _ => return None,
+    })
+}
+
+/// Checks that a queue pair may go from one state to another with the attributes in `mask`.
+///
+/// # Errors
+/// `EINVAL`.
+pub(crate) fn check(service: Service, from: u8, to: u8, mask: u32) -> Result<(), Errno> {
+    if from > LAST || to > LAST {
+        return Err(Errno::INVAL);
+    }
+    let (needs, may) = way(service, from, to).ok_or(Errno::INVAL)?;
+    if mask & needs == needs && mask & !(needs | may | STATE) == 0 {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_missing_and_every_foreign_attribute_is_refused() {
+        let rc = Service::Rc;
+        for (from, to) in [(RESET, INIT), (INIT, RTR), (RTR, RTS)] {
+            let (needs, may) = way(rc, from, to).unwrap();
+            assert_eq!(check(rc, from, to, needs | STATE), Ok(()));
+            assert_eq!(check(rc, from, to, needs | may | STATE), Ok(()));
+            for bit in (0..32).map(|b| 1 << b) {
+                let expect = if needs & bit != 0 {
+                    Err(Errno::INVAL)
+                } else {
+                    Ok(())
+                };
+                assert_eq!(check(rc, from, to, (needs | STATE) & !bit), expect);
+                let expect = if (needs | may | STATE) & bit == 0 {
+                    Err(Errno::INVAL)
+                } else {
+                    Ok(())
+                };
+                assert_eq!(check(rc, from, to, needs | STATE | bit), expect);
+            }
+        }
+        for (from, to) in [
+            (RESET, RTR),
+            (RESET, RTS),
+            (INIT, RTS),
+            (RTS, INIT),
+            (ERR, RTS),
+        ] {
+            assert_eq!(check(rc, from, to, STATE), Err(Errno::INVAL), "{from} {to}");
+        }
+        for from in [RESET, INIT, RTR, RTS, ERR] {
+            assert_eq!(check(rc, from, RESET, STATE), Ok(()));
+            assert_eq!(check(rc, from, ERR, STATE), Ok(()));
+        }
+        assert_eq!(check(rc, RESET, 7, STATE), Err(Errno::INVAL));
+    }
+}

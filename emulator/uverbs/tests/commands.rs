@@ -1,0 +1,700 @@
+//! What each command does and refuses, as bytes in and an error number out.
+
+mod rig;
+
+use rig::*;
+use rustix::io::Errno;
+use vmlx5::Dma;
+use vmlx5_uverbs::UarMode;
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
+use zerocopy::IntoBytes;
+
+/// Every command that is emulated: number, bytes of input, bytes of answer.
+const PLAIN: [(u32, usize, usize); 17] = [
+    (command::QUERY_DEVICE, 8, 176),
+    (command::QUERY_PORT, 16, 40),
+    (command::ALLOC_PD, 8, 4),
+    (command::DEALLOC_PD, 4, 0),
+    (command::CREATE_AH, 56, 4),
+    (command::DESTROY_AH, 4, 0),
+    (command::REG_MR, 40, 12),
+    (command::REREG_MR, 48, 8),
+    (command::DEREG_MR, 4, 0),
+    (command::CREATE_COMP_CHANNEL, 8, 4),
+    (command::CREATE_CQ, 32, 8),
+    (command::DESTROY_CQ, 16, 8),
+    (command::CREATE_QP, 56, 32),
+    (command::QUERY_QP, 16, 128),
+    (command::MODIFY_QP, 112, 0),
+    (command::DESTROY_QP, 16, 4),
+    (command::ATTACH_MCAST, 24, 0),
+];
+const EXTENDED: [(u32, usize, usize); 4] = [
+    (command::QUERY_DEVICE, 8, 304),
+    (command::CREATE_CQ, 32, 16),
+    (command::CREATE_QP, 64, 40),
+    (command::MODIFY_QP, 112, 8),
+];
+
+#[test]
+fn the_first_command_comes_first_and_once() {
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+    for (number, input, answer) in PLAIN {
+        let bytes = plain(number, &vec![0; input], answer);
+        assert_eq!(rig.context.write(&bytes), Err(Errno::INVAL), "{number}");
+    }
+    assert_eq!(rig.context.map(0, 4096).err(), Some(Errno::INVAL));
+    let (say, own) = rig.get_context().unwrap();
+    assert!(say.num_comp_vectors > 0 && say.async_fd > 2);
+    assert_eq!(
+        (own.tot_bfregs, own.cqe_version, own.response_length),
+        (16, 1, 72)
+    );
+    assert_eq!(rig.get_context().err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn what_an_older_or_newer_library_asks() {
+    let ask = |rig: &mut Rig, driver: &[u8]| -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
+        let input = GetContext::default();
+        rig.call(command::GET_CONTEXT, input.as_bytes(), driver)
+    };
+    let fresh = || Rig::new(LinkLayer::InfiniBand, UarMode::Dynamic);
+    let v1 = [16_u32, 4];
+    let (_, own) = ask(&mut fresh(), v1.as_bytes()).unwrap();
+    // It cannot ask for pages one by one.
+    assert_eq!((own.tot_bfregs, own.cqe_version), (16, 0));
+    let (_, own) = fresh().get_context().unwrap();
+    assert_eq!(own.tot_bfregs, 0);
+    let v2 = mlx5::AllocUcontextReqV2 {
+        total_num_bfregs: 16,
+        num_low_latency_bfregs: 4,
+        ..Default::default()
+    };
+    let refused = [
+        mlx5::AllocUcontextReqV2 { flags: 1, ..v2 },
+        mlx5::AllocUcontextReqV2 {
+            total_num_bfregs: 0,
+            ..v2
+        },
+        mlx5::AllocUcontextReqV2 {
+            total_num_bfregs: 1 << 30,
+            ..v2
+        },
+        mlx5::AllocUcontextReqV2 {
+            num_low_latency_bfregs: 16,
+            ..v2
+        },
+    ];
+    for v2 in refused {
+        assert_eq!(ask(&mut fresh(), v2.as_bytes()).err(), Some(Errno::INVAL));
+    }
+    let v2 = mlx5::AllocUcontextReqV2 { comp_mask: 1, ..v2 };
+    assert_eq!(
+        ask(&mut fresh(), v2.as_bytes()).err(),
+        Some(Errno::OPNOTSUPP)
+    );
+    assert_eq!(ask(&mut fresh(), &[0; 4]).err(), Some(Errno::INVAL));
+    let longer = [v1.as_bytes(), &[0; 28], &[1; 4]].concat();
+    assert_eq!(ask(&mut fresh(), &longer).err(), Some(Errno::OPNOTSUPP));
+}
+
+#[test]
+fn headers_must_count_right() {
+    let rig = Rig::open();
+    let at = rig.process.memory.addr();
+    assert_eq!(rig.context.write(&[]), Err(Errno::INVAL));
+    assert_eq!(rig.context.write(&[0; 7]), Err(Errno::INVAL));
+    for (number, input, answer) in PLAIN {
+        let whole = plain(number, &vec![0; input], answer);
+        assert_eq!(
+            rig.context.write(&whole[..whole.len() - 4]),
+            Err(Errno::INVAL)
+        );
+        let short = plain(number, &vec![0; input - 4], answer);
+        assert_eq!(rig.context.write(&short), Err(Errno::NOSPC), "{number}");
+        if answer > 0 {
+            let mute = plain(number, &vec![0; input], answer - 4);
+            assert_eq!(rig.context.write(&mute), Err(Errno::NOSPC), "{number}");
+        }
+        let mut odd = whole;
+        odd[2] = 1;
+        assert_eq!(rig.context.write(&odd), Err(Errno::INVAL));
+    }
+    for (number, input, answer) in EXTENDED {
+        let body = vec![0; input];
+        let whole = extended(number, at, (&body, &[]), (8, 0));
+        assert_eq!(
+            rig.context.write(&whole[..whole.len() - 8]),
+            Err(Errno::INVAL)
+        );
+        assert_eq!(rig.context.write(&whole[..16]), Err(Errno::INVAL));
+        let short = extended(number, at, (&body[8..], &[]), (8, 0));
+        assert_eq!(rig.context.write(&short), Err(Errno::NOSPC), "{number}");
+        let nowhere = extended(number, 0, (&body, &[]), (8, 0));
+        assert_eq!(rig.context.write(&nowhere), Err(Errno::INVAL));
+        let silent = extended(number, at, (&body, &[]), (0, 0));
+        assert_eq!(rig.context.write(&silent), Err(Errno::INVAL));
+        let newer = extended(
+            number,
+            at,
+            (&[&body[..], &[1; 8]].concat(), &[]),
+            (answer, 0),
+        );
+        assert_eq!(rig.context.write(&newer), Err(Errno::OPNOTSUPP), "{number}");
+    }
+}
+
+#[test]
+fn what_is_not_emulated_is_refused_as_a_kernel_does() {
+    let rig = Rig::open();
+    let plain_ones: Vec<u32> = PLAIN.iter().map(|c| c.0).collect();
+    let extended_ones: Vec<u32> = EXTENDED.iter().map(|c| c.0).collect();
+    let detach = command::DETACH_MCAST;
+    for number in 1..=255 {
+        if !plain_ones.contains(&number) && number != detach {
+            let bytes = plain(number, &[0; 64], 64);
+            assert_eq!(rig.context.write(&bytes), Err(Errno::OPNOTSUPP), "{number}");
+        }
+        if !extended_ones.contains(&number) {
+            let bytes = extended(number, 0, (&[0; 64], &[]), (0, 0));
+            assert_eq!(rig.context.write(&bytes), Err(Errno::OPNOTSUPP), "{number}");
+        }
+    }
+    for number in [command::ATTACH_MCAST, detach] {
+        let done = rig.tell(number, &McastAttach::default());
+        assert_eq!(done, Err(Errno::INVAL));
+    }
+}
+
+#[test]
+fn queries() {
+    for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
+        let mut rig = Rig::new(link, UarMode::Dynamic);
+        rig.get_context().unwrap();
+        let input = QueryDevice::default();
+        let answer: Answer<QueryDeviceResp, ()> =
+            rig.call(command::QUERY_DEVICE, input.as_bytes(), &[]);
+        let say = answer.unwrap().0;
+        assert_eq!((say.vendor_id, say.phys_port_cnt), (0x15b3, 1));
+        let port = |rig: &mut Rig, port_num| -> Answer<QueryPortResp, ()> {
+            let input = QueryPort {
+                port_num,
+                ..Default::default()
+            };
+            rig.call(command::QUERY_PORT, input.as_bytes(), &[])
+        };
+        let (say, ()) = port(&mut rig, 1).unwrap();
+        let ib = link == LinkLayer::InfiniBand;
+        assert_eq!(
+            (say.state, say.lid, say.link_layer),
+            (4, ib.into(), 2 - u8::from(ib))
+        );
+        assert_eq!(port(&mut rig, 0).err(), Some(Errno::INVAL));
+        assert_eq!(port(&mut rig, 2).err(), Some(Errno::INVAL));
+    }
+}
+
+#[test]
+fn an_extended_query_answers_as_far_as_there_is_room() {
+    let rig = Rig::open();
+    let at = rig.process.memory.addr();
+    let ask = |out, driver| {
+        rig.process.memory.write(0, &[0xee; 512]).unwrap();
+        let bytes = extended(command::QUERY_DEVICE, at, (&[0; 8], &[]), (out, driver));
+        rig.context.write(&bytes).unwrap();
+        let mut all = vec![0; 512];
+        rig.process.memory.read(0, &mut all).unwrap();
+        all
+    };
+    let word = |all: &[u8], at: usize| u32::from_ne_bytes(all[at..at + 4].try_into().unwrap());
+    let all = ask(304, 104);
+    assert_eq!((word(&all, 180), word(&all, 304 + 4)), (304, 104));
+    assert!(all[304 + 8..304 + 104].iter().all(|&b| b == 0));
+    assert_eq!(all[408], 0xee);
+    let all = ask(184, 8);
+    assert_eq!((word(&all, 180), word(&all, 184 + 4)), (184, 8));
+    assert_eq!(all[192], 0xee);
+    let all = ask(320, 0);
+    assert_eq!((word(&all, 180), all[319], all[320]), (304, 0, 0xee));
+}
+
+#[test]
+fn handles_are_of_a_kind() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let none = 4711;
+    let tell = |rig: &Rig, number, handle| rig.tell(number, &Handle { handle }).err();
+    for number in [command::DEALLOC_PD, command::DEREG_MR, command::DESTROY_AH] {
+        assert_eq!(tell(&rig, number, none), Some(Errno::NOENT));
+        assert_eq!(tell(&rig, number, cq.handle), Some(Errno::INVAL));
+    }
+    assert_eq!(rig.destroy_cq(none).err(), Some(Errno::NOENT));
+    assert_eq!(rig.destroy_cq(pd).err(), Some(Errno::INVAL));
+    assert_eq!(rig.destroy_qp(none).err(), Some(Errno::NOENT));
+    assert_eq!(rig.destroy_qp(cq.handle).err(), Some(Errno::INVAL));
+    assert_eq!(rig.query_qp(none).err(), Some(Errno::INVAL));
+    let at = rig.room(4096);
+    assert_eq!(rig.mr(none, at, 4096, 1).err(), Some(Errno::INVAL));
+    assert_eq!(rig.mr(cq.handle, at, 4096, 1).err(), Some(Errno::INVAL));
+    assert_eq!(rig.qp(none, &cq).err(), Some(Errno::INVAL));
+    let other = Cq { handle: pd, ..cq };
+    assert_eq!(rig.qp(pd, &other).err(), Some(Errno::INVAL));
+    let way = rig.ways(none, 0)[0];
+    assert_eq!(rig.tell(command::MODIFY_QP, &way), Err(Errno::INVAL));
+}
+
+#[test]
+fn what_is_used_stays() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let at = rig.room(4096);
+    let mr = rig.mr(pd, at, 4096, 1).unwrap();
+    let free_pd = |rig: &Rig| rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
+    assert_eq!(free_pd(&rig), Err(Errno::BUSY));
+    let handle = mr.mr_handle;
+    rig.tell(command::DEREG_MR, &Handle { handle }).unwrap();
+    let cq = rig.cq(-1);
+    let qp = rig.qp(pd, &cq).unwrap();
+    assert_eq!(free_pd(&rig), Err(Errno::BUSY));
+    assert_eq!(rig.destroy_cq(cq.handle).err(), Some(Errno::BUSY));
+    rig.destroy_qp(qp.handle).unwrap();
+    rig.destroy_cq(cq.handle).unwrap();
+    free_pd(&rig).unwrap();
+    assert_eq!(free_pd(&rig), Err(Errno::NOENT));
+}
+
+#[test]
+fn regions() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let at = rig.room(8192);
+    assert_eq!(rig.mr(pd, NOWHERE, 1, 1).err(), Some(Errno::FAULT));
+    assert_eq!(rig.mr(pd, at, 0, 1).err(), Some(Errno::INVAL));
+    assert_eq!(rig.mr(pd, at, u64::MAX, 1).err(), Some(Errno::INVAL));
+    // Remote rights to write need the local one.
+    assert_eq!(rig.mr(pd, at, 8, 2).err(), Some(Errno::INVAL));
+    assert_eq!(rig.mr(pd, at, 8, 8).err(), Some(Errno::INVAL));
+    assert_eq!(rig.mr(pd, at, 8, 1 << 6).err(), Some(Errno::OPNOTSUPP));
+    assert_eq!(rig.mr(pd, at, 8, 1 << 5).err(), Some(Errno::OPNOTSUPP));
+    assert_eq!(rig.mr(pd, at, 8, 1 << 9).err(), Some(Errno::INVAL));
+    let mr = rig.mr(pd, at, 8192, 0xf | 1 << 20).unwrap();
+    assert_eq!(mr.lkey, mr.rkey);
+    let other = rig.mr(pd, at, 8192, 0).unwrap();
+    assert_ne!(mr.lkey, other.lkey);
+    let rereg = |rig: &mut Rig, flags, start| -> Answer<ReregMrResp, ()> {
+        let input = ReregMr {
+            mr_handle: mr.mr_handle,
+            flags,
+            start,
+            length: 4096,
+            hca_va: at,
+            access_flags: 3,
+            ..Default::default()
+        };
+        rig.call(command::REREG_MR, input.as_bytes(), &[])
+    };
+    assert_eq!(rereg(&mut rig, 0, at).err(), Some(Errno::INVAL));
+    assert_eq!(rereg(&mut rig, 8, at).err(), Some(Errno::INVAL));
+    assert_eq!(rereg(&mut rig, 1, at + 1).err(), Some(Errno::INVAL));
+    assert_eq!(
+        rereg(&mut rig, 1, NOWHERE & !0xfff).err(),
+        Some(Errno::FAULT)
+    );
+    let (say, ()) = rereg(&mut rig, 5, at).unwrap();
+    assert_ne!(say.lkey, mr.lkey);
+    let gone = rig.nic.with(|nic| nic.dereg_mr(mr.lkey));
+    assert!(gone.is_err(), "the former key is no more");
+}
+
+#[test]
+fn an_answer_that_cannot_be_given_makes_nothing() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let (buf, db, at) = (rig.room(1024), rig.room(8), rig.room(4096));
+    let send = |number, input: &[u8], driver: &[u8], out| {
+        let mut body = input.to_vec();
+        body[..8].copy_from_slice(&NOWHERE.to_ne_bytes());
+        body.extend_from_slice(driver);
+        rig.context.write(&plain(number, &body, out))
+    };
+    let before = rig.nic.with(|nic| format!("{nic:?}"));
+    let mr = RegMr {
+        start: at,
+        length: 4096,
+        hca_va: at,
+        pd_handle: pd,
+        ..Default::default()
+    };
+    let new_cq = CreateCq {
+        cqe: 15,
+        comp_channel: -1,
+        ..Default::default()
+    };
+    let new_qp = qp_input(pd, cq.handle);
+    let fault = Err(Errno::FAULT);
+    let (cq_own, qp_own) = (cq_driver(buf, db), qp_driver(buf, db));
+    for _ in 0..5000 {
+        assert_eq!(send(command::ALLOC_PD, &[0; 8], &[], 8), fault);
+        assert_eq!(send(command::REG_MR, mr.as_bytes(), &[], 12), fault);
+        assert_eq!(
+            send(command::CREATE_CQ, new_cq.as_bytes(), cq_own.as_bytes(), 16),
+            fault
+        );
+        assert_eq!(
+            send(command::CREATE_QP, new_qp.as_bytes(), qp_own.as_bytes(), 72),
+            fault
+        );
+    }
+    assert_eq!(rig.nic.with(|nic| format!("{nic:?}")), before);
+    // There would be no room for more, had they been made.
+    rig.qp(pd, &cq).unwrap();
+    rig.pd();
+}
+
+#[test]
+fn completion_queues_that_cannot_be() {
+    let mut rig = Rig::open();
+    let (buf, db) = (rig.room(1024), rig.room(8));
+    let good = CreateCq {
+        cqe: 15,
+        comp_channel: -1,
+        ..Default::default()
+    };
+    let own = cq_driver(buf, db);
+    let mut make = |input: CreateCq, own: mlx5::CreateCq| {
+        let answer: Answer<CreateCqResp, mlx5::CreateCqResp> =
+            rig.call(command::CREATE_CQ, input.as_bytes(), own.as_bytes());
+        answer.map(|(say, _)| say.cqe)
+    };
+    let wrong = [
+        CreateCq { cqe: 0, ..good },
+        CreateCq {
+            cqe: 1 << 22,
+            ..good
+        },
+        CreateCq {
+            comp_vector: 4,
+            ..good
+        },
+    ];
+    for input in wrong {
+        assert_eq!(make(input, own), Err(Errno::INVAL));
+    }
+    let channel = CreateCq {
+        comp_channel: 999,
+        ..good
+    };
+    assert_eq!(make(channel, own), Err(Errno::BADF));
+    let wrong = [
+        mlx5::CreateCq {
+            cqe_size: 128,
+            ..own
+        },
+        mlx5::CreateCq {
+            cqe_comp_en: 1,
+            ..own
+        },
+        mlx5::CreateCq { flags: 4, ..own },
+        mlx5::CreateCq { flags: 2, ..own },
+        mlx5::CreateCq {
+            buf_addr: buf + 8,
+            ..own
+        },
+        mlx5::CreateCq {
+            db_addr: db + 4,
+            ..own
+        },
+    ];
+    for (i, own) in wrong.into_iter().enumerate() {
+        // A page that is not there (flags 2) as well.
+        let own = mlx5::CreateCq {
+            uar_page_index: 99,
+            ..own
+        };
+        assert_eq!(make(good, own), Err(Errno::INVAL), "{i}");
+    }
+    let nowhere = mlx5::CreateCq {
+        buf_addr: NOWHERE & !63,
+        ..own
+    };
+    assert_eq!(make(good, nowhere), Err(Errno::FAULT));
+    assert_eq!(make(CreateCq { cqe: 4, ..good }, own), Ok(7));
+}
+
+#[test]
+fn queue_pairs_that_cannot_be() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let (buf, db) = (rig.room(1024), rig.room(8));
+    let good = qp_input(pd, cq.handle);
+    let own = qp_driver(buf, db);
+    let mut make = |init: QpInit, own: mlx5::CreateQp| {
+        let input = CreateQp { init, ..good };
+        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
+            rig.call(command::CREATE_QP, input.as_bytes(), own.as_bytes());
+        answer.map(drop)
+    };
+    let init = good.init;
+    let wrong = [
+        QpInit {
+            max_send_wr: 1 << 20,
+            ..init
+        },
+        QpInit {
+            max_recv_sge: 99,
+            ..init
+        },
+        QpInit {
+            max_inline_data: 4096,
+            ..init
+        },
+        QpInit {
+            qp_type: 77,
+            ..init
+        },
+    ];
+    for init in wrong {
+        assert_eq!(make(init, own), Err(Errno::INVAL));
+    }
+    let raw = QpInit { qp_type: 8, ..init };
+    assert_eq!(make(raw, own), Err(Errno::OPNOTSUPP));
+    let wrong = [
+        mlx5::CreateQp { flags: 1, ..own },
+        mlx5::CreateQp {
+            flags: 1 << 10,
+            bfreg_index: 77,
+            ..own
+        },
+        mlx5::CreateQp {
+            sq_wqe_count: 3,
+            ..own
+        },
+        mlx5::CreateQp {
+            sq_wqe_count: 1 << 16,
+            ..own
+        },
+        mlx5::CreateQp {
+            rq_wqe_count: 3,
+            ..own
+        },
+        mlx5::CreateQp {
+            rq_wqe_shift: 3,
+            ..own
+        },
+        mlx5::CreateQp {
+            rq_wqe_shift: 77,
+            ..own
+        },
+        mlx5::CreateQp {
+            rq_wqe_count: 1,
+            rq_wqe_shift: 4,
+            ..own
+        },
+        mlx5::CreateQp {
+            buf_addr: buf + 16,
+            ..own
+        },
+        mlx5::CreateQp {
+            db_addr: db + 4,
+            ..own
+        },
+        mlx5::CreateQp {
+            sq_wqe_count: 0,
+            rq_wqe_count: 0,
+            ..own
+        },
+    ];
+    for (i, own) in wrong.into_iter().enumerate() {
+        assert_eq!(make(init, own), Err(Errno::INVAL), "{i}");
+    }
+    let nowhere = mlx5::CreateQp {
+        buf_addr: NOWHERE & !63,
+        ..own
+    };
+    assert_eq!(make(init, nowhere), Err(Errno::FAULT));
+    make(init, own).unwrap();
+}
+
+#[test]
+fn a_queue_pair_goes_its_way_and_tells_where_it_is() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let qp = rig.qp(pd, &cq).unwrap();
+    let ways = rig.ways(qp.handle, qp.qpn);
+    assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 0);
+    // Not out of order, not without an attribute, not with one too many.
+    assert_eq!(rig.tell(command::MODIFY_QP, &ways[1]), Err(Errno::INVAL));
+    for way in ways {
+        // All that is named here is needed, but the state, which then stays.
+        let highest = 1 << way.attr_mask.ilog2();
+        let few = ModifyQp {
+            attr_mask: way.attr_mask & !highest,
+            ..way
+        };
+        assert_eq!(rig.tell(command::MODIFY_QP, &few), Err(Errno::INVAL));
+        let many = ModifyQp {
+            attr_mask: way.attr_mask | attr::QKEY,
+            ..way
+        };
+        assert_eq!(rig.tell(command::MODIFY_QP, &many), Err(Errno::INVAL));
+        let liar = ModifyQp {
+            attr_mask: way.attr_mask | attr::CUR_STATE,
+            cur_qp_state: 5,
+            ..way
+        };
+        assert_eq!(rig.tell(command::MODIFY_QP, &liar), Err(Errno::INVAL));
+        rig.tell(command::MODIFY_QP, &way).unwrap();
+        let say = rig.query_qp(qp.handle).unwrap();
+        assert_eq!(say.qp_state, way.qp_state);
+    }
+    let say = rig.query_qp(qp.handle).unwrap();
+    assert_eq!((say.dest_qp_num, say.rq_psn, say.sq_psn), (qp.qpn, 7, 7));
+    assert_eq!((say.timeout, say.retry_cnt, say.path_mtu), (14, 7, 3));
+    assert_eq!((say.max_recv_wr, say.dest.dlid), (4, 1));
+    let to = |state| ModifyQp {
+        qp_handle: qp.handle,
+        attr_mask: attr::STATE,
+        qp_state: state,
+        ..Default::default()
+    };
+    rig.tell(command::MODIFY_QP, &to(6)).unwrap();
+    assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 6);
+    rig.tell(command::MODIFY_QP, &to(6)).unwrap();
+    rig.tell(command::MODIFY_QP, &to(0)).unwrap();
+    let say = rig.query_qp(qp.handle).unwrap();
+    assert_eq!((say.qp_state, say.dest_qp_num), (0, 0));
+    // The extended command does the same.
+    let at = rig.process.memory.addr();
+    let body = ways[0].as_bytes();
+    let bytes = extended(command::MODIFY_QP, at, (body, &[]), (8, 0));
+    rig.context.write(&bytes).unwrap();
+    assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 1);
+}
+
+#[test]
+fn values_beyond_their_range_are_refused() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let qp = rig.qp(pd, &cq).unwrap();
+    let [init, rtr, rts] = rig.ways(qp.handle, qp.qpn);
+    let refused = |rig: &Rig, way: ModifyQp| {
+        assert_eq!(rig.tell(command::MODIFY_QP, &way), Err(Errno::INVAL));
+    };
+    refused(
+        &rig,
+        ModifyQp {
+            port_num: 2,
+            ..init
+        },
+    );
+    refused(
+        &rig,
+        ModifyQp {
+            pkey_index: 1,
+            ..init
+        },
+    );
+    rig.tell(command::MODIFY_QP, &init).unwrap();
+    let wrong = [
+        ModifyQp { path_mtu: 0, ..rtr },
+        ModifyQp { path_mtu: 6, ..rtr },
+        ModifyQp {
+            dest_qp_num: 1 << 24,
+            ..rtr
+        },
+        ModifyQp {
+            max_dest_rd_atomic: 17,
+            ..rtr
+        },
+        ModifyQp {
+            min_rnr_timer: 32,
+            ..rtr
+        },
+        ModifyQp {
+            dest: QpDest {
+                port_num: 3,
+                ..rtr.dest
+            },
+            ..rtr
+        },
+    ];
+    for way in wrong {
+        refused(&rig, way);
+    }
+    rig.tell(command::MODIFY_QP, &rtr).unwrap();
+    for way in [
+        ModifyQp { timeout: 32, ..rts },
+        ModifyQp {
+            retry_cnt: 8,
+            ..rts
+        },
+        ModifyQp {
+            rnr_retry: 8,
+            ..rts
+        },
+        ModifyQp {
+            max_rd_atomic: 17,
+            ..rts
+        },
+    ] {
+        refused(&rig, way);
+    }
+    rig.tell(command::MODIFY_QP, &rts).unwrap();
+}
+
+#[test]
+fn ethernet_has_addresses_of_its_own() {
+    let mut rig = Rig::new(LinkLayer::Ethernet, UarMode::Static);
+    rig.get_context().unwrap();
+    let pd = rig.pd();
+    let mut attr = AhAttr {
+        port_num: 1,
+        is_global: 1,
+        ..Default::default()
+    };
+    let mut make = |attr: AhAttr| -> Answer<CreateAhResp, mlx5::CreateAhResp> {
+        let input = CreateAh {
+            pd_handle: pd,
+            attr,
+            ..Default::default()
+        };
+        rig.call(command::CREATE_AH, input.as_bytes(), &[])
+    };
+    attr.grh.sgid_index = 4;
+    assert_eq!(make(attr).err(), Some(Errno::INVAL));
+    attr.grh.sgid_index = 3;
+    let local = AhAttr {
+        is_global: 0,
+        ..attr
+    };
+    assert_eq!(make(local).err(), Some(Errno::INVAL));
+    assert_eq!(
+        make(AhAttr {
+            port_num: 0,
+            ..attr
+        })
+        .err(),
+        Some(Errno::INVAL)
+    );
+    let (say, own) = make(attr).unwrap();
+    assert_eq!(own.response_length, 16);
+    assert_ne!(own.dmac, [0; 6]);
+    let handle = say.ah_handle;
+    rig.tell(command::DESTROY_AH, &Handle { handle }).unwrap();
+    let again = rig.tell(command::DESTROY_AH, &Handle { handle });
+    assert_eq!(again, Err(Errno::NOENT));
+    // A connection without a global route leads nowhere.
+    let cq = rig.cq(-1);
+    let qp = rig.qp(pd, &cq).unwrap();
+    let [init, rtr, _] = rig.ways(qp.handle, qp.qpn);
+    rig.tell(command::MODIFY_QP, &init).unwrap();
+    assert_eq!(rig.tell(command::MODIFY_QP, &rtr), Err(Errno::INVAL));
+}

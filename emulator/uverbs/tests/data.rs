@@ -1,0 +1,419 @@
+//! Objects made by commands do their work: entries written by hand, doorbells, completions,
+//! events, pages; and nothing that is written to the file does harm.
+
+mod rig;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use mlx5_prm::doorbell;
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, WqeFlags};
+use rig::*;
+use rustix::io::Errno;
+use vmlx5::Dma;
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
+use vmlx5_uverbs::{Context, UarMode};
+use zerocopy::IntoBytes;
+
+/// Posts an entry and rings.
+fn post(rig: &Rig, qp: &Qp, index: u32, wqe: &SendWqe<'_>) {
+    let mut entry = [0; 64];
+    let at = |addr: u64| addr - rig.process.memory.addr();
+    let encoded = wqe
+        .encode(index as u16, qp.qpn, &mut SliceSink::new(&mut entry))
+        .unwrap();
+    let memory = &rig.process.memory;
+    let place = at(qp.sends) + u64::from(index % 4) * 64;
+    memory.write(place, &entry).unwrap();
+    let record = encoded.record_value(index);
+    memory
+        .store32(at(qp.db) + doorbell::SND as u64, record)
+        .unwrap();
+    rig.ring();
+}
+
+fn entry(rig: &Rig, cq: &Cq, index: u64) -> [u8; 64] {
+    let mut entry = [0; 64];
+    let at = cq.buf - rig.process.memory.addr() + index % 16 * 64;
+    rig.process.memory.read(at, &mut entry).unwrap();
+    entry
+}
+
+fn opcode(entry: &[u8; 64]) -> u8 {
+    entry[63] >> 4
+}
+
+/// A connected queue pair that talks to itself.
+fn connected(rig: &mut Rig, channel: i32) -> (Cq, Qp, u32, RegMrResp, u64) {
+    let pd = rig.pd();
+    let cq = rig.cq(channel);
+    let qp = rig.qp(pd, &cq).unwrap();
+    rig.connect(&qp, &qp);
+    let data = rig.room(8192);
+    let mr = rig.mr(pd, data, 8192, 0xf).unwrap();
+    (cq, qp, pd, mr, data)
+}
+
+fn write_of<'a>(sges: &'a [Sge], addr: u64, mr: &RegMrResp) -> SendWqe<'a> {
+    SendWqe {
+        opcode: SendOpcode::RDMA_WRITE,
+        flags: WqeFlags {
+            signaled: true,
+            ..WqeFlags::default()
+        },
+        remote: Some(Remote {
+            addr,
+            rkey: mr.rkey,
+        }),
+        payload: Payload::Gather(sges),
+        ..SendWqe::default()
+    }
+}
+
+#[test]
+fn a_write_arrives() {
+    let mut rig = Rig::open();
+    let (cq, qp, _, mr, data) = connected(&mut rig, -1);
+    rig.process
+        .memory
+        .write(data - rig.process.memory.addr(), b"payload")
+        .unwrap();
+    let sges = [Sge {
+        addr: data,
+        len: 7,
+        lkey: mr.lkey,
+    }];
+    post(&rig, &qp, 0, &write_of(&sges, data + 4096, &mr));
+    rig.settle();
+    assert_eq!(opcode(&entry(&rig, &cq, 0)), 0);
+    let back: [u8; 7] = rig.read(data + 4096);
+    assert_eq!(&back, b"payload");
+}
+
+#[test]
+fn memory_that_vanishes_is_an_error_of_the_work() {
+    let mut rig = Rig::open();
+    let (cq, qp, pd, _, _) = connected(&mut rig, -1);
+    // All objects lie below; the rest of the arena may go.
+    let gone = rig.room(4096);
+    let mr = rig.mr(pd, gone, 4096, 0xf).unwrap();
+    rig.process
+        .end
+        .store(gone - rig.process.memory.addr(), Ordering::Relaxed);
+    assert_eq!(rig.mr(pd, gone, 4096, 0xf).err(), Some(Errno::FAULT));
+    let sges = [Sge {
+        addr: gone,
+        len: 8,
+        lkey: mr.lkey + 0x100,
+    }];
+    post(&rig, &qp, 0, &write_of(&sges, gone, &mr));
+    rig.settle();
+    let failed = entry(&rig, &cq, 0);
+    // The requester's error; the key is of no region: local protection.
+    assert_eq!((opcode(&failed), failed[55]), (13, 4));
+    assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 6);
+}
+
+/// What is in an event file, without waiting.
+fn events(fd: u32) -> Vec<u64> {
+    let fd = copy(fd);
+    let mut all = Vec::new();
+    let mut bytes = [0; 16];
+    let flags = rustix::net::RecvFlags::DONTWAIT;
+    while let Ok((8, _)) = rustix::net::recv(fd.as_fd(), &mut bytes[..], flags) {
+        all.push(u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+    }
+    all
+}
+
+/// A copy of a descriptor that this process knows by its number.
+fn copy(fd: u32) -> OwnedFd {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()).unwrap()
+}
+
+fn arm(rig: &Rig, cq: &Cq, sequence: u32, solicited: bool, ci: u32) {
+    let at = cq.db - rig.process.memory.addr() + doorbell::ARM as u64;
+    let word = doorbell::cq_arm_value(sequence, solicited, ci);
+    rig.process.memory.store32(at, word).unwrap();
+}
+
+#[test]
+fn an_armed_queue_tells_once() {
+    let mut rig = Rig::open();
+    let channel = rig.channel();
+    let (cq, qp, _, mr, data) = connected(&mut rig, channel as i32);
+    let sges = [Sge {
+        addr: data,
+        len: 8,
+        lkey: mr.lkey,
+    }];
+    let wqe = write_of(&sges, data, &mr);
+    post(&rig, &qp, 0, &wqe);
+    rig.settle();
+    assert_eq!(events(channel), [], "it was not armed");
+    // Armed after the entry, at an index before it: it tells at once. The first word is zero.
+    arm(&rig, &cq, 0, false, 0);
+    rig.settle();
+    assert_eq!(events(channel), [0xc0ffee]);
+    post(&rig, &qp, 1, &wqe);
+    rig.settle();
+    assert_eq!(events(channel), [], "it was not armed again");
+    arm(&rig, &cq, 1, false, 2);
+    rig.settle();
+    assert_eq!(events(channel), [], "there is nothing new");
+    post(&rig, &qp, 2, &wqe);
+    rig.settle();
+    assert_eq!(events(channel), [0xc0ffee]);
+    // Only what is solicited: not this, but an error is.
+    arm(&rig, &cq, 2, true, 3);
+    post(&rig, &qp, 3, &wqe);
+    rig.settle();
+    assert_eq!(events(channel), []);
+    let wrong = [Sge { lkey: 1, ..sges[0] }];
+    post(&rig, &qp, 4, &write_of(&wrong, data, &mr));
+    rig.settle();
+    assert_eq!(events(channel), [0xc0ffee]);
+    rig.destroy_qp(qp.handle).unwrap();
+    let say = rig.destroy_cq(cq.handle).unwrap();
+    assert_eq!(say.comp_events_reported, 3);
+}
+
+#[test]
+fn events_that_were_not_read_do_not_count() {
+    let mut rig = Rig::open();
+    let channel = rig.channel();
+    let (cq, qp, pd, mr, data) = connected(&mut rig, channel as i32);
+    let other = rig.cq(channel as i32);
+    let second = rig.qp(pd, &other).unwrap();
+    rig.connect(&second, &second);
+    let sges = [Sge {
+        addr: data,
+        len: 8,
+        lkey: mr.lkey,
+    }];
+    arm(&rig, &cq, 0, false, 0);
+    arm(&rig, &other, 0, false, 0);
+    post(&rig, &qp, 0, &write_of(&sges, data, &mr));
+    post(&rig, &second, 0, &write_of(&sges, data, &mr));
+    rig.settle();
+    rig.destroy_qp(qp.handle).unwrap();
+    // Both queues have the same user handle here, so both events are taken back by the first.
+    assert_eq!(rig.destroy_cq(cq.handle).unwrap().comp_events_reported, 0);
+    assert_eq!(events(channel), []);
+}
+
+/// An ioctl of attributes `(id, length, data)`, in the arena's first page; the address of it.
+fn ioctl(rig: &Rig, object: u16, method: u16, attrs: &[(u16, u16, u64)]) -> Result<u64, Errno> {
+    let hdr = IoctlHdr {
+        length: (24 + 16 * attrs.len()) as u16,
+        object_id: object,
+        method_id: method,
+        num_attrs: attrs.len() as u16,
+        ..Default::default()
+    };
+    let mut bytes = hdr.as_bytes().to_vec();
+    for &(attr_id, len, data) in attrs {
+        let attr = IoctlAttr {
+            attr_id,
+            len,
+            flags: 1,
+            attr_data: 0,
+            data,
+        };
+        bytes.extend_from_slice(attr.as_bytes());
+    }
+    let at = rig.process.memory.addr();
+    rig.process.memory.write(0, &bytes).unwrap();
+    rig.context.ioctl(at).map(|()| at)
+}
+
+fn alloc_page(rig: &Rig) -> Result<(u32, u64, u32), Errno> {
+    let out = rig.process.memory.addr() + 2048;
+    let attrs = [
+        (0x1000, 0, 0),
+        (0x1001, 8, 0),
+        (0x1002, 8, out),
+        (0x1003, 4, out + 8),
+        (0x1004, 4, out + 16),
+    ];
+    let at = ioctl(rig, 0x1008, 0x1000, &attrs)?;
+    assert_eq!(rig.read::<u32>(out + 8), 4096);
+    Ok((rig.read(at + 24 + 8), rig.read(out), rig.read(out + 16)))
+}
+
+#[test]
+fn pages_one_by_one() {
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Dynamic);
+    assert_eq!(alloc_page(&rig).err(), Some(Errno::INVAL), "not open yet");
+    rig.get_context().unwrap();
+    let (handle, offset, page) = alloc_page(&rig).unwrap();
+    let mapping = rig.context.map(offset, 4096).unwrap();
+    assert_eq!(rustix::fs::fstat(&mapping.file).unwrap().st_size, 4096);
+    assert_eq!(rig.context.map(offset, 8192).err(), Some(Errno::INVAL));
+    assert_eq!(
+        rig.context.map(offset + 4096, 4096).err(),
+        Some(Errno::INVAL)
+    );
+    // A queue pair on the page, which then stays.
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let mut make = |page| -> Result<u32, Errno> {
+        let (buf, db) = (rig.room(512), rig.room(8));
+        let mut driver = qp_driver(buf, db);
+        driver.flags = mlx5::qp_flag::UAR_PAGE_INDEX;
+        driver.bfreg_index = page;
+        let input = qp_input(pd, cq.handle);
+        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
+            rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
+        answer.map(|(say, _)| say.qp_handle)
+    };
+    assert_eq!(make(page + 1).err(), Some(Errno::INVAL));
+    let qp = make(page).unwrap();
+    let destroy = |rig: &Rig| ioctl(rig, 0x1008, 0x1001, &[(0x1000, 0, handle.into())]);
+    assert_eq!(destroy(&rig).err(), Some(Errno::BUSY));
+    rig.destroy_qp(qp).unwrap();
+    destroy(&rig).unwrap();
+    assert_eq!(destroy(&rig).err(), Some(Errno::NOENT));
+    assert_eq!(rig.context.map(offset, 4096).err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn ioctls_that_are_not_there_say_so() {
+    let rig = Rig::open();
+    for (object, method) in [(0, 0), (0, 3), (0x1000, 0x1000), (7, 4), (0x1008, 0x1002)] {
+        let done = ioctl(&rig, object, method, &[]);
+        assert_eq!(
+            done.err(),
+            Some(Errno::PROTONOSUPPORT),
+            "{object:#x}.{method:#x}"
+        );
+    }
+    assert_eq!(rig.context.ioctl(NOWHERE), Err(Errno::FAULT));
+    let foreign = [(0x1000, 0, 0), (0x77, 0, 0)];
+    let done = ioctl(&rig, 0x1008, 0x1001, &foreign);
+    assert_eq!(done.err(), Some(Errno::PROTONOSUPPORT));
+    assert_eq!(ioctl(&rig, 0x1008, 0x1000, &[]).err(), Some(Errno::INVAL));
+    let large = [(0x1000, 0, 0), (0x1001, 9, 0)];
+    assert_eq!(
+        ioctl(&rig, 0x1008, 0x1000, &large).err(),
+        Some(Errno::INVAL)
+    );
+    // The header must say how long it is.
+    rig.process.memory.write(0, &[1, 0]).unwrap();
+    let at = rig.process.memory.addr();
+    assert_eq!(rig.context.ioctl(at), Err(Errno::INVAL));
+}
+
+#[test]
+fn pages_all_at_once() {
+    let rig = Rig::open();
+    let page = |command: u64, index: u64| 4096 * (command << 8 | index & 0xff | (index >> 8) << 16);
+    for index in 0..8 {
+        rig.context.map(page(0, index), 4096).unwrap();
+    }
+    rig.context.map(page(2, 7), 4096).unwrap();
+    let refused = |offset| rig.context.map(offset, 4096).err() == Some(Errno::INVAL);
+    assert!(refused(page(0, 8)));
+    assert!(refused(page(3, 0)));
+    assert!(refused(page(5, 0)));
+    assert!(refused(page(7, 0)));
+    assert!(refused(u64::MAX));
+    rig.context.map(page(6, 8), 4096).unwrap();
+    assert!(refused(page(6, 7)));
+    assert!(refused(page(6, 8 + 256)));
+}
+
+#[test]
+fn registers_are_alone_as_long_as_there_are_any() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let qps: Vec<Qp> = (0..18).map(|_| rig.qp(pd, &cq).unwrap()).collect();
+    let names: Vec<u32> = qps.iter().map(|qp| qp.bfreg).collect();
+    // Four without a lock in the library, eleven shared ones in turn, and these again.
+    assert_eq!(names[..4], [24, 25, 28, 29]);
+    assert_eq!(names[4..15], [1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21]);
+    assert_eq!(names[15..], [1, 4, 5]);
+    rig.destroy_qp(qps[2].handle).unwrap();
+    assert_eq!(rig.qp(pd, &cq).unwrap().bfreg, 28);
+}
+
+#[test]
+fn a_file_that_is_closed_leaves_nothing() {
+    let mut rig = Rig::open();
+    // More than there may be protection domains and queues, had any been left.
+    for _ in 0..300 {
+        connected(&mut rig, -1);
+        let next = rig.device.open();
+        drop::<Context>(std::mem::replace(&mut rig.context, next));
+        rig.forget_room();
+        rig.get_context().unwrap();
+    }
+    let channel = rig.channel();
+    connected(&mut rig, channel as i32);
+    assert!(rig.device.watches());
+    let next = rig.device.open();
+    drop::<Context>(std::mem::replace(&mut rig.context, next));
+    assert!(!rig.device.watches());
+}
+
+#[test]
+fn random_commands_do_no_harm() {
+    let seed = std::env::var("GDS_SEED").ok().and_then(|s| s.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..));
+    println!("GDS_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let uar = [UarMode::Static, UarMode::Dynamic];
+    let mut rig = Rig::new(LinkLayer::Ethernet, uar[random.usize(..2)]);
+    rig.get_context().unwrap();
+    let arena = rig.process.memory.addr();
+    let mut made = 0;
+    for _ in 0..20_000 {
+        let number = match random.u32(..4) {
+            0 => random.u32(..256),
+            _ => [1, 2, 3, 4, 5, 8, 9, 11, 13, 18, 20, 24, 25, 26, 27][random.usize(..15)],
+        };
+        if number == command::CREATE_COMP_CHANNEL {
+            continue;
+        }
+        let mut body = vec![0_u8; random.usize(..32) * 8];
+        for word in body.chunks_mut(4) {
+            let value = match random.u32(..6) {
+                0 => random.u32(..),
+                1 => (arena + random.u64(..ARENA as u64 - 65536)) as u32 & !0xfff,
+                2 => (arena >> 32) as u32,
+                3 => 1 << random.u32(..32),
+                _ => random.u32(..8),
+            };
+            word.copy_from_slice(&value.to_ne_bytes());
+        }
+        let (out, own_out) = (random.usize(..40) * 8, random.usize(..14) * 8);
+        let response = arena + random.u64(..4096);
+        let mut bytes = if random.bool() {
+            let split = random.usize(..=body.len() / 8) * 8;
+            let (core, own) = body.split_at(split);
+            extended(number, response, (core, own), (out, own_out))
+        } else {
+            if body.len() >= 8 {
+                body[..8].copy_from_slice(&response.to_ne_bytes());
+            }
+            plain(number, &body, out)
+        };
+        if random.u32(..20) == 0 {
+            let at = random.usize(..bytes.len());
+            bytes[at] = random.u8(..);
+        }
+        made += u32::from(rig.context.write(&bytes).is_ok());
+        if random.u32(..100) == 0 {
+            rig.ring();
+            rig.settle();
+        }
+        let _ = rig.context.map(random.u64(..1 << 40) & !0xfff, 4096);
+    }
+    assert!(made > 100, "hardly any command was good: {made}");
+}

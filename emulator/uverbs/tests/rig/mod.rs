@@ -1,0 +1,548 @@
+//! A process of the tests: an arena of memory, a device, and commands made of structures.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test uses a part of the rig"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gds_step::{Machine, Shared, Step, Time};
+use rustix::io::Errno;
+use vmlx5::fabric::hub::Hub;
+use vmlx5::{Dma, DmaFault, HostMemory, Nic, NicConfig};
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::{Fabric, LinkLayer};
+use vmlx5_uverbs::{Context, Device, DeviceConfig, DoorbellPage, UarMode, User};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Bytes of the arena; the first page is never handed out.
+pub const ARENA: usize = 1 << 20;
+
+/// The memory of a process. Addresses are those of the arena; all others fault.
+pub struct Process {
+    pub memory: Arc<HostMemory>,
+    /// Addresses from here on are unmapped. Relaxed: tests have one thread.
+    pub end: AtomicU64,
+    /// Doorbell pages handed out, from the arena's end down. Relaxed, as `end`.
+    pages: AtomicU64,
+}
+
+/// A part of the arena.
+struct Window {
+    of: Arc<HostMemory>,
+    at: u64,
+    len: u64,
+}
+
+macro_rules! delegate {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+        fn $name(&self, offset: u64, $($arg: $type),*) -> $result {
+            if offset >= self.len {
+                let (len, limit) = (0, self.len);
+                return Err(DmaFault { offset, len, limit });
+            }
+            self.of.$name(self.at + offset, $($arg),*)
+        }
+    )*};
+}
+
+impl Dma for Window {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    delegate! {
+        read(into: &mut [u8]) -> Result<(), DmaFault>;
+        write(from: &[u8]) -> Result<(), DmaFault>;
+        load32() -> Result<u32, DmaFault>;
+        load64() -> Result<u64, DmaFault>;
+        store32(value: u32) -> Result<(), DmaFault>;
+        swap64(value: u64) -> Result<u64, DmaFault>;
+        compare_swap64(current: u64, new: u64) -> Result<u64, DmaFault>;
+        fetch_add64(add: u64) -> Result<u64, DmaFault>;
+    }
+}
+
+impl Process {
+    fn page(&self, number: u64) -> u64 {
+        ARENA as u64 - 4096 * (number % MAX_PAGES + 1)
+    }
+
+    fn offset(&self, addr: u64, len: u64) -> Result<u64, Errno> {
+        let offset = addr.checked_sub(self.memory.addr()).ok_or(Errno::FAULT)?;
+        let end = offset.checked_add(len).ok_or(Errno::FAULT)?;
+        if end <= self.end.load(Ordering::Relaxed) {
+            Ok(offset)
+        } else {
+            Err(Errno::FAULT)
+        }
+    }
+}
+
+impl User for Process {
+    fn memory(&self, addr: u64, len: u64, _: bool) -> Result<Arc<dyn Dma>, Errno> {
+        let at = self.offset(addr, len)?;
+        let of = Arc::clone(&self.memory);
+        Ok(Arc::new(Window { of, at, len }))
+    }
+
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let at = self.offset(addr, into.len() as u64)?;
+        self.memory.read(at, into).map_err(|_| Errno::FAULT)
+    }
+
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), Errno> {
+        let at = self.offset(addr, from.len() as u64)?;
+        self.memory.write(at, from).map_err(|_| Errno::FAULT)
+    }
+
+    fn doorbell_page(&self) -> Result<DoorbellPage, Errno> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create("page", flags)?;
+        rustix::fs::ftruncate(&file, 4096)?;
+        // The tests ring in the NIC's view of it.
+        let of = Arc::clone(&self.memory);
+        let at = self.page(self.pages.fetch_add(1, Ordering::Relaxed));
+        let len = 4096;
+        let memory = Arc::new(Window { of, at, len });
+        Ok(DoorbellPage { file, memory })
+    }
+
+    fn ring(&self) {}
+}
+
+/// A process with a device.
+pub struct Rig {
+    pub process: Arc<Process>,
+    pub device: Arc<Device>,
+    pub nic: Shared<Nic>,
+    pub context: Context,
+    now: Time,
+    /// The next free byte of the arena.
+    free: u64,
+}
+
+/// The most doorbell pages of a test.
+pub const MAX_PAGES: u64 = 16;
+
+/// The address of no memory.
+pub const NOWHERE: u64 = 0x10;
+
+impl Rig {
+    pub fn new(link: LinkLayer, uar: UarMode) -> Rig {
+        let fabric = Fabric {
+            name: "test".into(),
+            devices: 1,
+            ports: 1,
+            link,
+        };
+        let hub = Hub::new(Default::default());
+        // The device's name for a node is another than the hub's: connections of a NIC with
+        // itself, which is what these tests make, need the right one.
+        let port = Named {
+            node: fabric.node(0, 0),
+            of: hub.port(),
+        };
+        let config = NicConfig {
+            qpn: Some(Fabric::qpns(0)),
+            ..NicConfig::default()
+        };
+        let nic = Shared::new(Nic::new(config, Box::new(port)));
+        let process = Arc::new(Process {
+            memory: Arc::new(HostMemory::new(ARENA)),
+            end: AtomicU64::new(ARENA as u64),
+            pages: AtomicU64::new(0),
+        });
+        let config = DeviceConfig {
+            fabric,
+            index: 0,
+            uar,
+        };
+        let user = Arc::clone(&process) as Arc<dyn User>;
+        let device = Device::new(config, nic.clone(), user);
+        Rig {
+            context: device.open(),
+            device,
+            nic,
+            process,
+            now: Time::ZERO,
+            free: 4096,
+        }
+    }
+
+    /// With static pages, on InfiniBand, and the first command carried out.
+    pub fn open() -> Rig {
+        let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+        rig.get_context().unwrap();
+        rig
+    }
+
+    /// Room in the arena, aligned to pages; its address.
+    pub fn room(&mut self, len: usize) -> u64 {
+        let at = self.free;
+        self.free += len.next_multiple_of(4096) as u64;
+        assert!(self.free <= ARENA as u64 - 4096 * MAX_PAGES);
+        self.process.memory.addr() + at
+    }
+
+    /// Nothing lies in the arena any more.
+    pub fn forget_room(&mut self) {
+        self.free = 4096;
+        self.process.pages.store(0, Ordering::Relaxed);
+    }
+
+    pub fn read<T: FromBytes + IntoBytes + Default>(&self, addr: u64) -> T {
+        let mut value = T::default();
+        self.process.read(addr, value.as_mut_bytes()).unwrap();
+        value
+    }
+
+    /// A command whose input starts with the address of the answer; `(answer, driver's answer)`.
+    pub fn call<A, D>(&mut self, command: u32, input: &[u8], driver: &[u8]) -> Answer<A, D>
+    where
+        A: FromBytes + IntoBytes + Default,
+        D: FromBytes + IntoBytes + Default,
+    {
+        let at = self.process.memory.addr();
+        let mut body = input.to_vec();
+        body[..8].copy_from_slice(&at.to_ne_bytes());
+        body.extend_from_slice(driver);
+        let out = size_of::<A>() + size_of::<D>();
+        self.context.write(&plain(command, &body, out))?;
+        let driver_at = at + size_of::<A>() as u64;
+        Ok((self.read(at), self.read(driver_at)))
+    }
+
+    /// A command without an answer.
+    pub fn tell(&self, command: u32, input: &(impl IntoBytes + Immutable)) -> Result<usize, Errno> {
+        self.context.write(&plain(command, input.as_bytes(), 0))
+    }
+
+    pub fn get_context(&mut self) -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
+        let ask = mlx5::AllocUcontextReqV2 {
+            total_num_bfregs: 16,
+            num_low_latency_bfregs: 4,
+            max_cqe_version: 1,
+            lib_caps: 3,
+            ..Default::default()
+        };
+        let input = GetContext::default();
+        self.call(command::GET_CONTEXT, input.as_bytes(), ask.as_bytes())
+    }
+
+    pub fn pd(&mut self) -> u32 {
+        let input = AllocPd::default();
+        let answer: Answer<AllocPdResp, mlx5::AllocPdResp> =
+            self.call(command::ALLOC_PD, input.as_bytes(), &[]);
+        answer.unwrap().0.pd_handle
+    }
+
+    pub fn mr(&mut self, pd: u32, at: u64, len: u64, access: u32) -> Result<RegMrResp, Errno> {
+        let input = RegMr {
+            start: at,
+            length: len,
+            hca_va: at,
+            pd_handle: pd,
+            access_flags: access,
+            ..Default::default()
+        };
+        let answer: Answer<RegMrResp, ()> = self.call(command::REG_MR, input.as_bytes(), &[]);
+        answer.map(|(mr, _)| mr)
+    }
+
+    pub fn channel(&mut self) -> u32 {
+        let input = CreateCompChannel::default();
+        let answer: Answer<CreateCompChannelResp, ()> =
+            self.call(command::CREATE_COMP_CHANNEL, input.as_bytes(), &[]);
+        answer.unwrap().0.fd
+    }
+
+    /// A completion queue of 15 entries, preset as the library does.
+    pub fn cq(&mut self, channel: i32) -> Cq {
+        let (buf, db) = (self.room(1024), self.room(8));
+        for entry in 0..16 {
+            self.process.write(buf + entry * 64 + 63, &[0xf0]).unwrap();
+        }
+        let input = CreateCq {
+            user_handle: 0xc0ffee,
+            cqe: 15,
+            comp_channel: channel,
+            ..Default::default()
+        };
+        let driver = cq_driver(buf, db);
+        let answer: Answer<CreateCqResp, mlx5::CreateCqResp> =
+            self.call(command::CREATE_CQ, input.as_bytes(), driver.as_bytes());
+        let (say, own) = answer.unwrap();
+        assert_eq!(say.cqe, 15);
+        Cq {
+            handle: say.cq_handle,
+            cqn: own.cqn,
+            buf,
+            db,
+        }
+    }
+
+    pub fn destroy_cq(&mut self, handle: u32) -> Result<DestroyCqResp, Errno> {
+        let input = DestroyCq {
+            cq_handle: handle,
+            ..Default::default()
+        };
+        let answer: Answer<DestroyCqResp, ()> =
+            self.call(command::DESTROY_CQ, input.as_bytes(), &[]);
+        answer.map(|(say, _)| say)
+    }
+
+    /// A queue pair with four receives of 64 bytes and four blocks of sends.
+    pub fn qp(&mut self, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
+        let (buf, db) = (self.room(512), self.room(8));
+        let input = qp_input(pd, cq.handle);
+        let driver = qp_driver(buf, db);
+        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
+            self.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
+        let (say, own) = answer?;
+        Ok(Qp {
+            handle: say.qp_handle,
+            qpn: say.qpn,
+            bfreg: own.bfreg_index,
+            sends: buf + 256,
+            receives: buf,
+            db,
+        })
+    }
+
+    pub fn destroy_qp(&mut self, handle: u32) -> Result<(), Errno> {
+        let input = DestroyQp {
+            qp_handle: handle,
+            ..Default::default()
+        };
+        let answer: Answer<DestroyQpResp, ()> =
+            self.call(command::DESTROY_QP, input.as_bytes(), &[]);
+        answer.map(drop)
+    }
+
+    pub fn query_qp(&mut self, handle: u32) -> Result<QueryQpResp, Errno> {
+        let input = QueryQp {
+            qp_handle: handle,
+            ..Default::default()
+        };
+        let answer: Answer<QueryQpResp, ()> = self.call(command::QUERY_QP, input.as_bytes(), &[]);
+        answer.map(|(say, _)| say)
+    }
+
+    /// Modifications that connect a queue pair with another.
+    pub fn ways(&self, qp: u32, remote: u32) -> [ModifyQp; 3] {
+        use attr::*;
+        let base = ModifyQp {
+            qp_handle: qp,
+            port_num: 1,
+            qp_access_flags: 0xf,
+            ..Default::default()
+        };
+        [
+            ModifyQp {
+                attr_mask: STATE | PKEY_INDEX | PORT | ACCESS_FLAGS,
+                qp_state: 1,
+                ..base
+            },
+            ModifyQp {
+                attr_mask: STATE
+                    | AV
+                    | PATH_MTU
+                    | DEST_QPN
+                    | RQ_PSN
+                    | MAX_DEST_RD_ATOMIC
+                    | MIN_RNR_TIMER,
+                qp_state: 2,
+                path_mtu: 3,
+                dest_qp_num: remote,
+                rq_psn: 7,
+                max_dest_rd_atomic: 1,
+                min_rnr_timer: 12,
+                dest: QpDest {
+                    dlid: 1,
+                    port_num: 1,
+                    ..Default::default()
+                },
+                ..base
+            },
+            ModifyQp {
+                attr_mask: STATE | TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
+                qp_state: 3,
+                timeout: 14,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                sq_psn: 7,
+                max_rd_atomic: 1,
+                ..base
+            },
+        ]
+    }
+
+    pub fn connect(&self, qp: &Qp, remote: &Qp) {
+        for way in self.ways(qp.handle, remote.qpn) {
+            self.tell(command::MODIFY_QP, &way).unwrap();
+        }
+    }
+
+    /// Steps the NIC until it has nothing to do.
+    pub fn settle(&mut self) {
+        for _ in 0..1000 {
+            self.now = self.now + std::time::Duration::from_micros(1);
+            let step = self.nic.step(self.now);
+            self.device.turn();
+            if step != Step::Progress {
+                return;
+            }
+        }
+        panic!("the NIC finds no end");
+    }
+
+    /// Rings: a value into the first register of every page.
+    pub fn ring(&self) {
+        for page in 0..MAX_PAGES {
+            let at = self.process.page(page) + 0x800;
+            self.process.memory.store64(at, 1).unwrap();
+        }
+    }
+}
+
+pub type Answer<A, D> = Result<(A, D), Errno>;
+
+pub struct Cq {
+    pub handle: u32,
+    pub cqn: u32,
+    pub buf: u64,
+    pub db: u64,
+}
+
+pub struct Qp {
+    pub handle: u32,
+    pub qpn: u32,
+    pub bfreg: u32,
+    pub sends: u64,
+    pub receives: u64,
+    pub db: u64,
+}
+
+pub fn cq_driver(buf: u64, db: u64) -> mlx5::CreateCq {
+    mlx5::CreateCq {
+        buf_addr: buf,
+        db_addr: db,
+        cqe_size: 64,
+        ..Default::default()
+    }
+}
+
+pub fn qp_input(pd: u32, cq: u32) -> CreateQp {
+    CreateQp {
+        init: QpInit {
+            pd_handle: pd,
+            send_cq_handle: cq,
+            recv_cq_handle: cq,
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            qp_type: 2,
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+pub fn qp_driver(buf: u64, db: u64) -> mlx5::CreateQp {
+    mlx5::CreateQp {
+        buf_addr: buf,
+        db_addr: db,
+        sq_wqe_count: 4,
+        rq_wqe_count: 4,
+        rq_wqe_shift: 6,
+        ..Default::default()
+    }
+}
+
+/// The bytes of a command that is not extended.
+pub fn plain(command: u32, body: &[u8], out: usize) -> Vec<u8> {
+    let hdr = CmdHdr {
+        command,
+        in_words: ((body.len() + 8) / 4) as u16,
+        out_words: (out / 4) as u16,
+    };
+    [hdr.as_bytes(), body].concat()
+}
+
+/// The bytes of an extended command.
+pub fn extended(
+    command: u32,
+    response: u64,
+    (body, driver): (&[u8], &[u8]),
+    (out, driver_out): (usize, usize),
+) -> Vec<u8> {
+    let hdr = CmdHdr {
+        command: command | command::EXTENDED,
+        in_words: (body.len() / 8) as u16,
+        out_words: (out / 8) as u16,
+    };
+    let ex = ExCmdHdr {
+        response,
+        provider_in_words: (driver.len() / 8) as u16,
+        provider_out_words: (driver_out / 8) as u16,
+        reserved: 0,
+    };
+    [hdr.as_bytes(), ex.as_bytes(), body, driver].concat()
+}
+
+/// A port of a hub under another name.
+struct Named<F> {
+    node: vmlx5::fabric::NodeId,
+    of: F,
+}
+
+impl<F: vmlx5::fabric::Fabric> vmlx5::fabric::Fabric for Named<F> {
+    fn node(&self) -> vmlx5::fabric::NodeId {
+        self.node
+    }
+
+    fn connect(
+        &mut self,
+        node: vmlx5::fabric::NodeId,
+    ) -> Result<vmlx5::fabric::PeerId, vmlx5::fabric::LinkError> {
+        self.of.connect(node)
+    }
+
+    fn state(&self, peer: vmlx5::fabric::PeerId) -> vmlx5::fabric::LinkState {
+        self.of.state(peer)
+    }
+
+    fn peer_node(&self, peer: vmlx5::fabric::PeerId) -> Option<vmlx5::fabric::NodeId> {
+        self.of.peer_node(peer)
+    }
+
+    fn send(
+        &mut self,
+        peer: vmlx5::fabric::PeerId,
+        header: &vmlx5::FrameHeader,
+        fill: vmlx5::fabric::Fill<'_>,
+    ) -> Result<(), vmlx5::fabric::SendRefused> {
+        self.of.send(peer, header, fill)
+    }
+
+    fn receive(&mut self, budget: vmlx5::fabric::Budget, sink: vmlx5::fabric::Sink<'_>) -> u32 {
+        self.of.receive(budget, sink)
+    }
+
+    fn lost(&mut self) -> Option<vmlx5::fabric::PeerId> {
+        self.of.lost()
+    }
+
+    fn flush(&mut self) {
+        self.of.flush();
+    }
+
+    fn step(&mut self, now: Time) -> Option<Time> {
+        self.of.step(now)
+    }
+}

@@ -1,0 +1,110 @@
+//! What the environment says.
+
+use std::time::Duration;
+
+use vmlx5_uverbs::UarMode;
+use vmlx5_uverbs::address::{Fabric, LinkLayer, MAX_DEVICES, MAX_PORTS};
+
+/// How memory of the program is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// Directly; a fault is caught.
+    Signal,
+    /// By system calls.
+    Syscall,
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub fabric: Fabric,
+    pub uar: UarMode,
+    pub dir: Option<String>,
+    pub trace: bool,
+    pub nap: Option<Duration>,
+    pub spin: Option<Duration>,
+    pub guard: Guard,
+    pub priority: bool,
+}
+
+/// The value of a variable; empty is as good as none.
+fn var(name: &str) -> Option<String> {
+    let value = std::env::var(name).ok()?;
+    (!value.is_empty()).then_some(value)
+}
+
+fn choice<T: Copy>(name: &str, of: &[(&str, T)]) -> Result<T, String> {
+    let value = var(name);
+    let chosen = match &value {
+        None => of.first(),
+        Some(value) => of.iter().find(|(known, _)| known == value),
+    };
+    chosen.map(|(_, it)| *it).ok_or_else(|| {
+        let names: Vec<&str> = of.iter().map(|(known, _)| *known).collect();
+        format!(
+            "{name} is '{}': it may be one of {}",
+            value.unwrap_or_default(),
+            names.join(", ")
+        )
+    })
+}
+
+fn count(name: &str, most: u32) -> Result<u32, String> {
+    let Some(value) = var(name) else {
+        return Ok(1);
+    };
+    let count = value.parse().ok().filter(|n| (1..=most).contains(n));
+    count.ok_or_else(|| format!("{name} is '{value}': it may be a number from 1 to {most}"))
+}
+
+fn micros(name: &str) -> Result<Option<Duration>, String> {
+    let Some(value) = var(name) else {
+        return Ok(None);
+    };
+    let micros = value.parse().ok().filter(|&n: &u64| n <= 1_000_000);
+    let micros = micros.ok_or_else(|| {
+        format!("{name} is '{value}': it may be a number of microseconds up to 1000000")
+    })?;
+    Ok(Some(Duration::from_micros(micros)))
+}
+
+impl Config {
+    /// From the variables `VMLX5_*`.
+    ///
+    /// # Errors
+    /// A text that names the variable that is not understood, and what it may be.
+    pub fn from_env() -> Result<Config, String> {
+        let name = var("VMLX5_FABRIC").unwrap_or_else(|| "default".into());
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.len() > 64 || name.starts_with('.') || !name.chars().all(plain) {
+            return Err(format!(
+                "VMLX5_FABRIC is '{name}': it may be a name of at most 64 letters, digits, \
+                 '-', '_' and '.'"
+            ));
+        }
+        Ok(Config {
+            fabric: Fabric {
+                name,
+                devices: count("VMLX5_DEVICES", MAX_DEVICES)?,
+                ports: count("VMLX5_PORTS", MAX_PORTS.into())? as u8,
+                link: choice(
+                    "VMLX5_LINK",
+                    &[("ib", LinkLayer::InfiniBand), ("roce", LinkLayer::Ethernet)],
+                )?,
+            },
+            uar: choice(
+                "VMLX5_UAR",
+                &[("dyn", UarMode::Dynamic), ("static", UarMode::Static)],
+            )?,
+            dir: var("VMLX5_DIR"),
+            trace: choice("VMLX5_TRACE", &[("0", false), ("1", true)])?,
+            nap: micros("VMLX5_NAP_US")?,
+            spin: micros("VMLX5_SPIN_US")?,
+            guard: choice(
+                "VMLX5_GUARD",
+                &[("signal", Guard::Signal), ("syscall", Guard::Syscall)],
+            )?,
+            priority: choice("VMLX5_SCHED", &[("high", true), ("none", false)])?,
+        })
+    }
+}

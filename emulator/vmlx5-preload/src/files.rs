@@ -1,0 +1,114 @@
+//! The descriptors that are device files of ours.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vmlx5_uverbs::Context;
+
+/// Descriptors with a mark of their own.
+const MARKS: usize = 1 << 16;
+
+const NONE: u8 = 0;
+const OURS: u8 = 1;
+/// Opened by the process that forked this one.
+const DEAD: u8 = 2;
+
+/// What each descriptor is. Read relaxed on every interposed call: a program that uses a
+/// descriptor has it from who opened it, and with that everything written before; the table
+/// itself is behind a lock.
+static MARK: [AtomicU8; MARKS] = [const { AtomicU8::new(NONE) }; MARKS];
+
+/// How many descriptors beyond those with marks are ours. Relaxed, as the marks.
+static BEYOND: AtomicUsize = AtomicUsize::new(0);
+
+type Table = Mutex<BTreeMap<i32, Arc<Context>>>;
+
+/// The open device files of this process; a child begins with another table, as its parent's may
+/// have been locked when it forked. Written in the child's only thread, so relaxed will do.
+static TABLE: AtomicUsize = AtomicUsize::new(0);
+
+fn table() -> MutexGuard<'static, BTreeMap<i32, Arc<Context>>> {
+    let mut at = TABLE.load(Ordering::Acquire);
+    if at == 0 {
+        let new = Box::into_raw(Box::new(Table::default())) as usize;
+        at = match TABLE.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            Err(other) => {
+                // SAFETY: nobody else knows this box.
+                drop(unsafe { Box::from_raw(new as *mut Table) });
+                other
+            }
+        };
+    }
+    // SAFETY: a box that was leaked above: it stays for ever.
+    let table = unsafe { &*(at as *const Table) };
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a descriptor is.
+pub enum File {
+    Ours(Arc<Context>),
+    /// Of the process before the fork.
+    Dead,
+}
+
+/// What a descriptor is, if it is one of ours.
+#[inline]
+pub fn find(fd: i32) -> Option<File> {
+    match mark(fd) {
+        NONE => None,
+        DEAD => Some(File::Dead),
+        _ => table().get(&fd).cloned().map(File::Ours),
+    }
+}
+
+#[inline]
+fn mark(fd: i32) -> u8 {
+    match MARK.get(fd as usize) {
+        Some(mark) => mark.load(Ordering::Relaxed),
+        None if fd >= 0 && BEYOND.load(Ordering::Relaxed) > 0 => OURS,
+        None => NONE,
+    }
+}
+
+fn set_mark(fd: i32, value: u8) {
+    if let Some(mark) = MARK.get(fd as usize) {
+        mark.store(value, Ordering::Relaxed);
+    }
+}
+
+/// Makes a descriptor one of ours.
+pub fn insert(fd: i32, context: Arc<Context>) {
+    if fd as usize >= MARKS {
+        BEYOND.fetch_add(1, Ordering::Relaxed);
+    }
+    let former = table().insert(fd, context);
+    set_mark(fd, OURS);
+    // Outside the lock: a context takes its time to end.
+    drop(former);
+}
+
+/// Forgets a descriptor that is closed. Its context ends with its last one.
+pub fn remove(fd: i32) {
+    if mark(fd) == NONE {
+        return;
+    }
+    set_mark(fd, NONE);
+    let former = table().remove(&fd);
+    if former.is_some() && fd as usize >= MARKS {
+        BEYOND.fetch_sub(1, Ordering::Relaxed);
+    }
+    drop(former);
+}
+
+/// In the child of a fork: none of the parent's is usable here.
+pub fn forget() {
+    TABLE.store(0, Ordering::Release);
+    BEYOND.store(0, Ordering::Relaxed);
+    for mark in &MARK {
+        if mark.load(Ordering::Relaxed) == OURS {
+            mark.store(DEAD, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! `VMLX5_TRACE=1`: a line on standard error for every command, and the reasons of failures.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether lines are written. Set once at the start, read relaxed: nothing hangs on it.
+static ON: AtomicBool = AtomicBool::new(false);
+
+pub fn turn_on() {
+    ON.store(true, Ordering::Relaxed);
+}
+
+pub fn on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Writes a line if traces are on.
+pub fn line(text: fmt::Arguments<'_>) {
+    if on() {
+        say(text);
+    }
+}
+
+/// Writes a line.
+pub fn say(text: fmt::Arguments<'_>) {
+    let line = format!("vmlx5[{}]: {text}\n", std::process::id());
+    // Nothing can be said about a standard error that does not take it.
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}
