@@ -22,7 +22,7 @@ pub fn run(data: &[u8]) {
     assert_eq!(again.as_bytes(), header.as_bytes());
     let kind = Kind::from_u8(header.kind).expect("a kind");
     assert_eq!(kind as u8, header.kind);
-    for number in [header.dst_qpn, header.src_qpn, header.seq] {
+    for number in [header.dst_qpn, header.src_qpn, header.psn] {
         assert!(number.get() < 1 << 24);
     }
     let (offset, total) = (u64::from(header.offset.get()), header.total.get());
@@ -34,6 +34,11 @@ pub fn run(data: &[u8]) {
         assert_eq!(header.flags & LAST != 0, end == total.into());
         // Otherwise a peer could send parts of a message without end.
         assert!(payload > 0 || total == 0);
+        // Those who place it shift by whole packets.
+        let packet = 1_u64 << header.mtu_log;
+        assert!(offset.is_multiple_of(packet));
+        let count = (payload as u64).div_ceil(packet).max(1);
+        assert_eq!(u64::from(header.count.get()), count);
     } else {
         assert_eq!(payload, 0);
     }

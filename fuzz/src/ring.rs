@@ -290,7 +290,7 @@ pub fn pair(data: &[u8]) {
                 let len = length(&mut input);
                 let willing = input.byte() & 7 != 0;
                 let frame = FrameHeader {
-                    seq: number.into(),
+                    psn: number.into(),
                     ..header(Kind::Send as u8, len)
                 };
                 let wrote = writer.write(&frame, &mut |room| {
@@ -322,9 +322,9 @@ pub fn pair(data: &[u8]) {
             }
             _ => {
                 let got = reader.read(|header, payload| {
-                    let whole = payload.iter().all(|b| *b == header.seq.get() as u8);
+                    let whole = payload.iter().all(|b| *b == header.psn.get() as u8);
                     assert!(whole, "bytes of another record");
-                    (header.seq.get(), payload.len() as u32)
+                    (header.psn.get(), payload.len() as u32)
                 });
                 if let Some(got) = got.expect("honest") {
                     let (number, len, end) = under_way.pop_front().expect("was written");
@@ -339,6 +339,6 @@ pub fn pair(data: &[u8]) {
         }
     }
     writer.publish();
-    let rest = std::iter::from_fn(|| reader.read(|h, p| (h.seq.get(), p.len() as u32)).unwrap());
+    let rest = std::iter::from_fn(|| reader.read(|h, p| (h.psn.get(), p.len() as u32)).unwrap());
     assert!(rest.eq(under_way.iter().map(|(number, len, _)| (*number, *len))));
 }

@@ -117,7 +117,7 @@ impl Honest {
             assert!(payload.len() <= MAX_PAYLOAD);
             let sum: u64 = payload.iter().copied().map(u64::from).sum();
             std::hint::black_box(sum);
-            got.push(header.seq.get());
+            got.push(header.psn.get());
             match refuse {
                 true => Err(FrameError::Kind(header.kind)),
                 false => Ok(()),
@@ -135,7 +135,7 @@ impl Honest {
         let header = FrameHeader {
             len: (len as u32).into(),
             kind: Kind::Send as u8,
-            seq: seq.into(),
+            psn: seq.into(),
             ..FrameHeader::default()
         };
         let sent = self.fabric.send(to, &header, &mut |room| {

@@ -36,7 +36,20 @@ pub struct RqAttr {
     pub stride: u32,
 }
 
-/// A queue pair to create: reliable connected, in state RESET.
+/// The kind of transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    #[default]
+    Rc = 0,
+    /// Unreliable connection: sends and writes only, which complete when they are sent; what is
+    /// lost is lost, whole messages at a time.
+    Uc = 1,
+}
+
+/// A queue pair to create, in state RESET.
 #[derive(Clone)]
 pub struct QpAttr {
     /// Its protection domain: its regions must belong to the same.
@@ -62,6 +75,8 @@ pub struct QpAttr {
     pub rq_start: u16,
     /// What its events carry; means nothing to the NIC.
     pub owner: u64,
+    /// How it talks to its peer.
+    pub service: Service,
 }
 
 /// The bytes of one packet: what a message is cut into.
@@ -158,6 +173,8 @@ pub enum QpState {
     Rts,
     /// As RTS, but no work is begun that was not begun before.
     Sqd,
+    /// A send of an unreliable queue pair failed: sends are flushed, receives go on.
+    Sqe,
     /// All work is flushed.
     Err,
 }
@@ -207,7 +224,7 @@ pub enum Modify {
     },
     /// RTS to SQD: what was begun is finished, and then an event says so.
     Sqd,
-    /// SQD to RTS: work goes on.
+    /// SQD or SQE to RTS: work goes on.
     Resume,
     /// Changes attributes in RTS or SQD, and stays there.
     Attr(AttrChange),

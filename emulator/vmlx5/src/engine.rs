@@ -2,7 +2,7 @@
 
 use gds_step::{Machine, Step, Time};
 
-use crate::attr::QpState;
+use crate::attr::{QpState, Service};
 use crate::error::vendor;
 use crate::event::{Source, qp_event};
 use crate::fabric::{Budget, PeerId, SendRefused};
@@ -116,7 +116,10 @@ impl Core {
             return Ok(());
         }
         match qp.state {
-            QpState::Rtr | QpState::Rts | QpState::Sqd if qp.is_from_partner(peer, &frame) => {
+            _ if frame.service != qp.service as u8 => self.dropped += 1,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
+                if qp.is_from_partner(peer, &frame) =>
+            {
                 if request {
                     if !qp.request(&mut ctx, &frame, payload) && qp.events == 0 {
                         return Ok(());
@@ -126,7 +129,9 @@ impl Core {
                 }
                 self.schedule(slot);
             }
-            QpState::Reset | QpState::Init if qp.patient => self.put_off(peer, &frame),
+            QpState::Reset | QpState::Init if qp.patient && qp.service == Service::Rc => {
+                self.put_off(peer, &frame)
+            }
             _ => self.dropped += 1,
         }
         Ok(())
@@ -159,15 +164,15 @@ impl Core {
         let (mut any, mut i) = (false, 0);
         while let Some(&slot) = self.timers.listed.get(i) {
             let now = self.now;
-            if let Some((qp, mut ctx)) = self.qp(slot) {
-                if qp.sq.deadline.is_some_and(|t| t <= now) {
-                    qp.time_is_up(&mut ctx);
-                    if let Some(to) = qp.remote.filter(|_| qp.sends()) {
-                        wire.relink(to.node, to.peer);
-                    }
-                    any = true;
-                    self.schedule(slot);
+            if let Some((qp, mut ctx)) = self.qp(slot)
+                && qp.sq.deadline.is_some_and(|t| t <= now)
+            {
+                qp.time_is_up(&mut ctx);
+                if let Some(to) = qp.remote.filter(|_| qp.sends()) {
+                    wire.relink(to.node, to.peer);
                 }
+                any = true;
+                self.schedule(slot);
             }
             let deadline = self.qps.at(slot).and_then(|qp| {
                 qp.timed = qp.sq.deadline.is_some();
@@ -241,7 +246,7 @@ impl Core {
                 bytes: TURN_BYTES,
             };
             let replied = qp.reply(&ctx, wire, &mut may);
-            let sent = if qp.state == QpState::Err {
+            let sent = if matches!(qp.state, QpState::Err | QpState::Sqe) {
                 match qp.flush(&mut ctx, &mut may.frames) {
                     true => Turn::More,
                     false => Turn::Done,

@@ -3,8 +3,8 @@
 //! a [`fabric`].
 //!
 //! A [`Nic`] is a step machine ([`gds_step::Machine`]): no thread, no clock, no allocation per
-//! message. Its control operations (PDs, MRs, UARs, CQs, reliable connected QPs with their
-//! states) are plain methods; its data path is what a step does:
+//! message. Its control operations (PDs, MRs, UARs, CQs, connected QPs, reliable or not, with
+//! their states) are plain methods; its data path is what a step does:
 //!
 //! 1. every doorbell register in use is emptied; where one was rung, the doorbell records of
 //!    the page's queue pairs say how far their send queues go;
@@ -42,7 +42,7 @@
 //! let qpn = nic.create_qp(QpAttr {
 //!     pd, uar, send_cq: cqn, recv_cq: cqn,
 //!     sq: SqAttr { mem: mem.clone(), offset: sq, log_blocks: 4 },
-//!     rq: None, record: (mem, record), uidx: 0, sq_start: 0, rq_start: 0, owner: 0,
+//!     rq: None, record: (mem, record), uidx: 0, sq_start: 0, rq_start: 0, owner: 0, service: Service::Rc,
 //! })?;
 //!
 //! // Connected to itself.
@@ -99,7 +99,7 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: UC and UD, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: UD, shared receive queues, completion events, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
@@ -121,7 +121,9 @@ mod table;
 mod timer;
 mod wire;
 
-pub use attr::{AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, SqAttr};
+pub use attr::{
+    AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Service, SqAttr,
+};
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};
 pub use error::{NicError, Object, vendor};

@@ -8,7 +8,7 @@ use gds_step::Time;
 use mlx5_prm::cqe::{Failure, Success};
 use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 
-use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn};
+use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
@@ -586,7 +586,7 @@ impl Nic {
                 qp.mtu_log = path.mtu.log();
                 qp.resp.begin(rq_psn, max_dest_rd_atomic, min_rnr_timer);
                 qp.fresh = true;
-                if qp.patient {
+                if qp.patient && qp.service == Service::Rc {
                     // The other end may have sent already, and been told to wait.
                     qp.resp.answers.push_back(Answer::Hint);
                 }
@@ -610,7 +610,10 @@ impl Nic {
                     psn: sq_psn,
                     mtu_log: qp.mtu_log,
                     max_rd_atomic,
-                    timeout: ack_timeout(timeout),
+                    timeout: match qp.service {
+                        Service::Rc => ack_timeout(timeout),
+                        Service::Uc => None,
+                    },
                     retry_cnt,
                     rnr_retry,
                 });
@@ -619,6 +622,7 @@ impl Nic {
             (QpState::Sqd, Modify::Resume) => {
                 qp.ring();
             }
+            (QpState::Sqe, Modify::Resume) => qp.sq.restart(),
             (QpState::Rts | QpState::Sqd, Modify::Attr(change)) => {
                 let rest = from == QpState::Sqd && qp.sq.pending.is_empty();
                 if change.needs_rest() && !rest {

@@ -9,7 +9,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Service};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
@@ -39,6 +39,7 @@ pub(crate) struct Qp {
     pub recv_cq: Cqn,
     pub uidx: u32,
     pub state: QpState,
+    pub service: Service,
     pub access: Access,
     pub remote: Option<Remote>,
     /// Logarithm of the bytes of a packet.
@@ -88,6 +89,7 @@ impl Qp {
             recv_cq: attr.recv_cq,
             uidx: attr.uidx,
             state: QpState::Reset,
+            service: attr.service,
             access: Access::NONE,
             remote: None,
             mtu_log: MTU_LOGS.1,
@@ -193,7 +195,10 @@ impl Qp {
 
     /// Reads the send counter of the doorbell record. True if there is new work.
     pub fn ring(&mut self) -> bool {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Err) {
+        if !matches!(
+            self.state,
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
+        ) {
             return false;
         }
         let (mem, offset) = &self.record;
@@ -224,6 +229,7 @@ impl Qp {
     pub fn frame(&self, kind: Kind, to: Remote, psn: u32) -> Frame {
         Frame {
             mtu_log: self.mtu_log,
+            service: self.service as u8,
             ..Frame::new(kind, to.qpn, self.number, psn)
         }
     }
@@ -275,7 +281,15 @@ impl Qp {
         self.sq.stop_clock();
     }
 
-    /// Flushes at most `budget` entries. True if there may be more.
+    /// Out of service for sends: all of them are flushed.
+    pub fn enter_send_error(&mut self) {
+        match self.service {
+            Service::Uc if self.state != QpState::Err => self.state = QpState::Sqe,
+            _ => self.enter_error(),
+        }
+    }
+
+    /// Flushes at most `budget` entries, of sends alone in SQE. True if there may be more.
     pub fn flush(&mut self, ctx: &mut Ctx<'_>, budget: &mut u32) -> bool {
         while *budget > 0 {
             let Some((index, opcode)) = self.next_to_flush() else {
@@ -286,7 +300,7 @@ impl Qp {
                 self.send_error(ctx, index, opcode, Fault::FLUSH);
             }
         }
-        while *budget > 0 && self.receives() {
+        while *budget > 0 && self.state == QpState::Err && self.receives() {
             *budget -= 1;
             self.recv_error(ctx, Fault::FLUSH);
         }

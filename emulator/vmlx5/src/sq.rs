@@ -10,6 +10,7 @@ use mlx5_prm::wqe::{
 };
 use zerocopy::FromBytes;
 
+use crate::attr::Service;
 use crate::dma::Dma;
 use crate::error::{Fault, vendor};
 use crate::frame::MAX_MESSAGE;
@@ -42,6 +43,7 @@ pub(crate) struct Checks<'a> {
     pub pd: PdId,
     pub qpn: u32,
     pub max_rd_atomic: u8,
+    pub service: Service,
 }
 
 /// True of operations that bring an answer back into local memory.
@@ -149,6 +151,9 @@ fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault>
         | SendOpcode::SEND_IMM
         | SendOpcode::RDMA_WRITE
         | SendOpcode::RDMA_WRITE_IMM => {}
+        _ if writes_back && checks.service != Service::Rc => {
+            return Err(malformed(vendor::WQE_OPCODE));
+        }
         _ if writes_back && checks.max_rd_atomic == 0 => {
             return Err(malformed(vendor::READ_LIMIT));
         }

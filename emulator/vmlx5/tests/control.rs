@@ -188,6 +188,7 @@ fn refused_control_operations() {
         sq_start: 0,
         rq_start: 0,
         owner: 0,
+        service: Service::Rc,
     };
     let mut refused = |change: &dyn Fn(&mut QpAttr)| {
         let mut attr = qp.clone();
@@ -368,6 +369,7 @@ fn a_queue_pair_without_receive_queue() {
         sq_start: 0,
         rq_start: 0,
         owner: 0,
+        service: Service::Rc,
     });
     let d = d.unwrap();
     let node = nic.node();

@@ -230,7 +230,7 @@ fn deaf_for_a_while_and_dead_for_good() {
     ] {
         world.pass(US * (start - (world.now / 1000) as u32));
         let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.pass(US * (answered - start) as u32 + US * 2);
+        world.pass(US * (answered - start) + US * 2);
         assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
     }
     world.pass(US * 2_000);

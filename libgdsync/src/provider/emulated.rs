@@ -232,6 +232,7 @@ impl EmulatedNic {
                 sq_start: start as u16,
                 rq_start: start as u16,
                 owner: 0,
+                service: vmlx5::Service::Rc,
             })?;
             Ok(QpObjects {
                 qpn: qpn.0,

@@ -4,6 +4,7 @@ use mlx5_prm::cqe::Success;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
+use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::frame::{Frame, Kind, LAST, nak, psn};
 use crate::nic::Ctx;
@@ -16,16 +17,12 @@ const BAD: Fault = Fault::new(Syndrome::BAD_RESP, vendor::BAD_ANSWER);
 impl Qp {
     /// Takes an answer from the other end.
     pub fn answer(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
-        if !self.sends() {
+        if !self.sends() || self.service != Service::Rc {
             return;
         }
         let waits = self.sq.waits_for(frame.psn);
         match frame.kind {
-            Kind::Ack if waits => {
-                if !self.acknowledge(ctx, psn::add(frame.psn, 1)) {
-                    self.lost(ctx);
-                }
-            }
+            Kind::Ack if waits => self.arrived(ctx, psn::add(frame.psn, 1)),
             Kind::Nak if waits => self.refused(ctx, frame),
             Kind::ReadData | Kind::AtomicData if waits => self.take(ctx, frame, payload),
             Kind::Hint if self.patient => self.sq.resume(ctx.now),
@@ -46,6 +43,13 @@ impl Qp {
             self.retire(ctx);
         }
         missing.is_none()
+    }
+
+    /// Takes an acknowledgement of all before `upto`.
+    fn arrived(&mut self, ctx: &mut Ctx<'_>, upto: u32) {
+        if !self.acknowledge(ctx, upto) {
+            self.lost(ctx);
+        }
     }
 
     /// Takes a NAK.
@@ -162,6 +166,6 @@ impl Qp {
             self.sq.cursor = self.sq.cursor.saturating_sub(1);
             self.send_error(ctx, p.index, p.opcode, fault);
         }
-        self.enter_error();
+        self.enter_send_error();
     }
 }

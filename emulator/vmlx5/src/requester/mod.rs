@@ -223,6 +223,12 @@ impl Requester {
         (self.retries_left, self.rnr_left) = (self.retry_cnt, self.rnr_retry);
     }
 
+    /// Goes on after a failure that ended all work: what is sent next comes after everything.
+    pub fn restart(&mut self) {
+        (self.acked, self.top) = (self.psn, self.psn);
+        self.cursor = self.pending.len();
+    }
+
     /// The index up to which entries are done.
     pub fn done(&self) -> u16 {
         self.pending.front().map_or(self.next, |p| p.index)

@@ -5,7 +5,7 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Data, ParsedWqe, parse_send};
 
 use super::{Allowance, MAX_PENDING, Pending, ReadCtx, Requester, Turn, WINDOW};
-use crate::attr::QpState;
+use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
 use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn};
@@ -58,6 +58,7 @@ impl Qp {
             pd: self.pd,
             qpn: self.number,
             max_rd_atomic: self.sq.max_rd_atomic,
+            service: self.service,
         };
         let sq = &mut self.sq;
         let (index, left) = match sq.pending.get(sq.cursor) {
@@ -153,8 +154,16 @@ impl Qp {
             sq.top = end;
         }
         sq.sent += len as u32;
-        if answered || frame.is(LAST) {
+        let done = answered || frame.is(LAST);
+        if done {
             sq.advance();
+        }
+        if self.service == Service::Uc {
+            // What is sent is done.
+            sq.acked = end;
+            if done {
+                self.retire(ctx);
+            }
         }
         Turn::More
     }

@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::Sge;
 
-use crate::attr::QpState;
+use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
-use crate::frame::{ACKREQ, Frame, Kind, LAST, nak, packets, psn};
+use crate::frame::{ACKREQ, FIRST, Frame, Kind, LAST, nak, packets, psn};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 
@@ -155,6 +155,10 @@ impl Qp {
         if std::mem::take(&mut self.fresh) && self.state == QpState::Rtr {
             self.events |= qp_event::COMM_EST;
         }
+        if self.service == Service::Uc {
+            self.take_unreliable(ctx, frame, payload);
+            return self.state == QpState::Err;
+        }
         let old = psn::after(frame.psn, self.resp.expect);
         let outcome = if old > BEHIND {
             self.gap();
@@ -192,6 +196,30 @@ impl Qp {
             }
         }
         !self.resp.answers.is_empty()
+    }
+
+    /// Takes a frame that nobody wants to hear of: of a message of which one was lost, the rest
+    /// is dropped.
+    fn take_unreliable(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, payload: &[u8]) {
+        let resp = &mut self.resp;
+        let follows = frame.psn == resp.expect && resp.msg.is_some();
+        if !frame.is(FIRST) && !follows || !frame.kind.carries() || frame.mtu_log != self.mtu_log {
+            resp.msg = None;
+            return;
+        }
+        if frame.is(FIRST) {
+            resp.msg = None;
+        }
+        match self.place(ctx, frame, payload, 0) {
+            Outcome::Done => {}
+            Outcome::Refused(_, Some(ours)) => {
+                self.recv_error(ctx, ours);
+                self.enter_error();
+            }
+            Outcome::Starved | Outcome::Refused(_, None) => self.resp.msg = None,
+        }
+        // Nobody waits for an acknowledgement.
+        self.resp.answers.clear();
     }
 
     /// Something before this packet did not arrive.

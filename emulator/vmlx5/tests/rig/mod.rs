@@ -15,7 +15,7 @@ use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
     Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
-    QpAttr, QpState, Qpn, RqAttr, SqAttr, UarId,
+    QpAttr, QpState, Qpn, RqAttr, Service, SqAttr, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -33,6 +33,7 @@ pub struct EndConfig {
     pub mr_access: Access,
     pub qp_access: Access,
     pub max_rd_atomic: u8,
+    pub service: Service,
     pub mtu: Mtu,
     pub timeout: u8,
     pub retry_cnt: u8,
@@ -67,6 +68,7 @@ impl Default for EndConfig {
             mr_access: all_rights(),
             qp_access: remote_rights(),
             max_rd_atomic: 4,
+            service: Service::Rc,
             mtu: Mtu::B4096,
             timeout: 14,
             retry_cnt: 3,
@@ -205,6 +207,7 @@ impl End {
             sq_start: config.sq_start,
             rq_start: config.rq_start,
             owner: 9,
+            service: config.service,
         });
         let end = End {
             nic: index,

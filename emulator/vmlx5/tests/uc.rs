@@ -1,0 +1,221 @@
+//! Unreliable connections: messages arrive whole or not at all, and nobody is told.
+
+mod rig;
+
+use std::time::Duration;
+
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Atomic, SendWqe, Sge};
+use rig::*;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::*;
+
+const REQ: CqeOpcode = CqeOpcode::REQ;
+const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
+
+fn uc() -> EndConfig {
+    EndConfig {
+        service: Service::Uc,
+        ..EndConfig::default()
+    }
+}
+
+fn world() -> (World, End, End) {
+    let mut world = World::new(2);
+    let (a, b) = world.pair(uc(), uc());
+    (world, a, b)
+}
+
+#[test]
+fn sends_and_writes_arrive_over_a_good_wire() {
+    let (mut world, mut a, mut b) = world();
+    a.put(0, &pattern(1, 100_000));
+    let receives = [
+        b.post_recv(&[b.sge(0, 100_000)]),
+        b.post_recv(&[b.sge(0, 0)]),
+    ];
+    let posted = [
+        a.post(&send(&[a.sge(0, 100_000)])),
+        a.post(&write(b.remote(200_000), &[a.sge(0, 100_000)])),
+        a.post(&SendWqe {
+            opcode: SendOpcode::RDMA_WRITE_IMM,
+            ..write(b.remote(400_000), &[a.sge(0, 5)])
+        }),
+    ];
+    world.settle();
+    for index in posted {
+        assert_ok(&a.send.poll().unwrap(), REQ, index);
+    }
+    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, receives[0]);
+    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_WR_IMM, receives[1]);
+    for at in [0, 200_000] {
+        assert_eq!(b.get(at, 100_000), a.get(0, 100_000));
+    }
+    // The other end has said nothing.
+    assert_eq!(world.nics[1].stats().frames_sent, 0);
+    assert_eq!(world.deadline, None);
+}
+
+#[test]
+fn a_message_completes_when_it_is_sent() {
+    let (mut world, mut a, b) = world();
+    let node = world.node(&b);
+    world.hub.silence(node, true);
+    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    // A fabric without room holds it back.
+    let posted: Vec<u16> = (0..3)
+        .map(|_| a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)])))
+        .collect();
+    world.pass(Duration::from_secs(10));
+    assert!(a.send.drain().len() < posted.len());
+    world.hub.silence(node, false);
+    world.settle();
+    a.send.drain();
+    assert_eq!(a.send.next, 4);
+}
+
+#[test]
+fn a_message_without_receive_is_lost_whole() {
+    let (mut world, mut a, mut b) = world();
+    a.put(0, &pattern(2, 100_000));
+    let lost = a.post(&send(&[a.sge(0, 100_000)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, lost);
+    let r = b.post_recv(&[b.sge(0, 100_000)]);
+    world.settle();
+    assert_eq!(b.recv.poll(), None);
+    let s = a.post(&send(&[a.sge(50, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    assert_eq!(b.get(0, 8), a.get(50, 8));
+}
+
+#[test]
+fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
+    let mut lost = 0;
+    for seed in 0..40 {
+        let (mut world, mut a, mut b) = world();
+        let faults = Faults {
+            seed,
+            loss: 0.05,
+            reorder: 0.05,
+            ..Faults::default()
+        };
+        world.nics[0].set_faults(faults);
+        let len = 80_000;
+        for round in 0..10_u64 {
+            b.post_recv(&[b.sge(0, len)]);
+            a.put(0, &vec![round as u8 + 1; len as usize]);
+            let s = a.post(&send(&[a.sge(0, len)]));
+            world.pass(Duration::from_millis(1));
+            assert_ok(&a.send.poll().unwrap(), REQ, s);
+            match b.recv.poll() {
+                Some(cqe) => {
+                    assert_eq!(cqe.opcode(), CqeOpcode::RESP_SEND);
+                    assert_eq!(cqe.byte_cnt.get(), len);
+                    assert!(b.get(0, len as usize).iter().all(|x| *x == round as u8 + 1));
+                }
+                None => lost += 1,
+            }
+        }
+    }
+    assert!((20..200).contains(&lost), "{lost}");
+}
+
+#[test]
+fn what_may_not_be_written_is_not_and_nobody_is_told() {
+    let (mut world, mut a, b) = world();
+    let mut at = b.remote(0);
+    at.rkey ^= 1;
+    let bad = a.post(&write(at, &[a.sge(0, 50_000)]));
+    a.put64(0, 7);
+    let good = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, bad);
+    assert_ok(&a.send.poll().unwrap(), REQ, good);
+    assert_eq!((b.get64(0), b.get64(8)), (7, 0));
+    assert_eq!(
+        (world.state(&a), world.state(&b)),
+        (QpState::Rts, QpState::Rts)
+    );
+}
+
+#[test]
+fn a_receive_at_fault_is_the_receivers_error() {
+    let (mut world, mut a, mut b) = world();
+    let r = b.post_recv(&[b.sge(0, 4)]);
+    let s = a.post(&send(&[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    let why = Syndrome::LOCAL_LENGTH;
+    assert_err(&b.recv.poll().unwrap(), CqeOpcode::RESP_ERR, r, why);
+    assert_eq!(world.state(&b), QpState::Err);
+}
+
+#[test]
+fn a_send_that_fails_stops_sends_alone() {
+    let (mut world, mut a, mut b) = world();
+    let lkey = a.keys.lkey ^ 1;
+    let bad = a.post(&write(
+        b.remote(0),
+        &[Sge {
+            lkey,
+            ..a.sge(0, 8)
+        }],
+    ));
+    let after = a.post(&nop());
+    world.settle();
+    assert_err(&a.send.poll().unwrap(), REQ_ERR, bad, Syndrome::LOCAL_PROT);
+    assert_err(&a.send.poll().unwrap(), REQ_ERR, after, Syndrome::WR_FLUSH);
+    assert_eq!(world.state(&a), QpState::Sqe);
+    let late = a.post(&nop());
+    world.settle();
+    assert_err(&a.send.poll().unwrap(), REQ_ERR, late, Syndrome::WR_FLUSH);
+    // It still receives.
+    let r = a.post_recv(&[a.sge(0, 8)]);
+    b.post(&send(&[b.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    // And can be told to send again.
+    world.modify(&a, Modify::Resume);
+    a.put64(0, 5);
+    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    assert_eq!(b.get64(0), 5);
+}
+
+#[test]
+fn reads_and_atomics_need_a_reliable_connection() {
+    for add in [false, true] {
+        let (mut world, mut a, b) = world();
+        let sges = [a.sge(0, 8)];
+        let bad = match add {
+            true => a.post(&atomic(b.remote(0), Atomic::FetchAdd { add: 1 }, &sges)),
+            false => a.post(&read(b.remote(0), &sges)),
+        };
+        world.settle();
+        let error = a.send.poll().unwrap();
+        assert_err(&error, REQ_ERR, bad, Syndrome::LOCAL_QP_OP);
+        assert_eq!(error.as_error().vendor_err, vendor::WQE_OPCODE);
+    }
+}
+
+#[test]
+fn services_do_not_meet() {
+    for (x, y) in [(Service::Uc, Service::Rc), (Service::Rc, Service::Uc)] {
+        let with = |service| EndConfig { service, ..uc() };
+        let mut world = World::new(2);
+        let (mut a, b) = world.pair(with(x), with(y));
+        a.put64(0, 9);
+        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+        world.outlast();
+        let entry = a.send.poll().unwrap();
+        assert_eq!(entry.opcode() == REQ, x == Service::Uc);
+        assert_eq!(b.get64(0), 0);
+    }
+}
