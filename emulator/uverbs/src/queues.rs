@@ -6,7 +6,7 @@ use mlx5_prm::cqe;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use rustix::io::Errno;
-use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, SqAttr, UarId};
+use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Service, SqAttr, UarId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
@@ -17,7 +17,7 @@ use crate::doorbells::Doorbells;
 use crate::error::errno;
 use crate::event::{NEVER_ARMED, Watch, lock};
 use crate::handles::Object;
-use crate::transitions::Service;
+use crate::transitions;
 
 /// A completion queue of a context.
 pub(crate) struct CompletionQueue {
@@ -235,11 +235,11 @@ impl Open {
         init: &QpInit,
         answer: impl FnOnce(&CreateQpResp) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        let service = Service::of(init.qp_type)?;
+        let service = transitions::service(init.qp_type)?;
         // What older libraries say ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
         let own: mlx5::CreateQp = call.driver_input(least)?;
-        let (attr, register) = self.qp_attr(device, init, &own)?;
+        let (attr, register) = self.qp_attr(device, service, init, &own)?;
         let qpn = device.nic.with(|nic| nic.create_qp(attr));
         let qpn = qpn.map_err(errno).inspect_err(|_| self.release(register))?;
         let qp = QueuePair {
@@ -278,6 +278,7 @@ impl Open {
     fn qp_attr(
         &mut self,
         device: &Device,
+        service: Service,
         init: &QpInit,
         own: &mlx5::CreateQp,
     ) -> Result<(QpAttr, Option<u32>), Errno> {
@@ -345,6 +346,7 @@ impl Open {
             rq,
             record: (record, 0),
             uidx: own.uidx & 0xff_ffff,
+            service,
             sq_start: 0,
             rq_start: 0,
             owner: 0,
@@ -384,7 +386,7 @@ impl Open {
         let ask: QueryQp = call.input()?;
         let qp = open.objects.get::<Box<QueuePair>>(ask.qp_handle)?;
         let info = device.nic.with(|nic| nic.query_qp(qp.qpn)).map_err(errno)?;
-        let state = crate::transitions::number(info.state);
+        let state = transitions::number(info.state);
         let set = &qp.set;
         call.answer(&QueryQpResp {
             dest: set.dest,

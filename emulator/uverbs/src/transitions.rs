@@ -2,28 +2,20 @@
 //! other needs and may have, by kind of queue pair.
 
 use rustix::io::Errno;
-use vmlx5::QpState;
+use vmlx5::{QpState, Service};
 
 use crate::abi::core::attr::*;
 
-/// What a queue pair offers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Service {
-    /// Reliable connection.
-    Rc,
-}
-
-impl Service {
-    /// From the number of verbs.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: a kind that is not emulated. `EINVAL`: no kind.
-    pub fn of(number: u8) -> Result<Service, Errno> {
-        match number {
-            2 => Ok(Service::Rc),
-            0 | 1 | 3..=10 | 0xff => Err(Errno::OPNOTSUPP),
-            _ => Err(Errno::INVAL),
-        }
+/// The service that verbs number so.
+///
+/// # Errors
+/// `EOPNOTSUPP`: a kind that is not emulated. `EINVAL`: no kind.
+pub(crate) fn service(number: u8) -> Result<Service, Errno> {
+    match number {
+        2 => Ok(Service::Rc),
+        3 => Ok(Service::Uc),
+        0 | 1 | 4..=10 | 0xff => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -32,6 +24,7 @@ pub(crate) const INIT: u8 = 1;
 pub(crate) const RTR: u8 = 2;
 pub(crate) const RTS: u8 = 3;
 pub(crate) const SQD: u8 = 4;
+pub(crate) const SQE: u8 = 5;
 pub(crate) const ERR: u8 = 6;
 const LAST: u8 = ERR;
 
@@ -43,6 +36,7 @@ pub(crate) fn number(state: QpState) -> u8 {
         QpState::Rtr => RTR,
         QpState::Rts => RTS,
         QpState::Sqd => SQD,
+        QpState::Sqe => SQE,
         QpState::Err => ERR,
     }
 }
@@ -51,21 +45,29 @@ pub(crate) fn number(state: QpState) -> u8 {
 type Way = (u32, u32);
 
 /// The way from one state to another; `None`: there is none.
-fn way(_: Service, from: u8, to: u8) -> Option<Way> {
+fn way(service: Service, from: u8, to: u8) -> Option<Way> {
     const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
+    // What only who answers, or is answered, has.
+    let answered = |attributes: u32| match service {
+        Service::Rc => attributes,
+        _ => 0,
+    };
     Some(match (from, to) {
         (_, RESET | ERR) => (0, 0),
         (RESET, INIT) => (PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
         (INIT, INIT) => (0, PKEY_INDEX | PORT | ACCESS_FLAGS),
         (INIT, RTR) => (
-            AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+            AV | PATH_MTU | DEST_QPN | RQ_PSN | answered(MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER),
             ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
         ),
         (RTR, RTS) => (
-            TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
-            CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | ALTERNATE,
+            SQ_PSN | answered(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
+            CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
-        (RTS, RTS) => (0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | ALTERNATE),
+        (RTS, RTS) => (
+            0,
+            CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
+        ),
         _ => return None,
     })
 }
@@ -92,26 +94,28 @@ mod tests {
 
     #[test]
     fn every_missing_and_every_foreign_attribute_is_refused() {
-        let rc = Service::Rc;
-        for (from, to) in [(RESET, INIT), (INIT, RTR), (RTR, RTS)] {
-            let (needs, may) = way(rc, from, to).unwrap();
-            assert_eq!(check(rc, from, to, needs | STATE), Ok(()));
-            assert_eq!(check(rc, from, to, needs | may | STATE), Ok(()));
+        let ways = [(RESET, INIT), (INIT, RTR), (RTR, RTS)];
+        let all = [Service::Rc, Service::Uc].map(|kind| ways.map(|way| (kind, way)));
+        for (kind, (from, to)) in all.into_iter().flatten() {
+            let (needs, may) = way(kind, from, to).unwrap();
+            assert_eq!(check(kind, from, to, needs | STATE), Ok(()));
+            assert_eq!(check(kind, from, to, needs | may | STATE), Ok(()));
             for bit in (0..32).map(|b| 1 << b) {
                 let expect = if needs & bit != 0 {
                     Err(Errno::INVAL)
                 } else {
                     Ok(())
                 };
-                assert_eq!(check(rc, from, to, (needs | STATE) & !bit), expect);
+                assert_eq!(check(kind, from, to, (needs | STATE) & !bit), expect);
                 let expect = if (needs | may | STATE) & bit == 0 {
                     Err(Errno::INVAL)
                 } else {
                     Ok(())
                 };
-                assert_eq!(check(rc, from, to, needs | STATE | bit), expect);
+                assert_eq!(check(kind, from, to, needs | STATE | bit), expect);
             }
         }
+        let rc = Service::Rc;
         for (from, to) in [
             (RESET, RTR),
             (RESET, RTS),
