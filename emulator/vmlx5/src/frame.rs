@@ -224,7 +224,8 @@ pub(crate) struct Frame {
 /// How many packets `len` bytes are.
 #[inline]
 pub(crate) fn packets(len: u32, mtu_log: u8) -> u32 {
-    u64::from(len).div_ceil(1 << mtu_log).max(1) as u32
+    // Not `div_ceil`, which would divide.
+    ((u64::from(len) + (1 << mtu_log) - 1) >> mtu_log).max(1) as u32
 }
 
 impl Frame {
