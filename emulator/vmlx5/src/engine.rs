@@ -110,8 +110,7 @@ impl Core {
             self.dropped += 1;
             return Ok(());
         };
-        let port = qp.remote.map_or(1, |r| r.port);
-        if down != 0 && down >> (port - 1) & 1 != 0 {
+        if down != 0 && down >> (qp.remote.map_or(1, |r| r.port) - 1) & 1 != 0 {
             self.dropped += 1;
             return Ok(());
         }

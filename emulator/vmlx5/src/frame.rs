@@ -224,10 +224,22 @@ pub(crate) struct Frame {
 /// How many packets `len` bytes are.
 #[inline]
 pub(crate) fn packets(len: u32, mtu_log: u8) -> u32 {
-    u64::from(len).div_ceil(1 << mtu_log).max(1) as u32
+    // Not `div_ceil`, which would divide.
+    ((u64::from(len) + (1 << mtu_log) - 1) >> mtu_log).max(1) as u32
 }
 
 impl Frame {
+    /// Which number has more than its 24 bits.
+    #[cold]
+    fn too_wide(&self) -> FrameError {
+        let (what, value) = match (self.dst_qpn >> 24, self.src_qpn >> 24) {
+            (1.., _) => ("destination QPN", self.dst_qpn),
+            (_, 1..) => ("source QPN", self.src_qpn),
+            _ => ("PSN", self.psn),
+        };
+        FrameError::Wide { what, value }
+    }
+
     pub fn new(kind: Kind, dst_qpn: u32, src_qpn: u32, psn: u32) -> Frame {
         Frame {
             kind,
@@ -311,14 +323,8 @@ impl FrameHeader {
                 limit: MAX_PAYLOAD as u64,
             });
         }
-        for (what, value) in [
-            ("destination QPN", frame.dst_qpn),
-            ("source QPN", frame.src_qpn),
-            ("PSN", frame.psn),
-        ] {
-            if value >> 24 != 0 {
-                return Err(FrameError::Wide { what, value });
-            }
+        if (frame.dst_qpn | frame.src_qpn | frame.psn) >> 24 != 0 {
+            return Err(frame.too_wide());
         }
         let field = |what, value: u32| Err(FrameError::Field { what, value });
         if !(MTU_LOGS.0..=MTU_LOGS.1).contains(&frame.mtu_log) {

@@ -213,7 +213,14 @@ impl Core {
             qp.watched = true;
             self.watch.push(slot);
         }
-        self.heed_clock(slot);
+        if qp.events != 0
+            || qp
+                .sq
+                .deadline
+                .is_some_and(|t| !qp.timed || t < self.timers.next)
+        {
+            self.heed_clock(slot);
+        }
     }
 
     pub fn stray(&mut self, peer: PeerId, frame: Frame) {
