@@ -116,12 +116,12 @@ step_doc() {
 }
 
 step_env() {
-    say "env: every GDS_ and MP_ variable that the sources read has its row in docs/env.md"
+    say "env: every GDS_, MP_ and VMLX5_ variable that the sources read has its row in docs/env.md"
     local name missing=""
     # A variable is read by its name in quotes, in Rust as in C++.
     for name in $(grep -rhoE --exclude-dir=.git --exclude-dir='target*' \
         --include='*.rs' --include='*.c' --include='*.cpp' --include='*.h' --include='*.hpp' \
-        '"(GDS|MP)_[A-Z0-9_]+"' . | tr -d '"' | sort -u); do
+        '"(GDS|MP|VMLX5)_[A-Z0-9_]+"' . | tr -d '"' | sort -u); do
         grep -q "^| [^|]*\`$name\`" docs/env.md || missing="$missing $name"
     done
     [ -z "$missing" ] || die "not in the table of docs/env.md:$missing"
