@@ -107,13 +107,14 @@ fn memory_that_vanishes_is_an_error_of_the_work() {
     let sges = [Sge {
         addr: gone,
         len: 8,
-        lkey: mr.lkey + 0x100,
+        lkey: mr.lkey,
     }];
     post(&rig, &qp, 0, &write_of(&sges, gone, &mr));
     rig.settle();
     let failed = entry(&rig, &cq, 0);
-    // The requester's error; the key is of no region: local protection.
-    assert_eq!((opcode(&failed), failed[55]), (13, 4));
+    // The requester's error: local protection, as the memory refused.
+    let vendor = vmlx5::vendor::MEMORY;
+    assert_eq!((opcode(&failed), failed[55], failed[54]), (13, 4, vendor));
     assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 6);
 }
 

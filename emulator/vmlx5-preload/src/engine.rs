@@ -200,12 +200,8 @@ impl Pace {
     fn new(config: &Config) -> Pace {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let micros = Duration::from_micros;
-        let (spin, nap) = if processors < 4 {
-            (micros(0), micros(10))
-        } else {
-            (micros(200), micros(20))
-        };
-        let nap = config.nap.unwrap_or(nap);
+        let spin = micros(if processors < 4 { 0 } else { 200 });
+        let nap = config.nap.unwrap_or(micros(20));
         let quiet = nap.max(micros(40));
         Pace {
             spin: config.spin.unwrap_or(spin),
@@ -250,7 +246,7 @@ fn prefer() {
 }
 
 fn run(engine: &Engine, pace: Pace, priority: bool) {
-    // With the default slack of 50 us a nap of 10 us lasts 60. Refusal only costs time.
+    // With the default slack of 50 us a nap of 20 us lasts 70. Refusal only costs time.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     if priority {
         prefer();

@@ -25,7 +25,7 @@ pub const ARENA: usize = 1 << 20;
 pub struct Process {
     pub memory: Arc<HostMemory>,
     /// Addresses from here on are unmapped. Relaxed: tests have one thread.
-    pub end: AtomicU64,
+    pub end: Arc<AtomicU64>,
     /// Doorbell pages handed out, from the arena's end down. Relaxed, as `end`.
     pages: AtomicU64,
 }
@@ -35,12 +35,14 @@ struct Window {
     of: Arc<HostMemory>,
     at: u64,
     len: u64,
+    /// As the process's.
+    end: Arc<AtomicU64>,
 }
 
 macro_rules! delegate {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
         fn $name(&self, offset: u64, $($arg: $type),*) -> $result {
-            if offset >= self.len {
+            if offset >= self.len || self.at + offset >= self.end.load(Ordering::Relaxed) {
                 let (len, limit) = (0, self.len);
                 return Err(DmaFault { offset, len, limit });
             }
@@ -86,7 +88,8 @@ impl User for Process {
     fn memory(&self, addr: u64, len: u64, _: bool) -> Result<Arc<dyn Dma>, Errno> {
         let at = self.offset(addr, len)?;
         let of = Arc::clone(&self.memory);
-        Ok(Arc::new(Window { of, at, len }))
+        let end = Arc::clone(&self.end);
+        Ok(Arc::new(Window { of, at, len, end }))
     }
 
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -107,7 +110,9 @@ impl User for Process {
         let of = Arc::clone(&self.memory);
         let at = self.page(self.pages.fetch_add(1, Ordering::Relaxed));
         let len = 4096;
-        let memory = Arc::new(Window { of, at, len });
+        // The NIC's, whatever of the process vanishes.
+        let end = Arc::new(AtomicU64::new(ARENA as u64));
+        let memory = Arc::new(Window { of, at, len, end });
         Ok(DoorbellPage { file, memory })
     }
 
@@ -153,7 +158,7 @@ impl Rig {
         let nic = Shared::new(Nic::new(config, Box::new(port)));
         let process = Arc::new(Process {
             memory: Arc::new(HostMemory::new(ARENA)),
-            end: AtomicU64::new(ARENA as u64),
+            end: Arc::new(AtomicU64::new(ARENA as u64)),
             pages: AtomicU64::new(0),
         });
         let config = DeviceConfig {
