@@ -47,7 +47,10 @@ pub fn run(data: &[u8]) {
                 assert!(same >= 12 && again[..same] == bytes[..same]);
                 assert!(again[same..].iter().all(|b| *b == 0));
                 assert_eq!(fds.len(), many);
-                assert!(bytes.len() == again.len() || greeting.version.get() != vmlx5::fabric::shm::PROTOCOL_VERSION);
+                assert!(
+                    bytes.len() == again.len()
+                        || greeting.version.get() != vmlx5::fabric::shm::PROTOCOL_VERSION
+                );
             }
             Err(e) => assert!(e.to_string().len() < 100),
         }

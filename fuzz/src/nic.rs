@@ -8,7 +8,9 @@ use mlx5_prm::wqe::{Atomic, SendWqe};
 use vmlx5::fabric::hub::HubPort;
 use vmlx5::fabric::{Budget, Fabric, NodeId, PeerId};
 use vmlx5::fuzzing::recode;
-use vmlx5::{Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, Path, QpState, Qpn};
+use vmlx5::{
+    Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, Path, QpState, Qpn,
+};
 
 use crate::input::Input;
 use crate::rig::{
@@ -223,7 +225,11 @@ impl Scene {
             kind,
             flags,
             // Of NAKs those that mean something, mostly.
-            code: if kind == 17 && !odd(5) { shape & 3 } else { shape },
+            code: if kind == 17 && !odd(5) {
+                shape & 3
+            } else {
+                shape
+            },
             vendor: shape,
             dst_qpn: match odd(1) {
                 true => input.next(),
