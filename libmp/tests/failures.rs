@@ -13,7 +13,7 @@ use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, Recv, Request, Send, Slice, Source};
-use sim::{LIMIT, Place, Rank, Witness, millis, play, secs};
+use sim::{Death, LIMIT, Rank, Witness, millis, play, secs};
 
 const TIMEOUT: Duration = secs(2);
 const DEPTH: usize = 4;
@@ -26,23 +26,6 @@ const FRIEND: u32 = 2;
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(TIMEOUT).depth(DEPTH as u32)
-}
-
-/// How the rank dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Death {
-    /// Its context and its place in the job are dropped.
-    Leaves,
-    /// Its context is dropped; it stays in the job.
-    Closes,
-    /// Its NIC is cut off.
-    IsCut,
-    /// Rank and machines stand still.
-    Freezes,
-}
-
-impl Death {
-    const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
 }
 
 /// What the surviving rank has to do with the one that dies.
@@ -297,7 +280,7 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
             }
             rank.barrier();
             rank.pass(millis(50));
-            end(rank, &place, ctx, death);
+            death.end(rank, &place, ctx, 3);
         }
         FRIEND => {
             talk(&ctx, 0);
@@ -311,25 +294,6 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
             rank.barrier();
         }
         _ => survives(rank, &ctx, phase, proxy),
-    }
-}
-
-fn end(rank: &Rank, place: &Place, ctx: Context, death: Death) {
-    rank.never_mind();
-    match death {
-        Death::Leaves => {
-            drop(ctx);
-            rank.leave();
-        }
-        Death::Closes => {
-            drop(ctx);
-            rank.until("the end", || rank.has_come(0, 3));
-        }
-        Death::IsCut => {
-            rank.cut(place);
-            rank.until("the end", || rank.has_come(0, 3));
-        }
-        Death::Freezes => rank.freeze(place),
     }
 }
 

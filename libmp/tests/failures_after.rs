@@ -9,7 +9,7 @@ use std::time::Duration;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Builder, Context, Kind, Memory, Recv, Request, Source};
-use sim::{LIMIT, Place, Rank, millis, play, secs};
+use sim::{Death, LIMIT, millis, play, secs};
 
 const TIMEOUT: Duration = secs(2);
 const SLACK: Duration = millis(100);
@@ -22,43 +22,6 @@ const FRIEND: u32 = 2;
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(TIMEOUT).depth(8)
-}
-
-/// How the rank dies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Death {
-    /// Its context and its place in the job are dropped.
-    Leaves,
-    /// Its context is dropped; it stays in the job.
-    Closes,
-    /// Its NIC is cut off.
-    IsCut,
-    /// Rank and machines stand still.
-    Freezes,
-}
-
-impl Death {
-    const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
-}
-
-/// The end of the rank that dies; the one who survives comes to so many barriers.
-fn end(rank: &Rank, place: &Place, ctx: Context, death: Death, barriers: u64) {
-    rank.never_mind();
-    match death {
-        Death::Leaves => {
-            drop(ctx);
-            rank.leave();
-        }
-        Death::Closes => {
-            drop(ctx);
-            rank.until("the end", || rank.has_come(0, barriers));
-        }
-        Death::IsCut => {
-            rank.cut(place);
-            rank.until("the end", || rank.has_come(0, barriers));
-        }
-        Death::Freezes => rank.freeze(place),
-    }
 }
 
 fn memory(ctx: &Context, len: usize) -> Memory {
@@ -93,7 +56,7 @@ fn what_had_come_is_received_by_whoever_asks() {
                     sent.wait(LIMIT).unwrap();
                 }
                 rank.barrier();
-                return end(rank, &place, ctx, death, 2);
+                return death.end(rank, &place, ctx, 2);
             }
             rank.barrier();
             rank.pass(millis(50));
@@ -145,7 +108,7 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
                 rank.barrier();
                 let slice = memory(&ctx, SMALL).all();
                 match rank.me {
-                    VICTIM => return end(rank, &place, ctx, death, 3),
+                    VICTIM => return death.end(rank, &place, ctx, 3),
                     FRIEND => {
                         ctx.isend(0, 1, &slice).unwrap().wait(LIMIT).unwrap();
                         return rank.until("the end", || rank.has_come(0, 3));
@@ -189,7 +152,7 @@ fn calls_that_wait_are_told() {
                 if rank.me == VICTIM {
                     rank.barrier();
                     rank.pass(millis(100));
-                    return end(rank, &place, ctx, death, 2);
+                    return death.end(rank, &place, ctx, 2);
                 }
                 let stream = ctx.gpu().stream().unwrap();
                 let sent = ctx.isend_on(&stream, VICTIM, 1, &slice).unwrap();
@@ -234,7 +197,7 @@ fn an_announcement_of_the_dead_is_no_message() {
                 assert!(announced.test().unwrap().is_none());
                 rank.barrier();
                 drop(announced);
-                return end(rank, &place, ctx, death, 3);
+                return death.end(rank, &place, ctx, 3);
             }
             rank.barrier();
             if rank.me == FRIEND {

@@ -192,6 +192,43 @@ impl Rank {
     }
 }
 
+/// How a rank dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// Its context and its place in the job are dropped.
+    Leaves,
+    /// Its context is dropped; it stays in the job.
+    Closes,
+    /// Its NIC is cut off.
+    IsCut,
+    /// Rank and machines stand still.
+    Freezes,
+}
+
+impl Death {
+    pub const ALL: [Death; 4] = [Death::Leaves, Death::Closes, Death::IsCut, Death::Freezes];
+
+    /// The end of the rank that dies; rank 0, which survives, comes to so many barriers.
+    pub fn end(self, rank: &Rank, place: &Place, ctx: Context, barriers: u64) {
+        rank.never_mind();
+        match self {
+            Death::Leaves => {
+                drop(ctx);
+                rank.leave();
+            }
+            Death::Closes => {
+                drop(ctx);
+                rank.until("the end", || rank.has_come(0, barriers));
+            }
+            Death::IsCut => {
+                rank.cut(place);
+                rank.until("the end", || rank.has_come(0, barriers));
+            }
+            Death::Freezes => rank.freeze(place),
+        }
+    }
+}
+
 /// What a simulation came to.
 pub struct Run {
     pub report: SimReport,
