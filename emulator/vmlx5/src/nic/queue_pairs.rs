@@ -1,0 +1,249 @@
+//! Control operations on queue pairs: from creation through their states to the end.
+
+use super::{MAX_PORT_EVENTS, Nic, check_port};
+use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::error::{NicError, Object};
+use crate::event::Source;
+use crate::fabric::{LinkError, LinkState};
+use crate::frame::psn;
+use crate::mr::Access;
+use crate::qp::{Qp, Remote};
+use crate::requester::Begin;
+use crate::responder::Answer;
+use crate::timer::ack_timeout;
+
+/// Checks the rights to be granted on a queue pair.
+fn remote_rights(access: Access) -> Result<(), NicError> {
+    if !access.contains(Access::LOCAL_WRITE) {
+        return Ok(());
+    }
+    Err(NicError::Access {
+        object: Object::Qp,
+        access: access.bits(),
+        why: "only remote rights mean anything on a queue pair",
+    })
+}
+
+impl Nic {
+    /// Creates a queue pair, in state RESET.
+    ///
+    /// # Errors
+    /// An object it names is unknown, a ring does not lie in its memory or is too large, or
+    /// there are as many as there can be.
+    pub fn create_qp(&mut self, attr: QpAttr) -> Result<Qpn, NicError> {
+        let core = &mut self.core;
+        let (pd, uar) = (attr.pd, attr.uar);
+        let cqs = [attr.send_cq, attr.recv_cq];
+        core.pds.get(pd.0)?;
+        core.uars.get(uar.0)?;
+        for cq in cqs {
+            core.cqs.get(cq.0)?;
+        }
+        Qp::check(&attr, &core.config)?;
+        let patient = !core.config.strict;
+        let number = core.qps.insert(|number| Qp::new(number, attr, patient))?;
+        core.count_pd(pd, 1);
+        for cq in cqs {
+            core.count_cq(cq, 1);
+        }
+        let slot = core.qps.slot(number);
+        let objects = (core.qps.slots() + core.cqs.slots()) as usize + MAX_PORT_EVENTS;
+        core.events.reserve(objects);
+        if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
+            uar.users.push(slot);
+        }
+        Ok(Qpn(number))
+    }
+
+    /// Removes a queue pair with its outstanding work, without completions. To the other end
+    /// it is silent from now on.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
+        let core = &mut self.core;
+        let unknown = NicError::Unknown {
+            object: Object::Qp,
+            number: qpn.0,
+        };
+        let slot = core.qps.slot(qpn.0).ok_or(unknown.clone())?;
+        let qp = core.qps.remove(qpn.0).ok_or(unknown)?;
+        core.ready.retain(|&s| s != slot);
+        core.watch.retain(|&s| s != slot);
+        core.timers.listed.retain(|&s| s != slot);
+        core.events.forget(Source::Qp(slot));
+        if let Ok(uar) = core.uars.get_mut(qp.uar.0) {
+            uar.users.retain(|&s| s != slot);
+        }
+        core.count_cq(qp.send_cq, -1);
+        core.count_cq(qp.recv_cq, -1);
+        core.count_pd(qp.pd, -1);
+        Ok(())
+    }
+
+    /// How a queue pair stands.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn query_qp(&self, qpn: Qpn) -> Result<QpInfo, NicError> {
+        self.core.qps.get(qpn.0).map(Qp::info)
+    }
+
+    /// How the link to a queue pair's other end stands; `None` before it was named.
+    ///
+    /// # Errors
+    /// There is no such queue pair.
+    pub fn link_state(&self, qpn: Qpn) -> Result<Option<LinkState>, NicError> {
+        let remote = self.core.qps.get(qpn.0)?.remote;
+        Ok(remote.map(|r| self.wire.state(r.node, r.peer)))
+    }
+
+    /// Why a NIC that called this one was turned away, oldest first.
+    pub fn link_refusal(&mut self) -> Option<LinkError> {
+        self.wire.refusal()
+    }
+
+    /// Moves a queue pair to another state: RESET to INIT to RTR to RTS, between RTS and SQD,
+    /// from any to RESET, from any but RESET to ERR; or changes what it may change where it is.
+    ///
+    /// # Errors
+    /// There is no such queue pair, no such way, an attribute is beyond its limit, or the
+    /// fabric holds no more links. A remote node that cannot be reached is no error here: work
+    /// posted to it fails, and [`link_state`](Nic::link_state) says why.
+    pub fn modify_qp(&mut self, qpn: Qpn, change: Modify) -> Result<(), NicError> {
+        let core = &mut self.core;
+        let most = core.config.max_rd_atomic;
+        let qp = core.qps.get_mut(qpn.0)?;
+        let (from, to) = (qp.state, change.target());
+        let slot = core.qps.slot(qpn.0).unwrap_or_default();
+        let qp = core.qps.get_mut(qpn.0)?;
+        let limit = |what, value: u32, limit: u32| {
+            let error = NicError::Limit {
+                object: Object::Qp,
+                what,
+                value: value.into(),
+                limit: limit.into(),
+            };
+            if value > limit { Err(error) } else { Ok(()) }
+        };
+        match (from, change) {
+            (_, Modify::Reset) => {
+                qp.reset();
+                return Ok(());
+            }
+            (QpState::Reset | QpState::Init, Modify::Init { access, port, .. }) => {
+                check_port(port, &core.config)?;
+                remote_rights(access)?;
+                qp.access = access;
+            }
+            (
+                QpState::Init,
+                Modify::Rtr {
+                    path,
+                    rq_psn,
+                    max_dest_rd_atomic,
+                    min_rnr_timer,
+                },
+            ) => {
+                let (remote, remote_qpn) = (path.remote, path.remote_qpn);
+                limit("remote_qpn", remote_qpn.0, psn::MASK)?;
+                limit("rq_psn", rq_psn, psn::MASK)?;
+                limit("max_dest_rd_atomic", max_dest_rd_atomic.into(), most.into())?;
+                limit("min_rnr_timer", min_rnr_timer.into(), 31)?;
+                check_port(path.port, &core.config)?;
+                let peer = self
+                    .wire
+                    .connect(remote)
+                    .map_err(|source| NicError::Link { qpn: qpn.0, source })?;
+                qp.remote = Some(Remote {
+                    node: remote,
+                    peer,
+                    qpn: remote_qpn.0,
+                    port: path.port,
+                });
+                qp.mtu_log = path.mtu.log();
+                qp.resp.begin(rq_psn, max_dest_rd_atomic, min_rnr_timer);
+                qp.fresh = true;
+                if qp.patient && qp.service == Service::Rc {
+                    // The other end may have sent already, and been told to wait.
+                    qp.resp.answers.push_back(Answer::Hint);
+                }
+            }
+            (
+                QpState::Rtr,
+                Modify::Rts {
+                    sq_psn,
+                    max_rd_atomic,
+                    timeout,
+                    retry_cnt,
+                    rnr_retry,
+                },
+            ) => {
+                limit("sq_psn", sq_psn, psn::MASK)?;
+                limit("max_rd_atomic", max_rd_atomic.into(), most.into())?;
+                limit("timeout", timeout.into(), 31)?;
+                limit("retry_cnt", retry_cnt.into(), 7)?;
+                limit("rnr_retry", rnr_retry.into(), 7)?;
+                qp.sq.begin(Begin {
+                    psn: sq_psn,
+                    mtu_log: qp.mtu_log,
+                    max_rd_atomic,
+                    timeout: match qp.service {
+                        Service::Rc => ack_timeout(timeout),
+                        Service::Uc => None,
+                    },
+                    retry_cnt,
+                    rnr_retry,
+                });
+            }
+            (QpState::Rts, Modify::Sqd) => qp.drained = false,
+            (QpState::Sqd, Modify::Resume) => {
+                qp.ring();
+            }
+            (QpState::Sqe, Modify::Resume) => qp.sq.restart(),
+            (QpState::Rts | QpState::Sqd, Modify::Attr(change)) => {
+                let rest = from == QpState::Sqd && qp.sq.pending.is_empty();
+                if change.needs_rest() && !rest {
+                    return Err(NicError::Transition {
+                        qpn: qpn.0,
+                        from,
+                        to: from,
+                    });
+                }
+                let check = |what, value: Option<u8>, most: u8| match value {
+                    Some(value) => limit(what, value.into(), most.into()),
+                    None => Ok(()),
+                };
+                check("min_rnr_timer", change.min_rnr_timer, 31)?;
+                check("max_dest_rd_atomic", change.max_dest_rd_atomic, most)?;
+                check("max_rd_atomic", change.max_rd_atomic, most)?;
+                check("timeout", change.timeout, 31)?;
+                check("retry_cnt", change.retry_cnt, 7)?;
+                check("rnr_retry", change.rnr_retry, 7)?;
+                if let Some(access) = change.access {
+                    remote_rights(access)?;
+                }
+                qp.change(&change);
+                return Ok(());
+            }
+            (QpState::Reset, Modify::Error) => {
+                return Err(NicError::Transition {
+                    qpn: qpn.0,
+                    from,
+                    to,
+                });
+            }
+            (_, Modify::Error) => qp.enter_error(),
+            _ => {
+                return Err(NicError::Transition {
+                    qpn: qpn.0,
+                    from,
+                    to,
+                });
+            }
+        }
+        qp.state = to;
+        core.schedule(slot);
+        Ok(())
+    }
+}
