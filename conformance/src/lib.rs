@@ -17,6 +17,7 @@ pub mod hardware;
 pub mod list;
 pub mod mp;
 pub mod mp_sim;
+pub mod mutants;
 pub mod oracle;
 pub mod plan;
 pub mod player;

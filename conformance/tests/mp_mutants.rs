@@ -2,32 +2,19 @@
 //! notice. Runs only with the feature `mutants`; one mutant at a time, since the switch is for the
 //! whole process.
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 
 #[cfg(feature = "mutants")]
 mod hunt {
-    use std::panic::{AssertUnwindSafe, catch_unwind};
-
+    use conformance::mutants::{Scenario, verdict};
     use conformance::{digest, mp_sim};
-    use gds_driver::{SimError, SimReport};
     use libtest_mimic::Failed;
     use mp::mutant::{self, Mutant};
 
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    type Scenario = (&'static str, fn(u64) -> Result<SimReport, SimError>);
-
     const SCENARIOS: [Scenario; 2] = [("talk", mp_sim::talk::run), ("halo", mp_sim::halo::run)];
-
-    /// What a seed says: nothing, or how it failed.
-    fn verdict(scenario: &Scenario, seed: u64) -> Option<String> {
-        match catch_unwind(AssertUnwindSafe(|| (scenario.1)(seed))) {
-            Ok(Ok(_)) => None,
-            Ok(Err(e)) => Some(e.to_string()),
-            Err(_) => Some("a panic outside the ranks".to_owned()),
-        }
-    }
 
     /// The first seed of a scenario that notices the mutant.
     fn killer(scenario: &Scenario) -> Option<(u64, String)> {
@@ -100,16 +87,9 @@ fn trials() -> Vec<Trial> {
 
 #[cfg(not(feature = "mutants"))]
 fn trials() -> Vec<Trial> {
-    let why = "mutants (needs the feature mutants: ./build.sh test mutants)";
-    let never =
-        || -> Result<(), libtest_mimic::Failed> { Err("built without the feature mutants".into()) };
-    vec![Trial::test(why, never).with_ignored_flag(true)]
+    conformance::mutants::absent()
 }
 
 fn main() {
-    // What a rank says when a mutant makes it panic is told by the verdict.
-    std::panic::set_hook(Box::new(|_| ()));
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    libtest_mimic::run(&arguments, trials()).exit();
+    conformance::mutants::run(trials())
 }

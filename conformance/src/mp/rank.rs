@@ -3,6 +3,8 @@
 //! overwritten as soon as it has ended, by whoever posts and waits: the CPU, or streams on which
 //! everything is enqueued rounds ahead. In the end every byte of every slot is compared.
 
+mod judge;
+
 use gdsync::gpu::{Event, MemoryKind, Region, Span, Stream, Word64};
 use gdsync::rdma::{Descriptor, post_on};
 use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
@@ -10,7 +12,7 @@ use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing, Message, hands};
 use super::setup::{Form, Setup};
-use crate::hardware::gear::{LIMIT, Verdict, ensure, finish};
+use crate::hardware::gear::{LIMIT, Verdict, ensure};
 
 /// The tag under which ranks meet.
 const MEET: u32 = 0xb000_0000;
@@ -633,144 +635,6 @@ impl<'a> Player<'a> {
         ensure(done == want, || {
             format!("a send ended with {done:?} instead of {want:?}")
         })
-    }
-
-    /// Waits for the streams, then looks at everything that has ended.
-    fn judge(&mut self) -> Verdict {
-        for stream in &self.streams {
-            self.finish(stream).map_err(|e| told(&e, &self.open()))?;
-        }
-        self.into.events.fill(None);
-        self.out.events.fill(None);
-        for (round, mut taken) in std::mem::take(&mut self.taken).into_iter().enumerate() {
-            taken.sort_by_key(|taken| (taken.line, taken.k));
-            for mut taken in taken {
-                let by_cpu = taken.done.is_some();
-                if let (None, Some(request)) = (taken.done, &taken.request) {
-                    taken.done = request.test()?;
-                    ensure(taken.done.is_some(), || {
-                        format!("{request:?}, which a stream has passed, has not ended")
-                    })?;
-                }
-                if by_cpu && !self.setup.anybody {
-                    continue;
-                }
-                let mut got = vec![0; self.setup.slot()];
-                let slots = self.into.events.len();
-                let at = (round * slots + taken.slot) * self.setup.slot();
-                self.seen.read(at, &mut got)?;
-                self.compare(&taken, &got)?;
-                if let (Some(done), None) = (taken.done, self.lines[taken.line].from) {
-                    self.lines[taken.line].come[done.peer as usize] += 1;
-                }
-            }
-        }
-        let mut kept = Vec::new();
-        for sent in std::mem::take(&mut self.sent) {
-            if sent.iter().any(|sent| !sent.ended) {
-                kept.push(sent);
-                continue;
-            }
-            for sent in sent {
-                let Some(request) = &sent.request else {
-                    continue;
-                };
-                let done = request.test()?;
-                let done = done.ok_or_else(|| {
-                    format!("{request:?}, which a stream has passed, has not ended")
-                })?;
-                self.check_sent(&sent, done)?;
-            }
-        }
-        self.sent = kept;
-        Ok(())
-    }
-
-    /// Some of the requests that have not ended, for people.
-    fn open(&self) -> String {
-        let taken = self
-            .taken
-            .iter()
-            .flatten()
-            .filter_map(|taken| taken.request.as_ref());
-        let sent = self
-            .sent
-            .iter()
-            .flatten()
-            .filter_map(|sent| sent.request.as_ref());
-        let open = taken
-            .chain(sent)
-            .filter(|request| matches!(request.test(), Ok(None)));
-        let open: Vec<String> = open.take(6).map(|request| format!("{request:?}")).collect();
-        format!("stuck {:?}, open {open:?}", self.ctx.stuck())
-    }
-
-    fn finish(&self, stream: &Stream) -> Verdict {
-        if !self.setup.manual {
-            return finish(stream, "in the end of a round");
-        }
-        let host = self.ctx.gpu().host();
-        let mut idle = Ok(false);
-        host.wait_until(Some(host.now() + LIMIT), &mut || {
-            self.ctx.progress();
-            idle = stream.is_idle();
-            !matches!(idle, Ok(false))
-        });
-        ensure(idle?, || format!("{stream:?} stands still"))
-    }
-
-    /// Compares a slot with what it should hold.
-    fn compare(&self, taken: &Taken, got: &[u8]) -> Verdict {
-        let line = &self.lines[taken.line];
-        let me = self.ctx.rank();
-        let (from, n) = match (line.from, taken.done) {
-            (Some(from), _) => (from, taken.k),
-            (None, Some(done)) => {
-                let peer = done.peer as usize;
-                let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
-                (done.peer, *come)
-            }
-            (None, None) => return Err("a receive from anybody without its end".into()),
-        };
-        let message = Message::draw(self.setup, from, me, line.number, n);
-        let bytes = message.bytes(&self.ink.bytes);
-        let what = || {
-            format!(
-                "message {n} from rank {from} under tag {} of {} bytes, into {} segments, {:?}",
-                tag(line.number),
-                message.len,
-                taken.landing.pieces.len(),
-                taken.hands
-            )
-        };
-        if let Some(done) = taken.done {
-            let want = Done {
-                peer: from,
-                tag: tag(line.number),
-                len: bytes.len() as u64,
-            };
-            ensure(done == want, || {
-                format!("{}: {done:?} instead of {want:?}", what())
-            })?;
-        }
-        let want = taken.landing.image(self.setup.slot(), &bytes);
-        if got == want {
-            return Ok(());
-        }
-        let wrong = || (0..want.len()).filter(|at| got[*at] != want[*at]);
-        let first = wrong().next().unwrap_or(0);
-        let shown = first..want.len().min(first + 16);
-        Err(format!(
-            "{}: {} bytes of its slot are wrong, the first at {first}: {:02x?} instead of {:02x?}; \
-             its segments {:?}; error of the context {:?}",
-            what(),
-            wrong().count(),
-            &got[shown.clone()],
-            &want[shown],
-            taken.landing.pieces,
-            self.ctx.error()
-        )
-        .into())
     }
 
     /// Waits until every rank has come so far.

@@ -1,0 +1,148 @@
+//! The end of a rank: what has ended is looked at, and every byte of every slot compared.
+
+use gdsync::gpu::Stream;
+use mp::Done;
+
+use super::{Player, Taken, tag, told};
+use crate::hardware::gear::{LIMIT, Verdict, ensure, finish};
+use crate::mp::plan::Message;
+
+impl Player<'_> {
+    /// Waits for the streams, then looks at everything that has ended.
+    pub(super) fn judge(&mut self) -> Verdict {
+        for stream in &self.streams {
+            self.finish(stream).map_err(|e| told(&e, &self.open()))?;
+        }
+        self.into.events.fill(None);
+        self.out.events.fill(None);
+        for (round, mut taken) in std::mem::take(&mut self.taken).into_iter().enumerate() {
+            taken.sort_by_key(|taken| (taken.line, taken.k));
+            for mut taken in taken {
+                let by_cpu = taken.done.is_some();
+                if let (None, Some(request)) = (taken.done, &taken.request) {
+                    taken.done = request.test()?;
+                    ensure(taken.done.is_some(), || {
+                        format!("{request:?}, which a stream has passed, has not ended")
+                    })?;
+                }
+                if by_cpu && !self.setup.anybody {
+                    continue;
+                }
+                let mut got = vec![0; self.setup.slot()];
+                let slots = self.into.events.len();
+                let at = (round * slots + taken.slot) * self.setup.slot();
+                self.seen.read(at, &mut got)?;
+                self.compare(&taken, &got)?;
+                if let (Some(done), None) = (taken.done, self.lines[taken.line].from) {
+                    self.lines[taken.line].come[done.peer as usize] += 1;
+                }
+            }
+        }
+        let mut kept = Vec::new();
+        for sent in std::mem::take(&mut self.sent) {
+            if sent.iter().any(|sent| !sent.ended) {
+                kept.push(sent);
+                continue;
+            }
+            for sent in sent {
+                let Some(request) = &sent.request else {
+                    continue;
+                };
+                let done = request.test()?;
+                let done = done.ok_or_else(|| {
+                    format!("{request:?}, which a stream has passed, has not ended")
+                })?;
+                self.check_sent(&sent, done)?;
+            }
+        }
+        self.sent = kept;
+        Ok(())
+    }
+
+    /// Some of the requests that have not ended, for people.
+    fn open(&self) -> String {
+        let taken = self
+            .taken
+            .iter()
+            .flatten()
+            .filter_map(|taken| taken.request.as_ref());
+        let sent = self
+            .sent
+            .iter()
+            .flatten()
+            .filter_map(|sent| sent.request.as_ref());
+        let open = taken
+            .chain(sent)
+            .filter(|request| matches!(request.test(), Ok(None)));
+        let open: Vec<String> = open.take(6).map(|request| format!("{request:?}")).collect();
+        format!("stuck {:?}, open {open:?}", self.ctx.stuck())
+    }
+
+    fn finish(&self, stream: &Stream) -> Verdict {
+        if !self.setup.manual {
+            return finish(stream, "in the end of a round");
+        }
+        let host = self.ctx.gpu().host();
+        let mut idle = Ok(false);
+        host.wait_until(Some(host.now() + LIMIT), &mut || {
+            self.ctx.progress();
+            idle = stream.is_idle();
+            !matches!(idle, Ok(false))
+        });
+        ensure(idle?, || format!("{stream:?} stands still"))
+    }
+
+    /// Compares a slot with what it should hold.
+    pub(super) fn compare(&self, taken: &Taken, got: &[u8]) -> Verdict {
+        let line = &self.lines[taken.line];
+        let me = self.ctx.rank();
+        let (from, n) = match (line.from, taken.done) {
+            (Some(from), _) => (from, taken.k),
+            (None, Some(done)) => {
+                let peer = done.peer as usize;
+                let come = line.come.get(peer).ok_or_else(|| format!("{done:?}"))?;
+                (done.peer, *come)
+            }
+            (None, None) => return Err("a receive from anybody without its end".into()),
+        };
+        let message = Message::draw(self.setup, from, me, line.number, n);
+        let bytes = message.bytes(&self.ink.bytes);
+        let what = || {
+            format!(
+                "message {n} from rank {from} under tag {} of {} bytes, into {} segments, {:?}",
+                tag(line.number),
+                message.len,
+                taken.landing.pieces.len(),
+                taken.hands
+            )
+        };
+        if let Some(done) = taken.done {
+            let want = Done {
+                peer: from,
+                tag: tag(line.number),
+                len: bytes.len() as u64,
+            };
+            ensure(done == want, || {
+                format!("{}: {done:?} instead of {want:?}", what())
+            })?;
+        }
+        let want = taken.landing.image(self.setup.slot(), &bytes);
+        if got == want {
+            return Ok(());
+        }
+        let wrong = || (0..want.len()).filter(|at| got[*at] != want[*at]);
+        let first = wrong().next().unwrap_or(0);
+        let shown = first..want.len().min(first + 16);
+        Err(format!(
+            "{}: {} bytes of its slot are wrong, the first at {first}: {:02x?} instead of {:02x?}; \
+             its segments {:?}; error of the context {:?}",
+            what(),
+            wrong().count(),
+            &got[shown.clone()],
+            &want[shown],
+            taken.landing.pieces,
+            self.ctx.error()
+        )
+        .into())
+    }
+}
