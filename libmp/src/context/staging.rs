@@ -218,20 +218,24 @@ mod tests {
             let memory = ctx.alloc(MemoryKind::Pinned, 1 << 18).unwrap();
             let into = pieces(&memory, 50_000);
             let recv = ctx.irecvv(peer, 1, &into).unwrap();
-            POSTED.wait();
-            if ctx.rank() == 1 {
-                // It leaves without a word.
-                return None;
-            }
             let staging = {
                 let state = ctx.inner().lock();
                 let (_, entry) = state.requests.iter().next().unwrap();
                 Arc::downgrade(&entry.staging.as_ref().unwrap().0)
             };
+            // Nobody leaves before both have looked.
+            POSTED.wait();
+            if ctx.rank() == 1 {
+                // It leaves without a word.
+                return None;
+            }
             let e = recv.wait(LIMIT).unwrap_err();
             assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
             assert_eq!(idle(&ctx), []);
-            assert!(staging.upgrade().is_none());
+            // Whoever let go of it, here or in the background, drops it behind the lock.
+            let host = ctx.gpu().host();
+            let gone = || staging.upgrade().is_none();
+            assert!(host.wait_until(Some(host.now() + LIMIT), &mut || gone()));
             None
         });
     }
