@@ -39,7 +39,7 @@ pub(crate) struct Open {
     pub objects: Handles,
     pub doorbells: Doorbells,
     pub channels: Vec<Channel>,
-    #[expect(dead_code, reason = "as long as it lives its file does not end")]
+    /// The file of asynchronous events.
     pub events: Arc<EventFile>,
 }
 
@@ -169,11 +169,13 @@ impl State {
             async_fd: fd as u32,
             num_comp_vectors: COMP_VECTORS,
         })?;
+        let events = Arc::new(events);
+        lock(&device.targets).add_context(&events);
         self.open = Some(Open {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
-            events: Arc::new(events),
+            events,
         });
         Ok(())
     }
@@ -203,8 +205,12 @@ impl Open {
     /// Does away with an object when its file is closed.
     fn discard(&mut self, device: &Device, object: Object) {
         match &object {
-            Object::Qp(qp) => self.drop_qp(device, qp),
-            Object::Cq(cq) => drop(cq.unwatch(device)),
+            Object::Qp(qp) => {
+                self.drop_qp(device, qp);
+            }
+            Object::Cq(cq) => {
+                lock(&device.targets).remove(cq.owner);
+            }
             _ => {}
         }
         // What used it was discarded before, so the NIC has no reason to refuse.

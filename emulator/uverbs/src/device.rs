@@ -14,7 +14,8 @@ use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Context;
-use crate::event::{Watch, lock};
+use crate::event::lock;
+use crate::targets::Targets;
 use crate::user::User;
 
 /// The vendor's number.
@@ -58,8 +59,8 @@ pub struct Device {
     pub(crate) config: DeviceConfig,
     pub(crate) nic: Shared<Nic>,
     pub(crate) user: Arc<dyn User>,
-    /// Completion queues that may be armed.
-    pub(crate) watches: Mutex<Vec<Arc<Watch>>>,
+    /// Who is told of events. Locked before the NIC, never while it is.
+    pub(crate) targets: Mutex<Targets>,
 }
 
 impl Device {
@@ -70,7 +71,7 @@ impl Device {
             config,
             nic,
             user,
-            watches: Mutex::default(),
+            targets: Mutex::default(),
         })
     }
 
@@ -81,26 +82,16 @@ impl Device {
 
     /// Sends the events that are due. To be called after every step of the NIC.
     pub fn turn(&self) {
-        let Ok(watches) = self.watches.try_lock() else {
-            // Somebody is at it; the next turn comes soon.
-            return;
-        };
-        if watches.is_empty() {
-            return;
+        let mut targets = lock(&self.targets);
+        while let Some(event) = self.nic.with(Nic::next_event) {
+            targets.tell(event);
         }
-        self.nic.with(|nic| {
-            for watch in watches.iter() {
-                watch.turn(nic);
-            }
-        });
-        for watch in watches.iter() {
-            watch.channel.push();
-        }
+        targets.push();
     }
 
-    /// True while completion queues can be armed, which no doorbell tells of.
-    pub fn watches(&self) -> bool {
-        !lock(&self.watches).is_empty()
+    /// True while there are objects that events may speak of.
+    pub fn has_targets(&self) -> bool {
+        !lock(&self.targets).is_empty()
     }
 
     fn attributes(&self) -> QueryDeviceResp {

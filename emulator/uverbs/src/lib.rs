@@ -28,6 +28,7 @@ mod memory;
 mod modify;
 mod queues;
 mod trace;
+mod targets;
 mod transitions;
 mod user;
 

@@ -47,6 +47,8 @@ type Way = (u32, u32);
 /// The way from one state to another; `None`: there is none.
 fn way(service: Service, from: u8, to: u8) -> Option<Way> {
     const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
+    const CLOCKS: u32 = TIMEOUT | RETRY_CNT | RNR_RETRY | MIN_RNR_TIMER;
+    const DEPTHS: u32 = MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
     // What only who answers, or is answered, has.
     let answered = |attributes: u32| match service {
         Service::Rc => attributes,
@@ -64,10 +66,16 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
             SQ_PSN | answered(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
-        (RTS, RTS) => (
+        (RTS, RTS) | (SQD, RTS) => (
             0,
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
+        (RTS, SQD) => (0, CUR_STATE | EN_SQD_ASYNC_NOTIFY),
+        (SQD, SQD) => (
+            0,
+            CUR_STATE | PKEY_INDEX | ACCESS_FLAGS | ALTERNATE | answered(CLOCKS | DEPTHS),
+        ),
+        (SQE, RTS) => (0, CUR_STATE | ACCESS_FLAGS),
         _ => return None,
     })
 }

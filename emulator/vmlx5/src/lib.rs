@@ -93,10 +93,11 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: UD, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: UD, shared receive queues, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
+mod arm;
 mod attr;
 mod cq;
 mod dma;

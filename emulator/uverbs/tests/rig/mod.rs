@@ -407,8 +407,13 @@ impl Rig {
 
     /// Rings: a value into the first register of every page.
     pub fn ring(&self) {
+        self.ring_at(0x800);
+    }
+
+    /// Rings the register at `offset` of every page.
+    pub fn ring_at(&self, offset: u64) {
         for page in 0..MAX_PAGES {
-            let at = self.process.page(page) + 0x800;
+            let at = self.process.page(page) + offset;
             self.process.memory.store64(at, 1).unwrap();
         }
     }

@@ -1,6 +1,6 @@
 //! Control operations on queue pairs: from creation through their states to the end.
 
-use super::{MAX_PORT_EVENTS, Nic, check_port};
+use super::{Nic, check_port};
 use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
 use crate::error::{NicError, Object};
 use crate::event::Source;
@@ -47,8 +47,7 @@ impl Nic {
             core.count_cq(cq, 1);
         }
         let slot = core.qps.slot(number);
-        let objects = (core.qps.slots() + core.cqs.slots()) as usize + MAX_PORT_EVENTS;
-        core.events.reserve(objects);
+        core.reserve_events();
         if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
             uar.users.push(slot);
         }
