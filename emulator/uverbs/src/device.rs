@@ -14,6 +14,7 @@ use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Context;
+use crate::error::errno;
 use crate::event::lock;
 use crate::targets::Targets;
 use crate::user::User;
@@ -164,6 +165,7 @@ impl Device {
         if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
+        let up = self.nic.with(|nic| nic.port(place.port)).map_err(errno)?;
         let infiniband = fabric.link == LinkLayer::InfiniBand;
         call.answer(&QueryPortResp {
             // A communication manager; on Ethernet GIDs made of IP addresses.
@@ -173,7 +175,8 @@ impl Device {
             pkey_tbl_len: 1,
             lid: fabric.lid(place),
             sm_lid: infiniband.into(),
-            state: 4,
+            // Active or down; and beneath, the link is there, or is looked for.
+            state: if up { 4 } else { 1 },
             max_mtu: 5,
             active_mtu: 5,
             max_vl_num: if infiniband { 4 } else { 0 },
@@ -181,7 +184,7 @@ impl Device {
             // Four lanes of 25 Gb/s each.
             active_width: 2,
             active_speed: 32,
-            phys_state: 5,
+            phys_state: if up { 5 } else { 2 },
             link_layer: if infiniband { 1 } else { 2 },
             flags: u8::from(!infiniband),
             ..QueryPortResp::default()

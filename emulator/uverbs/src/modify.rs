@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
-use vmlx5::{Access, Grh, Modify, Mtu, Path, Qpn};
+use vmlx5::{Access, AttrChange, Grh, Modify, Mtu, Path, Qpn};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
@@ -11,8 +11,9 @@ use crate::command::Call;
 use crate::context::Open;
 use crate::device::{Device, MAX_RD_ATOMIC};
 use crate::error::errno;
+use crate::event::lock;
 use crate::queues::QueuePair;
-use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS};
+use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 
 impl Open {
     pub fn modify_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
@@ -56,16 +57,18 @@ impl Open {
         transitions::check(qp.service, from, to, ask.attr_mask)?;
         let set = merge(&qp.set, ask);
         check_values(device, ask)?;
+        let access = remote_rights(set.qp_access_flags)?;
+        let init = Modify::Init {
+            access,
+            qkey: set.qkey,
+            port: set.port_num,
+        };
         let change = match (from, to) {
             (_, RESET) => Some(Modify::Reset),
             // Nothing can fail in a queue pair that was never set up.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
-            (RESET, INIT) => Some(Modify::Init {
-                access: remote_rights(set.qp_access_flags)?,
-                qkey: set.qkey,
-                port: set.port_num,
-            }),
+            (RESET | INIT, INIT) => Some(init),
             (INIT, RTR) => Some(Modify::Rtr {
                 path: path(device, &set)?,
                 rq_psn: set.rq_psn,
@@ -79,9 +82,22 @@ impl Open {
                 retry_cnt: set.retry_cnt,
                 rnr_retry: set.rnr_retry,
             }),
+            (RTS, SQD) => {
+                let asked = has(attr::EN_SQD_ASYNC_NOTIFY) && ask.en_sqd_async_notify != 0;
+                lock(&device.targets).tell_drained(qp.owner, asked);
+                Some(Modify::Sqd)
+            }
+            (SQD | SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        if let Some(change) = change {
+        // What goes along with a way, or changes where it is.
+        let first = (from == INIT && to == RTR && has(attr::ACCESS_FLAGS)).then_some(init);
+        let also = match (from, to) {
+            (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(ask, access, to == SQD),
+            _ => AttrChange::default(),
+        };
+        let also = (also != AttrChange::default()).then_some(Modify::Attr(also));
+        for change in [first, change, also].into_iter().flatten() {
             let done = device.nic.with(|nic| nic.modify_qp(qp.qpn, change));
             done.map_err(errno)?;
             device.user.ring();
@@ -92,6 +108,22 @@ impl Open {
             set
         };
         Ok(())
+    }
+}
+
+/// The attributes that change beside the state; `rest`: those too that only change at rest.
+fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
+    let named = |bit, value| (ask.attr_mask & bit != 0).then_some(value);
+    let at_rest = |bit, value| named(bit, value).filter(|_| rest);
+    AttrChange {
+        access: named(attr::ACCESS_FLAGS, 0).map(|_| access),
+        min_rnr_timer: named(attr::MIN_RNR_TIMER, ask.min_rnr_timer),
+        max_dest_rd_atomic: at_rest(attr::MAX_DEST_RD_ATOMIC, ask.max_dest_rd_atomic),
+        max_rd_atomic: at_rest(attr::MAX_QP_RD_ATOMIC, ask.max_rd_atomic),
+        timeout: at_rest(attr::TIMEOUT, ask.timeout),
+        retry_cnt: at_rest(attr::RETRY_CNT, ask.retry_cnt),
+        rnr_retry: at_rest(attr::RNR_RETRY, ask.rnr_retry),
+        ..AttrChange::default()
     }
 }
 

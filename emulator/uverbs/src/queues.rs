@@ -33,7 +33,7 @@ pub(crate) struct QueuePair {
     /// The register that it was given, if it was given one.
     register: Option<u32>,
     /// What its events carry.
-    owner: u64,
+    pub owner: u64,
     init: QpInit,
     receives: u32,
     /// What modifications said; its `attr_mask` is not used.
@@ -390,7 +390,7 @@ impl Open {
             cur_qp_state: state,
             path_mtu: set.path_mtu,
             path_mig_state: 0,
-            sq_draining: 0,
+            sq_draining: info.draining.into(),
             max_rd_atomic: set.max_rd_atomic,
             max_dest_rd_atomic: set.max_dest_rd_atomic,
             min_rnr_timer: set.min_rnr_timer,

@@ -6,7 +6,7 @@
 //! when it destroys an object, until the program acknowledged as many events as are reported
 //! then: those that the program read. So events are counted, and unread ones taken back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use vmlx5::Event;
@@ -37,6 +37,8 @@ pub(crate) struct Read {
 pub(crate) struct Targets {
     last: u64,
     all: BTreeMap<u64, (Target, Read)>,
+    /// Queue pairs whose user does not ask to be told that they are drained.
+    quiet: BTreeSet<u64>,
     /// The files of asynchronous events of all contexts.
     contexts: Vec<Weak<EventFile>>,
     /// Files that did not take all yet.
@@ -53,6 +55,7 @@ impl Targets {
 
     /// Removes an object with the events that were not read.
     pub fn remove(&mut self, owner: u64) -> Read {
+        self.quiet.remove(&owner);
         let Some((target, sent)) = self.all.remove(&owner) else {
             return Read::default();
         };
@@ -69,6 +72,15 @@ impl Targets {
         Read {
             completions: sent.completions.saturating_sub(completions),
             asynchronous: sent.asynchronous.saturating_sub(asynchronous),
+        }
+    }
+
+    /// Says whether the user of a queue pair asks to be told when it is drained.
+    pub fn tell_drained(&mut self, owner: u64, asked: bool) {
+        if asked {
+            self.quiet.remove(&owner);
+        } else {
+            self.quiet.insert(owner);
         }
     }
 
@@ -96,6 +108,7 @@ impl Targets {
             Event::QpRequest { owner, .. } => (owner, QP_REQ_ERR),
             Event::QpAccess { owner, .. } => (owner, QP_ACCESS_ERR),
             Event::CommEst { owner, .. } => (owner, COMM_EST),
+            Event::SqDrained { owner, .. } if self.quiet.contains(&owner) => return,
             Event::SqDrained { owner, .. } => (owner, SQ_DRAINED),
             // Of objects that no context can make.
             _ => return,

@@ -70,7 +70,7 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
             0,
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
-        (RTS, SQD) => (0, CUR_STATE | EN_SQD_ASYNC_NOTIFY),
+        (RTS, SQD) => (0, EN_SQD_ASYNC_NOTIFY),
         (SQD, SQD) => (
             0,
             CUR_STATE | PKEY_INDEX | ACCESS_FLAGS | ALTERNATE | answered(CLOCKS | DEPTHS),
@@ -102,7 +102,15 @@ mod tests {
 
     #[test]
     fn every_missing_and_every_foreign_attribute_is_refused() {
-        let ways = [(RESET, INIT), (INIT, RTR), (RTR, RTS)];
+        let ways = [
+            (RESET, INIT),
+            (INIT, RTR),
+            (RTR, RTS),
+            (RTS, SQD),
+            (SQD, SQD),
+            (SQD, RTS),
+            (SQE, RTS),
+        ];
         let all = [Service::Rc, Service::Uc].map(|kind| ways.map(|way| (kind, way)));
         for (kind, (from, to)) in all.into_iter().flatten() {
             let (needs, may) = way(kind, from, to).unwrap();
