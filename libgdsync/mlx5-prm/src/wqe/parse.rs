@@ -3,8 +3,8 @@
 use zerocopy::FromBytes;
 
 use super::{
-    Atomic, AtomicSeg, AvSeg, CtrlSeg, DataSeg, INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, ParseError, Part,
-    RaddrSeg, Remote, SEGMENT, Sge, WqeFlags,
+    Atomic, AtomicSeg, AvSeg, CtrlSeg, DataSeg, INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, ParseError,
+    Part, RaddrSeg, Remote, SEGMENT, Sge, WqeFlags,
 };
 use crate::opcode::SendOpcode;
 
