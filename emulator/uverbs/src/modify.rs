@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
-use vmlx5::{Access, Grh, Modify, Mtu, Path, Qpn};
+use vmlx5::{Access, AttrChange, Grh, Modify, Mtu, Path, Qpn, Service};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
@@ -12,7 +12,7 @@ use crate::context::Open;
 use crate::device::{Device, MAX_RD_ATOMIC};
 use crate::error::errno;
 use crate::queues::QueuePair;
-use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS};
+use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQE};
 
 impl Open {
     pub fn modify_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
@@ -61,17 +61,19 @@ impl Open {
             // Nothing can fail in a queue pair that was never set up.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
-            (RESET, INIT) => Some(Modify::Init {
+            (RESET | INIT, INIT) => Some(Modify::Init {
                 access: remote_rights(set.qp_access_flags)?,
                 qkey: set.qkey,
                 port: set.port_num,
             }),
+            (INIT, RTR) if qp.service == Service::Ud => Some(Modify::UdRtr),
             (INIT, RTR) => Some(Modify::Rtr {
                 path: path(device, &set)?,
                 rq_psn: set.rq_psn,
                 max_dest_rd_atomic: set.max_dest_rd_atomic,
                 min_rnr_timer: set.min_rnr_timer,
             }),
+            (RTR, RTS) if qp.service == Service::Ud => Some(Modify::UdRts { sq_psn: set.sq_psn }),
             (RTR, RTS) => Some(Modify::Rts {
                 sq_psn: set.sq_psn,
                 max_rd_atomic: set.max_rd_atomic,
@@ -79,9 +81,22 @@ impl Open {
                 retry_cnt: set.retry_cnt,
                 rnr_retry: set.rnr_retry,
             }),
+            (SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        if let Some(change) = change {
+        // What else was named, where it does not come with the change of state.
+        let beside = AttrChange {
+            access: match has(attr::ACCESS_FLAGS) {
+                true => Some(remote_rights(set.qp_access_flags)?),
+                false => None,
+            },
+            qkey: has(attr::QKEY).then_some(set.qkey),
+            min_rnr_timer: has(attr::MIN_RNR_TIMER).then_some(set.min_rnr_timer),
+            ..AttrChange::default()
+        };
+        let more = matches!(to, RTR | RTS) && beside != AttrChange::default();
+        let changes = [change, more.then_some(Modify::Attr(beside))];
+        for change in changes.into_iter().flatten() {
             let done = device.nic.with(|nic| nic.modify_qp(qp.qpn, change));
             done.map_err(errno)?;
             device.user.ring();

@@ -52,7 +52,8 @@ pub struct FrameHeader {
     /// Atomics: what to add or to swap in. Their answer: what was there.
     pub operand: U64,
     /// Compare-and-swap: what must be there. Datagrams: from low to high the LID it is from and
-    /// the partition key (16 bits each), the service level and the path bits (8 each).
+    /// the partition key (16 bits each), the service level, the path bits and the port
+    /// it arrives by (8 each).
     pub compare: U64,
     /// Immediate data, as it stood in the work queue entry.
     pub imm: [u8; 4],

@@ -18,6 +18,8 @@ pub trait Resolve: Send + Sync {
 pub struct Route {
     /// The NIC at the other end; may be the sender's own.
     pub node: NodeId,
+    /// The port there, from 1: it is for queue pairs of that port alone.
+    pub port: u8,
     /// The LID that it is sent from; zero on Ethernet.
     pub slid: u16,
     /// The service level; on Ethernet the kind of header, as [`L3Header`] numbers it.
@@ -112,6 +114,8 @@ pub(crate) struct Label {
     pub pkey: u16,
     pub sl: u8,
     pub path_bits: u8,
+    /// By which port it arrives.
+    pub port: u8,
 }
 
 impl Label {
@@ -120,6 +124,7 @@ impl Label {
             | u64::from(self.pkey) << 16
             | u64::from(self.sl) << 32
             | u64::from(self.path_bits) << 40
+            | u64::from(self.port) << 48
     }
 
     pub fn unpack(packed: u64) -> Label {
@@ -128,6 +133,7 @@ impl Label {
             pkey: (packed >> 16) as u16,
             sl: (packed >> 32) as u8,
             path_bits: (packed >> 40) as u8,
+            port: (packed >> 48) as u8,
         }
     }
 }
@@ -182,6 +188,7 @@ mod tests {
             pkey: 0x8765,
             sl: 0xf,
             path_bits: 0x7f,
+            port: 9,
         };
         assert_eq!(Label::unpack(label.pack()), label);
     }

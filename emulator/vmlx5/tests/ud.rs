@@ -43,6 +43,7 @@ impl Resolve for Lids {
         });
         Some(Route {
             node,
+            port: 1 + (av.rmac[0] & 1),
             slid: 0x1230 + u16::from(port),
             sl: av.service_level(),
             path_bits: 3,
@@ -514,6 +515,27 @@ fn ports_that_are_down_neither_send_nor_hear() {
         world.settle();
         assert!(b.recv.poll().is_some());
     }
+}
+
+#[test]
+fn a_queue_pair_hears_its_own_port() {
+    let mut world = World::built(2, |config| config.ports = 2);
+    resolve(&mut world);
+    let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
+    ready(&mut world, &a);
+    let access = Access::NONE;
+    let (qkey, port) = (QKEY, 2);
+    world.modify(&b, Modify::Init { access, qkey, port });
+    world.modify(&b, Modify::UdRtr);
+    b.post_recv(&[b.sge(0, 48)]);
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_eq!(b.recv.poll(), None);
+    let mut av = to(&b);
+    av.rmac[0] = 1;
+    a.post(&datagram(av, &[a.sge(0, 8)]));
+    world.settle();
+    assert!(b.recv.poll().is_some());
 }
 
 #[test]

@@ -160,6 +160,7 @@ impl Qp {
             pkey,
             sl: to.route.sl,
             path_bits: to.route.path_bits,
+            port: to.route.port,
         };
         frame.compare = label.pack();
         let (mut fault, lost) = (None, wire.vanished);

@@ -27,7 +27,8 @@ impl Qp {
         };
         let label = Label::unpack(frame.compare);
         let whole = frame.kind == Kind::Send && frame.is(FIRST) && frame.is(LAST);
-        if !whole || frame.rkey != ud.qkey || !same_partition(label.pkey, ud.pkey) {
+        let may = frame.rkey == ud.qkey && same_partition(label.pkey, ud.pkey);
+        if !whole || !may || label.port != ud.port {
             return false;
         }
         let grh = frame.is(GRH);
