@@ -14,6 +14,7 @@ use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Context;
+use crate::directory::Directory;
 use crate::error::errno;
 use crate::event::lock;
 use crate::targets::Targets;
@@ -68,6 +69,8 @@ impl Device {
     /// A device whose NIC, `nic`, steps on its own. Its queue pair numbers must be those of its
     /// node's slot: see [`Fabric::qpns`].
     pub fn new(config: DeviceConfig, nic: Shared<Nic>, user: Arc<dyn User>) -> Arc<Device> {
+        let directory = Directory::new(config.fabric.clone(), config.index);
+        nic.with(|nic| nic.set_resolver(Arc::new(directory)));
         Arc::new(Device {
             config,
             nic,

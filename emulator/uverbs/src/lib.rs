@@ -19,6 +19,7 @@ pub mod address;
 mod command;
 mod context;
 mod device;
+mod directory;
 mod doorbells;
 mod error;
 mod event;

@@ -114,6 +114,7 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
     let nic = NicConfig {
         name: format!("mlx5_{index}"),
         qpn: Some(Fabric::qpns(Fabric::slot(node))),
+        ports: config.fabric.ports,
         strict: true,
         ports: config.fabric.ports,
         ..NicConfig::default()

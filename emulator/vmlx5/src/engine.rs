@@ -127,12 +127,20 @@ impl Core {
             self.dropped += 1;
             return Ok(());
         };
-        if down != 0 && down >> (qp.remote.map_or(1, |r| r.port) - 1) & 1 != 0 {
+        if down != 0 && down >> (qp.port() - 1) & 1 != 0 {
             self.dropped += 1;
             return Ok(());
         }
         match qp.state {
             _ if frame.service != qp.service as u8 => self.dropped += 1,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if qp.ud.is_some() => {
+                let taken = qp.take_datagram(&mut ctx, &frame, payload);
+                let failed = qp.state == QpState::Err;
+                self.dropped += u64::from(!taken);
+                if failed {
+                    self.schedule(slot);
+                }
+            }
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
                 if qp.is_from_partner(peer, &frame) =>
             {

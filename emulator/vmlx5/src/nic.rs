@@ -21,6 +21,7 @@ use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
+use crate::route::Resolve;
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -62,6 +63,9 @@ pub struct NicConfig {
     pub strict: bool,
     /// The numbers that its queue pairs may have; `None`: all of 24 bits.
     pub qpn: Option<QpnSpace>,
+    /// The partition key that datagrams carry, and must match to be received: the low 15 bits
+    /// the same, the highest set in one of the two at least. Connections carry none.
+    pub pkey: u16,
 }
 
 /// The numbers of one NIC's queue pairs among those of others that pass for the same device:
@@ -92,6 +96,7 @@ impl Default for NicConfig {
             ports: 1,
             strict: false,
             qpn: None,
+            pkey: 0xffff,
         }
     }
 }
@@ -366,6 +371,12 @@ impl Nic {
             frames_received: self.wire.received,
             frames_dropped: self.core.dropped + self.wire.vanished,
         }
+    }
+
+    /// Who answers to the addresses of datagrams; nobody, as long as nothing was set. To be set
+    /// before the first is sent: what was found out once is not asked again.
+    pub fn set_resolver(&mut self, resolver: Arc<dyn Resolve>) {
+        self.wire.resolver = Some(resolver);
     }
 
     /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to

@@ -302,8 +302,14 @@ impl Rig {
 
     /// A queue pair with four receives of 64 bytes and four blocks of sends.
     pub fn qp(&mut self, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
+        self.qp_of(2, pd, cq)
+    }
+
+    /// One of any kind, as verbs number them.
+    pub fn qp_of(&mut self, kind: u8, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
         let (buf, db) = (self.room(512), self.room(8));
-        let input = qp_input(pd, cq.handle);
+        let mut input = qp_input(pd, cq.handle);
+        input.init.qp_type = kind;
         let driver = qp_driver(buf, db);
         let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
             self.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
