@@ -111,6 +111,7 @@ mod qp;
 mod requester;
 mod responder;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
@@ -125,6 +126,7 @@ pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.
