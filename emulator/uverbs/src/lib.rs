@@ -27,6 +27,7 @@ mod ioctl;
 mod memory;
 mod modify;
 mod queues;
+mod shared_receives;
 mod trace;
 mod transitions;
 mod user;

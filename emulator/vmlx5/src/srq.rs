@@ -194,12 +194,12 @@ impl Srq {
         }
     }
 
-    /// True if no receive is posted.
+    /// True if no receive is posted. A queue in error is not worth waiting for.
     pub fn is_empty(&mut self) -> bool {
         if self.left() == 0 {
             self.read_record();
         }
-        self.left() == 0
+        self.left() == 0 && !self.failed
     }
 
     fn fail(&mut self, why: u8) -> Refused {

@@ -1,13 +1,14 @@
 //! Receives: those of a queue pair's own queue, which are used where they lie, and those of a
 //! shared one, which are taken first and then belong to the queue pair until they are used up.
 
+use mlx5_prm::wqe::SEGMENT;
+
 use super::{Outcome, REMOTE_OP};
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::srq::{Refused, Srqn};
-use mlx5_prm::wqe::SEGMENT;
 
 impl Qp {
     /// True if there can be receives.
