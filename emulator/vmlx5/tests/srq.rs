@@ -113,7 +113,7 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
         let mut posted: VecDeque<u16> = VecDeque::new();
         let mut places = [0_u64; 16];
         let mut sent: Vec<VecDeque<(u64, usize)>> = vec![VecDeque::new(); 3];
-        let (mut asked, mut done) = (0, 0);
+        let (mut asked, mut done, mut counts) = (0, 0, [0; 3]);
         while done < rounds {
             while !queue.is_full() && rng.u8(..) > 20 {
                 let slot = done_slot(&posted, &places);
@@ -125,7 +125,8 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
             for (who, (a, _)) in ends.iter_mut().enumerate() {
                 if asked < rounds && sent[who].len() < 8 && rng.bool() {
                     let most = if large { 60_000 } else { 16 };
-                    let (len, at) = (rng.usize(0..most), 65_536 * (asked % 8) as u64);
+                    let (len, at) = (rng.usize(0..most), 65_536 * (counts[who] % 8));
+                    counts[who] += 1;
                     let bytes = pattern(asked as u64, len);
                     a.put(at, &bytes);
                     a.post(&send(&[a.sge(at, len as u32)]));
@@ -134,10 +135,12 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
                 }
             }
             match rng.bool() {
-                true => world.settle(),
+                true => {
+                    world.settle();
+                    world.jump();
+                }
                 false => drop(world.step()),
             }
-            world.jump();
             for (who, (a, b)) in ends.iter_mut().enumerate() {
                 for cqe in a.send.drain() {
                     assert!(!cqe.opcode().is_error());
