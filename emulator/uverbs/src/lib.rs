@@ -28,8 +28,9 @@ mod ioctl;
 mod memory;
 mod modify;
 mod queues;
-mod trace;
+mod shared_receives;
 mod targets;
+mod trace;
 mod transitions;
 mod user;
 

@@ -128,7 +128,6 @@ fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
         timeout: at_rest(attr::TIMEOUT, ask.timeout),
         retry_cnt: at_rest(attr::RETRY_CNT, ask.retry_cnt),
         rnr_retry: at_rest(attr::RNR_RETRY, ask.rnr_retry),
-        ..AttrChange::default()
     }
 }
 

@@ -113,6 +113,7 @@ mod requester;
 mod responder;
 mod route;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
@@ -128,6 +129,7 @@ pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
 pub use route::{Resolve, Route, RouteHeader};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

@@ -2,6 +2,7 @@
 //! `queue_pairs`.
 
 mod queue_pairs;
+mod shared_receives;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,7 +15,7 @@ use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 use crate::attr::Qpn;
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
-use crate::error::{NicError, Object};
+use crate::error::{NicError, Object, vendor};
 use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, NodeId, PeerId};
@@ -22,6 +23,7 @@ use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
 use crate::route::Resolve;
+use crate::srq::{Refused, Srq, Srqn};
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -45,11 +47,13 @@ pub struct NicConfig {
     pub log_max_cq: u8,
     /// Most queue pairs.
     pub log_max_qp: u8,
+    /// Most shared receive queues.
+    pub log_max_srq: u8,
     /// Most entries of a completion queue.
     pub max_log_cq: u8,
     /// Most basic blocks of a send queue, at most 2^15.
     pub max_log_sq: u8,
-    /// Most entries of a receive queue, at most 2^15.
+    /// Most entries of a receive queue, shared or not, at most 2^15.
     pub max_log_rq: u8,
     /// Most reads and atomics outstanding per queue pair and direction; a plain number.
     pub max_rd_atomic: u8,
@@ -88,6 +92,7 @@ impl Default for NicConfig {
             log_max_uar: 10,
             log_max_cq: 12,
             log_max_qp: 12,
+            log_max_srq: 10,
             max_log_cq: 22,
             max_log_sq: 15,
             max_log_rq: 15,
@@ -132,6 +137,7 @@ pub(crate) struct Core {
     pub uars: Table<Uar>,
     pub cqs: Table<Cq>,
     pub qps: Table<Qp>,
+    pub srqs: Table<Srq>,
     /// Slots of the queue pairs that have something to do, whose turn it is first.
     pub ready: VecDeque<u32>,
     /// Slots of those whose receive record is looked at though no message arrives.
@@ -142,6 +148,8 @@ pub(crate) struct Core {
     pub timers: Timers,
     pub events: Events,
     pub cq_failed: bool,
+    /// A shared receive queue may have something to tell.
+    pub srq_news: bool,
     pub doorbells: u64,
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
@@ -178,10 +186,22 @@ pub(crate) struct Ctx<'a> {
     cqs: &'a mut Table<Cq>,
     cq_failed: &'a mut bool,
     events: &'a mut Events,
+    pub srqs: &'a mut Table<Srq>,
+    srq_news: &'a mut bool,
     pub now: Time,
 }
 
 impl Ctx<'_> {
+    /// Takes a receive of a shared queue; returns which entry it is.
+    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
+        let Ok(srq) = self.srqs.get_mut(srq.0) else {
+            return Err(Refused::Failed(vendor::SRQ));
+        };
+        let taken = srq.take();
+        *self.srq_news |= srq.events != 0;
+        taken
+    }
+
     pub fn succeed(&mut self, number: Cqn, say: &Success) {
         if let Ok(cq) = self.cqs.get_mut(number.0) {
             cq.succeed(say);
@@ -230,6 +250,8 @@ impl Core {
             cqs: &mut self.cqs,
             cq_failed: &mut self.cq_failed,
             events: &mut self.events,
+            srqs: &mut self.srqs,
+            srq_news: &mut self.srq_news,
             now: self.now,
         };
         Some((self.qps.at(slot)?, ctx))
@@ -285,8 +307,8 @@ impl Core {
 
     /// Makes room for the events of every object there is.
     pub fn reserve_events(&mut self) {
-        let objects = (self.qps.slots() + 2 * self.cqs.slots()) as usize;
-        self.events.reserve(objects + MAX_PORT_EVENTS);
+        let objects = self.qps.slots() + 2 * self.cqs.slots() + self.srqs.slots();
+        self.events.reserve(objects as usize + MAX_PORT_EVENTS);
     }
 
     fn count_pd(&mut self, pd: PdId, by: i32) {
@@ -337,6 +359,7 @@ impl Nic {
             core: Core {
                 pds: Table::new(Object::Pd, config.log_max_pd),
                 mrs: MrTable::new(config.log_max_mr),
+                srqs: Table::new(Object::Srq, config.log_max_srq),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
                 qps: match config.qpn {
@@ -350,6 +373,7 @@ impl Nic {
                 timers: Timers::new(),
                 events: Events::default(),
                 cq_failed: false,
+                srq_news: false,
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
@@ -535,6 +559,11 @@ impl Nic {
                         }
                         let (cq, owner) = (Cqn(number), cq.owner);
                         return Some(Event::Completion { cq, owner });
+                    }
+                }
+                Source::Srq(slot) => {
+                    if let Some(event) = core.srq_event(slot) {
+                        return Some(event);
                     }
                 }
                 Source::Qp(slot) => {

@@ -40,14 +40,20 @@ impl Nic {
             core.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
+        let srq = attr.srq;
+        let recv_pd = match srq {
+            Some(srq) => core.srqs.get(srq.0)?.pd,
+            None => pd,
+        };
         let patient = !core.config.strict;
         let pkey = core.config.pkey;
         let ud = attr.service == Service::Ud;
         let number = core.qps.insert(|number| {
-            let mut qp = Qp::new(number, attr, patient);
+            let mut qp = Qp::new(number, attr, recv_pd, patient);
             qp.ud = ud.then(|| Box::new(Datagrams::new(pkey)));
             qp
         })?;
+        core.count_srq(srq, 1);
         core.count_pd(pd, 1);
         for cq in cqs {
             core.count_cq(cq, 1);
@@ -83,6 +89,7 @@ impl Nic {
         core.count_cq(qp.send_cq, -1);
         core.count_cq(qp.recv_cq, -1);
         core.count_pd(qp.pd, -1);
+        core.count_srq(qp.srq, -1);
         Ok(())
     }
 
