@@ -10,6 +10,7 @@ use crate::abi::core::*;
 use crate::abi::mlx5;
 use crate::command::{Call, Shape, number};
 use crate::device::{COMP_VECTORS, Device};
+use crate::devx;
 use crate::doorbells::{DYNAMIC_REGISTERS, Doorbells};
 use crate::event::{EventFile, lock};
 use crate::handles::{Handles, Object};
@@ -39,6 +40,10 @@ pub(crate) struct Open {
     pub objects: Handles,
     pub doorbells: Doorbells,
     pub channels: Vec<Channel>,
+    /// The program may pass commands on to the device.
+    pub devx: bool,
+    /// The number of the memory that is registered next.
+    pub umem_ids: u32,
     #[expect(dead_code, reason = "as long as it lives its file does not end")]
     pub events: Arc<EventFile>,
 }
@@ -136,8 +141,7 @@ impl State {
         if ask.comp_mask != 0 || ask.reserved0 != 0 || ask.reserved1 != 0 || ask.reserved2 != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if ask.flags != 0 {
-            // No DEVX: the library asks again without.
+        if ask.flags & !mlx5::context_flag::DEVX != 0 {
             return Err(Errno::INVAL);
         }
         let doorbells = Doorbells::new(device.config.uar, &ask)?;
@@ -173,6 +177,8 @@ impl State {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
+            devx: ask.flags & mlx5::context_flag::DEVX != 0,
+            umem_ids: devx::FIRST_ID,
             events: Arc::new(events),
         });
         Ok(())
@@ -207,12 +213,16 @@ impl Open {
             Object::Cq(cq) => drop(cq.unwatch(device)),
             _ => {}
         }
+        if let Object::Devx(made) = &object {
+            let _ = made.remove(device);
+        }
         // What used it was discarded before, so the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| match object {
             Object::Pd(pd) => nic.dealloc_pd(pd),
             Object::Mr(mr) => nic.dereg_mr(mr.keys.lkey),
             Object::Cq(cq) => nic.destroy_cq(cq.cqn),
             Object::Qp(_) | Object::Ah | Object::Uar(_) => Ok(()),
+            Object::Umem(_) | Object::Devx(_) => Ok(()),
         });
     }
 }

@@ -162,6 +162,12 @@ impl Doorbells {
         self.named(self.registers / 2 + register / 2)
     }
 
+    /// The number of that page.
+    pub fn page_of(&self, register: u32) -> Result<u32, Errno> {
+        self.named_register(register)?;
+        Ok(self.registers / 2 + register / 2)
+    }
+
     /// The offset of `mmap` for a page.
     pub fn offset(index: u32) -> u64 {
         let index = u64::from(index);

@@ -1,10 +1,12 @@
 //! The objects of an open device file, by handle.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use vmlx5::{MrKeys, PdId};
 
+use crate::devx::{Devx, Umem};
 use crate::doorbells::Doorbell;
 use crate::queues::{CompletionQueue, QueuePair};
 
@@ -16,6 +18,8 @@ pub(crate) enum Object {
     Qp(Box<QueuePair>),
     Ah,
     Uar(Doorbell),
+    Umem(Arc<Umem>),
+    Devx(Devx),
 }
 
 /// A registered region.
@@ -27,6 +31,8 @@ pub(crate) struct Region {
     pub hca_va: u64,
     pub pd: u32,
     pub access: u32,
+    /// Its memory is the process's own, and not that of a file.
+    pub own: bool,
 }
 
 /// The kinds of objects that have an own type here.
@@ -54,6 +60,8 @@ kinds! {
     CompletionQueue = Cq,
     Box<QueuePair> = Qp,
     Doorbell = Uar,
+    Arc<Umem> = Umem,
+    Devx = Devx,
 }
 
 #[derive(Default)]
@@ -116,6 +124,11 @@ impl Handles {
         }
     }
 
+    /// All objects.
+    pub fn each(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
     pub fn remove(&mut self, handle: u32) -> Option<Object> {
         self.objects.remove(&handle)
     }
@@ -127,7 +140,8 @@ impl Handles {
             Object::Ah | Object::Qp(_) => 0,
             Object::Cq(_) => 1,
             Object::Mr(_) => 2,
-            Object::Pd(_) | Object::Uar(_) => 3,
+            Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,
+            Object::Devx(made) => made.rank(),
         });
         all
     }

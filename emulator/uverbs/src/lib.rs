@@ -19,6 +19,8 @@ pub mod address;
 mod command;
 mod context;
 mod device;
+mod devx;
+mod dmabuf;
 mod doorbells;
 mod error;
 mod event;

@@ -32,6 +32,9 @@ pub struct CqAttr {
     pub start: u32,
     /// What its events carry; means nothing to the NIC.
     pub owner: u64,
+    /// Every entry is written to the first slot, over the one before: a consumer that only wants
+    /// to know how far the queue came. The memory and the owner bit are those of a whole queue.
+    pub collapsed: bool,
 }
 
 impl CqAttr {
@@ -46,6 +49,7 @@ impl CqAttr {
             ignore_overrun: true,
             start: 0,
             owner: 0,
+            collapsed: false,
         }
     }
 }
@@ -86,6 +90,7 @@ pub(crate) struct Cq {
     pub fresh_failure: bool,
     pub users: u32,
     pub owner: u64,
+    collapsed: bool,
     /// Entries written.
     pub written: u64,
 }
@@ -127,6 +132,7 @@ impl Cq {
             fresh_failure: false,
             users: 0,
             owner: attr.owner,
+            collapsed: attr.collapsed,
             written: 0,
         })
     }
@@ -166,7 +172,12 @@ impl Cq {
     }
 
     fn write(&mut self, entry: &Cqe64) -> Result<(), CqFailure> {
-        let slot = self.producer & ((1 << self.log_entries) - 1);
+        let slots = if self.collapsed {
+            1
+        } else {
+            1 << self.log_entries
+        };
+        let slot = self.producer & (slots - 1);
         let at = self.offset + u64::from(slot) * SIZE as u64;
         let body = &entry.to_bytes()[..LAST_DWORD_OFFSET];
         let last = at + LAST_DWORD_OFFSET as u64;
