@@ -132,16 +132,16 @@ impl Doorbells {
             return Err(Errno::INVAL);
         }
         let fixed = self.registers / 2;
-        let there = match command {
-            map::REGULAR_PAGE | map::WC_PAGE => {
-                index < fixed || index >= FIRST_PAGE && self.pages.contains_key(&index)
+        let index = match command {
+            map::REGULAR_PAGE | map::WC_PAGE
+                if index < fixed || index >= FIRST_PAGE && self.pages.contains_key(&index) =>
+            {
+                index
             }
-            map::ALLOC_WC => (fixed..fixed + self.beyond()).contains(&index),
-            _ => false,
+            // These count from the first beyond the static ones.
+            map::ALLOC_WC if index < self.beyond() => fixed + index,
+            _ => return Err(Errno::INVAL),
         };
-        if !there {
-            return Err(Errno::INVAL);
-        }
         Ok(&self.page(device, index)?.file)
     }
 
