@@ -208,29 +208,8 @@ fn events_that_were_not_read_do_not_count() {
     assert_eq!(events(channel), []);
 }
 
-/// An ioctl of attributes `(id, length, data)`, in the arena's first page; the address of it.
 fn ioctl(rig: &Rig, object: u16, method: u16, attrs: &[(u16, u16, u64)]) -> Result<u64, Errno> {
-    let hdr = IoctlHdr {
-        length: (24 + 16 * attrs.len()) as u16,
-        object_id: object,
-        method_id: method,
-        num_attrs: attrs.len() as u16,
-        ..Default::default()
-    };
-    let mut bytes = hdr.as_bytes().to_vec();
-    for &(attr_id, len, data) in attrs {
-        let attr = IoctlAttr {
-            attr_id,
-            len,
-            flags: 1,
-            attr_data: 0,
-            data,
-        };
-        bytes.extend_from_slice(attr.as_bytes());
-    }
-    let at = rig.process.memory.addr();
-    rig.process.memory.write(0, &bytes).unwrap();
-    rig.context.ioctl(at).map(|()| at)
+    rig.ioctl(object, method, attrs)
 }
 
 fn alloc_page(rig: &Rig) -> Result<(u32, u64, u32), Errno> {

@@ -136,13 +136,7 @@ pub(super) fn modifies(command: u16) -> bool {
     use opcode::*;
     matches!(
         command,
-        RST2INIT_QP
-            | INIT2INIT_QP
-            | INIT2RTR_QP
-            | RTR2RTS_QP
-            | RTS2RTS_QP
-            | TO_ERR_QP
-            | TO_RST_QP
+        RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | TO_ERR_QP | TO_RST_QP
     )
 }
 
