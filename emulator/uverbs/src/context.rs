@@ -10,6 +10,7 @@ use crate::abi::core::*;
 use crate::abi::mlx5;
 use crate::command::{Call, Shape, number};
 use crate::device::{COMP_VECTORS, Device};
+use crate::devx;
 use crate::doorbells::{DYNAMIC_REGISTERS, Doorbells};
 use crate::event::{EventFile, lock};
 use crate::handles::{Handles, Object};
@@ -39,6 +40,10 @@ pub(crate) struct Open {
     pub objects: Handles,
     pub doorbells: Doorbells,
     pub channels: Vec<Channel>,
+    /// The program may pass commands on to the device.
+    pub devx: bool,
+    /// The number of the memory that is registered next.
+    pub umem_ids: u32,
     /// The file of asynchronous events.
     pub events: Arc<EventFile>,
 }
@@ -136,8 +141,7 @@ impl State {
         if ask.comp_mask != 0 || ask.reserved0 != 0 || ask.reserved1 != 0 || ask.reserved2 != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if ask.flags != 0 {
-            // No DEVX: the library asks again without.
+        if ask.flags & !mlx5::context_flag::DEVX != 0 {
             return Err(Errno::INVAL);
         }
         let doorbells = Doorbells::new(device.config.uar, &ask)?;
@@ -175,6 +179,8 @@ impl State {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
+            devx: ask.flags & mlx5::context_flag::DEVX != 0,
+            umem_ids: devx::FIRST_ID,
             events,
         });
         Ok(())
@@ -213,6 +219,9 @@ impl Open {
             }
             _ => {}
         }
+        if let Object::Devx(made) = &object {
+            let _ = made.remove(device);
+        }
         // What used it was discarded before, so the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| match object {
             Object::Pd(pd) => nic.dealloc_pd(pd),
@@ -220,6 +229,7 @@ impl Open {
             Object::Cq(cq) => nic.destroy_cq(cq.cqn),
             Object::Srq(srq) => nic.destroy_srq(srq.srqn),
             Object::Qp(_) | Object::Ah | Object::Uar(_) => Ok(()),
+            Object::Umem(_) | Object::Devx(_) => Ok(()),
         });
     }
 }

@@ -206,7 +206,7 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
 }
 
 /// The way to the other end.
-fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
+pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     let dest = &set.dest;
     let grh = (dest.is_global != 0).then_some(Grh {
         dgid: dest.dgid,

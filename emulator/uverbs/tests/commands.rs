@@ -78,7 +78,7 @@ fn what_an_older_or_newer_library_asks() {
         ..Default::default()
     };
     let refused = [
-        mlx5::AllocUcontextReqV2 { flags: 1, ..v2 },
+        mlx5::AllocUcontextReqV2 { flags: 2, ..v2 },
         mlx5::AllocUcontextReqV2 {
             total_num_bfregs: 0,
             ..v2

@@ -83,6 +83,21 @@ pub mod access {
     pub const OPTIONAL: u32 = 0x3ff0_0000;
 }
 
+/// Objects, methods and attributes of ioctls.
+pub mod ioctl {
+    pub const OBJECT_MR: u16 = 7;
+    pub const REG_DMABUF_MR: u16 = 4;
+    pub const DMABUF_HANDLE: u16 = 0;
+    pub const DMABUF_PD: u16 = 1;
+    pub const DMABUF_OFFSET: u16 = 2;
+    pub const DMABUF_LENGTH: u16 = 3;
+    pub const DMABUF_IOVA: u16 = 4;
+    pub const DMABUF_FD: u16 = 5;
+    pub const DMABUF_ACCESS: u16 = 6;
+    pub const DMABUF_LKEY: u16 = 7;
+    pub const DMABUF_RKEY: u16 = 8;
+}
+
 structures! {
     /// Starts every command.
     CmdHdr = 8 { command: u32, in_words: u16, out_words: u16, }
