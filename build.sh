@@ -169,7 +169,7 @@ step_mutants() {
         return
     fi
     say "mutants: each committed mutant must fail at least one seed or test"
-    cargo test -p conformance --features mutants
+    cargo test -p conformance --features mutants --test mutants --test mp_mutants
 }
 
 # interop/ is a workspace of its own: its patch for cust must not reach this one.

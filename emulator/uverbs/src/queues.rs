@@ -138,13 +138,10 @@ impl Open {
         let mem = device.user.memory(own.buf_addr, bytes, true)?;
         let record = device.user.memory(own.db_addr, 8, true)?;
         let attr = CqAttr {
-            mem: Arc::clone(&mem),
-            offset: 0,
-            log_entries,
             record: Some((Arc::clone(&record), 0)),
             ignore_overrun: ask.ignore_overrun,
-            start: 0,
             owner: ask.user_handle,
+            ..CqAttr::new(Arc::clone(&mem), 0, log_entries)
         };
         let cqn = device.nic.with(|nic| nic.create_cq(attr)).map_err(errno)?;
         // The first arm may look like the zeros of a new record.
@@ -333,23 +330,17 @@ impl Open {
         });
         let sq_offset = if sq_bytes == 0 { 0 } else { rq_bytes };
         let (uar, register) = self.doorbell(device, own)?;
+        let sq = SqAttr {
+            mem,
+            offset: sq_offset,
+            log_blocks: sq_blocks.trailing_zeros() as u8,
+        };
         let attr = QpAttr {
-            pd,
-            uar,
-            send_cq,
             recv_cq,
-            sq: SqAttr {
-                mem,
-                offset: sq_offset,
-                log_blocks: sq_blocks.trailing_zeros() as u8,
-            },
             rq,
-            record: (record, 0),
             uidx: own.uidx & 0xff_ffff,
             service,
-            sq_start: 0,
-            rq_start: 0,
-            owner: 0,
+            ..QpAttr::new(pd, uar, send_cq, sq, (record, 0))
         };
         Ok((attr, register))
     }

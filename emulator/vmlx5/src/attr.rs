@@ -79,6 +79,27 @@ pub struct QpAttr {
     pub service: Service,
 }
 
+impl QpAttr {
+    /// A reliable connection with a send queue alone that completes into `cq`, its record at
+    /// an offset of a memory; all counts start at 0.
+    pub fn new(pd: PdId, uar: UarId, cq: Cqn, sq: SqAttr, record: (Arc<dyn Dma>, u64)) -> QpAttr {
+        QpAttr {
+            pd,
+            uar,
+            send_cq: cq,
+            recv_cq: cq,
+            sq,
+            rq: None,
+            record,
+            uidx: 0,
+            sq_start: 0,
+            rq_start: 0,
+            owner: 0,
+            service: Service::default(),
+        }
+    }
+}
+
 /// The bytes of one packet: what a message is cut into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]

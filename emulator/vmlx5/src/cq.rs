@@ -34,6 +34,22 @@ pub struct CqAttr {
     pub owner: u64,
 }
 
+impl CqAttr {
+    /// A queue of 2 to the power of `log_entries` entries at `offset` of `mem`, from number 0,
+    /// without a record: it ignores overruns.
+    pub fn new(mem: Arc<dyn Dma>, offset: u64, log_entries: u8) -> CqAttr {
+        CqAttr {
+            mem,
+            offset,
+            log_entries,
+            record: None,
+            ignore_overrun: true,
+            start: 0,
+            owner: 0,
+        }
+    }
+}
+
 /// How a completion queue stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqInfo {

@@ -35,15 +35,9 @@
 //! let mr = MrAttr { pd, va: 0x7000, len: 4096, access, mem: mem.clone(), mem_offset: data };
 //! let keys = nic.reg_mr(mr)?;
 //! let uar = nic.alloc_uar(mem.clone(), 0)?;
-//! let (log_entries, start) = (4, 0);
-//! let cqn = nic.create_cq(CqAttr {
-//!     mem: mem.clone(), offset: cq, log_entries, record: None, ignore_overrun: true, start, owner: 0,
-//! })?;
-//! let qpn = nic.create_qp(QpAttr {
-//!     pd, uar, send_cq: cqn, recv_cq: cqn,
-//!     sq: SqAttr { mem: mem.clone(), offset: sq, log_blocks: 4 },
-//!     rq: None, record: (mem, record), uidx: 0, sq_start: 0, rq_start: 0, owner: 0, service: Service::Rc,
-//! })?;
+//! let cqn = nic.create_cq(CqAttr::new(mem.clone(), cq, 4))?;
+//! let ring = SqAttr { mem: mem.clone(), offset: sq, log_blocks: 4 };
+//! let qpn = nic.create_qp(QpAttr::new(pd, uar, cqn, ring, (mem, record)))?;
 //!
 //! // Connected to itself.
 //! let (path, access) = (Path::to(nic.node(), qpn), Access::REMOTE_WRITE);

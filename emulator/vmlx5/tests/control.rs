@@ -127,15 +127,7 @@ fn refused_control_operations() {
         })
     ));
     assert!(nic.alloc_uar(mem.clone(), 1 << 16).is_err());
-    let cq = CqAttr {
-        mem: mem.clone(),
-        offset: 0,
-        log_entries: 4,
-        record: None,
-        ignore_overrun: true,
-        start: 0,
-        owner: 0,
-    };
+    let cq = CqAttr::new(mem.clone(), 0, 4);
     assert_eq!(
         nic.create_cq(CqAttr {
             ignore_overrun: false,
@@ -167,28 +159,19 @@ fn refused_control_operations() {
         })
     ));
     let cqn = nic.create_cq(cq).unwrap();
+    let sq = SqAttr {
+        mem: mem.clone(),
+        offset: 0,
+        log_blocks: 4,
+    };
     let qp = QpAttr {
-        pd: a.pd,
-        uar: a.uar,
-        send_cq: cqn,
-        recv_cq: cqn,
-        sq: SqAttr {
-            mem: mem.clone(),
-            offset: 0,
-            log_blocks: 4,
-        },
         rq: Some(RqAttr {
             mem: mem.clone(),
             offset: 4096,
             log_entries: 4,
             stride: 16,
         }),
-        record: (mem.clone(), 8192),
-        uidx: 0,
-        sq_start: 0,
-        rq_start: 0,
-        owner: 0,
-        service: Service::Rc,
+        ..QpAttr::new(a.pd, a.uar, cqn, sq, (mem.clone(), 8192))
     };
     let mut refused = |change: &dyn Fn(&mut QpAttr)| {
         let mut attr = qp.clone();
@@ -353,23 +336,15 @@ fn a_queue_pair_without_receive_queue() {
     let mut c = world.end(0, EndConfig::default());
     let uar = a.uar;
     let nic = &mut world.nics[0];
+    let sq = SqAttr {
+        mem: a.mem.clone(),
+        offset: a.sq_at,
+        log_blocks: 2,
+    };
+    let record = a.record + 192;
     let d = nic.create_qp(QpAttr {
-        pd: a.pd,
-        uar,
-        send_cq: a.send.cqn,
         recv_cq: a.recv.cqn,
-        sq: SqAttr {
-            mem: a.mem.clone(),
-            offset: a.sq_at,
-            log_blocks: 2,
-        },
-        rq: None,
-        record: (a.mem.clone(), a.record + 192),
-        uidx: 0,
-        sq_start: 0,
-        rq_start: 0,
-        owner: 0,
-        service: Service::Rc,
+        ..QpAttr::new(a.pd, uar, a.send.cqn, sq, (a.mem.clone(), record))
     });
     let d = d.unwrap();
     let node = nic.node();

@@ -194,13 +194,8 @@ impl EmulatedNic {
         let fail = |e| refused("create queue pair", e);
         let start = rings.start;
         let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
-            mem: span::of(region),
-            offset,
-            log_entries,
-            record: None,
-            ignore_overrun: true,
             start,
-            owner: 0,
+            ..vmlx5::CqAttr::new(span::of(region), offset, log_entries)
         };
         let (send_cq, recv_cq) = (cq(rings.send_cq), cq(rings.recv_cq));
         let (uar_mem, uar_offset) = (span::of(rings.uar.0), rings.uar.1);
@@ -221,18 +216,11 @@ impl EmulatedNic {
             let send_cq = nic.create_cq(send_cq)?;
             let recv_cq = nic.create_cq(recv_cq)?;
             let qpn = nic.create_qp(vmlx5::QpAttr {
-                pd,
-                uar,
-                send_cq,
                 recv_cq,
-                sq,
                 rq: Some(rq),
-                record,
-                uidx: 0,
                 sq_start: start as u16,
                 rq_start: start as u16,
-                owner: 0,
-                service: vmlx5::Service::Rc,
+                ..vmlx5::QpAttr::new(pd, uar, send_cq, sq, record)
             })?;
             Ok(QpObjects {
                 qpn: qpn.0,

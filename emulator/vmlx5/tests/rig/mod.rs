@@ -159,13 +159,11 @@ impl End {
             mem.store32(record, doorbell::cq_ci_value(config.cq_start))
                 .unwrap();
             let cqn = nic.create_cq(CqAttr {
-                mem: dma.clone(),
-                offset,
-                log_entries: config.log_cq,
                 record: Some((dma.clone(), record)),
                 ignore_overrun: config.ignore_overrun,
                 start: config.cq_start,
                 owner: 7,
+                ..CqAttr::new(dma.clone(), offset, config.log_cq)
             });
             CqView {
                 mem: mem.clone(),
@@ -186,28 +184,25 @@ impl End {
             mem: dma.clone(),
             mem_offset: data_at,
         });
+        let sq = SqAttr {
+            mem: dma.clone(),
+            offset: sq_at,
+            log_blocks: config.log_sq,
+        };
         let qpn = nic.create_qp(QpAttr {
-            pd,
-            uar,
-            send_cq: send.cqn,
             recv_cq: recv.cqn,
-            sq: SqAttr {
-                mem: dma.clone(),
-                offset: sq_at,
-                log_blocks: config.log_sq,
-            },
             rq: Some(RqAttr {
                 mem: dma.clone(),
                 offset: rq_at,
                 log_entries: config.log_rq,
                 stride: config.stride,
             }),
-            record: (dma, record),
             uidx: 0x77,
             sq_start: config.sq_start,
             rq_start: config.rq_start,
             owner: 9,
             service: config.service,
+            ..QpAttr::new(pd, uar, send.cqn, sq, (dma.clone(), record))
         });
         let end = End {
             nic: index,
