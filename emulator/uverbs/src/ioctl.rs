@@ -1,5 +1,6 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! have no command to write are here; the others are answered so that libraries write instead.
+//! have no command, and the one that carries out commands ([`crate::invoke`]), are here; the
+//! others are answered so that libraries give the command instead.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -10,6 +11,7 @@ use crate::context::{Context, Open};
 use crate::device::Device;
 use crate::doorbells::{Doorbell, Doorbells};
 use crate::handles::Object;
+use crate::invoke::INVOKE_WRITE;
 
 /// Most attributes of a call.
 const MAX_ATTRS: usize = 64;
@@ -38,6 +40,10 @@ impl Context {
         if hdr.reserved1 != 0 || hdr.reserved2 != 0 || usize::from(hdr.length) != length {
             return Err(Errno::INVAL);
         }
+        let at = arg + size_of::<IoctlHdr>() as u64;
+        if (hdr.object_id, hdr.method_id) == INVOKE_WRITE {
+            return self.invoke(at, count);
+        }
         let run: fn(&mut Open, &Request<'_>) -> Result<(), Errno> =
             match (hdr.object_id, hdr.method_id) {
                 (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
@@ -47,7 +53,6 @@ impl Context {
         if count > MAX_ATTRS {
             return Err(Errno::INVAL);
         }
-        let at = arg + size_of::<IoctlHdr>() as u64;
         let mut attrs = vec![IoctlAttr::default(); count];
         user.read(at, attrs.as_mut_bytes())?;
         self.with(|device, open| run(open, &Request { device, at, attrs }))

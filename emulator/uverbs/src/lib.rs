@@ -23,6 +23,7 @@ mod doorbells;
 mod error;
 mod event;
 mod handles;
+mod invoke;
 mod ioctl;
 mod memory;
 mod modify;
@@ -33,5 +34,6 @@ mod user;
 
 pub use context::{Context, Mapping};
 pub use device::{Device, DeviceConfig, FIRMWARE, PART, UarMode, VENDOR};
+pub use invoke::invoked;
 pub use trace::name_of;
 pub use user::{DoorbellPage, User};
