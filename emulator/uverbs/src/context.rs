@@ -77,23 +77,35 @@ impl Context {
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let (command, extended) = number(bytes)?;
         let user = &*self.device.user;
+        self.carry_out(command, extended, |shape| {
+            if extended {
+                Call::extended(user, bytes, shape)
+            } else {
+                Call::plain(user, bytes, shape)
+            }
+        })?;
+        Ok(bytes.len())
+    }
+
+    /// Carries out the command of a number, which `call` takes apart.
+    pub(crate) fn carry_out<'a>(
+        &self,
+        command: u32,
+        extended: bool,
+        call: impl FnOnce(Shape) -> Result<Call<'a>, Errno>,
+    ) -> Result<(), Errno> {
         let Some((shape, run)) = find(command, extended) else {
             return Err(Errno::OPNOTSUPP);
         };
-        let call = if extended {
-            Call::extended(user, bytes, shape)?
-        } else {
-            Call::plain(user, bytes, shape)?
-        };
+        let call = call(shape)?;
         let mut state = lock(&self.state);
         match run {
-            None => state.open(&self.device, &call)?,
+            None => state.open(&self.device, &call),
             Some(run) => {
                 let open = state.open.as_mut().ok_or(Errno::INVAL)?;
-                run(&self.device, open, &call)?;
+                run(&self.device, open, &call)
             }
         }
-        Ok(bytes.len())
     }
 
     /// The memory file behind an offset of `mmap` on the file.

@@ -26,6 +26,7 @@ mod doorbells;
 mod error;
 mod event;
 mod handles;
+mod invoke;
 mod ioctl;
 mod memory;
 mod modify;
@@ -38,5 +39,6 @@ mod user;
 
 pub use context::{Context, Mapping};
 pub use device::{Device, DeviceConfig, FIRMWARE, PART, UarMode, VENDOR};
+pub use invoke::invoked;
 pub use trace::name_of;
 pub use user::{DoorbellPage, User};

@@ -116,7 +116,6 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
         qpn: Some(Fabric::qpns(Fabric::slot(node))),
         ports: config.fabric.ports,
         strict: true,
-        ports: config.fabric.ports,
         ..NicConfig::default()
     };
     let mut nic = Nic::new(nic, Box::new(fabric));
