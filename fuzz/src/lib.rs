@@ -13,6 +13,8 @@ mod lines;
 mod mp;
 mod nic;
 
+#[path = "../../emulator/vmlx5/tests/hostile/mod.rs"]
+mod hostile;
 #[path = "../../emulator/vmlx5/tests/rig/mod.rs"]
 mod rig;
 mod ring;
@@ -32,6 +34,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "address",
         run: address::run,
+    },
+    Target {
+        name: "doorbell",
+        run: hostile::doorbell::run,
     },
     Target {
         name: "frame",
@@ -88,6 +94,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "shm",
         run: shm::run,
+    },
+    Target {
+        name: "wqe",
+        run: hostile::wqe::run,
     },
 ];
 
