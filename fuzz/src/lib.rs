@@ -19,6 +19,9 @@ mod hostile;
 mod rig;
 mod ring;
 mod shm;
+mod uverbs;
+#[path = "../../emulator/uverbs/tests/rig/mod.rs"]
+mod uverbs_rig;
 
 /// One entry that takes bytes of another process.
 #[derive(Debug)]
@@ -94,6 +97,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "shm",
         run: shm::run,
+    },
+    Target {
+        name: "uverbs",
+        run: uverbs::run,
     },
     Target {
         name: "wqe",

@@ -93,6 +93,7 @@ replays! {
     ring_writer "ring-writer"
     ring_pair "ring-pair"
     shm "shm"
+    uverbs "uverbs"
     wqe "wqe"
 }
 

@@ -124,7 +124,7 @@ pub use error::{NicError, Object, vendor};
 pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

@@ -109,6 +109,22 @@ pub struct NicStats {
     pub frames_dropped: u64,
 }
 
+/// How many objects a NIC has, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Population {
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Doorbell pages.
+    pub uars: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+}
+
 /// A virtual ConnectX. See the crate's text.
 ///
 /// Its control operations are plain methods; ranks reach them through
@@ -330,6 +346,18 @@ impl Nic {
             frames_sent: self.wire.sent,
             frames_received: self.wire.received,
             frames_dropped: self.core.dropped + self.wire.vanished,
+        }
+    }
+
+    /// How many objects there are: none, once everything that was made was removed.
+    pub fn population(&self) -> Population {
+        let core = &self.core;
+        Population {
+            pds: core.pds.count(),
+            mrs: core.mrs.count(),
+            uars: core.uars.count(),
+            cqs: core.cqs.count(),
+            qps: core.qps.count(),
         }
     }
 
