@@ -48,6 +48,7 @@ impl Scene {
             _ => effect,
         };
         let allowed = room(&bytes);
+        self.rig.process.answers.lock().expect("one thread").clear();
         let before = self.population();
         let done = self.rig.context.write(&bytes);
         if let Ok(len) = done {
