@@ -127,7 +127,7 @@ pub use error::{NicError, Object, vendor};
 pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
 pub use route::{Resolve, Route, RouteHeader};
 pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};

@@ -119,6 +119,24 @@ pub struct NicStats {
     pub frames_dropped: u64,
 }
 
+/// How many objects a NIC has, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Population {
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Doorbell pages.
+    pub uars: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
+}
+
 /// A virtual ConnectX. See the crate's text.
 ///
 /// Its control operations are plain methods; ranks reach them through
@@ -401,6 +419,19 @@ impl Nic {
     /// before the first is sent: what was found out once is not asked again.
     pub fn set_resolver(&mut self, resolver: Arc<dyn Resolve>) {
         self.wire.resolver = Some(resolver);
+    }
+
+    /// How many objects there are: none, once everything that was made was removed.
+    pub fn population(&self) -> Population {
+        let core = &self.core;
+        Population {
+            pds: core.pds.count(),
+            mrs: core.mrs.count(),
+            uars: core.uars.count(),
+            cqs: core.cqs.count(),
+            qps: core.qps.count(),
+            srqs: core.srqs.count(),
+        }
     }
 
     /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to
