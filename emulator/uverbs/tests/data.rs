@@ -94,6 +94,52 @@ fn a_write_arrives() {
 }
 
 #[test]
+fn rights_change_where_they_are_named() {
+    use attr::*;
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let data = rig.room(8192);
+    let mr = rig.mr(pd, data, 8192, 0xf).unwrap();
+    let sges = [Sge {
+        addr: data,
+        len: 8,
+        lkey: mr.lkey,
+    }];
+    let rights = |qp: &Qp, qp_state, flags| ModifyQp {
+        qp_handle: qp.handle,
+        attr_mask: STATE | ACCESS_FLAGS,
+        qp_state,
+        qp_access_flags: flags,
+        ..Default::default()
+    };
+    // Taken away in INIT, on the way to RTR, and in RTS; there also given back.
+    for (n, back) in [(0, false), (1, false), (2, false), (2, true)] {
+        let qp = rig.qp(pd, &cq).unwrap();
+        for (i, mut way) in rig.ways(qp.handle, qp.qpn).into_iter().enumerate() {
+            if n == 1 && i == 1 {
+                way.attr_mask |= ACCESS_FLAGS;
+                way.qp_access_flags = 0;
+            }
+            rig.tell(command::MODIFY_QP, &way).unwrap();
+            if n != 1 && i == n {
+                let none = rights(&qp, way.qp_state, 0);
+                rig.tell(command::MODIFY_QP, &none).unwrap();
+            }
+        }
+        if back {
+            rig.tell(command::MODIFY_QP, &rights(&qp, 3, 0xf)).unwrap();
+        }
+        post(&rig, &qp, 0, &write_of(&sges, data + 4096, &mr));
+        rig.settle();
+        // Both ends are one queue pair: what it refuses flushes what it sent.
+        let query = rig.query_qp(qp.handle).unwrap();
+        assert_eq!(query.qp_state, if back { 3 } else { 6 }, "{n}");
+        rig.destroy_qp(qp.handle).unwrap();
+    }
+}
+
+#[test]
 fn memory_that_vanishes_is_an_error_of_the_work() {
     let mut rig = Rig::open();
     let (cq, qp, pd, _, _) = connected(&mut rig, -1);

@@ -82,6 +82,9 @@
 //! - Nobody tells that a queue pair went into ERR or RESET, was destroyed, or lay behind a link
 //!   that was lost: it is silent, and what others have outstanding there ends by
 //!   `TRANSPORT_RETRY` after `retry_cnt` + 1 times their timeout.
+//! - A datagram waits for room on a link as long as a packet does at a switch, a second, and is
+//!   lost then; so is every one that finds no receive, another queue key, port or partition,
+//!   or an address that is nobody's. A receive too small for it is the receiver's error.
 //! - Reads and atomics keep their order among themselves; a later write may overtake a read,
 //!   unless it is fenced.
 //!

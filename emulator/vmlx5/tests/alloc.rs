@@ -4,10 +4,13 @@ mod rig;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
 use mlx5_prm::opcode::SendOpcode;
-use mlx5_prm::wqe::{Atomic, SendWqe};
+use mlx5_prm::wqe::{Atomic, AvSeg, SendWqe};
 use rig::*;
+use vmlx5::fabric::NodeId;
+use vmlx5::{Modify, Resolve, Route, Service};
 
 struct Counting;
 
@@ -31,6 +34,62 @@ unsafe impl GlobalAlloc for Counting {
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
+
+/// Everybody's address is that of the only NIC.
+struct Here(NodeId);
+
+impl Resolve for Here {
+    fn resolve(&self, _: &AvSeg, port: u8) -> Option<Route> {
+        let (slid, sl, path_bits, header) = (1, 0, 0, None);
+        Some(Route {
+            node: self.0,
+            port,
+            slid,
+            sl,
+            path_bits,
+            header,
+        })
+    }
+}
+
+#[test]
+fn nothing_is_allocated_per_datagram() {
+    let mut world = World::new(1);
+    let resolver = Here(world.nics[0].node());
+    world.nics[0].set_resolver(Arc::new(resolver));
+    let config = EndConfig {
+        service: Service::Ud,
+        ..EndConfig::default()
+    };
+    let [mut a, mut b] = [0; 2].map(|nic| world.end(nic, config.clone()));
+    for end in [&a, &b] {
+        world.init(end);
+        world.modify(end, Modify::UdRtr);
+        world.modify(end, Modify::UdRts { sq_psn: 0 });
+    }
+    let mut round = || {
+        b.post_recv(&[b.sge(0, 48)]);
+        // More destinations than are remembered.
+        for lid in 1..40 {
+            let qpn = if lid == 1 { b.qpn.0 } else { 0x77 };
+            a.post(&SendWqe {
+                av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
+                ..send(&[a.sge(0, 8)])
+            });
+            world.settle();
+            assert!(a.send.poll().is_some());
+        }
+        assert!(b.recv.poll().is_some());
+    };
+    for _ in 0..5 {
+        round();
+    }
+    let before = COUNT.with(Cell::get);
+    for _ in 0..100 {
+        round();
+    }
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
+}
 
 #[test]
 fn nothing_is_allocated_per_message() {

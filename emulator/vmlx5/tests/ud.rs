@@ -10,8 +10,8 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, AvSeg, SendWqe, Sge, WqeFlags};
 use rig::*;
-use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
+use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
@@ -482,8 +482,8 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     let r = c.post_recv(&[c.sge(0, 48)]);
     a.post(&datagram(to(&b), &[a.sge(0, 4096)]));
     a.post(&datagram(to(&c), &[a.sge(0, 8)]));
-    // 4.096 us times 2^16 are 268 ms.
-    world.pass(Duration::from_millis(268));
+    // 4.096 us times 2^18 are 1.0737 s.
+    world.pass(Duration::from_millis(1073));
     assert_eq!((a.send.poll(), c.recv.poll()), (None, None));
     world.pass(Duration::from_millis(1));
     assert_eq!(a.send.drain().len(), 3);
@@ -568,6 +568,66 @@ fn ways_of_connections_are_none_of_datagrams() {
     ));
     world.modify(&end, Modify::Resume);
     assert_eq!(world.state(&end), QpState::Rts);
+}
+
+#[test]
+fn random_frames_harm_nobody() {
+    for seed in 0..64 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(2);
+        let [mut a, mut b] = ends(&mut world);
+        // A port of the hub that is no NIC.
+        let mut port = world.hub.port();
+        let nic = world.nics[1].node();
+        for _ in 0..100 {
+            if rng.bool() {
+                b.post_recv(&[b.sge(0, rng.u32(1..5000))]);
+            }
+            let pick = |rng: &mut fastrand::Rng, of: &[u32]| of[rng.usize(..of.len())];
+            let len = pick(&mut rng, &[0, 8, 39, 40, 48, 4096, 4136, 4137, 8192]);
+            // From low to high: LID, partition, service level, path bits, port.
+            let label = [1 << 48 | 0xffff << 16, 2 << 48 | 0xffff << 16, rng.u64(..)];
+            let header = FrameHeader {
+                len: len.into(),
+                kind: pick(&mut rng, &[1, 1, 1, 2, 3, 16]) as u8,
+                flags: rng.u8(..),
+                dst_qpn: b.qpn.0.into(),
+                src_qpn: 3.into(),
+                rkey: pick(&mut rng, &[QKEY, QKEY, 1]).into(),
+                total: pick(&mut rng, &[len, len, 2 * len]).into(),
+                compare: label[rng.usize(..3)].into(),
+                count: (len.div_ceil(4096).max(1) as u16).into(),
+                mtu_log: 12,
+                service: 2,
+                ..FrameHeader::default()
+            };
+            // Where it was turned away it calls again.
+            let to = port.connect(nic).unwrap();
+            let _ = port.send(to, &header, &mut |room| {
+                room.fill(7);
+                true
+            });
+            port.flush();
+            world.settle();
+            b.recv.drain();
+            if world.state(&b) == QpState::Err {
+                world.modify(&b, Modify::Reset);
+                b.reset_records();
+                (b.sq, b.rq) = (0, 0);
+                ready(&mut world, &b);
+            }
+        }
+        // Room for whatever is left of receives that are too small.
+        world.modify(&b, Modify::Reset);
+        b.reset_records();
+        (b.sq, b.rq) = (0, 0);
+        ready(&mut world, &b);
+        let r = b.post_recv(&[b.sge(0, 48)]);
+        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+        world.settle();
+        assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+        assert_eq!(b.recv.poll(), None, "seed {seed}");
+    }
 }
 
 #[test]

@@ -48,8 +48,8 @@ type Address = [u8; 40];
 /// Most destinations of a queue pair that are remembered.
 const MAX_KNOWN: usize = 32;
 
-/// How long a datagram may wait for room: 4.096 us times 2^16, as switches commonly have it.
-const PATIENCE: Duration = Duration::from_nanos(4096 << 16);
+/// How long a datagram may wait for room: 4.096 us times 2^18, as switches commonly have it.
+const PATIENCE: Duration = Duration::from_nanos(4096 << 18);
 
 /// How often at most a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
