@@ -50,6 +50,15 @@ pub enum Service {
     Uc = 1,
 }
 
+/// Which payloads of at most 32 bytes lie in the completion entry, and not in the buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scatter {
+    /// What signaled reads and atomics bring; of reliable connections alone.
+    pub requester: bool,
+    /// What sends bring.
+    pub responder: bool,
+}
+
 /// A queue pair to create, in state RESET.
 #[derive(Clone)]
 pub struct QpAttr {
@@ -80,6 +89,8 @@ pub struct QpAttr {
     pub owner: u64,
     /// How it talks to its peer.
     pub service: Service,
+    /// What lies in completion entries.
+    pub scatter: Scatter,
 }
 
 impl QpAttr {
@@ -100,6 +111,7 @@ impl QpAttr {
             rq_start: 0,
             owner: 0,
             service: Service::default(),
+            scatter: Scatter::default(),
         }
     }
 }

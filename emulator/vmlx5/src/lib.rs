@@ -117,7 +117,7 @@ mod timer;
 mod wire;
 
 pub use attr::{
-    AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Service, SqAttr,
+    AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Scatter, Service, SqAttr,
 };
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};

@@ -201,6 +201,14 @@ impl Ctx<'_> {
         }
     }
 
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, cq: Cqn, say: &Success, payload: &[u8]) {
+        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+            cq.succeed_with(say, payload);
+            *self.cq_failed |= cq.fresh_failure;
+        }
+    }
+
     pub fn fail(&mut self, cq: Cqn, say: &Failure) {
         if let Ok(cq) = self.cqs.get_mut(cq.0) {
             cq.fail(say);

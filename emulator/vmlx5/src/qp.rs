@@ -9,7 +9,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Scatter, Service};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
@@ -41,6 +41,7 @@ pub(crate) struct Qp {
     pub uidx: u32,
     pub state: QpState,
     pub service: Service,
+    pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
     /// Logarithm of the bytes of a packet.
@@ -94,6 +95,7 @@ impl Qp {
             uidx: attr.uidx,
             state: QpState::Reset,
             service: attr.service,
+            scatter: attr.scatter,
             access: Access::NONE,
             remote: None,
             mtu_log: MTU_LOGS.1,
@@ -383,8 +385,9 @@ impl Qp {
         ctx.fail(self.recv_cq, &say);
     }
 
-    /// Writes the entry of a receive that was used, and uses it up.
-    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
+    /// Writes the entry of a receive that was used, with the payload if that is to lie in it,
+    /// and uses the receive up.
+    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: Option<&[u8]>) {
         let Some(index) = self.use_up() else {
             return;
         };
@@ -395,7 +398,10 @@ impl Qp {
             timestamp: ctx.now.as_nanos(),
             ..say
         };
-        ctx.succeed(self.recv_cq, &say);
+        match payload {
+            Some(payload) => ctx.succeed_with(self.recv_cq, &say, payload),
+            None => ctx.succeed(self.recv_cq, &say),
+        }
     }
 }
 
