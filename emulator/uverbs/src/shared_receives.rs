@@ -44,7 +44,9 @@ impl Open {
         }
         // One more than asked for: the library never posts the last free one.
         let entries = (ask.max_wr + 1).next_power_of_two();
-        let stride = (SEGMENT + ask.max_sge * SEGMENT).next_power_of_two().max(32);
+        let stride = (SEGMENT + ask.max_sge * SEGMENT)
+            .next_power_of_two()
+            .max(32);
         aligned(own.buf_addr, SEGMENT as usize)?;
         aligned(own.db_addr, 8)?;
         let bytes = u64::from(entries) * u64::from(stride);
@@ -113,7 +115,10 @@ impl Open {
     pub fn query_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: QuerySrq = call.input()?;
         let srq = open.objects.get::<SharedReceives>(ask.srq_handle)?;
-        let info = device.nic.with(|nic| nic.query_srq(srq.srqn)).map_err(errno)?;
+        let info = device
+            .nic
+            .with(|nic| nic.query_srq(srq.srqn))
+            .map_err(errno)?;
         call.answer(&QuerySrqResp {
             max_wr: srq.max_wr,
             max_sge: srq.max_sge,
@@ -125,7 +130,10 @@ impl Open {
     pub fn destroy_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: DestroySrq = call.input()?;
         let srqn = open.objects.doomed::<SharedReceives>(ask.srq_handle)?.srqn;
-        device.nic.with(|nic| nic.destroy_srq(srqn)).map_err(errno)?;
+        device
+            .nic
+            .with(|nic| nic.destroy_srq(srqn))
+            .map_err(errno)?;
         open.objects.remove(ask.srq_handle);
         call.answer(&DestroySrqResp { events_reported: 0 })
     }

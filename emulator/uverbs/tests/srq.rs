@@ -157,10 +157,16 @@ fn what_is_refused_at_creation() {
         db_addr: NOWHERE & !7,
         ..good
     };
-    assert_eq!(create(&mut rig, &ask(pd), &nowhere).err(), Some(Errno::FAULT));
+    assert_eq!(
+        create(&mut rig, &ask(pd), &nowhere).err(),
+        Some(Errno::FAULT)
+    );
     // Too short for the driver's part, or without room for an answer.
-    let short: Answer<CreateSrqResp, mlx5::CreateSrqResp> =
-        rig.call(command::CREATE_SRQ, ask(pd).as_bytes(), &good.as_bytes()[..16]);
+    let short: Answer<CreateSrqResp, mlx5::CreateSrqResp> = rig.call(
+        command::CREATE_SRQ,
+        ask(pd).as_bytes(),
+        &good.as_bytes()[..16],
+    );
     assert_eq!(short.err(), Some(Errno::INVAL));
     let mut body = ask(pd).as_bytes().to_vec();
     body.extend_from_slice(good.as_bytes());

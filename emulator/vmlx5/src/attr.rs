@@ -151,21 +151,6 @@ impl Mtu {
     }
 }
 
-/// A global route header: how a packet is routed beyond its subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Grh {
-    /// Whom it is for.
-    pub dgid: [u8; 16],
-    /// Which of the port's GIDs it comes from.
-    pub sgid_index: u8,
-    /// The flow label, 20 bits.
-    pub flow: u32,
-    /// The hop limit.
-    pub hop: u8,
-    /// The traffic class.
-    pub tclass: u8,
-}
-
 /// The way to the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
@@ -175,12 +160,8 @@ pub struct Path {
     pub remote_qpn: Qpn,
     /// What messages are cut into; the same at both ends.
     pub mtu: Mtu,
-    /// How it is routed, if it is; kept for queries, since nodes are found by their name.
-    pub grh: Option<Grh>,
     /// The port it leaves by, from 1.
     pub port: u8,
-    /// Which of the port's partition keys it carries.
-    pub pkey_index: u16,
 }
 
 impl Path {
@@ -190,9 +171,7 @@ impl Path {
             remote,
             remote_qpn,
             mtu: Mtu::B4096,
-            grh: None,
             port: 1,
-            pkey_index: 0,
         }
     }
 }

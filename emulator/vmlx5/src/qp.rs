@@ -385,23 +385,29 @@ impl Qp {
         ctx.fail(self.recv_cq, &say);
     }
 
-    /// Writes the entry of a receive that was used, with the payload if that is to lie in it,
-    /// and uses the receive up.
-    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: Option<&[u8]>) {
-        let Some(index) = self.use_up() else {
-            return;
-        };
-        let say = Success {
+    /// Writes the entry of a receive that was used, and uses it up.
+    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed(self.recv_cq, &say);
+        }
+    }
+
+    /// As `recv_success`, with the payload in the entry.
+    pub fn recv_scattered(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: &[u8]) {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed_with(self.recv_cq, &say, payload);
+        }
+    }
+
+    /// Uses a receive up; what its entry says.
+    fn received(&mut self, ctx: &Ctx<'_>, say: Success) -> Option<Success> {
+        Some(Success {
             qpn: self.number,
             uidx: self.uidx,
-            wqe_counter: index,
+            wqe_counter: self.use_up()?,
             timestamp: ctx.now.as_nanos(),
             ..say
-        };
-        match payload {
-            Some(payload) => ctx.succeed_with(self.recv_cq, &say, payload),
-            None => ctx.succeed(self.recv_cq, &say),
-        }
+        })
     }
 }
 

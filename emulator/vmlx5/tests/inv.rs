@@ -118,7 +118,12 @@ fn a_key_that_cannot_be_invalidated() {
         let sent = a.post(&send_inv(rkey, &[a.sge(0, 8)]));
         world.settle();
         let error = b.recv.poll().unwrap();
-        assert_err(&error, CqeOpcode::RESP_ERR, recv, Syndrome::REMOTE_INVAL_REQ);
+        assert_err(
+            &error,
+            CqeOpcode::RESP_ERR,
+            recv,
+            Syndrome::REMOTE_INVAL_REQ,
+        );
         assert_eq!(error.as_error().vendor_err, why);
         let error = a.send.poll().unwrap();
         assert_err(&error, CqeOpcode::REQ_ERR, sent, Syndrome::REMOTE_ACCESS);

@@ -38,10 +38,8 @@ fn what_a_send_brings() {
     for service in [Service::Rc, Service::Uc] {
         for asked in [false, true] {
             let mut world = World::new(2);
-            let (mut a, mut b) = world.pair(
-                config(service, false, false),
-                config(service, false, asked),
-            );
+            let (mut a, mut b) =
+                world.pair(config(service, false, false), config(service, false, asked));
             for (i, len) in LENGTHS.into_iter().enumerate() {
                 let bytes = pattern(i as u64, len);
                 a.put(0, &bytes);
@@ -62,7 +60,7 @@ fn what_a_send_brings() {
                     assert_eq!(b.get(0, len), vec![UNTOUCHED; len]);
                 } else {
                     assert_eq!(held(&cqe), None, "{len} bytes");
-                    assert_eq!(cqe.reserved0, [0; 32]);
+                    assert_eq!(cqe.to_bytes()[..32], [0; 32]);
                     assert_eq!(b.get(0, len), bytes);
                 }
             }
@@ -126,7 +124,7 @@ fn the_receive_must_still_be_good() {
         world.settle();
         let cqe = b.recv.poll().unwrap();
         assert_err(&cqe, CqeOpcode::RESP_ERR, index, why);
-        assert_eq!(cqe.reserved0, [0; 32]);
+        assert_eq!(cqe.to_bytes()[..32], [0; 32]);
     }
 }
 
@@ -149,12 +147,15 @@ fn what_reads_and_atomics_bring() {
                 a.prepare(&nop());
                 let index = a.prepare(&SendWqe {
                     flags,
-                    ..read(b.remote(0), &[a.sge(0, first), a.sge(1, len as u32 - first)])
+                    ..read(
+                        b.remote(0),
+                        &[a.sge(0, first), a.sge(1, len as u32 - first)],
+                    )
                 });
                 let last = a.prepare(&nop());
                 a.ring();
                 world.settle();
-                assert!(a.send.poll().unwrap().reserved0 == [0; 32]);
+                assert_eq!(a.send.poll().unwrap().to_bytes()[..32], [0; 32]);
                 let inline = asked && signaled && (1..=32).contains(&len);
                 if signaled {
                     let cqe = a.send.poll().unwrap();

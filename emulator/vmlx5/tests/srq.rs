@@ -70,7 +70,15 @@ fn receives_go_in_the_order_of_the_list() {
     let got = [
         got.to_vec(),
         [2, 3, 4, 5, 6, 7]
-            .map(|e| message(&mut world, usize::from(e % 2), 3 + u64::from(e), u64::from(e) * 100, e))
+            .map(|e| {
+                message(
+                    &mut world,
+                    usize::from(e % 2),
+                    3 + u64::from(e),
+                    u64::from(e) * 100,
+                    e,
+                )
+            })
             .to_vec(),
     ]
     .concat();
@@ -159,7 +167,10 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
                 }
             }
         }
-        assert_eq!(world.nics[1].query_srq(queue.srqn).unwrap().taken, rounds as u16);
+        assert_eq!(
+            world.nics[1].query_srq(queue.srqn).unwrap().taken,
+            rounds as u16
+        );
     }
 }
 
@@ -215,9 +226,8 @@ fn who_waits_is_told_of_the_next_receive() {
     // One receive for two: one is served at once, the other waits on.
     queue.post(&[queue.sge(0, 8)]);
     world.settle();
-    let mut served = |_: &World| -> usize {
-        both.iter_mut().map(|(_, b)| b.recv.drain().len()).sum()
-    };
+    let mut served =
+        |_: &World| -> usize { both.iter_mut().map(|(_, b)| b.recv.drain().len()).sum() };
     assert_eq!(served(&world), 1);
     queue.post(&[queue.sge(0, 8)]);
     world.settle();
@@ -301,7 +311,12 @@ fn a_receive_that_is_at_fault() {
     type Bad = fn(&SharedQueue) -> Vec<Sge>;
     let cases: [(Bad, Syndrome, u8, Syndrome); 4] = [
         (
-            |q| vec![Sge { lkey: q.lkey ^ 1, ..q.sge(0, 64) }],
+            |q| {
+                vec![Sge {
+                    lkey: q.lkey ^ 1,
+                    ..q.sge(0, 64)
+                }]
+            },
             Syndrome::LOCAL_PROT,
             vendor::KEY_UNKNOWN,
             Syndrome::REMOTE_OP,
@@ -434,7 +449,12 @@ fn the_last_receive_is_told_once_a_life() {
         // Sends are flushed, now and later; nothing more is told.
         let sent = b.post(&nop());
         world.settle();
-        assert_err(&b.send.poll().unwrap(), CqeOpcode::REQ_ERR, sent, Syndrome::WR_FLUSH);
+        assert_err(
+            &b.send.poll().unwrap(),
+            CqeOpcode::REQ_ERR,
+            sent,
+            Syndrome::WR_FLUSH,
+        );
         assert_eq!(events(&mut world, 1), []);
         assert!(b.recv.poll().is_none());
         world.modify(&b, Modify::Reset);
@@ -488,7 +508,10 @@ fn control() {
         users: 1,
     };
     assert_eq!(nic.destroy_srq(queue.srqn), Err(busy));
-    assert!(matches!(nic.dealloc_pd(queue.pd), Err(NicError::InUse { users: 2, .. })));
+    assert!(matches!(
+        nic.dealloc_pd(queue.pd),
+        Err(NicError::InUse { users: 2, .. })
+    ));
     nic.destroy_qp(b.qpn).unwrap();
     nic.destroy_srq(queue.srqn).unwrap();
     let unknown = NicError::Unknown { object, number };

@@ -121,7 +121,10 @@ impl Qp {
             solicited: frame.is(SOLICITED),
             ..Success::default()
         };
-        self.recv_success(ctx, say, scattered);
+        match scattered {
+            Some(payload) => self.recv_scattered(ctx, say, payload),
+            None => self.recv_success(ctx, say),
+        }
     }
 
     /// Finds the receive for a SEND.

@@ -112,10 +112,14 @@ impl SharedQueue {
         self.mem.read(self.at(entry) + 2, &mut next).unwrap();
         self.head = u16::from_be_bytes(next);
         let mut at = self.at(entry) + 16;
-        encode_recv(sges, self.stride as usize - 16, &mut |segment: &[u8; 16]| {
-            self.mem.write(at, segment).unwrap();
-            at += 16;
-        })
+        encode_recv(
+            sges,
+            self.stride as usize - 16,
+            &mut |segment: &[u8; 16]| {
+                self.mem.write(at, segment).unwrap();
+                at += 16;
+            },
+        )
         .unwrap();
         self.count(self.counter.wrapping_add(1));
         entry
