@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mlx5_prm::cqe;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use rustix::io::Errno;
-use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Service, SqAttr, UarId};
+use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Scatter, Service, SqAttr, UarId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
@@ -340,6 +340,7 @@ impl Open {
             recv_cq,
             rq,
             srq,
+            scatter: scatter(service, init, own.flags),
             uidx: own.uidx & 0xff_ffff,
             service,
             ..QpAttr::new(pd, uar, send_cq, sq, (record, 0))
@@ -433,6 +434,17 @@ impl Open {
         self.release(qp.register);
         device.user.ring();
         read.asynchronous
+    }
+}
+
+/// What the library wants in completion entries: receives if it says so, answers if moreover all
+/// work is signaled or it says that it knows which is.
+fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
+    let asked = flags & qp_flag::SCATTER_CQE != 0;
+    let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
+    Scatter {
+        responder: asked && matches!(service, Service::Rc | Service::Uc),
+        requester: asked && all && service == Service::Rc,
     }
 }
 

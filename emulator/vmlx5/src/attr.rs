@@ -55,6 +55,15 @@ pub enum Service {
     Ud = 2,
 }
 
+/// Which payloads of at most 32 bytes lie in the completion entry, and not in the buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scatter {
+    /// What signaled reads and atomics bring; of reliable connections alone.
+    pub requester: bool,
+    /// What sends bring.
+    pub responder: bool,
+}
+
 /// A queue pair to create, in state RESET.
 #[derive(Clone)]
 pub struct QpAttr {
@@ -85,6 +94,8 @@ pub struct QpAttr {
     pub owner: u64,
     /// How it talks to its peer.
     pub service: Service,
+    /// What lies in completion entries.
+    pub scatter: Scatter,
 }
 
 impl QpAttr {
@@ -105,6 +116,7 @@ impl QpAttr {
             rq_start: 0,
             owner: 0,
             service: Service::default(),
+            scatter: Scatter::default(),
         }
     }
 }
@@ -144,21 +156,6 @@ impl Mtu {
     }
 }
 
-/// A global route header: how a packet is routed beyond its subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Grh {
-    /// Whom it is for.
-    pub dgid: [u8; 16],
-    /// Which of the port's GIDs it comes from.
-    pub sgid_index: u8,
-    /// The flow label, 20 bits.
-    pub flow: u32,
-    /// The hop limit.
-    pub hop: u8,
-    /// The traffic class.
-    pub tclass: u8,
-}
-
 /// The way to the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
@@ -168,12 +165,8 @@ pub struct Path {
     pub remote_qpn: Qpn,
     /// What messages are cut into; the same at both ends.
     pub mtu: Mtu,
-    /// How it is routed, if it is; kept for queries, since nodes are found by their name.
-    pub grh: Option<Grh>,
     /// The port it leaves by, from 1.
     pub port: u8,
-    /// Which of the port's partition keys it carries.
-    pub pkey_index: u16,
 }
 
 impl Path {
@@ -183,9 +176,7 @@ impl Path {
             remote,
             remote_qpn,
             mtu: Mtu::B4096,
-            grh: None,
             port: 1,
-            pkey_index: 0,
         }
     }
 }

@@ -230,6 +230,17 @@ impl Ctx<'_> {
         }
     }
 
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, number: Cqn, say: &Success, payload: &[u8]) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
+            cq.succeed_with(say, payload);
+            *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
+        }
+    }
+
     pub fn fail(&mut self, number: Cqn, say: &Failure) {
         if let Ok(cq) = self.cqs.get_mut(number.0) {
             cq.fail(say);

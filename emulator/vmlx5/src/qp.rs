@@ -9,7 +9,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Scatter, Service};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
@@ -41,6 +41,7 @@ pub(crate) struct Qp {
     pub uidx: u32,
     pub state: QpState,
     pub service: Service,
+    pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
     /// What one of datagrams has in place of a remote.
@@ -96,6 +97,7 @@ impl Qp {
             uidx: attr.uidx,
             state: QpState::Reset,
             service: attr.service,
+            scatter: attr.scatter,
             access: Access::NONE,
             remote: None,
             ud: None,
@@ -397,17 +399,27 @@ impl Qp {
 
     /// Writes the entry of a receive that was used, and uses it up.
     pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
-        let Some(index) = self.use_up() else {
-            return;
-        };
-        let say = Success {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed(self.recv_cq, &say);
+        }
+    }
+
+    /// As `recv_success`, with the payload in the entry.
+    pub fn recv_scattered(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: &[u8]) {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed_with(self.recv_cq, &say, payload);
+        }
+    }
+
+    /// Uses a receive up; what its entry says.
+    fn received(&mut self, ctx: &Ctx<'_>, say: Success) -> Option<Success> {
+        Some(Success {
             qpn: self.number,
             uidx: self.uidx,
-            wqe_counter: index,
+            wqe_counter: self.use_up()?,
             timestamp: ctx.now.as_nanos(),
             ..say
-        };
-        ctx.succeed(self.recv_cq, &say);
+        })
     }
 }
 

@@ -1,13 +1,13 @@
 //! Requests that are new: where their bytes go, and which receive they use.
 
-use mlx5_prm::cqe::Success;
+use mlx5_prm::cqe::{MAX_SCATTER, Success};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::parse_recv;
 
 use super::{Answer, AtomicOp, Message, Outcome, REMOTE_OP, Target, invalid, refused};
 use crate::error::{Fault, vendor};
-use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, SOLICITED, packets, psn};
+use crate::frame::{ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, SOLICITED, packets, psn};
 use crate::mr::{Access, MrTable, write};
 use crate::nic::Ctx;
 use crate::qp::Qp;
@@ -50,7 +50,12 @@ impl Qp {
         }
         let last = frame.is(LAST);
         let at = u64::from(msg.got);
-        if msg.kind == Kind::Send {
+        let scattered = msg.kind == Kind::Send
+            && self.scatter.responder
+            && (1..=MAX_SCATTER).contains(&(frame.total as usize));
+        if scattered {
+            // It goes into the completion entry.
+        } else if msg.kind == Kind::Send {
             let list = &self.resp.sges;
             if let Err(why) = ctx.mrs.scatter(self.recv_pd, list, at, payload, last) {
                 let ours = Fault::new(Syndrome::LOCAL_PROT, why);
@@ -76,9 +81,17 @@ impl Qp {
                 }
             }
         }
+        if last
+            && frame.is(INVALIDATE)
+            && frame.kind == Kind::Send
+            && let Err(why) = ctx.mrs.invalidate(self.pd, u32::from_be_bytes(frame.imm))
+        {
+            let ours = Fault::new(Syndrome::REMOTE_INVAL_REQ, why);
+            return Outcome::Refused(refused(why), Some(ours));
+        }
         self.resp.expect = psn::add(frame.psn, frame.count);
         if last {
-            self.finish(ctx, frame);
+            self.finish(ctx, frame, scattered.then_some(payload));
             return Outcome::Done;
         }
         let got = msg.got + payload.len() as u32;
@@ -90,10 +103,12 @@ impl Qp {
     }
 
     /// A message is complete.
-    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, scattered: Option<&[u8]>) {
         self.resp.msg = None;
         self.resp.ack();
+        let carries = frame.is(IMM) || frame.is(INVALIDATE);
         let opcode = match (frame.kind, frame.is(IMM)) {
+            (Kind::Send, _) if frame.is(INVALIDATE) => CqeOpcode::RESP_SEND_INV,
             (Kind::Send, false) => CqeOpcode::RESP_SEND,
             (Kind::Send, true) => CqeOpcode::RESP_SEND_IMM,
             (_, true) => CqeOpcode::RESP_WR_IMM,
@@ -102,11 +117,14 @@ impl Qp {
         let say = Success {
             opcode,
             byte_cnt: frame.total,
-            imm: if frame.is(IMM) { frame.imm } else { [0; 4] },
+            imm: if carries { frame.imm } else { [0; 4] },
             solicited: frame.is(SOLICITED),
             ..Success::default()
         };
-        self.recv_success(ctx, say);
+        match scattered {
+            Some(payload) => self.recv_scattered(ctx, say, payload),
+            None => self.recv_success(ctx, say),
+        }
     }
 
     /// Finds the receive for a SEND.

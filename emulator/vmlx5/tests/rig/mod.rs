@@ -17,7 +17,7 @@ use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
     Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
-    QpAttr, QpState, Qpn, RqAttr, Service, SqAttr, Srqn, UarId,
+    QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -47,6 +47,7 @@ pub struct EndConfig {
     pub uar: Option<UarId>,
     /// A shared receive queue instead of one of its own.
     pub srq: Option<Srqn>,
+    pub scatter: Scatter,
     /// What the NIC sees of the memory.
     pub view: fn(Arc<HostMemory>) -> Arc<dyn Dma>,
 }
@@ -83,6 +84,7 @@ impl Default for EndConfig {
             events: false,
             uar: None,
             srq: None,
+            scatter: Scatter::default(),
             view: |mem| mem,
         }
     }
@@ -212,6 +214,7 @@ impl End {
             rq_start: config.rq_start,
             owner: 9,
             service: config.service,
+            scatter: config.scatter,
             ..QpAttr::new(pd, uar, send.cqn, sq, (dma.clone(), record))
         });
         let end = End {
