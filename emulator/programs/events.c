@@ -175,7 +175,12 @@ static void port_flaps(void)
     struct ibv_async_event event = next_event();
     CHECK(event.event_type == IBV_EVENT_PORT_ERR && event.element.port_num == 1);
     ibv_ack_async_event(&event);
-    CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_DOWN);
+    CHECK(!ibv_query_port(context, 1, &port));
+    if (port.state != IBV_PORT_DOWN) {
+        /* It is up already, if it took long to get here. */
+        struct pollfd ready = {.fd = context->async_fd, .events = POLLIN};
+        CHECK(poll(&ready, 1, 1000) == 1);
+    }
     struct ibv_qp *qp[2];
     pair(qp);
     post(qp[0], IBV_WR_RDMA_WRITE, data, 8, mr->lkey, data + 64, mr->rkey);

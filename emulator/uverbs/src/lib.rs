@@ -27,8 +27,8 @@ mod ioctl;
 mod memory;
 mod modify;
 mod queues;
-mod trace;
 mod targets;
+mod trace;
 mod transitions;
 mod user;
 

@@ -182,7 +182,9 @@ impl Open {
 
     pub fn create_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: CreateQp = call.input()?;
-        open.make_qp(device, call, &ask.init, ask.user_handle, |say| call.answer(say))
+        open.make_qp(device, call, &ask.init, ask.user_handle, |say| {
+            call.answer(say)
+        })
     }
 
     pub fn create_qp_extended(

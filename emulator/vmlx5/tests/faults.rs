@@ -18,7 +18,12 @@ fn at(time: Duration) -> Time {
 }
 
 fn times() -> impl Strategy<Value = Duration> {
-    let unit = prop_oneof![Just(1_u64), Just(1000), Just(1_000_000), Just(1_000_000_000)];
+    let unit = prop_oneof![
+        Just(1_u64),
+        Just(1000),
+        Just(1_000_000),
+        Just(1_000_000_000)
+    ];
     (0..10_000_u64, unit).prop_map(|(n, unit)| Duration::from_nanos(n * unit))
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 use gds_step::Time;
 
 use super::PeerId;
-pub use text::{FaultsError, FaultsWhy};
 use crate::frame::FrameHeader;
+pub use text::{FaultsError, FaultsWhy};
 
 /// What may happen to the frames that a NIC sends. Rates are parts of one, and times those that
 /// the NIC is stepped with.
@@ -84,7 +84,8 @@ pub(crate) struct Fate {
 
 impl Faulty {
     pub fn new(plan: Faults, node: u64) -> Faulty {
-        let ends = |(port, window): &(u8, Range<Time>)| [(window.start, *port), (window.end, *port)];
+        let ends =
+            |(port, window): &(u8, Range<Time>)| [(window.start, *port), (window.end, *port)];
         let mut edges: Vec<(Time, u8)> = plan.port_down.iter().flat_map(ends).collect();
         edges.sort_by_key(|&edge| Reverse(edge));
         Faulty {

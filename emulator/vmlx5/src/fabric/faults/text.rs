@@ -55,10 +55,14 @@ const UNITS: [(&str, u64); 4] = [
 
 fn time(text: &str) -> Result<Duration, FaultsWhy> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = UNITS.iter().find(|(name, _)| *name == &text[digits.len()..]);
+    let unit = UNITS
+        .iter()
+        .find(|(name, _)| *name == &text[digits.len()..]);
     let count = digits.bytes().all(|b| b.is_ascii_digit());
     let count: Option<u64> = count.then(|| digits.parse().ok()).flatten();
-    let nanos = count.zip(unit).and_then(|(n, (_, unit))| n.checked_mul(*unit));
+    let nanos = count
+        .zip(unit)
+        .and_then(|(n, (_, unit))| n.checked_mul(*unit));
     nanos.map(Duration::from_nanos).ok_or(FaultsWhy::Time)
 }
 
@@ -114,7 +118,10 @@ impl FromStr for Faults {
                 return Err(wrong(FaultsWhy::Twice));
             }
             let done = match name {
-                "seed" => value.parse().map(|seed| faults.seed = seed).map_err(|_| FaultsWhy::Seed),
+                "seed" => value
+                    .parse()
+                    .map(|seed| faults.seed = seed)
+                    .map_err(|_| FaultsWhy::Seed),
                 "loss" => rate(value).map(|rate| faults.loss = rate),
                 "dup" => rate(value).map(|rate| faults.dup = rate),
                 "reorder" => rate(value).map(|rate| faults.reorder = rate),
@@ -149,7 +156,11 @@ impl fmt::Display for Exact {
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "seed={}", self.seed)?;
-        let rates = [("loss", self.loss), ("dup", self.dup), ("reorder", self.reorder)];
+        let rates = [
+            ("loss", self.loss),
+            ("dup", self.dup),
+            ("reorder", self.reorder),
+        ];
         for (name, rate) in rates {
             if rate != 0.0 {
                 write!(f, ",{name}={rate}")?;
