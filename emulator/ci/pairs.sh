@@ -58,7 +58,7 @@ compile() {
     local program
     for program in "$@"; do
         cc -O2 -Wall -Wextra -Werror -std=gnu11 -o "$work/$program" \
-            emulator/programs/$program.c -libverbs || exit 1
+            emulator/programs/$program.c -libverbs -lmlx5 || exit 1
     done
 }
 

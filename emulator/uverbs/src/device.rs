@@ -14,6 +14,7 @@ use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Context;
+use crate::directory::Directory;
 use crate::error::errno;
 use crate::event::lock;
 use crate::targets::{Read, Targets};
@@ -31,6 +32,8 @@ pub(crate) const COMP_VECTORS: u32 = 4;
 pub(crate) const MAX_WQE: u32 = 1 << 15;
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
+/// Most pieces of a shared receive, whose entry begins with a segment more.
+pub(crate) const MAX_SRQ_SGE: u32 = 31;
 pub(crate) const MAX_INLINE: u32 = 1024;
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 
@@ -68,6 +71,8 @@ impl Device {
     /// A device whose NIC, `nic`, steps on its own. Its queue pair numbers must be those of its
     /// node's slot: see [`Fabric::qpns`].
     pub fn new(config: DeviceConfig, nic: Shared<Nic>, user: Arc<dyn User>) -> Arc<Device> {
+        let directory = Directory::new(config.fabric.clone(), config.index);
+        nic.with(|nic| nic.set_resolver(Arc::new(directory)));
         Arc::new(Device {
             config,
             nic,
@@ -130,6 +135,9 @@ impl Device {
             max_qp_init_rd_atom: MAX_RD_ATOMIC,
             atomic_cap: 1,
             max_ah: !0 >> 1,
+            max_srq: 1 << 10,
+            max_srq_wr: MAX_WQE - 1,
+            max_srq_sge: MAX_SRQ_SGE,
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: self.config.fabric.ports,

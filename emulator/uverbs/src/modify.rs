@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
-use vmlx5::{Access, AttrChange, Grh, Modify, Mtu, Path, Qpn};
+use vmlx5::{Access, AttrChange, Grh, Modify, Mtu, Path, Qpn, Service};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
@@ -69,12 +69,14 @@ impl Open {
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
             (RESET | INIT, INIT) => Some(init),
+            (INIT, RTR) if qp.service == Service::Ud => Some(Modify::UdRtr),
             (INIT, RTR) => Some(Modify::Rtr {
                 path: path(device, &set)?,
                 rq_psn: set.rq_psn,
                 max_dest_rd_atomic: set.max_dest_rd_atomic,
                 min_rnr_timer: set.min_rnr_timer,
             }),
+            (RTR, RTS) if qp.service == Service::Ud => Some(Modify::UdRts { sq_psn: set.sq_psn }),
             (RTR, RTS) => Some(Modify::Rts {
                 sq_psn: set.sq_psn,
                 max_rd_atomic: set.max_rd_atomic,
@@ -91,7 +93,8 @@ impl Open {
             _ => None,
         };
         // What goes along with a way, or changes where it is.
-        let first = (from == INIT && to == RTR && has(attr::ACCESS_FLAGS)).then_some(init);
+        let along = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
+        let first = (from == INIT && to == RTR && along).then_some(init);
         let also = match (from, to) {
             (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(ask, access, to == SQD),
             _ => AttrChange::default(),
@@ -113,17 +116,18 @@ impl Open {
 
 /// The attributes that change beside the state; `rest`: those too that only change at rest.
 fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
-    let named = |bit, value| (ask.attr_mask & bit != 0).then_some(value);
+    let has = |bit| ask.attr_mask & bit != 0;
+    let named = |bit, value| has(bit).then_some(value);
     let at_rest = |bit, value| named(bit, value).filter(|_| rest);
     AttrChange {
-        access: named(attr::ACCESS_FLAGS, 0).map(|_| access),
+        access: has(attr::ACCESS_FLAGS).then_some(access),
+        qkey: has(attr::QKEY).then_some(ask.qkey),
         min_rnr_timer: named(attr::MIN_RNR_TIMER, ask.min_rnr_timer),
         max_dest_rd_atomic: at_rest(attr::MAX_DEST_RD_ATOMIC, ask.max_dest_rd_atomic),
         max_rd_atomic: at_rest(attr::MAX_QP_RD_ATOMIC, ask.max_rd_atomic),
         timeout: at_rest(attr::TIMEOUT, ask.timeout),
         retry_cnt: at_rest(attr::RETRY_CNT, ask.retry_cnt),
         rnr_retry: at_rest(attr::RNR_RETRY, ask.rnr_retry),
-        ..AttrChange::default()
     }
 }
 
@@ -202,7 +206,7 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
 }
 
 /// The way to the other end.
-fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
+pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     let dest = &set.dest;
     let grh = (dest.is_global != 0).then_some(Grh {
         dgid: dest.dgid,

@@ -15,6 +15,7 @@ use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE}
 use crate::doorbells::Doorbells;
 use crate::error::errno;
 use crate::handles::Object;
+use crate::shared_receives::SharedReceives;
 use crate::transitions;
 
 /// A completion queue of a context.
@@ -213,7 +214,12 @@ impl Open {
         let service = transitions::service(init.qp_type)?;
         // What older libraries say ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
-        let own: mlx5::CreateQp = call.driver_input(least)?;
+        let mut own: mlx5::CreateQp = call.driver_input(least)?;
+        if init.is_srq != 0 {
+            // What is said of a queue of its own means nothing.
+            own.rq_wqe_count = 0;
+        }
+        let receives = own.rq_wqe_count;
         let (attr, register) = self.qp_attr(device, service, init, &own)?;
         let owner = self.track(device, handle, None);
         let attr = QpAttr { owner, ..attr };
@@ -228,7 +234,7 @@ impl Open {
             register,
             owner,
             init: *init,
-            receives: own.rq_wqe_count,
+            receives,
             set: ModifyQp::default(),
         };
         let qp_handle = self.objects.insert(Object::Qp(Box::new(qp)));
@@ -240,7 +246,7 @@ impl Open {
             qp_handle,
             qpn: qpn.0,
             max_send_wr: init.max_send_wr,
-            max_recv_wr: own.rq_wqe_count,
+            max_recv_wr: receives,
             max_send_sge: init.max_send_sge,
             max_recv_sge: init.max_recv_sge,
             max_inline_data: init.max_inline_data,
@@ -276,9 +282,10 @@ impl Open {
         if own.flags & !known != 0 || beyond || sizes {
             return Err(Errno::INVAL);
         }
-        if init.is_srq != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let srq = match init.is_srq {
+            0 => None,
+            _ => Some(self.objects.get::<SharedReceives>(init.srq_handle)?.srqn),
+        };
         let pd = *self.objects.get::<PdId>(init.pd_handle)?;
         let send_cq = self.cqn(init.send_cq_handle)?;
         let recv_cq = self.cqn(init.recv_cq_handle)?;
@@ -322,6 +329,7 @@ impl Open {
         let attr = QpAttr {
             recv_cq,
             rq,
+            srq,
             uidx: own.uidx & 0xff_ffff,
             service,
             ..QpAttr::new(pd, uar, send_cq, sq, (record, 0))
@@ -418,7 +426,7 @@ impl Open {
     }
 }
 
-fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
+pub(crate) fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
     if addr.is_multiple_of(to as u64) {
         Ok(())
     } else {

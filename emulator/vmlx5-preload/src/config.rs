@@ -15,11 +15,21 @@ pub enum Guard {
     Syscall,
 }
 
+/// How libraries give their commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abi {
+    /// By ioctl, as current kernels offer it.
+    Ioctl,
+    /// By writing, as with kernels before 4.20.
+    Write,
+}
+
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub fabric: Fabric,
     pub uar: UarMode,
+    pub abi: Abi,
     pub dir: Option<String>,
     pub trace: bool,
     pub nap: Option<Duration>,
@@ -112,6 +122,7 @@ impl Config {
                 "VMLX5_UAR",
                 &[("dyn", UarMode::Dynamic), ("static", UarMode::Static)],
             )?,
+            abi: choice("VMLX5_ABI", &[("ioctl", Abi::Ioctl), ("write", Abi::Write)])?,
             dir: var("VMLX5_DIR"),
             trace: choice("VMLX5_TRACE", &[("0", false), ("1", true)])?,
             nap: micros("VMLX5_NAP_US")?,

@@ -114,8 +114,8 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
     let nic = NicConfig {
         name: format!("mlx5_{index}"),
         qpn: Some(Fabric::qpns(Fabric::slot(node))),
-        strict: true,
         ports: config.fabric.ports,
+        strict: true,
         ..NicConfig::default()
     };
     let mut nic = Nic::new(nic, Box::new(fabric));

@@ -38,6 +38,9 @@ pub struct CqAttr {
     /// of the record, and tells so by the completion register of this page, at 0x20. The NIC
     /// presets that word to ones, which ask for nothing. Needs a record.
     pub events: Option<UarId>,
+    /// Every entry is written to the first slot, over the one before: a consumer that only wants
+    /// to know how far the queue came. The memory and the owner bit are those of a whole queue.
+    pub collapsed: bool,
 }
 
 impl CqAttr {
@@ -53,6 +56,7 @@ impl CqAttr {
             start: 0,
             owner: 0,
             events: None,
+            collapsed: false,
         }
     }
 }
@@ -93,6 +97,7 @@ pub(crate) struct Cq {
     pub fresh_failure: bool,
     pub users: u32,
     pub owner: u64,
+    collapsed: bool,
     /// Entries written.
     pub written: u64,
     /// Where its consumer asks for events, if it may.
@@ -140,6 +145,7 @@ impl Cq {
             fresh_failure: false,
             users: 0,
             owner: attr.owner,
+            collapsed: attr.collapsed,
             written: 0,
             arm,
         })
@@ -193,7 +199,12 @@ impl Cq {
     }
 
     fn write(&mut self, entry: &Cqe64) -> Result<(), CqFailure> {
-        let slot = self.producer & ((1 << self.log_entries) - 1);
+        let slots = if self.collapsed {
+            1
+        } else {
+            1 << self.log_entries
+        };
+        let slot = self.producer & (slots - 1);
         let at = self.offset + u64::from(slot) * SIZE as u64;
         let body = &entry.to_bytes()[..LAST_DWORD_OFFSET];
         let last = at + LAST_DWORD_OFFSET as u64;

@@ -50,6 +50,7 @@ impl Machine for Nic {
             core.fail_users_of_cqs();
             busy = true;
         }
+        core.tell_of_srqs();
         wire.flush();
         if busy || wire.pending() {
             return Step::Progress;
@@ -127,12 +128,20 @@ impl Core {
             self.dropped += 1;
             return Ok(());
         };
-        if down != 0 && down >> (qp.remote.map_or(1, |r| r.port) - 1) & 1 != 0 {
+        if down != 0 && down >> (qp.port() - 1) & 1 != 0 {
             self.dropped += 1;
             return Ok(());
         }
         match qp.state {
             _ if frame.service != qp.service as u8 => self.dropped += 1,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if qp.ud.is_some() => {
+                let taken = qp.take_datagram(&mut ctx, &frame, payload);
+                let failed = qp.state == QpState::Err;
+                self.dropped += u64::from(!taken);
+                if failed {
+                    self.schedule(slot);
+                }
+            }
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
                 if qp.is_from_partner(peer, &frame) =>
             {
@@ -211,12 +220,12 @@ impl Core {
         let mut any = false;
         let mut i = 0;
         while let Some(&slot) = self.watch.get(i) {
-            let Some(qp) = self.qps.at(slot) else {
+            let Some((qp, mut ctx)) = self.qp(slot) else {
                 self.watch.swap_remove(i);
                 continue;
             };
             let flushes = qp.state == QpState::Err && qp.receives();
-            let news = flushes || qp.fed();
+            let news = flushes || qp.fed(&mut ctx);
             if !qp.wants_watch() {
                 qp.watched = false;
                 self.watch.swap_remove(i);

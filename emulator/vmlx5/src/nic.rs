@@ -2,6 +2,7 @@
 //! `queue_pairs`.
 
 mod queue_pairs;
+mod shared_receives;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,13 +15,15 @@ use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 use crate::attr::Qpn;
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
-use crate::error::{NicError, Object};
+use crate::error::{NicError, Object, vendor};
 use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
+use crate::route::Resolve;
+use crate::srq::{Refused, Srq, Srqn};
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -44,11 +47,13 @@ pub struct NicConfig {
     pub log_max_cq: u8,
     /// Most queue pairs.
     pub log_max_qp: u8,
+    /// Most shared receive queues.
+    pub log_max_srq: u8,
     /// Most entries of a completion queue.
     pub max_log_cq: u8,
     /// Most basic blocks of a send queue, at most 2^15.
     pub max_log_sq: u8,
-    /// Most entries of a receive queue, at most 2^15.
+    /// Most entries of a receive queue, shared or not, at most 2^15.
     pub max_log_rq: u8,
     /// Most reads and atomics outstanding per queue pair and direction; a plain number.
     pub max_rd_atomic: u8,
@@ -62,6 +67,9 @@ pub struct NicConfig {
     pub strict: bool,
     /// The numbers that its queue pairs may have; `None`: all of 24 bits.
     pub qpn: Option<QpnSpace>,
+    /// The partition key that datagrams carry, and must match to be received: the low 15 bits
+    /// the same, the highest set in one of the two at least. Connections carry none.
+    pub pkey: u16,
 }
 
 /// The numbers of one NIC's queue pairs among those of others that pass for the same device:
@@ -84,6 +92,7 @@ impl Default for NicConfig {
             log_max_uar: 10,
             log_max_cq: 12,
             log_max_qp: 12,
+            log_max_srq: 10,
             max_log_cq: 22,
             max_log_sq: 15,
             max_log_rq: 15,
@@ -92,6 +101,7 @@ impl Default for NicConfig {
             ports: 1,
             strict: false,
             qpn: None,
+            pkey: 0xffff,
         }
     }
 }
@@ -107,6 +117,24 @@ pub struct NicStats {
     pub frames_received: u64,
     /// Frames received that no queue pair took, and frames sent on links that are lost.
     pub frames_dropped: u64,
+}
+
+/// How many objects a NIC has, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Population {
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Doorbell pages.
+    pub uars: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
 }
 
 /// A virtual ConnectX. See the crate's text.
@@ -127,6 +155,7 @@ pub(crate) struct Core {
     pub uars: Table<Uar>,
     pub cqs: Table<Cq>,
     pub qps: Table<Qp>,
+    pub srqs: Table<Srq>,
     /// Slots of the queue pairs that have something to do, whose turn it is first.
     pub ready: VecDeque<u32>,
     /// Slots of those whose receive record is looked at though no message arrives.
@@ -137,6 +166,8 @@ pub(crate) struct Core {
     pub timers: Timers,
     pub events: Events,
     pub cq_failed: bool,
+    /// A shared receive queue may have something to tell.
+    pub srq_news: bool,
     pub doorbells: u64,
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
@@ -173,10 +204,22 @@ pub(crate) struct Ctx<'a> {
     cqs: &'a mut Table<Cq>,
     cq_failed: &'a mut bool,
     events: &'a mut Events,
+    pub srqs: &'a mut Table<Srq>,
+    srq_news: &'a mut bool,
     pub now: Time,
 }
 
 impl Ctx<'_> {
+    /// Takes a receive of a shared queue; returns which entry it is.
+    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
+        let Ok(srq) = self.srqs.get_mut(srq.0) else {
+            return Err(Refused::Failed(vendor::SRQ));
+        };
+        let taken = srq.take();
+        *self.srq_news |= srq.events != 0;
+        taken
+    }
+
     pub fn succeed(&mut self, number: Cqn, say: &Success) {
         if let Ok(cq) = self.cqs.get_mut(number.0) {
             cq.succeed(say);
@@ -225,6 +268,8 @@ impl Core {
             cqs: &mut self.cqs,
             cq_failed: &mut self.cq_failed,
             events: &mut self.events,
+            srqs: &mut self.srqs,
+            srq_news: &mut self.srq_news,
             now: self.now,
         };
         Some((self.qps.at(slot)?, ctx))
@@ -280,8 +325,8 @@ impl Core {
 
     /// Makes room for the events of every object there is.
     pub fn reserve_events(&mut self) {
-        let objects = (self.qps.slots() + 2 * self.cqs.slots()) as usize;
-        self.events.reserve(objects + MAX_PORT_EVENTS);
+        let objects = self.qps.slots() + 2 * self.cqs.slots() + self.srqs.slots();
+        self.events.reserve(objects as usize + MAX_PORT_EVENTS);
     }
 
     fn count_pd(&mut self, pd: PdId, by: i32) {
@@ -332,6 +377,7 @@ impl Nic {
             core: Core {
                 pds: Table::new(Object::Pd, config.log_max_pd),
                 mrs: MrTable::new(config.log_max_mr),
+                srqs: Table::new(Object::Srq, config.log_max_srq),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
                 qps: match config.qpn {
@@ -345,6 +391,7 @@ impl Nic {
                 timers: Timers::new(),
                 events: Events::default(),
                 cq_failed: false,
+                srq_news: false,
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
@@ -365,6 +412,25 @@ impl Nic {
             frames_sent: self.wire.sent,
             frames_received: self.wire.received,
             frames_dropped: self.core.dropped + self.wire.vanished,
+        }
+    }
+
+    /// Who answers to the addresses of datagrams; nobody, as long as nothing was set. To be set
+    /// before the first is sent: what was found out once is not asked again.
+    pub fn set_resolver(&mut self, resolver: Arc<dyn Resolve>) {
+        self.wire.resolver = Some(resolver);
+    }
+
+    /// How many objects there are: none, once everything that was made was removed.
+    pub fn population(&self) -> Population {
+        let core = &self.core;
+        Population {
+            pds: core.pds.count(),
+            mrs: core.mrs.count(),
+            uars: core.uars.count(),
+            cqs: core.cqs.count(),
+            qps: core.qps.count(),
+            srqs: core.srqs.count(),
         }
     }
 
@@ -524,6 +590,11 @@ impl Nic {
                         }
                         let (cq, owner) = (Cqn(number), cq.owner);
                         return Some(Event::Completion { cq, owner });
+                    }
+                }
+                Source::Srq(slot) => {
+                    if let Some(event) = core.srq_event(slot) {
+                        return Some(event);
                     }
                 }
                 Source::Qp(slot) => {

@@ -69,6 +69,9 @@ pub mod async_event {
     pub const SQ_DRAINED: u32 = 5;
     pub const PORT_ACTIVE: u32 = 9;
     pub const PORT_ERR: u32 = 10;
+    pub const SRQ_ERR: u32 = 14;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 /// Access rights of memory.
@@ -81,6 +84,21 @@ pub mod access {
     pub const HUGETLB: u32 = 1 << 7;
     /// Rights that a kernel may leave out without saying so.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
+}
+
+/// Objects, methods and attributes of ioctls.
+pub mod ioctl {
+    pub const OBJECT_MR: u16 = 7;
+    pub const REG_DMABUF_MR: u16 = 4;
+    pub const DMABUF_HANDLE: u16 = 0;
+    pub const DMABUF_PD: u16 = 1;
+    pub const DMABUF_OFFSET: u16 = 2;
+    pub const DMABUF_LENGTH: u16 = 3;
+    pub const DMABUF_IOVA: u16 = 4;
+    pub const DMABUF_FD: u16 = 5;
+    pub const DMABUF_ACCESS: u16 = 6;
+    pub const DMABUF_LKEY: u16 = 7;
+    pub const DMABUF_RKEY: u16 = 8;
 }
 
 structures! {

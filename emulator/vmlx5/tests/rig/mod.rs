@@ -2,6 +2,8 @@
 //! a world of NICs on a hub that is stepped until nothing moves.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod shared;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
     Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
-    QpAttr, QpState, Qpn, RqAttr, Service, SqAttr, UarId,
+    QpAttr, QpState, Qpn, RqAttr, Service, SqAttr, Srqn, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -43,6 +45,8 @@ pub struct EndConfig {
     pub events: bool,
     /// A page to share instead of one of its own.
     pub uar: Option<UarId>,
+    /// A shared receive queue instead of one of its own.
+    pub srq: Option<Srqn>,
     /// What the NIC sees of the memory.
     pub view: fn(Arc<HostMemory>) -> Arc<dyn Dma>,
 }
@@ -78,6 +82,7 @@ impl Default for EndConfig {
             min_rnr_timer: 12,
             events: false,
             uar: None,
+            srq: None,
             view: |mem| mem,
         }
     }
@@ -195,12 +200,13 @@ impl End {
         };
         let qpn = nic.create_qp(QpAttr {
             recv_cq: recv.cqn,
-            rq: Some(RqAttr {
+            rq: config.srq.is_none().then(|| RqAttr {
                 mem: dma.clone(),
                 offset: rq_at,
                 log_entries: config.log_rq,
                 stride: config.stride,
             }),
+            srq: config.srq,
             uidx: 0x77,
             sq_start: config.sq_start,
             rq_start: config.rq_start,
