@@ -156,6 +156,44 @@ static void overrun(void)
     CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(small));
 }
 
+/* A shared queue with fewer receives than its limit, and the last receive of a queue pair on it. */
+static void shared(void)
+{
+    struct ibv_srq_init_attr srq_init = {.attr = {.max_wr = 8, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &srq_init);
+    CHECK(srq);
+    struct ibv_qp_init_attr init = {.send_cq = cq,
+                                    .recv_cq = cq,
+                                    .srq = srq,
+                                    .cap = {.max_send_wr = 4, .max_send_sge = 1},
+                                    .qp_type = IBV_QPT_RC,
+                                    .sq_sig_all = 1};
+    struct ibv_qp *b = ibv_create_qp(pd, &init), *a = make_qp(pd, cq);
+    CHECK(b);
+    connect_qp(a, b->qp_num);
+    connect_qp(b, a->qp_num);
+    for (int i = 0; i < 4; i++) {
+        struct ibv_sge sge = {.addr = (uintptr_t)data, .length = 8, .lkey = mr->lkey};
+        struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+        CHECK(!ibv_post_srq_recv(srq, &wr, &bad));
+    }
+    struct ibv_srq_attr limit = {.srq_limit = 3};
+    CHECK(!ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT));
+    no_event();
+    for (int i = 0; i < 2; i++) {
+        post(a, IBV_WR_SEND, data + 64, 8, mr->lkey, NULL, 0);
+        expect_status(IBV_WC_SUCCESS);
+        expect_status(IBV_WC_SUCCESS);
+    }
+    expect(IBV_EVENT_SRQ_LIMIT_REACHED, srq);
+    no_event();
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    CHECK(!ibv_modify_qp(b, &attr, IBV_QP_STATE));
+    expect(IBV_EVENT_QP_LAST_WQE_REACHED, b);
+    no_event();
+    CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_srq(srq));
+}
+
 /* Objects that go while their events were not read: nobody waits for those, and they are gone. */
 static void unread(void)
 {
@@ -175,7 +213,12 @@ static void port_flaps(void)
     struct ibv_async_event event = next_event();
     CHECK(event.event_type == IBV_EVENT_PORT_ERR && event.element.port_num == 1);
     ibv_ack_async_event(&event);
-    CHECK(!ibv_query_port(context, 1, &port) && port.state == IBV_PORT_DOWN);
+    CHECK(!ibv_query_port(context, 1, &port));
+    if (port.state != IBV_PORT_DOWN) {
+        /* It is up already, if it took long to get here. */
+        struct pollfd ready = {.fd = context->async_fd, .events = POLLIN};
+        CHECK(poll(&ready, 1, 1000) == 1);
+    }
     struct ibv_qp *qp[2];
     pair(qp);
     post(qp[0], IBV_WR_RDMA_WRITE, data, 8, mr->lkey, data + 64, mr->rkey);
@@ -203,6 +246,7 @@ int main(int argc, char **argv)
         refused(1);
         drained();
         overrun();
+        shared();
         unread();
     }
     CHECK(!ibv_dereg_mr(mr) && !ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd));

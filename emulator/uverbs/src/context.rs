@@ -14,6 +14,7 @@ use crate::devx;
 use crate::doorbells::{DYNAMIC_REGISTERS, Doorbells};
 use crate::event::{EventFile, lock};
 use crate::handles::{Handles, Object};
+use crate::targets::Target;
 
 /// An open device file. Dropped, it is closed: its objects are gone.
 pub struct Context {
@@ -200,6 +201,16 @@ impl State {
 }
 
 impl Open {
+    /// What the events of an object must carry as its owner: those of completions are told on
+    /// `channel`, all others on the context's file, with the user's name of it.
+    pub fn track(&self, device: &Device, handle: u64, channel: Option<Arc<EventFile>>) -> u64 {
+        lock(&device.targets).add(Target {
+            handle,
+            channel,
+            file: Arc::clone(&self.events),
+        })
+    }
+
     /// The channel with a descriptor of the user's.
     pub fn channel(&self, fd: i32) -> Result<Arc<EventFile>, Errno> {
         // The newest: a descriptor that was closed may have come again.
@@ -227,7 +238,10 @@ impl Open {
                 self.drop_qp(device, qp);
             }
             Object::Cq(cq) => {
-                lock(&device.targets).remove(cq.owner);
+                device.untrack(cq.owner);
+            }
+            Object::Srq(srq) => {
+                device.untrack(srq.owner);
             }
             _ => {}
         }

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::directory::Directory;
 use crate::error::errno;
 use crate::event::lock;
-use crate::targets::Targets;
+use crate::targets::{Read, Targets};
 use crate::user::User;
 
 /// The vendor's number.
@@ -93,6 +93,12 @@ impl Device {
             targets.tell(event);
         }
         targets.push();
+    }
+
+    /// Forgets an object that is gone, with those of its events that were not read. Returns how
+    /// many were: the library waits until that many are acknowledged.
+    pub(crate) fn untrack(&self, owner: u64) -> Read {
+        lock(&self.targets).remove(owner)
     }
 
     /// True while there are objects that events may speak of.

@@ -14,10 +14,8 @@ use crate::context::Open;
 use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE};
 use crate::doorbells::Doorbells;
 use crate::error::errno;
-use crate::event::lock;
 use crate::handles::Object;
 use crate::shared_receives::SharedReceives;
-use crate::targets::Target;
 use crate::transitions;
 
 /// A completion queue of a context.
@@ -132,11 +130,7 @@ impl Open {
         let mem = device.user.memory(own.buf_addr, bytes, true)?;
         let record = device.user.memory(own.db_addr, 8, true)?;
         let events = channel.is_some().then_some(page);
-        let owner = lock(&device.targets).add(Target {
-            handle: ask.user_handle,
-            channel,
-            file: Arc::clone(&self.events),
-        });
+        let owner = self.track(device, ask.user_handle, channel);
         let attr = CqAttr {
             record: Some((record, 0)),
             ignore_overrun: ask.ignore_overrun,
@@ -146,7 +140,7 @@ impl Open {
         };
         let created = device.nic.with(|nic| nic.create_cq(attr));
         let cqn = created.map_err(errno).inspect_err(|_| {
-            lock(&device.targets).remove(owner);
+            device.untrack(owner);
         })?;
         let cq = CompletionQueue { cqn, owner };
         let cq_handle = self.objects.insert(Object::Cq(cq));
@@ -163,7 +157,7 @@ impl Open {
             && let Some(Object::Cq(cq)) = self.objects.remove(cq_handle)
         {
             let _ = device.nic.with(|nic| nic.destroy_cq(cqn));
-            lock(&device.targets).remove(cq.owner);
+            device.untrack(cq.owner);
         }
         answered
     }
@@ -173,7 +167,7 @@ impl Open {
         let cq = open.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
         let (cqn, owner) = (cq.cqn, cq.owner);
         device.nic.with(|nic| nic.destroy_cq(cqn)).map_err(errno)?;
-        let read = lock(&device.targets).remove(owner);
+        let read = device.untrack(owner);
         open.objects.remove(ask.cq_handle);
         call.answer(&DestroyCqResp {
             comp_events_reported: read.completions,
@@ -227,15 +221,11 @@ impl Open {
         }
         let receives = own.rq_wqe_count;
         let (attr, register) = self.qp_attr(device, service, init, &own)?;
-        let owner = lock(&device.targets).add(Target {
-            handle,
-            channel: None,
-            file: Arc::clone(&self.events),
-        });
+        let owner = self.track(device, handle, None);
         let attr = QpAttr { owner, ..attr };
         let created = device.nic.with(|nic| nic.create_qp(attr));
         let qpn = created.map_err(errno).inspect_err(|_| {
-            lock(&device.targets).remove(owner);
+            device.untrack(owner);
             self.release(register);
         })?;
         let qp = QueuePair {
@@ -430,7 +420,7 @@ impl Open {
     pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) -> u32 {
         // It was there, and is destroyed once: the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
-        let read = lock(&device.targets).remove(qp.owner);
+        let read = device.untrack(qp.owner);
         self.release(qp.register);
         device.user.ring();
         read.asynchronous

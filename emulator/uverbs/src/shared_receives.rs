@@ -15,6 +15,8 @@ use crate::queues::aligned;
 /// A shared receive queue of a context.
 pub(crate) struct SharedReceives {
     pub srqn: Srqn,
+    /// What its events carry.
+    pub owner: u64,
     /// How many receives it holds at most, and of how many pieces each.
     max_wr: u32,
     max_sge: u32,
@@ -52,6 +54,7 @@ impl Open {
         let bytes = u64::from(entries) * u64::from(stride);
         let mem = device.user.memory(own.buf_addr, bytes, false)?;
         let record = device.user.memory(own.db_addr, 8, false)?;
+        let owner = open.track(device, ask.user_handle, None);
         let attr = SrqAttr {
             pd,
             mem,
@@ -61,12 +64,16 @@ impl Open {
             record: (record, 0),
             // A limit is set by a modification alone.
             limit: 0,
-            owner: ask.user_handle,
+            owner,
         };
-        let srqn = device.nic.with(|nic| nic.create_srq(attr)).map_err(errno)?;
+        let created = device.nic.with(|nic| nic.create_srq(attr));
+        let srqn = created.map_err(errno).inspect_err(|_| {
+            device.untrack(owner);
+        })?;
         let (max_wr, max_sge) = (entries - 1, ask.max_sge);
         let srq = SharedReceives {
             srqn,
+            owner,
             max_wr,
             max_sge,
         };
@@ -88,6 +95,7 @@ impl Open {
             open.objects.remove(srq_handle);
             // Nobody knows it, so nobody uses it.
             let _ = device.nic.with(|nic| nic.destroy_srq(srqn));
+            device.untrack(owner);
         }
         answered
     }
@@ -129,12 +137,14 @@ impl Open {
 
     pub fn destroy_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: DestroySrq = call.input()?;
-        let srqn = open.objects.doomed::<SharedReceives>(ask.srq_handle)?.srqn;
+        let srq = open.objects.doomed::<SharedReceives>(ask.srq_handle)?;
+        let (srqn, owner) = (srq.srqn, srq.owner);
         device
             .nic
             .with(|nic| nic.destroy_srq(srqn))
             .map_err(errno)?;
         open.objects.remove(ask.srq_handle);
-        call.answer(&DestroySrqResp { events_reported: 0 })
+        let events_reported = device.untrack(owner).asynchronous;
+        call.answer(&DestroySrqResp { events_reported })
     }
 }

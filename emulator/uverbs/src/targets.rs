@@ -110,6 +110,9 @@ impl Targets {
             Event::CommEst { owner, .. } => (owner, COMM_EST),
             Event::SqDrained { owner, .. } if self.quiet.contains(&owner) => return,
             Event::SqDrained { owner, .. } => (owner, SQ_DRAINED),
+            Event::LastWqe { owner, .. } => (owner, QP_LAST_WQE_REACHED),
+            Event::SrqLimit { owner, .. } => (owner, SRQ_LIMIT_REACHED),
+            Event::SrqError { owner, .. } => (owner, SRQ_ERR),
             // Of objects that no context can make.
             _ => return,
         };

@@ -3,7 +3,6 @@
 
 mod rig;
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use mlx5_prm::doorbell;
@@ -164,23 +163,11 @@ fn memory_that_vanishes_is_an_error_of_the_work() {
     assert_eq!(rig.query_qp(qp.handle).unwrap().qp_state, 6);
 }
 
-/// What is in an event file, without waiting.
+/// The events of completions in a channel.
 fn events(fd: u32) -> Vec<u64> {
-    let fd = copy(fd);
-    let mut all = Vec::new();
-    let mut bytes = [0; 16];
-    let flags = rustix::net::RecvFlags::DONTWAIT;
-    while let Ok((8, _)) = rustix::net::recv(fd.as_fd(), &mut bytes[..], flags) {
-        all.push(u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
-    }
-    all
-}
-
-/// A copy of a descriptor that this process knows by its number.
-fn copy(fd: u32) -> OwnedFd {
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
-    pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()).unwrap()
+    let all = messages(fd).into_iter();
+    all.map(|m| u64::from_ne_bytes(m.try_into().unwrap()))
+        .collect()
 }
 
 fn arm(rig: &Rig, cq: &Cq, sequence: u32, solicited: bool, ci: u32) {

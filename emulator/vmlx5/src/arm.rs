@@ -12,9 +12,6 @@ use mlx5_prm::doorbell;
 use crate::dma::Dma;
 use crate::nic::UarId;
 
-/// The completion register in a doorbell page.
-pub(crate) const REGISTER: u64 = 0x20;
-
 /// The word of a queue that was never armed: no request looks like it.
 const NEVER: u32 = !0;
 const SOLICITED_ONLY: u32 = 1 << 24;

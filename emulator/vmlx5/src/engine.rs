@@ -1,8 +1,8 @@
 //! The NIC at work: what it does in a step.
 
 use gds_step::{Machine, Step, Time};
+use mlx5_prm::doorbell;
 
-use crate::arm;
 use crate::attr::{QpState, Service};
 use crate::dma::Dma;
 use crate::error::vendor;
@@ -82,7 +82,7 @@ impl Core {
     fn pick_up_doorbells(&mut self) -> bool {
         let mut any = false;
         for (_, uar) in self.uars.iter_mut() {
-            if !uar.cqs.is_empty() && emptied(&*uar.mem, uar.offset + arm::REGISTER) {
+            if !uar.cqs.is_empty() && emptied(&*uar.mem, uar.offset + doorbell::CQ_ARM as u64) {
                 for &slot in &uar.cqs {
                     tell(&mut self.cqs, &mut self.events, slot);
                 }

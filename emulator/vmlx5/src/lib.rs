@@ -83,6 +83,8 @@
 //! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair
 //!   that is not connected yet, as for one without a receive, and tells them when the wait is
 //!   over. A strict one is silent there, and leaves waits to the clocks.
+//! - An armed completion queue tells, once, of entries beyond what its consumer took of which no
+//!   event told before; so one that is armed again before they are taken waits for others.
 //! - Nobody tells that a queue pair went into ERR or RESET, was destroyed, or lay behind a link
 //!   that was lost: it is silent, and what others have outstanding there ends by
 //!   `TRANSPORT_RETRY` after `retry_cnt` + 1 times their timeout.

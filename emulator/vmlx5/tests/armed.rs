@@ -8,8 +8,7 @@ use mlx5_prm::wqe::WqeFlags;
 use rig::*;
 use vmlx5::*;
 
-/// Where the completion register lies in a page.
-const REGISTER: u64 = 0x20;
+const REGISTER: u64 = doorbell::CQ_ARM as u64;
 
 /// Writes that a consumer asks for an event, and rings if it does.
 fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {

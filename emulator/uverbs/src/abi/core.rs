@@ -69,6 +69,9 @@ pub mod async_event {
     pub const SQ_DRAINED: u32 = 5;
     pub const PORT_ACTIVE: u32 = 9;
     pub const PORT_ERR: u32 = 10;
+    pub const SRQ_ERR: u32 = 14;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 /// Access rights of memory.

@@ -5,6 +5,7 @@
     reason = "each test uses a part of the rig"
 )]
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -501,6 +502,25 @@ impl Rig {
             self.process.memory.store64(at, 1).unwrap();
         }
     }
+}
+
+/// A copy of a descriptor that this process knows by its number.
+pub fn copy(fd: u32) -> OwnedFd {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()).unwrap()
+}
+
+/// What is in an event file, without waiting.
+pub fn messages(fd: u32) -> Vec<Vec<u8>> {
+    let fd = copy(fd);
+    let mut all = Vec::new();
+    let mut bytes = [0; 64];
+    let flags = rustix::net::RecvFlags::DONTWAIT;
+    while let Ok((len, _)) = rustix::net::recv(fd.as_fd(), &mut bytes[..], flags) {
+        all.push(bytes[..len].to_vec());
+    }
+    all
 }
 
 pub type Answer<A, D> = Result<(A, D), Errno>;
