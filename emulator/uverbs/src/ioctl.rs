@@ -1,6 +1,6 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
 //! have no command to write are carried out; the others are answered so that libraries write
-//! instead. Doorbell pages are here; [`devx`] and [`dmabuf`] have the others.
+//! instead. Doorbell pages are here; [`devx`], [`dmabuf`] and [`queries`] have the others.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -13,6 +13,7 @@ use crate::devx;
 use crate::dmabuf;
 use crate::doorbells::{Doorbell, Doorbells};
 use crate::handles::Object;
+use crate::queries;
 
 /// Most attributes of a call.
 const MAX_ATTRS: usize = 64;
@@ -48,7 +49,9 @@ impl Context {
         let run: Method = match (object, method) {
             (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
             (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
-            _ => { devx::method(object, method).or(dmabuf::method(object, method)) }
+            _ => [devx::method, dmabuf::method, queries::method]
+                .into_iter()
+                .find_map(|of| of(object, method))
                 .ok_or(Errno::PROTONOSUPPORT)?,
         };
         if count > MAX_ATTRS {

@@ -28,6 +28,7 @@ mod handles;
 mod ioctl;
 mod memory;
 mod modify;
+mod queries;
 mod queues;
 mod trace;
 mod transitions;

@@ -40,6 +40,8 @@ fn structures_are_those_of_the_headers() {
         core::ExQueryDeviceResp = "ib_uverbs_ex_query_device_resp",
         core::QueryPort = "ib_uverbs_query_port",
         core::QueryPortResp = "ib_uverbs_query_port_resp",
+        core::QueryPortRespEx = "ib_uverbs_query_port_resp_ex",
+        core::GidEntry = "ib_uverbs_gid_entry",
         core::AllocPd = "ib_uverbs_alloc_pd",
         core::AllocPdResp = "ib_uverbs_alloc_pd_resp",
         core::Handle = "ib_uverbs_dealloc_pd",

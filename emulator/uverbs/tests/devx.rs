@@ -604,6 +604,24 @@ fn registrations_that_are_refused() {
     assert_eq!(devx.register(at, len, 8).err(), Some(Errno::INVAL));
     assert_eq!(devx.register(NOWHERE, len, 1).err(), Some(Errno::FAULT));
     assert_eq!(devx.register(at, 1 << 40, 1).err(), Some(Errno::FAULT));
+    // The memory behind a descriptor, which an address is an offset of.
+    let of_file = |fd: i32, offset: u64| {
+        let out = devx.rig.process.memory.addr() + 2048;
+        let attrs = [
+            (UMEM_HANDLE, 0, 0),
+            (UMEM_ADDR, 8, offset),
+            (UMEM_LEN, 8, 4096),
+            (UMEM_ACCESS, 4, 1),
+            (UMEM_OUT_ID, 4, out),
+            (UMEM_PGSZ_BITMAP, 8, 4096),
+            (UMEM_DMABUF_FD, 0, fd as u64),
+        ];
+        let done = devx.rig.ioctl(OBJECT_DEVX_UMEM, DEVX_UMEM_REG, &attrs);
+        done.map(drop)
+    };
+    assert_eq!(of_file(FILE, 4096), Ok(()));
+    assert_eq!(of_file(FILE, FILE_LEN), Err(Errno::INVAL));
+    assert_eq!(of_file(GPU, 0), Err(Errno::OPNOTSUPP));
     // A part of a page, as records are registered.
     let small = devx.register(at + 8, 8, 0).unwrap();
     assert_ne!(small.id, devx.umem.id);

@@ -231,3 +231,39 @@ pub(crate) fn check_span(
         limit,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dma::HostMemory;
+
+    #[test]
+    fn a_collapsed_queue_writes_its_first_slot_with_the_owner_of_each_lap() {
+        let mem = Arc::new(HostMemory::new(4 * SIZE));
+        let attr = CqAttr {
+            collapsed: true,
+            ..CqAttr::new(mem.clone(), 0, 2)
+        };
+        let mut cq = Cq::new(attr, 22).unwrap();
+        for index in 0..12 {
+            cq.succeed(&Success {
+                wqe_counter: index,
+                ..Success::default()
+            });
+            let mut bytes = [0; SIZE];
+            mem.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes[60..62], index.to_be_bytes());
+            assert_eq!(u16::from(bytes[63] & 1), index / 4 % 2);
+        }
+        let mut rest = [0; 3 * SIZE];
+        mem.read(SIZE as u64, &mut rest).unwrap();
+        assert_eq!(rest, [0; 3 * SIZE]);
+        assert_eq!(cq.info().producer, 12);
+        // The memory is that of a whole queue.
+        let short = CqAttr {
+            collapsed: true,
+            ..CqAttr::new(mem, 0, 3)
+        };
+        assert!(matches!(Cq::new(short, 22), Err(NicError::Span { .. })));
+    }
+}
