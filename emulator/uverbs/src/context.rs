@@ -221,6 +221,7 @@ impl Open {
             Object::Pd(pd) => nic.dealloc_pd(pd),
             Object::Mr(mr) => nic.dereg_mr(mr.keys.lkey),
             Object::Cq(cq) => nic.destroy_cq(cq.cqn),
+            Object::Srq(srq) => nic.destroy_srq(srq.srqn),
             Object::Qp(_) | Object::Ah | Object::Uar(_) => Ok(()),
             Object::Umem(_) | Object::Devx(_) => Ok(()),
         });
@@ -280,6 +281,10 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
             Open::modify_qp_extended,
         ),
         (DESTROY_QP, false) => (shape::<DestroyQp, DestroyQpResp>(true), Open::destroy_qp),
+        (CREATE_SRQ, false) => (shape::<CreateSrq, CreateSrqResp>(true), Open::create_srq),
+        (MODIFY_SRQ, false) => (shape::<ModifySrq, ()>(false), Open::modify_srq),
+        (QUERY_SRQ, false) => (shape::<QuerySrq, QuerySrqResp>(true), Open::query_srq),
+        (DESTROY_SRQ, false) => (shape::<DestroySrq, DestroySrqResp>(true), Open::destroy_srq),
         (ATTACH_MCAST | DETACH_MCAST, false) => (shape::<McastAttach, ()>(false), Open::mcast),
         _ => return None,
     };

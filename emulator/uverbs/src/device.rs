@@ -29,6 +29,8 @@ pub(crate) const COMP_VECTORS: u32 = 4;
 pub(crate) const MAX_WQE: u32 = 1 << 15;
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
+/// Most pieces of a shared receive, whose entry begins with a segment more.
+pub(crate) const MAX_SRQ_SGE: u32 = 31;
 pub(crate) const MAX_INLINE: u32 = 1024;
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 
@@ -120,7 +122,8 @@ impl Device {
             device_cap_flags: cap::CURR_QP_STATE_MOD
                 | cap::SYS_IMAGE_GUID
                 | cap::RC_RNR_NAK_GEN
-                | cap::PORT_ACTIVE_EVENT,
+                | cap::PORT_ACTIVE_EVENT
+                | cap::MEM_MGT_EXTENSIONS,
             max_sge: MAX_SGE,
             max_sge_rd: MAX_SGE,
             max_cq: 1 << 12,
@@ -132,6 +135,9 @@ impl Device {
             max_qp_init_rd_atom: MAX_RD_ATOMIC,
             atomic_cap: 1,
             max_ah: !0 >> 1,
+            max_srq: 1 << 10,
+            max_srq_wr: MAX_WQE - 1,
+            max_srq_sge: MAX_SRQ_SGE,
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: self.config.fabric.ports,
@@ -212,4 +218,6 @@ mod cap {
     pub const PORT_ACTIVE_EVENT: u32 = 1 << 10;
     pub const SYS_IMAGE_GUID: u32 = 1 << 11;
     pub const RC_RNR_NAK_GEN: u32 = 1 << 12;
+    /// Sends with invalidation are there; regions are not registered by work entries.
+    pub const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 }

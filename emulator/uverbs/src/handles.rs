@@ -9,6 +9,7 @@ use vmlx5::{MrKeys, PdId};
 use crate::devx::{Devx, Umem};
 use crate::doorbells::Doorbell;
 use crate::queues::{CompletionQueue, QueuePair};
+use crate::shared_receives::SharedReceives;
 
 /// An object of a context.
 pub(crate) enum Object {
@@ -16,6 +17,7 @@ pub(crate) enum Object {
     Mr(Region),
     Cq(CompletionQueue),
     Qp(Box<QueuePair>),
+    Srq(SharedReceives),
     Ah,
     Uar(Doorbell),
     Umem(Arc<Umem>),
@@ -59,6 +61,7 @@ kinds! {
     Region = Mr,
     CompletionQueue = Cq,
     Box<QueuePair> = Qp,
+    SharedReceives = Srq,
     Doorbell = Uar,
     Arc<Umem> = Umem,
     Devx = Devx,
@@ -138,7 +141,7 @@ impl Handles {
         let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
         all.sort_by_key(|object| match object {
             Object::Ah | Object::Qp(_) => 0,
-            Object::Cq(_) => 1,
+            Object::Cq(_) | Object::Srq(_) => 1,
             Object::Mr(_) => 2,
             Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,
             Object::Devx(made) => made.rank(),

@@ -30,6 +30,7 @@ mod memory;
 mod modify;
 mod queries;
 mod queues;
+mod shared_receives;
 mod trace;
 mod transitions;
 mod user;

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
-use vmlx5::{Access, Grh, Modify, Mtu, Path, Qpn};
+use vmlx5::{Access, Modify, Mtu, Path, Qpn};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
@@ -169,23 +169,14 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
 }
 
-/// The way to the other end.
+/// The way to the other end. How it is routed is kept here alone, for queries: nodes are found by
+/// their names.
 pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
-    let dest = &set.dest;
-    let grh = (dest.is_global != 0).then_some(Grh {
-        dgid: dest.dgid,
-        sgid_index: dest.sgid_index,
-        flow: dest.flow_label,
-        hop: dest.hop_limit,
-        tclass: dest.traffic_class,
-    });
     Ok(Path {
         remote: remote(device, set)?,
         remote_qpn: Qpn(set.dest_qp_num),
         mtu: Mtu::from_verbs(set.path_mtu).ok_or(Errno::INVAL)?,
-        grh,
         port: set.port_num,
-        pkey_index: set.pkey_index,
     })
 }
 

@@ -6,7 +6,7 @@ use mlx5_prm::cqe;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use rustix::io::Errno;
-use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Service, SqAttr, UarId};
+use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Scatter, Service, SqAttr, UarId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
@@ -17,6 +17,7 @@ use crate::doorbells::Doorbells;
 use crate::error::errno;
 use crate::event::{NEVER_ARMED, Watch, lock};
 use crate::handles::Object;
+use crate::shared_receives::SharedReceives;
 use crate::transitions;
 
 /// A completion queue of a context.
@@ -235,7 +236,12 @@ impl Open {
         let service = transitions::service(init.qp_type)?;
         // What older libraries say ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
-        let own: mlx5::CreateQp = call.driver_input(least)?;
+        let mut own: mlx5::CreateQp = call.driver_input(least)?;
+        if init.is_srq != 0 {
+            // What is said of a queue of its own means nothing.
+            own.rq_wqe_count = 0;
+        }
+        let receives = own.rq_wqe_count;
         let (attr, register) = self.qp_attr(device, service, init, &own)?;
         let qpn = device.nic.with(|nic| nic.create_qp(attr));
         let qpn = qpn.map_err(errno).inspect_err(|_| self.release(register))?;
@@ -244,7 +250,7 @@ impl Open {
             service,
             register,
             init: *init,
-            receives: own.rq_wqe_count,
+            receives,
             set: ModifyQp::default(),
         };
         let qp_handle = self.objects.insert(Object::Qp(Box::new(qp)));
@@ -256,7 +262,7 @@ impl Open {
             qp_handle,
             qpn: qpn.0,
             max_send_wr: init.max_send_wr,
-            max_recv_wr: own.rq_wqe_count,
+            max_recv_wr: receives,
             max_send_sge: init.max_send_sge,
             max_recv_sge: init.max_recv_sge,
             max_inline_data: init.max_inline_data,
@@ -292,9 +298,10 @@ impl Open {
         if own.flags & !known != 0 || beyond || sizes {
             return Err(Errno::INVAL);
         }
-        if init.is_srq != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let srq = match init.is_srq {
+            0 => None,
+            _ => Some(self.objects.get::<SharedReceives>(init.srq_handle)?.srqn),
+        };
         let pd = *self.objects.get::<PdId>(init.pd_handle)?;
         let send_cq = self.cqn(init.send_cq_handle)?;
         let recv_cq = self.cqn(init.recv_cq_handle)?;
@@ -338,6 +345,8 @@ impl Open {
         let attr = QpAttr {
             recv_cq,
             rq,
+            srq,
+            scatter: scatter(service, init, own.flags),
             uidx: own.uidx & 0xff_ffff,
             service,
             ..QpAttr::new(pd, uar, send_cq, sq, (record, 0))
@@ -431,7 +440,18 @@ impl Open {
     }
 }
 
-fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
+/// What the library wants in completion entries: receives if it says so, answers if moreover all
+/// work is signaled or it says that it knows which is.
+fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
+    let asked = flags & qp_flag::SCATTER_CQE != 0;
+    let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
+    Scatter {
+        responder: asked && matches!(service, Service::Rc | Service::Uc),
+        requester: asked && all && service == Service::Rc,
+    }
+}
+
+pub(crate) fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
     if addr.is_multiple_of(to as u64) {
         Ok(())
     } else {

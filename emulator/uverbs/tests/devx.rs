@@ -506,6 +506,83 @@ fn a_collapsed_queue_has_one_entry() {
 }
 
 #[test]
+fn shared_receives_and_small_payloads_in_entries() {
+    let mut devx = Devx::new();
+    let (ring, db, data) = (devx.rig.room(128), devx.rig.room(8), devx.rig.room(4096));
+    let mr = devx.rig.mr(devx.pd, data, 4096, 0xf).unwrap();
+    let memory = std::sync::Arc::clone(&devx.rig.process.memory);
+    // Two receives of 64 bytes: which entry is next, and a piece.
+    for i in 0..2_u64 {
+        let mut entry = [0; 32];
+        entry[2..4].copy_from_slice(&(i as u16 + 1).to_be_bytes());
+        entry[16..20].copy_from_slice(&64_u32.to_be_bytes());
+        entry[20..24].copy_from_slice(&mr.lkey.to_be_bytes());
+        entry[24..32].copy_from_slice(&(data + 64 * i).to_be_bytes());
+        memory.write(devx.offset(ring) + 32 * i, &entry).unwrap();
+    }
+    let ask = CreateSrq {
+        pd_handle: devx.pd,
+        max_wr: 3,
+        max_sge: 1,
+        ..Default::default()
+    };
+    let own = mlx5::CreateSrq {
+        buf_addr: ring,
+        db_addr: db,
+        ..Default::default()
+    };
+    let answer: Answer<CreateSrqResp, mlx5::CreateSrqResp> =
+        devx.rig
+            .call(command::CREATE_SRQ, ask.as_bytes(), own.as_bytes());
+    let (srq, driver) = answer.unwrap();
+    memory.store32(devx.offset(db), 2_u32.to_be()).unwrap();
+
+    let cq = devx.create(&devx.cq()).unwrap();
+    let a = devx.create(&devx.qp(0, cq.1)).unwrap();
+    let shared = with(&devx.qp(1, cq.1), qpc::AT, qpc::RQ_TYPE, qpc::RQ_SRQ);
+    let shared = with(&shared, qpc::AT, qpc::SRQN, driver.srqn.into());
+    let shared = with(&shared, qpc::AT, qpc::CS_RES, qpc::CS_RES_32);
+    let b = devx.create(&shared).unwrap();
+    devx.connect(a, b.1);
+    devx.connect(b, a.1);
+    let payload: Vec<u8> = (1..=44).collect();
+    for (index, len) in [20, 44].into_iter().enumerate() {
+        let send = SendWqe {
+            opcode: SendOpcode::SEND,
+            payload: Payload::Inline(&[&payload[..len]]),
+            ..SendWqe::default()
+        };
+        devx.post(0, a.1, index as u32, &send);
+        devx.rig.settle();
+        let entry = devx.entry(index as u64);
+        assert_eq!((entry[63] >> 4, entry[47]), (2, len as u8));
+        let mut there = vec![0; len];
+        let at = devx.offset(data) + 64 * index as u64;
+        memory.read(at, &mut there).unwrap();
+        if len <= 32 {
+            assert_eq!((&entry[..len], there), (&payload[..len], vec![0; len]));
+        } else {
+            assert_eq!(there, payload);
+        }
+    }
+    let handle = srq.srq_handle;
+    let destroy = |devx: &mut Devx| {
+        let ask = DestroySrq {
+            srq_handle: handle,
+            ..Default::default()
+        };
+        let answer: Answer<DestroySrqResp, ()> =
+            devx.rig.call(command::DESTROY_SRQ, ask.as_bytes(), &[]);
+        answer.map(drop)
+    };
+    assert_eq!(destroy(&mut devx), Err(Errno::BUSY));
+    devx.remove(b.0).unwrap();
+    destroy(&mut devx).unwrap();
+    let gone = Refused::Device(status::BAD_RES, 24 * 8 + qpc::SRQN.bit);
+    assert_eq!(devx.create(&shared), Err(gone));
+}
+
+#[test]
 fn what_a_device_can_do() {
     for link in [LinkLayer::InfiniBand, LinkLayer::Ethernet] {
         let devx = Devx::on(link);
@@ -698,6 +775,8 @@ fn queue_pairs_that_are_refused() {
         (WQ_SIGNATURE, 1),
         (SEND_DBR_MODE, 1),
         (RQ_TYPE, 2),
+        (CS_REQ, 0x22),
+        (CS_RES, 2),
         (LOG_RQ_STRIDE, 6),
         (DBR_ADDR, 4),
         (DBR_ADDR, ROOM as u64),

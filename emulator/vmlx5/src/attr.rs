@@ -7,6 +7,7 @@ use crate::dma::Dma;
 use crate::fabric::NodeId;
 use crate::mr::{Access, PdId};
 use crate::nic::UarId;
+use crate::srq::Srqn;
 
 /// Names a queue pair: its QPN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,6 +50,15 @@ pub enum Service {
     Uc = 1,
 }
 
+/// Which payloads of at most 32 bytes lie in the completion entry, and not in the buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scatter {
+    /// What signaled reads and atomics bring; of reliable connections alone.
+    pub requester: bool,
+    /// What sends bring.
+    pub responder: bool,
+}
+
 /// A queue pair to create, in state RESET.
 #[derive(Clone)]
 pub struct QpAttr {
@@ -64,6 +74,8 @@ pub struct QpAttr {
     pub sq: SqAttr,
     /// Its receive queue, unless it only ever writes, reads and is written to.
     pub rq: Option<RqAttr>,
+    /// The queue that it takes its receives from, instead of one of its own.
+    pub srq: Option<Srqn>,
     /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
     pub record: (Arc<dyn Dma>, u64),
     /// What its completion entries carry as the user's index.
@@ -77,6 +89,8 @@ pub struct QpAttr {
     pub owner: u64,
     /// How it talks to its peer.
     pub service: Service,
+    /// What lies in completion entries.
+    pub scatter: Scatter,
 }
 
 impl QpAttr {
@@ -90,12 +104,14 @@ impl QpAttr {
             recv_cq: cq,
             sq,
             rq: None,
+            srq: None,
             record,
             uidx: 0,
             sq_start: 0,
             rq_start: 0,
             owner: 0,
             service: Service::default(),
+            scatter: Scatter::default(),
         }
     }
 }
@@ -135,21 +151,6 @@ impl Mtu {
     }
 }
 
-/// A global route header: how a packet is routed beyond its subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Grh {
-    /// Whom it is for.
-    pub dgid: [u8; 16],
-    /// Which of the port's GIDs it comes from.
-    pub sgid_index: u8,
-    /// The flow label, 20 bits.
-    pub flow: u32,
-    /// The hop limit.
-    pub hop: u8,
-    /// The traffic class.
-    pub tclass: u8,
-}
-
 /// The way to the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
@@ -159,12 +160,8 @@ pub struct Path {
     pub remote_qpn: Qpn,
     /// What messages are cut into; the same at both ends.
     pub mtu: Mtu,
-    /// How it is routed, if it is; kept for queries, since nodes are found by their name.
-    pub grh: Option<Grh>,
     /// The port it leaves by, from 1.
     pub port: u8,
-    /// Which of the port's partition keys it carries.
-    pub pkey_index: u16,
 }
 
 impl Path {
@@ -174,9 +171,7 @@ impl Path {
             remote,
             remote_qpn,
             mtu: Mtu::B4096,
-            grh: None,
             port: 1,
-            pkey_index: 0,
         }
     }
 }
@@ -318,7 +313,7 @@ pub struct QpInfo {
     pub outstanding: usize,
     /// True in SQD as long as there are such entries.
     pub draining: bool,
-    /// The receive index up to which receives were used.
+    /// The receive index up to which receives were used; 0 if they are of a shared queue.
     pub rq_next: u16,
     /// True while a message waits for a receive that is not posted.
     pub starved: bool,

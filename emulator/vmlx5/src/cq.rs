@@ -151,6 +151,12 @@ impl Cq {
         self.push(&Cqe64::success(say, owner));
     }
 
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, say: &Success, payload: &[u8]) {
+        let owner = owner_of_lap(self.producer, self.log_entries);
+        self.push(&Cqe64::success(say, owner).with_scattered(payload));
+    }
+
     pub fn fail(&mut self, say: &Failure) {
         let owner = owner_of_lap(self.producer, self.log_entries);
         self.push(ErrCqe::new(say, owner).as_cqe());

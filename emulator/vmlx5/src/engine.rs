@@ -44,6 +44,7 @@ impl Machine for Nic {
             core.fail_users_of_cqs();
             busy = true;
         }
+        core.tell_of_srqs();
         wire.flush();
         if busy || wire.pending() {
             return Step::Progress;
@@ -194,12 +195,12 @@ impl Core {
         let mut any = false;
         let mut i = 0;
         while let Some(&slot) = self.watch.get(i) {
-            let Some(qp) = self.qps.at(slot) else {
+            let Some((qp, mut ctx)) = self.qp(slot) else {
                 self.watch.swap_remove(i);
                 continue;
             };
             let flushes = qp.state == QpState::Err && qp.receives();
-            let news = flushes || qp.fed();
+            let news = flushes || qp.fed(&mut ctx);
             if !qp.wants_watch() {
                 qp.watched = false;
                 self.watch.swap_remove(i);

@@ -28,7 +28,7 @@ pub struct FrameHeader {
     pub len: U32,
     /// A [`Kind`].
     pub kind: u8,
-    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `ACKREQ`.
+    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `INVALIDATE`, `ACKREQ`.
     pub flags: u8,
     /// Of a NAK: what is wrong, one of the [`nak`] codes.
     pub code: u8,
@@ -54,7 +54,7 @@ pub struct FrameHeader {
     pub operand: U64,
     /// Compare-and-swap: what must be there. Datagrams: how it was routed.
     pub compare: U64,
-    /// Immediate data, as it stood in the work queue entry.
+    /// Immediate data, as it stood in the work queue entry; or the key to invalidate, likewise.
     pub imm: [u8; 4],
     /// How many packets it is; one if it carries no payload.
     pub count: U16,
@@ -72,6 +72,8 @@ pub const LAST: u8 = 2;
 pub const IMM: u8 = 4;
 /// The message asks for a solicited event.
 pub const SOLICITED: u8 = 8;
+/// The message takes a key of the receiver out of use.
+pub const INVALIDATE: u8 = 16;
 /// The sender wants an acknowledgement though the message is not complete.
 pub const ACKREQ: u8 = 32;
 

@@ -75,6 +75,10 @@
 //!   doorbell. Any bit in the page's register counts, so a doorbell may be two 32-bit stores.
 //!   The entry is always read from the ring, never from the doorbell.
 //! - An entry must carry its own index and queue pair number.
+//! - A SEND with invalidation takes the key of any region of the receiver's domain out of use, on
+//!   both sides; the region must still be removed. The receive of one with another key fails.
+//! - A shared receive queue tells of its limit also when fewer receives are posted as it is set.
+//!   One whose record or list cannot be right is in error: who takes from it next goes into ERR.
 //! - Packets are of the path's MTU and numbered; up to 32 KiB of them travel as one frame.
 //! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair
 //!   that is not connected yet, as for one without a receive, and tells them when the wait is
@@ -93,7 +97,7 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: UD, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: UD, completion events, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
@@ -111,12 +115,13 @@ mod qp;
 mod requester;
 mod responder;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
 
 pub use attr::{
-    AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Service, SqAttr,
+    AttrChange, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Scatter, Service, SqAttr,
 };
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};
@@ -125,6 +130,7 @@ pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

@@ -2,6 +2,7 @@
 //! `queue_pairs`.
 
 mod queue_pairs;
+mod shared_receives;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,13 +15,14 @@ use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 use crate::attr::Qpn;
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
-use crate::error::{NicError, Object};
+use crate::error::{NicError, Object, vendor};
 use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
+use crate::srq::{Refused, Srq, Srqn};
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -44,11 +46,13 @@ pub struct NicConfig {
     pub log_max_cq: u8,
     /// Most queue pairs.
     pub log_max_qp: u8,
+    /// Most shared receive queues.
+    pub log_max_srq: u8,
     /// Most entries of a completion queue.
     pub max_log_cq: u8,
     /// Most basic blocks of a send queue, at most 2^15.
     pub max_log_sq: u8,
-    /// Most entries of a receive queue, at most 2^15.
+    /// Most entries of a receive queue, shared or not, at most 2^15.
     pub max_log_rq: u8,
     /// Most reads and atomics outstanding per queue pair and direction; a plain number.
     pub max_rd_atomic: u8,
@@ -84,6 +88,7 @@ impl Default for NicConfig {
             log_max_uar: 10,
             log_max_cq: 12,
             log_max_qp: 12,
+            log_max_srq: 10,
             max_log_cq: 22,
             max_log_sq: 15,
             max_log_rq: 15,
@@ -127,6 +132,7 @@ pub(crate) struct Core {
     pub uars: Table<Uar>,
     pub cqs: Table<Cq>,
     pub qps: Table<Qp>,
+    pub srqs: Table<Srq>,
     /// Slots of the queue pairs that have something to do, whose turn it is first.
     pub ready: VecDeque<u32>,
     /// Slots of those whose receive record is looked at though no message arrives.
@@ -137,6 +143,8 @@ pub(crate) struct Core {
     pub timers: Timers,
     pub events: Events,
     pub cq_failed: bool,
+    /// A shared receive queue may have something to tell.
+    pub srq_news: bool,
     pub doorbells: u64,
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
@@ -170,13 +178,33 @@ pub(crate) struct Ctx<'a> {
     pub mrs: &'a MrTable,
     cqs: &'a mut Table<Cq>,
     cq_failed: &'a mut bool,
+    pub srqs: &'a mut Table<Srq>,
+    srq_news: &'a mut bool,
     pub now: Time,
 }
 
 impl Ctx<'_> {
+    /// Takes a receive of a shared queue; returns which entry it is.
+    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
+        let Ok(srq) = self.srqs.get_mut(srq.0) else {
+            return Err(Refused::Failed(vendor::SRQ));
+        };
+        let taken = srq.take();
+        *self.srq_news |= srq.events != 0;
+        taken
+    }
+
     pub fn succeed(&mut self, cq: Cqn, say: &Success) {
         if let Ok(cq) = self.cqs.get_mut(cq.0) {
             cq.succeed(say);
+            *self.cq_failed |= cq.fresh_failure;
+        }
+    }
+
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, cq: Cqn, say: &Success, payload: &[u8]) {
+        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+            cq.succeed_with(say, payload);
             *self.cq_failed |= cq.fresh_failure;
         }
     }
@@ -196,6 +224,8 @@ impl Core {
             mrs: &self.mrs,
             cqs: &mut self.cqs,
             cq_failed: &mut self.cq_failed,
+            srqs: &mut self.srqs,
+            srq_news: &mut self.srq_news,
             now: self.now,
         };
         Some((self.qps.at(slot)?, ctx))
@@ -249,6 +279,12 @@ impl Core {
         }
     }
 
+    /// Makes room for an event of every object.
+    fn reserve_events(&mut self) {
+        let objects = self.qps.slots() + self.cqs.slots() + self.srqs.slots();
+        self.events.reserve(objects as usize + MAX_PORT_EVENTS);
+    }
+
     fn count_pd(&mut self, pd: PdId, by: i32) {
         if let Ok(pd) = self.pds.get_mut(pd.0) {
             pd.users = pd.users.wrapping_add_signed(by);
@@ -297,6 +333,7 @@ impl Nic {
             core: Core {
                 pds: Table::new(Object::Pd, config.log_max_pd),
                 mrs: MrTable::new(config.log_max_mr),
+                srqs: Table::new(Object::Srq, config.log_max_srq),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
                 qps: match config.qpn {
@@ -310,6 +347,7 @@ impl Nic {
                 timers: Timers::new(),
                 events: Events::default(),
                 cq_failed: false,
+                srq_news: false,
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
@@ -455,6 +493,11 @@ impl Nic {
                     if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
                         let (cq, owner) = (Cqn(number), cq.owner);
                         return Some(Event::CqError { cq, owner });
+                    }
+                }
+                Source::Srq(slot) => {
+                    if let Some(event) = core.srq_event(slot) {
+                        return Some(event);
                     }
                 }
                 Source::Qp(slot) => {

@@ -9,7 +9,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Scatter, Service};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
@@ -20,6 +20,7 @@ use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
 use crate::requester::Requester;
 use crate::responder::Responder;
+use crate::srq::Srqn;
 use crate::timer::ack_timeout;
 
 /// The other end of a connection.
@@ -40,6 +41,7 @@ pub(crate) struct Qp {
     pub uidx: u32,
     pub state: QpState,
     pub service: Service,
+    pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
     /// Logarithm of the bytes of a packet.
@@ -58,6 +60,9 @@ pub(crate) struct Qp {
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
+    pub srq: Option<Srqn>,
+    /// The protection domain of its receives.
+    pub recv_pd: PdId,
     pub resp: Responder,
     /// It is in the list of those with something to do.
     pub queued: bool,
@@ -80,7 +85,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl Qp {
-    pub fn new(number: u32, attr: QpAttr, patient: bool) -> Qp {
+    pub fn new(number: u32, attr: QpAttr, recv_pd: PdId, patient: bool) -> Qp {
         Qp {
             number,
             pd: attr.pd,
@@ -90,6 +95,7 @@ impl Qp {
             uidx: attr.uidx,
             state: QpState::Reset,
             service: attr.service,
+            scatter: attr.scatter,
             access: Access::NONE,
             remote: None,
             mtu_log: MTU_LOGS.1,
@@ -110,6 +116,8 @@ impl Qp {
                 next: attr.rq_start,
                 posted: attr.rq_start,
             }),
+            srq: attr.srq,
+            recv_pd,
             resp: Responder::default(),
             queued: false,
             watched: false,
@@ -137,6 +145,9 @@ impl Qp {
         )?;
         let bytes = (BASIC_BLOCK as u64) << sq.log_blocks;
         check_span(object, &*sq.mem, sq.offset, bytes, BASIC_BLOCK as u64)?;
+        if attr.rq.is_some() && attr.srq.is_some() {
+            return Err(NicError::TwoReceiveQueues);
+        }
         if let Some(rq) = &attr.rq {
             limit(
                 "rq.log_entries",
@@ -304,6 +315,9 @@ impl Qp {
             *budget -= 1;
             self.recv_error(ctx, Fault::FLUSH);
         }
+        if self.srq.is_some() && self.state == QpState::Err {
+            self.end_shared(ctx);
+        }
         *budget == 0
     }
 
@@ -343,9 +357,20 @@ impl Qp {
         ctx.fail(self.send_cq, &say);
     }
 
+    /// Uses the next receive up, of a shared queue the one that was taken; returns its index.
+    fn use_up(&mut self) -> Option<u16> {
+        if self.srq.is_some() {
+            return self.resp.taken.take();
+        }
+        let rq = self.rq.as_mut()?;
+        let index = rq.next;
+        rq.next = index.wrapping_add(1);
+        Some(index)
+    }
+
     /// Writes the error entry of the next receive, and uses it up.
     pub fn recv_error(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
-        let Some(rq) = &mut self.rq else {
+        let Some(index) = self.use_up() else {
             return;
         };
         let say = Failure {
@@ -355,26 +380,34 @@ impl Qp {
             qpn: self.number,
             uidx: self.uidx,
             send_opcode: SendOpcode::default(),
-            wqe_counter: rq.next,
+            wqe_counter: index,
         };
         ctx.fail(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
     }
 
     /// Writes the entry of a receive that was used, and uses it up.
     pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
-        let Some(rq) = &mut self.rq else {
-            return;
-        };
-        let say = Success {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed(self.recv_cq, &say);
+        }
+    }
+
+    /// As `recv_success`, with the payload in the entry.
+    pub fn recv_scattered(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: &[u8]) {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed_with(self.recv_cq, &say, payload);
+        }
+    }
+
+    /// Uses a receive up; what its entry says.
+    fn received(&mut self, ctx: &Ctx<'_>, say: Success) -> Option<Success> {
+        Some(Success {
             qpn: self.number,
             uidx: self.uidx,
-            wqe_counter: rq.next,
+            wqe_counter: self.use_up()?,
             timestamp: ctx.now.as_nanos(),
             ..say
-        };
-        ctx.succeed(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
+        })
     }
 }
 

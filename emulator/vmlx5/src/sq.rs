@@ -151,6 +151,7 @@ fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault>
         | SendOpcode::SEND_IMM
         | SendOpcode::RDMA_WRITE
         | SendOpcode::RDMA_WRITE_IMM => {}
+        SendOpcode::SEND_INV if checks.service == Service::Rc => {}
         _ if writes_back && checks.service != Service::Rc => {
             return Err(malformed(vendor::WQE_OPCODE));
         }

@@ -7,7 +7,9 @@ use std::cell::Cell;
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, SendWqe};
+use rig::shared::SharedQueue;
 use rig::*;
+use vmlx5::Scatter;
 
 struct Counting;
 
@@ -74,4 +76,55 @@ fn nothing_is_allocated_per_message() {
         }
         assert_eq!(COUNT.with(Cell::get) - before, 0, "{nics} NICs");
     }
+}
+
+/// Nor with shared receives, payloads in completion entries and keys that are invalidated.
+#[test]
+fn nothing_is_allocated_on_a_shared_queue() {
+    let mut world = World::new(2);
+    let mut queue = SharedQueue::new(&mut world.nics[1], 3);
+    let scatter = Scatter {
+        requester: true,
+        responder: true,
+    };
+    let config = EndConfig {
+        scatter,
+        ..EndConfig::default()
+    };
+    let shared = EndConfig {
+        srq: Some(queue.srqn),
+        ..config.clone()
+    };
+    let (mut a, mut b) = world.pair(config, shared);
+    let mut round = || {
+        let (at, eight) = (b.remote(0), [a.sge(0, 8)]);
+        for len in [8, 100_000] {
+            queue.post(&[queue.sge(0, 100_000)]);
+            a.post(&send(&[a.sge(0, len)]));
+        }
+        a.post(&read(at, &eight));
+        a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
+        // This one is late.
+        a.post(&send(&eight));
+        world.settle();
+        queue.post(&[queue.sge(0, 64)]);
+        world.settle();
+        let mut done = 0;
+        while a.send.poll().is_some() {
+            done += 1;
+        }
+        while let Some(cqe) = b.recv.poll() {
+            queue.free(cqe.wqe_counter.get());
+            done += 1;
+        }
+        assert_eq!(done, 8);
+    };
+    for _ in 0..5 {
+        round();
+    }
+    let before = COUNT.with(Cell::get);
+    for _ in 0..100 {
+        round();
+    }
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
 }

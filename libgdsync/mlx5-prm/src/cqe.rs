@@ -40,6 +40,12 @@ pub const OWNER_BIT: u32 = 1 << 24;
 /// entry and in one never written.
 pub const ERROR_BIT: u32 = 1 << 31;
 
+/// The bit of `op_own` that says that the entry begins with the payload itself, of at most
+/// [`MAX_SCATTER`] bytes, which is not in the buffers then.
+pub const SCATTER: u8 = 4;
+/// Most bytes of payload in an entry.
+pub const MAX_SCATTER: usize = 32;
+
 /// A completion entry of 64 bytes, in the form that reports success.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -65,7 +71,8 @@ pub struct Cqe64 {
     pub wqe_counter: U16,
     /// Checksum; not used unless asked for.
     pub signature: u8,
-    /// Opcode in the high nibble, solicited in bit 1, owner in bit 0. Written last.
+    /// Opcode in the high nibble, [`SCATTER`] in bit 2, solicited in bit 1, owner in bit 0.
+    /// Written last.
     pub op_own: u8,
 }
 
@@ -173,6 +180,22 @@ impl Cqe64 {
             signature: 0,
             op_own: op_own(say.opcode, say.solicited, owner),
         }
+    }
+
+    /// The same entry with `payload` in it; only the first [`MAX_SCATTER`] bytes have room.
+    #[inline]
+    pub fn with_scattered(self, payload: &[u8]) -> Cqe64 {
+        let mut bytes = self.to_bytes();
+        let len = payload.len().min(MAX_SCATTER);
+        bytes[..len].copy_from_slice(&payload[..len]);
+        bytes[OP_OWN_OFFSET] |= SCATTER;
+        Cqe64::from_bytes(bytes)
+    }
+
+    /// Whether the payload lies in the entry: as many of its first bytes as it says.
+    #[inline]
+    pub const fn scattered(&self) -> bool {
+        self.op_own & SCATTER != 0
     }
 
     /// An entry that the NIC has never written, as the host presets it.

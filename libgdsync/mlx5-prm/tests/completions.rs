@@ -48,6 +48,32 @@ fn a_success_entry_lies_as_the_nic_writes_it() {
 }
 
 #[test]
+fn a_small_payload_lies_at_the_start_of_its_entry() {
+    let say = Success {
+        opcode: CqeOpcode::RESP_SEND,
+        byte_cnt: 5,
+        solicited: true,
+        ..Success::default()
+    };
+    let plain = Cqe64::success(&say, 1);
+    assert!(!plain.scattered());
+    let cqe = plain.with_scattered(b"small");
+    assert!(cqe.scattered());
+    let mut expected = plain.to_bytes();
+    expected[..5].copy_from_slice(b"small");
+    expected[OP_OWN_OFFSET] = 0x27;
+    assert_eq!(cqe.to_bytes(), expected);
+    assert_eq!(
+        (cqe.opcode(), cqe.owner(), cqe.solicited()),
+        (say.opcode, 1, true)
+    );
+    // What has no room is left out.
+    let full = plain.with_scattered(&[7; 40]).to_bytes();
+    assert_eq!(full[..32], [7; 32]);
+    assert_eq!(full[32..OP_OWN_OFFSET], plain.to_bytes()[32..OP_OWN_OFFSET]);
+}
+
+#[test]
 fn an_error_entry_lies_as_the_nic_writes_it() {
     let say = Failure {
         opcode: CqeOpcode::REQ_ERR,
