@@ -44,7 +44,7 @@ pub(crate) struct Open {
     pub devx: bool,
     /// The number of the memory that is registered next.
     pub umem_ids: u32,
-    #[expect(dead_code, reason = "as long as it lives its file does not end")]
+    /// The file of asynchronous events.
     pub events: Arc<EventFile>,
 }
 
@@ -77,23 +77,35 @@ impl Context {
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let (command, extended) = number(bytes)?;
         let user = &*self.device.user;
+        self.carry_out(command, extended, |shape| {
+            if extended {
+                Call::extended(user, bytes, shape)
+            } else {
+                Call::plain(user, bytes, shape)
+            }
+        })?;
+        Ok(bytes.len())
+    }
+
+    /// Carries out the command of a number, which `call` takes apart.
+    pub(crate) fn carry_out<'a>(
+        &self,
+        command: u32,
+        extended: bool,
+        call: impl FnOnce(Shape) -> Result<Call<'a>, Errno>,
+    ) -> Result<(), Errno> {
         let Some((shape, run)) = find(command, extended) else {
             return Err(Errno::OPNOTSUPP);
         };
-        let call = if extended {
-            Call::extended(user, bytes, shape)?
-        } else {
-            Call::plain(user, bytes, shape)?
-        };
+        let call = call(shape)?;
         let mut state = lock(&self.state);
         match run {
-            None => state.open(&self.device, &call)?,
+            None => state.open(&self.device, &call),
             Some(run) => {
                 let open = state.open.as_mut().ok_or(Errno::INVAL)?;
-                run(&self.device, open, &call)?;
+                run(&self.device, open, &call)
             }
         }
-        Ok(bytes.len())
     }
 
     /// The memory file behind an offset of `mmap` on the file.
@@ -173,13 +185,15 @@ impl State {
             async_fd: fd as u32,
             num_comp_vectors: COMP_VECTORS,
         })?;
+        let events = Arc::new(events);
+        lock(&device.targets).add_context(&events);
         self.open = Some(Open {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
             devx: ask.flags & mlx5::context_flag::DEVX != 0,
             umem_ids: devx::FIRST_ID,
-            events: Arc::new(events),
+            events,
         });
         Ok(())
     }
@@ -209,8 +223,12 @@ impl Open {
     /// Does away with an object when its file is closed.
     fn discard(&mut self, device: &Device, object: Object) {
         match &object {
-            Object::Qp(qp) => self.drop_qp(device, qp),
-            Object::Cq(cq) => drop(cq.unwatch(device)),
+            Object::Qp(qp) => {
+                self.drop_qp(device, qp);
+            }
+            Object::Cq(cq) => {
+                lock(&device.targets).remove(cq.owner);
+            }
             _ => {}
         }
         if let Object::Devx(made) = &object {

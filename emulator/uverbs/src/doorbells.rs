@@ -174,6 +174,14 @@ impl Doorbells {
         PAGE * (map::WC_PAGE << 8 | index & 0xff | (index >> 8) << 16)
     }
 
+    /// The page on which completion queues are armed: one that a user named, or the first.
+    pub fn of_queues(&mut self, device: &Device, named: Option<u32>) -> Result<UarId, Errno> {
+        match named {
+            Some(index) => self.named(index),
+            None => Ok(self.page(device, 0)?.uar),
+        }
+    }
+
     /// A page that a user named: one that was made.
     pub fn named(&self, index: u32) -> Result<UarId, Errno> {
         let page = self.pages.get(&index).ok_or(Errno::INVAL)?;

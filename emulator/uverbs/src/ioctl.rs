@@ -1,6 +1,7 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! have no command to write are carried out; the others are answered so that libraries write
-//! instead. Doorbell pages are here; [`devx`], [`dmabuf`] and [`queries`] have the others.
+//! have no command, and the one that carries out commands ([`crate::invoke`]), are carried out;
+//! the others are answered so that libraries give the command instead. Doorbell pages are here;
+//! [`devx`], [`dmabuf`] and [`queries`] have the others.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -13,6 +14,7 @@ use crate::devx;
 use crate::dmabuf;
 use crate::doorbells::{Doorbell, Doorbells};
 use crate::handles::Object;
+use crate::invoke::INVOKE_WRITE;
 use crate::queries;
 
 /// Most attributes of a call.
@@ -45,8 +47,10 @@ impl Context {
         if hdr.reserved1 != 0 || hdr.reserved2 != 0 || usize::from(hdr.length) != length {
             return Err(Errno::INVAL);
         }
+        let at = arg + size_of::<IoctlHdr>() as u64;
         let (object, method) = (hdr.object_id, hdr.method_id);
         let run: Method = match (object, method) {
+            INVOKE_WRITE => return self.invoke(at, count),
             (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
             (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
             _ => [devx::method, dmabuf::method, queries::method]
@@ -57,7 +61,6 @@ impl Context {
         if count > MAX_ATTRS {
             return Err(Errno::INVAL);
         }
-        let at = arg + size_of::<IoctlHdr>() as u64;
         let mut attrs = vec![IoctlAttr::default(); count];
         user.read(at, attrs.as_mut_bytes())?;
         self.with(|device, open| run(device, open, &Request { device, at, attrs }))

@@ -141,6 +141,7 @@ fn arm(rig: &Rig, cq: &Cq, sequence: u32, solicited: bool, ci: u32) {
     let at = cq.db - rig.process.memory.addr() + doorbell::ARM as u64;
     let word = doorbell::cq_arm_value(sequence, solicited, ci);
     rig.process.memory.store32(at, word).unwrap();
+    rig.ring_at(0x20);
 }
 
 #[test]
@@ -337,10 +338,10 @@ fn a_file_that_is_closed_leaves_nothing() {
     }
     let channel = rig.channel();
     connected(&mut rig, channel as i32);
-    assert!(rig.device.watches());
+    assert!(rig.device.has_targets());
     let next = rig.device.open();
     drop::<Context>(std::mem::replace(&mut rig.context, next));
-    assert!(!rig.device.watches());
+    assert!(!rig.device.has_targets());
 }
 
 #[test]

@@ -176,10 +176,7 @@ fn what_is_refused_at_creation() {
     body[..8].copy_from_slice(&NOWHERE.to_ne_bytes());
     let lost = plain(command::CREATE_SRQ, &body, 24);
     assert_eq!(rig.context.write(&lost), Err(Errno::FAULT));
-    let handle = Handle {
-        handle: pd,
-        ..Default::default()
-    };
+    let handle = Handle { handle: pd };
     rig.tell(command::DEALLOC_PD, &handle).unwrap();
 }
 
@@ -220,10 +217,7 @@ fn one_is_changed_asked_and_removed() {
     assert_eq!(destroy(&mut rig, pd).err(), Some(Errno::INVAL));
     assert_eq!(destroy(&mut rig, 99).err(), Some(Errno::NOENT));
     // The domain is in use.
-    let handle = Handle {
-        handle: pd,
-        ..Default::default()
-    };
+    let handle = Handle { handle: pd };
     assert_eq!(rig.tell(command::DEALLOC_PD, &handle), Err(Errno::BUSY));
     assert_eq!(destroy(&mut rig, srq.handle).unwrap().events_reported, 0);
     assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::NOENT));

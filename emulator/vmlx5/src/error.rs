@@ -106,8 +106,9 @@ pub enum NicError {
         /// What is wrong with them.
         why: &'static str,
     },
-    /// A completion queue that minds overruns needs a doorbell record to see its consumer.
-    #[error("a CQ without a doorbell record must ignore overruns")]
+    /// A completion queue that minds overruns, or tells events, needs a doorbell record to see its
+    /// consumer.
+    #[error("a CQ without a doorbell record must ignore overruns and tell no events")]
     NoRecord,
     /// The queue pair cannot go from its state to that one.
     #[error("QP {qpn:#x} cannot go from {from:?} to {to:?}")]

@@ -1,7 +1,9 @@
-//! Asynchronous events: what happens to objects apart from any completion.
+//! Events: completions that a consumer asked to be told of, and what happens to objects apart
+//! from any completion.
 //!
-//! Each object keeps one bit for each kind of event, and stands in the queue at most once: no
-//! kind of event is lost, and a flood of one needs no memory.
+//! Each object keeps one bit for each kind of event, and stands in the queue at most once, a
+//! completion queue once more for its completions: no kind of event is lost, and a flood of one
+//! needs no memory.
 
 use std::collections::VecDeque;
 
@@ -13,6 +15,14 @@ use crate::srq::{Srqn, srq_event};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
+    /// The completion queue, which was armed, has an entry. Among those of several queues, in
+    /// the order of the entries.
+    Completion {
+        /// Which.
+        cq: Cqn,
+        /// Whose.
+        owner: u64,
+    },
     /// The queue pair went into ERR by a fault that no completion can tell of.
     QpFatal {
         /// Which.
@@ -123,6 +133,8 @@ pub(crate) enum Source {
     Qp(u32),
     /// A slot of completion queues.
     Cq(u32),
+    /// A slot of completion queues, one of which was armed.
+    Armed(u32),
     /// A slot of shared receive queues.
     Srq(u32),
     /// A port, and what became of it.

@@ -18,7 +18,7 @@ use crate::fabric::{NodeId, PeerId};
 use crate::frame::{Frame, Kind, MTU_LOGS};
 use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
-use crate::requester::Requester;
+use crate::requester::{Datagrams, Requester};
 use crate::responder::Responder;
 use crate::srq::Srqn;
 use crate::timer::ack_timeout;
@@ -44,6 +44,8 @@ pub(crate) struct Qp {
     pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
+    /// What one of datagrams has in place of a remote.
+    pub ud: Option<Box<Datagrams>>,
     /// Logarithm of the bytes of a packet.
     pub mtu_log: u8,
     /// The NIC is not strict: hints are sent and believed.
@@ -98,6 +100,7 @@ impl Qp {
             scatter: attr.scatter,
             access: Access::NONE,
             remote: None,
+            ud: None,
             mtu_log: MTU_LOGS.1,
             patient,
             fresh: false,
@@ -184,6 +187,12 @@ impl Qp {
         }
     }
 
+    /// The port it sends from and receives by; the first before it has one.
+    pub fn port(&self) -> u8 {
+        let own = self.ud.as_ref().map(|ud| ud.port);
+        self.remote.map(|r| r.port).or(own).unwrap_or(1)
+    }
+
     /// True if its receive record must be looked at though no message arrives.
     pub fn wants_watch(&self) -> bool {
         self.resp.starved || self.state == QpState::Err && self.rq.is_some()
@@ -255,6 +264,9 @@ impl Qp {
     pub fn change(&mut self, to: &AttrChange) {
         let set = |old: &mut u8, new: Option<u8>| *old = new.unwrap_or(*old);
         self.access = to.access.unwrap_or(self.access);
+        if let (Some(ud), Some(qkey)) = (&mut self.ud, to.qkey) {
+            ud.qkey = qkey;
+        }
         set(&mut self.resp.min_rnr_timer, to.min_rnr_timer);
         set(&mut self.resp.max_reads, to.max_dest_rd_atomic);
         set(&mut self.sq.max_rd_atomic, to.max_rd_atomic);
@@ -295,7 +307,7 @@ impl Qp {
     /// Out of service for sends: all of them are flushed.
     pub fn enter_send_error(&mut self) {
         match self.service {
-            Service::Uc if self.state != QpState::Err => self.state = QpState::Sqe,
+            Service::Uc | Service::Ud if self.state != QpState::Err => self.state = QpState::Sqe,
             _ => self.enter_error(),
         }
     }

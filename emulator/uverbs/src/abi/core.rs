@@ -59,6 +59,18 @@ pub mod attr {
     pub const RATE_LIMIT: u32 = 1 << 25;
 }
 
+/// Kinds of asynchronous events.
+pub mod async_event {
+    pub const CQ_ERR: u32 = 0;
+    pub const QP_FATAL: u32 = 1;
+    pub const QP_REQ_ERR: u32 = 2;
+    pub const QP_ACCESS_ERR: u32 = 3;
+    pub const COMM_EST: u32 = 4;
+    pub const SQ_DRAINED: u32 = 5;
+    pub const PORT_ACTIVE: u32 = 9;
+    pub const PORT_ERR: u32 = 10;
+}
+
 /// Access rights of memory.
 pub mod access {
     /// The four rights that the NIC knows.

@@ -7,6 +7,7 @@
 //! arrives a second time has no effect a second time.
 
 mod answer;
+mod datagram;
 mod place;
 mod shared;
 

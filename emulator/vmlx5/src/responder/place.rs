@@ -128,7 +128,7 @@ impl Qp {
     }
 
     /// Finds the receive for a SEND.
-    fn begin_send(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) -> Result<(), Outcome> {
+    pub(super) fn begin_send(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) -> Result<(), Outcome> {
         self.have_receive(ctx)?;
         let own = |syndrome, why| Fault::new(syndrome, why);
         let fail = |fault| Outcome::Refused(REMOTE_OP, Some(fault));

@@ -41,6 +41,8 @@ pub struct EndConfig {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
+    /// Its completion queues tell events, on its page.
+    pub events: bool,
     /// A page to share instead of one of its own.
     pub uar: Option<UarId>,
     /// A shared receive queue instead of one of its own.
@@ -79,6 +81,7 @@ impl Default for EndConfig {
             retry_cnt: 3,
             rnr_retry: 7,
             min_rnr_timer: 12,
+            events: false,
             uar: None,
             srq: None,
             scatter: Scatter::default(),
@@ -170,6 +173,7 @@ impl End {
                 ignore_overrun: config.ignore_overrun,
                 start: config.cq_start,
                 owner: 7,
+                events: config.events.then_some(uar),
                 ..CqAttr::new(dma.clone(), offset, config.log_cq)
             });
             CqView {
