@@ -172,17 +172,25 @@ impl Device {
 
     pub(crate) fn query_port(&self, call: &Call<'_>) -> Result<(), Errno> {
         let ask: QueryPort = call.input()?;
+        call.answer(&self.port(ask.port_num)?)
+    }
+
+    /// The attributes of a port.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the number.
+    pub(crate) fn port(&self, number: u8) -> Result<QueryPortResp, Errno> {
         let fabric = &self.config.fabric;
         let place = Place {
             device: self.config.index,
-            port: ask.port_num,
+            port: number,
         };
         if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
         let up = self.nic.with(|nic| nic.port(place.port)).map_err(errno)?;
         let infiniband = fabric.link == LinkLayer::InfiniBand;
-        call.answer(&QueryPortResp {
+        Ok(QueryPortResp {
             // A communication manager; on Ethernet GIDs made of IP addresses.
             port_cap_flags: 1 << 16 | u32::from(!infiniband) << 26,
             max_msg_sz: 1 << 30,

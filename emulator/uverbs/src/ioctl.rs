@@ -1,8 +1,7 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
 //! have no command, and the one that carries out commands ([`crate::invoke`]), are carried out;
 //! the others are answered so that libraries give the command instead. Doorbell pages are here;
-//! [`devx`] and [`dmabuf`] have the others.
+//! [`devx`], [`dmabuf`] and [`queries`] have the others.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -16,6 +15,7 @@ use crate::dmabuf;
 use crate::doorbells::{Doorbell, Doorbells};
 use crate::handles::Object;
 use crate::invoke::INVOKE_WRITE;
+use crate::queries;
 
 /// Most attributes of a call.
 const MAX_ATTRS: usize = 64;
@@ -53,7 +53,9 @@ impl Context {
             INVOKE_WRITE => return self.invoke(at, count),
             (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
             (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
-            _ => { devx::method(object, method).or(dmabuf::method(object, method)) }
+            _ => [devx::method, dmabuf::method, queries::method]
+                .into_iter()
+                .find_map(|of| of(object, method))
                 .ok_or(Errno::PROTONOSUPPORT)?,
         };
         if count > MAX_ATTRS {

@@ -30,6 +30,7 @@ mod invoke;
 mod ioctl;
 mod memory;
 mod modify;
+mod queries;
 mod queues;
 mod shared_receives;
 mod targets;

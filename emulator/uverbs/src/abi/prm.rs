@@ -139,10 +139,13 @@ pub mod qpc {
     /// Reliable and unreliable connections.
     pub const ST_RC: u64 = 0;
     pub const ST_UC: u64 = 1;
-    /// Its own receive queue, or none.
+    /// Its own receive queue, a shared one, or none.
     pub const RQ_REGULAR: u64 = 0;
     pub const RQ_SRQ: u64 = 1;
     pub const RQ_ZERO: u64 = 3;
+    /// Up to 32 bytes in a completion entry.
+    pub const CS_REQ_32: u64 = 0x11;
+    pub const CS_RES_32: u64 = 0x1;
     fields! {
         STATE = 0x00, 4;
         ST = 0x08, 8;

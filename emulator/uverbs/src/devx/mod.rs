@@ -14,7 +14,7 @@ mod qp;
 mod umem;
 
 use rustix::io::Errno;
-use vmlx5::{Cqn, PdId, UarId};
+use vmlx5::{Cqn, PdId, Srqn, UarId};
 
 use crate::abi::mlx5::ioctl::*;
 use crate::abi::prm::{Field, input, opcode, output};
@@ -89,6 +89,14 @@ impl Open {
     fn pd_numbered(&self, number: u32) -> Option<PdId> {
         self.objects.each().find_map(|object| match object {
             Object::Pd(pd) | Object::Devx(Devx::Pd(pd)) if pd.number() == number => Some(*pd),
+            _ => None,
+        })
+    }
+
+    /// The shared receive queue of a number.
+    fn srq_numbered(&self, number: u32) -> Option<Srqn> {
+        self.objects.each().find_map(|object| match object {
+            Object::Srq(srq) if srq.srqn.0 == number => Some(srq.srqn),
             _ => None,
         })
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mlx5_prm::wqe::BASIC_BLOCK;
-use vmlx5::{Access, AttrChange, Modify, QpAttr, QpState, Qpn, RqAttr, Service, SqAttr};
+use vmlx5::{Access, AttrChange, Modify, QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr};
 
 use super::Umem;
 use super::mailbox::{Mailbox, Refusal};
@@ -36,17 +36,19 @@ pub(super) fn create(
         qpc::ST_UC => Service::Uc,
         _ => return Err(context.wrong(qpc::ST)),
     };
-    for off in [
-        qpc::WQ_SIGNATURE,
-        qpc::SEND_DBR_MODE,
-        qpc::CS_REQ,
-        qpc::CS_RES,
-    ] {
-        context.must(off, 0)?;
-    }
-    let receives = match context.get(qpc::RQ_TYPE) {
-        qpc::RQ_REGULAR => true,
-        qpc::RQ_ZERO => false,
+    context.must(qpc::WQ_SIGNATURE, 0)?;
+    context.must(qpc::SEND_DBR_MODE, 0)?;
+    let scatter = Scatter {
+        requester: wants(context, qpc::CS_REQ, qpc::CS_REQ_32)? && service == Service::Rc,
+        responder: wants(context, qpc::CS_RES, qpc::CS_RES_32)?,
+    };
+    let (receives, srq) = match context.get(qpc::RQ_TYPE) {
+        qpc::RQ_REGULAR => (true, None),
+        qpc::RQ_SRQ => {
+            let srq = open.srq_numbered(context.get32(qpc::SRQN));
+            (false, Some(srq.ok_or(context.unknown(qpc::SRQN))?))
+        }
+        qpc::RQ_ZERO => (false, None),
         _ => return Err(context.wrong(qpc::RQ_TYPE)),
     };
     let sends = !context.is_set(qpc::NO_SQ);
@@ -62,7 +64,7 @@ pub(super) fn create(
         true => cq(qpc::CQN_SND)?,
         false => cq(qpc::CQN_SND).or_else(|_| cq(qpc::CQN_RCV))?,
     };
-    let recv_cq = match receives {
+    let recv_cq = match receives || srq.is_some() {
         true => cq(qpc::CQN_RCV)?,
         false => cq(qpc::CQN_RCV).unwrap_or(send_cq),
     };
@@ -113,6 +115,8 @@ pub(super) fn create(
     let attr = QpAttr {
         recv_cq,
         rq,
+        srq,
+        scatter,
         uidx: context.get32(qpc::USER_INDEX),
         service,
         ..QpAttr::new(
@@ -129,6 +133,15 @@ pub(super) fn create(
         context: context.bytes().to_vec(),
         held: [ring.umem, record.umem],
     })
+}
+
+/// True if a field asks for small payloads in completion entries of 64 bytes.
+fn wants(context: Mailbox<'_>, field: Field, yes: u64) -> Result<bool, Refusal> {
+    match context.get(field) {
+        0 => Ok(false),
+        value if value == yes => Ok(true),
+        _ => Err(context.wrong(field)),
+    }
 }
 
 /// True of the commands that change a queue pair.
