@@ -20,6 +20,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
                  a GPU of NVIDIA with it; logs and JSON go to DIR
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
+  asan           the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
   help           this list
 USAGE
 }
@@ -302,6 +303,22 @@ run_tsan() {
         -- --skip model:: --skip moves_between_threads
 }
 
+# --- asan --------------------------------------------------------------------------------
+
+# run_asan: what reads rings, frames and commands, with every access of memory checked. All of
+# it steps by hand, without the preloaded library, whose guard by signals the sanitizer's own
+# handler of SIGSEGV would take the place of (VMLX5_GUARD=syscall goes with it).
+run_asan() {
+    local target=x86_64-unknown-linux-gnu
+    # Compiled code differs from the other commands': a folder of its own.
+    CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/asan"
+    export CARGO_TARGET_DIR
+    export RUSTC_BOOTSTRAP=1
+    export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
+    cargo test --locked --target $target --lib --tests -p vmlx5 -p vmlx5-uverbs
+    (cd fuzz && cargo test --locked --target $target --test replay)
+}
+
 # --- hardware ----------------------------------------------------------------------------
 
 # build_hardware FOLDER: all that a machine with a GPU and without a toolchain needs.
@@ -377,6 +394,11 @@ tsan)
     say "tsan: tests of $* under the thread sanitizer, but for model:: and moves_between_threads"
     need_toolchain
     run_tsan "$@"
+    ;;
+asan)
+    say "asan: the virtual NIC's tests and the fuzzer's corpora under the address sanitizer"
+    need_toolchain
+    run_asan
     ;;
 help | -h | --help)
     usage

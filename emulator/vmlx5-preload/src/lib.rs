@@ -16,6 +16,7 @@ mod engine;
 mod files;
 mod guard;
 mod interpose;
+mod mapping;
 mod process;
 mod sys;
 mod trace;
