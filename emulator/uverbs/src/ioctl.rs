@@ -1,5 +1,4 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
 //! have no command, and the one that carries out commands ([`crate::invoke`]), are carried out;
 //! the others are answered so that libraries give the command instead. Doorbell pages are here;
 //! [`devx`] and [`dmabuf`] have the others.
