@@ -502,9 +502,9 @@ pub unsafe extern "C" fn sigaction(
 ) -> c_int {
     if guard::handlers::guarded(signal) {
         // SAFETY: the caller's promise.
-        return unsafe { guard::program_sigaction(signal, new, old) };
+        return unsafe { guard::handlers::program_sigaction(signal, new, old) };
     }
-    match guard::real_sigaction() {
+    match guard::handlers::real_sigaction() {
         // SAFETY: the caller's promise.
         Some(real) => unsafe { real(signal, new, old) },
         None => guard::missing(),
