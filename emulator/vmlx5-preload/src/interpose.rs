@@ -285,6 +285,8 @@ macro_rules! next {
     }};
 }
 
+pub(crate) use next;
+
 macro_rules! streams {
     ($($name:ident)*) => {$(
         /// # Safety
@@ -479,62 +481,10 @@ unsafe fn map(
 /// # Safety
 /// As the C library's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    files::remove(fd);
-    // SAFETY: what the caller asked for.
-    result(unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) }) as c_int
-}
-
-/// A new descriptor of an open file is one of ours if the old one is.
-fn duplicated(old: c_int, new: c_int) -> c_int {
-    if new >= 0 && new != old {
-        files::remove(new);
-        if let Some(File::Ours(context)) = files::find(old) {
-            files::insert(new, context);
-        }
-    }
-    new
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(old: c_int) -> c_int {
-    // SAFETY: what the caller asked for.
-    let new = unsafe { syscall(libc::SYS_dup, [old as usize, 0, 0, 0, 0, 0]) };
-    duplicated(old, result(new) as c_int)
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    let args = [old as usize, new as usize, 0, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup2, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let args = [old as usize, new as usize, flags as usize, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup3, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && process::setup().is_some() {
         // Where a kernel has the subsystem it would list its own devices, and none of these.
+        process::say_what_is_hidden();
         return fail(libc::EPROTONOSUPPORT) as c_int;
     }
     let args = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
@@ -552,9 +502,9 @@ pub unsafe extern "C" fn sigaction(
 ) -> c_int {
     if guard::handlers::guarded(signal) {
         // SAFETY: the caller's promise.
-        return unsafe { guard::program_sigaction(signal, new, old) };
+        return unsafe { guard::handlers::program_sigaction(signal, new, old) };
     }
-    match guard::real_sigaction() {
+    match guard::handlers::real_sigaction() {
         // SAFETY: the caller's promise.
         Some(real) => unsafe { real(signal, new, old) },
         None => guard::missing(),
