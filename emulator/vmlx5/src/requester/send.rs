@@ -9,6 +9,7 @@ use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
 use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn};
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::sq::{Checks, gather, is_atomic, wants_answer};
@@ -92,7 +93,7 @@ impl Qp {
         };
         let mut frame = self.frame(Kind::Send, remote, p.psn);
         let sq = &mut self.sq;
-        if p.flags.fence && sq.read_before(p.psn) {
+        if p.flags.fence && sq.read_before(p.psn) && !mutant::on(Mutant::FenceIgnored) {
             return Turn::Done;
         }
         if p.opcode == SendOpcode::NOP {
