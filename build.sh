@@ -170,7 +170,7 @@ step_mutants() {
         return
     fi
     say "mutants: each committed mutant must fail at least one seed or test"
-    cargo test -p conformance --features mutants
+    cargo test -p conformance --features mutants --test mutants --test mp_mutants
     cargo test -p vmlx5 --features mutants --test mutants
 }
 
