@@ -67,6 +67,7 @@ impl Scene {
             0xe8..0xf0 => page + u64::from(input.byte()),
             0xf0..0xf4 => base + ARENA as u64 - u64::from(input.byte()),
             0xf4..0xf8 => NOWHERE,
+            0xf8..0xfc => base - u64::from(input.byte() & 31),
             _ => input.number(),
         }
     }
