@@ -171,6 +171,7 @@ step_mutants() {
     fi
     say "mutants: each committed mutant must fail at least one seed or test"
     cargo test -p conformance --features mutants --test mutants --test mp_mutants
+    cargo test -p vmlx5 --features mutants --test mutants
 }
 
 # interop/ is a workspace of its own: its patch for cust must not reach this one.

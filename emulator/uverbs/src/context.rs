@@ -181,11 +181,12 @@ impl State {
         };
         say.response_length = call.driver_room().min(say.as_bytes().len()) as u32;
         call.driver_answer(&say)?;
-        let fd = fd.into_raw_fd();
         call.answer(&GetContextResp {
-            async_fd: fd as u32,
+            async_fd: fd.as_raw_fd() as u32,
             num_comp_vectors: COMP_VECTORS,
         })?;
+        // Now that the user knows of it, it is the user's.
+        let _ = fd.into_raw_fd();
         let events = Arc::new(events);
         lock(&device.targets).add_context(&events);
         self.open = Some(Open {

@@ -116,6 +116,8 @@ mod event;
 pub mod fabric;
 mod frame;
 mod mr;
+#[doc(hidden)]
+pub mod mutant;
 mod nic;
 mod qp;
 mod requester;

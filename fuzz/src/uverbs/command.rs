@@ -289,7 +289,7 @@ impl Scene {
             _ => init.max_inline_data = input.next(),
         }
         let queue = Queue {
-            sq: buf + (u64::from(own.rq_wqe_count) << (own.rq_wqe_shift & 63)),
+            sq: buf.wrapping_add(u64::from(own.rq_wqe_count) << (own.rq_wqe_shift & 63)),
             rq: buf,
             sends: u64::from(own.sq_wqe_count).max(1).next_power_of_two(),
             record: db,

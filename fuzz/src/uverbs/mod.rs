@@ -67,6 +67,7 @@ impl Scene {
             0xe8..0xf0 => page + u64::from(input.byte()),
             0xf0..0xf4 => base + ARENA as u64 - u64::from(input.byte()),
             0xf4..0xf8 => NOWHERE,
+            0xf8..0xfc => base - u64::from(input.byte() & 31),
             _ => input.number(),
         }
     }
@@ -145,13 +146,13 @@ impl Scene {
         bytes.truncate(64);
         let place = u64::from(index) & (qp.sends - 1);
         // The ring, the records: mostly there, as the command that named them went well.
-        let _ = memory.write(offset(qp.sq + place * 64), &bytes);
+        let _ = memory.write(offset(qp.sq).wrapping_add(place * 64), &bytes);
         // A receive as well.
         let _ = memory.write(offset(qp.rq), &bytes[bytes.len() - 16..]);
         qp.posted.set(index.wrapping_add(1));
         let word = u32::from(qp.posted.get()).to_be();
         let _ = memory.store32(offset(qp.record), word);
-        let _ = memory.store32(offset(qp.record) + 4, word);
+        let _ = memory.store32(offset(qp.record).wrapping_add(4), word);
         self.rig.ring();
     }
 

@@ -12,6 +12,7 @@ use crate::fabric::SendRefused;
 use crate::frame::{
     ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn,
 };
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::sq::{Checks, gather, is_atomic, wants_answer};
@@ -99,7 +100,7 @@ impl Qp {
         };
         let mut frame = self.frame(Kind::Send, remote, p.psn);
         let sq = &mut self.sq;
-        if p.flags.fence && sq.read_before(p.psn) {
+        if p.flags.fence && sq.read_before(p.psn) && !mutant::on(Mutant::FenceIgnored) {
             return Turn::Done;
         }
         if p.opcode == SendOpcode::NOP {

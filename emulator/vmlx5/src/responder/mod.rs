@@ -20,6 +20,7 @@ use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
 use crate::frame::{ACKREQ, FIRST, Frame, Kind, LAST, nak, packets, psn};
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 
@@ -230,7 +231,7 @@ impl Qp {
 
     /// Something before this packet did not arrive.
     fn gap(&mut self) {
-        if !self.resp.told {
+        if !self.resp.told && !mutant::on(Mutant::NoNak) {
             self.resp.told = true;
             self.resp.nak(nak::PSN, 0);
         }
@@ -255,6 +256,12 @@ impl Qp {
                     return Outcome::Done;
                 }
                 self.read_again(ctx.mrs, frame)
+            }
+            _ if mutant::on(Mutant::DuplicateCarriedOut) => {
+                let expect = resp.expect;
+                let outcome = self.queue_atomic(ctx.mrs, frame);
+                self.resp.expect = expect;
+                outcome
             }
             _ => {
                 let found = resp.replay.iter().find(|(psn, _)| *psn == frame.psn);
