@@ -53,7 +53,9 @@ fn way_of_datagrams(from: u8, to: u8) -> Option<Way> {
         (INIT, INIT) => (0, PKEY_INDEX | PORT | QKEY),
         (INIT, RTR) => (0, PKEY_INDEX | QKEY),
         (RTR, RTS) => (SQ_PSN, CUR_STATE | QKEY),
-        (RTS | SQE, RTS) => (0, CUR_STATE | QKEY),
+        (RTS | SQD | SQE, RTS) => (0, CUR_STATE | QKEY),
+        (RTS, SQD) => (0, EN_SQD_ASYNC_NOTIFY),
+        (SQD, SQD) => (0, CUR_STATE | PKEY_INDEX | QKEY),
         _ => return None,
     })
 }
@@ -64,6 +66,8 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
         return way_of_datagrams(from, to);
     }
     const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
+    const CLOCKS: u32 = TIMEOUT | RETRY_CNT | RNR_RETRY | MIN_RNR_TIMER;
+    const DEPTHS: u32 = MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
     // What only who answers, or is answered, has.
     let answered = |attributes: u32| match service {
         Service::Rc => attributes,
@@ -81,10 +85,16 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
             SQ_PSN | answered(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
-        (RTS, RTS) => (
+        (RTS, RTS) | (SQD, RTS) => (
             0,
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
+        (RTS, SQD) => (0, EN_SQD_ASYNC_NOTIFY),
+        (SQD, SQD) => (
+            0,
+            CUR_STATE | PKEY_INDEX | ACCESS_FLAGS | ALTERNATE | answered(CLOCKS | DEPTHS),
+        ),
+        (SQE, RTS) => (0, CUR_STATE | ACCESS_FLAGS),
         _ => return None,
     })
 }
@@ -111,7 +121,15 @@ mod tests {
 
     #[test]
     fn every_missing_and_every_foreign_attribute_is_refused() {
-        let ways = [(RESET, INIT), (INIT, RTR), (RTR, RTS)];
+        let ways = [
+            (RESET, INIT),
+            (INIT, RTR),
+            (RTR, RTS),
+            (RTS, SQD),
+            (SQD, SQD),
+            (SQD, RTS),
+            (SQE, RTS),
+        ];
         let all = [Service::Rc, Service::Uc, Service::Ud].map(|kind| ways.map(|way| (kind, way)));
         for (kind, (from, to)) in all.into_iter().flatten() {
             let (needs, may) = way(kind, from, to).unwrap();

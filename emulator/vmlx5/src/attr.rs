@@ -7,6 +7,7 @@ use crate::dma::Dma;
 use crate::fabric::NodeId;
 use crate::mr::{Access, PdId};
 use crate::nic::UarId;
+use crate::srq::Srqn;
 
 /// Names a queue pair: its QPN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,6 +70,8 @@ pub struct QpAttr {
     pub sq: SqAttr,
     /// Its receive queue, unless it only ever writes, reads and is written to.
     pub rq: Option<RqAttr>,
+    /// The queue that it takes its receives from, instead of one of its own.
+    pub srq: Option<Srqn>,
     /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
     pub record: (Arc<dyn Dma>, u64),
     /// What its completion entries carry as the user's index.
@@ -95,6 +98,7 @@ impl QpAttr {
             recv_cq: cq,
             sq,
             rq: None,
+            srq: None,
             record,
             uidx: 0,
             sq_start: 0,
@@ -330,7 +334,7 @@ pub struct QpInfo {
     pub outstanding: usize,
     /// True in SQD as long as there are such entries.
     pub draining: bool,
-    /// The receive index up to which receives were used.
+    /// The receive index up to which receives were used; 0 if they are of a shared queue.
     pub rq_next: u16,
     /// True while a message waits for a receive that is not posted.
     pub starved: bool,

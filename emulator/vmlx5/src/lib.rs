@@ -96,10 +96,11 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: multicast, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: multicast, shared receive queues, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
+mod arm;
 mod attr;
 mod cq;
 mod dma;
@@ -115,6 +116,7 @@ mod requester;
 mod responder;
 mod route;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
@@ -128,8 +130,9 @@ pub use error::{NicError, Object, vendor};
 pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
 pub use route::{Resolve, Route, RouteHeader};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

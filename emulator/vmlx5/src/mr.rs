@@ -128,6 +128,11 @@ impl MrTable {
         }
     }
 
+    /// How many regions there are.
+    pub fn count(&self) -> usize {
+        self.slots.iter().filter(|(_, mr)| mr.is_some()).count()
+    }
+
     pub fn register(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
         let object = Object::Mr;
         let access = attr.access;

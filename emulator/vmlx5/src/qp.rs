@@ -20,6 +20,7 @@ use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
 use crate::requester::{Datagrams, Requester};
 use crate::responder::Responder;
+use crate::srq::Srqn;
 use crate::timer::ack_timeout;
 
 /// The other end of a connection.
@@ -60,6 +61,9 @@ pub(crate) struct Qp {
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
+    pub srq: Option<Srqn>,
+    /// The protection domain of its receives.
+    pub recv_pd: PdId,
     pub resp: Responder,
     /// It is in the list of those with something to do.
     pub queued: bool,
@@ -82,7 +86,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl Qp {
-    pub fn new(number: u32, attr: QpAttr, patient: bool) -> Qp {
+    pub fn new(number: u32, attr: QpAttr, recv_pd: PdId, patient: bool) -> Qp {
         Qp {
             number,
             pd: attr.pd,
@@ -113,6 +117,8 @@ impl Qp {
                 next: attr.rq_start,
                 posted: attr.rq_start,
             }),
+            srq: attr.srq,
+            recv_pd,
             resp: Responder::default(),
             queued: false,
             watched: false,
@@ -140,6 +146,9 @@ impl Qp {
         )?;
         let bytes = (BASIC_BLOCK as u64) << sq.log_blocks;
         check_span(object, &*sq.mem, sq.offset, bytes, BASIC_BLOCK as u64)?;
+        if attr.rq.is_some() && attr.srq.is_some() {
+            return Err(NicError::TwoReceiveQueues);
+        }
         if let Some(rq) = &attr.rq {
             limit(
                 "rq.log_entries",
@@ -316,6 +325,9 @@ impl Qp {
             *budget -= 1;
             self.recv_error(ctx, Fault::FLUSH);
         }
+        if self.srq.is_some() && self.state == QpState::Err {
+            self.end_shared(ctx);
+        }
         *budget == 0
     }
 
@@ -355,9 +367,20 @@ impl Qp {
         ctx.fail(self.send_cq, &say);
     }
 
+    /// Uses the next receive up, of a shared queue the one that was taken; returns its index.
+    fn use_up(&mut self) -> Option<u16> {
+        if self.srq.is_some() {
+            return self.resp.taken.take();
+        }
+        let rq = self.rq.as_mut()?;
+        let index = rq.next;
+        rq.next = index.wrapping_add(1);
+        Some(index)
+    }
+
     /// Writes the error entry of the next receive, and uses it up.
     pub fn recv_error(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
-        let Some(rq) = &mut self.rq else {
+        let Some(index) = self.use_up() else {
             return;
         };
         let say = Failure {
@@ -367,26 +390,24 @@ impl Qp {
             qpn: self.number,
             uidx: self.uidx,
             send_opcode: SendOpcode::default(),
-            wqe_counter: rq.next,
+            wqe_counter: index,
         };
         ctx.fail(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
     }
 
     /// Writes the entry of a receive that was used, and uses it up.
     pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
-        let Some(rq) = &mut self.rq else {
+        let Some(index) = self.use_up() else {
             return;
         };
         let say = Success {
             qpn: self.number,
             uidx: self.uidx,
-            wqe_counter: rq.next,
+            wqe_counter: index,
             timestamp: ctx.now.as_nanos(),
             ..say
         };
         ctx.succeed(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
     }
 }
 

@@ -218,6 +218,12 @@ impl Wire {
         next
     }
 
+    /// A port that goes down or up by now as the faults have it, and whether it is up then.
+    #[inline]
+    pub fn port_edge(&mut self, now: Time) -> Option<(u8, bool)> {
+        self.faulty.as_mut()?.edge(now)
+    }
+
     pub fn set_faults(&mut self, faults: Faults) {
         self.faulty = Some(Box::new(Faulty::new(faults, self.node.0)));
     }

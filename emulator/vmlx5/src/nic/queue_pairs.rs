@@ -1,6 +1,6 @@
 //! Control operations on queue pairs: from creation through their states to the end.
 
-use super::{MAX_PORT_EVENTS, Nic, check_port};
+use super::{Nic, check_port};
 use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
 use crate::error::{NicError, Object};
 use crate::event::Source;
@@ -40,21 +40,26 @@ impl Nic {
             core.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
+        let srq = attr.srq;
+        let recv_pd = match srq {
+            Some(srq) => core.srqs.get(srq.0)?.pd,
+            None => pd,
+        };
         let patient = !core.config.strict;
         let pkey = core.config.pkey;
         let ud = attr.service == Service::Ud;
         let number = core.qps.insert(|number| {
-            let mut qp = Qp::new(number, attr, patient);
+            let mut qp = Qp::new(number, attr, recv_pd, patient);
             qp.ud = ud.then(|| Box::new(Datagrams::new(pkey)));
             qp
         })?;
+        core.count_srq(srq, 1);
         core.count_pd(pd, 1);
         for cq in cqs {
             core.count_cq(cq, 1);
         }
         let slot = core.qps.slot(number);
-        let objects = (core.qps.slots() + core.cqs.slots()) as usize + MAX_PORT_EVENTS;
-        core.events.reserve(objects);
+        core.reserve_events();
         if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
             uar.users.push(slot);
         }
@@ -84,6 +89,7 @@ impl Nic {
         core.count_cq(qp.send_cq, -1);
         core.count_cq(qp.recv_cq, -1);
         core.count_pd(qp.pd, -1);
+        core.count_srq(qp.srq, -1);
         Ok(())
     }
 

@@ -42,10 +42,12 @@ impl Qp {
             total: total as u32,
             ..*frame
         };
-        let begun = match self.begin_send(ctx.mrs, &wanted) {
+        let begun = match self.begin_send(ctx, &wanted) {
             Ok(()) => {
                 let list = &self.resp.sges;
-                let put = ctx.mrs.scatter(self.pd, list, at as u64, payload, true);
+                let put = ctx
+                    .mrs
+                    .scatter(self.recv_pd, list, at as u64, payload, true);
                 put.map_err(|why| Some(Fault::new(Syndrome::LOCAL_PROT, why)))
             }
             Err(Outcome::Refused(_, ours)) => Err(ours),
