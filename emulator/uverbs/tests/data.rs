@@ -299,7 +299,7 @@ fn pages_one_by_one() {
 #[test]
 fn ioctls_that_are_not_there_say_so() {
     let rig = Rig::open();
-    for (object, method) in [(0, 0), (0, 3), (0x1000, 0x1003), (7, 0), (0x1008, 0x1002)] {
+    for (object, method) in [(0, 1), (0, 3), (0x1000, 0x1003), (7, 0), (0x1008, 0x1002)] {
         let done = ioctl(&rig, object, method, &[]);
         assert_eq!(
             done.err(),
