@@ -316,6 +316,8 @@ run_asan() {
     export CARGO_TARGET_DIR
     export RUSTC_BOOTSTRAP=1
     export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
+    # Cases of properties take ten times as long.
+    export GDS_CASES="${GDS_CASES:-12}"
     cargo test --locked --target $target --lib --tests -p vmlx5 -p vmlx5-uverbs
     (cd fuzz && cargo test --locked --target $target --test replay)
 }
