@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop fuzz
+  test  [STEP..] every test; steps: unit mutants interop fuzz rdma
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
@@ -220,6 +220,17 @@ step_fuzz() {
         die "fuzz: the above is not allowed by fuzz/deny.toml"
 }
 
+# Unmodified libibverbs, libmlx5 and programs on top of them, on virtual devices.
+step_rdma() {
+    say "rdma: programs of rdma-core and perftest on libvmlx5.so"
+    need ib_write_bw perftest
+    need ibv_devinfo ibverbs-utils
+    [ -e /usr/include/infiniband/mlx5dv.h ] || bring mlx5dv.h libibverbs-dev
+    # Not linked but loaded: libmlx5 is a driver of libibverbs'.
+    [ -e /etc/libibverbs.d/mlx5.driver ] || bring libmlx5 ibverbs-providers
+    emulator/ci/run
+}
+
 # --- test --long -------------------------------------------------------------------------
 
 # within HOURS COMMAND..: nothing hangs for ever.
@@ -349,7 +360,7 @@ test)
         run_steps "matrix seeds soak" "$@"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
-        run_steps "unit mutants interop fuzz" "$@"
+        run_steps "unit mutants interop fuzz rdma" "$@"
     fi
     ;;
 check)

@@ -1,12 +1,15 @@
 //! The objects of an open device file, by handle.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use vmlx5::{MrKeys, PdId};
 
+use crate::devx::{Devx, Umem};
 use crate::doorbells::Doorbell;
 use crate::queues::{CompletionQueue, QueuePair};
+use crate::shared_receives::SharedReceives;
 
 /// An object of a context.
 pub(crate) enum Object {
@@ -14,8 +17,11 @@ pub(crate) enum Object {
     Mr(Region),
     Cq(CompletionQueue),
     Qp(Box<QueuePair>),
+    Srq(SharedReceives),
     Ah,
     Uar(Doorbell),
+    Umem(Arc<Umem>),
+    Devx(Devx),
 }
 
 /// A registered region.
@@ -27,6 +33,8 @@ pub(crate) struct Region {
     pub hca_va: u64,
     pub pd: u32,
     pub access: u32,
+    /// Its memory is the process's own, and not that of a file.
+    pub own: bool,
 }
 
 /// The kinds of objects that have an own type here.
@@ -53,7 +61,10 @@ kinds! {
     Region = Mr,
     CompletionQueue = Cq,
     Box<QueuePair> = Qp,
+    SharedReceives = Srq,
     Doorbell = Uar,
+    Arc<Umem> = Umem,
+    Devx = Devx,
 }
 
 #[derive(Default)]
@@ -116,6 +127,11 @@ impl Handles {
         }
     }
 
+    /// All objects.
+    pub fn each(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
     pub fn remove(&mut self, handle: u32) -> Option<Object> {
         self.objects.remove(&handle)
     }
@@ -125,9 +141,10 @@ impl Handles {
         let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
         all.sort_by_key(|object| match object {
             Object::Ah | Object::Qp(_) => 0,
-            Object::Cq(_) => 1,
+            Object::Cq(_) | Object::Srq(_) => 1,
             Object::Mr(_) => 2,
-            Object::Pd(_) | Object::Uar(_) => 3,
+            Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,
+            Object::Devx(made) => made.rank(),
         });
         all
     }

@@ -111,6 +111,9 @@ impl Open {
             return Err(Errno::INVAL);
         }
         let old = open.objects.get::<Region>(ask.mr_handle)?;
+        if !old.own {
+            return Err(Errno::OPNOTSUPP);
+        }
         let pick = |flag, new, old| if ask.flags & flag != 0 { new } else { old };
         let want = Wanted {
             start: if moved { ask.start } else { old.start },
@@ -194,11 +197,12 @@ fn region(want: &Wanted, keys: MrKeys) -> Region {
         hca_va: want.hca_va,
         pd: want.pd,
         access: want.access,
+        own: true,
     }
 }
 
 /// The rights among the access flags of a region.
-fn rights(flags: u32) -> Result<Access, Errno> {
+pub(crate) fn rights(flags: u32) -> Result<Access, Errno> {
     if flags & (access::ON_DEMAND | access::ZERO_BASED) != 0 {
         return Err(Errno::OPNOTSUPP);
     }

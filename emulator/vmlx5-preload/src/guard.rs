@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use vmlx5_core::{Dma, DmaFault};
 
 use crate::config::Guard;
+use crate::mapping::Mapping;
 use crate::sys::{self, syscall};
 
 // Every routine returns a value in rax, and in rdx whether it faulted. None of them touches the
@@ -531,65 +532,6 @@ impl Dma for Own {
     }
 }
 
-/// A page of a memory file, mapped here as long as the NIC uses it.
-pub struct Page {
-    own: Own,
-}
-
-impl Page {
-    /// Maps the first page of a file.
-    pub fn map(file: &impl std::os::fd::AsFd) -> Result<Page, Errno> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the kernel chooses.
-        let at = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                4096,
-                rights,
-                MapFlags::SHARED,
-                file,
-                0,
-            )?
-        };
-        Ok(Page {
-            own: Own {
-                base: at as u64,
-                len: 4096,
-            },
-        })
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `map`; its last user drops it.
-        let _ = unsafe { rustix::mm::munmap(self.own.base as *mut _, 4096) };
-    }
-}
-
-macro_rules! delegate {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self, $($arg: $type),*) -> $result {
-            self.own.$name($($arg),*)
-        }
-    )*};
-}
-
-impl Dma for Page {
-    delegate! {
-        len() -> u64;
-        read(offset: u64, into: &mut [u8]) -> Result<(), DmaFault>;
-        write(offset: u64, from: &[u8]) -> Result<(), DmaFault>;
-        load32(offset: u64) -> Result<u32, DmaFault>;
-        load64(offset: u64) -> Result<u64, DmaFault>;
-        store32(offset: u64, value: u32) -> Result<(), DmaFault>;
-        swap64(offset: u64, value: u64) -> Result<u64, DmaFault>;
-        compare_swap64(offset: u64, current: u64, new: u64) -> Result<u64, DmaFault>;
-        fetch_add64(offset: u64, add: u64) -> Result<u64, DmaFault>;
-    }
-}
-
 /// The process as the interface sees it.
 pub struct Process;
 
@@ -600,6 +542,16 @@ impl vmlx5_uverbs::User for Process {
         } else {
             Err(Errno::FAULT)
         }
+    }
+
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        crate::mapping::of_descriptor(fd, offset, len, writable)
     }
 
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -614,7 +566,7 @@ impl vmlx5_uverbs::User for Process {
         use rustix::fs::MemfdFlags;
         let file = rustix::fs::memfd_create("vmlx5-uar", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, 4096)?;
-        let memory = Arc::new(Page::map(&file)?);
+        let memory = Arc::new(Mapping::new(&file, 0, 4096, true)?);
         Ok(vmlx5_uverbs::DoorbellPage { file, memory })
     }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use libc::{mode_t, off_t, size_t, ssize_t};
 
+use crate::config::Abi;
 use crate::files::{self, File};
 use crate::sys::{fail, result, syscall};
 use crate::{engine, guard, process, trace};
@@ -370,10 +371,25 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
         Some(File::Dead) => fail(libc::EIO) as c_int,
         // Callers may extend the sign of 32 bits.
         Some(File::Ours(context)) if request as u32 == RDMA_VERBS_IOCTL as u32 => {
-            let done = context.ioctl(arg as u64);
-            if trace::on() {
+            let arg = arg as u64;
+            let writes_only = process::setup().is_some_and(|s| s.config.abi == Abi::Write);
+            let invoked = if writes_only || trace::on() {
+                vmlx5_uverbs::invoked(&guard::Process, arg)
+            } else {
+                None
+            };
+            let done = if writes_only && invoked.is_some() {
+                // What older kernels say, upon which libraries write.
+                Err(rustix::io::Errno::PROTONOSUPPORT)
+            } else {
+                context.ioctl(arg)
+            };
+            if let Some(command) = invoked {
+                let name = vmlx5_uverbs::name_of(command);
+                trace::line(format_args!("{name} by ioctl: {done:?}"));
+            } else if trace::on() {
                 let mut header = [0; 8];
-                let _ = guard::read(arg as u64, &mut header);
+                let _ = guard::read(arg, &mut header);
                 let [_, _, o0, o1, m0, m1, ..] = header;
                 let (object, method) = (u16::from_ne_bytes([o0, o1]), u16::from_ne_bytes([m0, m1]));
                 trace::line(format_args!("ioctl {object:#x}.{method:#x}: {done:?}"));

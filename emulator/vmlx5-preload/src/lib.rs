@@ -15,6 +15,7 @@ mod engine;
 mod files;
 mod guard;
 mod interpose;
+mod mapping;
 mod process;
 mod sys;
 mod trace;

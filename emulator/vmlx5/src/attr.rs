@@ -7,6 +7,7 @@ use crate::dma::Dma;
 use crate::fabric::NodeId;
 use crate::mr::{Access, PdId};
 use crate::nic::UarId;
+use crate::srq::Srqn;
 
 /// Names a queue pair: its QPN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +48,11 @@ pub enum Service {
     /// Unreliable connection: sends and writes only, which complete when they are sent; what is
     /// lost is lost, whole messages at a time.
     Uc = 1,
+    /// Unreliable datagrams: sends only, of one packet of 4096 bytes at most, each to whom its
+    /// entry names (see [`Resolve`](crate::Resolve)). A send completes when it was sent; what is
+    /// lost, or finds no receive, is lost. In front of what is received there is room of 40 bytes
+    /// for the header by which it came.
+    Ud = 2,
 }
 
 /// A queue pair to create, in state RESET.
@@ -64,6 +70,8 @@ pub struct QpAttr {
     pub sq: SqAttr,
     /// Its receive queue, unless it only ever writes, reads and is written to.
     pub rq: Option<RqAttr>,
+    /// The queue that it takes its receives from, instead of one of its own.
+    pub srq: Option<Srqn>,
     /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
     pub record: (Arc<dyn Dma>, u64),
     /// What its completion entries carry as the user's index.
@@ -90,6 +98,7 @@ impl QpAttr {
             recv_cq: cq,
             sq,
             rq: None,
+            srq: None,
             record,
             uidx: 0,
             sq_start: 0,
@@ -229,6 +238,13 @@ pub enum Modify {
         /// [`rnr_delay`](crate::rnr_delay).
         min_rnr_timer: u8,
     },
+    /// INIT to RTR, without a connection.
+    UdRtr,
+    /// RTR to RTS, without a connection.
+    UdRts {
+        /// Number of the first packet sent, 24 bits. Nobody looks at it.
+        sq_psn: u32,
+    },
     /// RTR to RTS.
     Rts {
         /// Number of the first packet sent: the other end's `rq_psn`. 24 bits.
@@ -247,14 +263,14 @@ pub enum Modify {
     Sqd,
     /// SQD or SQE to RTS: work goes on.
     Resume,
-    /// Changes attributes in RTS or SQD, and stays there.
+    /// Changes attributes in a state between INIT and SQE, and stays there.
     Attr(AttrChange),
     /// To ERR, from any state but RESET: outstanding work is flushed.
     Error,
 }
 
-/// Attributes to change; those that are `None` stay. The first three may change in RTS; the
-/// others in SQD alone, once nothing is outstanding.
+/// Attributes to change; those that are `None` stay. The first three may change in all states
+/// from INIT on but ERR; the others in SQD alone, once nothing is outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttrChange {
     /// What the remote end may do.
@@ -289,15 +305,15 @@ impl AttrChange {
 }
 
 impl Modify {
-    /// The state it leads to; RTS for a change of attributes, which leads nowhere else.
+    /// The state it leads to; RTS for a change of attributes, which leads nowhere.
     pub fn target(&self) -> QpState {
         match self {
             Modify::Sqd => QpState::Sqd,
             Modify::Resume | Modify::Attr(_) => QpState::Rts,
             Modify::Reset => QpState::Reset,
             Modify::Init { .. } => QpState::Init,
-            Modify::Rtr { .. } => QpState::Rtr,
-            Modify::Rts { .. } => QpState::Rts,
+            Modify::Rtr { .. } | Modify::UdRtr => QpState::Rtr,
+            Modify::Rts { .. } | Modify::UdRts { .. } => QpState::Rts,
             Modify::Error => QpState::Err,
         }
     }
@@ -318,7 +334,7 @@ pub struct QpInfo {
     pub outstanding: usize,
     /// True in SQD as long as there are such entries.
     pub draining: bool,
-    /// The receive index up to which receives were used.
+    /// The receive index up to which receives were used; 0 if they are of a shared queue.
     pub rq_next: u16,
     /// True while a message waits for a receive that is not posted.
     pub starved: bool,

@@ -28,7 +28,7 @@ pub struct FrameHeader {
     pub len: U32,
     /// A [`Kind`].
     pub kind: u8,
-    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `ACKREQ`.
+    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `ACKREQ`, `GRH`.
     pub flags: u8,
     /// Of a NAK: what is wrong, one of the [`nak`] codes.
     pub code: u8,
@@ -47,12 +47,13 @@ pub struct FrameHeader {
     pub total: U32,
     /// Where in the message the payload begins.
     pub offset: U32,
-    /// Remote address of a write, read or atomic. Datagrams: the low half of the source GID.
+    /// Remote address of a write, read or atomic.
     pub va: U64,
-    /// Atomics: what to add or to swap in. Their answer: what was there. Datagrams: the high
-    /// half of the source GID.
+    /// Atomics: what to add or to swap in. Their answer: what was there.
     pub operand: U64,
-    /// Compare-and-swap: what must be there. Datagrams: how it was routed.
+    /// Compare-and-swap: what must be there. Datagrams: from low to high the LID it is from and
+    /// the partition key (16 bits each), the service level, the path bits and the port
+    /// it arrives by (8 each).
     pub compare: U64,
     /// Immediate data, as it stood in the work queue entry.
     pub imm: [u8; 4],
@@ -74,6 +75,8 @@ pub const IMM: u8 = 4;
 pub const SOLICITED: u8 = 8;
 /// The sender wants an acknowledgement though the message is not complete.
 pub const ACKREQ: u8 = 32;
+/// The payload of a datagram starts with the 40 bytes of a header, as its receiver finds them.
+pub const GRH: u8 = 64;
 
 /// What a NAK says.
 pub mod nak {

@@ -3,8 +3,8 @@
 //! a [`fabric`].
 //!
 //! A [`Nic`] is a step machine ([`gds_step::Machine`]): no thread, no clock, no allocation per
-//! message. Its control operations (PDs, MRs, UARs, CQs, connected QPs, reliable or not, with
-//! their states) are plain methods; its data path is what a step does:
+//! message. Its control operations (PDs, MRs, UARs, CQs, QPs of reliable and unreliable
+//! connections and of datagrams, with their states) are plain methods; its data path is what a step does:
 //!
 //! 1. every doorbell register in use is emptied; where one was rung, the doorbell records of
 //!    the page's queue pairs say how far their send queues go;
@@ -93,10 +93,11 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: UD, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: multicast, shared receive queues, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
+mod arm;
 mod attr;
 mod cq;
 mod dma;
@@ -112,7 +113,9 @@ mod nic;
 mod qp;
 mod requester;
 mod responder;
+mod route;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
@@ -127,6 +130,8 @@ pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
 pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
+pub use route::{Resolve, Route, RouteHeader};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

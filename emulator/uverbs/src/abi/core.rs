@@ -59,6 +59,18 @@ pub mod attr {
     pub const RATE_LIMIT: u32 = 1 << 25;
 }
 
+/// Kinds of asynchronous events.
+pub mod async_event {
+    pub const CQ_ERR: u32 = 0;
+    pub const QP_FATAL: u32 = 1;
+    pub const QP_REQ_ERR: u32 = 2;
+    pub const QP_ACCESS_ERR: u32 = 3;
+    pub const COMM_EST: u32 = 4;
+    pub const SQ_DRAINED: u32 = 5;
+    pub const PORT_ACTIVE: u32 = 9;
+    pub const PORT_ERR: u32 = 10;
+}
+
 /// Access rights of memory.
 pub mod access {
     /// The four rights that the NIC knows.
@@ -69,6 +81,21 @@ pub mod access {
     pub const HUGETLB: u32 = 1 << 7;
     /// Rights that a kernel may leave out without saying so.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
+}
+
+/// Objects, methods and attributes of ioctls.
+pub mod ioctl {
+    pub const OBJECT_MR: u16 = 7;
+    pub const REG_DMABUF_MR: u16 = 4;
+    pub const DMABUF_HANDLE: u16 = 0;
+    pub const DMABUF_PD: u16 = 1;
+    pub const DMABUF_OFFSET: u16 = 2;
+    pub const DMABUF_LENGTH: u16 = 3;
+    pub const DMABUF_IOVA: u16 = 4;
+    pub const DMABUF_FD: u16 = 5;
+    pub const DMABUF_ACCESS: u16 = 6;
+    pub const DMABUF_LKEY: u16 = 7;
+    pub const DMABUF_RKEY: u16 = 8;
 }
 
 structures! {

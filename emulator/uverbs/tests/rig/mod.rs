@@ -110,6 +110,21 @@ impl User for Process {
         }))
     }
 
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        match fd {
+            FILE if offset + len > FILE_LEN => Err(Errno::INVAL),
+            FILE => self.memory(self.memory.addr() + offset, len, writable),
+            GPU => Err(Errno::OPNOTSUPP),
+            _ => Err(Errno::BADF),
+        }
+    }
+
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
         let at = self.offset(addr, into.len() as u64)?;
         self.memory.read(at, into).map_err(|_| Errno::FAULT)
@@ -158,6 +173,11 @@ pub struct Rig {
 
 /// The most doorbell pages of a test.
 pub const MAX_PAGES: u64 = 16;
+
+/// A descriptor of a file, whose memory is the arena's first bytes, and of what cannot be mapped.
+pub const FILE: i32 = 77;
+pub const FILE_LEN: u64 = 64 << 10;
+pub const GPU: i32 = 79;
 
 /// The address of no memory.
 pub const NOWHERE: u64 = 0x10;
@@ -253,6 +273,37 @@ impl Rig {
         self.context.write(&plain(command, input.as_bytes(), 0))
     }
 
+    /// An ioctl of attributes `(id, length, data)`, in the arena's first page; the address of it.
+    pub fn ioctl(&self, object: u16, method: u16, attrs: &[(u16, u16, u64)]) -> Result<u64, Errno> {
+        let hdr = IoctlHdr {
+            length: (24 + 16 * attrs.len()) as u16,
+            object_id: object,
+            method_id: method,
+            num_attrs: attrs.len() as u16,
+            ..Default::default()
+        };
+        let mut bytes = hdr.as_bytes().to_vec();
+        for &(attr_id, len, data) in attrs {
+            let attr = IoctlAttr {
+                attr_id,
+                len,
+                flags: 1,
+                attr_data: 0,
+                data,
+            };
+            bytes.extend_from_slice(attr.as_bytes());
+        }
+        let at = self.process.memory.addr();
+        self.process.memory.write(0, &bytes).unwrap();
+        self.context.ioctl(at).map(|()| at)
+    }
+
+    pub fn read_bytes(&self, addr: u64) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        self.process.read(addr, &mut bytes).unwrap();
+        bytes
+    }
+
     pub fn get_context(&mut self) -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
         let ask = mlx5::AllocUcontextReqV2 {
             total_num_bfregs: 16,
@@ -329,8 +380,14 @@ impl Rig {
 
     /// A queue pair with four receives of 64 bytes and four blocks of sends.
     pub fn qp(&mut self, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
+        self.qp_of(2, pd, cq)
+    }
+
+    /// One of any kind, as verbs number them.
+    pub fn qp_of(&mut self, kind: u8, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
         let (buf, db) = (self.room(512), self.room(8));
-        let input = qp_input(pd, cq.handle);
+        let mut input = qp_input(pd, cq.handle);
+        input.init.qp_type = kind;
         let driver = qp_driver(buf, db);
         let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
             self.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
@@ -434,8 +491,13 @@ impl Rig {
 
     /// Rings: a value into the first register of every page.
     pub fn ring(&self) {
+        self.ring_at(0x800);
+    }
+
+    /// Rings the register at `offset` of every page.
+    pub fn ring_at(&self, offset: u64) {
         for page in 0..MAX_PAGES {
-            let at = self.process.page(page) + 0x800;
+            let at = self.process.page(page) + offset;
             self.process.memory.store64(at, 1).unwrap();
         }
     }

@@ -4,11 +4,15 @@
 //! An entry that was fetched waits in `pending` until its message is acknowledged. `cursor`
 //! tells how many of those were sent; when packets prove to be lost it goes back, and the
 //! entries are fetched from the ring again, where they stay the NIC's until they complete.
-//! `send` has the way out, `answer` what answers do, `retry` what their lack does.
+//! `send` has the way out, `answer` what answers do, `retry` what their lack does; `datagram` the
+//! way out of messages that have no connection.
 
 mod answer;
+mod datagram;
 mod retry;
 mod send;
+
+pub(crate) use datagram::Datagrams;
 
 use std::collections::VecDeque;
 use std::time::Duration;

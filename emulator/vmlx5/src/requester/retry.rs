@@ -118,6 +118,8 @@ impl Qp {
     pub fn time_is_up(&mut self, ctx: &mut Ctx<'_>) {
         if self.sq.held {
             self.sq.resume(ctx.now);
+        } else if self.ud.is_some() && self.sends() {
+            // What waits for room is tried a last time in its turn.
         } else if self.sends() {
             self.sq.loss_at = None;
             self.try_again(ctx);

@@ -37,7 +37,11 @@ impl Qp {
                 return Turn::More;
             }
             if self.sq.loaded {
-                match self.transmit(ctx, wire, may) {
+                let turn = match self.ud {
+                    None => self.transmit(ctx, wire, may),
+                    Some(_) => self.transmit_datagram(ctx, wire, may),
+                };
+                match turn {
                     Turn::More => continue,
                     turn => return turn,
                 }

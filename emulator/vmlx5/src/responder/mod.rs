@@ -7,7 +7,9 @@
 //! arrives a second time has no effect a second time.
 
 mod answer;
+mod datagram;
 mod place;
+mod shared;
 
 use std::collections::VecDeque;
 
@@ -30,6 +32,10 @@ pub(crate) struct Responder {
     pub msg: Option<Message>,
     /// Where the bytes of a SEND go: the list of the next receive.
     sges: Vec<Sge>,
+    /// The receive of a shared queue that was taken and is not used up.
+    pub taken: Option<u16>,
+    /// It was told, in ERR, that there is none any more.
+    told_last: bool,
     /// Answers to send, in order.
     pub answers: VecDeque<Answer>,
     /// New reads and atomics among them, and reads that are asked for again.
@@ -268,8 +274,8 @@ impl Qp {
     }
 
     /// True, once, when a message that found no receive may come again.
-    pub fn fed(&mut self) -> bool {
-        if !self.resp.starved || !self.receives() {
+    pub fn fed(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if !self.resp.starved || !self.receives_any(ctx) {
             return false;
         }
         self.resp.starved = false;

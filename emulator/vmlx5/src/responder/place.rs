@@ -30,7 +30,7 @@ impl Qp {
                 return Outcome::Refused(invalid(vendor::FRAMING), None);
             }
             let begun = match frame.kind {
-                Kind::Send => self.begin_send(ctx.mrs, frame),
+                Kind::Send => self.begin_send(ctx, frame),
                 _ => self.begin_write(ctx.mrs, frame),
             };
             if let Err(outcome) = begun {
@@ -52,7 +52,7 @@ impl Qp {
         let at = u64::from(msg.got);
         if msg.kind == Kind::Send {
             let list = &self.resp.sges;
-            if let Err(why) = ctx.mrs.scatter(self.pd, list, at, payload, last) {
+            if let Err(why) = ctx.mrs.scatter(self.recv_pd, list, at, payload, last) {
                 let ours = Fault::new(Syndrome::LOCAL_PROT, why);
                 return Outcome::Refused(REMOTE_OP, Some(ours));
             }
@@ -60,7 +60,7 @@ impl Qp {
             // The receive of a WRITE with immediate is used when all of it is there.
             if last
                 && frame.is(IMM)
-                && let Err(outcome) = self.have_receive()
+                && let Err(outcome) = self.have_receive(ctx)
             {
                 return outcome;
             }
@@ -110,21 +110,17 @@ impl Qp {
     }
 
     /// Finds the receive for a SEND.
-    fn begin_send(&mut self, mrs: &MrTable, frame: &Frame) -> Result<(), Outcome> {
-        self.have_receive()?;
+    pub(super) fn begin_send(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) -> Result<(), Outcome> {
+        self.have_receive(ctx)?;
         let own = |syndrome, why| Fault::new(syndrome, why);
         let fail = |fault| Outcome::Refused(REMOTE_OP, Some(fault));
-        let (Some(rq), resp) = (self.rq.as_ref(), &mut self.resp) else {
-            return Ok(());
-        };
         let mut entry = [0; 512];
-        let entry = &mut entry[..rq.stride as usize];
-        let slot = u64::from(rq.next) & ((1 << rq.log_entries) - 1);
-        rq.mem
-            .read(rq.offset + slot * u64::from(rq.stride), entry)
-            .map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::MEMORY)))?;
+        let list = self
+            .fetch_receive(ctx, &mut entry)
+            .map_err(|why| fail(own(Syndrome::LOCAL_QP_OP, why)))?;
         let list =
-            parse_recv(entry).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+            parse_recv(list).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+        let resp = &mut self.resp;
         resp.sges.clear();
         resp.sges.extend(list);
         let room: u64 = resp.sges.iter().map(|sge| u64::from(sge.len)).sum();
@@ -134,7 +130,8 @@ impl Qp {
             return Err(Outcome::Refused(invalid(vendor::LENGTH), Some(ours)));
         }
         let need = Access::LOCAL_WRITE;
-        mrs.check(self.pd, need, resp.sges.iter().copied(), total)
+        ctx.mrs
+            .check(self.recv_pd, need, resp.sges.iter().copied(), total)
             .map_err(|why| fail(own(Syndrome::LOCAL_PROT, why)))
     }
 
@@ -144,7 +141,7 @@ impl Qp {
             self.may(mrs, frame, frame.total, Access::REMOTE_WRITE)
                 .map_err(|fault| Outcome::Refused(fault, None))?;
         }
-        if frame.is(IMM) && self.rq.is_none() {
+        if frame.is(IMM) && !self.can_receive() {
             let fault = invalid(vendor::NO_RECEIVE_QUEUE);
             return Err(Outcome::Refused(fault, None));
         }
@@ -152,7 +149,10 @@ impl Qp {
     }
 
     /// Makes sure that a receive is posted.
-    fn have_receive(&mut self) -> Result<(), Outcome> {
+    fn have_receive(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Outcome> {
+        if let Some(srq) = self.srq {
+            return self.have_shared(ctx, srq);
+        }
         if self.rq.is_none() {
             let fault = invalid(vendor::NO_RECEIVE_QUEUE);
             return Err(Outcome::Refused(fault, None));
