@@ -8,7 +8,7 @@ use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::LinkLayer;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 const SQD: u8 = 4;
 const RTS: u8 = 3;
@@ -57,17 +57,6 @@ fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno>
         ..Default::default()
     };
     rig.tell(command::MODIFY_QP, &ask)
-}
-
-/// What was told: of whom, and what.
-fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
-    rig.settle();
-    let of = |m: Vec<u8>| {
-        let event = AsyncEventDesc::read_from_bytes(&m).unwrap();
-        assert_eq!(event.reserved, 0);
-        (event.element, event.event_type)
-    };
-    messages(file).into_iter().map(of).collect()
 }
 
 /// How many events the user must have acknowledged before a queue pair goes.

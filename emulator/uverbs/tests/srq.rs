@@ -8,9 +8,11 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{Payload, SendWqe, SliceSink};
 use rig::*;
 use rustix::io::Errno;
-use vmlx5::{Dma, Event, Srqn};
+use vmlx5::{Dma, Srqn};
+use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
 use zerocopy::IntoBytes;
 
 const LIMIT: u32 = 2;
@@ -226,7 +228,8 @@ fn one_is_changed_asked_and_removed() {
 
 #[test]
 fn queue_pairs_take_from_it() {
-    let mut rig = Rig::open();
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+    let (opened, _) = rig.get_context().unwrap();
     let pd = rig.pd();
     let srq = srq(&mut rig, pd);
     let cq = rig.cq(-1);
@@ -279,9 +282,8 @@ fn queue_pairs_take_from_it() {
     let back: [u8; 6] = rig.read(data + 2048);
     assert_eq!(&back, b"shared");
     // None is left: fewer than the limit.
-    let told = rig.nic.with(|nic| nic.next_event());
-    let (srqn, owner) = (Srqn(srq.srqn), 0xbeef);
-    assert_eq!(told, Some(Event::SrqLimit { srqn, owner }));
+    let limit = (0xbeef, async_event::SRQ_LIMIT_REACHED);
+    assert!(told(&mut rig, opened.async_fd).contains(&limit));
     rig.destroy_qp(qp.handle).unwrap();
     destroy(&mut rig, srq.handle).unwrap();
 }

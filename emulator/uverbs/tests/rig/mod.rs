@@ -523,6 +523,17 @@ pub fn messages(fd: u32) -> Vec<Vec<u8>> {
     all
 }
 
+/// What was told: of whom, and what.
+pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
+    rig.settle();
+    let of = |m: Vec<u8>| {
+        let event = AsyncEventDesc::read_from_bytes(&m).unwrap();
+        assert_eq!(event.reserved, 0);
+        (event.element, event.event_type)
+    };
+    messages(file).into_iter().map(of).collect()
+}
+
 pub type Answer<A, D> = Result<(A, D), Errno>;
 
 pub struct Cq {
