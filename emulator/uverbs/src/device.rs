@@ -123,8 +123,7 @@ impl Device {
             device_cap_flags: cap::CURR_QP_STATE_MOD
                 | cap::SYS_IMAGE_GUID
                 | cap::RC_RNR_NAK_GEN
-                | cap::PORT_ACTIVE_EVENT
-                | cap::MEM_MGT_EXTENSIONS,
+                | cap::PORT_ACTIVE_EVENT,
             max_sge: MAX_SGE,
             max_sge_rd: MAX_SGE,
             max_cq: 1 << 12,
@@ -221,6 +220,4 @@ mod cap {
     pub const PORT_ACTIVE_EVENT: u32 = 1 << 10;
     pub const SYS_IMAGE_GUID: u32 = 1 << 11;
     pub const RC_RNR_NAK_GEN: u32 = 1 << 12;
-    /// Sends with invalidation are there; regions are not registered by work entries.
-    pub const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 }
