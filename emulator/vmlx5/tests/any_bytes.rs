@@ -15,7 +15,7 @@ fn cases() -> ProptestConfig {
     let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig {
         failure_persistence: None,
-        ..ProptestConfig::with_cases(cases.unwrap_or(64))
+        ..ProptestConfig::with_cases(cases.unwrap_or(256))
     }
 }
 

@@ -101,7 +101,8 @@ impl Scene {
                 let no_more = now.pds <= before.pds
                     && now.mrs <= before.mrs
                     && now.cqs <= before.cqs
-                    && now.qps <= before.qps;
+                    && now.qps <= before.qps
+                    && now.srqs <= before.srqs;
                 assert!(no_more, "refused ({why}), and {before:?} became {now:?}");
                 if why == Errno::BUSY {
                     self.shadow.busy(&effect);

@@ -486,8 +486,12 @@ impl Scene {
                     attr(0, cut as u16, inside),
                     attr(1, 128, answers),
                     attr(2, 4, number.into()),
-                    attr(0x1000, (body.len() - cut) as u16, inside + cut as u64),
-                    attr(0x1001, 128, answers + 128),
+                    attr(
+                        0x1000,
+                        (body.len() - cut) as u16,
+                        inside.wrapping_add(cut as u64),
+                    ),
+                    attr(0x1001, 128, answers.wrapping_add(128)),
                 ];
                 // What of it is understood depends on where it was cut.
                 if !matches!(effect, Effect::None) {
@@ -500,8 +504,8 @@ impl Scene {
                     attr(0x1000, 0, 0),
                     attr(0x1001, 4, (shape & 1).into()),
                     attr(0x1002, 8, answers),
-                    attr(0x1003, 4, answers + 8),
-                    attr(0x1004, 4, answers + 16),
+                    attr(0x1003, 4, answers.wrapping_add(8)),
+                    attr(0x1004, 4, answers.wrapping_add(16)),
                 ];
                 (0x1008, 0x1000, attrs)
             }
