@@ -255,7 +255,7 @@ impl Open {
             Object::Mr(mr) => nic.dereg_mr(mr.keys.lkey),
             Object::Cq(cq) => nic.destroy_cq(cq.cqn),
             Object::Srq(srq) => nic.destroy_srq(srq.srqn),
-            Object::Qp(_) | Object::Ah | Object::Uar(_) => Ok(()),
+            Object::Qp(_) | Object::Ah(_) | Object::Uar(_) => Ok(()),
             Object::Umem(_) | Object::Devx(_) => Ok(()),
         });
     }

@@ -18,10 +18,15 @@ pub(crate) enum Object {
     Cq(CompletionQueue),
     Qp(Box<QueuePair>),
     Srq(SharedReceives),
-    Ah,
+    Ah(AddressHandle),
     Uar(Doorbell),
     Umem(Arc<Umem>),
     Devx(Devx),
+}
+
+/// An address handle, which is only counted: the library keeps what it says.
+pub(crate) struct AddressHandle {
+    pub pd: PdId,
 }
 
 /// A registered region.
@@ -58,6 +63,7 @@ macro_rules! kinds {
 
 kinds! {
     PdId = Pd,
+    AddressHandle = Ah,
     Region = Mr,
     CompletionQueue = Cq,
     Box<QueuePair> = Qp,
@@ -112,21 +118,6 @@ impl Handles {
         T::of(object).ok_or(Errno::INVAL)
     }
 
-    /// Removes an address handle.
-    ///
-    /// # Errors
-    /// As [`doomed`](Handles::doomed).
-    pub fn remove_ah(&mut self, handle: u32) -> Result<(), Errno> {
-        match self.objects.get(&handle) {
-            None => Err(Errno::NOENT),
-            Some(Object::Ah) => {
-                self.objects.remove(&handle);
-                Ok(())
-            }
-            Some(_) => Err(Errno::INVAL),
-        }
-    }
-
     /// All objects.
     pub fn each(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()
@@ -140,7 +131,7 @@ impl Handles {
     pub fn drain(&mut self) -> Vec<Object> {
         let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
         all.sort_by_key(|object| match object {
-            Object::Ah | Object::Qp(_) => 0,
+            Object::Ah(_) | Object::Qp(_) => 0,
             Object::Cq(_) | Object::Srq(_) => 1,
             Object::Mr(_) => 2,
             Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,

@@ -692,6 +692,8 @@ fn ethernet_has_addresses_of_its_own() {
     assert_eq!(own.response_length, 16);
     assert_ne!(own.dmac, [0; 6]);
     let handle = say.ah_handle;
+    let used = rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
+    assert_eq!(used, Err(Errno::BUSY));
     rig.tell(command::DESTROY_AH, &Handle { handle }).unwrap();
     let again = rig.tell(command::DESTROY_AH, &Handle { handle });
     assert_eq!(again, Err(Errno::NOENT));

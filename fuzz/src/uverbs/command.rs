@@ -402,7 +402,7 @@ impl Scene {
         };
         Command {
             bytes: self.plain(command::CREATE_AH, [ask.as_bytes(), &[]], 20, input),
-            effect: Effect::Makes(Kind::Ah, Vec::new(), None),
+            effect: Effect::Makes(Kind::Ah, vec![(Kind::Pd, pd)], None),
         }
     }
 
