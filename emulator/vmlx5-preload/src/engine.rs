@@ -105,7 +105,12 @@ pub fn device(index: u32) -> Result<Arc<Device>, i32> {
 /// Makes a NIC in the first free slot of a device.
 fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32> {
     let nodes = (0..SLOTS).map(|slot| config.fabric.node(index, slot));
-    let fabric = ShmFabric::claim(ShmConfig::default(), Arc::clone(bell), nodes);
+    // All engines nap for microseconds only.
+    let quiet = ShmConfig {
+        quiet: true,
+        ..ShmConfig::default()
+    };
+    let fabric = ShmFabric::claim(quiet, Arc::clone(bell), nodes);
     let fabric = fabric.map_err(|why| {
         trace::line(format_args!("mlx5_{index}: {why}"));
         libc::ENOMEM

@@ -25,7 +25,7 @@ pub use super::greeting::PROTOCOL_VERSION;
 use super::greeting::{self, Greeting, Heard};
 use super::ring::{MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
 use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
-use crate::frame::FrameHeader;
+use crate::frame::{FrameHeader, Kind};
 
 /// How often sockets are looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -49,6 +49,10 @@ pub struct ShmConfig {
     /// The protocol version to speak: [`ShmConfig::default`] has the only one there is;
     /// another one is refused by every peer.
     pub version: u32,
+    /// Who is at the other end looks for frames by itself every few microseconds: room that is
+    /// given back, and acknowledgements alone, do not wake it. Where processors are few, a wake
+    /// takes one from the program that was about to answer.
+    pub quiet: bool,
 }
 
 impl Default for ShmConfig {
@@ -57,6 +61,7 @@ impl Default for ShmConfig {
             ring_bytes: 4 << 20,
             max_links: 4096,
             version: PROTOCOL_VERSION,
+            quiet: false,
         }
     }
 }
@@ -95,6 +100,8 @@ struct Out {
     writer: Writer,
     /// Known once the call was answered.
     bell: Option<Bell>,
+    /// What was written since the last look is worth a wake.
+    urgent: bool,
 }
 
 struct In {
@@ -219,6 +226,7 @@ impl ShmFabric {
             socket,
             writer: Writer::new(region, false),
             bell: None,
+            urgent: false,
         })
     }
 
@@ -421,7 +429,10 @@ impl Fabric for ShmFabric {
         }
         let out = self.peers[i].out.as_mut().ok_or(SendRefused::Lost)?;
         match out.writer.write(header, fill) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                out.urgent |= header.kind != Kind::Ack as u8;
+                Ok(())
+            }
             Err(Refused::Full) => Err(SendRefused::Full),
             Err(Refused::Unfilled) => Err(SendRefused::Unfilled),
             Err(Refused::Garbage(e)) => {
@@ -466,7 +477,11 @@ impl Fabric for ShmFabric {
                 .inward
                 .as_mut()
                 .is_some_and(|inward| inward.reader.release());
-            if !news {
+            let urgent = peer
+                .out
+                .as_mut()
+                .is_some_and(|out| std::mem::take(&mut out.urgent));
+            if !news || self.config.quiet && !urgent {
                 continue;
             }
             let out = peer.out.as_ref().and_then(|out| out.bell.as_ref());

@@ -27,9 +27,19 @@ fn end_with(config: ShmConfig) -> End {
 
 impl End {
     fn send(&mut self, peer: PeerId, tag: u32, payload: &[u8]) -> Result<(), SendRefused> {
+        self.say(Kind::Ack, peer, tag, payload)
+    }
+
+    fn say(
+        &mut self,
+        kind: Kind,
+        peer: PeerId,
+        tag: u32,
+        payload: &[u8],
+    ) -> Result<(), SendRefused> {
         let header = FrameHeader {
             len: (payload.len() as u32).into(),
-            kind: Kind::Ack as u8,
+            kind: kind as u8,
             psn: tag.into(),
             ..FrameHeader::default()
         };
@@ -154,6 +164,33 @@ fn the_bell_of_the_other_end_is_rung() {
         b.step(Time::ZERO);
     }
     assert!(sleeper.join().unwrap() < Duration::from_secs(50));
+}
+
+#[test]
+fn a_quiet_end_rings_for_messages_alone() {
+    let quiet = || {
+        end_with(ShmConfig {
+            quiet: true,
+            ..ShmConfig::default()
+        })
+    };
+    let (mut a, mut b, mut now) = (quiet(), quiet(), 0);
+    let to_b = connect(&mut now, &mut a, &mut b);
+    let bell = b.fabric.bell.clone();
+    let mut asleep = |kind, limit| {
+        let start = std::time::Instant::now();
+        bell.nap(|| {
+            a.say(kind, to_b, 0, &[]).unwrap();
+            a.fabric.flush();
+            Some(limit)
+        });
+        b.step(Time::ZERO);
+        start.elapsed()
+    };
+    let (short, long) = (Duration::from_millis(20), Duration::from_secs(60));
+    assert!(asleep(Kind::Ack, short) >= short);
+    assert!(asleep(Kind::Send, long) < long);
+    assert_eq!(b.got.len(), 2);
 }
 
 #[test]
