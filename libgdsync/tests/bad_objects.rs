@@ -313,7 +313,7 @@ fn records_that_cannot_be_read() {
         QpAddress::from_bytes(&longer),
         protocol,
         None,
-        &["41 bytes"],
+        &["65 bytes"],
     );
     // One taken for the other, another version, another magic.
     refused(QpAddress::from_bytes(&remote), protocol, None, &["type 2"]);

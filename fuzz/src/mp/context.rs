@@ -414,6 +414,7 @@ impl Hostile {
                     psn: input.next(),
                     gpu: input.number(),
                     process: input.number(),
+                    port: None,
                 };
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }

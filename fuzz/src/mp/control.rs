@@ -28,6 +28,7 @@ pub fn run(data: &[u8]) {
                 psn: input.next(),
                 gpu: input.next(),
                 process: input.next(),
+                port: None,
             };
             bytes.extend(record.to_bytes());
             bytes.extend(input.next::<[u8; 16]>());

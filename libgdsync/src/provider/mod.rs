@@ -5,5 +5,6 @@
 //! publishes completions as words, over the same device: the form that any NIC can have.
 
 pub(crate) mod emulated;
+pub(crate) mod nic;
 pub(crate) mod proxy;
 mod span;

@@ -253,6 +253,7 @@ mod tests {
             psn: 7,
             gpu: 8,
             process: 9,
+            port: None,
         };
         let all = [
             Control::Connect {
