@@ -13,6 +13,7 @@ use crate::gpu::{Gpu, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
+use crate::provider::rdma_core::RdmaCoreNic;
 use crate::watch::{WatchList, Watcher};
 
 /// What a registration permits. Local reading is always permitted.
@@ -104,6 +105,17 @@ impl Device {
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
         Ok(Device::open(gpu, Arc::new(nic), watched))
+    }
+
+    /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
+    /// to the GPU that has an active port. Its queues lie in pinned memory, whatever
+    /// [`QpConfig`] says.
+    ///
+    /// # Errors
+    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
+    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
+    pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
+        Ok(Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true))
     }
 
     fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Device {
