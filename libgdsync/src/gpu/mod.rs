@@ -30,6 +30,7 @@ pub use event::Event;
 pub use event::EventHandle;
 pub(crate) use mapped::Mapped;
 pub use module::Module;
+pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
 pub use stream::Stream;

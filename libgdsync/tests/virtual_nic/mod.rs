@@ -1,7 +1,7 @@
 //! Tests in a process of their own in which rdma-core finds a virtual ConnectX: `libvmlx5.so` is
 //! built from this workspace and preloaded. The first line of such a test is `inside!`.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_macros, unused_imports)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,29 +106,29 @@ fn run(name: &str, command: &mut Command) {
     assert!(passed, "{name}: {end}\n{text}");
 }
 
-/// The library to preload, built if its sources have changed, where this test's program is.
+/// The library to preload, built if its sources have changed. Of the release build, which the
+/// programs of `emulator/ci` run on too.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let exe = std::env::current_exe().unwrap();
         // target/PROFILE/deps/PROGRAM
-        let built = exe.ancestors().nth(2).unwrap();
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        cargo
-            .args(["build", "--quiet", "--package", "vmlx5-preload"])
+        let target = exe.ancestors().nth(3).unwrap();
+        let done = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
+            .args(["build", "--quiet", "--release"])
+            // Both, as there: alone, it would be another build.
+            .args(["--package", "vmlx5-preload", "--package", "vmlx5-cli"])
             .arg("--target-dir")
-            .arg(built.parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"));
-        if built.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let done = cargo.output().unwrap();
+            .arg(target)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .output()
+            .unwrap();
         assert!(
             done.status.success(),
             "{}",
             String::from_utf8_lossy(&done.stderr)
         );
-        let library = built.join("libvmlx5.so");
+        let library = target.join("release/libvmlx5.so");
         assert!(library.exists(), "no {}", library.display());
         library
     })

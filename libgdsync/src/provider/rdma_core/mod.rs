@@ -2,10 +2,11 @@
 //!
 //! libmlx5 makes the objects, in memory of ours; then CPU, streams and kernels write its rings
 //! and ring its doorbells themselves. [`context`] has the libraries and opened NICs, [`port`]
-//! the choice of NIC, port and identifier, [`qp`] how a queue pair is made, [`path`] what it is
-//! set to on its way to a peer.
+//! the choice of NIC, port and identifier, [`qp`] how a queue pair is made, [`doorbell`]
+//! where it is rung, [`path`] what it is set to on its way to a peer.
 
 mod context;
+mod doorbell;
 mod path;
 mod port;
 mod qp;
@@ -19,6 +20,7 @@ use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
 use self::context::{Context, refused_last};
+use self::doorbell::Doorbells;
 use self::port::Port;
 use self::qp::QpParts;
 use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
@@ -57,6 +59,7 @@ pub(crate) struct RdmaCoreNic {
     port: Port,
     name: String,
     alive: Mutex<Alive>,
+    doorbells: Doorbells,
 }
 
 impl RdmaCoreNic {
@@ -68,6 +71,7 @@ impl RdmaCoreNic {
             port,
             name: format!("{}:{}", context.name, port.number),
             alive: Mutex::default(),
+            doorbells: Doorbells::default(),
         })
     }
 
@@ -215,8 +219,9 @@ impl Nic for RdmaCoreNic {
         let pd = self.pd(pd, OPERATION)?;
         // SAFETY: a protection domain of this context; queue pairs hold their memory, and take
         // these objects down before they let go of it.
-        let made = unsafe { QpParts::make(self.context, pd, &self.gpu, rings, PAGE) };
-        let (parts, qpn, held, register) = made?;
+        let (parts, qpn, register) = unsafe { QpParts::make(self.context, pd, rings, PAGE)? };
+        // SAFETY: mapped until the process ends, as contexts stay open.
+        let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },

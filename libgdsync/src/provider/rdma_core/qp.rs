@@ -18,9 +18,9 @@ use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use super::context::{Context, check, refused_last};
 use super::path::Change;
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Region};
+use crate::gpu::Region;
 use crate::provider::nic::QpRings;
-use crate::rdma::{Access, Place};
+use crate::rdma::Access;
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
@@ -129,15 +129,17 @@ fn address(region: &Region, offset: u64) -> Result<usize> {
 }
 
 impl QpParts {
+    /// A queue pair, its number, and its doorbell register, which is mapped until the process
+    /// ends.
+    ///
     /// # Safety
     /// `pd` is a protection domain of `context`, and the memory of `rings` outlives this.
     pub unsafe fn make(
         context: &'static Context,
         pd: *mut ibv_pd,
-        gpu: &Gpu,
         rings: &QpRings<'_>,
         page: usize,
-    ) -> Result<(QpParts, u32, Region, Place)> {
+    ) -> Result<(QpParts, u32, NonNull<u8>)> {
         let mut parts = QpParts {
             context,
             qp: std::ptr::null_mut(),
@@ -153,14 +155,7 @@ impl QpParts {
             parts.cqs[i] = parts.make_cq(address(region, offset)?, 1 << log, page)?;
         }
         let (qpn, register) = parts.make_qp(rings, page)?;
-        // SAFETY: a register of the NIC's, mapped until the process ends.
-        let held = unsafe { gpu.register_host(register.as_ptr(), 8)? };
-        let place = Place {
-            // SAFETY: as above; only stored to, atomically.
-            cpu: unsafe { crate::gpu::Mapped::write_combining(register, 8) },
-            gpu: held.addr(),
-        };
-        Ok((parts, qpn, held, place))
+        Ok((parts, qpn, register))
     }
 
     /// # Safety
@@ -312,9 +307,7 @@ impl QpParts {
             let what = format!("a queue pair laid out as {is:x?} in place of {wanted:x?}");
             refusal = Some(Error::new(CREATE, Kind::Unsupported, what));
             let qp = std::mem::replace(&mut self.qp, std::ptr::null_mut());
-            // SAFETY: just made, used by nobody.
-            let gone = unsafe { (self.context.libraries.verbs.ibv_destroy_qp)(qp) };
-            check(gone, CREATE, "take back a queue pair of another layout")?;
+            self.take_back(qp)?;
         }
         Err(refusal.unwrap_or_else(|| Error::new(CREATE, Kind::System, "no queue pair")))
     }
@@ -363,7 +356,6 @@ impl QpParts {
             let what = format!("queue pair of {requests} sends and {entries} receives");
             return Err(refused_last(CREATE, &what));
         }
-        self.qp = qp;
         let none = mlx5dv_ring {
             buf: std::ptr::null_mut(),
             wqe_cnt: 0,
@@ -385,8 +377,19 @@ impl QpParts {
         question.qp.out = &mut out;
         // SAFETY: a live queue pair and a place to write to.
         let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_QP) };
-        check(answer, CREATE, "where the queue pair lies")?;
+        if let Err(e) = check(answer, CREATE, "where the queue pair lies") {
+            self.take_back(qp)?;
+            return Err(e);
+        }
+        self.qp = qp;
         Ok(out)
+    }
+
+    /// Destroys a queue pair that is not the one wanted.
+    fn take_back(&self, qp: *mut ibv_qp) -> Result<()> {
+        // SAFETY: just made, used by nobody.
+        let gone = unsafe { (self.context.libraries.verbs.ibv_destroy_qp)(qp) };
+        check(gone, CREATE, "take back a queue pair of another layout")
     }
 
     /// Changes its state.
