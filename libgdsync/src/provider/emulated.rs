@@ -139,6 +139,7 @@ impl Nic for EmulatedNic {
     fn layout(&self) -> Layout {
         Layout {
             align: 64,
+            most_pieces: usize::MAX,
             takes_uar: true,
             device_queues: true,
         }

@@ -38,13 +38,22 @@ pub(crate) struct QpMade {
 /// How the memory of a queue pair has to lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// What work queues and completion queues are aligned to, and how long they are a multiple
-    /// of, in bytes.
+    /// What queues are aligned to at least, and their length is a multiple of, in bytes.
     pub align: usize,
+    /// Long work queues are aligned to more: no more than so many aligned pieces are one.
+    pub most_pieces: usize,
     /// Whether the NIC takes a page of ours for doorbells. Else it has one.
     pub takes_uar: bool,
     /// Whether queues may lie in the GPU's memory.
     pub device_queues: bool,
+}
+
+impl Layout {
+    /// What the work queues of a queue pair, `len` bytes in all, are aligned to, and their
+    /// length is a multiple of.
+    pub fn grain(&self, len: usize) -> usize {
+        self.align.max(len.next_power_of_two() / self.most_pieces)
+    }
 }
 
 /// The memory of a queue pair: regions, offsets in them, sizes. The send ring lies directly

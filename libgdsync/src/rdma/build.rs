@@ -37,19 +37,19 @@ impl Carver {
         at
     }
 
-    /// Memory for a queue: here, its address aligned as `layout` says, or where it is wanted.
+    /// Memory for a queue: here, its address aligned, or where it is wanted.
     /// Answers the region and the place in it.
     fn queue(
         &mut self,
         gpu: &Gpu,
-        layout: Layout,
         kind: MemoryKind,
         len: usize,
+        align: usize,
     ) -> Result<(Region, usize)> {
         match kind {
             MemoryKind::Pinned => {
                 let base = self.region.addr().0 as usize;
-                self.at = (base + self.at).next_multiple_of(layout.align) - base;
+                self.at = (base + self.at).next_multiple_of(align) - base;
                 Ok((self.region.clone(), self.take_at(len)))
             }
             MemoryKind::Device => Ok((shared(gpu, kind, len)?, 0)),
@@ -130,30 +130,32 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
     let sizes = sizes(config)?;
     let layout = nic.layout();
     let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
-    // The second queue of each pair begins where the NIC wants one to begin.
+    // Both completion queues begin where the NIC wants one to begin.
     let recv_cq_at = send_cq.next_multiple_of(layout.align);
-    let ring_len = (sizes.recv_bytes + sizes.send_bytes).next_multiple_of(layout.align);
     let cq_len = recv_cq_at + recv_cq.next_multiple_of(layout.align);
+    let ring_len = sizes.recv_bytes + sizes.send_bytes;
+    let grain = layout.grain(ring_len);
+    let ring_len = ring_len.next_multiple_of(grain);
     let ring_memory = reachable(layout, config.ring_memory);
     let cq_memory = reachable(layout, config.cq_memory);
     // With the most that aligning it can take.
-    let here = |kind: MemoryKind, len: usize| match kind {
-        MemoryKind::Pinned => len.next_multiple_of(ALIGN) + layout.align - ALIGN,
+    let here = |kind: MemoryKind, len: usize, align: usize| match kind {
+        MemoryKind::Pinned => len.next_multiple_of(ALIGN) + align - ALIGN,
         MemoryKind::Device => 0,
     };
     let page = match layout.takes_uar {
         true => doorbell::PAGE,
         false => 0,
     };
-    let queues = here(ring_memory, ring_len) + here(cq_memory, cq_len);
+    let queues = here(ring_memory, ring_len, grain) + here(cq_memory, cq_len, layout.align);
     let control = gpu.alloc(MemoryKind::Pinned, page + words_len(config) + queues)?;
     let mut carver = Carver {
         region: control.clone(),
         at: page,
     };
-    let (ring, recv_at) = carver.queue(gpu, layout, ring_memory, ring_len)?;
+    let (ring, recv_at) = carver.queue(gpu, ring_memory, ring_len, grain)?;
     let send_at = recv_at + sizes.recv_bytes;
-    let (cqs, cq_at) = carver.queue(gpu, layout, cq_memory, cq_len)?;
+    let (cqs, cq_at) = carver.queue(gpu, cq_memory, cq_len, layout.align)?;
     let mut regions = vec![ring.clone(), cqs.clone()];
     let own_record = match reachable(layout, config.record_memory) {
         MemoryKind::Pinned => None,

@@ -117,6 +117,7 @@ impl Nic for RdmaCoreNic {
     fn layout(&self) -> Layout {
         Layout {
             align: PAGE,
+            most_pieces: 64,
             takes_uar: false,
             device_queues: false,
         }
@@ -219,7 +220,8 @@ impl Nic for RdmaCoreNic {
         let pd = self.pd(pd, OPERATION)?;
         // SAFETY: a protection domain of this context; queue pairs hold their memory, and take
         // these objects down before they let go of it.
-        let (parts, qpn, register) = unsafe { QpParts::make(self.context, pd, rings, PAGE)? };
+        let (parts, qpn, register) =
+            unsafe { QpParts::make(self.context, pd, rings, self.layout())? };
         // SAFETY: mapped until the process ends, as contexts stay open.
         let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
         self.alive().qps.insert(qpn, parts);

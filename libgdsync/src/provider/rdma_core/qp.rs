@@ -19,7 +19,7 @@ use super::context::{Context, check, refused_last};
 use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
-use crate::provider::nic::QpRings;
+use crate::provider::nic::{Layout, QpRings};
 use crate::rdma::Access;
 use crate::ring::cq::ENTRY;
 
@@ -138,7 +138,7 @@ impl QpParts {
         context: &'static Context,
         pd: *mut ibv_pd,
         rings: &QpRings<'_>,
-        page: usize,
+        layout: Layout,
     ) -> Result<(QpParts, u32, NonNull<u8>)> {
         let mut parts = QpParts {
             context,
@@ -152,9 +152,9 @@ impl QpParts {
         // SAFETY: the caller's promise.
         unsafe { parts.make_domain(pd)? };
         for (i, (region, offset, log)) in [rings.send_cq, rings.recv_cq].into_iter().enumerate() {
-            parts.cqs[i] = parts.make_cq(address(region, offset)?, 1 << log, page)?;
+            parts.cqs[i] = parts.make_cq(address(region, offset)?, 1 << log, layout)?;
         }
-        let (qpn, register) = parts.make_qp(rings, page)?;
+        let (qpn, register) = parts.make_qp(rings, layout)?;
         Ok((parts, qpn, register))
     }
 
@@ -201,12 +201,13 @@ impl QpParts {
         Ok(())
     }
 
-    fn make_cq(&self, at: usize, entries: u32, page: usize) -> Result<*mut ibv_cq> {
+    fn make_cq(&self, at: usize, entries: u32, layout: Layout) -> Result<*mut ibv_cq> {
         let mlx5 = self.context.libraries.mlx5;
+        let len = entries as usize * ENTRY;
         self.offers.set(&[Offer {
             kind: MLX5DV_RES_TYPE_CQ,
             at,
-            len: (entries as usize * ENTRY).next_multiple_of(page),
+            len: len.next_multiple_of(layout.align),
         }]);
         let mut attr = ibv_cq_init_attr_ex {
             // The library makes room for one more, and rounds up.
@@ -256,7 +257,7 @@ impl QpParts {
     }
 
     /// Makes the queue pair itself; answers its number and its doorbell register.
-    fn make_qp(&mut self, rings: &QpRings<'_>, page: usize) -> Result<(u32, NonNull<u8>)> {
+    fn make_qp(&mut self, rings: &QpRings<'_>, layout: Layout) -> Result<(u32, NonNull<u8>)> {
         let (ring, recv_at, entries, stride) = rings.recv_ring;
         let (_, send_at, blocks) = rings.send_ring;
         let recv = address(ring, recv_at)?;
@@ -267,7 +268,7 @@ impl QpParts {
             Offer {
                 kind: MLX5DV_RES_TYPE_QP,
                 at: recv,
-                len: bytes.next_multiple_of(page),
+                len: bytes.next_multiple_of(layout.grain(bytes)),
             },
             Offer {
                 kind: MLX5DV_RES_TYPE_DBR,
