@@ -3,10 +3,16 @@
 
 mod virtual_nic;
 
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, Work};
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig,
+    RemoteMemory, Work,
+};
 use gdsync::{Gpu, Kind, Status};
 use virtual_nic::inside;
 
@@ -403,23 +409,23 @@ fn peers_that_cannot_be_are_refused_and_another_may_follow() {
     let good = b.address();
     let port = good.port.expect("a real port");
     assert_ne!(port.lid, 0);
-    let with = |port| gdsync::rdma::QpAddress {
+    let with = |port| QpAddress {
         port: Some(port),
         ..good
     };
     let wrong = [
-        gdsync::rdma::QpAddress { port: None, ..good },
-        gdsync::rdma::QpAddress {
+        QpAddress { port: None, ..good },
+        QpAddress {
             qpn: 1 << 24,
             ..good
         },
-        gdsync::rdma::QpAddress {
+        QpAddress {
             psn: u32::MAX,
             ..good
         },
-        with(gdsync::rdma::PortAddress { lid: 0, ..port }),
-        with(gdsync::rdma::PortAddress { mtu: 6, ..port }),
-        with(gdsync::rdma::PortAddress { mtu: 0, ..port }),
+        with(PortAddress { lid: 0, ..port }),
+        with(PortAddress { mtu: 6, ..port }),
+        with(PortAddress { mtu: 0, ..port }),
     ];
     for address in wrong {
         let error = a.connect(&address).unwrap_err();
@@ -427,4 +433,179 @@ fn peers_that_cannot_be_are_refused_and_another_may_follow() {
     }
     connect(&mut a, &mut b);
     assert_eq!(a.connect(&good).unwrap_err().kind(), Kind::WrongState);
+}
+
+/// Counters of queues have 16 bits, those of completions more.
+#[test]
+fn counters_wrap() {
+    inside!(&[]);
+    const EACH: u32 = 64;
+    let config = QpConfig {
+        send_blocks: 256,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(&config);
+    let far = p.memory(MemoryKind::Pinned, 64);
+    let span = far.remote().span(0, 8).unwrap();
+    for batch in 0..(1 << 16) / EACH + 4 {
+        let mut last = None;
+        for i in 1..=EACH {
+            let value = u64::from(batch * EACH + i).to_le_bytes();
+            let pieces: [&[u8]; 1] = [&value];
+            let work = Work::write_inline(&pieces, span);
+            let work = if i == EACH { work.signaled() } else { work };
+            last = Some(p.a.prepare_within(&work, LIMIT).unwrap());
+        }
+        let last = last.expect("there is one");
+        p.a.post(last).unwrap();
+        p.a.wait(last, LIMIT).unwrap();
+        let mut got = [0; 8];
+        far.region().read(0, &mut got).unwrap();
+        assert_eq!(u64::from_le_bytes(got), u64::from((batch + 1) * EACH));
+    }
+}
+
+/// What a stream still has to ring when everything was dropped is rung into a page that is there,
+/// and the stream goes on.
+#[test]
+fn a_stream_outlives_the_device() {
+    inside!(&[]);
+    for (path, config) in paths() {
+        let p = Pair::new(&config);
+        let gpu = p.gpu.clone();
+        let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let gate = gate.word32(0).unwrap();
+        let memory = p.memory(MemoryKind::Pinned, 64);
+        let stream = gpu.stream().unwrap();
+        {
+            let mut p = p;
+            let span = memory.remote().span(32, 8).unwrap();
+            let list = [memory.sge(0, 8)];
+            let write = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let post = [
+                Descriptor::WaitValue32 {
+                    word: &gate,
+                    condition: gdsync::memop::Condition::Geq,
+                    value: 1,
+                    flush: false,
+                },
+                Descriptor::Send(write),
+                Descriptor::wait(write),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+        }
+        drop(memory);
+        gate.store(1).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "{path}: stuck");
+    }
+}
+
+/// Two processes with a NIC each, which know each other by their records alone.
+#[test]
+fn two_processes() {
+    inside!(&[]);
+    let path = std::env::temp_dir().join(format!("gdsync-two-{}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_other_process", "--nocapture"])
+        .env(OTHER, &path)
+        .spawn()
+        .unwrap();
+    let (mut line, _) = listener.accept().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::rdma_core(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    let (there, theirs) = exchange(&mut line, &qp, &memory);
+    qp.connect(&there).unwrap();
+    ready(&mut line);
+    let stream = gpu.stream().unwrap();
+    for round in 0..50 {
+        region.write(0, &pattern(round, 1500)).unwrap();
+        let recv = qp.prepare_receive(&[memory.sge(2048, 1500)]).unwrap();
+        let list = [memory.sge(0, 1500)];
+        let send = qp
+            .prepare(&Work::send(&list).with_imm(1).signaled())
+            .unwrap();
+        let post = [
+            Descriptor::Receive(recv),
+            Descriptor::Send(send),
+            Descriptor::wait(send),
+            Descriptor::wait_flushed(recv),
+        ];
+        qp.post_on(&stream, &post).unwrap();
+        finish(&stream);
+        let mut got = vec![0; 1500];
+        region.read(2048, &mut got).unwrap();
+        assert_eq!(got, pattern(round + 1, 1500));
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // It is silent now, and that is an error after its time.
+    let span = theirs.span(0, 8).unwrap();
+    let list = [memory.sge(0, 8)];
+    let write = qp.prepare(&Work::write(&list, span).signaled()).unwrap();
+    let post = [Descriptor::Send(write), Descriptor::wait(write)];
+    qp.post_on(&stream, &post).unwrap();
+    let error = qp.wait(write, LIMIT).unwrap_err();
+    assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
+    finish(&stream);
+}
+
+/// Where the other process finds the one that started it.
+const OTHER: &str = "VIRTUAL_NIC_OTHER";
+
+#[test]
+fn the_other_process() {
+    let Some(path) = std::env::var_os(OTHER) else {
+        return;
+    };
+    let mut line = UnixStream::connect(path).unwrap();
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::rdma_core(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    let (there, _) = exchange(&mut line, &qp, &memory);
+    qp.connect(&there).unwrap();
+    let mut round = 0;
+    let mut recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
+    qp.post_receive(recv).unwrap();
+    ready(&mut line);
+    loop {
+        qp.wait(recv, LIMIT).unwrap();
+        assert_eq!(qp.received(recv).unwrap().imm, Some(1));
+        let mut got = vec![0; 1500];
+        region.read(0, &mut got).unwrap();
+        assert_eq!(got, pattern(round, 1500));
+        round += 1;
+        recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
+        qp.post_receive(recv).unwrap();
+        region.write(2048, &pattern(round, 1500)).unwrap();
+        let list = [memory.sge(2048, 1500)];
+        let send = qp.prepare(&Work::send(&list).signaled()).unwrap();
+        qp.post(send).unwrap();
+        qp.wait(send, LIMIT).unwrap();
+    }
+}
+
+/// Tells the peer the records of a queue pair and of memory; answers the peer's.
+fn exchange(line: &mut UnixStream, qp: &Qp, memory: &Mr) -> (QpAddress, RemoteMemory) {
+    line.write_all(&qp.address().to_bytes()).unwrap();
+    line.write_all(&memory.remote().to_bytes()).unwrap();
+    let (mut qp, mut memory) = ([0; QpAddress::LEN], [0; RemoteMemory::LEN]);
+    line.read_exact(&mut qp).unwrap();
+    line.read_exact(&mut memory).unwrap();
+    let memory = RemoteMemory::from_bytes(&memory).unwrap();
+    (QpAddress::from_bytes(&qp).unwrap(), memory)
+}
+
+/// Returns once the peer is as far.
+fn ready(line: &mut UnixStream) {
+    line.write_all(b"!").unwrap();
+    line.read_exact(&mut [0]).unwrap();
 }

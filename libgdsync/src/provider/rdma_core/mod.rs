@@ -84,6 +84,24 @@ impl RdmaCoreNic {
         self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
     }
 
+    /// Registers memory of the GPU by a dma-buf.
+    fn by_dma_buf(&self, pd: *mut ibv_pd, region: &Region, rights: i32) -> Result<*mut ibv_mr> {
+        const OPERATION: &str = "register dma-buf";
+        let verbs = self.context.libraries.verbs;
+        let buf = region.dma_buf()?;
+        let Some(register) = verbs.ibv_reg_dmabuf_mr else {
+            let what = format!("{verbs:?} has no ibv_reg_dmabuf_mr");
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        };
+        let (fd, iova) = (buf.fd.as_raw_fd(), region.addr().0);
+        // SAFETY: the descriptor covers the region from `offset` on.
+        let mr = unsafe { register(pd, buf.offset, region.len(), iova, fd, rights) };
+        if mr.is_null() {
+            return Err(refused_last(OPERATION, &format!("{region:?}")));
+        }
+        Ok(mr)
+    }
+
     /// Changes the state of a queue pair.
     fn modify<R>(
         &self,
@@ -163,17 +181,9 @@ impl Nic for RdmaCoreNic {
             Some(host) => plain(host.as_ptr().cast()),
             // The GPU's memory: by a dma-buf, or as an address that a module of the GPU's driver
             // in the kernel knows.
-            None => match (region.dma_buf(), verbs.ibv_reg_dmabuf_mr) {
-                (Ok(buf), Some(register)) => {
-                    let fd = buf.fd.as_raw_fd();
-                    // SAFETY: the descriptor covers the region from `offset` on.
-                    unsafe { register(pd, buf.offset, len, iova, fd, rights) }
-                }
-                (buf, _) => {
-                    let why = buf.err().map_or_else(
-                        || format!("{verbs:?} registers no dma-bufs"),
-                        |e| e.to_string(),
-                    );
+            None => match self.by_dma_buf(pd, region, rights) {
+                Ok(mr) => mr,
+                Err(why) => {
                     tracing::info!(target: "gdsync", "{region:?} is registered by address: {why}");
                     plain(iova as *mut c_void)
                 }

@@ -66,7 +66,12 @@ unsafe extern "C" fn allocate(
     match offers.take(kind, size, align) {
         Some(at) => at as *mut c_void,
         None if kind == MLX5DV_RES_TYPE_DBR => IBV_ALLOCATOR_USE_DEFAULT,
-        None => std::ptr::null_mut(),
+        None => {
+            // What the caller of libmlx5 is told.
+            // SAFETY: this thread's own.
+            unsafe { *libc::__errno_location() = libc::ENOMEM };
+            std::ptr::null_mut()
+        }
     }
 }
 
@@ -162,22 +167,17 @@ impl QpParts {
     /// `pd` is a protection domain of this context.
     unsafe fn make_domain(&mut self, pd: *mut ibv_pd) -> Result<()> {
         let verbs = self.context.libraries.verbs;
-        let unknown = || {
-            let what = format!(
-                "{}: its provider knows no parent domains",
-                self.context.name
-            );
-            Error::new(CREATE, Kind::Unsupported, what)
-        };
         // SAFETY: an open context.
         let threads = unsafe { verbs.alloc_td(self.context.raw(), ibv_td_init_attr::default()) };
-        let threads = threads.ok_or_else(unknown)?;
-        if threads.is_null() {
-            return Err(refused_last(CREATE, "thread domain"));
+        self.threads = threads.unwrap_or(std::ptr::null_mut());
+        if self.threads.is_null() {
+            let why = std::io::Error::last_os_error();
+            let name = &self.context.name;
+            tracing::info!(target: "gdsync", "{name}: queue pairs share doorbells: {why}");
         }
         let attr = ibv_parent_domain_init_attr {
             pd,
-            td: threads,
+            td: self.threads,
             comp_mask: IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
                 | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
             alloc: Some(allocate),
@@ -186,7 +186,6 @@ impl QpParts {
         };
         // SAFETY: both domains are of this context; the offers outlive the parent domain.
         let domain = unsafe { verbs.alloc_parent_domain(self.context.raw(), attr) };
-        self.threads = threads;
         let domain = domain.ok_or_else(|| {
             let what = format!(
                 "{}: its provider knows no parent domains",
