@@ -454,10 +454,11 @@ fn counters_wrap() {
             let pieces: [&[u8]; 1] = [&value];
             let work = Work::write_inline(&pieces, span);
             let work = if i == EACH { work.signaled() } else { work };
-            last = Some(p.a.prepare_within(&work, LIMIT).unwrap());
+            let write = p.a.prepare_within(&work, LIMIT).unwrap();
+            p.a.post(write).unwrap();
+            last = Some(write);
         }
         let last = last.expect("there is one");
-        p.a.post(last).unwrap();
         p.a.wait(last, LIMIT).unwrap();
         let mut got = [0; 8];
         far.region().read(0, &mut got).unwrap();
