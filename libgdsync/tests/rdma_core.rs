@@ -3,15 +3,12 @@
 
 mod virtual_nic;
 
-use std::io::{Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::process::Command;
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
     Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig,
-    RemoteMemory, Work,
+    Work,
 };
 use gdsync::{Gpu, Kind, Status};
 use virtual_nic::inside;
@@ -77,6 +74,7 @@ fn pattern(round: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_send_from_the_cpu_arrives() {
     inside!(&[]);
     let mut p = Pair::new(&QpConfig::default());
@@ -103,6 +101,7 @@ fn a_send_from_the_cpu_arrives() {
 
 /// A hundred laps of small rings: messages there and back, posted and waited for by streams.
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn ping_pong_by_streams() {
     inside!(&[]);
     for (path, config) in paths() {
@@ -156,6 +155,7 @@ fn ping_pong_by_streams() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn every_opcode_does_what_it_says() {
     inside!(&[]);
     for (path, config) in paths() {
@@ -243,6 +243,7 @@ fn every_opcode_does_what_it_says() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_failing_request_has_its_status_and_a_reset_mends_it() {
     inside!(&[]);
     for (path, config) in paths() {
@@ -296,6 +297,7 @@ fn a_failing_request_has_its_status_and_a_reset_mends_it() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn rings_of_every_size_lie_where_they_should() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
@@ -326,6 +328,7 @@ fn rings_of_every_size_lie_where_they_should() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn many_queue_pairs_have_a_doorbell_each() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
@@ -365,6 +368,7 @@ fn many_queue_pairs_have_a_doorbell_each() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn roce_is_addressed_by_gid() {
     inside!(&[("VMLX5_LINK", "roce")]);
     let mut p = Pair::new(&QpConfig::default());
@@ -384,6 +388,7 @@ fn roce_is_addressed_by_gid() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn doorbell_pages_of_older_kernels() {
     inside!(&[("VMLX5_UAR", "static")]);
     let mut p = Pair::new(&QpConfig::default());
@@ -396,6 +401,7 @@ fn doorbell_pages_of_older_kernels() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn peers_that_cannot_be_are_refused_and_another_may_follow() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
@@ -437,6 +443,7 @@ fn peers_that_cannot_be_are_refused_and_another_may_follow() {
 
 /// Counters of queues have 16 bits, those of completions more.
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn counters_wrap() {
     inside!(&[]);
     const EACH: u32 = 64;
@@ -469,6 +476,7 @@ fn counters_wrap() {
 /// What a stream still has to ring when everything was dropped is rung into a page that is there,
 /// and the stream goes on.
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_stream_outlives_the_device() {
     inside!(&[]);
     for (path, config) in paths() {
@@ -499,114 +507,4 @@ fn a_stream_outlives_the_device() {
         gate.store(1).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap(), "{path}: stuck");
     }
-}
-
-/// Two processes with a NIC each, which know each other by their records alone.
-#[test]
-fn two_processes() {
-    inside!(&[]);
-    let path = std::env::temp_dir().join(format!("gdsync-two-{}", std::process::id()));
-    let listener = UnixListener::bind(&path).unwrap();
-    let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_other_process", "--nocapture"])
-        .env(OTHER, &path)
-        .spawn()
-        .unwrap();
-    let (mut line, _) = listener.accept().unwrap();
-    std::fs::remove_file(&path).unwrap();
-    let gpu = Gpu::soft().unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
-    let (there, theirs) = exchange(&mut line, &qp, &memory);
-    qp.connect(&there).unwrap();
-    ready(&mut line);
-    let stream = gpu.stream().unwrap();
-    for round in 0..50 {
-        region.write(0, &pattern(round, 1500)).unwrap();
-        let recv = qp.prepare_receive(&[memory.sge(2048, 1500)]).unwrap();
-        let list = [memory.sge(0, 1500)];
-        let send = qp
-            .prepare(&Work::send(&list).with_imm(1).signaled())
-            .unwrap();
-        let post = [
-            Descriptor::Receive(recv),
-            Descriptor::Send(send),
-            Descriptor::wait(send),
-            Descriptor::wait_flushed(recv),
-        ];
-        qp.post_on(&stream, &post).unwrap();
-        finish(&stream);
-        let mut got = vec![0; 1500];
-        region.read(2048, &mut got).unwrap();
-        assert_eq!(got, pattern(round + 1, 1500));
-    }
-    other.kill().unwrap();
-    other.wait().unwrap();
-    // It is silent now, and that is an error after its time.
-    let span = theirs.span(0, 8).unwrap();
-    let list = [memory.sge(0, 8)];
-    let write = qp.prepare(&Work::write(&list, span).signaled()).unwrap();
-    let post = [Descriptor::Send(write), Descriptor::wait(write)];
-    qp.post_on(&stream, &post).unwrap();
-    let error = qp.wait(write, LIMIT).unwrap_err();
-    assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
-    finish(&stream);
-}
-
-/// Where the other process finds the one that started it.
-const OTHER: &str = "VIRTUAL_NIC_OTHER";
-
-#[test]
-fn the_other_process() {
-    let Some(path) = std::env::var_os(OTHER) else {
-        return;
-    };
-    let mut line = UnixStream::connect(path).unwrap();
-    let gpu = Gpu::soft().unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
-    let (there, _) = exchange(&mut line, &qp, &memory);
-    qp.connect(&there).unwrap();
-    let mut round = 0;
-    let mut recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
-    qp.post_receive(recv).unwrap();
-    ready(&mut line);
-    loop {
-        qp.wait(recv, LIMIT).unwrap();
-        assert_eq!(qp.received(recv).unwrap().imm, Some(1));
-        let mut got = vec![0; 1500];
-        region.read(0, &mut got).unwrap();
-        assert_eq!(got, pattern(round, 1500));
-        round += 1;
-        recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
-        qp.post_receive(recv).unwrap();
-        region.write(2048, &pattern(round, 1500)).unwrap();
-        let list = [memory.sge(2048, 1500)];
-        let send = qp.prepare(&Work::send(&list).signaled()).unwrap();
-        qp.post(send).unwrap();
-        qp.wait(send, LIMIT).unwrap();
-    }
-}
-
-/// Tells the peer the records of a queue pair and of memory; answers the peer's.
-fn exchange(line: &mut UnixStream, qp: &Qp, memory: &Mr) -> (QpAddress, RemoteMemory) {
-    line.write_all(&qp.address().to_bytes()).unwrap();
-    line.write_all(&memory.remote().to_bytes()).unwrap();
-    let (mut qp, mut memory) = ([0; QpAddress::LEN], [0; RemoteMemory::LEN]);
-    line.read_exact(&mut qp).unwrap();
-    line.read_exact(&mut memory).unwrap();
-    let memory = RemoteMemory::from_bytes(&memory).unwrap();
-    (QpAddress::from_bytes(&qp).unwrap(), memory)
-}
-
-/// Returns once the peer is as far.
-fn ready(line: &mut UnixStream) {
-    line.write_all(b"!").unwrap();
-    line.read_exact(&mut [0]).unwrap();
 }

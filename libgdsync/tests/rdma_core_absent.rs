@@ -84,6 +84,7 @@ fn no_library() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn no_direct_verbs() {
     outside!(&[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")]);
     refused(Kind::Absent, &["mlx5", "/nowhere/libmlx5.so.1"]);
@@ -119,6 +120,7 @@ fn a_library_that_is_too_old() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn direct_verbs_that_are_too_old() {
     let old = ["is_supported", "create_cq", "create_qp", "init_obj"];
     let old = old.map(|name| format!("mlx5dv_{name}"));
@@ -133,24 +135,28 @@ fn direct_verbs_that_are_too_old() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_nic_of_another_name() {
     inside!(&[("GDS_NIC", "mlx5_7")]);
     refused(Kind::Absent, &["mlx5_7"]);
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_port_that_is_not_there() {
     inside!(&[("GDS_NIC", "mlx5_0:3")]);
     refused(Kind::Absent, &["mlx5_0:3"]);
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_name_that_is_none() {
     inside!(&[("GDS_NIC", "mlx5_0:zero")]);
     refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn the_second_port_of_the_second_nic() {
     inside!(&[
         ("VMLX5_DEVICES", "2"),
@@ -162,7 +168,15 @@ fn the_second_port_of_the_second_nic() {
 }
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_identifier_that_is_none() {
     inside!(&[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")]);
     refused(Kind::Invalid, &["GDS_GID_INDEX", "200"]);
+}
+
+#[test]
+fn rdma_core_is_here_where_it_must_be() {
+    let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
+    let must = required.split(',').any(|what| what == "virt");
+    assert!(cfg!(rdma_core) || !must, "rdma-core is not installed");
 }

@@ -14,6 +14,7 @@ use standin::{Control, LIBRARY, Variant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
     let library = standin::build(&Variant::default());
     let vars = [(LIBRARY, library.to_str().unwrap())];

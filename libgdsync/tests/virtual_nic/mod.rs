@@ -71,6 +71,10 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
     if nic {
         command.env("LD_PRELOAD", library());
     }
+    if std::env::var_os("TSAN_OPTIONS").is_some() {
+        // The sanitizer's handlers of faults are not to be shared.
+        command.env("VMLX5_GUARD", "syscall");
+    }
     run(name, &mut command);
     false
 }
@@ -118,6 +122,9 @@ fn library() -> &'static Path {
             .args(["build", "--quiet", "--release"])
             // Both, as there: alone, it would be another build.
             .args(["--package", "vmlx5-preload", "--package", "vmlx5-cli"])
+            // As everybody has it, also where this test is built for a sanitizer.
+            .env_remove("RUSTFLAGS")
+            .env_remove("RUSTC_BOOTSTRAP")
             .arg("--target-dir")
             .arg(target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
