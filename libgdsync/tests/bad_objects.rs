@@ -329,7 +329,7 @@ fn records_that_cannot_be_read() {
     refused(QpAddress::from_bytes(&other), protocol, None, names);
     let mut other = remote;
     other[5] = 1;
-    let names = &["version 258", "version 3"];
+    let names = &["version 259", "version 3"];
     refused(RemoteMemory::from_bytes(&other), protocol, None, names);
     for bit in 0..32 {
         let mut other = address;
