@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop fuzz
+  test  [STEP..] every test; steps: unit mutants interop fuzz rdma
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
@@ -20,6 +20,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   hardware [DIR] builds the folder hardware/, which needs no toolchain, and runs all trials for
                  a GPU of NVIDIA with it; logs and JSON go to DIR
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
+  asan           the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
   help           this list
 USAGE
 }
@@ -169,7 +170,8 @@ step_mutants() {
         return
     fi
     say "mutants: each committed mutant must fail at least one seed or test"
-    cargo test -p conformance --features mutants
+    cargo test -p conformance --features mutants --test mutants --test mp_mutants
+    cargo test -p vmlx5 --features mutants --test mutants
 }
 
 # interop/ is a workspace of its own: its patch for cust must not reach this one.
@@ -216,6 +218,17 @@ step_fuzz() {
     ! { cargo run -q -p licences -- fuzz/deny.toml "$target/fuzz/metadata.json" || true; } 2>&1 |
         grep -vE '^licences: [0-9]+ (packages|offences)|: source a path outside the workspace' ||
         die "fuzz: the above is not allowed by fuzz/deny.toml"
+}
+
+# Unmodified libibverbs, libmlx5 and programs on top of them, on virtual devices.
+step_rdma() {
+    say "rdma: programs of rdma-core and perftest on libvmlx5.so"
+    need ib_write_bw perftest
+    need ibv_devinfo ibverbs-utils
+    [ -e /usr/include/infiniband/mlx5dv.h ] || bring mlx5dv.h libibverbs-dev
+    # Not linked but loaded: libmlx5 is a driver of libibverbs'.
+    [ -e /etc/libibverbs.d/mlx5.driver ] || bring libmlx5 ibverbs-providers
+    emulator/ci/run
 }
 
 # --- test --long -------------------------------------------------------------------------
@@ -291,6 +304,24 @@ run_tsan() {
         -- --skip model:: --skip moves_between_threads
 }
 
+# --- asan --------------------------------------------------------------------------------
+
+# run_asan: what reads rings, frames and commands, with every access of memory checked. All of
+# it steps by hand, without the preloaded library, whose guard by signals the sanitizer's own
+# handler of SIGSEGV would take the place of (VMLX5_GUARD=syscall goes with it).
+run_asan() {
+    local target=x86_64-unknown-linux-gnu
+    # Compiled code differs from the other commands': a folder of its own.
+    CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/asan"
+    export CARGO_TARGET_DIR
+    export RUSTC_BOOTSTRAP=1
+    export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
+    # Cases of properties take ten times as long.
+    export GDS_CASES="${GDS_CASES:-12}"
+    cargo test --locked --target $target --lib --tests -p vmlx5 -p vmlx5-uverbs
+    (cd fuzz && cargo test --locked --target $target --test replay)
+}
+
 # --- hardware ----------------------------------------------------------------------------
 
 # build_hardware FOLDER: all that a machine with a GPU and without a toolchain needs.
@@ -329,7 +360,7 @@ test)
         run_steps "matrix seeds soak" "$@"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
-        run_steps "unit mutants interop fuzz" "$@"
+        run_steps "unit mutants interop fuzz rdma" "$@"
     fi
     ;;
 check)
@@ -366,6 +397,11 @@ tsan)
     say "tsan: tests of $* under the thread sanitizer, but for model:: and moves_between_threads"
     need_toolchain
     run_tsan "$@"
+    ;;
+asan)
+    say "asan: the virtual NIC's tests and the fuzzer's corpora under the address sanitizer"
+    need_toolchain
+    run_asan
     ;;
 help | -h | --help)
     usage

@@ -48,8 +48,8 @@ static inline struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_cq *cq)
     return qp;
 }
 
-/* Connects a queue pair with another of the same port. */
-static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
+/* Makes a queue pair ready to receive from another of the same port. */
+static inline void ready_qp(struct ibv_qp *qp, uint32_t remote)
 {
     struct ibv_port_attr port;
     CHECK(!ibv_query_port(qp->context, 1, &port));
@@ -74,8 +74,13 @@ static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
     CHECK(!ibv_modify_qp(qp, &attr,
                          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
                              IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-    memset(&attr, 0, sizeof attr);
-    attr.qp_state = IBV_QPS_RTS;
+}
+
+/* Connects a queue pair with another of the same port. */
+static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
+{
+    ready_qp(qp, remote);
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTS};
     attr.timeout = 14;
     attr.retry_cnt = 7;
     attr.rnr_retry = 7;
@@ -109,6 +114,18 @@ static inline void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, void *from
     struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = opcode}, *bad;
     wr.wr.rdma.remote_addr = (uintptr_t)to;
     wr.wr.rdma.rkey = rkey;
+    CHECK(!ibv_post_send(qp, &wr, &bad));
+}
+
+static inline void post_atomic(struct ibv_qp *qp, void *into, uint32_t lkey, void *at,
+                               uint32_t rkey)
+{
+    struct ibv_sge sge = {.addr = (uintptr_t)into, .length = 8, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD}, *bad;
+    wr.wr.atomic.remote_addr = (uintptr_t)at;
+    wr.wr.atomic.rkey = rkey;
+    wr.wr.atomic.compare_add = 1;
     CHECK(!ibv_post_send(qp, &wr, &bad));
 }
 

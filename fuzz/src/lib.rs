@@ -13,10 +13,15 @@ mod lines;
 mod mp;
 mod nic;
 
+#[path = "../../emulator/vmlx5/tests/hostile/mod.rs"]
+mod hostile;
 #[path = "../../emulator/vmlx5/tests/rig/mod.rs"]
 mod rig;
 mod ring;
 mod shm;
+mod uverbs;
+#[path = "../../emulator/uverbs/tests/rig/mod.rs"]
+mod uverbs_rig;
 
 /// One entry that takes bytes of another process.
 #[derive(Debug)]
@@ -32,6 +37,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "address",
         run: address::run,
+    },
+    Target {
+        name: "doorbell",
+        run: hostile::doorbell::run,
     },
     Target {
         name: "frame",
@@ -88,6 +97,14 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "shm",
         run: shm::run,
+    },
+    Target {
+        name: "uverbs",
+        run: uverbs::run,
+    },
+    Target {
+        name: "wqe",
+        run: hostile::wqe::run,
     },
 ];
 

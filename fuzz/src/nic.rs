@@ -9,9 +9,10 @@ use vmlx5::fabric::hub::HubPort;
 use vmlx5::fabric::{Budget, Fabric, NodeId, PeerId};
 use vmlx5::fuzzing::recode;
 use vmlx5::{
-    Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, Path, QpState, Qpn,
+    Access, Dma, FrameHeader, HostMemory, MAX_PAYLOAD, Modify, MrAttr, Path, QpState, Qpn, Service,
 };
 
+use crate::hostile::ledger::Ledger;
 use crate::input::Input;
 use crate::rig::{
     End, EndConfig, World, all_rights, assert_ok, atomic, fenced, nop, read, rtr, send, write,
@@ -19,7 +20,7 @@ use crate::rig::{
 
 /// Most acts of one run.
 const ACTS: usize = 96;
-/// What the hostile end calls its queue pair.
+/// What the hostile end calls its queue pairs.
 const THEIRS: Qpn = Qpn(3);
 /// Registered memory of each end.
 const LEN: usize = 48 * 1024;
@@ -80,6 +81,10 @@ struct Scene {
     port: HubPort,
     to: PeerId,
     a: End,
+    /// An unreliable connection to the same peer, at first.
+    other: End,
+    /// What was told of both.
+    ledgers: [Ledger; 2],
     c: End,
     d: End,
     guards: [Guard; 4],
@@ -91,14 +96,17 @@ struct Scene {
     may_know: bool,
 }
 
-fn end(world: &mut World, nic: usize) -> End {
-    let config = EndConfig {
+fn config() -> EndConfig {
+    EndConfig {
         log_sq: 5,
         log_cq: 6,
         data: LEN,
         ..EndConfig::default()
-    };
-    world.end(nic, config)
+    }
+}
+
+fn end(world: &mut World, nic: usize) -> End {
+    world.end(nic, config())
 }
 
 impl Scene {
@@ -109,9 +117,17 @@ impl Scene {
         let (c, d) = (end(&mut world, 0), end(&mut world, 1));
         world.connect(&c, &d);
         world.init(&a);
-        let change = rtr(Path::to(port.node(), THEIRS), 1, 4, 12);
-        world.modify(&a, change);
-        world.rts(&a, 1);
+        let unreliable = EndConfig {
+            service: Service::Uc,
+            ..config()
+        };
+        let other = world.end(0, unreliable);
+        world.init(&other);
+        for end in [&a, &other] {
+            let change = rtr(Path::to(port.node(), THEIRS), 1, 4, 12);
+            world.modify(end, change);
+            world.rts(end, 1);
+        }
         let guards = [
             Guard::new(&mut world, &a, Access::LOCAL_WRITE, true, 0),
             Guard::new(&mut world, &a, Access::REMOTE_READ, true, 0),
@@ -125,7 +141,9 @@ impl Scene {
             world,
             port,
             to,
+            ledgers: [Ledger::new(&a), Ledger::new(&other)],
             a,
+            other,
             c,
             d,
             guards,
@@ -158,10 +176,9 @@ impl Scene {
         self.port.flush();
         self.port.step(Time::ZERO);
         while self.port.lost().is_some() {}
-        for queue in [&mut self.a.send, &mut self.a.recv] {
-            for entry in queue.drain() {
-                assert_eq!(entry.srqn_uidx.get(), 0x77);
-            }
+        let ends = [&mut self.a, &mut self.other];
+        for (end, ledger) in ends.into_iter().zip(&mut self.ledgers) {
+            ledger.take(end);
         }
     }
 
@@ -248,7 +265,7 @@ impl Scene {
             imm: [shape; 4],
             count: (count as u16).into(),
             mtu_log,
-            service: 0,
+            service: self.a.config.service as u8 ^ u8::from(odd(3) && odd(5)),
         };
         if kind < 16 && psn == self.psn && fields & 0xc0 != 0x40 {
             let taken = if kind == 3 { packets(total) } else { count };
@@ -334,10 +351,31 @@ impl Scene {
         }
     }
 
+    /// As far as INIT or RTR, where frames arrive before their time.
+    fn halfway(&mut self, input: &mut Input<'_>) {
+        self.reset();
+        self.world.init(&self.a);
+        if input.byte() & 1 == 0 {
+            let change = rtr(Path::to(self.port.node(), THEIRS), 1, 4, 12);
+            self.world.modify(&self.a, change);
+            self.psn = 1;
+        }
+    }
+
+    /// From now on the hostile end talks to a connection of the other kind.
+    fn swap(&mut self) {
+        std::mem::swap(&mut self.a, &mut self.other);
+        self.ledgers.swap(0, 1);
+        self.psn = 1;
+    }
+
     fn reset(&mut self) {
         self.world.modify(&self.a, Modify::Reset);
+        // Entries of before are told by now: of the next life everything is new.
+        self.step();
         (self.a.sq, self.a.rq) = (0, 0);
         self.a.reset_records();
+        self.ledgers[0] = Ledger::new(&self.a);
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
@@ -363,6 +401,19 @@ impl Scene {
                 // Refused in RESET, as it must be.
                 let _ = self.world.nics[0].modify_qp(self.a.qpn, Modify::Error);
             }
+            0xec..0xf0 => {
+                // To where sends rest and back; refused where it makes no sense.
+                for _ in 0..4 {
+                    self.step();
+                }
+                let change = input.pick(&[Modify::Sqd, Modify::Resume]);
+                let done = self.world.nics[0].modify_qp(self.a.qpn, change);
+                if done.is_ok() && change == Modify::Resume {
+                    self.ledgers[0].resumed();
+                }
+            }
+            0xf0..0xf4 => self.halfway(input),
+            0xf4..0xf8 => self.swap(),
             _ => self.step(),
         }
     }
@@ -384,7 +435,12 @@ impl Scene {
     /// The queue pair can be used again, whatever became of it.
     fn use_again(&mut self) {
         self.reset();
-        let mut fresh = end(&mut self.world, 1);
+        let service = self.a.config.service;
+        let config = EndConfig {
+            service,
+            ..config()
+        };
+        let mut fresh = self.world.end(1, config);
         self.world.connect(&self.a, &fresh);
         let (a, b) = (&mut self.a, &mut fresh);
         let s = a.post(&write(b.remote(8), &[a.sge(0, 8)]));

@@ -78,6 +78,7 @@ macro_rules! replays {
 
 replays! {
     address "address"
+    doorbell "doorbell"
     frame "frame"
     greeting "greeting"
     mp_context "mp-context"
@@ -92,6 +93,8 @@ replays! {
     ring_writer "ring-writer"
     ring_pair "ring-pair"
     shm "shm"
+    uverbs "uverbs"
+    wqe "wqe"
 }
 
 #[test]

@@ -61,6 +61,10 @@ struct Run {
     /// How many ports each device has
     #[arg(long)]
     ports: Option<u8>,
+    /// What happens to frames and ports on their way: loss=0.01,dup=0.01,reorder=0.01,
+    /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
+    #[arg(long)]
+    faults: Option<String>,
     /// Says on standard error what the program asks of its devices
     #[arg(long)]
     trace: bool,
@@ -121,6 +125,7 @@ fn variables(run: &Run) -> Vec<(&'static str, String)> {
     add("VMLX5_FABRIC", run.fabric.clone());
     add("VMLX5_DEVICES", run.devices.map(|n| n.to_string()));
     add("VMLX5_PORTS", run.ports.map(|n| n.to_string()));
+    add("VMLX5_FAULTS", run.faults.clone());
     add("VMLX5_TRACE", run.trace.then(|| "1".to_string()));
     all
 }

@@ -33,6 +33,14 @@ struct Room {
     len: usize,
 }
 
+/// A command in pieces; rooms are an address and a length.
+pub(crate) struct Pieces<'a> {
+    pub core: &'a [u8],
+    pub driver: &'a [u8],
+    pub core_out: (u64, usize),
+    pub driver_out: (u64, usize),
+}
+
 /// The number in a command's header, and whether it is an extended command.
 ///
 /// # Errors
@@ -100,10 +108,7 @@ impl<'a> Call<'a> {
             return Err(Errno::NOSPC);
         }
         let (core, driver) = body.split_at(input);
-        // What a newer library says beyond what is known here must say nothing.
-        if core[shape.input..].iter().any(|&b| b != 0) {
-            return Err(Errno::OPNOTSUPP);
-        }
+        nothing_new(&core[shape.input..])?;
         Ok(Call {
             user,
             core,
@@ -116,6 +121,30 @@ impl<'a> Call<'a> {
                 addr: ex.response.wrapping_add(out as u64),
                 len: driver_out,
             },
+        })
+    }
+
+    /// Checks a command whose pieces come by themselves.
+    pub fn of_pieces(
+        user: &'a dyn User,
+        pieces: Pieces<'a>,
+        extended: bool,
+        shape: Shape,
+    ) -> Result<Call<'a>, Errno> {
+        let room = |(addr, len)| Room { addr, len };
+        let (core_out, driver_out) = (room(pieces.core_out), room(pieces.driver_out));
+        if pieces.core.len() < shape.input || core_out.len < shape.answer {
+            return Err(Errno::NOSPC);
+        }
+        if extended {
+            nothing_new(&pieces.core[shape.input..])?;
+        }
+        Ok(Call {
+            user,
+            core: pieces.core,
+            driver: pieces.driver,
+            core_out,
+            driver_out,
         })
     }
 
@@ -165,6 +194,14 @@ impl<'a> Call<'a> {
     pub fn driver_answer<T: IntoBytes + Immutable + ?Sized>(&self, value: &T) -> Result<(), Errno> {
         self.driver_out.fill(self.user, value.as_bytes())
     }
+}
+
+/// What a newer library says beyond what is known here must say nothing.
+fn nothing_new(beyond: &[u8]) -> Result<(), Errno> {
+    if beyond.iter().any(|&b| b != 0) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(())
 }
 
 impl Room {

@@ -10,9 +10,11 @@ use crate::abi::core::*;
 use crate::abi::mlx5;
 use crate::command::{Call, Shape, number};
 use crate::device::{COMP_VECTORS, Device};
+use crate::devx;
 use crate::doorbells::{DYNAMIC_REGISTERS, Doorbells};
 use crate::event::{EventFile, lock};
 use crate::handles::{Handles, Object};
+use crate::targets::Target;
 
 /// An open device file. Dropped, it is closed: its objects are gone.
 pub struct Context {
@@ -39,7 +41,11 @@ pub(crate) struct Open {
     pub objects: Handles,
     pub doorbells: Doorbells,
     pub channels: Vec<Channel>,
-    #[expect(dead_code, reason = "as long as it lives its file does not end")]
+    /// The program may pass commands on to the device.
+    pub devx: bool,
+    /// The number of the memory that is registered next.
+    pub umem_ids: u32,
+    /// The file of asynchronous events.
     pub events: Arc<EventFile>,
 }
 
@@ -72,23 +78,35 @@ impl Context {
     pub fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let (command, extended) = number(bytes)?;
         let user = &*self.device.user;
+        self.carry_out(command, extended, |shape| {
+            if extended {
+                Call::extended(user, bytes, shape)
+            } else {
+                Call::plain(user, bytes, shape)
+            }
+        })?;
+        Ok(bytes.len())
+    }
+
+    /// Carries out the command of a number, which `call` takes apart.
+    pub(crate) fn carry_out<'a>(
+        &self,
+        command: u32,
+        extended: bool,
+        call: impl FnOnce(Shape) -> Result<Call<'a>, Errno>,
+    ) -> Result<(), Errno> {
         let Some((shape, run)) = find(command, extended) else {
             return Err(Errno::OPNOTSUPP);
         };
-        let call = if extended {
-            Call::extended(user, bytes, shape)?
-        } else {
-            Call::plain(user, bytes, shape)?
-        };
+        let call = call(shape)?;
         let mut state = lock(&self.state);
         match run {
-            None => state.open(&self.device, &call)?,
+            None => state.open(&self.device, &call),
             Some(run) => {
                 let open = state.open.as_mut().ok_or(Errno::INVAL)?;
-                run(&self.device, open, &call)?;
+                run(&self.device, open, &call)
             }
         }
-        Ok(bytes.len())
     }
 
     /// The memory file behind an offset of `mmap` on the file.
@@ -136,8 +154,7 @@ impl State {
         if ask.comp_mask != 0 || ask.reserved0 != 0 || ask.reserved1 != 0 || ask.reserved2 != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        if ask.flags != 0 {
-            // No DEVX: the library asks again without.
+        if ask.flags & !mlx5::context_flag::DEVX != 0 {
             return Err(Errno::INVAL);
         }
         let doorbells = Doorbells::new(device.config.uar, &ask)?;
@@ -164,22 +181,37 @@ impl State {
         };
         say.response_length = call.driver_room().min(say.as_bytes().len()) as u32;
         call.driver_answer(&say)?;
-        let fd = fd.into_raw_fd();
         call.answer(&GetContextResp {
-            async_fd: fd as u32,
+            async_fd: fd.as_raw_fd() as u32,
             num_comp_vectors: COMP_VECTORS,
         })?;
+        // Now that the user knows of it, it is the user's.
+        let _ = fd.into_raw_fd();
+        let events = Arc::new(events);
+        lock(&device.targets).add_context(&events);
         self.open = Some(Open {
             objects: Handles::default(),
             doorbells,
             channels: Vec::new(),
-            events: Arc::new(events),
+            devx: ask.flags & mlx5::context_flag::DEVX != 0,
+            umem_ids: devx::FIRST_ID,
+            events,
         });
         Ok(())
     }
 }
 
 impl Open {
+    /// What the events of an object must carry as its owner: those of completions are told on
+    /// `channel`, all others on the context's file, with the user's name of it.
+    pub fn track(&self, device: &Device, handle: u64, channel: Option<Arc<EventFile>>) -> u64 {
+        lock(&device.targets).add(Target {
+            handle,
+            channel,
+            file: Arc::clone(&self.events),
+        })
+    }
+
     /// The channel with a descriptor of the user's.
     pub fn channel(&self, fd: i32) -> Result<Arc<EventFile>, Errno> {
         // The newest: a descriptor that was closed may have come again.
@@ -203,16 +235,28 @@ impl Open {
     /// Does away with an object when its file is closed.
     fn discard(&mut self, device: &Device, object: Object) {
         match &object {
-            Object::Qp(qp) => self.drop_qp(device, qp),
-            Object::Cq(cq) => drop(cq.unwatch(device)),
+            Object::Qp(qp) => {
+                self.drop_qp(device, qp);
+            }
+            Object::Cq(cq) => {
+                device.untrack(cq.owner);
+            }
+            Object::Srq(srq) => {
+                device.untrack(srq.owner);
+            }
             _ => {}
+        }
+        if let Object::Devx(made) = &object {
+            let _ = made.remove(device);
         }
         // What used it was discarded before, so the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| match object {
             Object::Pd(pd) => nic.dealloc_pd(pd),
             Object::Mr(mr) => nic.dereg_mr(mr.keys.lkey),
             Object::Cq(cq) => nic.destroy_cq(cq.cqn),
-            Object::Qp(_) | Object::Ah | Object::Uar(_) => Ok(()),
+            Object::Srq(srq) => nic.destroy_srq(srq.srqn),
+            Object::Qp(_) | Object::Ah(_) | Object::Uar(_) => Ok(()),
+            Object::Umem(_) | Object::Devx(_) => Ok(()),
         });
     }
 }
@@ -270,6 +314,10 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
             Open::modify_qp_extended,
         ),
         (DESTROY_QP, false) => (shape::<DestroyQp, DestroyQpResp>(true), Open::destroy_qp),
+        (CREATE_SRQ, false) => (shape::<CreateSrq, CreateSrqResp>(true), Open::create_srq),
+        (MODIFY_SRQ, false) => (shape::<ModifySrq, ()>(false), Open::modify_srq),
+        (QUERY_SRQ, false) => (shape::<QuerySrq, QuerySrqResp>(true), Open::query_srq),
+        (DESTROY_SRQ, false) => (shape::<DestroySrq, DestroySrqResp>(true), Open::destroy_srq),
         (ATTACH_MCAST | DETACH_MCAST, false) => (shape::<McastAttach, ()>(false), Open::mcast),
         _ => return None,
     };

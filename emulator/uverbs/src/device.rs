@@ -14,7 +14,10 @@ use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Context;
-use crate::event::{Watch, lock};
+use crate::directory::Directory;
+use crate::error::errno;
+use crate::event::lock;
+use crate::targets::{Read, Targets};
 use crate::user::User;
 
 /// The vendor's number.
@@ -29,6 +32,8 @@ pub(crate) const COMP_VECTORS: u32 = 4;
 pub(crate) const MAX_WQE: u32 = 1 << 15;
 pub(crate) const MAX_CQE: u32 = (1 << 22) - 1;
 pub(crate) const MAX_SGE: u32 = 30;
+/// Most pieces of a shared receive, whose entry begins with a segment more.
+pub(crate) const MAX_SRQ_SGE: u32 = 31;
 pub(crate) const MAX_INLINE: u32 = 1024;
 pub(crate) const MAX_RD_ATOMIC: u32 = 16;
 
@@ -58,19 +63,21 @@ pub struct Device {
     pub(crate) config: DeviceConfig,
     pub(crate) nic: Shared<Nic>,
     pub(crate) user: Arc<dyn User>,
-    /// Completion queues that may be armed.
-    pub(crate) watches: Mutex<Vec<Arc<Watch>>>,
+    /// Who is told of events. Locked before the NIC, never while it is.
+    pub(crate) targets: Mutex<Targets>,
 }
 
 impl Device {
     /// A device whose NIC, `nic`, steps on its own. Its queue pair numbers must be those of its
     /// node's slot: see [`Fabric::qpns`].
     pub fn new(config: DeviceConfig, nic: Shared<Nic>, user: Arc<dyn User>) -> Arc<Device> {
+        let directory = Directory::new(config.fabric.clone(), config.index);
+        nic.with(|nic| nic.set_resolver(Arc::new(directory)));
         Arc::new(Device {
             config,
             nic,
             user,
-            watches: Mutex::default(),
+            targets: Mutex::default(),
         })
     }
 
@@ -81,26 +88,22 @@ impl Device {
 
     /// Sends the events that are due. To be called after every step of the NIC.
     pub fn turn(&self) {
-        let Ok(watches) = self.watches.try_lock() else {
-            // Somebody is at it; the next turn comes soon.
-            return;
-        };
-        if watches.is_empty() {
-            return;
+        let mut targets = lock(&self.targets);
+        while let Some(event) = self.nic.with(Nic::next_event) {
+            targets.tell(event);
         }
-        self.nic.with(|nic| {
-            for watch in watches.iter() {
-                watch.turn(nic);
-            }
-        });
-        for watch in watches.iter() {
-            watch.channel.push();
-        }
+        targets.push();
     }
 
-    /// True while completion queues can be armed, which no doorbell tells of.
-    pub fn watches(&self) -> bool {
-        !lock(&self.watches).is_empty()
+    /// Forgets an object that is gone, with those of its events that were not read. Returns how
+    /// many were: the library waits until that many are acknowledged.
+    pub(crate) fn untrack(&self, owner: u64) -> Read {
+        lock(&self.targets).remove(owner)
+    }
+
+    /// True while there are objects that events may speak of.
+    pub fn has_targets(&self) -> bool {
+        !lock(&self.targets).is_empty()
     }
 
     fn attributes(&self) -> QueryDeviceResp {
@@ -132,6 +135,9 @@ impl Device {
             max_qp_init_rd_atom: MAX_RD_ATOMIC,
             atomic_cap: 1,
             max_ah: !0 >> 1,
+            max_srq: 1 << 10,
+            max_srq_wr: MAX_WQE - 1,
+            max_srq_sge: MAX_SRQ_SGE,
             max_pkeys: 1,
             local_ca_ack_delay: 16,
             phys_port_cnt: self.config.fabric.ports,
@@ -165,16 +171,25 @@ impl Device {
 
     pub(crate) fn query_port(&self, call: &Call<'_>) -> Result<(), Errno> {
         let ask: QueryPort = call.input()?;
+        call.answer(&self.port(ask.port_num)?)
+    }
+
+    /// The attributes of a port.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the number.
+    pub(crate) fn port(&self, number: u8) -> Result<QueryPortResp, Errno> {
         let fabric = &self.config.fabric;
         let place = Place {
             device: self.config.index,
-            port: ask.port_num,
+            port: number,
         };
         if place.port == 0 || place.port > fabric.ports {
             return Err(Errno::INVAL);
         }
+        let up = self.nic.with(|nic| nic.port(place.port)).map_err(errno)?;
         let infiniband = fabric.link == LinkLayer::InfiniBand;
-        call.answer(&QueryPortResp {
+        Ok(QueryPortResp {
             // A communication manager; on Ethernet GIDs made of IP addresses.
             port_cap_flags: 1 << 16 | u32::from(!infiniband) << 26,
             max_msg_sz: 1 << 30,
@@ -182,7 +197,8 @@ impl Device {
             pkey_tbl_len: 1,
             lid: fabric.lid(place),
             sm_lid: infiniband.into(),
-            state: 4,
+            // Active or down; and beneath, the link is there, or is looked for.
+            state: if up { 4 } else { 1 },
             max_mtu: 5,
             active_mtu: 5,
             max_vl_num: if infiniband { 4 } else { 0 },
@@ -190,7 +206,7 @@ impl Device {
             // Four lanes of 25 Gb/s each.
             active_width: 2,
             active_speed: 32,
-            phys_state: 5,
+            phys_state: if up { 5 } else { 2 },
             link_layer: if infiniband { 1 } else { 2 },
             flags: u8::from(!infiniband),
             ..QueryPortResp::default()

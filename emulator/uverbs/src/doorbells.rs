@@ -132,16 +132,16 @@ impl Doorbells {
             return Err(Errno::INVAL);
         }
         let fixed = self.registers / 2;
-        let there = match command {
-            map::REGULAR_PAGE | map::WC_PAGE => {
-                index < fixed || index >= FIRST_PAGE && self.pages.contains_key(&index)
+        let index = match command {
+            map::REGULAR_PAGE | map::WC_PAGE
+                if index < fixed || index >= FIRST_PAGE && self.pages.contains_key(&index) =>
+            {
+                index
             }
-            map::ALLOC_WC => (fixed..fixed + self.beyond()).contains(&index),
-            _ => false,
+            // These count from the first beyond the static ones.
+            map::ALLOC_WC if index < self.beyond() => fixed + index,
+            _ => return Err(Errno::INVAL),
         };
-        if !there {
-            return Err(Errno::INVAL);
-        }
         Ok(&self.page(device, index)?.file)
     }
 
@@ -162,10 +162,24 @@ impl Doorbells {
         self.named(self.registers / 2 + register / 2)
     }
 
+    /// The number of that page.
+    pub fn page_of(&self, register: u32) -> Result<u32, Errno> {
+        self.named_register(register)?;
+        Ok(self.registers / 2 + register / 2)
+    }
+
     /// The offset of `mmap` for a page.
     pub fn offset(index: u32) -> u64 {
         let index = u64::from(index);
         PAGE * (map::WC_PAGE << 8 | index & 0xff | (index >> 8) << 16)
+    }
+
+    /// The page on which completion queues are armed: one that a user named, or the first.
+    pub fn of_queues(&mut self, device: &Device, named: Option<u32>) -> Result<UarId, Errno> {
+        match named {
+            Some(index) => self.named(index),
+            None => Ok(self.page(device, 0)?.uar),
+        }
     }
 
     /// A page that a user named: one that was made.

@@ -1,12 +1,15 @@
 //! The objects of an open device file, by handle.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use vmlx5::{MrKeys, PdId};
 
+use crate::devx::{Devx, Umem};
 use crate::doorbells::Doorbell;
 use crate::queues::{CompletionQueue, QueuePair};
+use crate::shared_receives::SharedReceives;
 
 /// An object of a context.
 pub(crate) enum Object {
@@ -14,8 +17,16 @@ pub(crate) enum Object {
     Mr(Region),
     Cq(CompletionQueue),
     Qp(Box<QueuePair>),
-    Ah,
+    Srq(SharedReceives),
+    Ah(AddressHandle),
     Uar(Doorbell),
+    Umem(Arc<Umem>),
+    Devx(Devx),
+}
+
+/// An address handle, which is only counted: the library keeps what it says.
+pub(crate) struct AddressHandle {
+    pub pd: PdId,
 }
 
 /// A registered region.
@@ -27,6 +38,8 @@ pub(crate) struct Region {
     pub hca_va: u64,
     pub pd: u32,
     pub access: u32,
+    /// Its memory is the process's own, and not that of a file.
+    pub own: bool,
 }
 
 /// The kinds of objects that have an own type here.
@@ -50,10 +63,14 @@ macro_rules! kinds {
 
 kinds! {
     PdId = Pd,
+    AddressHandle = Ah,
     Region = Mr,
     CompletionQueue = Cq,
     Box<QueuePair> = Qp,
+    SharedReceives = Srq,
     Doorbell = Uar,
+    Arc<Umem> = Umem,
+    Devx = Devx,
 }
 
 #[derive(Default)]
@@ -101,19 +118,9 @@ impl Handles {
         T::of(object).ok_or(Errno::INVAL)
     }
 
-    /// Removes an address handle.
-    ///
-    /// # Errors
-    /// As [`doomed`](Handles::doomed).
-    pub fn remove_ah(&mut self, handle: u32) -> Result<(), Errno> {
-        match self.objects.get(&handle) {
-            None => Err(Errno::NOENT),
-            Some(Object::Ah) => {
-                self.objects.remove(&handle);
-                Ok(())
-            }
-            Some(_) => Err(Errno::INVAL),
-        }
+    /// All objects.
+    pub fn each(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
     }
 
     pub fn remove(&mut self, handle: u32) -> Option<Object> {
@@ -124,10 +131,11 @@ impl Handles {
     pub fn drain(&mut self) -> Vec<Object> {
         let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
         all.sort_by_key(|object| match object {
-            Object::Ah | Object::Qp(_) => 0,
-            Object::Cq(_) => 1,
+            Object::Ah(_) | Object::Qp(_) => 0,
+            Object::Cq(_) | Object::Srq(_) => 1,
             Object::Mr(_) => 2,
-            Object::Pd(_) | Object::Uar(_) => 3,
+            Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,
+            Object::Devx(made) => made.rank(),
         });
         all
     }

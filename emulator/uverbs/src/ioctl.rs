@@ -1,5 +1,7 @@
 //! The ioctls of the device file: objects, methods, attributes. Of all of them only those that
-//! have no command to write are here; the others are answered so that libraries write instead.
+//! have no command, and the one that carries out commands ([`crate::invoke`]), are carried out;
+//! the others are answered so that libraries give the command instead. Doorbell pages are here;
+//! [`devx`], [`dmabuf`] and [`queries`] have the others.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -8,16 +10,23 @@ use crate::abi::core::{IoctlAttr, IoctlHdr};
 use crate::abi::mlx5::ioctl::*;
 use crate::context::{Context, Open};
 use crate::device::Device;
+use crate::devx;
+use crate::dmabuf;
 use crate::doorbells::{Doorbell, Doorbells};
 use crate::handles::Object;
+use crate::invoke::INVOKE_WRITE;
+use crate::queries;
 
 /// Most attributes of a call.
 const MAX_ATTRS: usize = 64;
 /// An attribute that must be understood.
 const MANDATORY: u16 = 1;
 
+/// How a method is carried out.
+pub(crate) type Method = fn(&Device, &mut Open, &Request<'_>) -> Result<(), Errno>;
+
 /// A call taken apart.
-struct Request<'a> {
+pub(crate) struct Request<'a> {
     device: &'a Device,
     at: u64,
     attrs: Vec<IoctlAttr>,
@@ -38,30 +47,34 @@ impl Context {
         if hdr.reserved1 != 0 || hdr.reserved2 != 0 || usize::from(hdr.length) != length {
             return Err(Errno::INVAL);
         }
-        let run: fn(&mut Open, &Request<'_>) -> Result<(), Errno> =
-            match (hdr.object_id, hdr.method_id) {
-                (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
-                (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
-                _ => return Err(Errno::PROTONOSUPPORT),
-            };
+        let at = arg + size_of::<IoctlHdr>() as u64;
+        let (object, method) = (hdr.object_id, hdr.method_id);
+        let run: Method = match (object, method) {
+            INVOKE_WRITE => return self.invoke(at, count),
+            (OBJECT_UAR, UAR_OBJ_ALLOC) => alloc_uar,
+            (OBJECT_UAR, UAR_OBJ_DESTROY) => destroy_uar,
+            _ => [devx::method, dmabuf::method, queries::method]
+                .into_iter()
+                .find_map(|of| of(object, method))
+                .ok_or(Errno::PROTONOSUPPORT)?,
+        };
         if count > MAX_ATTRS {
             return Err(Errno::INVAL);
         }
-        let at = arg + size_of::<IoctlHdr>() as u64;
         let mut attrs = vec![IoctlAttr::default(); count];
         user.read(at, attrs.as_mut_bytes())?;
-        self.with(|device, open| run(open, &Request { device, at, attrs }))
+        self.with(|device, open| run(device, open, &Request { device, at, attrs }))
     }
 }
 
 impl Request<'_> {
-    fn find(&self, id: u16) -> Result<(usize, &IoctlAttr), Errno> {
+    pub fn find(&self, id: u16) -> Result<(usize, &IoctlAttr), Errno> {
         let mut all = self.attrs.iter().enumerate();
         all.find(|(_, a)| a.attr_id == id).ok_or(Errno::INVAL)
     }
 
     /// Refuses attributes that must be understood and are not.
-    fn only(&self, known: &[u16]) -> Result<(), Errno> {
+    pub fn only(&self, known: &[u16]) -> Result<(), Errno> {
         let foreign = |a: &&IoctlAttr| a.flags & MANDATORY != 0 && !known.contains(&a.attr_id);
         match self.attrs.iter().find(foreign) {
             Some(_) => Err(Errno::PROTONOSUPPORT),
@@ -70,7 +83,7 @@ impl Request<'_> {
     }
 
     /// An input of at most eight bytes, which stand in the attribute itself.
-    fn small(&self, id: u16) -> Result<u64, Errno> {
+    pub fn small(&self, id: u16) -> Result<u64, Errno> {
         let (_, attr) = self.find(id)?;
         if attr.len > 8 {
             return Err(Errno::INVAL);
@@ -78,8 +91,37 @@ impl Request<'_> {
         Ok(attr.data)
     }
 
+    /// An input that may be missing.
+    pub fn optional(&self, id: u16) -> Result<Option<u64>, Errno> {
+        match self.find(id) {
+            Ok(_) => self.small(id).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// An input of at least `least` bytes, more than eight.
+    pub fn bytes(&self, id: u16, least: usize) -> Result<Vec<u8>, Errno> {
+        let (_, attr) = self.find(id)?;
+        let len = usize::from(attr.len);
+        if len < least.max(9) {
+            return Err(Errno::INVAL);
+        }
+        let mut bytes = vec![0; len];
+        self.device.user.read(attr.data, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The bytes that there are for an answer: at least `least`.
+    pub fn room(&self, id: u16, least: usize) -> Result<usize, Errno> {
+        let len = usize::from(self.find(id)?.1.len);
+        if len < least {
+            return Err(Errno::INVAL);
+        }
+        Ok(len)
+    }
+
     /// An answer into memory.
-    fn answer(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
+    pub fn answer(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
         let (_, attr) = self.find(id)?;
         if usize::from(attr.len) < bytes.len() {
             return Err(Errno::NOSPC);
@@ -88,12 +130,12 @@ impl Request<'_> {
     }
 
     /// A handle, which stands in the attribute.
-    fn handle(&self, id: u16) -> Result<u32, Errno> {
+    pub fn handle(&self, id: u16) -> Result<u32, Errno> {
         Ok(self.find(id)?.1.data as u32)
     }
 
     /// Answers with a new handle.
-    fn answer_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
+    pub fn answer_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
         let (i, _) = self.find(id)?;
         let data = i * size_of::<IoctlAttr>() + std::mem::offset_of!(IoctlAttr, data);
         let at = self.at + data as u64;
@@ -102,7 +144,7 @@ impl Request<'_> {
 }
 
 /// A doorbell page of one's own. Both types, for BlueFlame and not, are the same memory here.
-fn alloc_uar(open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+fn alloc_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
     ask.only(&[
         UAR_HANDLE,
         UAR_TYPE,
@@ -129,7 +171,7 @@ fn alloc_uar(open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
     answered
 }
 
-fn destroy_uar(open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+fn destroy_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
     ask.only(&[UAR_HANDLE])?;
     let handle = ask.handle(UAR_HANDLE)?;
     let index = open.objects.doomed::<Doorbell>(handle)?.index;

@@ -10,7 +10,7 @@ use crate::command::Call;
 use crate::context::Open;
 use crate::device::Device;
 use crate::error::errno;
-use crate::handles::{Object, Region};
+use crate::handles::{AddressHandle, Object, Region};
 
 /// What a change of a region names.
 mod rereg {
@@ -49,6 +49,11 @@ impl Open {
     pub fn dealloc_pd(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let handle = call.input::<Handle>()?.handle;
         let pd = *open.objects.doomed::<PdId>(handle)?;
+        // The NIC knows nothing of these.
+        let uses = |object: &Object| matches!(object, Object::Ah(ah) if ah.pd == pd);
+        if open.objects.each().any(uses) {
+            return Err(Errno::BUSY);
+        }
         device.nic.with(|nic| nic.dealloc_pd(pd)).map_err(errno)?;
         open.objects.remove(handle);
         Ok(())
@@ -111,6 +116,9 @@ impl Open {
             return Err(Errno::INVAL);
         }
         let old = open.objects.get::<Region>(ask.mr_handle)?;
+        if !old.own {
+            return Err(Errno::OPNOTSUPP);
+        }
         let pick = |flag, new, old| if ask.flags & flag != 0 { new } else { old };
         let want = Wanted {
             start: if moved { ask.start } else { old.start },
@@ -141,7 +149,7 @@ impl Open {
     /// finds out. Those of InfiniBand are made by the library alone.
     pub fn create_ah(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: CreateAh = call.input()?;
-        open.objects.get::<PdId>(ask.pd_handle)?;
+        let pd = *open.objects.get::<PdId>(ask.pd_handle)?;
         let fabric = &device.config.fabric;
         let port = ask.attr.port_num;
         if port == 0 || port > fabric.ports {
@@ -166,7 +174,7 @@ impl Open {
             say.dmac = fabric.mac(to);
         }
         say.response_length = call.driver_room().min(size_of_val(&say)) as u32;
-        let ah_handle = open.objects.insert(Object::Ah);
+        let ah_handle = open.objects.insert(Object::Ah(AddressHandle { pd }));
         let answered = call
             .driver_answer(&say)
             .and_then(|()| call.answer(&CreateAhResp { ah_handle }));
@@ -177,7 +185,10 @@ impl Open {
     }
 
     pub fn destroy_ah(_: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
-        open.objects.remove_ah(call.input::<Handle>()?.handle)
+        let handle = call.input::<Handle>()?.handle;
+        open.objects.doomed::<AddressHandle>(handle)?;
+        open.objects.remove(handle);
+        Ok(())
     }
 
     /// There are no multicast groups, and datagrams of other kinds than those may not join one.
@@ -194,11 +205,12 @@ fn region(want: &Wanted, keys: MrKeys) -> Region {
         hca_va: want.hca_va,
         pd: want.pd,
         access: want.access,
+        own: true,
     }
 }
 
 /// The rights among the access flags of a region.
-fn rights(flags: u32) -> Result<Access, Errno> {
+pub(crate) fn rights(flags: u32) -> Result<Access, Errno> {
     if flags & (access::ON_DEMAND | access::ZERO_BASED) != 0 {
         return Err(Errno::OPNOTSUPP);
     }

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use vmlx5::fabric::NodeId;
-use vmlx5::{Access, Grh, Modify, Mtu, Path, Qpn};
+use vmlx5::{Access, AttrChange, Modify, Mtu, Path, Qpn, Service};
 
 use crate::abi::core::*;
 use crate::abi::mlx5;
@@ -11,8 +11,9 @@ use crate::command::Call;
 use crate::context::Open;
 use crate::device::{Device, MAX_RD_ATOMIC};
 use crate::error::errno;
+use crate::event::lock;
 use crate::queues::QueuePair;
-use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS};
+use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 
 impl Open {
     pub fn modify_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
@@ -56,22 +57,26 @@ impl Open {
         transitions::check(qp.service, from, to, ask.attr_mask)?;
         let set = merge(&qp.set, ask);
         check_values(device, ask)?;
+        let access = remote_rights(set.qp_access_flags)?;
+        let init = Modify::Init {
+            access,
+            qkey: set.qkey,
+            port: set.port_num,
+        };
         let change = match (from, to) {
             (_, RESET) => Some(Modify::Reset),
             // Nothing can fail in a queue pair that was never set up.
             (RESET, ERR) | (ERR, ERR) => None,
             (_, ERR) => Some(Modify::Error),
-            (RESET, INIT) => Some(Modify::Init {
-                access: remote_rights(set.qp_access_flags)?,
-                qkey: set.qkey,
-                port: set.port_num,
-            }),
+            (RESET | INIT, INIT) => Some(init),
+            (INIT, RTR) if qp.service == Service::Ud => Some(Modify::UdRtr),
             (INIT, RTR) => Some(Modify::Rtr {
                 path: path(device, &set)?,
                 rq_psn: set.rq_psn,
                 max_dest_rd_atomic: set.max_dest_rd_atomic,
                 min_rnr_timer: set.min_rnr_timer,
             }),
+            (RTR, RTS) if qp.service == Service::Ud => Some(Modify::UdRts { sq_psn: set.sq_psn }),
             (RTR, RTS) => Some(Modify::Rts {
                 sq_psn: set.sq_psn,
                 max_rd_atomic: set.max_rd_atomic,
@@ -79,9 +84,23 @@ impl Open {
                 retry_cnt: set.retry_cnt,
                 rnr_retry: set.rnr_retry,
             }),
+            (RTS, SQD) => {
+                let asked = has(attr::EN_SQD_ASYNC_NOTIFY) && ask.en_sqd_async_notify != 0;
+                lock(&device.targets).tell_drained(qp.owner, asked);
+                Some(Modify::Sqd)
+            }
+            (SQD | SQE, RTS) => Some(Modify::Resume),
             _ => None,
         };
-        if let Some(change) = change {
+        // What goes along with a way, or changes where it is.
+        let along = has(attr::ACCESS_FLAGS) || has(attr::QKEY);
+        let first = (from == INIT && to == RTR && along).then_some(init);
+        let also = match (from, to) {
+            (RTR | RTS | SQD | SQE, RTS) | (SQD, SQD) => changes(ask, access, to == SQD),
+            _ => AttrChange::default(),
+        };
+        let also = (also != AttrChange::default()).then_some(Modify::Attr(also));
+        for change in [first, change, also].into_iter().flatten() {
             let done = device.nic.with(|nic| nic.modify_qp(qp.qpn, change));
             done.map_err(errno)?;
             device.user.ring();
@@ -92,6 +111,23 @@ impl Open {
             set
         };
         Ok(())
+    }
+}
+
+/// The attributes that change beside the state; `rest`: those too that only change at rest.
+fn changes(ask: &ModifyQp, access: Access, rest: bool) -> AttrChange {
+    let has = |bit| ask.attr_mask & bit != 0;
+    let named = |bit, value| has(bit).then_some(value);
+    let at_rest = |bit, value| named(bit, value).filter(|_| rest);
+    AttrChange {
+        access: has(attr::ACCESS_FLAGS).then_some(access),
+        qkey: has(attr::QKEY).then_some(ask.qkey),
+        min_rnr_timer: named(attr::MIN_RNR_TIMER, ask.min_rnr_timer),
+        max_dest_rd_atomic: at_rest(attr::MAX_DEST_RD_ATOMIC, ask.max_dest_rd_atomic),
+        max_rd_atomic: at_rest(attr::MAX_QP_RD_ATOMIC, ask.max_rd_atomic),
+        timeout: at_rest(attr::TIMEOUT, ask.timeout),
+        retry_cnt: at_rest(attr::RETRY_CNT, ask.retry_cnt),
+        rnr_retry: at_rest(attr::RNR_RETRY, ask.rnr_retry),
     }
 }
 
@@ -169,23 +205,14 @@ fn remote_rights(flags: u32) -> Result<Access, Errno> {
     Access::from_bits(flags & remote.bits()).map_err(|_| Errno::INVAL)
 }
 
-/// The way to the other end.
-fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
-    let dest = &set.dest;
-    let grh = (dest.is_global != 0).then_some(Grh {
-        dgid: dest.dgid,
-        sgid_index: dest.sgid_index,
-        flow: dest.flow_label,
-        hop: dest.hop_limit,
-        tclass: dest.traffic_class,
-    });
+/// The way to the other end. How it is routed is kept here alone, for queries: nodes are found by
+/// their names.
+pub(crate) fn path(device: &Device, set: &ModifyQp) -> Result<Path, Errno> {
     Ok(Path {
         remote: remote(device, set)?,
         remote_qpn: Qpn(set.dest_qp_num),
         mtu: Mtu::from_verbs(set.path_mtu).ok_or(Errno::INVAL)?,
-        grh,
         port: set.port_num,
-        pkey_index: set.pkey_index,
     })
 }
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use mlx5_prm::cqe;
-use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 use rustix::io::Errno;
-use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Service, SqAttr, UarId};
+use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Scatter, Service, SqAttr, UarId};
 
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
@@ -15,15 +14,15 @@ use crate::context::Open;
 use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE};
 use crate::doorbells::Doorbells;
 use crate::error::errno;
-use crate::event::{NEVER_ARMED, Watch, lock};
 use crate::handles::Object;
+use crate::shared_receives::SharedReceives;
 use crate::transitions;
 
 /// A completion queue of a context.
 pub(crate) struct CompletionQueue {
     pub cqn: Cqn,
-    handle: u64,
-    watch: Option<Arc<Watch>>,
+    /// What its events carry.
+    pub owner: u64,
 }
 
 /// A queue pair of a context, with what was set of its attributes.
@@ -32,6 +31,8 @@ pub(crate) struct QueuePair {
     pub service: Service,
     /// The register that it was given, if it was given one.
     register: Option<u32>,
+    /// What its events carry.
+    pub owner: u64,
     init: QpInit,
     receives: u32,
     /// What modifications said; its `attr_mask` is not used.
@@ -51,15 +52,6 @@ struct CqAsk {
     comp_vector: u32,
     channel: i32,
     ignore_overrun: bool,
-}
-
-impl CompletionQueue {
-    /// No more events of it.
-    pub fn unwatch(&self, device: &Device) -> Option<Arc<Watch>> {
-        let gone = self.watch.clone()?;
-        lock(&device.watches).retain(|w| !Arc::ptr_eq(w, &gone));
-        Some(gone)
-    }
 }
 
 impl Open {
@@ -122,9 +114,9 @@ impl Open {
         if own.flags & !cq_flag::UAR_PAGE_INDEX != 0 {
             return Err(Errno::INVAL);
         }
-        if own.flags & cq_flag::UAR_PAGE_INDEX != 0 {
-            self.doorbells.named(own.uar_page_index.into())?;
-        }
+        let named = own.flags & cq_flag::UAR_PAGE_INDEX != 0;
+        let named = named.then_some(own.uar_page_index.into());
+        let page = self.doorbells.of_queues(device, named)?;
         let channel = match ask.channel {
             fd if fd >= 0 => Some(self.channel(fd)?),
             _ => None,
@@ -137,32 +129,20 @@ impl Open {
         let bytes = u64::from(entries) * cqe::SIZE as u64;
         let mem = device.user.memory(own.buf_addr, bytes, true)?;
         let record = device.user.memory(own.db_addr, 8, true)?;
+        let events = channel.is_some().then_some(page);
+        let owner = self.track(device, ask.user_handle, channel);
         let attr = CqAttr {
-            record: Some((Arc::clone(&record), 0)),
+            record: Some((record, 0)),
             ignore_overrun: ask.ignore_overrun,
-            owner: ask.user_handle,
-            ..CqAttr::new(Arc::clone(&mem), 0, log_entries)
+            owner,
+            events,
+            ..CqAttr::new(mem, 0, log_entries)
         };
-        let cqn = device.nic.with(|nic| nic.create_cq(attr)).map_err(errno)?;
-        // The first arm may look like the zeros of a new record.
-        let _ = record.store32(doorbell::ARM as u64, NEVER_ARMED);
-        let watch = channel.map(|channel| {
-            Arc::new(Watch {
-                cqn,
-                handle: ask.user_handle,
-                channel,
-                entries: mem,
-                log_entries,
-                record,
-                state: Default::default(),
-            })
-        });
-        lock(&device.watches).extend(watch.clone());
-        let cq = CompletionQueue {
-            cqn,
-            handle: ask.user_handle,
-            watch,
-        };
+        let created = device.nic.with(|nic| nic.create_cq(attr));
+        let cqn = created.map_err(errno).inspect_err(|_| {
+            device.untrack(owner);
+        })?;
+        let cq = CompletionQueue { cqn, owner };
         let cq_handle = self.objects.insert(Object::Cq(cq));
         let driver = mlx5::CreateCqResp {
             cqn: cqn.0,
@@ -176,8 +156,8 @@ impl Open {
         if answered.is_err()
             && let Some(Object::Cq(cq)) = self.objects.remove(cq_handle)
         {
-            cq.unwatch(device);
             let _ = device.nic.with(|nic| nic.destroy_cq(cqn));
+            device.untrack(cq.owner);
         }
         answered
     }
@@ -185,23 +165,21 @@ impl Open {
     pub fn destroy_cq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: DestroyCq = call.input()?;
         let cq = open.objects.doomed::<CompletionQueue>(ask.cq_handle)?;
-        let cqn = cq.cqn;
+        let (cqn, owner) = (cq.cqn, cq.owner);
         device.nic.with(|nic| nic.destroy_cq(cqn)).map_err(errno)?;
-        let reported = cq.unwatch(device).map_or(0, |watch| {
-            let unread = watch.channel.take_back(cq.handle);
-            let sent = lock(&watch.state).sent;
-            sent.saturating_sub(unread)
-        });
+        let read = device.untrack(owner);
         open.objects.remove(ask.cq_handle);
         call.answer(&DestroyCqResp {
-            comp_events_reported: reported,
-            async_events_reported: 0,
+            comp_events_reported: read.completions,
+            async_events_reported: read.asynchronous,
         })
     }
 
     pub fn create_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: CreateQp = call.input()?;
-        open.make_qp(device, call, &ask.init, |say| call.answer(say))
+        open.make_qp(device, call, &ask.init, ask.user_handle, |say| {
+            call.answer(say)
+        })
     }
 
     pub fn create_qp_extended(
@@ -216,7 +194,7 @@ impl Open {
         if ask.create_flags != 0 || ask.source_qpn != 0 || ask.rwq_ind_tbl_handle != 0 {
             return Err(Errno::OPNOTSUPP);
         }
-        open.make_qp(device, call, &ask.init, |&base| {
+        open.make_qp(device, call, &ask.init, ask.user_handle, |&base| {
             call.answer(&ExCreateQpResp {
                 base,
                 comp_mask: 0,
@@ -230,21 +208,33 @@ impl Open {
         device: &Device,
         call: &Call<'_>,
         init: &QpInit,
+        handle: u64,
         answer: impl FnOnce(&CreateQpResp) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let service = transitions::service(init.qp_type)?;
         // What older libraries say ends here.
         let least = std::mem::offset_of!(mlx5::CreateQp, bfreg_index);
-        let own: mlx5::CreateQp = call.driver_input(least)?;
+        let mut own: mlx5::CreateQp = call.driver_input(least)?;
+        if init.is_srq != 0 {
+            // What is said of a queue of its own means nothing.
+            own.rq_wqe_count = 0;
+        }
+        let receives = own.rq_wqe_count;
         let (attr, register) = self.qp_attr(device, service, init, &own)?;
-        let qpn = device.nic.with(|nic| nic.create_qp(attr));
-        let qpn = qpn.map_err(errno).inspect_err(|_| self.release(register))?;
+        let owner = self.track(device, handle, None);
+        let attr = QpAttr { owner, ..attr };
+        let created = device.nic.with(|nic| nic.create_qp(attr));
+        let qpn = created.map_err(errno).inspect_err(|_| {
+            device.untrack(owner);
+            self.release(register);
+        })?;
         let qp = QueuePair {
             qpn,
             service,
             register,
+            owner,
             init: *init,
-            receives: own.rq_wqe_count,
+            receives,
             set: ModifyQp::default(),
         };
         let qp_handle = self.objects.insert(Object::Qp(Box::new(qp)));
@@ -256,7 +246,7 @@ impl Open {
             qp_handle,
             qpn: qpn.0,
             max_send_wr: init.max_send_wr,
-            max_recv_wr: own.rq_wqe_count,
+            max_recv_wr: receives,
             max_send_sge: init.max_send_sge,
             max_recv_sge: init.max_recv_sge,
             max_inline_data: init.max_inline_data,
@@ -292,9 +282,10 @@ impl Open {
         if own.flags & !known != 0 || beyond || sizes {
             return Err(Errno::INVAL);
         }
-        if init.is_srq != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let srq = match init.is_srq {
+            0 => None,
+            _ => Some(self.objects.get::<SharedReceives>(init.srq_handle)?.srqn),
+        };
         let pd = *self.objects.get::<PdId>(init.pd_handle)?;
         let send_cq = self.cqn(init.send_cq_handle)?;
         let recv_cq = self.cqn(init.recv_cq_handle)?;
@@ -338,6 +329,8 @@ impl Open {
         let attr = QpAttr {
             recv_cq,
             rq,
+            srq,
+            scatter: scatter(service, init, own.flags),
             uidx: own.uidx & 0xff_ffff,
             service,
             ..QpAttr::new(pd, uar, send_cq, sq, (record, 0))
@@ -398,7 +391,7 @@ impl Open {
             cur_qp_state: state,
             path_mtu: set.path_mtu,
             path_mig_state: 0,
-            sq_draining: 0,
+            sq_draining: info.draining.into(),
             max_rd_atomic: set.max_rd_atomic,
             max_dest_rd_atomic: set.max_dest_rd_atomic,
             min_rnr_timer: set.min_rnr_timer,
@@ -416,22 +409,36 @@ impl Open {
     pub fn destroy_qp(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
         let ask: DestroyQp = call.input()?;
         open.objects.doomed::<Box<QueuePair>>(ask.qp_handle)?;
+        let mut events_reported = 0;
         if let Some(Object::Qp(qp)) = open.objects.remove(ask.qp_handle) {
-            open.drop_qp(device, &qp);
+            events_reported = open.drop_qp(device, &qp);
         }
-        call.answer(&DestroyQpResp { events_reported: 0 })
+        call.answer(&DestroyQpResp { events_reported })
     }
 
-    /// The end of a queue pair.
-    pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) {
+    /// The end of a queue pair. Returns how many events of it were read.
+    pub fn drop_qp(&mut self, device: &Device, qp: &QueuePair) -> u32 {
         // It was there, and is destroyed once: the NIC has no reason to refuse.
         let _ = device.nic.with(|nic| nic.destroy_qp(qp.qpn));
+        let read = device.untrack(qp.owner);
         self.release(qp.register);
         device.user.ring();
+        read.asynchronous
     }
 }
 
-fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
+/// What the library wants in completion entries: receives if it says so, answers if moreover all
+/// work is signaled or it says that it knows which is.
+fn scatter(service: Service, init: &QpInit, flags: u32) -> Scatter {
+    let asked = flags & qp_flag::SCATTER_CQE != 0;
+    let all = init.sq_sig_all != 0 || flags & qp_flag::ALLOW_SCATTER_CQE != 0;
+    Scatter {
+        responder: asked && matches!(service, Service::Rc | Service::Uc),
+        requester: asked && all && service == Service::Rc,
+    }
+}
+
+pub(crate) fn aligned(addr: u64, to: usize) -> Result<(), Errno> {
     if addr.is_multiple_of(to as u64) {
         Ok(())
     } else {

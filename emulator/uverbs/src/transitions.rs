@@ -14,7 +14,8 @@ pub(crate) fn service(number: u8) -> Result<Service, Errno> {
     match number {
         2 => Ok(Service::Rc),
         3 => Ok(Service::Uc),
-        0 | 1 | 4..=10 | 0xff => Err(Errno::OPNOTSUPP),
+        4 => Ok(Service::Ud),
+        0 | 1 | 5..=10 | 0xff => Err(Errno::OPNOTSUPP),
         _ => Err(Errno::INVAL),
     }
 }
@@ -44,9 +45,29 @@ pub(crate) fn number(state: QpState) -> u8 {
 /// Attributes that a way needs, and those that it may have besides.
 type Way = (u32, u32);
 
+/// The way of a queue pair of datagrams from one state to another; `None`: there is none.
+fn way_of_datagrams(from: u8, to: u8) -> Option<Way> {
+    Some(match (from, to) {
+        (_, RESET | ERR) => (0, 0),
+        (RESET, INIT) => (PKEY_INDEX | PORT | QKEY, 0),
+        (INIT, INIT) => (0, PKEY_INDEX | PORT | QKEY),
+        (INIT, RTR) => (0, PKEY_INDEX | QKEY),
+        (RTR, RTS) => (SQ_PSN, CUR_STATE | QKEY),
+        (RTS | SQD | SQE, RTS) => (0, CUR_STATE | QKEY),
+        (RTS, SQD) => (0, EN_SQD_ASYNC_NOTIFY),
+        (SQD, SQD) => (0, CUR_STATE | PKEY_INDEX | QKEY),
+        _ => return None,
+    })
+}
+
 /// The way from one state to another; `None`: there is none.
 fn way(service: Service, from: u8, to: u8) -> Option<Way> {
+    if service == Service::Ud {
+        return way_of_datagrams(from, to);
+    }
     const ALTERNATE: u32 = ALT_PATH | PATH_MIG_STATE;
+    const CLOCKS: u32 = TIMEOUT | RETRY_CNT | RNR_RETRY | MIN_RNR_TIMER;
+    const DEPTHS: u32 = MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC;
     // What only who answers, or is answered, has.
     let answered = |attributes: u32| match service {
         Service::Rc => attributes,
@@ -64,10 +85,16 @@ fn way(service: Service, from: u8, to: u8) -> Option<Way> {
             SQ_PSN | answered(TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC),
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
-        (RTS, RTS) => (
+        (RTS, RTS) | (SQD, RTS) => (
             0,
             CUR_STATE | ACCESS_FLAGS | answered(MIN_RNR_TIMER) | ALTERNATE,
         ),
+        (RTS, SQD) => (0, EN_SQD_ASYNC_NOTIFY),
+        (SQD, SQD) => (
+            0,
+            CUR_STATE | PKEY_INDEX | ACCESS_FLAGS | ALTERNATE | answered(CLOCKS | DEPTHS),
+        ),
+        (SQE, RTS) => (0, CUR_STATE | ACCESS_FLAGS),
         _ => return None,
     })
 }
@@ -94,8 +121,16 @@ mod tests {
 
     #[test]
     fn every_missing_and_every_foreign_attribute_is_refused() {
-        let ways = [(RESET, INIT), (INIT, RTR), (RTR, RTS)];
-        let all = [Service::Rc, Service::Uc].map(|kind| ways.map(|way| (kind, way)));
+        let ways = [
+            (RESET, INIT),
+            (INIT, RTR),
+            (RTR, RTS),
+            (RTS, SQD),
+            (SQD, SQD),
+            (SQD, RTS),
+            (SQE, RTS),
+        ];
+        let all = [Service::Rc, Service::Uc, Service::Ud].map(|kind| ways.map(|way| (kind, way)));
         for (kind, (from, to)) in all.into_iter().flatten() {
             let (needs, may) = way(kind, from, to).unwrap();
             assert_eq!(check(kind, from, to, needs | STATE), Ok(()));
@@ -130,5 +165,8 @@ mod tests {
             assert_eq!(check(rc, from, ERR, STATE), Ok(()));
         }
         assert_eq!(check(rc, RESET, 7, STATE), Err(Errno::INVAL));
+        // Where sends failed, datagrams can be told to go on.
+        assert_eq!(check(Service::Ud, SQE, RTS, STATE | QKEY), Ok(()));
+        assert_eq!(check(Service::Ud, INIT, RTR, STATE | AV), Err(Errno::INVAL));
     }
 }

@@ -25,6 +25,24 @@ pub trait User: Send + Sync {
     /// `EFAULT`: not all of it is there now. What vanishes later is a [`vmlx5::DmaFault`].
     fn memory(&self, addr: u64, len: u64, writable: bool) -> Result<Arc<dyn Dma>, Errno>;
 
+    /// The `len` bytes at `offset` of the memory behind the descriptor `fd` of the process (a
+    /// dma-buf, or a file that can be mapped), for the NIC, which keeps it whatever becomes of the
+    /// descriptor: offset 0 is `offset`.
+    ///
+    /// # Errors
+    /// `EBADF`: no descriptor. `EINVAL`: it ends before. `EOPNOTSUPP`: memory that the NIC cannot
+    /// reach, which is what a process without such memory answers.
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        let _ = (fd, offset, len, writable);
+        Err(Errno::OPNOTSUPP)
+    }
+
     /// Copies from the process.
     ///
     /// # Errors

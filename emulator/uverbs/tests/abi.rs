@@ -40,6 +40,8 @@ fn structures_are_those_of_the_headers() {
         core::ExQueryDeviceResp = "ib_uverbs_ex_query_device_resp",
         core::QueryPort = "ib_uverbs_query_port",
         core::QueryPortResp = "ib_uverbs_query_port_resp",
+        core::QueryPortRespEx = "ib_uverbs_query_port_resp_ex",
+        core::GidEntry = "ib_uverbs_gid_entry",
         core::AllocPd = "ib_uverbs_alloc_pd",
         core::AllocPdResp = "ib_uverbs_alloc_pd_resp",
         core::Handle = "ib_uverbs_dealloc_pd",
@@ -141,6 +143,11 @@ fn structures_are_those_of_the_headers() {
         source,
         "_Static_assert(sizeof(struct mlx5_ib_query_device_resp) == {query}, \"query\");"
     );
+    compile(&source);
+}
+
+/// Compiles a source without an error.
+fn compile(source: &str) {
     let mut compiler = Command::new("cc")
         .args(["-x", "c", "-std=gnu11", "-fsyntax-only", "-"])
         .stdin(Stdio::piped())
@@ -153,4 +160,97 @@ fn structures_are_those_of_the_headers() {
     let done = compiler.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{said}");
+}
+
+/// A number here, and its name in C.
+macro_rules! numbers {
+    ($($ours:path = $theirs:literal,)*) => {
+        vec![$((stringify!($ours), u32::from($ours), $theirs),)*]
+    };
+}
+
+#[test]
+fn methods_and_attributes_of_ioctls_are_those_of_the_headers() {
+    use core::ioctl as verbs;
+    use mlx5::ioctl as own;
+    let numbers = numbers! {
+        verbs::OBJECT_DEVICE = "UVERBS_OBJECT_DEVICE",
+        verbs::QUERY_PORT = "UVERBS_METHOD_QUERY_PORT",
+        verbs::QUERY_PORT_NUM = "UVERBS_ATTR_QUERY_PORT_PORT_NUM",
+        verbs::QUERY_PORT_RESP = "UVERBS_ATTR_QUERY_PORT_RESP",
+        verbs::QUERY_GID_TABLE = "UVERBS_METHOD_QUERY_GID_TABLE",
+        verbs::GID_TABLE_ENTRY_SIZE = "UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE",
+        verbs::GID_TABLE_FLAGS = "UVERBS_ATTR_QUERY_GID_TABLE_FLAGS",
+        verbs::GID_TABLE_RESP_ENTRIES = "UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES",
+        verbs::GID_TABLE_RESP_NUM = "UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES",
+        verbs::QUERY_GID_ENTRY = "UVERBS_METHOD_QUERY_GID_ENTRY",
+        verbs::GID_ENTRY_PORT = "UVERBS_ATTR_QUERY_GID_ENTRY_PORT",
+        verbs::GID_ENTRY_INDEX = "UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX",
+        verbs::GID_ENTRY_FLAGS = "UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS",
+        verbs::GID_ENTRY_RESP = "UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY",
+        verbs::OBJECT_MR = "UVERBS_OBJECT_MR",
+        verbs::QUERY_MR = "UVERBS_METHOD_QUERY_MR",
+        verbs::QUERY_MR_HANDLE = "UVERBS_ATTR_QUERY_MR_HANDLE",
+        verbs::QUERY_MR_LKEY = "UVERBS_ATTR_QUERY_MR_RESP_LKEY",
+        verbs::QUERY_MR_RKEY = "UVERBS_ATTR_QUERY_MR_RESP_RKEY",
+        verbs::QUERY_MR_LENGTH = "UVERBS_ATTR_QUERY_MR_RESP_LENGTH",
+        verbs::QUERY_MR_IOVA = "UVERBS_ATTR_QUERY_MR_RESP_IOVA",
+        verbs::REG_DMABUF_MR = "UVERBS_METHOD_REG_DMABUF_MR",
+        verbs::DMABUF_HANDLE = "UVERBS_ATTR_REG_DMABUF_MR_HANDLE",
+        verbs::DMABUF_PD = "UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE",
+        verbs::DMABUF_OFFSET = "UVERBS_ATTR_REG_DMABUF_MR_OFFSET",
+        verbs::DMABUF_LENGTH = "UVERBS_ATTR_REG_DMABUF_MR_LENGTH",
+        verbs::DMABUF_IOVA = "UVERBS_ATTR_REG_DMABUF_MR_IOVA",
+        verbs::DMABUF_FD = "UVERBS_ATTR_REG_DMABUF_MR_FD",
+        verbs::DMABUF_ACCESS = "UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS",
+        verbs::DMABUF_LKEY = "UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY",
+        verbs::DMABUF_RKEY = "UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY",
+        own::OBJECT_UAR = "MLX5_IB_OBJECT_UAR",
+        own::UAR_OBJ_ALLOC = "MLX5_IB_METHOD_UAR_OBJ_ALLOC",
+        own::UAR_OBJ_DESTROY = "MLX5_IB_METHOD_UAR_OBJ_DESTROY",
+        own::UAR_PAGE_ID = "MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID",
+        own::OBJECT_DEVX = "MLX5_IB_OBJECT_DEVX",
+        own::DEVX_OTHER = "MLX5_IB_METHOD_DEVX_OTHER",
+        own::DEVX_QUERY_UAR = "MLX5_IB_METHOD_DEVX_QUERY_UAR",
+        own::DEVX_QUERY_EQN = "MLX5_IB_METHOD_DEVX_QUERY_EQN",
+        own::OTHER_CMD_IN = "MLX5_IB_ATTR_DEVX_OTHER_CMD_IN",
+        own::OTHER_CMD_OUT = "MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT",
+        own::QUERY_UAR_USER_IDX = "MLX5_IB_ATTR_DEVX_QUERY_UAR_USER_IDX",
+        own::QUERY_UAR_DEV_IDX = "MLX5_IB_ATTR_DEVX_QUERY_UAR_DEV_IDX",
+        own::QUERY_EQN_USER_VEC = "MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC",
+        own::QUERY_EQN_DEV_EQN = "MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN",
+        own::OBJECT_DEVX_OBJ = "MLX5_IB_OBJECT_DEVX_OBJ",
+        own::DEVX_OBJ_CREATE = "MLX5_IB_METHOD_DEVX_OBJ_CREATE",
+        own::DEVX_OBJ_DESTROY = "MLX5_IB_METHOD_DEVX_OBJ_DESTROY",
+        own::DEVX_OBJ_MODIFY = "MLX5_IB_METHOD_DEVX_OBJ_MODIFY",
+        own::DEVX_OBJ_QUERY = "MLX5_IB_METHOD_DEVX_OBJ_QUERY",
+        own::DEVX_OBJ_HANDLE = "MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE",
+        own::DEVX_OBJ_CMD_IN = "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN",
+        own::DEVX_OBJ_CMD_OUT = "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT",
+        own::DEVX_OBJ_HANDLE = "MLX5_IB_ATTR_DEVX_OBJ_DESTROY_HANDLE",
+        own::DEVX_OBJ_HANDLE = "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_HANDLE",
+        own::DEVX_OBJ_CMD_IN = "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_IN",
+        own::DEVX_OBJ_CMD_OUT = "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_OUT",
+        own::DEVX_OBJ_HANDLE = "MLX5_IB_ATTR_DEVX_OBJ_QUERY_HANDLE",
+        own::DEVX_OBJ_CMD_IN = "MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_IN",
+        own::DEVX_OBJ_CMD_OUT = "MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_OUT",
+        own::OBJECT_DEVX_UMEM = "MLX5_IB_OBJECT_DEVX_UMEM",
+        own::DEVX_UMEM_REG = "MLX5_IB_METHOD_DEVX_UMEM_REG",
+        own::DEVX_UMEM_DEREG = "MLX5_IB_METHOD_DEVX_UMEM_DEREG",
+        own::UMEM_HANDLE = "MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE",
+        own::UMEM_HANDLE = "MLX5_IB_ATTR_DEVX_UMEM_DEREG_HANDLE",
+        own::UMEM_ADDR = "MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR",
+        own::UMEM_LEN = "MLX5_IB_ATTR_DEVX_UMEM_REG_LEN",
+        own::UMEM_ACCESS = "MLX5_IB_ATTR_DEVX_UMEM_REG_ACCESS",
+        own::UMEM_OUT_ID = "MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID",
+        own::UMEM_PGSZ_BITMAP = "MLX5_IB_ATTR_DEVX_UMEM_REG_PGSZ_BITMAP",
+        own::UMEM_DMABUF_FD = "MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD",
+    };
+    let mut source = String::from(
+        "#include <rdma/ib_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_cmds.h>\n",
+    );
+    for (ours, number, theirs) in &numbers {
+        let _ = writeln!(source, "_Static_assert({theirs} == {number}, \"{ours}\");");
+    }
+    compile(&source);
 }

@@ -12,7 +12,7 @@ use vmlx5_uverbs::address::LinkLayer;
 use zerocopy::IntoBytes;
 
 /// Every command that is emulated: number, bytes of input, bytes of answer.
-const PLAIN: [(u32, usize, usize); 17] = [
+const PLAIN: [(u32, usize, usize); 21] = [
     (command::QUERY_DEVICE, 8, 176),
     (command::QUERY_PORT, 16, 40),
     (command::ALLOC_PD, 8, 4),
@@ -30,6 +30,10 @@ const PLAIN: [(u32, usize, usize); 17] = [
     (command::MODIFY_QP, 112, 0),
     (command::DESTROY_QP, 16, 4),
     (command::ATTACH_MCAST, 24, 0),
+    (command::CREATE_SRQ, 32, 16),
+    (command::MODIFY_SRQ, 16, 0),
+    (command::QUERY_SRQ, 16, 16),
+    (command::DESTROY_SRQ, 16, 4),
 ];
 const EXTENDED: [(u32, usize, usize); 4] = [
     (command::QUERY_DEVICE, 8, 304),
@@ -74,7 +78,7 @@ fn what_an_older_or_newer_library_asks() {
         ..Default::default()
     };
     let refused = [
-        mlx5::AllocUcontextReqV2 { flags: 1, ..v2 },
+        mlx5::AllocUcontextReqV2 { flags: 2, ..v2 },
         mlx5::AllocUcontextReqV2 {
             total_num_bfregs: 0,
             ..v2
@@ -688,6 +692,8 @@ fn ethernet_has_addresses_of_its_own() {
     assert_eq!(own.response_length, 16);
     assert_ne!(own.dmac, [0; 6]);
     let handle = say.ah_handle;
+    let used = rig.tell(command::DEALLOC_PD, &Handle { handle: pd });
+    assert_eq!(used, Err(Errno::BUSY));
     rig.tell(command::DESTROY_AH, &Handle { handle }).unwrap();
     let again = rig.tell(command::DESTROY_AH, &Handle { handle });
     assert_eq!(again, Err(Errno::NOENT));

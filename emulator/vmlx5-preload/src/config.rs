@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use vmlx5_core::fabric::faults::Faults;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::address::{Fabric, LinkLayer, MAX_DEVICES, MAX_PORTS};
 
@@ -14,17 +15,29 @@ pub enum Guard {
     Syscall,
 }
 
+/// How libraries give their commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abi {
+    /// By ioctl, as current kernels offer it.
+    Ioctl,
+    /// By writing, as with kernels before 4.20.
+    Write,
+}
+
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub fabric: Fabric,
     pub uar: UarMode,
+    pub abi: Abi,
     pub dir: Option<String>,
     pub trace: bool,
     pub nap: Option<Duration>,
     pub spin: Option<Duration>,
     pub guard: Guard,
     pub priority: bool,
+    /// What happens to frames and ports.
+    pub faults: Option<Faults>,
 }
 
 /// The value of a variable; empty is as good as none.
@@ -68,6 +81,17 @@ fn micros(name: &str) -> Result<Option<Duration>, String> {
     Ok(Some(Duration::from_micros(micros)))
 }
 
+fn faults(name: &str, ports: u8) -> Result<Option<Faults>, String> {
+    let Some(value) = var(name) else {
+        return Ok(None);
+    };
+    let faults: Faults = value.parse().map_err(|why| format!("{name}: {why}"))?;
+    match faults.port_down.iter().find(|(port, _)| *port > ports) {
+        Some((port, _)) => Err(format!("{name} takes port {port} down: there are {ports}")),
+        None => Ok(Some(faults)),
+    }
+}
+
 impl Config {
     /// From the variables `VMLX5_*`.
     ///
@@ -82,11 +106,13 @@ impl Config {
                  '-', '_' and '.'"
             ));
         }
+        let ports = count("VMLX5_PORTS", MAX_PORTS.into())? as u8;
         Ok(Config {
+            faults: faults("VMLX5_FAULTS", ports)?,
             fabric: Fabric {
                 name,
                 devices: count("VMLX5_DEVICES", MAX_DEVICES)?,
-                ports: count("VMLX5_PORTS", MAX_PORTS.into())? as u8,
+                ports,
                 link: choice(
                     "VMLX5_LINK",
                     &[("ib", LinkLayer::InfiniBand), ("roce", LinkLayer::Ethernet)],
@@ -96,6 +122,7 @@ impl Config {
                 "VMLX5_UAR",
                 &[("dyn", UarMode::Dynamic), ("static", UarMode::Static)],
             )?,
+            abi: choice("VMLX5_ABI", &[("ioctl", Abi::Ioctl), ("write", Abi::Write)])?,
             dir: var("VMLX5_DIR"),
             trace: choice("VMLX5_TRACE", &[("0", false), ("1", true)])?,
             nap: micros("VMLX5_NAP_US")?,

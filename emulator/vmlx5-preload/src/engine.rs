@@ -114,10 +114,15 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
     let nic = NicConfig {
         name: format!("mlx5_{index}"),
         qpn: Some(Fabric::qpns(Fabric::slot(node))),
+        ports: config.fabric.ports,
         strict: true,
         ..NicConfig::default()
     };
-    let nic = Shared::new(Nic::new(nic, Box::new(fabric)));
+    let mut nic = Nic::new(nic, Box::new(fabric));
+    if let Some(faults) = &config.faults {
+        nic.set_faults(faults.clone());
+    }
+    let nic = Shared::new(nic);
     let device = DeviceConfig {
         fabric: config.fabric.clone(),
         index,
@@ -125,6 +130,9 @@ fn attach(config: &Config, index: u32, bell: &Arc<Bell>) -> Result<Attached, i32
     };
     let device = Device::new(device, nic.clone(), Arc::new(Process));
     trace::line(format_args!("mlx5_{index} is node {node}"));
+    if let Some(faults) = &config.faults {
+        trace::line(format_args!("mlx5_{index} has faults {faults}"));
+    }
     Ok(Attached { index, device, nic })
 }
 

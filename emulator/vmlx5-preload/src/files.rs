@@ -102,6 +102,21 @@ pub fn remove(fd: i32) {
     drop(former);
 }
 
+/// Forgets all descriptors from `first` to `last`, which are closed at once.
+pub fn remove_range(first: u32, last: u32) {
+    let end = MARKS.min((last as usize).saturating_add(1));
+    for fd in first as usize..end {
+        remove(fd as i32);
+    }
+    if last as usize >= MARKS && BEYOND.load(Ordering::Relaxed) > 0 {
+        let first = i32::try_from(first.max(MARKS as u32)).unwrap_or(i32::MAX);
+        let beyond: Vec<i32> = table().range(first..).map(|(&fd, _)| fd).collect();
+        for fd in beyond.into_iter().filter(|&fd| fd as u32 <= last) {
+            remove(fd);
+        }
+    }
+}
+
 /// In the child of a fork: none of the parent's is usable here.
 pub fn forget() {
     TABLE.store(0, Ordering::Release);

@@ -6,295 +6,29 @@
 //! installed. Where that cannot be, with sanitizers for one, memory is reached by system calls
 //! (`VMLX5_GUARD=syscall`).
 
-use std::arch::global_asm;
-use std::sync::Arc;
-use std::sync::OnceLock;
+pub mod handlers;
+mod routines;
+
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 use vmlx5_core::{Dma, DmaFault};
 
 use crate::config::Guard;
+use crate::mapping::Mapping;
 use crate::sys::{self, syscall};
-
-// Every routine returns a value in rax, and in rdx whether it faulted. None of them touches the
-// stack, so that a fault at any of their instructions may go on at `vmlx5_guard_fault`.
-global_asm!(
-    ".pushsection .text.vmlx5_guard,\"ax\",@progbits",
-    ".hidden vmlx5_guard_begin",
-    ".globl vmlx5_guard_begin",
-    "vmlx5_guard_begin:",
-    // Copies rdx bytes, a multiple of 16, from rsi to rdi, in ascending order.
-    ".hidden vmlx5_guard_copy",
-    ".globl vmlx5_guard_copy",
-    "vmlx5_guard_copy:",
-    "mov rcx, rdx",
-    "shr rcx, 6",
-    "jz 3f",
-    "2:",
-    "movdqu xmm0, [rsi]",
-    "movdqu xmm1, [rsi + 16]",
-    "movdqu xmm2, [rsi + 32]",
-    "movdqu xmm3, [rsi + 48]",
-    "movdqu [rdi], xmm0",
-    "movdqu [rdi + 16], xmm1",
-    "movdqu [rdi + 32], xmm2",
-    "movdqu [rdi + 48], xmm3",
-    "add rsi, 64",
-    "add rdi, 64",
-    "dec rcx",
-    "jnz 2b",
-    "3:",
-    "mov rcx, rdx",
-    "and rcx, 48",
-    "jz 5f",
-    "4:",
-    "movdqu xmm0, [rsi]",
-    "movdqu [rdi], xmm0",
-    "add rsi, 16",
-    "add rdi, 16",
-    "sub rcx, 16",
-    "jnz 4b",
-    "5:",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_load8",
-    ".globl vmlx5_guard_load8",
-    "vmlx5_guard_load8:",
-    "movzx eax, byte ptr [rdi]",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_load16",
-    ".globl vmlx5_guard_load16",
-    "vmlx5_guard_load16:",
-    "movzx eax, word ptr [rdi]",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_load32",
-    ".globl vmlx5_guard_load32",
-    "vmlx5_guard_load32:",
-    "mov eax, dword ptr [rdi]",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_load64",
-    ".globl vmlx5_guard_load64",
-    "vmlx5_guard_load64:",
-    "mov rax, qword ptr [rdi]",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_store8",
-    ".globl vmlx5_guard_store8",
-    "vmlx5_guard_store8:",
-    "mov byte ptr [rdi], sil",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_store16",
-    ".globl vmlx5_guard_store16",
-    "vmlx5_guard_store16:",
-    "mov word ptr [rdi], si",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_store32",
-    ".globl vmlx5_guard_store32",
-    "vmlx5_guard_store32:",
-    "mov dword ptr [rdi], esi",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_store64",
-    ".globl vmlx5_guard_store64",
-    "vmlx5_guard_store64:",
-    "mov qword ptr [rdi], rsi",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_swap64",
-    ".globl vmlx5_guard_swap64",
-    "vmlx5_guard_swap64:",
-    "mov rax, rsi",
-    "xchg qword ptr [rdi], rax",
-    "xor edx, edx",
-    "ret",
-    // Stores rdx where rsi was.
-    ".hidden vmlx5_guard_compare_swap64",
-    ".globl vmlx5_guard_compare_swap64",
-    "vmlx5_guard_compare_swap64:",
-    "mov rax, rsi",
-    "lock cmpxchg qword ptr [rdi], rdx",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_fetch_add64",
-    ".globl vmlx5_guard_fetch_add64",
-    "vmlx5_guard_fetch_add64:",
-    "mov rax, rsi",
-    "lock xadd qword ptr [rdi], rax",
-    "xor edx, edx",
-    "ret",
-    // Writes a byte as it is.
-    ".hidden vmlx5_guard_touch",
-    ".globl vmlx5_guard_touch",
-    "vmlx5_guard_touch:",
-    "lock or byte ptr [rdi], 0",
-    "xor edx, edx",
-    "ret",
-    ".hidden vmlx5_guard_fault",
-    ".globl vmlx5_guard_fault",
-    "vmlx5_guard_fault:",
-    "xor eax, eax",
-    "mov edx, 1",
-    "ret",
-    ".hidden vmlx5_guard_end",
-    ".globl vmlx5_guard_end",
-    "vmlx5_guard_end:",
-    ".popsection",
-);
-
-/// What a routine returns.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Outcome {
-    value: u64,
-    fault: u64,
-}
-
-unsafe extern "C" {
-    static vmlx5_guard_begin: u8;
-    static vmlx5_guard_fault: u8;
-    static vmlx5_guard_end: u8;
-    fn vmlx5_guard_copy(to: u64, from: u64, len: u64) -> Outcome;
-    fn vmlx5_guard_load8(at: u64) -> Outcome;
-    fn vmlx5_guard_load16(at: u64) -> Outcome;
-    fn vmlx5_guard_load32(at: u64) -> Outcome;
-    fn vmlx5_guard_load64(at: u64) -> Outcome;
-    fn vmlx5_guard_store8(at: u64, value: u64) -> Outcome;
-    fn vmlx5_guard_store16(at: u64, value: u64) -> Outcome;
-    fn vmlx5_guard_store32(at: u64, value: u64) -> Outcome;
-    fn vmlx5_guard_store64(at: u64, value: u64) -> Outcome;
-    fn vmlx5_guard_swap64(at: u64, value: u64) -> Outcome;
-    fn vmlx5_guard_compare_swap64(at: u64, current: u64, new: u64) -> Outcome;
-    fn vmlx5_guard_fetch_add64(at: u64, add: u64) -> Outcome;
-    fn vmlx5_guard_touch(at: u64) -> Outcome;
-}
-
-/// A fault happened.
-pub struct Fault;
-
-impl Outcome {
-    #[inline]
-    fn get(self) -> Result<u64, Fault> {
-        if self.fault == 0 {
-            Ok(self.value)
-        } else {
-            Err(Fault)
-        }
-    }
-}
+pub use routines::Fault;
+use routines::*;
 
 /// How memory is reached; before the start it is not.
 static GUARD: OnceLock<Guard> = OnceLock::new();
 
-/// The program's handlers of faults, as it believes them installed.
-pub mod handlers {
-    use std::mem::MaybeUninit;
-    use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    /// True once faults come to [`super::on_fault`]. Set once before `main`.
-    pub static OURS: AtomicBool = AtomicBool::new(false);
-
-    /// A slot for each of the two signals.
-    static THEIRS: [Mutex<Option<libc::sigaction>>; 2] = [Mutex::new(None), Mutex::new(None)];
-
-    fn slot(signal: i32) -> &'static Mutex<Option<libc::sigaction>> {
-        &THEIRS[usize::from(signal == libc::SIGBUS)]
-    }
-
-    /// True of a signal whose handler is ours, whatever the program installs.
-    pub fn guarded(signal: i32) -> bool {
-        matches!(signal, libc::SIGSEGV | libc::SIGBUS) && OURS.load(Ordering::Relaxed)
-    }
-
-    /// The program's action for a signal.
-    pub fn get(signal: i32) -> libc::sigaction {
-        let theirs = slot(signal).lock().unwrap_or_else(|e| e.into_inner());
-        // SAFETY: all zeros is the default action without flags and mask.
-        theirs.unwrap_or_else(|| unsafe { MaybeUninit::zeroed().assume_init() })
-    }
-
-    /// Remembers the program's action for a signal; returns the former.
-    pub fn set(signal: i32, action: libc::sigaction) -> libc::sigaction {
-        let was = get(signal);
-        *slot(signal).lock().unwrap_or_else(|e| e.into_inner()) = Some(action);
-        was
-    }
-}
-
-type Sigaction =
-    unsafe extern "C" fn(i32, *const libc::sigaction, *mut libc::sigaction) -> libc::c_int;
-
-/// The C library's `sigaction`.
-pub fn real_sigaction() -> Option<Sigaction> {
-    static REAL: OnceLock<Option<Sigaction>> = OnceLock::new();
-    *REAL.get_or_init(|| {
-        // SAFETY: looks up a name; what is found is the C library's function of that name.
-        unsafe {
-            let found = libc::dlsym(libc::RTLD_NEXT, c"sigaction".as_ptr());
-            (!found.is_null()).then(|| std::mem::transmute::<*mut libc::c_void, Sigaction>(found))
-        }
-    })
-}
-
-/// Takes over the signals of faults.
+/// Settles how memory is reached.
 pub fn start(guard: Guard) {
-    if guard == Guard::Signal {
-        let Some(sigaction) = real_sigaction() else {
-            return;
-        };
-        for signal in [libc::SIGSEGV, libc::SIGBUS] {
-            // SAFETY: a handler that touches nothing but the context it is given, for signals of
-            // faults, which come on the faulting thread.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = on_fault as *const () as usize;
-                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-                let mut was: libc::sigaction = std::mem::zeroed();
-                sigaction(signal, &action, &mut was);
-                handlers::set(signal, was);
-            }
-        }
-        handlers::OURS.store(true, std::sync::atomic::Ordering::Relaxed);
-    }
-    let _ = GUARD.set(guard);
-}
-
-/// A fault: of a guarded access, or of the program's own.
-extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes the interrupted context, which outlives the handler.
-    let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
-    let rip = &mut registers[libc::REG_RIP as usize];
-    let routines = &raw const vmlx5_guard_begin as i64..&raw const vmlx5_guard_end as i64;
-    if routines.contains(rip) {
-        *rip = &raw const vmlx5_guard_fault as i64;
+    if guard == Guard::Signal && !handlers::take_over() {
         return;
     }
-    let theirs = handlers::get(signal);
-    let handler = theirs.sa_sigaction;
-    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // Back to what happens without us: the access faults again, and ends the process.
-        if let Some(sigaction) = real_sigaction() {
-            // SAFETY: installs the default action.
-            unsafe {
-                let default: libc::sigaction = std::mem::zeroed();
-                sigaction(signal, &default, std::ptr::null_mut());
-            }
-        }
-    } else if theirs.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: the program installed this as a handler with three arguments.
-        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-            unsafe { std::mem::transmute(handler) };
-        handler(signal, info, context);
-    } else {
-        // SAFETY: the program installed this as a handler with one argument.
-        let handler: extern "C" fn(i32) = unsafe { std::mem::transmute(handler) };
-        handler(signal);
-    }
+    let _ = GUARD.set(guard);
 }
 
 /// One piece to be copied by the kernel.
@@ -531,65 +265,6 @@ impl Dma for Own {
     }
 }
 
-/// A page of a memory file, mapped here as long as the NIC uses it.
-pub struct Page {
-    own: Own,
-}
-
-impl Page {
-    /// Maps the first page of a file.
-    pub fn map(file: &impl std::os::fd::AsFd) -> Result<Page, Errno> {
-        use rustix::mm::{MapFlags, ProtFlags, mmap};
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the kernel chooses.
-        let at = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                4096,
-                rights,
-                MapFlags::SHARED,
-                file,
-                0,
-            )?
-        };
-        Ok(Page {
-            own: Own {
-                base: at as u64,
-                len: 4096,
-            },
-        })
-    }
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `map`; its last user drops it.
-        let _ = unsafe { rustix::mm::munmap(self.own.base as *mut _, 4096) };
-    }
-}
-
-macro_rules! delegate {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
-        fn $name(&self, $($arg: $type),*) -> $result {
-            self.own.$name($($arg),*)
-        }
-    )*};
-}
-
-impl Dma for Page {
-    delegate! {
-        len() -> u64;
-        read(offset: u64, into: &mut [u8]) -> Result<(), DmaFault>;
-        write(offset: u64, from: &[u8]) -> Result<(), DmaFault>;
-        load32(offset: u64) -> Result<u32, DmaFault>;
-        load64(offset: u64) -> Result<u64, DmaFault>;
-        store32(offset: u64, value: u32) -> Result<(), DmaFault>;
-        swap64(offset: u64, value: u64) -> Result<u64, DmaFault>;
-        compare_swap64(offset: u64, current: u64, new: u64) -> Result<u64, DmaFault>;
-        fetch_add64(offset: u64, add: u64) -> Result<u64, DmaFault>;
-    }
-}
-
 /// The process as the interface sees it.
 pub struct Process;
 
@@ -600,6 +275,16 @@ impl vmlx5_uverbs::User for Process {
         } else {
             Err(Errno::FAULT)
         }
+    }
+
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        crate::mapping::of_descriptor(fd, offset, len, writable)
     }
 
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -614,35 +299,13 @@ impl vmlx5_uverbs::User for Process {
         use rustix::fs::MemfdFlags;
         let file = rustix::fs::memfd_create("vmlx5-uar", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, 4096)?;
-        let memory = Arc::new(Page::map(&file)?);
+        let memory = Arc::new(Mapping::new(&file, 0, 4096, true)?);
         Ok(vmlx5_uverbs::DoorbellPage { file, memory })
     }
 
     fn ring(&self) {
         crate::engine::ring();
     }
-}
-
-/// `sigaction` of the program for a signal of faults.
-///
-/// # Safety
-/// The pointers are null or of actions.
-pub unsafe fn program_sigaction(
-    signal: i32,
-    new: *const libc::sigaction,
-    old: *mut libc::sigaction,
-) -> i32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let was = match new.as_ref() {
-            Some(new) => handlers::set(signal, *new),
-            None => handlers::get(signal),
-        };
-        if let Some(old) = old.as_mut() {
-            *old = was;
-        }
-    }
-    0
 }
 
 /// `errno` for what has no implementation to fall back to.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use libc::{mode_t, off_t, size_t, ssize_t};
 
+use crate::config::Abi;
 use crate::files::{self, File};
 use crate::sys::{fail, result, syscall};
 use crate::{engine, guard, process, trace};
@@ -284,6 +285,8 @@ macro_rules! next {
     }};
 }
 
+pub(crate) use next;
+
 macro_rules! streams {
     ($($name:ident)*) => {$(
         /// # Safety
@@ -370,10 +373,25 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
         Some(File::Dead) => fail(libc::EIO) as c_int,
         // Callers may extend the sign of 32 bits.
         Some(File::Ours(context)) if request as u32 == RDMA_VERBS_IOCTL as u32 => {
-            let done = context.ioctl(arg as u64);
-            if trace::on() {
+            let arg = arg as u64;
+            let writes_only = process::setup().is_some_and(|s| s.config.abi == Abi::Write);
+            let invoked = if writes_only || trace::on() {
+                vmlx5_uverbs::invoked(&guard::Process, arg)
+            } else {
+                None
+            };
+            let done = if writes_only && invoked.is_some() {
+                // What older kernels say, upon which libraries write.
+                Err(rustix::io::Errno::PROTONOSUPPORT)
+            } else {
+                context.ioctl(arg)
+            };
+            if let Some(command) = invoked {
+                let name = vmlx5_uverbs::name_of(command);
+                trace::line(format_args!("{name} by ioctl: {done:?}"));
+            } else if trace::on() {
                 let mut header = [0; 8];
-                let _ = guard::read(arg as u64, &mut header);
+                let _ = guard::read(arg, &mut header);
                 let [_, _, o0, o1, m0, m1, ..] = header;
                 let (object, method) = (u16::from_ne_bytes([o0, o1]), u16::from_ne_bytes([m0, m1]));
                 trace::line(format_args!("ioctl {object:#x}.{method:#x}: {done:?}"));
@@ -463,62 +481,10 @@ unsafe fn map(
 /// # Safety
 /// As the C library's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    files::remove(fd);
-    // SAFETY: what the caller asked for.
-    result(unsafe { syscall(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) }) as c_int
-}
-
-/// A new descriptor of an open file is one of ours if the old one is.
-fn duplicated(old: c_int, new: c_int) -> c_int {
-    if new >= 0 && new != old {
-        files::remove(new);
-        if let Some(File::Ours(context)) = files::find(old) {
-            files::insert(new, context);
-        }
-    }
-    new
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(old: c_int) -> c_int {
-    // SAFETY: what the caller asked for.
-    let new = unsafe { syscall(libc::SYS_dup, [old as usize, 0, 0, 0, 0, 0]) };
-    duplicated(old, result(new) as c_int)
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    let args = [old as usize, new as usize, 0, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup2, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    let args = [old as usize, new as usize, flags as usize, 0, 0, 0];
-    // SAFETY: what the caller asked for.
-    duplicated(
-        old,
-        result(unsafe { syscall(libc::SYS_dup3, args) }) as c_int,
-    )
-}
-
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && process::setup().is_some() {
         // Where a kernel has the subsystem it would list its own devices, and none of these.
+        process::say_what_is_hidden();
         return fail(libc::EPROTONOSUPPORT) as c_int;
     }
     let args = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
@@ -536,9 +502,9 @@ pub unsafe extern "C" fn sigaction(
 ) -> c_int {
     if guard::handlers::guarded(signal) {
         // SAFETY: the caller's promise.
-        return unsafe { guard::program_sigaction(signal, new, old) };
+        return unsafe { guard::handlers::program_sigaction(signal, new, old) };
     }
-    match guard::real_sigaction() {
+    match guard::handlers::real_sigaction() {
         // SAFETY: the caller's promise.
         Some(real) => unsafe { real(signal, new, old) },
         None => guard::missing(),

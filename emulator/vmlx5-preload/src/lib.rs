@@ -3,7 +3,7 @@
 //!
 //! The library stands between the program and the C library for the few calls by which libibverbs
 //! reaches a kernel: it shows a tree of device files ([`tree`]), answers `open`, `write`, `ioctl`
-//! and `mmap` on them ([`interpose`], [`files`]), and has one thread that steps the NICs
+//! and `mmap` on them ([`interpose`], [`descriptors`], [`files`]), and has one thread that steps the NICs
 //! ([`engine`]). Payloads, rings and doorbells are the program's own memory, which may vanish
 //! under the NIC at any time ([`guard`]).
 //!
@@ -11,10 +11,12 @@
 //! child after `fork`. Nothing is allocated on such a call.
 
 mod config;
+mod descriptors;
 mod engine;
 mod files;
 mod guard;
 mod interpose;
+mod mapping;
 mod process;
 mod sys;
 mod trace;

@@ -7,6 +7,7 @@ use crate::dma::Dma;
 use crate::fabric::NodeId;
 use crate::mr::{Access, PdId};
 use crate::nic::UarId;
+use crate::srq::Srqn;
 
 /// Names a queue pair: its QPN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,6 +48,20 @@ pub enum Service {
     /// Unreliable connection: sends and writes only, which complete when they are sent; what is
     /// lost is lost, whole messages at a time.
     Uc = 1,
+    /// Unreliable datagrams: sends only, of one packet of 4096 bytes at most, each to whom its
+    /// entry names (see [`Resolve`](crate::Resolve)). A send completes when it was sent; what is
+    /// lost, or finds no receive, is lost. In front of what is received there is room of 40 bytes
+    /// for the header by which it came.
+    Ud = 2,
+}
+
+/// Which payloads of at most 32 bytes lie in the completion entry, and not in the buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Scatter {
+    /// What signaled reads and atomics bring; of reliable connections alone.
+    pub requester: bool,
+    /// What sends bring.
+    pub responder: bool,
 }
 
 /// A queue pair to create, in state RESET.
@@ -64,6 +79,8 @@ pub struct QpAttr {
     pub sq: SqAttr,
     /// Its receive queue, unless it only ever writes, reads and is written to.
     pub rq: Option<RqAttr>,
+    /// The queue that it takes its receives from, instead of one of its own.
+    pub srq: Option<Srqn>,
     /// The memory of its doorbell record (8 bytes, aligned): see [`mlx5_prm::doorbell`].
     pub record: (Arc<dyn Dma>, u64),
     /// What its completion entries carry as the user's index.
@@ -77,6 +94,8 @@ pub struct QpAttr {
     pub owner: u64,
     /// How it talks to its peer.
     pub service: Service,
+    /// What lies in completion entries.
+    pub scatter: Scatter,
 }
 
 impl QpAttr {
@@ -90,12 +109,14 @@ impl QpAttr {
             recv_cq: cq,
             sq,
             rq: None,
+            srq: None,
             record,
             uidx: 0,
             sq_start: 0,
             rq_start: 0,
             owner: 0,
             service: Service::default(),
+            scatter: Scatter::default(),
         }
     }
 }
@@ -135,21 +156,6 @@ impl Mtu {
     }
 }
 
-/// A global route header: how a packet is routed beyond its subnet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Grh {
-    /// Whom it is for.
-    pub dgid: [u8; 16],
-    /// Which of the port's GIDs it comes from.
-    pub sgid_index: u8,
-    /// The flow label, 20 bits.
-    pub flow: u32,
-    /// The hop limit.
-    pub hop: u8,
-    /// The traffic class.
-    pub tclass: u8,
-}
-
 /// The way to the other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
@@ -159,12 +165,8 @@ pub struct Path {
     pub remote_qpn: Qpn,
     /// What messages are cut into; the same at both ends.
     pub mtu: Mtu,
-    /// How it is routed, if it is; kept for queries, since nodes are found by their name.
-    pub grh: Option<Grh>,
     /// The port it leaves by, from 1.
     pub port: u8,
-    /// Which of the port's partition keys it carries.
-    pub pkey_index: u16,
 }
 
 impl Path {
@@ -174,9 +176,7 @@ impl Path {
             remote,
             remote_qpn,
             mtu: Mtu::B4096,
-            grh: None,
             port: 1,
-            pkey_index: 0,
         }
     }
 }
@@ -229,6 +229,13 @@ pub enum Modify {
         /// [`rnr_delay`](crate::rnr_delay).
         min_rnr_timer: u8,
     },
+    /// INIT to RTR, without a connection.
+    UdRtr,
+    /// RTR to RTS, without a connection.
+    UdRts {
+        /// Number of the first packet sent, 24 bits. Nobody looks at it.
+        sq_psn: u32,
+    },
     /// RTR to RTS.
     Rts {
         /// Number of the first packet sent: the other end's `rq_psn`. 24 bits.
@@ -247,14 +254,14 @@ pub enum Modify {
     Sqd,
     /// SQD or SQE to RTS: work goes on.
     Resume,
-    /// Changes attributes in RTS or SQD, and stays there.
+    /// Changes attributes in a state between INIT and SQE, and stays there.
     Attr(AttrChange),
     /// To ERR, from any state but RESET: outstanding work is flushed.
     Error,
 }
 
-/// Attributes to change; those that are `None` stay. The first three may change in RTS; the
-/// others in SQD alone, once nothing is outstanding.
+/// Attributes to change; those that are `None` stay. The first three may change in all states
+/// from INIT on but ERR; the others in SQD alone, once nothing is outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttrChange {
     /// What the remote end may do.
@@ -289,15 +296,15 @@ impl AttrChange {
 }
 
 impl Modify {
-    /// The state it leads to; RTS for a change of attributes, which leads nowhere else.
+    /// The state it leads to; RTS for a change of attributes, which leads nowhere.
     pub fn target(&self) -> QpState {
         match self {
             Modify::Sqd => QpState::Sqd,
             Modify::Resume | Modify::Attr(_) => QpState::Rts,
             Modify::Reset => QpState::Reset,
             Modify::Init { .. } => QpState::Init,
-            Modify::Rtr { .. } => QpState::Rtr,
-            Modify::Rts { .. } => QpState::Rts,
+            Modify::Rtr { .. } | Modify::UdRtr => QpState::Rtr,
+            Modify::Rts { .. } | Modify::UdRts { .. } => QpState::Rts,
             Modify::Error => QpState::Err,
         }
     }
@@ -318,7 +325,7 @@ pub struct QpInfo {
     pub outstanding: usize,
     /// True in SQD as long as there are such entries.
     pub draining: bool,
-    /// The receive index up to which receives were used.
+    /// The receive index up to which receives were used; 0 if they are of a shared queue.
     pub rq_next: u16,
     /// True while a message waits for a receive that is not posted.
     pub starved: bool,

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use mlx5_prm::cqe::{Cqe64, ErrCqe, Failure, LAST_DWORD_OFFSET, SIZE, Success, owner_of_lap};
 use mlx5_prm::doorbell;
 
+use crate::arm::Arm;
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
+use crate::nic::UarId;
 
 /// Names a completion queue: its CQN, 24 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +34,13 @@ pub struct CqAttr {
     pub start: u32,
     /// What its events carry; means nothing to the NIC.
     pub owner: u64,
+    /// Its consumer asks for [`Event::Completion`](crate::Event::Completion)s in the second word
+    /// of the record, and tells so by the completion register of this page, at 0x20. The NIC
+    /// presets that word to ones, which ask for nothing. Needs a record.
+    pub events: Option<UarId>,
+    /// Every entry is written to the first slot, over the one before: a consumer that only wants
+    /// to know how far the queue came. The memory and the owner bit are those of a whole queue.
+    pub collapsed: bool,
 }
 
 impl CqAttr {
@@ -46,6 +55,8 @@ impl CqAttr {
             ignore_overrun: true,
             start: 0,
             owner: 0,
+            events: None,
+            collapsed: false,
         }
     }
 }
@@ -86,8 +97,11 @@ pub(crate) struct Cq {
     pub fresh_failure: bool,
     pub users: u32,
     pub owner: u64,
+    collapsed: bool,
     /// Entries written.
     pub written: u64,
+    /// Where its consumer asks for events, if it may.
+    pub arm: Option<Arm>,
 }
 
 /// Most entries are numbered by 24 bits in the doorbell record.
@@ -113,9 +127,13 @@ impl Cq {
         )?;
         if let Some((mem, offset)) = &attr.record {
             check_span(object, &**mem, *offset, 8, 8)?;
-        } else if !attr.ignore_overrun {
+        } else if !attr.ignore_overrun || attr.events.is_some() {
             return Err(NicError::NoRecord);
         }
+        let arm = match (attr.events, &attr.record) {
+            (Some(uar), Some((mem, offset))) => Some(Arm::new(uar, mem, *offset, attr.start)),
+            _ => None,
+        };
         Ok(Cq {
             mem: attr.mem,
             offset: attr.offset,
@@ -127,7 +145,9 @@ impl Cq {
             fresh_failure: false,
             users: 0,
             owner: attr.owner,
+            collapsed: attr.collapsed,
             written: 0,
+            arm,
         })
     }
 
@@ -142,15 +162,34 @@ impl Cq {
 
     pub fn succeed(&mut self, say: &Success) {
         let owner = owner_of_lap(self.producer, self.log_entries);
-        self.push(&Cqe64::success(say, owner));
+        self.push(&Cqe64::success(say, owner), say.solicited);
+    }
+
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, say: &Success, payload: &[u8]) {
+        let owner = owner_of_lap(self.producer, self.log_entries);
+        self.push(
+            &Cqe64::success(say, owner).with_scattered(payload),
+            say.solicited,
+        );
     }
 
     pub fn fail(&mut self, say: &Failure) {
         let owner = owner_of_lap(self.producer, self.log_entries);
-        self.push(ErrCqe::new(say, owner).as_cqe());
+        self.push(ErrCqe::new(say, owner).as_cqe(), true);
     }
 
-    fn push(&mut self, entry: &Cqe64) {
+    /// True, once for each time it was asked for, when there is an entry to tell of.
+    #[inline]
+    pub fn tells(&mut self) -> bool {
+        match &mut self.arm {
+            None => false,
+            Some(arm) => arm.fires(self.producer),
+        }
+    }
+
+    /// Writes an entry; `solicited`: it also counts for who waits for such only.
+    fn push(&mut self, entry: &Cqe64, solicited: bool) {
         if self.failure.is_some() {
             return;
         }
@@ -159,6 +198,9 @@ impl Cq {
         } else {
             self.write(entry)
         };
+        if let Some(arm) = self.arm.as_mut().filter(|_| solicited && done.is_ok()) {
+            arm.solicited = Some(self.producer.wrapping_sub(1));
+        }
         if let Err(failure) = done {
             self.failure = Some(failure);
             self.fresh_failure = true;
@@ -166,7 +208,12 @@ impl Cq {
     }
 
     fn write(&mut self, entry: &Cqe64) -> Result<(), CqFailure> {
-        let slot = self.producer & ((1 << self.log_entries) - 1);
+        let slots = if self.collapsed {
+            1
+        } else {
+            1 << self.log_entries
+        };
+        let slot = self.producer & (slots - 1);
         let at = self.offset + u64::from(slot) * SIZE as u64;
         let body = &entry.to_bytes()[..LAST_DWORD_OFFSET];
         let last = at + LAST_DWORD_OFFSET as u64;

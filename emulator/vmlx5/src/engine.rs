@@ -1,13 +1,15 @@
 //! The NIC at work: what it does in a step.
 
 use gds_step::{Machine, Step, Time};
+use mlx5_prm::doorbell;
 
 use crate::attr::{QpState, Service};
+use crate::dma::Dma;
 use crate::error::vendor;
 use crate::event::{Source, qp_event};
 use crate::fabric::{Budget, PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind, nak};
-use crate::nic::{Core, Ctx, Nic, REGISTERS};
+use crate::nic::{Core, Ctx, Nic, REGISTERS, tell};
 use crate::qp::Qp;
 use crate::requester::{Allowance, Turn};
 use crate::wire::Wire;
@@ -26,6 +28,10 @@ const NOT_READY_TIMER: u8 = 12;
 
 impl Machine for Nic {
     fn step(&mut self, now: Time) -> Step {
+        while let Some((port, up)) = self.wire.port_edge(now) {
+            // A port that is not there is left alone.
+            let _ = self.set_port(port, up);
+        }
         let Nic { core, wire } = self;
         core.now = now;
         core.down = wire.down;
@@ -44,6 +50,7 @@ impl Machine for Nic {
             core.fail_users_of_cqs();
             busy = true;
         }
+        core.tell_of_srqs();
         wire.flush();
         if busy || wire.pending() {
             return Step::Progress;
@@ -60,22 +67,33 @@ impl Machine for Nic {
     }
 }
 
+/// Empties a doorbell register. True if it was rung.
+///
+/// Both halves of a register may be written by 32-bit stores, so any bit counts. A load is
+/// cheaper than a swap that takes the line from the ringer.
+#[inline]
+fn emptied(mem: &dyn Dma, at: u64) -> bool {
+    mem.load64(at).is_ok_and(|v| v != 0) && mem.swap64(at, 0).is_ok_and(|v| v != 0)
+}
+
 impl Core {
-    /// Empties every doorbell register, and looks at the records of the queue pairs bound to
-    /// the pages where one was rung.
+    /// Empties every doorbell register, and looks at the records of the queue pairs, and of the
+    /// completion queues, bound to the pages where one was rung.
     fn pick_up_doorbells(&mut self) -> bool {
         let mut any = false;
         for (_, uar) in self.uars.iter_mut() {
+            if !uar.cqs.is_empty() && emptied(&*uar.mem, uar.offset + doorbell::CQ_ARM as u64) {
+                for &slot in &uar.cqs {
+                    tell(&mut self.cqs, &mut self.events, slot);
+                }
+                any = true;
+            }
             if uar.users.is_empty() {
                 continue;
             }
             let mut rung = false;
             for register in REGISTERS {
-                let at = uar.offset + register;
-                // Both halves of a register may be written by 32-bit stores, so any bit
-                // counts. A load is cheaper than a swap that takes the line from the ringer.
-                rung |= uar.mem.load64(at).is_ok_and(|v| v != 0)
-                    && uar.mem.swap64(at, 0).is_ok_and(|v| v != 0);
+                rung |= emptied(&*uar.mem, uar.offset + register);
             }
             if !rung {
                 continue;
@@ -110,12 +128,20 @@ impl Core {
             self.dropped += 1;
             return Ok(());
         };
-        if down != 0 && down >> (qp.remote.map_or(1, |r| r.port) - 1) & 1 != 0 {
+        if down != 0 && down >> (qp.port() - 1) & 1 != 0 {
             self.dropped += 1;
             return Ok(());
         }
         match qp.state {
             _ if frame.service != qp.service as u8 => self.dropped += 1,
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe if qp.ud.is_some() => {
+                let taken = qp.take_datagram(&mut ctx, &frame, payload);
+                let failed = qp.state == QpState::Err;
+                self.dropped += u64::from(!taken);
+                if failed {
+                    self.schedule(slot);
+                }
+            }
             QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe
                 if qp.is_from_partner(peer, &frame) =>
             {
@@ -194,12 +220,12 @@ impl Core {
         let mut any = false;
         let mut i = 0;
         while let Some(&slot) = self.watch.get(i) {
-            let Some(qp) = self.qps.at(slot) else {
+            let Some((qp, mut ctx)) = self.qp(slot) else {
                 self.watch.swap_remove(i);
                 continue;
             };
             let flushes = qp.state == QpState::Err && qp.receives();
-            let news = flushes || qp.fed();
+            let news = flushes || qp.fed(&mut ctx);
             if !qp.wants_watch() {
                 qp.watched = false;
                 self.watch.swap_remove(i);

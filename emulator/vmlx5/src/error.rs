@@ -21,6 +21,8 @@ pub enum Object {
     Cq,
     /// A queue pair.
     Qp,
+    /// A shared receive queue.
+    Srq,
 }
 
 impl std::fmt::Display for Object {
@@ -31,6 +33,7 @@ impl std::fmt::Display for Object {
             Object::Uar => "UAR",
             Object::Cq => "CQ",
             Object::Qp => "QP",
+            Object::Srq => "SRQ",
         })
     }
 }
@@ -103,8 +106,9 @@ pub enum NicError {
         /// What is wrong with them.
         why: &'static str,
     },
-    /// A completion queue that minds overruns needs a doorbell record to see its consumer.
-    #[error("a CQ without a doorbell record must ignore overruns")]
+    /// A completion queue that minds overruns, or tells events, needs a doorbell record to see its
+    /// consumer.
+    #[error("a CQ without a doorbell record must ignore overruns and tell no events")]
     NoRecord,
     /// The queue pair cannot go from its state to that one.
     #[error("QP {qpn:#x} cannot go from {from:?} to {to:?}")]
@@ -116,6 +120,9 @@ pub enum NicError {
         /// Where it was to go.
         to: QpState,
     },
+    /// A queue pair takes receives from a queue of its own or from a shared one, not from both.
+    #[error("a QP with an RQ of its own and an SRQ")]
+    TwoReceiveQueues,
     /// The link to the remote node cannot be had.
     #[error("QP {qpn:#x}: {source}")]
     Link {
@@ -157,6 +164,8 @@ pub mod vendor {
     pub const WQE_SIZE: u8 = 0x25;
     /// The doorbell record says that more was posted than the queue holds.
     pub const RECORD: u8 = 0x26;
+    /// The shared receive queue is in error.
+    pub const SRQ: u8 = 0x27;
     /// The message is longer than what it must fit.
     pub const LENGTH: u8 = 0x31;
     /// More reads and atomics outstanding than the responder takes.

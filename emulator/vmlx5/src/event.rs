@@ -1,17 +1,28 @@
-//! Asynchronous events: what happens to objects apart from any completion.
+//! Events: completions that a consumer asked to be told of, and what happens to objects apart
+//! from any completion.
 //!
-//! Each object keeps one bit for each kind of event, and stands in the queue at most once: no
-//! kind of event is lost, and a flood of one needs no memory.
+//! Each object keeps one bit for each kind of event, and stands in the queue at most once, a
+//! completion queue once more for its completions: no kind of event is lost, and a flood of one
+//! needs no memory.
 
 use std::collections::VecDeque;
 
 use crate::attr::Qpn;
 use crate::cq::Cqn;
+use crate::srq::{Srqn, srq_event};
 
 /// Something happened to an object; `owner` is what it was created with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Event {
+    /// The completion queue, which was armed, has an entry. Among those of several queues, in
+    /// the order of the entries.
+    Completion {
+        /// Which.
+        cq: Cqn,
+        /// Whose.
+        owner: u64,
+    },
     /// The queue pair went into ERR by a fault that no completion can tell of.
     QpFatal {
         /// Which.
@@ -47,6 +58,28 @@ pub enum Event {
         /// Whose.
         owner: u64,
     },
+    /// The queue pair is in ERR, takes its receives from a shared queue, and has used up the
+    /// last one that it took.
+    LastWqe {
+        /// Which.
+        qpn: Qpn,
+        /// Whose.
+        owner: u64,
+    },
+    /// Fewer receives are posted than the shared queue's limit, which is gone now.
+    SrqLimit {
+        /// Which.
+        srqn: Srqn,
+        /// Whose.
+        owner: u64,
+    },
+    /// The shared receive queue gives no more receives.
+    SrqError {
+        /// Which.
+        srqn: Srqn,
+        /// Whose.
+        owner: u64,
+    },
     /// The completion queue takes no more entries.
     CqError {
         /// Which.
@@ -70,6 +103,7 @@ pub(crate) mod qp_event {
     pub const REQUEST: u8 = 4;
     pub const ACCESS: u8 = 8;
     pub const FATAL: u8 = 16;
+    pub const LAST_WQE: u8 = 32;
 }
 
 /// The event of a queue pair that a bit stands for.
@@ -79,7 +113,16 @@ pub(crate) fn of_qp(bit: u8, qpn: Qpn, owner: u64) -> Event {
         qp_event::SQ_DRAINED => Event::SqDrained { qpn, owner },
         qp_event::REQUEST => Event::QpRequest { qpn, owner },
         qp_event::ACCESS => Event::QpAccess { qpn, owner },
+        qp_event::LAST_WQE => Event::LastWqe { qpn, owner },
         _ => Event::QpFatal { qpn, owner },
+    }
+}
+
+/// The event of a shared receive queue that a bit stands for.
+pub(crate) fn of_srq(bit: u8, srqn: Srqn, owner: u64) -> Event {
+    match bit {
+        srq_event::LIMIT => Event::SrqLimit { srqn, owner },
+        _ => Event::SrqError { srqn, owner },
     }
 }
 
@@ -90,6 +133,10 @@ pub(crate) enum Source {
     Qp(u32),
     /// A slot of completion queues.
     Cq(u32),
+    /// A slot of completion queues, one of which was armed.
+    Armed(u32),
+    /// A slot of shared receive queues.
+    Srq(u32),
     /// A port, and what became of it.
     Port(u8, bool),
 }

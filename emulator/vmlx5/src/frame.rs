@@ -28,7 +28,7 @@ pub struct FrameHeader {
     pub len: U32,
     /// A [`Kind`].
     pub kind: u8,
-    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `ACKREQ`.
+    /// `FIRST`, `LAST`, `IMM`, `SOLICITED`, `INVALIDATE`, `ACKREQ`, `GRH`.
     pub flags: u8,
     /// Of a NAK: what is wrong, one of the [`nak`] codes.
     pub code: u8,
@@ -47,14 +47,15 @@ pub struct FrameHeader {
     pub total: U32,
     /// Where in the message the payload begins.
     pub offset: U32,
-    /// Remote address of a write, read or atomic. Datagrams: the low half of the source GID.
+    /// Remote address of a write, read or atomic.
     pub va: U64,
-    /// Atomics: what to add or to swap in. Their answer: what was there. Datagrams: the high
-    /// half of the source GID.
+    /// Atomics: what to add or to swap in. Their answer: what was there.
     pub operand: U64,
-    /// Compare-and-swap: what must be there. Datagrams: how it was routed.
+    /// Compare-and-swap: what must be there. Datagrams: from low to high the LID it is from and
+    /// the partition key (16 bits each), the service level, the path bits and the port
+    /// it arrives by (8 each).
     pub compare: U64,
-    /// Immediate data, as it stood in the work queue entry.
+    /// Immediate data, as it stood in the work queue entry; or the key to invalidate, likewise.
     pub imm: [u8; 4],
     /// How many packets it is; one if it carries no payload.
     pub count: U16,
@@ -72,8 +73,12 @@ pub const LAST: u8 = 2;
 pub const IMM: u8 = 4;
 /// The message asks for a solicited event.
 pub const SOLICITED: u8 = 8;
+/// The message takes a key of the receiver out of use.
+pub const INVALIDATE: u8 = 16;
 /// The sender wants an acknowledgement though the message is not complete.
 pub const ACKREQ: u8 = 32;
+/// The payload of a datagram starts with the 40 bytes of a header, as its receiver finds them.
+pub const GRH: u8 = 64;
 
 /// What a NAK says.
 pub mod nak {
@@ -366,12 +371,15 @@ impl FrameHeader {
 
 /// Packet numbers: 24 bits that wrap.
 pub(crate) mod psn {
+    use crate::mutant::{self, Mutant};
+
     /// The mask of a number.
     pub const MASK: u32 = 0xff_ffff;
 
     /// The number `by` after `p`.
     pub fn add(p: u32, by: u32) -> u32 {
-        p.wrapping_add(by) & MASK
+        let short = mutant::on(Mutant::ShortNumbers);
+        p.wrapping_add(by) & if short { MASK >> 1 } else { MASK }
     }
 
     /// How far `b` lies after `a`, 0 .. 2^24.

@@ -3,8 +3,8 @@
 //! a [`fabric`].
 //!
 //! A [`Nic`] is a step machine ([`gds_step::Machine`]): no thread, no clock, no allocation per
-//! message. Its control operations (PDs, MRs, UARs, CQs, connected QPs, reliable or not, with
-//! their states) are plain methods; its data path is what a step does:
+//! message. Its control operations (PDs, MRs, UARs, CQs, QPs of reliable and unreliable
+//! connections and of datagrams, with their states) are plain methods; its data path is what a step does:
 //!
 //! 1. every doorbell register in use is emptied; where one was rung, the doorbell records of
 //!    the page's queue pairs say how far their send queues go;
@@ -75,13 +75,22 @@
 //!   doorbell. Any bit in the page's register counts, so a doorbell may be two 32-bit stores.
 //!   The entry is always read from the ring, never from the doorbell.
 //! - An entry must carry its own index and queue pair number.
+//! - A SEND with invalidation takes the key of any region of the receiver's domain out of use, on
+//!   both sides; the region must still be removed. The receive of one with another key fails.
+//! - A shared receive queue tells of its limit also when fewer receives are posted as it is set.
+//!   One whose record or list cannot be right is in error: who takes from it next goes into ERR.
 //! - Packets are of the path's MTU and numbered; up to 32 KiB of them travel as one frame.
 //! - A NIC that is not [`strict`](NicConfig::strict) tells requesters to wait for a queue pair
 //!   that is not connected yet, as for one without a receive, and tells them when the wait is
 //!   over. A strict one is silent there, and leaves waits to the clocks.
+//! - An armed completion queue tells, once, of entries beyond what its consumer took of which no
+//!   event told before; so one that is armed again before they are taken waits for others.
 //! - Nobody tells that a queue pair went into ERR or RESET, was destroyed, or lay behind a link
 //!   that was lost: it is silent, and what others have outstanding there ends by
 //!   `TRANSPORT_RETRY` after `retry_cnt` + 1 times their timeout.
+//! - A datagram waits for room on a link as long as a packet does at a switch, a second, and is
+//!   lost then; so is every one that finds no receive, another queue key, port or partition,
+//!   or an address that is nobody's. A receive too small for it is the receiver's error.
 //! - Reads and atomics keep their order among themselves; a later write may overtake a read,
 //!   unless it is fenced.
 //!
@@ -93,10 +102,11 @@
 //! It proves nothing of what is outside those rules. A load here is not a PCIe read: posted
 //! writes, write combining and the order of a real bus are only as adverse as the [`Dma`]
 //! makes them. Packets of one frame share its fate. Time is the driver's, and rates are this
-//! code's, not a device's. Not there at all: UD, shared receive queues, completion events, memory
+//! code's, not a device's. Not there at all: multicast, memory
 //! windows, inline receives, BlueFlame writes of whole entries, queue pair numbers of a real
 //! device's making.
 
+mod arm;
 mod attr;
 mod cq;
 mod dma;
@@ -106,17 +116,21 @@ mod event;
 pub mod fabric;
 mod frame;
 mod mr;
+#[doc(hidden)]
+pub mod mutant;
 mod nic;
 mod qp;
 mod requester;
 mod responder;
+mod route;
 mod sq;
+mod srq;
 mod table;
 mod timer;
 mod wire;
 
 pub use attr::{
-    AttrChange, Grh, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Service, SqAttr,
+    AttrChange, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Scatter, Service, SqAttr,
 };
 pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
 pub use dma::{Dma, DmaFault, HostMemory};
@@ -124,7 +138,9 @@ pub use error::{NicError, Object, vendor};
 pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
 pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, QpnSpace, UarId};
+pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
+pub use route::{Resolve, Route, RouteHeader};
+pub use srq::{SrqAttr, SrqInfo, Srqn};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

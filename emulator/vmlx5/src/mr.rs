@@ -1,5 +1,6 @@
 //! Memory regions: which bytes a key names, and what may be done with them.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ops::BitOr;
 use std::sync::Arc;
@@ -97,7 +98,8 @@ pub struct MrKeys {
 }
 
 pub(crate) struct Mr {
-    key: u32,
+    /// Zero once it was invalidated.
+    key: Cell<u32>,
     pub pd: PdId,
     va: u64,
     len: u64,
@@ -126,6 +128,11 @@ impl MrTable {
             slots: Vec::new(),
             free: VecDeque::new(),
         }
+    }
+
+    /// How many regions there are.
+    pub fn count(&self) -> usize {
+        self.slots.iter().filter(|(_, mr)| mr.is_some()).count()
     }
 
     pub fn register(&mut self, attr: MrAttr) -> Result<MrKeys, NicError> {
@@ -169,7 +176,7 @@ impl MrTable {
         let (generation, place) = &mut self.slots[slot as usize];
         let key = (slot + BASE) << 8 | u32::from(*generation);
         *place = Some(Mr {
-            key,
+            key: Cell::new(key),
             pd: attr.pd,
             va: attr.va,
             len: attr.len,
@@ -188,21 +195,36 @@ impl MrTable {
             object: Object::Mr,
             number: key,
         };
-        if self.of_key(key).is_none() {
+        let slot = (key >> 8).checked_sub(BASE).ok_or(unknown.clone())?;
+        let entry = self.slots.get_mut(slot as usize);
+        let (generation, place) = entry.ok_or(unknown.clone())?;
+        // Also one that was invalidated.
+        if *generation != key as u8 || place.is_none() {
             return Err(unknown);
         }
-        let slot = (key >> 8) - BASE;
-        let (generation, place) = &mut self.slots[slot as usize];
         *generation = generation.wrapping_add(1);
         self.free.push_back(slot);
         place.take().ok_or(unknown)
+    }
+
+    /// Takes the key of a region out of use, which still must be removed.
+    ///
+    /// # Errors
+    /// What is wrong with the key, as a vendor syndrome.
+    pub fn invalidate(&self, pd: PdId, key: u32) -> Result<(), KeyFault> {
+        let mr = self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?;
+        if mr.pd != pd {
+            return Err(vendor::KEY_DOMAIN);
+        }
+        mr.key.set(0);
+        Ok(())
     }
 
     #[inline]
     fn of_key(&self, key: u32) -> Option<&Mr> {
         let slot = (key >> 8).checked_sub(BASE)?;
         let mr = self.slots.get(slot as usize)?.1.as_ref()?;
-        (mr.key == key).then_some(mr)
+        (mr.key.get() == key).then_some(mr)
     }
 
     /// The memory of `len` bytes at `va` under `key`, and where in it they lie.

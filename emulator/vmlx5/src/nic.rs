@@ -2,6 +2,7 @@
 //! `queue_pairs`.
 
 mod queue_pairs;
+mod shared_receives;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,13 +15,15 @@ use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 use crate::attr::Qpn;
 use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
 use crate::dma::Dma;
-use crate::error::{NicError, Object};
+use crate::error::{NicError, Object, vendor};
 use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
+use crate::route::Resolve;
+use crate::srq::{Refused, Srq, Srqn};
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
@@ -44,11 +47,13 @@ pub struct NicConfig {
     pub log_max_cq: u8,
     /// Most queue pairs.
     pub log_max_qp: u8,
+    /// Most shared receive queues.
+    pub log_max_srq: u8,
     /// Most entries of a completion queue.
     pub max_log_cq: u8,
     /// Most basic blocks of a send queue, at most 2^15.
     pub max_log_sq: u8,
-    /// Most entries of a receive queue, at most 2^15.
+    /// Most entries of a receive queue, shared or not, at most 2^15.
     pub max_log_rq: u8,
     /// Most reads and atomics outstanding per queue pair and direction; a plain number.
     pub max_rd_atomic: u8,
@@ -62,6 +67,9 @@ pub struct NicConfig {
     pub strict: bool,
     /// The numbers that its queue pairs may have; `None`: all of 24 bits.
     pub qpn: Option<QpnSpace>,
+    /// The partition key that datagrams carry, and must match to be received: the low 15 bits
+    /// the same, the highest set in one of the two at least. Connections carry none.
+    pub pkey: u16,
 }
 
 /// The numbers of one NIC's queue pairs among those of others that pass for the same device:
@@ -84,6 +92,7 @@ impl Default for NicConfig {
             log_max_uar: 10,
             log_max_cq: 12,
             log_max_qp: 12,
+            log_max_srq: 10,
             max_log_cq: 22,
             max_log_sq: 15,
             max_log_rq: 15,
@@ -92,6 +101,7 @@ impl Default for NicConfig {
             ports: 1,
             strict: false,
             qpn: None,
+            pkey: 0xffff,
         }
     }
 }
@@ -107,6 +117,24 @@ pub struct NicStats {
     pub frames_received: u64,
     /// Frames received that no queue pair took, and frames sent on links that are lost.
     pub frames_dropped: u64,
+}
+
+/// How many objects a NIC has, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Population {
+    /// Protection domains.
+    pub pds: usize,
+    /// Memory regions.
+    pub mrs: usize,
+    /// Doorbell pages.
+    pub uars: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
 }
 
 /// A virtual ConnectX. See the crate's text.
@@ -127,6 +155,7 @@ pub(crate) struct Core {
     pub uars: Table<Uar>,
     pub cqs: Table<Cq>,
     pub qps: Table<Qp>,
+    pub srqs: Table<Srq>,
     /// Slots of the queue pairs that have something to do, whose turn it is first.
     pub ready: VecDeque<u32>,
     /// Slots of those whose receive record is looked at though no message arrives.
@@ -137,6 +166,8 @@ pub(crate) struct Core {
     pub timers: Timers,
     pub events: Events,
     pub cq_failed: bool,
+    /// A shared receive queue may have something to tell.
+    pub srq_news: bool,
     pub doorbells: u64,
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
@@ -153,6 +184,8 @@ pub(crate) struct Uar {
     pub offset: u64,
     /// Slots of the queue pairs that ring here.
     pub users: Vec<u32>,
+    /// Slots of the completion queues that are armed here.
+    pub cqs: Vec<u32>,
 }
 
 /// The doorbell registers of a page: the two halves of each of the two BlueFlame registers that
@@ -170,22 +203,71 @@ pub(crate) struct Ctx<'a> {
     pub mrs: &'a MrTable,
     cqs: &'a mut Table<Cq>,
     cq_failed: &'a mut bool,
+    events: &'a mut Events,
+    pub srqs: &'a mut Table<Srq>,
+    srq_news: &'a mut bool,
     pub now: Time,
 }
 
 impl Ctx<'_> {
-    pub fn succeed(&mut self, cq: Cqn, say: &Success) {
-        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+    /// Takes a receive of a shared queue; returns which entry it is.
+    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
+        let Ok(srq) = self.srqs.get_mut(srq.0) else {
+            return Err(Refused::Failed(vendor::SRQ));
+        };
+        let taken = srq.take();
+        *self.srq_news |= srq.events != 0;
+        taken
+    }
+
+    pub fn succeed(&mut self, number: Cqn, say: &Success) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
             cq.succeed(say);
             *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
         }
     }
 
-    pub fn fail(&mut self, cq: Cqn, say: &Failure) {
-        if let Ok(cq) = self.cqs.get_mut(cq.0) {
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, number: Cqn, say: &Success, payload: &[u8]) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
+            cq.succeed_with(say, payload);
+            *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
+        }
+    }
+
+    pub fn fail(&mut self, number: Cqn, say: &Failure) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
             cq.fail(say);
             *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
         }
+    }
+
+    /// Tells of an entry if somebody asked.
+    #[cold]
+    fn notify(&mut self, cq: Cqn) {
+        if let Some(slot) = self.cqs.slot(cq.0) {
+            tell(self.cqs, self.events, slot);
+        }
+    }
+}
+
+/// Tells of the entries of the completion queue in `slot` if somebody asked.
+pub(crate) fn tell(cqs: &mut Table<Cq>, events: &mut Events, slot: u32) {
+    if let Some(cq) = cqs.at(slot)
+        && cq.tells()
+        && let Some(arm) = &mut cq.arm
+        && !std::mem::replace(&mut arm.telling, true)
+    {
+        events.push(Source::Armed(slot));
     }
 }
 
@@ -196,6 +278,9 @@ impl Core {
             mrs: &self.mrs,
             cqs: &mut self.cqs,
             cq_failed: &mut self.cq_failed,
+            events: &mut self.events,
+            srqs: &mut self.srqs,
+            srq_news: &mut self.srq_news,
             now: self.now,
         };
         Some((self.qps.at(slot)?, ctx))
@@ -249,6 +334,12 @@ impl Core {
         }
     }
 
+    /// Makes room for the events of every object there is.
+    pub fn reserve_events(&mut self) {
+        let objects = self.qps.slots() + 2 * self.cqs.slots() + self.srqs.slots();
+        self.events.reserve(objects as usize + MAX_PORT_EVENTS);
+    }
+
     fn count_pd(&mut self, pd: PdId, by: i32) {
         if let Ok(pd) = self.pds.get_mut(pd.0) {
             pd.users = pd.users.wrapping_add_signed(by);
@@ -297,6 +388,7 @@ impl Nic {
             core: Core {
                 pds: Table::new(Object::Pd, config.log_max_pd),
                 mrs: MrTable::new(config.log_max_mr),
+                srqs: Table::new(Object::Srq, config.log_max_srq),
                 uars: Table::new(Object::Uar, config.log_max_uar),
                 cqs: Table::new(Object::Cq, config.log_max_cq),
                 qps: match config.qpn {
@@ -310,6 +402,7 @@ impl Nic {
                 timers: Timers::new(),
                 events: Events::default(),
                 cq_failed: false,
+                srq_news: false,
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
@@ -330,6 +423,25 @@ impl Nic {
             frames_sent: self.wire.sent,
             frames_received: self.wire.received,
             frames_dropped: self.core.dropped + self.wire.vanished,
+        }
+    }
+
+    /// Who answers to the addresses of datagrams; nobody, as long as nothing was set. To be set
+    /// before the first is sent: what was found out once is not asked again.
+    pub fn set_resolver(&mut self, resolver: Arc<dyn Resolve>) {
+        self.wire.resolver = Some(resolver);
+    }
+
+    /// How many objects there are: none, once everything that was made was removed.
+    pub fn population(&self) -> Population {
+        let core = &self.core;
+        Population {
+            pds: core.pds.count(),
+            mrs: core.mrs.count(),
+            uars: core.uars.count(),
+            cqs: core.cqs.count(),
+            qps: core.qps.count(),
+            srqs: core.srqs.count(),
         }
     }
 
@@ -386,7 +498,8 @@ impl Nic {
     }
 
     /// Makes the 4096 bytes at `offset` of `mem` a doorbell page: its registers, at 0x800,
-    /// 0x900, 0xa00 and 0xb00, are polled as long as a queue pair is bound to it.
+    /// 0x900, 0xa00 and 0xb00, are polled as long as a queue pair is bound to it, and the one at
+    /// 0x20 as long as a completion queue is that tells events.
     ///
     /// # Errors
     /// The page does not lie in the memory, or not aligned, or there are as many as there can be.
@@ -397,6 +510,7 @@ impl Nic {
             mem,
             offset,
             users: Vec::new(),
+            cqs: Vec::new(),
         };
         self.core.uars.insert(uar).map(UarId)
     }
@@ -404,9 +518,10 @@ impl Nic {
     /// Gives a doorbell page back.
     ///
     /// # Errors
-    /// There is none, or queue pairs are bound to it.
+    /// There is none, or queue pairs or completion queues are bound to it.
     pub fn free_uar(&mut self, uar: UarId) -> Result<(), NicError> {
-        let users = self.core.uars.get(uar.0)?.users.len();
+        let page = self.core.uars.get(uar.0)?;
+        let users = page.users.len() + page.cqs.len();
         in_use(Object::Uar, uar.0, users as u32)?;
         self.core.uars.remove(uar.0);
         Ok(())
@@ -416,10 +531,24 @@ impl Nic {
     ///
     /// # Errors
     /// Its bytes do not lie in the memory, it is too large, it has no record and does not
-    /// ignore overruns, or there are as many as there can be.
+    /// ignore overruns or tells events, the page of its events is unknown, or there are as many
+    /// as there can be.
     pub fn create_cq(&mut self, attr: CqAttr) -> Result<Cqn, NicError> {
-        let cq = Cq::new(attr, self.core.config.max_log_cq.min(22))?;
-        self.core.cqs.insert(|_| cq).map(Cqn)
+        let core = &mut self.core;
+        let page = attr.events;
+        if let Some(uar) = page {
+            core.uars.get(uar.0)?;
+        }
+        let cq = Cq::new(attr, core.config.max_log_cq.min(22))?;
+        let number = core.cqs.insert(|_| cq)?;
+        core.reserve_events();
+        if let Some(uar) = page
+            && let Some(slot) = core.cqs.slot(number)
+            && let Ok(uar) = core.uars.get_mut(uar.0)
+        {
+            uar.cqs.push(slot);
+        }
+        Ok(Cqn(number))
     }
 
     /// Removes a completion queue.
@@ -427,11 +556,18 @@ impl Nic {
     /// # Errors
     /// There is none, or queue pairs complete into it.
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
-        in_use(Object::Cq, cq.0, self.core.cqs.get(cq.0)?.users)?;
-        if let Some(slot) = self.core.cqs.slot(cq.0) {
-            self.core.events.forget(Source::Cq(slot));
+        let core = &mut self.core;
+        in_use(Object::Cq, cq.0, core.cqs.get(cq.0)?.users)?;
+        let slot = core.cqs.slot(cq.0);
+        if let (Some(slot), Some(gone)) = (slot, core.cqs.remove(cq.0)) {
+            core.events.forget(Source::Cq(slot));
+            core.events.forget(Source::Armed(slot));
+            if let Some(arm) = gone.arm
+                && let Ok(uar) = core.uars.get_mut(arm.uar.0)
+            {
+                uar.cqs.retain(|&s| s != slot);
+            }
         }
-        self.core.cqs.remove(cq.0);
         Ok(())
     }
 
@@ -455,6 +591,21 @@ impl Nic {
                     if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
                         let (cq, owner) = (Cqn(number), cq.owner);
                         return Some(Event::CqError { cq, owner });
+                    }
+                }
+                Source::Armed(slot) => {
+                    let number = core.cqs.number_at(slot);
+                    if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
+                        if let Some(arm) = &mut cq.arm {
+                            arm.telling = false;
+                        }
+                        let (cq, owner) = (Cqn(number), cq.owner);
+                        return Some(Event::Completion { cq, owner });
+                    }
+                }
+                Source::Srq(slot) => {
+                    if let Some(event) = core.srq_event(slot) {
+                        return Some(event);
                     }
                 }
                 Source::Qp(slot) => {

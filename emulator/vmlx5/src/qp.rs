@@ -9,7 +9,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Scatter, Service};
 use crate::cq::{Cqn, check_span};
 use crate::dma::Dma;
 use crate::error::{Fault, NicError, Object};
@@ -18,8 +18,9 @@ use crate::fabric::{NodeId, PeerId};
 use crate::frame::{Frame, Kind, MTU_LOGS};
 use crate::mr::{Access, PdId};
 use crate::nic::{Ctx, NicConfig, UarId};
-use crate::requester::Requester;
+use crate::requester::{Datagrams, Requester};
 use crate::responder::Responder;
+use crate::srq::Srqn;
 use crate::timer::ack_timeout;
 
 /// The other end of a connection.
@@ -40,8 +41,11 @@ pub(crate) struct Qp {
     pub uidx: u32,
     pub state: QpState,
     pub service: Service,
+    pub scatter: Scatter,
     pub access: Access,
     pub remote: Option<Remote>,
+    /// What one of datagrams has in place of a remote.
+    pub ud: Option<Box<Datagrams>>,
     /// Logarithm of the bytes of a packet.
     pub mtu_log: u8,
     /// The NIC is not strict: hints are sent and believed.
@@ -58,6 +62,9 @@ pub(crate) struct Qp {
     record: (Arc<dyn Dma>, u64),
     pub sq: Requester,
     pub rq: Option<RecvQueue>,
+    pub srq: Option<Srqn>,
+    /// The protection domain of its receives.
+    pub recv_pd: PdId,
     pub resp: Responder,
     /// It is in the list of those with something to do.
     pub queued: bool,
@@ -80,7 +87,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl Qp {
-    pub fn new(number: u32, attr: QpAttr, patient: bool) -> Qp {
+    pub fn new(number: u32, attr: QpAttr, recv_pd: PdId, patient: bool) -> Qp {
         Qp {
             number,
             pd: attr.pd,
@@ -90,8 +97,10 @@ impl Qp {
             uidx: attr.uidx,
             state: QpState::Reset,
             service: attr.service,
+            scatter: attr.scatter,
             access: Access::NONE,
             remote: None,
+            ud: None,
             mtu_log: MTU_LOGS.1,
             patient,
             fresh: false,
@@ -110,6 +119,8 @@ impl Qp {
                 next: attr.rq_start,
                 posted: attr.rq_start,
             }),
+            srq: attr.srq,
+            recv_pd,
             resp: Responder::default(),
             queued: false,
             watched: false,
@@ -137,6 +148,9 @@ impl Qp {
         )?;
         let bytes = (BASIC_BLOCK as u64) << sq.log_blocks;
         check_span(object, &*sq.mem, sq.offset, bytes, BASIC_BLOCK as u64)?;
+        if attr.rq.is_some() && attr.srq.is_some() {
+            return Err(NicError::TwoReceiveQueues);
+        }
         if let Some(rq) = &attr.rq {
             limit(
                 "rq.log_entries",
@@ -171,6 +185,12 @@ impl Qp {
             starved: self.resp.starved,
             remote: self.remote.map(|r| (r.node, Qpn(r.qpn))),
         }
+    }
+
+    /// The port it sends from and receives by; the first before it has one.
+    pub fn port(&self) -> u8 {
+        let own = self.ud.as_ref().map(|ud| ud.port);
+        self.remote.map(|r| r.port).or(own).unwrap_or(1)
     }
 
     /// True if its receive record must be looked at though no message arrives.
@@ -244,6 +264,9 @@ impl Qp {
     pub fn change(&mut self, to: &AttrChange) {
         let set = |old: &mut u8, new: Option<u8>| *old = new.unwrap_or(*old);
         self.access = to.access.unwrap_or(self.access);
+        if let (Some(ud), Some(qkey)) = (&mut self.ud, to.qkey) {
+            ud.qkey = qkey;
+        }
         set(&mut self.resp.min_rnr_timer, to.min_rnr_timer);
         set(&mut self.resp.max_reads, to.max_dest_rd_atomic);
         set(&mut self.sq.max_rd_atomic, to.max_rd_atomic);
@@ -284,7 +307,7 @@ impl Qp {
     /// Out of service for sends: all of them are flushed.
     pub fn enter_send_error(&mut self) {
         match self.service {
-            Service::Uc if self.state != QpState::Err => self.state = QpState::Sqe,
+            Service::Uc | Service::Ud if self.state != QpState::Err => self.state = QpState::Sqe,
             _ => self.enter_error(),
         }
     }
@@ -303,6 +326,9 @@ impl Qp {
         while *budget > 0 && self.state == QpState::Err && self.receives() {
             *budget -= 1;
             self.recv_error(ctx, Fault::FLUSH);
+        }
+        if self.srq.is_some() && self.state == QpState::Err {
+            self.end_shared(ctx);
         }
         *budget == 0
     }
@@ -343,9 +369,20 @@ impl Qp {
         ctx.fail(self.send_cq, &say);
     }
 
+    /// Uses the next receive up, of a shared queue the one that was taken; returns its index.
+    fn use_up(&mut self) -> Option<u16> {
+        if self.srq.is_some() {
+            return self.resp.taken.take();
+        }
+        let rq = self.rq.as_mut()?;
+        let index = rq.next;
+        rq.next = index.wrapping_add(1);
+        Some(index)
+    }
+
     /// Writes the error entry of the next receive, and uses it up.
     pub fn recv_error(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
-        let Some(rq) = &mut self.rq else {
+        let Some(index) = self.use_up() else {
             return;
         };
         let say = Failure {
@@ -355,26 +392,34 @@ impl Qp {
             qpn: self.number,
             uidx: self.uidx,
             send_opcode: SendOpcode::default(),
-            wqe_counter: rq.next,
+            wqe_counter: index,
         };
         ctx.fail(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
     }
 
     /// Writes the entry of a receive that was used, and uses it up.
     pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
-        let Some(rq) = &mut self.rq else {
-            return;
-        };
-        let say = Success {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed(self.recv_cq, &say);
+        }
+    }
+
+    /// As `recv_success`, with the payload in the entry.
+    pub fn recv_scattered(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: &[u8]) {
+        if let Some(say) = self.received(ctx, say) {
+            ctx.succeed_with(self.recv_cq, &say, payload);
+        }
+    }
+
+    /// Uses a receive up; what its entry says.
+    fn received(&mut self, ctx: &Ctx<'_>, say: Success) -> Option<Success> {
+        Some(Success {
             qpn: self.number,
             uidx: self.uidx,
-            wqe_counter: rq.next,
+            wqe_counter: self.use_up()?,
             timestamp: ctx.now.as_nanos(),
             ..say
-        };
-        ctx.succeed(self.recv_cq, &say);
-        rq.next = rq.next.wrapping_add(1);
+        })
     }
 }
 

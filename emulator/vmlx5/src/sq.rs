@@ -6,14 +6,14 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{
     BASIC_BLOCK, CtrlSeg, Data, MAX_SEGMENTS, ParsedWqe, SEGMENT, Sge, WqeFlags, basic_blocks,
-    parse_send,
+    parse_datagram, parse_send,
 };
 use zerocopy::FromBytes;
 
 use crate::attr::Service;
 use crate::dma::Dma;
 use crate::error::{Fault, vendor};
-use crate::frame::MAX_MESSAGE;
+use crate::frame::{MAX_MESSAGE, MTU_LOGS};
 use crate::mr::{Access, MrTable, PdId};
 
 /// Bytes of the largest entry, in whole basic blocks.
@@ -53,6 +53,14 @@ pub(crate) fn wants_answer(op: SendOpcode) -> bool {
 
 pub(crate) fn is_atomic(op: SendOpcode) -> bool {
     op == SendOpcode::ATOMIC_CS || op == SendOpcode::ATOMIC_FA
+}
+
+/// True of operations that a queue pair of datagrams has.
+fn for_datagrams(op: SendOpcode) -> bool {
+    matches!(
+        op,
+        SendOpcode::NOP | SendOpcode::SEND | SendOpcode::SEND_IMM
+    )
 }
 
 const fn malformed(vendor: u8) -> Fault {
@@ -142,7 +150,13 @@ impl Ring {
 /// Checks an entry that lies in `wqe`; returns the bytes of its message.
 fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault> {
     let wqe = &wqe[..usize::from(ds) * SEGMENT];
-    let parsed = parse_send(wqe).map_err(|_| malformed(vendor::WQE_FORMAT))?;
+    let datagram = checks.service == Service::Ud;
+    let opcode = CtrlSeg::read_from_prefix(wqe).map(|(ctrl, _)| ctrl.opcode());
+    if datagram && opcode.is_ok_and(|op| !for_datagrams(op)) {
+        return Err(malformed(vendor::WQE_OPCODE));
+    }
+    let parse = if datagram { parse_datagram } else { parse_send };
+    let parsed = parse(wqe).map_err(|_| malformed(vendor::WQE_FORMAT))?;
     let opcode = parsed.opcode();
     let writes_back = wants_answer(opcode);
     match opcode {
@@ -151,6 +165,7 @@ fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault>
         | SendOpcode::SEND_IMM
         | SendOpcode::RDMA_WRITE
         | SendOpcode::RDMA_WRITE_IMM => {}
+        SendOpcode::SEND_INV if checks.service == Service::Rc => {}
         _ if writes_back && checks.service != Service::Rc => {
             return Err(malformed(vendor::WQE_OPCODE));
         }
@@ -173,7 +188,11 @@ fn check(wqe: &[u8; MAX_WQE], ds: u8, checks: &Checks<'_>) -> Result<u32, Fault>
             found.map_err(|why| Fault::new(Syndrome::LOCAL_PROT, why))?;
         }
     }
-    if total > u64::from(MAX_MESSAGE) || is_atomic(opcode) && total != 8 {
+    let most = match checks.service {
+        Service::Ud => 1 << MTU_LOGS.1,
+        _ => MAX_MESSAGE,
+    };
+    if total > u64::from(most) || is_atomic(opcode) && total != 8 {
         return Err(Fault::new(Syndrome::LOCAL_LENGTH, vendor::LENGTH));
     }
     Ok(total as u32)

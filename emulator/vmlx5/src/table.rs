@@ -133,6 +133,11 @@ impl<T> Table<T> {
         self.slots.len() as u32
     }
 
+    /// How many objects there are.
+    pub fn count(&self) -> usize {
+        self.slots.iter().filter(|s| s.value.is_some()).count()
+    }
+
     /// The number of the object in a slot.
     pub fn number_at(&self, slot: u32) -> Option<u32> {
         let live = self.slots.get(slot as usize)?.value.is_some();

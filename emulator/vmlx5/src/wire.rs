@@ -2,9 +2,11 @@
 //! to the same NIC.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use gds_step::Time;
+use mlx5_prm::wqe::AvSeg;
 
 use crate::fabric::faults::{FaultStats, Faults, Faulty, Held};
 use crate::fabric::ring::{Reader, Refused, Region, Writer};
@@ -12,6 +14,7 @@ use crate::fabric::{
     Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
 };
 use crate::frame::{Frame, FrameHeader};
+use crate::route::{Resolve, Route};
 
 /// The link of a NIC to itself.
 pub(crate) const OWN: PeerId = PeerId(u32::MAX);
@@ -23,6 +26,7 @@ pub(crate) struct Wire {
     own_bytes: usize,
     lost: VecDeque<PeerId>,
     faulty: Option<Box<Faulty>>,
+    pub resolver: Option<Arc<dyn Resolve>>,
     now: Time,
     /// The ports that are down, as bits from port 1 on.
     pub down: u32,
@@ -41,6 +45,7 @@ impl Wire {
             own_bytes,
             lost: VecDeque::new(),
             faulty: None,
+            resolver: None,
             now: Time::ZERO,
             down: 0,
             sent: 0,
@@ -65,6 +70,13 @@ impl Wire {
             self.own = Some((Writer::new(region.clone(), false), Reader::new(region)));
         }
         Ok(OWN)
+    }
+
+    /// Whom an address vector stands for, and the link there.
+    pub fn route(&mut self, av: &AvSeg, port: u8) -> Option<(Route, PeerId)> {
+        let route = self.resolver.as_ref()?.resolve(av, port)?;
+        let peer = self.connect(route.node).ok()?;
+        Some((route, peer))
     }
 
     pub fn state(&self, node: NodeId, peer: PeerId) -> LinkState {
@@ -204,6 +216,12 @@ impl Wire {
         let next = faulty.deadline();
         self.faulty = Some(faulty);
         next
+    }
+
+    /// A port that goes down or up by now as the faults have it, and whether it is up then.
+    #[inline]
+    pub fn port_edge(&mut self, now: Time) -> Option<(u8, bool)> {
+        self.faulty.as_mut()?.edge(now)
     }
 
     pub fn set_faults(&mut self, faults: Faults) {

@@ -4,10 +4,15 @@ mod rig;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 
+use mlx5_prm::doorbell;
 use mlx5_prm::opcode::SendOpcode;
-use mlx5_prm::wqe::{Atomic, SendWqe};
+use mlx5_prm::wqe::{Atomic, AvSeg, SendWqe};
+use rig::shared::SharedQueue;
 use rig::*;
+use vmlx5::fabric::NodeId;
+use vmlx5::{Dma, Modify, Resolve, Route, Scatter, Service};
 
 struct Counting;
 
@@ -32,12 +37,79 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
+/// Everybody's address is that of the only NIC.
+struct Here(NodeId);
+
+impl Resolve for Here {
+    fn resolve(&self, _: &AvSeg, port: u8) -> Option<Route> {
+        let (slid, sl, path_bits, header) = (1, 0, 0, None);
+        Some(Route {
+            node: self.0,
+            port,
+            slid,
+            sl,
+            path_bits,
+            header,
+        })
+    }
+}
+
+#[test]
+fn nothing_is_allocated_per_datagram() {
+    let mut world = World::new(1);
+    let resolver = Here(world.nics[0].node());
+    world.nics[0].set_resolver(Arc::new(resolver));
+    let config = EndConfig {
+        service: Service::Ud,
+        ..EndConfig::default()
+    };
+    let [mut a, mut b] = [0; 2].map(|nic| world.end(nic, config.clone()));
+    for end in [&a, &b] {
+        world.init(end);
+        world.modify(end, Modify::UdRtr);
+        world.modify(end, Modify::UdRts { sq_psn: 0 });
+    }
+    let mut round = || {
+        b.post_recv(&[b.sge(0, 48)]);
+        // More destinations than are remembered.
+        for lid in 1..40 {
+            let qpn = if lid == 1 { b.qpn.0 } else { 0x77 };
+            a.post(&SendWqe {
+                av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
+                ..send(&[a.sge(0, 8)])
+            });
+            world.settle();
+            assert!(a.send.poll().is_some());
+        }
+        assert!(b.recv.poll().is_some());
+    };
+    for _ in 0..5 {
+        round();
+    }
+    let before = COUNT.with(Cell::get);
+    for _ in 0..100 {
+        round();
+    }
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
+}
+
 #[test]
 fn nothing_is_allocated_per_message() {
-    for nics in [1, 2] {
+    for (nics, events) in [(1, false), (2, false), (2, true)] {
         let mut world = World::new(nics);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let config = EndConfig {
+            events,
+            ..EndConfig::default()
+        };
+        let (mut a, mut b) = world.pair(config.clone(), config);
+        let mut sequence = 0;
         let mut round = || {
+            sequence += 1;
+            for (end, cq) in [(&a, &a.send), (&b, &b.recv)] {
+                let word = doorbell::cq_arm_value(sequence, false, cq.next);
+                let at = cq.record + doorbell::ARM as u64;
+                end.mem.store32(at, word).unwrap();
+            }
             let (at, list) = (b.remote(0), [a.sge(0, 100_000)]);
             let eight = [a.sge(0, 8)];
             let into = [b.sge(0, 100_000), b.sge(200_000, 8)];
@@ -64,6 +136,13 @@ fn nothing_is_allocated_per_message() {
                 done += 1;
             }
             assert_eq!(done, 9);
+            let mut told = 0;
+            for nic in &mut world.nics {
+                while nic.next_event().is_some() {
+                    told += 1;
+                }
+            }
+            assert_eq!(told, if events { 2 } else { 0 });
         };
         for _ in 0..5 {
             round();
@@ -72,6 +151,58 @@ fn nothing_is_allocated_per_message() {
         for _ in 0..100 {
             round();
         }
-        assert_eq!(COUNT.with(Cell::get) - before, 0, "{nics} NICs");
+        let more = COUNT.with(Cell::get) - before;
+        assert_eq!(more, 0, "{nics} NICs, events: {events}");
     }
+}
+
+/// Nor with shared receives, payloads in completion entries and keys that are invalidated.
+#[test]
+fn nothing_is_allocated_on_a_shared_queue() {
+    let mut world = World::new(2);
+    let mut queue = SharedQueue::new(&mut world.nics[1], 3);
+    let scatter = Scatter {
+        requester: true,
+        responder: true,
+    };
+    let config = EndConfig {
+        scatter,
+        ..EndConfig::default()
+    };
+    let shared = EndConfig {
+        srq: Some(queue.srqn),
+        ..config.clone()
+    };
+    let (mut a, mut b) = world.pair(config, shared);
+    let mut round = || {
+        let (at, eight) = (b.remote(0), [a.sge(0, 8)]);
+        for len in [8, 100_000] {
+            queue.post(&[queue.sge(0, 100_000)]);
+            a.post(&send(&[a.sge(0, len)]));
+        }
+        a.post(&read(at, &eight));
+        a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
+        // This one is late.
+        a.post(&send(&eight));
+        world.settle();
+        queue.post(&[queue.sge(0, 64)]);
+        world.settle();
+        let mut done = 0;
+        while a.send.poll().is_some() {
+            done += 1;
+        }
+        while let Some(cqe) = b.recv.poll() {
+            queue.free(cqe.wqe_counter.get());
+            done += 1;
+        }
+        assert_eq!(done, 8);
+    };
+    for _ in 0..5 {
+        round();
+    }
+    let before = COUNT.with(Cell::get);
+    for _ in 0..100 {
+        round();
+    }
+    assert_eq!(COUNT.with(Cell::get) - before, 0);
 }

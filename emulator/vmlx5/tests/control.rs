@@ -31,8 +31,8 @@ fn transitions() {
     // From each state (reached by the first `n` of RESET, INIT, RTR, RTS, SQD; 5 is ERR).
     let allowed = [
         [true, true, false, false, false, false, false, false],
-        [true, true, true, false, false, true, false, false],
-        [true, false, false, true, false, true, false, false],
+        [true, true, true, false, false, true, false, true],
+        [true, false, false, true, false, true, false, true],
         [true, false, false, false, true, true, false, true],
         [true, false, false, false, false, true, true, true],
         [true, false, false, false, false, true, false, false],

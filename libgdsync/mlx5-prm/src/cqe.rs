@@ -40,6 +40,12 @@ pub const OWNER_BIT: u32 = 1 << 24;
 /// entry and in one never written.
 pub const ERROR_BIT: u32 = 1 << 31;
 
+/// The bit of `op_own` that says that the entry begins with the payload itself, of at most
+/// [`MAX_SCATTER`] bytes, which is not in the buffers then.
+pub const SCATTER: u8 = 4;
+/// Most bytes of payload in an entry.
+pub const MAX_SCATTER: usize = 32;
+
 /// A completion entry of 64 bytes, in the form that reports success.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
@@ -47,7 +53,18 @@ pub const ERROR_BIT: u32 = 1 << 31;
 #[repr(C)]
 pub struct Cqe64 {
     /// Not used by the operations of this crate.
-    pub reserved0: [u8; 32],
+    pub reserved0: [u8; 17],
+    /// Of a datagram on InfiniBand: low bits of the LID it was sent to (7 bits).
+    pub ml_path: u8,
+    /// Not used.
+    pub reserved1: [u8; 4],
+    /// Of a datagram on InfiniBand: LID it was sent from.
+    pub slid: U16,
+    /// Of a datagram: whether a global route header came with it (bits 28 and 29), its service
+    /// level or [kind of header](L3Header) (4 bits), and the queue pair it was sent from (24).
+    pub flags_rqpn: U32,
+    /// Checksums of IP packets; zero: none was looked at.
+    pub checksums: [u8; 4],
     /// The user index given to the queue pair, or the number of the shared receive queue.
     pub srqn_uidx: U32,
     /// Immediate, in network order as the peer gave it; or the key that was invalidated.
@@ -65,7 +82,8 @@ pub struct Cqe64 {
     pub wqe_counter: U16,
     /// Checksum; not used unless asked for.
     pub signature: u8,
-    /// Opcode in the high nibble, solicited in bit 1, owner in bit 0. Written last.
+    /// Opcode in the high nibble, [`SCATTER`] in bit 2, solicited in bit 1, owner in bit 0.
+    /// Written last.
     pub op_own: u8,
 }
 
@@ -98,6 +116,10 @@ pub struct ErrCqe {
 
 const _: () = {
     assert!(size_of::<Cqe64>() == SIZE);
+    assert!(offset_of!(Cqe64, ml_path) == 17);
+    assert!(offset_of!(Cqe64, slid) == 22);
+    assert!(offset_of!(Cqe64, flags_rqpn) == 24);
+    assert!(offset_of!(Cqe64, checksums) == 28);
     assert!(offset_of!(Cqe64, srqn_uidx) == 32);
     assert!(offset_of!(Cqe64, imm_inval_pkey) == 36);
     assert!(offset_of!(Cqe64, byte_cnt) == 44);
@@ -137,6 +159,36 @@ pub struct Success {
     pub solicited: bool,
     /// See [`Cqe64::timestamp`].
     pub timestamp: u64,
+    /// Where a datagram came from; zero on connections and on send completions.
+    pub source: Source,
+}
+
+/// Where a datagram came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Source {
+    /// The queue pair that sent it, 24 bits.
+    pub qpn: u32,
+    /// The LID of the port that sent it; zero on Ethernet.
+    pub slid: u16,
+    /// On InfiniBand the service level, 4 bits; on Ethernet an [`L3Header`].
+    pub sl: u8,
+    /// Low bits of the LID that it was sent to.
+    pub path_bits: u8,
+    /// Whether a global route header came with it.
+    pub grh: bool,
+}
+
+/// The kinds of headers that a datagram on Ethernet has in place of a global route header, as
+/// an entry tells them in place of the service level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum L3Header {
+    /// A global route header: version 1 of RDMA over Ethernet.
+    Grh = 0,
+    /// IPv6.
+    Ipv6 = 1,
+    /// IPv4.
+    Ipv4 = 2,
 }
 
 /// What an error entry shall say.
@@ -161,24 +213,47 @@ pub struct Failure {
 impl Cqe64 {
     /// A success entry with the given owner bit.
     pub fn success(say: &Success, owner: u8) -> Cqe64 {
+        let from = &say.source;
         Cqe64 {
-            reserved0: [0; 32],
+            ml_path: from.path_bits & 0x7f,
+            slid: from.slid.into(),
+            flags_rqpn: flags_rqpn(from).into(),
             srqn_uidx: say.uidx.into(),
             imm_inval_pkey: say.imm,
-            app: [0; 4],
             byte_cnt: say.byte_cnt.into(),
             timestamp: say.timestamp.into(),
             sop_drop_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
             wqe_counter: say.wqe_counter.into(),
-            signature: 0,
             op_own: op_own(say.opcode, say.solicited, owner),
+            ..Cqe64::preset()
         }
+    }
+
+    /// The same entry with `payload` in it; only the first [`MAX_SCATTER`] bytes have room.
+    #[inline]
+    pub fn with_scattered(self, payload: &[u8]) -> Cqe64 {
+        let mut bytes = self.to_bytes();
+        let len = payload.len().min(MAX_SCATTER);
+        bytes[..len].copy_from_slice(&payload[..len]);
+        bytes[OP_OWN_OFFSET] |= SCATTER;
+        Cqe64::from_bytes(bytes)
+    }
+
+    /// Whether the payload lies in the entry: as many of its first bytes as it says.
+    #[inline]
+    pub const fn scattered(&self) -> bool {
+        self.op_own & SCATTER != 0
     }
 
     /// An entry that the NIC has never written, as the host presets it.
     pub const fn preset() -> Cqe64 {
         Cqe64 {
-            reserved0: [0; 32],
+            reserved0: [0; 17],
+            ml_path: 0,
+            reserved1: [0; 4],
+            slid: U16::ZERO,
+            flags_rqpn: U32::ZERO,
+            checksums: [0; 4],
             srqn_uidx: U32::ZERO,
             imm_inval_pkey: [0; 4],
             app: [0; 4],
@@ -231,6 +306,19 @@ impl Cqe64 {
     #[inline]
     pub fn qpn(&self) -> u32 {
         self.sop_drop_qpn.get() & 0x00ff_ffff
+    }
+
+    /// Where a datagram came from; means something on its receive completion.
+    #[inline]
+    pub fn source(&self) -> Source {
+        let flags = self.flags_rqpn.get();
+        Source {
+            qpn: flags & 0x00ff_ffff,
+            slid: self.slid.get(),
+            sl: (flags >> 24) as u8 & 0xf,
+            path_bits: self.ml_path & 0x7f,
+            grh: flags >> 28 & 3 != 0,
+        }
     }
 
     /// The operation of the send queue entry that is done.
@@ -292,6 +380,10 @@ impl ErrCqe {
     pub fn send_opcode(&self) -> SendOpcode {
         SendOpcode((self.s_wqe_opcode_qpn.get() >> 24) as u8)
     }
+}
+
+const fn flags_rqpn(from: &Source) -> u32 {
+    (from.grh as u32) << 28 | (from.sl as u32 & 0xf) << 24 | from.qpn & 0x00ff_ffff
 }
 
 const fn opcode_qpn(opcode: SendOpcode, qpn: u32) -> u32 {

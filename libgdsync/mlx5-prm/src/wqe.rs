@@ -6,8 +6,8 @@
 //! bytes (*basic blocks*), by which queue indices count. A receive queue entry is a list of
 //! pointers in a slot of fixed size (*stride*).
 //!
-//! [`SendWqe`] describes a request and encodes itself into a [`SegmentSink`]; [`parse_send`]
-//! takes an entry apart. [`encode_recv`] and [`parse_recv`] do the same for receives.
+//! [`SendWqe`] describes a request and encodes itself into a [`SegmentSink`]; [`parse_send`],
+//! or [`parse_datagram`], takes an entry apart. [`encode_recv`] and [`parse_recv`] do the same for receives.
 //!
 //! # What the vendor's library does, and we do as well
 //! - *Fence*: a fenced request carries mode [`FENCE`] (0x80), not [`FENCE_READS`], whatever
@@ -29,7 +29,7 @@ mod send;
 mod sink;
 
 pub use error::{FormatError, ParseError, Part};
-pub use parse::{Data, DataItems, ParsedWqe, parse_send};
+pub use parse::{Data, DataItems, ParsedWqe, parse_datagram, parse_send};
 pub use recv::{RecvSges, encode_recv, parse_recv};
 pub use segment::{AtomicSeg, AvSeg, CtrlSeg, DataSeg, RaddrSeg};
 pub use send::{Atomic, Encoded, Payload, Remote, SendWqe, Sge, WqeFlags, encode_nop};

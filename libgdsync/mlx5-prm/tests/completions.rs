@@ -2,7 +2,7 @@
 
 use mlx5_prm::cqe::{
     Cqe64, ERROR_BIT, EntryState, ErrCqe, Failure, LAST_DWORD_OFFSET, OP_OWN_OFFSET, OP_OWN_PRESET,
-    OWNER_BIT, Success, classify, last_dword, op_own, owner_of_lap, wqe_counter_of,
+    OWNER_BIT, Source, Success, classify, last_dword, op_own, owner_of_lap, wqe_counter_of,
 };
 use mlx5_prm::doorbell::{
     cq_arm_doorbell, cq_arm_value, cq_ci, cq_ci_value, record_index, record_value,
@@ -27,9 +27,19 @@ fn a_success_entry_lies_as_the_nic_writes_it() {
         wqe_counter: 0xc0c1,
         solicited: true,
         timestamp: 0xd0d1_d2d3_d4d5_d6d7,
+        source: Source {
+            qpn: 0x0065_4321,
+            slid: 0xe0e1,
+            sl: 0xf,
+            path_bits: 0x7f,
+            grh: true,
+        },
     };
     let cqe = Cqe64::success(&say, 1);
     let mut expected = [0; 64];
+    expected[17] = 0x7f;
+    expected[22..24].copy_from_slice(&[0xe0, 0xe1]);
+    expected[24..28].copy_from_slice(&[0x1f, 0x65, 0x43, 0x21]);
     expected[32..36].copy_from_slice(&[0xa0, 0xa1, 0xa2, 0xa3]);
     expected[36..40].copy_from_slice(&[1, 2, 3, 4]);
     expected[44..48].copy_from_slice(&[0xb0, 0xb1, 0xb2, 0xb3]);
@@ -43,8 +53,35 @@ fn a_success_entry_lies_as_the_nic_writes_it() {
         (say.opcode, 1, true)
     );
     assert_eq!((cqe.qpn(), cqe.send_opcode()), (say.qpn, say.send_opcode));
+    assert_eq!(cqe.source(), say.source);
     assert_eq!(cqe.last_dword(), last_of(&expected));
     assert_eq!(wqe_counter_of(cqe.last_dword()), 0xc0c1);
+}
+
+#[test]
+fn a_small_payload_lies_at_the_start_of_its_entry() {
+    let say = Success {
+        opcode: CqeOpcode::RESP_SEND,
+        byte_cnt: 5,
+        solicited: true,
+        ..Success::default()
+    };
+    let plain = Cqe64::success(&say, 1);
+    assert!(!plain.scattered());
+    let cqe = plain.with_scattered(b"small");
+    assert!(cqe.scattered());
+    let mut expected = plain.to_bytes();
+    expected[..5].copy_from_slice(b"small");
+    expected[OP_OWN_OFFSET] = 0x27;
+    assert_eq!(cqe.to_bytes(), expected);
+    assert_eq!(
+        (cqe.opcode(), cqe.owner(), cqe.solicited()),
+        (say.opcode, 1, true)
+    );
+    // What has no room is left out.
+    let full = plain.with_scattered(&[7; 40]).to_bytes();
+    assert_eq!(full[..32], [7; 32]);
+    assert_eq!(full[32..OP_OWN_OFFSET], plain.to_bytes()[32..OP_OWN_OFFSET]);
 }
 
 #[test]

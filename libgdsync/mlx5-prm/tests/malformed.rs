@@ -2,7 +2,8 @@
 
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{
-    Atomic, Data, ParseError, Part, Payload, Remote, SendWqe, Sge, WqeFlags, parse_recv, parse_send,
+    Atomic, AvSeg, Data, ParseError, Part, Payload, Remote, SendWqe, Sge, WqeFlags, parse_datagram,
+    parse_recv, parse_send,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -72,6 +73,46 @@ fn needed_segments_must_be_there() {
         let bytes = entry(0, opcode, ds, &[[0; 16]; 4]);
         assert_eq!(fault(&bytes), ParseError::Missing { opcode, ds, part });
     }
+}
+
+#[test]
+fn a_datagram_has_a_whole_address_vector_and_is_a_send() {
+    let av = AvSeg::infiniband(0x11, 0x22, 3, 4).to_segments();
+    for opcode in [SendOpcode::SEND, SendOpcode::SEND_IMM] {
+        let whole = entry(0, opcode, 5, &[&av[..], &[segment(8)]].concat());
+        let wqe = parse_datagram(&whole).unwrap();
+        assert_eq!((wqe.av.unwrap().qpn(), wqe.data_len()), (0x22, 8));
+        let part = Part::AddressVector;
+        for ds in 1..4 {
+            let expected = ParseError::Missing { opcode, ds, part };
+            let bytes = entry(0, opcode, ds, &av);
+            assert_eq!(parse_datagram(&bytes).unwrap_err(), expected);
+        }
+        // The short form of an address vector, of one segment.
+        let mut short = av;
+        short[0][8] = 0;
+        let expected = ParseError::Missing {
+            opcode,
+            ds: 4,
+            part,
+        };
+        let bytes = entry(0, opcode, 4, &short);
+        assert_eq!(parse_datagram(&bytes).unwrap_err(), expected);
+    }
+    for opcode in [
+        SendOpcode::SEND_INV,
+        SendOpcode::RDMA_WRITE,
+        SendOpcode::RDMA_WRITE_IMM,
+        SendOpcode::RDMA_READ,
+        SendOpcode::ATOMIC_CS,
+        SendOpcode::ATOMIC_FA,
+    ] {
+        let bytes = entry(0, opcode, 4, &av);
+        let expected = ParseError::Unsupported { opcode, opmod: 0 };
+        assert_eq!(parse_datagram(&bytes).unwrap_err(), expected);
+    }
+    let nop = entry(0, SendOpcode::NOP, 1, &[]);
+    assert_eq!(parse_datagram(&nop).unwrap().av, None);
 }
 
 #[test]

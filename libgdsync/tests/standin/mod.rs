@@ -16,7 +16,7 @@ const CHILD: &str = "STANDIN_CHILD";
 /// Where the library is, as gdsync reads it.
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
 /// Ends a child that hangs.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// One build of the stand-in, and the process it is loaded into.
 #[derive(Clone, Debug, Default)]

@@ -59,6 +59,21 @@ pub mod attr {
     pub const RATE_LIMIT: u32 = 1 << 25;
 }
 
+/// Kinds of asynchronous events.
+pub mod async_event {
+    pub const CQ_ERR: u32 = 0;
+    pub const QP_FATAL: u32 = 1;
+    pub const QP_REQ_ERR: u32 = 2;
+    pub const QP_ACCESS_ERR: u32 = 3;
+    pub const COMM_EST: u32 = 4;
+    pub const SQ_DRAINED: u32 = 5;
+    pub const PORT_ACTIVE: u32 = 9;
+    pub const PORT_ERR: u32 = 10;
+    pub const SRQ_ERR: u32 = 14;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
+}
+
 /// Access rights of memory.
 pub mod access {
     /// The four rights that the NIC knows.
@@ -69,6 +84,42 @@ pub mod access {
     pub const HUGETLB: u32 = 1 << 7;
     /// Rights that a kernel may leave out without saying so.
     pub const OPTIONAL: u32 = 0x3ff0_0000;
+}
+
+/// Objects, methods and attributes of ioctls.
+pub mod ioctl {
+    pub const OBJECT_DEVICE: u16 = 0;
+    pub const QUERY_PORT: u16 = 2;
+    pub const QUERY_PORT_NUM: u16 = 0;
+    pub const QUERY_PORT_RESP: u16 = 1;
+    pub const QUERY_GID_TABLE: u16 = 5;
+    pub const GID_TABLE_ENTRY_SIZE: u16 = 0;
+    pub const GID_TABLE_FLAGS: u16 = 1;
+    pub const GID_TABLE_RESP_ENTRIES: u16 = 2;
+    pub const GID_TABLE_RESP_NUM: u16 = 3;
+    pub const QUERY_GID_ENTRY: u16 = 6;
+    pub const GID_ENTRY_PORT: u16 = 0;
+    pub const GID_ENTRY_INDEX: u16 = 1;
+    pub const GID_ENTRY_FLAGS: u16 = 2;
+    pub const GID_ENTRY_RESP: u16 = 3;
+
+    pub const OBJECT_MR: u16 = 7;
+    pub const QUERY_MR: u16 = 3;
+    pub const QUERY_MR_HANDLE: u16 = 0;
+    pub const QUERY_MR_LKEY: u16 = 1;
+    pub const QUERY_MR_RKEY: u16 = 2;
+    pub const QUERY_MR_LENGTH: u16 = 3;
+    pub const QUERY_MR_IOVA: u16 = 4;
+    pub const REG_DMABUF_MR: u16 = 4;
+    pub const DMABUF_HANDLE: u16 = 0;
+    pub const DMABUF_PD: u16 = 1;
+    pub const DMABUF_OFFSET: u16 = 2;
+    pub const DMABUF_LENGTH: u16 = 3;
+    pub const DMABUF_IOVA: u16 = 4;
+    pub const DMABUF_FD: u16 = 5;
+    pub const DMABUF_ACCESS: u16 = 6;
+    pub const DMABUF_LKEY: u16 = 7;
+    pub const DMABUF_RKEY: u16 = 8;
 }
 
 structures! {
@@ -172,6 +223,18 @@ structures! {
         link_layer: u8,
         flags: u8,
         reserved: u8,
+    }
+    QueryPortRespEx = 48 {
+        legacy_resp: QueryPortResp,
+        port_cap_flags2: u16,
+        reserved: [u8; 6],
+    }
+    GidEntry = 32 {
+        gid: [u8; 16],
+        gid_index: u32,
+        port_num: u32,
+        gid_type: u32,
+        netdev_ifindex: u32,
     }
     AllocPd = 8 { response: u64, }
     AllocPdResp = 4 { pd_handle: u32, }

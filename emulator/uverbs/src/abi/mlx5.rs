@@ -16,6 +16,11 @@ pub mod cq_flag {
     pub const UAR_PAGE_INDEX: u16 = 1 << 1;
 }
 
+/// Flags of the first command.
+pub mod context_flag {
+    pub const DEVX: u32 = 1 << 0;
+}
+
 /// What the library says it can do.
 pub mod lib_cap {
     pub const DYN_UAR: u64 = 1 << 1;
@@ -38,6 +43,37 @@ pub mod ioctl {
     pub const UAR_MMAP_OFFSET: u16 = 0x1002;
     pub const UAR_MMAP_LENGTH: u16 = 0x1003;
     pub const UAR_PAGE_ID: u16 = 0x1004;
+
+    pub const OBJECT_DEVX: u16 = 0x1000;
+    pub const DEVX_OTHER: u16 = 0x1000;
+    pub const DEVX_QUERY_UAR: u16 = 0x1001;
+    pub const DEVX_QUERY_EQN: u16 = 0x1002;
+    pub const OTHER_CMD_IN: u16 = 0x1000;
+    pub const OTHER_CMD_OUT: u16 = 0x1001;
+    pub const QUERY_UAR_USER_IDX: u16 = 0x1000;
+    pub const QUERY_UAR_DEV_IDX: u16 = 0x1001;
+    pub const QUERY_EQN_USER_VEC: u16 = 0x1000;
+    pub const QUERY_EQN_DEV_EQN: u16 = 0x1001;
+
+    pub const OBJECT_DEVX_OBJ: u16 = 0x1001;
+    pub const DEVX_OBJ_CREATE: u16 = 0x1000;
+    pub const DEVX_OBJ_DESTROY: u16 = 0x1001;
+    pub const DEVX_OBJ_MODIFY: u16 = 0x1002;
+    pub const DEVX_OBJ_QUERY: u16 = 0x1003;
+    pub const DEVX_OBJ_HANDLE: u16 = 0x1000;
+    pub const DEVX_OBJ_CMD_IN: u16 = 0x1001;
+    pub const DEVX_OBJ_CMD_OUT: u16 = 0x1002;
+
+    pub const OBJECT_DEVX_UMEM: u16 = 0x1002;
+    pub const DEVX_UMEM_REG: u16 = 0x1000;
+    pub const DEVX_UMEM_DEREG: u16 = 0x1001;
+    pub const UMEM_HANDLE: u16 = 0x1000;
+    pub const UMEM_ADDR: u16 = 0x1001;
+    pub const UMEM_LEN: u16 = 0x1002;
+    pub const UMEM_ACCESS: u16 = 0x1003;
+    pub const UMEM_OUT_ID: u16 = 0x1004;
+    pub const UMEM_PGSZ_BITMAP: u16 = 0x1005;
+    pub const UMEM_DMABUF_FD: u16 = 0x1006;
 }
 
 structures! {

@@ -1,5 +1,6 @@
 //! The structures of the kernel interface, as its public headers lay them out: [`core`] those of
-//! all devices, [`mlx5`] what the mlx5 driver adds. All in the machine's byte order unless said
+//! all devices, [`mlx5`] what the mlx5 driver adds, and [`prm`] the commands that it passes on to
+//! the device. The first two are in the machine's byte order unless said
 //! otherwise; names are the headers' own, without their prefixes.
 #![allow(
     missing_docs,
@@ -8,6 +9,7 @@
 
 pub mod core;
 pub mod mlx5;
+pub mod prm;
 
 /// Declares structures of the interface.
 macro_rules! structures {

@@ -5,8 +5,9 @@
     reason = "each test uses a part of the rig"
 )]
 
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use gds_step::{Machine, Shared, Step, Time};
 use rustix::io::Errno;
@@ -28,6 +29,8 @@ pub struct Process {
     pub end: Arc<AtomicU64>,
     /// Doorbell pages handed out, from the arena's end down. Relaxed, as `end`.
     pages: AtomicU64,
+    /// Answers since somebody asked: where, and the bytes.
+    pub answers: Mutex<Vec<(u64, Vec<u8>)>>,
 }
 
 /// A part of the arena.
@@ -35,13 +38,23 @@ struct Window {
     of: Arc<HostMemory>,
     at: u64,
     len: u64,
+    /// The NIC said that it would write there.
+    writable: bool,
     /// As the process's.
     end: Arc<AtomicU64>,
 }
 
+impl Window {
+    /// What the NIC does to memory that it asked for to read is a fault of the interface.
+    fn changes(&self) {
+        assert!(self.writable, "the NIC writes where it was to read");
+    }
+}
+
 macro_rules! delegate {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {$(
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty $(, $changes:ident)?;)*) => {$(
         fn $name(&self, offset: u64, $($arg: $type),*) -> $result {
+            $(self.$changes();)?
             if offset >= self.len || self.at + offset >= self.end.load(Ordering::Relaxed) {
                 let (len, limit) = (0, self.len);
                 return Err(DmaFault { offset, len, limit });
@@ -58,13 +71,13 @@ impl Dma for Window {
 
     delegate! {
         read(into: &mut [u8]) -> Result<(), DmaFault>;
-        write(from: &[u8]) -> Result<(), DmaFault>;
+        write(from: &[u8]) -> Result<(), DmaFault>, changes;
         load32() -> Result<u32, DmaFault>;
         load64() -> Result<u64, DmaFault>;
-        store32(value: u32) -> Result<(), DmaFault>;
-        swap64(value: u64) -> Result<u64, DmaFault>;
-        compare_swap64(current: u64, new: u64) -> Result<u64, DmaFault>;
-        fetch_add64(add: u64) -> Result<u64, DmaFault>;
+        store32(value: u32) -> Result<(), DmaFault>, changes;
+        swap64(value: u64) -> Result<u64, DmaFault>, changes;
+        compare_swap64(current: u64, new: u64) -> Result<u64, DmaFault>, changes;
+        fetch_add64(add: u64) -> Result<u64, DmaFault>, changes;
     }
 }
 
@@ -85,11 +98,32 @@ impl Process {
 }
 
 impl User for Process {
-    fn memory(&self, addr: u64, len: u64, _: bool) -> Result<Arc<dyn Dma>, Errno> {
+    fn memory(&self, addr: u64, len: u64, writable: bool) -> Result<Arc<dyn Dma>, Errno> {
         let at = self.offset(addr, len)?;
         let of = Arc::clone(&self.memory);
         let end = Arc::clone(&self.end);
-        Ok(Arc::new(Window { of, at, len, end }))
+        Ok(Arc::new(Window {
+            of,
+            at,
+            len,
+            writable,
+            end,
+        }))
+    }
+
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        match fd {
+            FILE if offset + len > FILE_LEN => Err(Errno::INVAL),
+            FILE => self.memory(self.memory.addr() + offset, len, writable),
+            GPU => Err(Errno::OPNOTSUPP),
+            _ => Err(Errno::BADF),
+        }
     }
 
     fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -99,6 +133,8 @@ impl User for Process {
 
     fn write(&self, addr: u64, from: &[u8]) -> Result<(), Errno> {
         let at = self.offset(addr, from.len() as u64)?;
+        let answers = self.answers.lock();
+        answers.expect("one thread").push((addr, from.to_vec()));
         self.memory.write(at, from).map_err(|_| Errno::FAULT)
     }
 
@@ -112,7 +148,13 @@ impl User for Process {
         let len = 4096;
         // The NIC's, whatever of the process vanishes.
         let end = Arc::new(AtomicU64::new(ARENA as u64));
-        let memory = Arc::new(Window { of, at, len, end });
+        let memory = Arc::new(Window {
+            of,
+            at,
+            len,
+            writable: true,
+            end,
+        });
         Ok(DoorbellPage { file, memory })
     }
 
@@ -132,6 +174,11 @@ pub struct Rig {
 
 /// The most doorbell pages of a test.
 pub const MAX_PAGES: u64 = 16;
+
+/// A descriptor of a file, whose memory is the arena's first bytes, and of what cannot be mapped.
+pub const FILE: i32 = 77;
+pub const FILE_LEN: u64 = 64 << 10;
+pub const GPU: i32 = 79;
 
 /// The address of no memory.
 pub const NOWHERE: u64 = 0x10;
@@ -160,6 +207,7 @@ impl Rig {
             memory: Arc::new(HostMemory::new(ARENA)),
             end: Arc::new(AtomicU64::new(ARENA as u64)),
             pages: AtomicU64::new(0),
+            answers: Mutex::default(),
         });
         let config = DeviceConfig {
             fabric,
@@ -224,6 +272,37 @@ impl Rig {
     /// A command without an answer.
     pub fn tell(&self, command: u32, input: &(impl IntoBytes + Immutable)) -> Result<usize, Errno> {
         self.context.write(&plain(command, input.as_bytes(), 0))
+    }
+
+    /// An ioctl of attributes `(id, length, data)`, in the arena's first page; the address of it.
+    pub fn ioctl(&self, object: u16, method: u16, attrs: &[(u16, u16, u64)]) -> Result<u64, Errno> {
+        let hdr = IoctlHdr {
+            length: (24 + 16 * attrs.len()) as u16,
+            object_id: object,
+            method_id: method,
+            num_attrs: attrs.len() as u16,
+            ..Default::default()
+        };
+        let mut bytes = hdr.as_bytes().to_vec();
+        for &(attr_id, len, data) in attrs {
+            let attr = IoctlAttr {
+                attr_id,
+                len,
+                flags: 1,
+                attr_data: 0,
+                data,
+            };
+            bytes.extend_from_slice(attr.as_bytes());
+        }
+        let at = self.process.memory.addr();
+        self.process.memory.write(0, &bytes).unwrap();
+        self.context.ioctl(at).map(|()| at)
+    }
+
+    pub fn read_bytes(&self, addr: u64) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        self.process.read(addr, &mut bytes).unwrap();
+        bytes
     }
 
     pub fn get_context(&mut self) -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
@@ -302,8 +381,14 @@ impl Rig {
 
     /// A queue pair with four receives of 64 bytes and four blocks of sends.
     pub fn qp(&mut self, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
+        self.qp_of(2, pd, cq)
+    }
+
+    /// One of any kind, as verbs number them.
+    pub fn qp_of(&mut self, kind: u8, pd: u32, cq: &Cq) -> Result<Qp, Errno> {
         let (buf, db) = (self.room(512), self.room(8));
-        let input = qp_input(pd, cq.handle);
+        let mut input = qp_input(pd, cq.handle);
+        input.init.qp_type = kind;
         let driver = qp_driver(buf, db);
         let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
             self.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
@@ -407,11 +492,46 @@ impl Rig {
 
     /// Rings: a value into the first register of every page.
     pub fn ring(&self) {
+        self.ring_at(0x800);
+    }
+
+    /// Rings the register at `offset` of every page.
+    pub fn ring_at(&self, offset: u64) {
         for page in 0..MAX_PAGES {
-            let at = self.process.page(page) + 0x800;
+            let at = self.process.page(page) + offset;
             self.process.memory.store64(at, 1).unwrap();
         }
     }
+}
+
+/// A copy of a descriptor that this process knows by its number.
+pub fn copy(fd: u32) -> OwnedFd {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let process = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    pidfd_getfd(process, fd as i32, PidfdGetfdFlags::empty()).unwrap()
+}
+
+/// What is in an event file, without waiting.
+pub fn messages(fd: u32) -> Vec<Vec<u8>> {
+    let fd = copy(fd);
+    let mut all = Vec::new();
+    let mut bytes = [0; 64];
+    let flags = rustix::net::RecvFlags::DONTWAIT;
+    while let Ok((len, _)) = rustix::net::recv(fd.as_fd(), &mut bytes[..], flags) {
+        all.push(bytes[..len].to_vec());
+    }
+    all
+}
+
+/// What was told: of whom, and what.
+pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
+    rig.settle();
+    let of = |m: Vec<u8>| {
+        let event = AsyncEventDesc::read_from_bytes(&m).unwrap();
+        assert_eq!(event.reserved, 0);
+        (event.element, event.event_type)
+    };
+    messages(file).into_iter().map(of).collect()
 }
 
 pub type Answer<A, D> = Result<(A, D), Errno>;

@@ -1,8 +1,10 @@
 //! A wire that is not reliable: frames that a NIC sends are lost, doubled, late, or overtake
-//! each other, and a NIC falls silent, all drawn from a seed.
+//! each other, a NIC falls silent, and its ports go down, all drawn from a seed.
 //!
 //! It lies between the NIC and its fabric, so what a NIC sends to itself suffers too. Held
 //! frames are copies; without faults nothing of this exists.
+
+mod text;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,8 +15,10 @@ use gds_step::Time;
 
 use super::PeerId;
 use crate::frame::FrameHeader;
+pub use text::{FaultsError, FaultsWhy};
 
-/// What may happen to the frames that a NIC sends. Rates are parts of one.
+/// What may happen to the frames that a NIC sends. Rates are parts of one, and times those that
+/// the NIC is stepped with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     /// What all is drawn from, together with the node's name.
@@ -31,6 +35,8 @@ pub struct Faults {
     pub deaf: Vec<Range<Time>>,
     /// From when on nothing is sent or received any more.
     pub die_at: Option<Time>,
+    /// Ports, and when each is taken down; at the end it is up again.
+    pub port_down: Vec<(u8, Range<Time>)>,
 }
 
 /// What happened to frames so far.
@@ -62,6 +68,8 @@ pub(crate) struct Faulty {
     due: BinaryHeap<Reverse<(Time, u64, usize)>>,
     held: Vec<Option<Held>>,
     number: u64,
+    /// When ports go down or up, the last one first.
+    edges: Vec<(Time, u8)>,
     /// What was drawn up last is written here first.
     pub scratch: Vec<u8>,
 }
@@ -76,7 +84,12 @@ pub(crate) struct Fate {
 
 impl Faulty {
     pub fn new(plan: Faults, node: u64) -> Faulty {
+        let ends =
+            |(port, window): &(u8, Range<Time>)| [(window.start, *port), (window.end, *port)];
+        let mut edges: Vec<(Time, u8)> = plan.port_down.iter().flat_map(ends).collect();
+        edges.sort_by_key(|&edge| Reverse(edge));
         Faulty {
+            edges,
             rng: fastrand::Rng::with_seed(plan.seed ^ node.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             plan,
             stats: FaultStats::default(),
@@ -91,6 +104,13 @@ impl Faulty {
     pub fn silent(&self, now: Time) -> bool {
         self.plan.die_at.is_some_and(|t| t <= now)
             || self.plan.deaf.iter().any(|r| r.contains(&now))
+    }
+
+    /// A port that goes down or up by now, and whether it is up then.
+    pub fn edge(&mut self, now: Time) -> Option<(u8, bool)> {
+        let (_, port) = self.edges.pop_if(|(at, _)| *at <= now)?;
+        let down = |(p, window): &(u8, Range<Time>)| *p == port && window.contains(&now);
+        Some((port, !self.plan.port_down.iter().any(down)))
     }
 
     /// Draws what becomes of the next frame.
@@ -143,8 +163,10 @@ impl Faulty {
         self.held[at].take()
     }
 
-    /// When the next held frame is due.
+    /// When the next held frame is due, or the next port changes.
     pub fn deadline(&self) -> Option<Time> {
-        self.due.peek().map(|Reverse((due, ..))| *due)
+        let frame = self.due.peek().map(|Reverse((due, ..))| *due);
+        let edge = self.edges.last().map(|(at, _)| *at);
+        [frame, edge].into_iter().flatten().min()
     }
 }

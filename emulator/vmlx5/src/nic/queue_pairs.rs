@@ -1,6 +1,6 @@
 //! Control operations on queue pairs: from creation through their states to the end.
 
-use super::{MAX_PORT_EVENTS, Nic, check_port};
+use super::{Nic, check_port};
 use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
 use crate::error::{NicError, Object};
 use crate::event::Source;
@@ -8,7 +8,7 @@ use crate::fabric::{LinkError, LinkState};
 use crate::frame::psn;
 use crate::mr::Access;
 use crate::qp::{Qp, Remote};
-use crate::requester::Begin;
+use crate::requester::{Begin, Datagrams};
 use crate::responder::Answer;
 use crate::timer::ack_timeout;
 
@@ -40,15 +40,26 @@ impl Nic {
             core.cqs.get(cq.0)?;
         }
         Qp::check(&attr, &core.config)?;
+        let srq = attr.srq;
+        let recv_pd = match srq {
+            Some(srq) => core.srqs.get(srq.0)?.pd,
+            None => pd,
+        };
         let patient = !core.config.strict;
-        let number = core.qps.insert(|number| Qp::new(number, attr, patient))?;
+        let pkey = core.config.pkey;
+        let ud = attr.service == Service::Ud;
+        let number = core.qps.insert(|number| {
+            let mut qp = Qp::new(number, attr, recv_pd, patient);
+            qp.ud = ud.then(|| Box::new(Datagrams::new(pkey)));
+            qp
+        })?;
+        core.count_srq(srq, 1);
         core.count_pd(pd, 1);
         for cq in cqs {
             core.count_cq(cq, 1);
         }
         let slot = core.qps.slot(number);
-        let objects = (core.qps.slots() + core.cqs.slots()) as usize + MAX_PORT_EVENTS;
-        core.events.reserve(objects);
+        core.reserve_events();
         if let (Ok(uar), Some(slot)) = (core.uars.get_mut(uar.0), slot) {
             uar.users.push(slot);
         }
@@ -78,6 +89,7 @@ impl Nic {
         core.count_cq(qp.send_cq, -1);
         core.count_cq(qp.recv_cq, -1);
         core.count_pd(qp.pd, -1);
+        core.count_srq(qp.srq, -1);
         Ok(())
     }
 
@@ -131,10 +143,13 @@ impl Nic {
                 qp.reset();
                 return Ok(());
             }
-            (QpState::Reset | QpState::Init, Modify::Init { access, port, .. }) => {
+            (QpState::Reset | QpState::Init, Modify::Init { access, port, qkey }) => {
                 check_port(port, &core.config)?;
                 remote_rights(access)?;
                 qp.access = access;
+                if let Some(ud) = &mut qp.ud {
+                    (ud.port, ud.qkey) = (port, qkey);
+                }
             }
             (
                 QpState::Init,
@@ -144,7 +159,7 @@ impl Nic {
                     max_dest_rd_atomic,
                     min_rnr_timer,
                 },
-            ) => {
+            ) if qp.ud.is_none() => {
                 let (remote, remote_qpn) = (path.remote, path.remote_qpn);
                 limit("remote_qpn", remote_qpn.0, psn::MASK)?;
                 limit("rq_psn", rq_psn, psn::MASK)?;
@@ -178,7 +193,7 @@ impl Nic {
                     retry_cnt,
                     rnr_retry,
                 },
-            ) => {
+            ) if qp.ud.is_none() => {
                 limit("sq_psn", sq_psn, psn::MASK)?;
                 limit("max_rd_atomic", max_rd_atomic.into(), most.into())?;
                 limit("timeout", timeout.into(), 31)?;
@@ -190,10 +205,22 @@ impl Nic {
                     max_rd_atomic,
                     timeout: match qp.service {
                         Service::Rc => ack_timeout(timeout),
-                        Service::Uc => None,
+                        Service::Uc | Service::Ud => None,
                     },
                     retry_cnt,
                     rnr_retry,
+                });
+            }
+            (QpState::Init, Modify::UdRtr) if qp.ud.is_some() => {}
+            (QpState::Rtr, Modify::UdRts { sq_psn }) if qp.ud.is_some() => {
+                limit("sq_psn", sq_psn, psn::MASK)?;
+                qp.sq.begin(Begin {
+                    psn: sq_psn,
+                    mtu_log: qp.mtu_log,
+                    max_rd_atomic: 0,
+                    timeout: None,
+                    retry_cnt: 0,
+                    rnr_retry: 0,
                 });
             }
             (QpState::Rts, Modify::Sqd) => qp.drained = false,
@@ -201,7 +228,10 @@ impl Nic {
                 qp.ring();
             }
             (QpState::Sqe, Modify::Resume) => qp.sq.restart(),
-            (QpState::Rts | QpState::Sqd, Modify::Attr(change)) => {
+            (
+                QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe,
+                Modify::Attr(change),
+            ) => {
                 let rest = from == QpState::Sqd && qp.sq.pending.is_empty();
                 if change.needs_rest() && !rest {
                     return Err(NicError::Transition {

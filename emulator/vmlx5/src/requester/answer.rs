@@ -1,6 +1,6 @@
 //! What answers do: packets are acknowledged, reads land, and entries complete in order.
 
-use mlx5_prm::cqe::Success;
+use mlx5_prm::cqe::{MAX_SCATTER, Success};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
@@ -108,9 +108,16 @@ impl Qp {
         let Some(read) = sq.reads.front_mut() else {
             return;
         };
-        let put = ctx
-            .mrs
-            .scatter(self.pd, &read.sges, read.got.into(), bytes, last);
+        let put = if read.scattered {
+            let mut brought = [0; MAX_SCATTER];
+            let len = bytes.len().min(MAX_SCATTER);
+            brought[..len].copy_from_slice(&bytes[..len]);
+            sq.brought.push_back((read.psn, brought));
+            Ok(())
+        } else {
+            let at = read.got.into();
+            ctx.mrs.scatter(self.pd, &read.sges, at, bytes, last)
+        };
         read.got += bytes.len() as u32;
         if let Err(why) = put {
             self.fail_front(ctx, Fault::new(Syndrome::LOCAL_PROT, why));
@@ -155,7 +162,14 @@ impl Qp {
                 timestamp: ctx.now.as_nanos(),
                 ..Success::default()
             };
-            ctx.succeed(self.send_cq, &say);
+            let its = |b: &mut (u32, _)| b.0 == p.psn && wants_answer(p.opcode);
+            match self.sq.brought.pop_front_if(its) {
+                Some((_, payload)) => {
+                    let payload = &payload[..(p.total as usize).min(MAX_SCATTER)];
+                    ctx.succeed_with(self.send_cq, &say, payload);
+                }
+                None => ctx.succeed(self.send_cq, &say),
+            }
         }
     }
 

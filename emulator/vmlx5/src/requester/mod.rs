@@ -4,16 +4,21 @@
 //! An entry that was fetched waits in `pending` until its message is acknowledged. `cursor`
 //! tells how many of those were sent; when packets prove to be lost it goes back, and the
 //! entries are fetched from the ring again, where they stay the NIC's until they complete.
-//! `send` has the way out, `answer` what answers do, `retry` what their lack does.
+//! `send` has the way out, `answer` what answers do, `retry` what their lack does; `datagram` the
+//! way out of messages that have no connection.
 
 mod answer;
+mod datagram;
 mod retry;
 mod send;
+
+pub(crate) use datagram::Datagrams;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use gds_step::Time;
+use mlx5_prm::cqe::MAX_SCATTER;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Sge, WqeFlags};
 
@@ -56,6 +61,9 @@ pub(crate) struct Requester {
     /// Reads and atomics that wait for their answer, in order.
     reads: VecDeque<ReadCtx>,
     spare: Vec<Vec<Sge>>,
+    /// What reads and atomics brought that goes into their completion entries, in order, by
+    /// their first packets.
+    brought: VecDeque<(u32, [u8; MAX_SCATTER])>,
     /// The responder has no receive: nothing is sent until the clock runs out.
     held: bool,
     /// What is wrong with the entry at `cursor`: reported once those before it are complete.
@@ -97,6 +105,8 @@ struct ReadCtx {
     atomic: bool,
     total: u32,
     got: u32,
+    /// What it brings goes into the completion entry.
+    scattered: bool,
     sges: Vec<Sge>,
 }
 
@@ -168,6 +178,7 @@ impl Requester {
             max_rd_atomic: 0,
             reads: VecDeque::new(),
             spare: Vec::new(),
+            brought: VecDeque::new(),
             held: false,
             fault: None,
             deadline: None,
@@ -185,6 +196,7 @@ impl Requester {
         self.next = self.start;
         self.rung = self.start;
         self.pending.clear();
+        self.brought.clear();
         self.stop();
         self.stop_clock();
         self.cursor = 0;

@@ -7,6 +7,7 @@ use mlx5_prm::syndrome::Syndrome;
 use super::{Pending, Requester};
 use crate::error::{Fault, vendor};
 use crate::frame::psn;
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::sq::wants_answer;
@@ -26,7 +27,9 @@ impl Requester {
 
     /// Something more was acknowledged.
     pub(super) fn progress(&mut self, now: Time) {
-        self.retries_left = self.retry_cnt;
+        if !mutant::on(Mutant::RetriesNeverReset) {
+            self.retries_left = self.retry_cnt;
+        }
         self.rnr_left = self.rnr_retry;
         self.loss_at = None;
         // It listens: what it had no receive for was taken after all.
@@ -45,6 +48,7 @@ impl Requester {
         match self.rnr_left {
             0 => return false,
             7 => {}
+            _ if mutant::on(Mutant::RnrUncounted) => {}
             _ => self.rnr_left -= 1,
         }
         self.go_back();
@@ -114,6 +118,8 @@ impl Qp {
     pub fn time_is_up(&mut self, ctx: &mut Ctx<'_>) {
         if self.sq.held {
             self.sq.resume(ctx.now);
+        } else if self.ud.is_some() && self.sends() {
+            // What waits for room is tried a last time in its turn.
         } else if self.sends() {
             self.sq.loss_at = None;
             self.try_again(ctx);

@@ -1,5 +1,6 @@
 //! The way out: entries are fetched and their messages sent, frame by frame.
 
+use mlx5_prm::cqe::MAX_SCATTER;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Data, ParsedWqe, parse_send};
@@ -8,7 +9,10 @@ use super::{Allowance, MAX_PENDING, Pending, ReadCtx, Requester, Turn, WINDOW};
 use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
-use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn};
+use crate::frame::{
+    ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn,
+};
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::sq::{Checks, gather, is_atomic, wants_answer};
@@ -36,7 +40,11 @@ impl Qp {
                 return Turn::More;
             }
             if self.sq.loaded {
-                match self.transmit(ctx, wire, may) {
+                let turn = match self.ud {
+                    None => self.transmit(ctx, wire, may),
+                    Some(_) => self.transmit_datagram(ctx, wire, may),
+                };
+                match turn {
                     Turn::More => continue,
                     turn => return turn,
                 }
@@ -92,7 +100,7 @@ impl Qp {
         };
         let mut frame = self.frame(Kind::Send, remote, p.psn);
         let sq = &mut self.sq;
-        if p.flags.fence && sq.read_before(p.psn) {
+        if p.flags.fence && sq.read_before(p.psn) && !mutant::on(Mutant::FenceIgnored) {
             return Turn::Done;
         }
         if p.opcode == SendOpcode::NOP {
@@ -147,6 +155,9 @@ impl Qp {
                 atomic: is_atomic(p.opcode),
                 total: p.total,
                 got: 0,
+                scattered: self.scatter.requester
+                    && p.flags.signaled
+                    && (1..=MAX_SCATTER as u32).contains(&p.total),
                 sges,
             });
         }
@@ -217,6 +228,7 @@ impl Requester {
             (LAST, last),
             (IMM, imm),
             (SOLICITED, p.flags.solicited),
+            (INVALIDATE, op == SendOpcode::SEND_INV),
             (ACKREQ, asks),
         ] {
             frame.flags |= if is { flag } else { 0 };

@@ -6,6 +6,7 @@ use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
 use crate::frame::{FIRST, Frame, Kind, LAST, MAX_PAYLOAD, psn};
 use crate::mr::{Access, MrTable, PdId};
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 use crate::requester::{Allowance, Turn};
@@ -141,7 +142,9 @@ impl super::Responder {
         if self.replay.len() >= usize::from(self.max_reads) {
             self.replay.pop_front();
         }
-        self.replay.push_back((psn, value));
+        if !mutant::on(Mutant::ReplayMissing) {
+            self.replay.push_back((psn, value));
+        }
     }
 }
 

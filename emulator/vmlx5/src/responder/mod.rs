@@ -7,7 +7,9 @@
 //! arrives a second time has no effect a second time.
 
 mod answer;
+mod datagram;
 mod place;
+mod shared;
 
 use std::collections::VecDeque;
 
@@ -18,6 +20,7 @@ use crate::attr::{QpState, Service};
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
 use crate::frame::{ACKREQ, FIRST, Frame, Kind, LAST, nak, packets, psn};
+use crate::mutant::{self, Mutant};
 use crate::nic::Ctx;
 use crate::qp::Qp;
 
@@ -29,6 +32,10 @@ pub(crate) struct Responder {
     pub msg: Option<Message>,
     /// Where the bytes of a SEND go: the list of the next receive.
     sges: Vec<Sge>,
+    /// The receive of a shared queue that was taken and is not used up.
+    pub taken: Option<u16>,
+    /// It was told, in ERR, that there is none any more.
+    told_last: bool,
     /// Answers to send, in order.
     pub answers: VecDeque<Answer>,
     /// New reads and atomics among them, and reads that are asked for again.
@@ -224,7 +231,7 @@ impl Qp {
 
     /// Something before this packet did not arrive.
     fn gap(&mut self) {
-        if !self.resp.told {
+        if !self.resp.told && !mutant::on(Mutant::NoNak) {
             self.resp.told = true;
             self.resp.nak(nak::PSN, 0);
         }
@@ -250,6 +257,12 @@ impl Qp {
                 }
                 self.read_again(ctx.mrs, frame)
             }
+            _ if mutant::on(Mutant::DuplicateCarriedOut) => {
+                let expect = resp.expect;
+                let outcome = self.queue_atomic(ctx.mrs, frame);
+                self.resp.expect = expect;
+                outcome
+            }
             _ => {
                 let found = resp.replay.iter().find(|(psn, _)| *psn == frame.psn);
                 if let Some(&(psn, value)) = found {
@@ -261,8 +274,8 @@ impl Qp {
     }
 
     /// True, once, when a message that found no receive may come again.
-    pub fn fed(&mut self) -> bool {
-        if !self.resp.starved || !self.receives() {
+    pub fn fed(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        if !self.resp.starved || !self.receives_any(ctx) {
             return false;
         }
         self.resp.starved = false;

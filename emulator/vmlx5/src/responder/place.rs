@@ -1,13 +1,13 @@
 //! Requests that are new: where their bytes go, and which receive they use.
 
-use mlx5_prm::cqe::Success;
+use mlx5_prm::cqe::{MAX_SCATTER, Success};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::parse_recv;
 
 use super::{Answer, AtomicOp, Message, Outcome, REMOTE_OP, Target, invalid, refused};
 use crate::error::{Fault, vendor};
-use crate::frame::{ACKREQ, FIRST, Frame, IMM, Kind, LAST, SOLICITED, packets, psn};
+use crate::frame::{ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, SOLICITED, packets, psn};
 use crate::mr::{Access, MrTable, write};
 use crate::nic::Ctx;
 use crate::qp::Qp;
@@ -30,7 +30,7 @@ impl Qp {
                 return Outcome::Refused(invalid(vendor::FRAMING), None);
             }
             let begun = match frame.kind {
-                Kind::Send => self.begin_send(ctx.mrs, frame),
+                Kind::Send => self.begin_send(ctx, frame),
                 _ => self.begin_write(ctx.mrs, frame),
             };
             if let Err(outcome) = begun {
@@ -50,9 +50,14 @@ impl Qp {
         }
         let last = frame.is(LAST);
         let at = u64::from(msg.got);
-        if msg.kind == Kind::Send {
+        let scattered = msg.kind == Kind::Send
+            && self.scatter.responder
+            && (1..=MAX_SCATTER).contains(&(frame.total as usize));
+        if scattered {
+            // It goes into the completion entry.
+        } else if msg.kind == Kind::Send {
             let list = &self.resp.sges;
-            if let Err(why) = ctx.mrs.scatter(self.pd, list, at, payload, last) {
+            if let Err(why) = ctx.mrs.scatter(self.recv_pd, list, at, payload, last) {
                 let ours = Fault::new(Syndrome::LOCAL_PROT, why);
                 return Outcome::Refused(REMOTE_OP, Some(ours));
             }
@@ -60,7 +65,7 @@ impl Qp {
             // The receive of a WRITE with immediate is used when all of it is there.
             if last
                 && frame.is(IMM)
-                && let Err(outcome) = self.have_receive()
+                && let Err(outcome) = self.have_receive(ctx)
             {
                 return outcome;
             }
@@ -76,9 +81,17 @@ impl Qp {
                 }
             }
         }
+        if last
+            && frame.is(INVALIDATE)
+            && frame.kind == Kind::Send
+            && let Err(why) = ctx.mrs.invalidate(self.pd, u32::from_be_bytes(frame.imm))
+        {
+            let ours = Fault::new(Syndrome::REMOTE_INVAL_REQ, why);
+            return Outcome::Refused(refused(why), Some(ours));
+        }
         self.resp.expect = psn::add(frame.psn, frame.count);
         if last {
-            self.finish(ctx, frame);
+            self.finish(ctx, frame, scattered.then_some(payload));
             return Outcome::Done;
         }
         let got = msg.got + payload.len() as u32;
@@ -90,10 +103,12 @@ impl Qp {
     }
 
     /// A message is complete.
-    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) {
+    fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, scattered: Option<&[u8]>) {
         self.resp.msg = None;
         self.resp.ack();
+        let carries = frame.is(IMM) || frame.is(INVALIDATE);
         let opcode = match (frame.kind, frame.is(IMM)) {
+            (Kind::Send, _) if frame.is(INVALIDATE) => CqeOpcode::RESP_SEND_INV,
             (Kind::Send, false) => CqeOpcode::RESP_SEND,
             (Kind::Send, true) => CqeOpcode::RESP_SEND_IMM,
             (_, true) => CqeOpcode::RESP_WR_IMM,
@@ -102,29 +117,28 @@ impl Qp {
         let say = Success {
             opcode,
             byte_cnt: frame.total,
-            imm: if frame.is(IMM) { frame.imm } else { [0; 4] },
+            imm: if carries { frame.imm } else { [0; 4] },
             solicited: frame.is(SOLICITED),
             ..Success::default()
         };
-        self.recv_success(ctx, say);
+        match scattered {
+            Some(payload) => self.recv_scattered(ctx, say, payload),
+            None => self.recv_success(ctx, say),
+        }
     }
 
     /// Finds the receive for a SEND.
-    fn begin_send(&mut self, mrs: &MrTable, frame: &Frame) -> Result<(), Outcome> {
-        self.have_receive()?;
+    pub(super) fn begin_send(&mut self, ctx: &mut Ctx<'_>, frame: &Frame) -> Result<(), Outcome> {
+        self.have_receive(ctx)?;
         let own = |syndrome, why| Fault::new(syndrome, why);
         let fail = |fault| Outcome::Refused(REMOTE_OP, Some(fault));
-        let (Some(rq), resp) = (self.rq.as_ref(), &mut self.resp) else {
-            return Ok(());
-        };
         let mut entry = [0; 512];
-        let entry = &mut entry[..rq.stride as usize];
-        let slot = u64::from(rq.next) & ((1 << rq.log_entries) - 1);
-        rq.mem
-            .read(rq.offset + slot * u64::from(rq.stride), entry)
-            .map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::MEMORY)))?;
+        let list = self
+            .fetch_receive(ctx, &mut entry)
+            .map_err(|why| fail(own(Syndrome::LOCAL_QP_OP, why)))?;
         let list =
-            parse_recv(entry).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+            parse_recv(list).map_err(|_| fail(own(Syndrome::LOCAL_QP_OP, vendor::WQE_FORMAT)))?;
+        let resp = &mut self.resp;
         resp.sges.clear();
         resp.sges.extend(list);
         let room: u64 = resp.sges.iter().map(|sge| u64::from(sge.len)).sum();
@@ -134,7 +148,8 @@ impl Qp {
             return Err(Outcome::Refused(invalid(vendor::LENGTH), Some(ours)));
         }
         let need = Access::LOCAL_WRITE;
-        mrs.check(self.pd, need, resp.sges.iter().copied(), total)
+        ctx.mrs
+            .check(self.recv_pd, need, resp.sges.iter().copied(), total)
             .map_err(|why| fail(own(Syndrome::LOCAL_PROT, why)))
     }
 
@@ -144,7 +159,7 @@ impl Qp {
             self.may(mrs, frame, frame.total, Access::REMOTE_WRITE)
                 .map_err(|fault| Outcome::Refused(fault, None))?;
         }
-        if frame.is(IMM) && self.rq.is_none() {
+        if frame.is(IMM) && !self.can_receive() {
             let fault = invalid(vendor::NO_RECEIVE_QUEUE);
             return Err(Outcome::Refused(fault, None));
         }
@@ -152,7 +167,10 @@ impl Qp {
     }
 
     /// Makes sure that a receive is posted.
-    fn have_receive(&mut self) -> Result<(), Outcome> {
+    fn have_receive(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Outcome> {
+        if let Some(srq) = self.srq {
+            return self.have_shared(ctx, srq);
+        }
         if self.rq.is_none() {
             let fault = invalid(vendor::NO_RECEIVE_QUEUE);
             return Err(Outcome::Refused(fault, None));

@@ -2,6 +2,8 @@
 //! a world of NICs on a hub that is stepped until nothing moves.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub mod shared;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
     Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
-    QpAttr, QpState, Qpn, RqAttr, Service, SqAttr, UarId,
+    QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -39,8 +41,13 @@ pub struct EndConfig {
     pub retry_cnt: u8,
     pub rnr_retry: u8,
     pub min_rnr_timer: u8,
+    /// Its completion queues tell events, on its page.
+    pub events: bool,
     /// A page to share instead of one of its own.
     pub uar: Option<UarId>,
+    /// A shared receive queue instead of one of its own.
+    pub srq: Option<Srqn>,
+    pub scatter: Scatter,
     /// What the NIC sees of the memory.
     pub view: fn(Arc<HostMemory>) -> Arc<dyn Dma>,
 }
@@ -74,7 +81,10 @@ impl Default for EndConfig {
             retry_cnt: 3,
             rnr_retry: 7,
             min_rnr_timer: 12,
+            events: false,
             uar: None,
+            srq: None,
+            scatter: Scatter::default(),
             view: |mem| mem,
         }
     }
@@ -163,6 +173,7 @@ impl End {
                 ignore_overrun: config.ignore_overrun,
                 start: config.cq_start,
                 owner: 7,
+                events: config.events.then_some(uar),
                 ..CqAttr::new(dma.clone(), offset, config.log_cq)
             });
             CqView {
@@ -191,17 +202,19 @@ impl End {
         };
         let qpn = nic.create_qp(QpAttr {
             recv_cq: recv.cqn,
-            rq: Some(RqAttr {
+            rq: config.srq.is_none().then(|| RqAttr {
                 mem: dma.clone(),
                 offset: rq_at,
                 log_entries: config.log_rq,
                 stride: config.stride,
             }),
+            srq: config.srq,
             uidx: 0x77,
             sq_start: config.sq_start,
             rq_start: config.rq_start,
             owner: 9,
             service: config.service,
+            scatter: config.scatter,
             ..QpAttr::new(pd, uar, send.cqn, sq, (dma.clone(), record))
         });
         let end = End {

@@ -3,12 +3,12 @@
 use zerocopy::FromBytes;
 
 use super::{
-    Atomic, AtomicSeg, CtrlSeg, DataSeg, INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, ParseError, Part,
-    RaddrSeg, Remote, SEGMENT, Sge, WqeFlags,
+    Atomic, AtomicSeg, AvSeg, CtrlSeg, DataSeg, INLINE_FLAG, MAX_INLINE, MAX_SEGMENTS, ParseError,
+    Part, RaddrSeg, Remote, SEGMENT, Sge, WqeFlags,
 };
 use crate::opcode::SendOpcode;
 
-/// An entry of an RC send queue, taken apart and checked.
+/// An entry of a send queue, taken apart and checked.
 #[derive(Clone, Copy, Debug)]
 pub struct ParsedWqe<'a> {
     /// The control segment.
@@ -17,6 +17,8 @@ pub struct ParsedWqe<'a> {
     pub remote: Option<Remote>,
     /// Operands, of the opcode's kind; there if and only if the opcode is an atomic.
     pub atomic: Option<Atomic>,
+    /// Where to; there if and only if the entry is a datagram's.
+    pub av: Option<AvSeg>,
     /// The data segments, valid up to the last byte. Empty for a NOP.
     data: &'a [u8],
 }
@@ -118,13 +120,26 @@ fn next_item(rest: &[u8]) -> Result<Option<(Data<'_>, &[u8])>, Fault> {
     Ok(Some((Data::Inline(&inline[4..4 + bytes]), after)))
 }
 
-/// Takes an entry of an RC send queue apart. `bytes` is a contiguous copy of at least the
-/// entry; what follows the entry's last segment is ignored.
+/// Takes an entry of a connection's send queue apart. `bytes` is a contiguous copy of at least
+/// the entry; what follows the entry's last segment is ignored.
 ///
 /// # Errors
 /// The bytes are too few for the entry, or the entry is malformed, or its opcode or opcode
 /// modifier is not one of this crate.
 pub fn parse_send(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
+    parse(bytes, false)
+}
+
+/// Takes an entry of a UD send queue apart, as [`parse_send`] does those of a connection.
+///
+/// # Errors
+/// As [`parse_send`]; and its operation is none for datagrams, or it has no address vector of
+/// all 48 bytes.
+pub fn parse_datagram(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
+    parse(bytes, true)
+}
+
+fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
     let len = bytes.len();
     let (ctrl, _) = CtrlSeg::read_from_prefix(bytes).map_err(|_| ParseError::NoCtrl { len })?;
     let (opcode, opmod, ds) = (ctrl.opcode(), ctrl.opmod(), ctrl.ds());
@@ -135,7 +150,7 @@ pub fn parse_send(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
         return Err(ParseError::Truncated { ds, len });
     };
     let shape = match opcode.shape() {
-        Some(shape) if opmod == 0 => shape,
+        Some(shape) if opmod == 0 && !(datagram && shape.payload && !shape.av) => shape,
         _ => return Err(ParseError::Unsupported { opcode, opmod }),
     };
     let missing = |part| ParseError::Missing { opcode, ds, part };
@@ -143,11 +158,21 @@ pub fn parse_send(bytes: &[u8]) -> Result<ParsedWqe<'_>, ParseError> {
         ctrl,
         remote: None,
         atomic: None,
+        av: None,
         data: entry,
     };
     if !shape.payload {
         parsed.data = &[];
         return Ok(parsed);
+    }
+    if datagram {
+        let missing = || missing(Part::AddressVector);
+        let (av, rest) = AvSeg::read_from_prefix(parsed.data).map_err(|_| missing())?;
+        if av.dqp_dct.get() & AvSeg::EXTENDED == 0 {
+            return Err(missing());
+        }
+        parsed.av = Some(av);
+        parsed.data = rest;
     }
     if shape.remote {
         let (segment, rest) =

@@ -250,7 +250,8 @@ pub struct AvSeg {
     pub tclass: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Whether there is a global route header, the index of the own GID, the flow label.
+    /// Whether there is a global route header ([`GRH`](AvSeg::GRH)), the index of the own GID (8
+    /// bits), the flow label (20).
     pub grh_gid_fl: U32,
     /// GID of the destination.
     pub rgid: [u8; 16],
@@ -259,6 +260,8 @@ pub struct AvSeg {
 impl AvSeg {
     /// In [`dqp_dct`](AvSeg::dqp_dct): the address vector has all its 48 bytes.
     pub const EXTENDED: u32 = 1 << 31;
+    /// In [`grh_gid_fl`](AvSeg::grh_gid_fl): the message carries a global route header.
+    pub const GRH: u32 = 1 << 30;
     /// Segments of an address vector.
     pub const SEGMENTS: usize = size_of::<AvSeg>() / SEGMENT;
 
@@ -285,6 +288,37 @@ impl AvSeg {
     #[inline]
     pub const fn qpn(&self) -> u32 {
         self.dqp_dct.get() & 0x00ff_ffff
+    }
+
+    /// The service level; on Ethernet the priority and a bit below it.
+    #[inline]
+    pub const fn service_level(&self) -> u8 {
+        self.stat_rate_sl & 0xf
+    }
+
+    /// Low bits of the own LID that the message is sent from.
+    #[inline]
+    pub const fn path_bits(&self) -> u8 {
+        self.fl_mlid & 0x7f
+    }
+
+    /// On InfiniBand: whether the message carries a global route header. On Ethernet, where
+    /// all do, the bit is clear.
+    #[inline]
+    pub const fn has_grh(&self) -> bool {
+        self.grh_gid_fl.get() & AvSeg::GRH != 0
+    }
+
+    /// Which of the port's own GIDs the message is sent from.
+    #[inline]
+    pub const fn sgid_index(&self) -> u8 {
+        (self.grh_gid_fl.get() >> 20) as u8
+    }
+
+    /// The flow label, 20 bits.
+    #[inline]
+    pub const fn flow_label(&self) -> u32 {
+        self.grh_gid_fl.get() & 0x000f_ffff
     }
 
     /// The bytes as segments, in the order they stand in memory.

@@ -11,13 +11,12 @@ pub fn load() -> Value {
 
 /// The send vectors.
 pub fn sends() -> Vec<SendVector> {
-    let all = load();
-    all["send"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(send)
-        .collect()
+    sends_of(&load())
+}
+
+/// The send vectors among others.
+pub fn sends_of(all: &Value) -> Vec<SendVector> {
+    list(&all["send"]).iter().map(send).collect()
 }
 
 /// A send request and the bytes that the vendor's library made of it.

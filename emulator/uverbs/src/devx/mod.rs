@@ -1,0 +1,260 @@
+//! DEVX: objects that a program makes by commands of the device itself, passed on by ioctls.
+//! This is how rings come to be that a GPU's kernels drive: completion queues and queue pairs on
+//! memory that the program registered (UMEM), rung on a page of its own.
+//!
+//! A command is a mailbox of big-endian fields, and so is its answer: [`crate::abi::prm`]. What
+//! the device refuses is answered with a status and a syndrome, and the ioctl gives `EREMOTEIO`.
+//! What the kernel refuses before it asks the device is an `EINVAL`: commands too short for a
+//! header, of the wrong kind for the method, or for another object than the one named.
+
+mod cq;
+mod general;
+mod mailbox;
+mod qp;
+mod umem;
+
+use rustix::io::Errno;
+use vmlx5::{Cqn, PdId, Srqn, UarId};
+
+use crate::abi::mlx5::ioctl::*;
+use crate::abi::prm::{Field, input, opcode, output};
+use crate::context::Open;
+use crate::device::{COMP_VECTORS, Device};
+use crate::error::errno;
+use crate::handles::Object;
+use crate::ioctl::{Method, Request};
+use cq::CompletionQueue;
+use mailbox::{Mailbox, Refusal};
+use qp::QueuePair;
+pub(crate) use umem::{FIRST_ID, Umem};
+
+/// An object made by a command.
+pub(crate) enum Devx {
+    Pd(PdId),
+    Cq(CompletionQueue),
+    Qp(QueuePair),
+}
+
+/// The number of the event queue of completion vector 0; those of others follow.
+const FIRST_EQN: u32 = 4;
+
+/// The method of an object, if it is one of DEVX.
+pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
+    Some(match (object, method) {
+        (OBJECT_DEVX, DEVX_OTHER) => other,
+        (OBJECT_DEVX, DEVX_QUERY_UAR) => query_uar,
+        (OBJECT_DEVX, DEVX_QUERY_EQN) => query_eqn,
+        (OBJECT_DEVX_OBJ, DEVX_OBJ_CREATE) => create,
+        (OBJECT_DEVX_OBJ, DEVX_OBJ_DESTROY) => destroy,
+        (OBJECT_DEVX_OBJ, DEVX_OBJ_MODIFY) => modify,
+        (OBJECT_DEVX_OBJ, DEVX_OBJ_QUERY) => query,
+        (OBJECT_DEVX_UMEM, DEVX_UMEM_REG) => umem::register,
+        (OBJECT_DEVX_UMEM, DEVX_UMEM_DEREG) => umem::deregister,
+        _ => return None,
+    })
+}
+
+impl Devx {
+    /// The number that commands call it by.
+    fn number(&self) -> u32 {
+        match self {
+            Devx::Pd(pd) => pd.number(),
+            Devx::Cq(cq) => cq.cqn.0,
+            Devx::Qp(qp) => qp.qpn.0,
+        }
+    }
+
+    /// The place of its kind in the order in which objects end: see
+    /// [`Handles::drain`](crate::handles::Handles::drain).
+    pub fn rank(&self) -> u32 {
+        match self {
+            Devx::Qp(_) => 0,
+            Devx::Cq(_) => 1,
+            Devx::Pd(_) => 3,
+        }
+    }
+
+    /// Removes it from the NIC.
+    pub fn remove(&self, device: &Device) -> Result<(), vmlx5::NicError> {
+        device.nic.with(|nic| match self {
+            Devx::Pd(pd) => nic.dealloc_pd(*pd),
+            Devx::Cq(cq) => nic.destroy_cq(cq.cqn),
+            Devx::Qp(qp) => nic.destroy_qp(qp.qpn),
+        })
+    }
+}
+
+impl Open {
+    /// The protection domain of a number, whichever way it was made.
+    fn pd_numbered(&self, number: u32) -> Option<PdId> {
+        self.objects.each().find_map(|object| match object {
+            Object::Pd(pd) | Object::Devx(Devx::Pd(pd)) if pd.number() == number => Some(*pd),
+            _ => None,
+        })
+    }
+
+    /// The shared receive queue of a number.
+    fn srq_numbered(&self, number: u32) -> Option<Srqn> {
+        self.objects.each().find_map(|object| match object {
+            Object::Srq(srq) if srq.srqn.0 == number => Some(srq.srqn),
+            _ => None,
+        })
+    }
+
+    /// The completion queue of a number, whichever way it was made.
+    fn cq_numbered(&self, number: u32) -> Option<Cqn> {
+        self.objects.each().find_map(|object| match object {
+            Object::Cq(cq) if cq.cqn.0 == number => Some(cq.cqn),
+            Object::Devx(Devx::Cq(cq)) if cq.cqn.0 == number => Some(cq.cqn),
+            _ => None,
+        })
+    }
+
+    /// The doorbell page that a field names.
+    fn page(&self, context: Mailbox<'_>, field: Field) -> Result<UarId, Refusal> {
+        let page = self.doorbells.named(context.get32(field));
+        page.map_err(|_| context.unknown(field))
+    }
+}
+
+/// A command and the room for its answer.
+fn mailboxes(open: &Open, ask: &Request<'_>, ids: [u16; 2]) -> Result<(Vec<u8>, Vec<u8>), Errno> {
+    if !open.devx {
+        return Err(Errno::INVAL);
+    }
+    let input = ask.bytes(ids[0], input::HEADER)?;
+    let room = ask.room(ids[1], output::HEADER)?;
+    Ok((input, vec![0; room]))
+}
+
+/// Answers a command: with what it wrote, or with why it was refused.
+fn answer<T>(
+    ask: &Request<'_>,
+    id: u16,
+    answer: &mut [u8],
+    done: Result<T, Refusal>,
+) -> Result<T, Errno> {
+    let done = done.map_err(|refusal| {
+        refusal.write(answer);
+        Errno::REMOTEIO
+    });
+    ask.answer(id, answer)?;
+    done
+}
+
+/// A command that belongs to no object.
+fn other(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[OTHER_CMD_IN, OTHER_CMD_OUT])?;
+    let (input, mut out) = mailboxes(open, ask, [OTHER_CMD_IN, OTHER_CMD_OUT])?;
+    let command = Mailbox::new(&input);
+    let done = match command.opcode() {
+        opcode::QUERY_HCA_CAP => general::query_hca_cap(device, command, &mut out),
+        opcode::QUERY_ROCE_ADDRESS => general::query_roce_address(device, command, &mut out),
+        _ => return Err(Errno::INVAL),
+    };
+    answer(ask, OTHER_CMD_OUT, &mut out, done)
+}
+
+/// The device's number of the page of a register: they are the same here.
+fn query_uar(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[QUERY_UAR_USER_IDX, QUERY_UAR_DEV_IDX])?;
+    let register = ask.small(QUERY_UAR_USER_IDX)? as u32;
+    let page = open.doorbells.page_of(register)?;
+    ask.answer(QUERY_UAR_DEV_IDX, &page.to_ne_bytes())
+}
+
+/// The event queue of a completion vector.
+fn query_eqn(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[QUERY_EQN_USER_VEC, QUERY_EQN_DEV_EQN])?;
+    let vector = ask.small(QUERY_EQN_USER_VEC)?;
+    if !open.devx || vector >= COMP_VECTORS.into() {
+        return Err(Errno::INVAL);
+    }
+    let number = FIRST_EQN + vector as u32;
+    ask.answer(QUERY_EQN_DEV_EQN, &number.to_ne_bytes())
+}
+
+fn create(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    ask.find(DEVX_OBJ_HANDLE)?;
+    let command = Mailbox::new(&input);
+    let made = match command.opcode() {
+        opcode::CREATE_CQ => cq::create(device, open, command).map(Devx::Cq),
+        opcode::CREATE_QP => qp::create(device, open, command).map(Devx::Qp),
+        opcode::ALLOC_PD => device
+            .nic
+            .with(|nic| nic.alloc_pd())
+            .map(Devx::Pd)
+            .map_err(Refusal::from),
+        _ => return Err(Errno::INVAL),
+    };
+    let made = match made {
+        Ok(made) => made,
+        Err(refusal) => return answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Err(refusal)),
+    };
+    output::NUMBER.set(&mut out, made.number().into());
+    let handle = open.objects.insert(Object::Devx(made));
+    let told = answer(ask, DEVX_OBJ_CMD_OUT, &mut out, Ok(()))
+        .and_then(|()| ask.answer_handle(DEVX_OBJ_HANDLE, handle));
+    if told.is_err()
+        && let Some(Object::Devx(made)) = open.objects.remove(handle)
+    {
+        // Nobody knows it, so nobody uses it.
+        let _ = made.remove(device);
+    }
+    told
+}
+
+fn destroy(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[DEVX_OBJ_HANDLE])?;
+    let handle = ask.handle(DEVX_OBJ_HANDLE)?;
+    let object = open.objects.doomed::<Devx>(handle)?;
+    object.remove(device).map_err(errno)?;
+    open.objects.remove(handle);
+    Ok(())
+}
+
+/// Checks that a command is for the object whose handle comes with it.
+fn same(command: Mailbox<'_>, number: u32) -> Result<(), Errno> {
+    if command.get32(input::NUMBER) == number {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+fn modify(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    let command = Mailbox::new(&input);
+    let object = open.objects.get_mut::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
+    let Devx::Qp(qp) = object else {
+        return Err(Errno::INVAL);
+    };
+    if !qp::modifies(command.opcode()) {
+        return Err(Errno::INVAL);
+    }
+    same(command, qp.qpn.0)?;
+    let done = qp.modify(device, command, &out);
+    answer(ask, DEVX_OBJ_CMD_OUT, &mut out, done)
+}
+
+fn query(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[DEVX_OBJ_HANDLE, DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    let (input, mut out) = mailboxes(open, ask, [DEVX_OBJ_CMD_IN, DEVX_OBJ_CMD_OUT])?;
+    let command = Mailbox::new(&input);
+    let object = open.objects.get::<Devx>(ask.handle(DEVX_OBJ_HANDLE)?)?;
+    let done = match (object, command.opcode()) {
+        (Devx::Cq(cq), opcode::QUERY_CQ) => {
+            same(command, cq.cqn.0)?;
+            cq.query(device, command, &mut out)
+        }
+        (Devx::Qp(qp), opcode::QUERY_QP) => {
+            same(command, qp.qpn.0)?;
+            qp.query(device, command, &mut out)
+        }
+        _ => return Err(Errno::INVAL),
+    };
+    answer(ask, DEVX_OBJ_CMD_OUT, &mut out, done)
+}

@@ -1,0 +1,132 @@
+//! UMEM: memory of the program that it registered for rings and doorbell records.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use vmlx5::Dma;
+
+use super::mailbox::{Mailbox, Refusal};
+use crate::abi::core::access;
+use crate::abi::mlx5::ioctl::*;
+use crate::abi::prm::Field;
+use crate::context::Open;
+use crate::device::Device;
+use crate::handles::Object;
+use crate::ioctl::Request;
+
+/// Registered memory. Objects on it hold it too.
+pub(crate) struct Umem {
+    id: u32,
+    pub memory: Arc<dyn Dma>,
+    /// The device may write to it.
+    writable: bool,
+}
+
+/// The rights that a registration may name.
+const RIGHTS: u32 = 7;
+const LOCAL_WRITE: u32 = 1;
+const REMOTE_WRITE: u32 = 2;
+
+pub(super) fn register(device: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[
+        UMEM_HANDLE,
+        UMEM_ADDR,
+        UMEM_LEN,
+        UMEM_ACCESS,
+        UMEM_OUT_ID,
+        UMEM_PGSZ_BITMAP,
+        UMEM_DMABUF_FD,
+    ])?;
+    let (addr, len) = (ask.small(UMEM_ADDR)?, ask.small(UMEM_LEN)?);
+    let rights = ask.optional(UMEM_ACCESS)?.unwrap_or(0) as u32;
+    let unknown = rights & !(RIGHTS | access::OPTIONAL) != 0;
+    let unwritable = rights & REMOTE_WRITE != 0 && rights & LOCAL_WRITE == 0;
+    let no_pages = ask.optional(UMEM_PGSZ_BITMAP)? == Some(0);
+    if !open.devx || len == 0 || unknown || unwritable || no_pages {
+        return Err(Errno::INVAL);
+    }
+    let writable = rights & LOCAL_WRITE != 0;
+    let memory = match ask.optional(UMEM_DMABUF_FD)? {
+        Some(fd) => device.user.dmabuf(fd as i32, addr, len, writable)?,
+        None => device.user.memory(addr, len, writable)?,
+    };
+    ask.find(UMEM_HANDLE)?;
+    let id = open.umem_ids;
+    let umem = Umem {
+        id,
+        memory,
+        writable,
+    };
+    let handle = open.objects.insert(Object::Umem(Arc::new(umem)));
+    let answered = ask
+        .answer(UMEM_OUT_ID, &id.to_ne_bytes())
+        .and_then(|()| ask.answer_handle(UMEM_HANDLE, handle));
+    match answered {
+        // Numbers are not used twice, so that none is mistaken for a later one.
+        Ok(()) => open.umem_ids = id.checked_add(1).unwrap_or(FIRST_ID),
+        Err(_) => drop(open.objects.remove(handle)),
+    }
+    answered
+}
+
+/// The first number of a context's memory: no field that was left out names it.
+pub(crate) const FIRST_ID: u32 = 1;
+
+pub(super) fn deregister(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[UMEM_HANDLE])?;
+    let handle = ask.handle(UMEM_HANDLE)?;
+    let umem = open.objects.doomed::<Arc<Umem>>(handle)?;
+    if Arc::strong_count(umem) > 1 {
+        return Err(Errno::BUSY);
+    }
+    open.objects.remove(handle);
+    Ok(())
+}
+
+/// What a command says of a place in registered memory.
+pub(super) struct Span {
+    /// The registration, held as long as an object lies in it.
+    pub umem: Arc<Umem>,
+    /// Where in it.
+    pub offset: u64,
+}
+
+impl Open {
+    /// The memory that `id` names, from `offset` on. `len` bytes must lie in it, aligned.
+    pub(super) fn span(
+        &self,
+        command: Mailbox<'_>,
+        id: Field,
+        (at, offset): (Field, u64),
+        (len, align): (u64, u64),
+        writable: bool,
+    ) -> Result<Span, Refusal> {
+        let number = command.get32(id);
+        let mut all = self.objects.each();
+        let umem = all.find_map(|object| match object {
+            Object::Umem(umem) if umem.id == number => Some(Arc::clone(umem)),
+            _ => None,
+        });
+        let umem = umem.ok_or(command.unknown(id))?;
+        let end = offset.checked_add(len);
+        let fits = end.is_some_and(|end| end <= umem.memory.len());
+        if !fits || !offset.is_multiple_of(align) || writable && !umem.writable {
+            return Err(command.wrong(at));
+        }
+        Ok(Span { umem, offset })
+    }
+}
+
+/// Where a ring begins: an offset, and a page offset in 64ths of a page of 4096 bytes times 2 to
+/// the power of `log_page_size`.
+pub(super) fn ring_at(
+    command: Mailbox<'_>,
+    offset: Field,
+    context: Mailbox<'_>,
+    (page_offset, log_page_size): (Field, Field),
+) -> Result<u64, Refusal> {
+    let quantum = 64_u64 << context.get(log_page_size);
+    let into = context.get(page_offset) * quantum;
+    let at = command.get(offset).checked_add(into);
+    at.ok_or(command.wrong(offset))
+}

@@ -1,0 +1,92 @@
+//! Commands by ioctl: the method that carries out what would otherwise be written to the file.
+//! Libraries ask for it once and, where it is there, write nothing any more.
+//!
+//! The command is the same, in pieces: its number, the input and the room for the answer of the
+//! core and of the driver are an attribute each. There is no header to count words, and the
+//! address of the answer in the input means nothing.
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::abi::core::{IoctlAttr, IoctlHdr, command};
+use crate::command::{Call, Pieces};
+use crate::context::Context;
+use crate::user::User;
+
+/// The object and the method of an ioctl.
+pub(crate) const INVOKE_WRITE: (u16, u16) = (0, 0);
+
+const CORE_IN: u16 = 0;
+const CORE_OUT: u16 = 1;
+const WRITE_CMD: u16 = 2;
+const DRIVER_IN: u16 = 0x1000;
+const DRIVER_OUT: u16 = 0x1001;
+/// An attribute that must be understood.
+const MANDATORY: u16 = 1;
+/// Most attributes that are looked at.
+const MAX_ATTRS: usize = 16;
+
+/// The number of the command that the ioctl whose header lies at `arg` carries out, if it is of
+/// that kind.
+pub fn invoked(user: &dyn User, arg: u64) -> Option<u32> {
+    let mut hdr = IoctlHdr::default();
+    user.read(arg, hdr.as_mut_bytes()).ok()?;
+    if (hdr.object_id, hdr.method_id) != INVOKE_WRITE {
+        return None;
+    }
+    let mut attrs = vec![IoctlAttr::default(); usize::from(hdr.num_attrs).min(MAX_ATTRS)];
+    let at = arg + size_of::<IoctlHdr>() as u64;
+    user.read(at, attrs.as_mut_bytes()).ok()?;
+    let command = attrs.iter().find(|a| a.attr_id == WRITE_CMD)?;
+    Some(command.data as u32)
+}
+
+impl Context {
+    /// Carries out the command in the `count` attributes at `at` in the process.
+    pub(crate) fn invoke(&self, at: u64, count: usize) -> Result<(), Errno> {
+        if count > MAX_ATTRS {
+            return Err(Errno::INVAL);
+        }
+        let user = &*self.device().user;
+        let mut attrs = vec![IoctlAttr::default(); count];
+        user.read(at, attrs.as_mut_bytes())?;
+        let known = [CORE_IN, CORE_OUT, WRITE_CMD, DRIVER_IN, DRIVER_OUT];
+        let foreign = |a: &IoctlAttr| a.flags & MANDATORY != 0 && !known.contains(&a.attr_id);
+        if attrs.iter().any(foreign) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let find = |id| attrs.iter().find(|a| a.attr_id == id);
+        let word = find(WRITE_CMD).ok_or(Errno::INVAL)?.data;
+        let word = u32::try_from(word).map_err(|_| Errno::OPNOTSUPP)?;
+        if word & !(command::EXTENDED | command::MASK) != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let extended = word & command::EXTENDED != 0;
+        let core = bytes(user, find(CORE_IN))?;
+        let driver = bytes(user, find(DRIVER_IN))?;
+        let room = |id| find(id).map_or((0, 0), |a| (a.data, usize::from(a.len)));
+        let pieces = Pieces {
+            core: &core,
+            driver: &driver,
+            core_out: room(CORE_OUT),
+            driver_out: room(DRIVER_OUT),
+        };
+        self.carry_out(word & command::MASK, extended, |shape| {
+            Call::of_pieces(user, pieces, extended, shape)
+        })
+    }
+}
+
+/// The bytes of an input: in the attribute itself if they are few.
+fn bytes(user: &dyn User, attr: Option<&IoctlAttr>) -> Result<Vec<u8>, Errno> {
+    let Some(attr) = attr else {
+        return Ok(Vec::new());
+    };
+    let mut bytes = vec![0; attr.len.into()];
+    let inline = attr.data.to_ne_bytes();
+    match inline.get(..bytes.len()) {
+        Some(inline) => bytes.copy_from_slice(inline),
+        None => user.read(attr.data, &mut bytes)?,
+    }
+    Ok(bytes)
+}

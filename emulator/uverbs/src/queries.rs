@@ -1,0 +1,117 @@
+//! Queries that current libraries make by ioctl: ports, tables of GIDs, regions. Older ones read
+//! the same from files, or write commands.
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::abi::core::ioctl::*;
+use crate::abi::core::{GidEntry, QueryPortRespEx};
+use crate::address::{GidType, LinkLayer, Place};
+use crate::context::Open;
+use crate::device::Device;
+use crate::handles::Region;
+use crate::ioctl::{Method, Request};
+
+/// The method of an object, if it is one of these.
+pub(crate) fn method(object: u16, method: u16) -> Option<Method> {
+    Some(match (object, method) {
+        (OBJECT_DEVICE, QUERY_PORT) => port,
+        (OBJECT_DEVICE, QUERY_GID_TABLE) => gid_table,
+        (OBJECT_DEVICE, QUERY_GID_ENTRY) => gid_entry,
+        (OBJECT_MR, QUERY_MR) => region,
+        _ => return None,
+    })
+}
+
+fn port(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[QUERY_PORT_NUM, QUERY_PORT_RESP])?;
+    let number = u8::try_from(ask.small(QUERY_PORT_NUM)?).map_err(|_| Errno::INVAL)?;
+    let say = QueryPortRespEx {
+        legacy_resp: device.port(number)?,
+        ..QueryPortRespEx::default()
+    };
+    ask.answer(QUERY_PORT_RESP, say.as_bytes())
+}
+
+/// The GIDs of a port.
+fn gids(device: &Device, port: u8) -> Vec<GidEntry> {
+    let fabric = &device.config.fabric;
+    let place = Place {
+        device: device.config.index,
+        port,
+    };
+    let entry = |(index, (gid, kind)): (usize, ([u8; 16], GidType))| GidEntry {
+        gid,
+        gid_index: index as u32,
+        port_num: port.into(),
+        gid_type: match (fabric.link, kind) {
+            (LinkLayer::InfiniBand, _) => 0,
+            (LinkLayer::Ethernet, GidType::First) => 1,
+            (LinkLayer::Ethernet, GidType::RoceV2) => 2,
+        },
+        netdev_ifindex: 0,
+    };
+    let all = fabric.gids(place).into_iter().enumerate();
+    all.map(entry).collect()
+}
+
+/// All GIDs of all ports, as far as there is room.
+fn gid_table(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[
+        GID_TABLE_ENTRY_SIZE,
+        GID_TABLE_FLAGS,
+        GID_TABLE_RESP_ENTRIES,
+        GID_TABLE_RESP_NUM,
+    ])?;
+    let size = ask.small(GID_TABLE_ENTRY_SIZE)? as usize;
+    if ask.small(GID_TABLE_FLAGS)? != 0 || size < size_of::<GidEntry>() {
+        return Err(Errno::INVAL);
+    }
+    let room = ask.room(GID_TABLE_RESP_ENTRIES, 0)? / size;
+    let ports = 1..=device.config.fabric.ports;
+    let all: Vec<GidEntry> = ports.flat_map(|port| gids(device, port)).collect();
+    if all.len() > room {
+        return Err(Errno::INVAL);
+    }
+    let mut bytes = Vec::with_capacity(all.len() * size);
+    for entry in &all {
+        bytes.extend_from_slice(entry.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(size), 0);
+    }
+    ask.answer(GID_TABLE_RESP_ENTRIES, &bytes)?;
+    let number = all.len() as u64;
+    ask.answer(GID_TABLE_RESP_NUM, &number.to_ne_bytes())
+}
+
+fn gid_entry(device: &Device, _: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[
+        GID_ENTRY_PORT,
+        GID_ENTRY_INDEX,
+        GID_ENTRY_FLAGS,
+        GID_ENTRY_RESP,
+    ])?;
+    let port = u8::try_from(ask.small(GID_ENTRY_PORT)?).map_err(|_| Errno::INVAL)?;
+    let ports = 1..=device.config.fabric.ports;
+    if ask.small(GID_ENTRY_FLAGS)? != 0 || !ports.contains(&port) {
+        return Err(Errno::INVAL);
+    }
+    let index = usize::try_from(ask.small(GID_ENTRY_INDEX)?).map_err(|_| Errno::INVAL)?;
+    let all = gids(device, port);
+    let entry = all.get(index).ok_or(Errno::INVAL)?;
+    ask.answer(GID_ENTRY_RESP, entry.as_bytes())
+}
+
+fn region(_: &Device, open: &mut Open, ask: &Request<'_>) -> Result<(), Errno> {
+    ask.only(&[
+        QUERY_MR_HANDLE,
+        QUERY_MR_LKEY,
+        QUERY_MR_RKEY,
+        QUERY_MR_LENGTH,
+        QUERY_MR_IOVA,
+    ])?;
+    let region = open.objects.get::<Region>(ask.handle(QUERY_MR_HANDLE)?)?;
+    ask.answer(QUERY_MR_LKEY, &region.keys.lkey.to_ne_bytes())?;
+    ask.answer(QUERY_MR_RKEY, &region.keys.rkey.to_ne_bytes())?;
+    ask.answer(QUERY_MR_LENGTH, &region.length.to_ne_bytes())?;
+    ask.answer(QUERY_MR_IOVA, &region.hca_va.to_ne_bytes())
+}

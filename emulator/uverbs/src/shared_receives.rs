@@ -1,0 +1,150 @@
+//! Shared receive queues: how they come and go.
+
+use rustix::io::Errno;
+use vmlx5::{PdId, SrqAttr, Srqn};
+
+use crate::abi::core::*;
+use crate::abi::mlx5;
+use crate::command::Call;
+use crate::context::Open;
+use crate::device::{Device, MAX_SRQ_SGE, MAX_WQE};
+use crate::error::errno;
+use crate::handles::Object;
+use crate::queues::aligned;
+
+/// A shared receive queue of a context.
+pub(crate) struct SharedReceives {
+    pub srqn: Srqn,
+    /// What its events carry.
+    pub owner: u64,
+    /// How many receives it holds at most, and of how many pieces each.
+    max_wr: u32,
+    max_sge: u32,
+}
+
+/// What a modification names.
+mod srq_attr {
+    pub const MAX_WR: u32 = 1 << 0;
+    pub const LIMIT: u32 = 1 << 1;
+}
+
+/// Bytes of a segment: the first of an entry names the next entry, the others are its pieces.
+const SEGMENT: u32 = mlx5_prm::wqe::SEGMENT as u32;
+
+impl Open {
+    pub fn create_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: CreateSrq = call.input()?;
+        // An older library says nothing of the index.
+        let least = std::mem::offset_of!(mlx5::CreateSrq, uidx) - 4;
+        let own: mlx5::CreateSrq = call.driver_input(least)?;
+        if own.flags != 0 || own.reserved0 != 0 || own.reserved1 != 0 || own.uidx >> 24 != 0 {
+            return Err(Errno::INVAL);
+        }
+        let pd = *open.objects.get::<PdId>(ask.pd_handle)?;
+        if ask.max_wr >= MAX_WQE || ask.max_sge > MAX_SRQ_SGE {
+            return Err(Errno::INVAL);
+        }
+        // One more than asked for: the library never posts the last free one.
+        let entries = (ask.max_wr + 1).next_power_of_two();
+        let stride = (SEGMENT + ask.max_sge * SEGMENT)
+            .next_power_of_two()
+            .max(32);
+        aligned(own.buf_addr, SEGMENT as usize)?;
+        aligned(own.db_addr, 8)?;
+        let bytes = u64::from(entries) * u64::from(stride);
+        let mem = device.user.memory(own.buf_addr, bytes, false)?;
+        let record = device.user.memory(own.db_addr, 8, false)?;
+        let owner = open.track(device, ask.user_handle, None);
+        let attr = SrqAttr {
+            pd,
+            mem,
+            offset: 0,
+            log_entries: entries.trailing_zeros() as u8,
+            stride,
+            record: (record, 0),
+            // A limit is set by a modification alone.
+            limit: 0,
+            owner,
+        };
+        let created = device.nic.with(|nic| nic.create_srq(attr));
+        let srqn = created.map_err(errno).inspect_err(|_| {
+            device.untrack(owner);
+        })?;
+        let (max_wr, max_sge) = (entries - 1, ask.max_sge);
+        let srq = SharedReceives {
+            srqn,
+            owner,
+            max_wr,
+            max_sge,
+        };
+        let srq_handle = open.objects.insert(Object::Srq(srq));
+        let driver = mlx5::CreateSrqResp {
+            srqn: srqn.0,
+            reserved: 0,
+        };
+        let answered = call.driver_answer(&driver).and_then(|()| {
+            call.answer(&CreateSrqResp {
+                srq_handle,
+                max_wr,
+                max_sge,
+                // Meant for other kinds of queues.
+                srqn: 0,
+            })
+        });
+        if answered.is_err() {
+            open.objects.remove(srq_handle);
+            // Nobody knows it, so nobody uses it.
+            let _ = device.nic.with(|nic| nic.destroy_srq(srqn));
+            device.untrack(owner);
+        }
+        answered
+    }
+
+    pub fn modify_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: ModifySrq = call.input()?;
+        let srq = open.objects.get::<SharedReceives>(ask.srq_handle)?;
+        // No resizing.
+        if ask.attr_mask & srq_attr::MAX_WR != 0 {
+            return Err(Errno::INVAL);
+        }
+        if ask.attr_mask & srq_attr::LIMIT == 0 {
+            return Ok(());
+        }
+        if ask.srq_limit > srq.max_wr {
+            return Err(Errno::INVAL);
+        }
+        let limit = ask.srq_limit as u16;
+        let armed = device.nic.with(|nic| nic.modify_srq(srq.srqn, limit));
+        // It may have something to tell at once.
+        device.user.ring();
+        armed.map_err(errno)
+    }
+
+    pub fn query_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: QuerySrq = call.input()?;
+        let srq = open.objects.get::<SharedReceives>(ask.srq_handle)?;
+        let info = device
+            .nic
+            .with(|nic| nic.query_srq(srq.srqn))
+            .map_err(errno)?;
+        call.answer(&QuerySrqResp {
+            max_wr: srq.max_wr,
+            max_sge: srq.max_sge,
+            srq_limit: info.limit.into(),
+            reserved: 0,
+        })
+    }
+
+    pub fn destroy_srq(device: &Device, open: &mut Open, call: &Call<'_>) -> Result<(), Errno> {
+        let ask: DestroySrq = call.input()?;
+        let srq = open.objects.doomed::<SharedReceives>(ask.srq_handle)?;
+        let (srqn, owner) = (srq.srqn, srq.owner);
+        device
+            .nic
+            .with(|nic| nic.destroy_srq(srqn))
+            .map_err(errno)?;
+        open.objects.remove(ask.srq_handle);
+        let events_reported = device.untrack(owner).asynchronous;
+        call.answer(&DestroySrqResp { events_reported })
+    }
+}

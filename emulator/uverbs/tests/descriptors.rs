@@ -1,0 +1,41 @@
+//! A command whose answer finds no memory leaves no descriptor behind. Alone in its program,
+//! since it counts those of the whole process.
+
+mod rig;
+
+use rig::*;
+use rustix::io::Errno;
+use vmlx5_uverbs::UarMode;
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
+use zerocopy::IntoBytes;
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn a_command_that_is_not_answered_leaves_none() {
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+    let before = descriptors();
+    let ask = mlx5::AllocUcontextReqV2 {
+        total_num_bfregs: 16,
+        ..Default::default()
+    };
+    // The core's answer has no room; the driver's, behind it, has.
+    let at = rig.process.memory.addr();
+    for response in [at - 8, NOWHERE] {
+        let body = [GetContext { response }.as_bytes(), ask.as_bytes()].concat();
+        let asked = rig.context.write(&plain(command::GET_CONTEXT, &body, 80));
+        assert_eq!(asked, Err(Errno::FAULT));
+        assert_eq!(descriptors(), before);
+    }
+    rig.get_context().unwrap();
+    assert_eq!(descriptors(), before + 3);
+    let response = NOWHERE;
+    let body = CreateCompChannel { response };
+    let channel = plain(command::CREATE_COMP_CHANNEL, body.as_bytes(), 4);
+    assert_eq!(rig.context.write(&channel), Err(Errno::FAULT));
+    assert_eq!(descriptors(), before + 3);
+}

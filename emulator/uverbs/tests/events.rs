@@ -1,0 +1,139 @@
+//! Asynchronous events: what is told on the file of a context, and counted when objects go.
+
+mod rig;
+
+use rig::*;
+use rustix::io::Errno;
+use vmlx5_uverbs::UarMode;
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
+use zerocopy::IntoBytes;
+
+const SQD: u8 = 4;
+const RTS: u8 = 3;
+
+/// A process, its file of asynchronous events, and a queue pair that the user calls `handle`,
+/// connected with itself.
+fn opened(handle: u64) -> (Rig, u32, Qp) {
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+    let (say, _) = rig.get_context().unwrap();
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let qp = named_qp(&mut rig, pd, &cq, handle);
+    (rig, say.async_fd, qp)
+}
+
+fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
+    let (buf, db) = (rig.room(512), rig.room(8));
+    let input = CreateQp {
+        user_handle: handle,
+        ..qp_input(pd, cq.handle)
+    };
+    let driver = qp_driver(buf, db);
+    let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
+        rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
+    let (say, own) = answer.unwrap();
+    let qp = Qp {
+        handle: say.qp_handle,
+        qpn: say.qpn,
+        bfreg: own.bfreg_index,
+        sends: buf + 256,
+        receives: buf,
+        db,
+    };
+    rig.connect(&qp, &qp);
+    qp
+}
+
+/// To another state, with this of the notification.
+fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno> {
+    let notified = notify.map_or(0, |_| attr::EN_SQD_ASYNC_NOTIFY);
+    let ask = ModifyQp {
+        qp_handle: qp.handle,
+        attr_mask: attr::STATE | notified,
+        qp_state: state,
+        en_sqd_async_notify: notify.unwrap_or(0),
+        ..Default::default()
+    };
+    rig.tell(command::MODIFY_QP, &ask)
+}
+
+/// How many events the user must have acknowledged before a queue pair goes.
+fn reported(rig: &mut Rig, qp: &Qp) -> u32 {
+    let input = DestroyQp {
+        qp_handle: qp.handle,
+        ..Default::default()
+    };
+    let answer: Answer<DestroyQpResp, ()> = rig.call(command::DESTROY_QP, input.as_bytes(), &[]);
+    answer.unwrap().0.events_reported
+}
+
+#[test]
+fn a_queue_pair_at_rest_says_so_if_asked() {
+    let (mut rig, file, qp) = opened(0xabcd);
+    assert_eq!(to(&rig, &qp, 5, None), Err(Errno::INVAL));
+    for (notify, events) in [(None, 0), (Some(0), 0), (Some(1), 1), (Some(1), 1)] {
+        to(&rig, &qp, SQD, notify).unwrap();
+        let expected = vec![(0xabcd, async_event::SQ_DRAINED); events];
+        assert_eq!(told(&mut rig, file), expected);
+        let say = rig.query_qp(qp.handle).unwrap();
+        assert_eq!((say.qp_state, say.sq_draining), (SQD, 0));
+        to(&rig, &qp, RTS, None).unwrap();
+    }
+    assert_eq!(told(&mut rig, file), []);
+    assert_eq!(reported(&mut rig, &qp), 2);
+}
+
+#[test]
+fn what_was_not_read_is_taken_back_and_does_not_count() {
+    let (mut rig, file, qp) = opened(0xabcd);
+    // A queue pair that has the number of a port for a name.
+    let pd = rig.pd();
+    let cq = rig.cq(-1);
+    let other = named_qp(&mut rig, pd, &cq, 1);
+    for qp in [&qp, &other, &qp] {
+        to(&rig, qp, SQD, Some(1)).unwrap();
+        rig.settle();
+        to(&rig, qp, RTS, None).unwrap();
+    }
+    for up in [false, true] {
+        rig.nic.with(|nic| nic.set_port(1, up)).unwrap();
+    }
+    rig.settle();
+    assert_eq!(reported(&mut rig, &qp), 0);
+    assert_eq!(reported(&mut rig, &other), 0);
+    let port = [(1, async_event::PORT_ERR), (1, async_event::PORT_ACTIVE)];
+    assert_eq!(told(&mut rig, file), port);
+}
+
+#[test]
+fn every_context_is_told_of_ports() {
+    let (mut rig, first, _) = opened(0xabcd);
+    let second = rig.device.open();
+    let before = std::mem::replace(&mut rig.context, second);
+    let (say, _) = rig.get_context().unwrap();
+    let state = |rig: &mut Rig| {
+        let ask = QueryPort {
+            port_num: 1,
+            ..Default::default()
+        };
+        let answer: Answer<QueryPortResp, ()> = rig.call(command::QUERY_PORT, ask.as_bytes(), &[]);
+        let port = answer.unwrap().0;
+        (port.state, port.phys_state)
+    };
+    assert_eq!(state(&mut rig), (4, 5));
+    rig.nic.with(|nic| nic.set_port(1, false)).unwrap();
+    assert_eq!(state(&mut rig), (1, 2));
+    for file in [first, say.async_fd] {
+        assert_eq!(told(&mut rig, file), [(1, async_event::PORT_ERR)]);
+    }
+    // Who is gone is not told.
+    drop(before);
+    rig.nic.with(|nic| nic.set_port(1, true)).unwrap();
+    assert_eq!(
+        told(&mut rig, say.async_fd),
+        [(1, async_event::PORT_ACTIVE)]
+    );
+    assert_eq!(state(&mut rig), (4, 5));
+}

@@ -1,0 +1,301 @@
+//! Shared receive queues by commands: how they come and go, what is refused, and that queue
+//! pairs take from them.
+
+mod rig;
+
+use mlx5_prm::doorbell;
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::wqe::{Payload, SendWqe, SliceSink};
+use rig::*;
+use rustix::io::Errno;
+use vmlx5::{Dma, Srqn};
+use vmlx5_uverbs::UarMode;
+use vmlx5_uverbs::abi::core::*;
+use vmlx5_uverbs::abi::mlx5;
+use vmlx5_uverbs::address::LinkLayer;
+use zerocopy::IntoBytes;
+
+const LIMIT: u32 = 2;
+
+fn ask(pd: u32) -> CreateSrq {
+    CreateSrq {
+        user_handle: 0xbeef,
+        pd_handle: pd,
+        max_wr: 3,
+        max_sge: 1,
+        srq_limit: 2,
+        ..Default::default()
+    }
+}
+
+fn create(
+    rig: &mut Rig,
+    ask: &CreateSrq,
+    own: &mlx5::CreateSrq,
+) -> Answer<CreateSrqResp, mlx5::CreateSrqResp> {
+    rig.call(command::CREATE_SRQ, ask.as_bytes(), own.as_bytes())
+}
+
+struct Srq {
+    handle: u32,
+    srqn: u32,
+    buf: u64,
+    db: u64,
+}
+
+/// Four entries of 32 bytes, three of which can be posted; linked as the library does.
+fn srq(rig: &mut Rig, pd: u32) -> Srq {
+    let (buf, db) = (rig.room(4 * 32), rig.room(8));
+    for entry in 0..3_u64 {
+        let next = (entry as u16 + 1).to_be_bytes();
+        let at = buf + entry * 32 + 2 - rig.process.memory.addr();
+        rig.process.memory.write(at, &next).unwrap();
+    }
+    let own = mlx5::CreateSrq {
+        buf_addr: buf,
+        db_addr: db,
+        uidx: 0xff,
+        ..Default::default()
+    };
+    let (say, driver) = create(rig, &ask(pd), &own).unwrap();
+    assert_eq!((say.max_wr, say.max_sge, say.srqn), (3, 1, 0));
+    Srq {
+        handle: say.srq_handle,
+        srqn: driver.srqn,
+        buf,
+        db,
+    }
+}
+
+fn modify(rig: &Rig, handle: u32, attr_mask: u32, srq_limit: u32) -> Result<usize, Errno> {
+    let ask = ModifySrq {
+        srq_handle: handle,
+        attr_mask,
+        max_wr: 7,
+        srq_limit,
+    };
+    rig.tell(command::MODIFY_SRQ, &ask)
+}
+
+fn query(rig: &mut Rig, handle: u32) -> Result<QuerySrqResp, Errno> {
+    let ask = QuerySrq {
+        srq_handle: handle,
+        ..Default::default()
+    };
+    let answer: Answer<QuerySrqResp, ()> = rig.call(command::QUERY_SRQ, ask.as_bytes(), &[]);
+    answer.map(|(say, ())| say)
+}
+
+fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
+    let ask = DestroySrq {
+        srq_handle: handle,
+        ..Default::default()
+    };
+    let answer: Answer<DestroySrqResp, ()> = rig.call(command::DESTROY_SRQ, ask.as_bytes(), &[]);
+    answer.map(|(say, ())| say)
+}
+
+/// A queue pair that takes its receives from the queue; its sends are all of its buffer.
+fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp), Errno> {
+    let (buf, db) = (rig.room(256), rig.room(8));
+    let mut input = qp_input(pd, cq.handle);
+    input.init.is_srq = 1;
+    input.init.srq_handle = srq;
+    let driver = qp_driver(buf, db);
+    let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
+        rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
+    let (say, own) = answer?;
+    let qp = Qp {
+        handle: say.qp_handle,
+        qpn: say.qpn,
+        bfreg: own.bfreg_index,
+        sends: buf,
+        receives: 0,
+        db,
+    };
+    Ok((qp, say))
+}
+
+/// The bytes of a completion entry.
+fn raw(rig: &Rig, addr: u64) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let at = addr - rig.process.memory.addr();
+    rig.process.memory.read(at, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn what_is_refused_at_creation() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let (buf, db) = (rig.room(4096), rig.room(8));
+    let good = mlx5::CreateSrq {
+        buf_addr: buf,
+        db_addr: db,
+        ..Default::default()
+    };
+    type Spoil = fn(&mut CreateSrq, &mut mlx5::CreateSrq);
+    let cases: [(Spoil, Errno); 12] = [
+        (|a, _| a.pd_handle = 77, Errno::INVAL),
+        (|a, _| a.max_wr = 1 << 15, Errno::INVAL),
+        (|a, _| a.max_wr = !0, Errno::INVAL),
+        (|a, _| a.max_sge = 32, Errno::INVAL),
+        (|a, _| a.max_sge = !0, Errno::INVAL),
+        // A signature, and what is reserved.
+        (|_, o| o.flags = 1, Errno::INVAL),
+        (|_, o| o.reserved0 = 1, Errno::INVAL),
+        (|_, o| o.reserved1 = 1, Errno::INVAL),
+        (|_, o| o.uidx = 1 << 24, Errno::INVAL),
+        (|_, o| o.buf_addr += 8, Errno::INVAL),
+        (|_, o| o.db_addr += 4, Errno::INVAL),
+        (|_, o| o.buf_addr = NOWHERE, Errno::FAULT),
+    ];
+    for (i, (spoil, errno)) in cases.iter().enumerate() {
+        let (mut a, mut o) = (ask(pd), good);
+        spoil(&mut a, &mut o);
+        assert_eq!(create(&mut rig, &a, &o).err(), Some(*errno), "case {i}");
+    }
+    let nowhere = mlx5::CreateSrq {
+        db_addr: NOWHERE & !7,
+        ..good
+    };
+    assert_eq!(
+        create(&mut rig, &ask(pd), &nowhere).err(),
+        Some(Errno::FAULT)
+    );
+    // Too short for the driver's part, or without room for an answer.
+    let short: Answer<CreateSrqResp, mlx5::CreateSrqResp> = rig.call(
+        command::CREATE_SRQ,
+        ask(pd).as_bytes(),
+        &good.as_bytes()[..16],
+    );
+    assert_eq!(short.err(), Some(Errno::INVAL));
+    let mut body = ask(pd).as_bytes().to_vec();
+    body.extend_from_slice(good.as_bytes());
+    let tight = plain(command::CREATE_SRQ, &body, 12);
+    assert_eq!(rig.context.write(&tight), Err(Errno::NOSPC));
+    // An answer that cannot be written leaves nothing behind.
+    body[..8].copy_from_slice(&NOWHERE.to_ne_bytes());
+    let lost = plain(command::CREATE_SRQ, &body, 24);
+    assert_eq!(rig.context.write(&lost), Err(Errno::FAULT));
+    let handle = Handle { handle: pd };
+    rig.tell(command::DEALLOC_PD, &handle).unwrap();
+}
+
+#[test]
+fn one_is_changed_asked_and_removed() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let srq = srq(&mut rig, pd);
+    let held = QuerySrqResp {
+        max_wr: 3,
+        max_sge: 1,
+        srq_limit: 0,
+        reserved: 0,
+    };
+    // The limit at creation means nothing.
+    assert_eq!(query(&mut rig, srq.handle), Ok(held));
+    // Three receives stand in the record.
+    let at = srq.db - rig.process.memory.addr();
+    let posted = doorbell::record_value(3);
+    rig.process.memory.store32(at, posted).unwrap();
+    modify(&rig, srq.handle, LIMIT, 3).unwrap();
+    let limited = QuerySrqResp {
+        srq_limit: 3,
+        ..held
+    };
+    assert_eq!(query(&mut rig, srq.handle), Ok(limited));
+    // Nothing named: nothing changes. No resizing, alone or not, no limit beyond its size.
+    modify(&rig, srq.handle, 0, 1).unwrap();
+    assert_eq!(modify(&rig, srq.handle, 1, 1), Err(Errno::INVAL));
+    assert_eq!(modify(&rig, srq.handle, 1 | LIMIT, 1), Err(Errno::INVAL));
+    assert_eq!(modify(&rig, srq.handle, LIMIT, 4), Err(Errno::INVAL));
+    assert_eq!(modify(&rig, srq.handle, LIMIT, 1 << 16), Err(Errno::INVAL));
+    assert_eq!(query(&mut rig, srq.handle), Ok(limited));
+    // Objects of other kinds, and none.
+    assert_eq!(modify(&rig, pd, LIMIT, 1), Err(Errno::INVAL));
+    assert_eq!(query(&mut rig, pd).err(), Some(Errno::INVAL));
+    assert_eq!(query(&mut rig, 99).err(), Some(Errno::INVAL));
+    assert_eq!(destroy(&mut rig, pd).err(), Some(Errno::INVAL));
+    assert_eq!(destroy(&mut rig, 99).err(), Some(Errno::NOENT));
+    // The domain is in use.
+    let handle = Handle { handle: pd };
+    assert_eq!(rig.tell(command::DEALLOC_PD, &handle), Err(Errno::BUSY));
+    assert_eq!(destroy(&mut rig, srq.handle).unwrap().events_reported, 0);
+    assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::NOENT));
+    rig.tell(command::DEALLOC_PD, &handle).unwrap();
+}
+
+#[test]
+fn queue_pairs_take_from_it() {
+    let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
+    let (opened, _) = rig.get_context().unwrap();
+    let pd = rig.pd();
+    let srq = srq(&mut rig, pd);
+    let cq = rig.cq(-1);
+    assert_eq!(qp_on(&mut rig, pd, &cq, 99).err(), Some(Errno::INVAL));
+    assert_eq!(qp_on(&mut rig, pd, &cq, pd).err(), Some(Errno::INVAL));
+    let (qp, say) = qp_on(&mut rig, pd, &cq, srq.handle).unwrap();
+    // What is said of a queue of its own is not heeded.
+    assert_eq!((say.max_send_wr, say.max_recv_wr), (4, 0));
+    assert_eq!(rig.query_qp(qp.handle).unwrap().max_recv_wr, 0);
+    assert_eq!(destroy(&mut rig, srq.handle).err(), Some(Errno::BUSY));
+    rig.connect(&qp, &qp);
+    let data = rig.room(4096);
+    let mr = rig.mr(pd, data, 4096, 0xf).unwrap();
+    let base = rig.process.memory.addr();
+    let memory = rig.process.memory.clone();
+    memory.write(data - base, b"shared").unwrap();
+    // A receive of 16 bytes in the first entry, behind the segment with the next one's index.
+    let mut pointer = [0; 16];
+    pointer[..4].copy_from_slice(&16_u32.to_be_bytes());
+    pointer[4..8].copy_from_slice(&mr.lkey.to_be_bytes());
+    pointer[8..].copy_from_slice(&(data + 2048).to_be_bytes());
+    memory.write(srq.buf - base + 16, &pointer).unwrap();
+    memory
+        .store32(srq.db - base, doorbell::record_value(1))
+        .unwrap();
+    modify(&rig, srq.handle, LIMIT, 1).unwrap();
+    let sges = [mlx5_prm::wqe::Sge {
+        addr: data,
+        len: 6,
+        lkey: mr.lkey,
+    }];
+    let wqe = SendWqe {
+        opcode: SendOpcode::SEND,
+        payload: Payload::Gather(&sges),
+        ..SendWqe::default()
+    };
+    let mut entry = [0; 64];
+    let encoded = wqe
+        .encode(0, qp.qpn, &mut SliceSink::new(&mut entry))
+        .unwrap();
+    memory.write(qp.sends - base, &entry).unwrap();
+    let record = qp.db - base + doorbell::SND as u64;
+    memory.store32(record, encoded.record_value(0)).unwrap();
+    rig.ring();
+    rig.settle();
+    let done: [u8; 64] = raw(&rig, cq.buf);
+    assert_eq!(CqeOpcode(done[63] >> 4), CqeOpcode::RESP_SEND);
+    // The entry's index, and the index of the queue pair's user: zero.
+    assert_eq!((&done[60..62], &done[32..36]), (&[0, 0][..], &[0; 4][..]));
+    let back: [u8; 6] = rig.read(data + 2048);
+    assert_eq!(&back, b"shared");
+    // None is left: fewer than the limit.
+    let limit = (0xbeef, async_event::SRQ_LIMIT_REACHED);
+    assert!(told(&mut rig, opened.async_fd).contains(&limit));
+    rig.destroy_qp(qp.handle).unwrap();
+    destroy(&mut rig, srq.handle).unwrap();
+}
+
+#[test]
+fn a_file_that_is_closed_takes_all_with_it() {
+    let mut rig = Rig::open();
+    let pd = rig.pd();
+    let srq = srq(&mut rig, pd);
+    let cq = rig.cq(-1);
+    qp_on(&mut rig, pd, &cq, srq.handle).unwrap();
+    rig.context = rig.device.open();
+    let gone = rig.nic.with(|nic| nic.query_srq(Srqn(srq.srqn)));
+    assert!(gone.is_err());
+}

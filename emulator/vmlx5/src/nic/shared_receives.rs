@@ -1,0 +1,99 @@
+//! Control operations on shared receive queues, and what these tell.
+
+use super::{Core, Nic, in_use};
+use crate::error::{NicError, Object};
+use crate::event::{self, Event, Source};
+use crate::srq::{Srq, SrqAttr, SrqInfo, Srqn};
+
+impl Nic {
+    /// Creates a shared receive queue. Its entries must form a list already: each names the
+    /// next, from the first on.
+    ///
+    /// # Errors
+    /// Its domain is unknown, its bytes do not lie in the memory, it is too large, its limit is
+    /// beyond its size, or there are as many as there can be.
+    pub fn create_srq(&mut self, attr: SrqAttr) -> Result<Srqn, NicError> {
+        let core = &mut self.core;
+        let pd = attr.pd;
+        core.pds.get(pd.0)?;
+        let srq = Srq::new(attr, &core.config)?;
+        let number = core.srqs.insert(|_| srq)?;
+        core.count_pd(pd, 1);
+        core.reserve_events();
+        core.srq_news = true;
+        core.tell_of_srqs();
+        Ok(Srqn(number))
+    }
+
+    /// Sets the limit of a shared receive queue: when fewer receives are posted than that, an
+    /// event says so, at once if they are fewer already, and the limit is gone. Zero: no limit.
+    ///
+    /// # Errors
+    /// There is none, or the limit is beyond its size.
+    pub fn modify_srq(&mut self, srq: Srqn, limit: u16) -> Result<(), NicError> {
+        self.core.srqs.get_mut(srq.0)?.arm(limit)?;
+        self.core.srq_news = true;
+        self.core.tell_of_srqs();
+        Ok(())
+    }
+
+    /// How a shared receive queue stands.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn query_srq(&self, srq: Srqn) -> Result<SrqInfo, NicError> {
+        self.core.srqs.get(srq.0).map(Srq::info)
+    }
+
+    /// Removes a shared receive queue, its receives without completions.
+    ///
+    /// # Errors
+    /// There is none, or queue pairs take from it.
+    pub fn destroy_srq(&mut self, srq: Srqn) -> Result<(), NicError> {
+        let core = &mut self.core;
+        in_use(Object::Srq, srq.0, core.srqs.get(srq.0)?.users)?;
+        if let Some(slot) = core.srqs.slot(srq.0) {
+            core.events.forget(Source::Srq(slot));
+        }
+        if let Some(gone) = core.srqs.remove(srq.0) {
+            core.count_pd(gone.pd, -1);
+        }
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Puts the shared receive queues that have something to tell in the queue of those.
+    pub fn tell_of_srqs(&mut self) {
+        if !std::mem::take(&mut self.srq_news) {
+            return;
+        }
+        for (slot, srq) in self.srqs.iter_mut() {
+            if srq.events != 0 && !srq.telling {
+                srq.telling = true;
+                self.events.push(Source::Srq(slot));
+            }
+        }
+    }
+
+    /// The next event of the shared receive queue in a slot.
+    pub(super) fn srq_event(&mut self, slot: u32) -> Option<Event> {
+        let srqn = Srqn(self.srqs.number_at(slot)?);
+        let srq = self.srqs.at(slot)?;
+        let bit = srq.events & srq.events.wrapping_neg();
+        srq.events &= !bit;
+        srq.telling = srq.events != 0;
+        if srq.telling {
+            self.events.again(Source::Srq(slot));
+        }
+        (bit != 0).then(|| event::of_srq(bit, srqn, srq.owner))
+    }
+
+    pub(super) fn count_srq(&mut self, srq: Option<Srqn>, by: i32) {
+        if let Some(srq) = srq
+            && let Ok(srq) = self.srqs.get_mut(srq.0)
+        {
+            srq.users = srq.users.wrapping_add_signed(by);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Where datagrams go: what an address vector stands for, and the header that a receiver finds
+//! in front of what it receives.
+
+use mlx5_prm::cqe::L3Header;
+use mlx5_prm::wqe::AvSeg;
+
+use crate::fabric::NodeId;
+
+/// Tells whose address an address vector is: see [`Nic::set_resolver`](crate::Nic::set_resolver).
+pub trait Resolve: Send + Sync {
+    /// What `av`, sent from `port`, stands for; always the same. `None`: nobody, so what is sent
+    /// there is lost.
+    fn resolve(&self, av: &AvSeg, port: u8) -> Option<Route>;
+}
+
+/// The way of a datagram, and what its receiver is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The NIC at the other end; may be the sender's own.
+    pub node: NodeId,
+    /// The port there, from 1: it is for queue pairs of that port alone.
+    pub port: u8,
+    /// The LID that it is sent from; zero on Ethernet.
+    pub slid: u16,
+    /// The service level; on Ethernet the kind of header, as [`L3Header`] numbers it.
+    pub sl: u8,
+    /// Low bits of the LID that it is sent to.
+    pub path_bits: u8,
+    /// The header that goes before its payload, if one does.
+    pub header: Option<RouteHeader>,
+}
+
+/// A global route header, or what datagrams on Ethernet have in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteHeader {
+    /// How it looks.
+    pub kind: L3Header,
+    /// Whom it is from. For an IPv4 header an address mapped into IPv6, as the next.
+    pub sgid: [u8; 16],
+    /// Whom it is for.
+    pub dgid: [u8; 16],
+    /// The flow label, 20 bits.
+    pub flow: u32,
+    /// The traffic class.
+    pub tclass: u8,
+    /// The hop limit.
+    pub hop: u8,
+}
+
+/// Bytes in front of every datagram received, whether or not a header fills them.
+pub(crate) const ROOM: usize = 40;
+
+/// Transport headers of a datagram without immediate data, and its checksum.
+const AROUND: usize = 12 + 8 + 4;
+const IMMEDIATE: usize = 4;
+const UDP_HEADER: usize = 8;
+const IPV4_HEADER: usize = 20;
+/// What follows the header: UDP, or the transport itself.
+const UDP: u8 = 17;
+const TRANSPORT: u8 = 0x1b;
+
+impl RouteHeader {
+    /// The header as the receiver finds it, before `len` bytes of payload. An IPv4 header lies
+    /// in the last 20 bytes.
+    pub(crate) fn bytes(&self, len: usize, imm: bool) -> [u8; ROOM] {
+        let around = AROUND + if imm { IMMEDIATE } else { 0 };
+        let transport = around + len.next_multiple_of(4);
+        let mut bytes = [0; ROOM];
+        if self.kind == L3Header::Ipv4 {
+            let header = &mut bytes[ROOM - IPV4_HEADER..];
+            let total = (IPV4_HEADER + UDP_HEADER + transport) as u16;
+            // Version and length in words; never cut into fragments.
+            header[0] = 0x45;
+            header[1] = self.tclass;
+            header[2..4].copy_from_slice(&total.to_be_bytes());
+            header[6] = 0x40;
+            (header[8], header[9]) = (self.hop, UDP);
+            header[12..16].copy_from_slice(&self.sgid[12..]);
+            header[16..].copy_from_slice(&self.dgid[12..]);
+            let checksum = !ones_complement_sum(header);
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
+            return bytes;
+        }
+        let (next, payload) = match self.kind {
+            L3Header::Ipv6 => (UDP, UDP_HEADER + transport),
+            _ => (TRANSPORT, transport),
+        };
+        let first = 6 << 28 | u32::from(self.tclass) << 20 | self.flow & 0xf_ffff;
+        bytes[..4].copy_from_slice(&first.to_be_bytes());
+        bytes[4..6].copy_from_slice(&(payload as u16).to_be_bytes());
+        (bytes[6], bytes[7]) = (next, self.hop);
+        bytes[8..24].copy_from_slice(&self.sgid);
+        bytes[24..].copy_from_slice(&self.dgid);
+        bytes
+    }
+}
+
+/// The sum that checksums of the Internet's protocols are the complement of.
+fn ones_complement_sum(bytes: &[u8]) -> u16 {
+    let words = bytes
+        .chunks_exact(2)
+        .map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+    let mut sum: u32 = words.sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// What a frame tells of a datagram's way, beside its header: packed into one of its fields.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Label {
+    pub slid: u16,
+    pub pkey: u16,
+    pub sl: u8,
+    pub path_bits: u8,
+    /// By which port it arrives.
+    pub port: u8,
+}
+
+impl Label {
+    pub fn pack(self) -> u64 {
+        u64::from(self.slid)
+            | u64::from(self.pkey) << 16
+            | u64::from(self.sl) << 32
+            | u64::from(self.path_bits) << 40
+            | u64::from(self.port) << 48
+    }
+
+    pub fn unpack(packed: u64) -> Label {
+        Label {
+            slid: packed as u16,
+            pkey: (packed >> 16) as u16,
+            sl: (packed >> 32) as u8,
+            path_bits: (packed >> 40) as u8,
+            port: (packed >> 48) as u8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: RouteHeader = RouteHeader {
+        kind: L3Header::Grh,
+        sgid: [0xa; 16],
+        dgid: [0xb; 16],
+        flow: 0x12345,
+        tclass: 0x67,
+        hop: 0x89,
+    };
+
+    #[test]
+    fn a_global_route_header_lies_as_the_specification_has_it() {
+        let bytes = HEADER.bytes(5, true);
+        // 12 + 8 + 4 bytes of headers, 5 of payload and 3 of padding, 4 of checksum.
+        assert_eq!(bytes[..8], [0x66, 0x71, 0x23, 0x45, 0, 36, 0x1b, 0x89]);
+        assert_eq!(
+            (&bytes[8..24], &bytes[24..]),
+            (&[0xa; 16][..], &[0xb; 16][..])
+        );
+        let udp = RouteHeader {
+            kind: L3Header::Ipv6,
+            ..HEADER
+        };
+        let bytes = udp.bytes(5, false);
+        assert_eq!(bytes[..8], [0x66, 0x71, 0x23, 0x45, 0, 40, 17, 0x89]);
+    }
+
+    #[test]
+    fn an_ipv4_header_lies_at_the_end_with_its_checksum() {
+        let header = RouteHeader {
+            kind: L3Header::Ipv4,
+            ..HEADER
+        };
+        let bytes = header.bytes(8, false);
+        assert_eq!(bytes[..20], [0; 20]);
+        assert_eq!(bytes[20..30], [0x45, 0x67, 0, 60, 0, 0, 0x40, 0, 0x89, 17]);
+        assert_eq!(bytes[32..], [0xa, 0xa, 0xa, 0xa, 0xb, 0xb, 0xb, 0xb]);
+        assert_eq!(ones_complement_sum(&bytes[20..]), 0xffff);
+    }
+
+    #[test]
+    fn a_label_survives_its_field() {
+        let label = Label {
+            slid: 0x1234,
+            pkey: 0x8765,
+            sl: 0xf,
+            path_bits: 0x7f,
+            port: 9,
+        };
+        assert_eq!(Label::unpack(label.pack()), label);
+    }
+}

@@ -1,0 +1,39 @@
+//! Random bytes where the NIC reads entries, records and doorbells, judged by hosts that know
+//! what may come of them: the fuzzer's targets, by chance.
+//!
+//! `GDS_CASES` sets the number of cases of each test.
+
+mod hostile;
+#[path = "../../../fuzz/src/input.rs"]
+#[allow(dead_code, reason = "the fuzzer's targets use the rest")]
+mod input;
+mod rig;
+
+use proptest::prelude::*;
+
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("GDS_CASES").ok().and_then(|n| n.parse().ok());
+    ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(cases.unwrap_or(256))
+    }
+}
+
+/// Bytes that say much: many acts, of which each finds its own.
+fn acts() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(any::<u8>(), 0..1200)
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn entries_of_any_bytes(bytes in acts()) {
+        hostile::wqe::run(&bytes);
+    }
+
+    #[test]
+    fn doorbells_of_any_value(bytes in acts()) {
+        hostile::doorbell::run(&bytes);
+    }
+}

@@ -1,0 +1,213 @@
+//! Completion events: once for each time they are asked for, for entries that nobody was told of
+//! yet, in the order of the entries.
+
+mod rig;
+
+use mlx5_prm::doorbell;
+use mlx5_prm::wqe::WqeFlags;
+use rig::*;
+use vmlx5::*;
+
+const REGISTER: u64 = doorbell::CQ_ARM as u64;
+
+/// Writes that a consumer asks for an event, and rings if it does.
+fn arm(end: &End, cq: &CqView, sequence: u32, solicited: bool, rings: bool) {
+    let word = doorbell::cq_arm_value(sequence, solicited, cq.next);
+    let at = cq.record + doorbell::ARM as u64;
+    end.mem.store32(at, word).unwrap();
+    if rings {
+        end.mem.store64(REGISTER, 1).unwrap();
+    }
+}
+
+/// Steps until nothing moves, and says which completion queues told something.
+fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
+    world.settle();
+    let events = std::iter::from_fn(|| world.nics[nic].next_event());
+    events
+        .map(|event| match event {
+            Event::Completion { cq, owner: 7 } => cq,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
+fn watched() -> EndConfig {
+    EndConfig {
+        events: true,
+        ..EndConfig::default()
+    }
+}
+
+#[test]
+fn an_armed_queue_tells_once_of_what_is_new() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(watched(), EndConfig::default());
+    let go = |world: &mut World, a: &mut End| {
+        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+        world.settle();
+    };
+    go(&mut world, &mut a);
+    assert_eq!(told(&mut world, 0), [], "nobody asked");
+    // Asked for after the entry was written: at once. The word is that of zeros.
+    let cqn = a.send.cqn;
+    arm(&a, &a.send, 0, false, true);
+    assert_eq!(told(&mut world, 0), [cqn]);
+    go(&mut world, &mut a);
+    assert_eq!(told(&mut world, 0), [], "nobody asked again");
+    // Armed before any is taken, as programs do that take entries later: what it was told of
+    // does not count again, the second one does.
+    arm(&a, &a.send, 1, false, true);
+    assert_eq!(told(&mut world, 0), [cqn]);
+    arm(&a, &a.send, 2, false, true);
+    assert_eq!(told(&mut world, 0), []);
+    go(&mut world, &mut a);
+    assert_eq!(told(&mut world, 0), [cqn]);
+    // The same word once more asks for nothing.
+    arm(&a, &a.send, 2, false, true);
+    go(&mut world, &mut a);
+    assert_eq!(told(&mut world, 0), []);
+    // What was taken does not count, whether or not it was told of.
+    assert_eq!(a.send.drain().len(), 4);
+    arm(&a, &a.send, 3, false, true);
+    assert_eq!(told(&mut world, 0), []);
+    go(&mut world, &mut a);
+    assert_eq!(told(&mut world, 0), [cqn]);
+}
+
+#[test]
+fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(watched(), EndConfig::default());
+    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.settle();
+    arm(&a, &a.send, 0, false, false);
+    assert_eq!(told(&mut world, 0), [], "nothing was rung");
+    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    assert_eq!(told(&mut world, 0), [a.send.cqn]);
+    // The register's second half is enough, and it is emptied.
+    arm(&a, &a.send, 1, false, false);
+    a.post(&nop());
+    world.settle();
+    assert_eq!(told(&mut world, 0).len(), 1);
+    arm(&a, &a.send, 2, false, false);
+    a.mem.store32(REGISTER + 4, 1).unwrap();
+    world.settle();
+    assert_eq!(a.mem.load64(REGISTER).unwrap(), 0);
+}
+
+#[test]
+fn events_come_in_the_order_of_entries() {
+    for turned in [false, true] {
+        let mut world = World::new(1);
+        let shared = world.end(0, watched());
+        let uar = Some(shared.uar);
+        let config = EndConfig { uar, ..watched() };
+        let mut ends: Vec<(End, End)> = (0..4)
+            .map(|_| {
+                let a = world.end(0, config.clone());
+                let b = world.end(0, config.clone());
+                world.connect(&a, &b);
+                (a, b)
+            })
+            .collect();
+        world.settle();
+        let mut expected = Vec::new();
+        if turned {
+            ends.reverse();
+        }
+        for (a, b) in &mut ends {
+            b.post_recv(&[b.sge(0, 8)]);
+            arm(a, &a.send, 0, false, false);
+            arm(b, &b.recv, 0, false, false);
+            a.prepare(&send(&[a.sge(0, 8)]));
+            a.store_record();
+            // All ring on one page.
+            shared.mem.store64(doorbell::BF_OFFSET as u64, 1).unwrap();
+            world.settle();
+            // The receive is there before the sender learns that it arrived.
+            expected.extend([b.recv.cqn, a.send.cqn]);
+        }
+        assert_eq!(told(&mut world, 0), expected);
+    }
+}
+
+#[test]
+fn solicited_entries_and_errors_alone() {
+    let mut world = World::new(2);
+    let (mut a, mut b) = world.pair(watched(), watched());
+    let cqn = b.recv.cqn;
+    let plain = |a: &End| [a.sge(0, 8)];
+    for _ in 0..8 {
+        b.post_recv(&[b.sge(0, 8)]);
+    }
+    arm(&b, &b.recv, 0, true, true);
+    a.post(&send(&plain(&a)));
+    assert_eq!(told(&mut world, 1), []);
+    let flags = WqeFlags {
+        solicited: true,
+        ..signaled()
+    };
+    let sges = plain(&a);
+    let asks = || mlx5_prm::wqe::SendWqe {
+        flags,
+        ..send(&sges)
+    };
+    a.post(&asks());
+    a.post(&send(&plain(&a)));
+    assert_eq!(told(&mut world, 1), [cqn]);
+    // It was told of, and the one after it was not solicited.
+    arm(&b, &b.recv, 1, true, true);
+    assert_eq!(told(&mut world, 1), []);
+    // Whoever takes any entry is told of that one, though.
+    arm(&b, &b.recv, 2, false, true);
+    assert_eq!(told(&mut world, 1), [cqn]);
+    // A solicited one that was taken already; then an error.
+    a.post(&asks());
+    world.settle();
+    b.recv.drain();
+    arm(&b, &b.recv, 3, true, true);
+    assert_eq!(told(&mut world, 1), []);
+    world.modify(&b, Modify::Error);
+    assert_eq!(told(&mut world, 1), [cqn]);
+}
+
+#[test]
+fn numbers_wrap_and_queues_come_and_go() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        cq_start: 0xff_fffe,
+        ..watched()
+    };
+    let (mut a, b) = world.pair(config, EndConfig::default());
+    for i in 0..6 {
+        arm(&a, &a.send, i, false, true);
+        assert_eq!(told(&mut world, 0), []);
+        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+        assert_eq!(told(&mut world, 0), [a.send.cqn]);
+        assert_eq!(a.send.drain().len(), 1);
+    }
+    // What is gone tells nothing, and holds its page no longer.
+    arm(&a, &a.send, 6, false, true);
+    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+    world.settle();
+    let nic = &mut world.nics[0];
+    nic.destroy_qp(a.qpn).unwrap();
+    let held = nic.free_uar(a.uar).unwrap_err();
+    assert!(matches!(held, NicError::InUse { users: 2, .. }), "{held}");
+    nic.destroy_cq(a.send.cqn).unwrap();
+    nic.destroy_cq(a.recv.cqn).unwrap();
+    nic.free_uar(a.uar).unwrap();
+    assert_eq!(told(&mut world, 0), []);
+    let mem = a.mem.clone();
+    let attr = CqAttr {
+        events: Some(a.uar),
+        ..CqAttr::new(mem, a.send.offset, 3)
+    };
+    let refused = world.nics[0].create_cq(attr.clone()).unwrap_err();
+    assert!(matches!(refused, NicError::Unknown { .. }), "{refused}");
+    let uar = world.nics[0].alloc_uar(a.mem.clone(), 0).unwrap();
+    let events = Some(uar);
+    let refused = world.nics[0].create_cq(CqAttr { events, ..attr });
+    assert_eq!(refused, Err(NicError::NoRecord));
+}

@@ -1,0 +1,112 @@
+//! What completion queues may say of one queue pair: each entry once and in order, and nothing
+//! but flushes behind a failure.
+
+use mlx5_prm::cqe::Cqe64;
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+
+use crate::rig::*;
+
+/// What was told so far of a queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ledger {
+    /// The index behind the last send that completed.
+    sent: u16,
+    /// A send failed.
+    failed: bool,
+    /// The index of the receive that completes next.
+    received: u16,
+    /// A receive failed.
+    refused: bool,
+}
+
+/// That of an error entry, none of others.
+fn syndrome(entry: &Cqe64) -> Option<Syndrome> {
+    entry.opcode().is_error().then(|| entry.as_error().reason())
+}
+
+impl Ledger {
+    /// One for a queue pair that starts where its end says.
+    pub fn new(end: &End) -> Ledger {
+        Ledger {
+            sent: end.config.sq_start,
+            received: end.config.rq_start,
+            ..Ledger::default()
+        }
+    }
+
+    /// Sends go on after a failure.
+    pub fn resumed(&mut self) {
+        self.failed = false;
+    }
+
+    /// Takes what was completed.
+    pub fn take(&mut self, end: &mut End) {
+        for entry in end.send.drain() {
+            self.send(end, &entry);
+        }
+        for entry in end.recv.drain() {
+            self.receive(end, &entry);
+        }
+    }
+
+    fn send(&mut self, end: &End, entry: &Cqe64) {
+        assert_eq!(entry.srqn_uidx.get(), 0x77);
+        let (index, why) = (entry.wqe_counter.get(), syndrome(entry));
+        let posted = end.sq.wrapping_sub(self.sent);
+        let into = index.wrapping_sub(self.sent);
+        assert!(
+            into < posted,
+            "entry {index:#x} when {:#x} to {:#x} were due",
+            self.sent,
+            end.sq
+        );
+        self.sent = index.wrapping_add(1);
+        match why {
+            None => {
+                assert_eq!(entry.opcode(), CqeOpcode::REQ);
+                assert_eq!(entry.qpn(), end.qpn.0);
+                assert!(!self.failed, "entry {index:#x} is done after a failure");
+            }
+            Some(why) => {
+                assert_eq!(entry.opcode(), CqeOpcode::REQ_ERR);
+                assert_eq!(entry.as_error().qpn(), end.qpn.0);
+                let flushed = why == Syndrome::WR_FLUSH;
+                assert!(!self.failed || flushed, "{why} after a failure");
+                assert!(why.name().is_some());
+                self.failed = true;
+            }
+        }
+    }
+
+    fn receive(&mut self, end: &End, entry: &Cqe64) {
+        assert_eq!(entry.srqn_uidx.get(), 0x77);
+        assert_eq!(entry.wqe_counter.get(), self.received);
+        assert_ne!(self.received, end.rq, "a receive that was never posted");
+        self.received = self.received.wrapping_add(1);
+        match syndrome(entry) {
+            None => {
+                assert!(!entry.opcode().is_error());
+                assert!(!self.refused, "a receive is used after a failure");
+            }
+            Some(why) => {
+                assert_eq!(entry.opcode(), CqeOpcode::RESP_ERR);
+                let flushed = why == Syndrome::WR_FLUSH;
+                assert!(!self.refused || flushed, "{why} after a failure");
+                self.refused = true;
+            }
+        }
+    }
+
+    /// Everything that was posted is completed or flushed: the queue pair is in error, and the
+    /// world at rest.
+    pub fn settled(&self, world: &World, end: &End) {
+        let info = world.nics[end.nic].query_qp(end.qpn).expect("is there");
+        assert_eq!((info.sq_done, info.outstanding), (end.sq, 0), "{info:?}");
+        assert_eq!(self.received, end.rq, "receives are left over: {info:?}");
+        for queue in [&end.send, &end.recv] {
+            let info = world.nics[end.nic].query_cq(queue.cqn).expect("is there");
+            assert_eq!((info.failure, info.producer), (None, queue.next));
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Memory that knows what the NIC may do to each of its bytes, and panics at anything else.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vmlx5::{Dma, DmaFault, HostMemory};
+
+/// What may be done to bytes, as bits.
+pub mod may {
+    /// Bytes are read, or words loaded.
+    pub const READ: u8 = 1;
+    /// Bytes are written.
+    pub const WRITE: u8 = 2;
+    /// A word of 32 bits is stored.
+    pub const STORE: u8 = 4;
+    /// A doorbell is taken: its place becomes zero.
+    pub const TAKE: u8 = 8;
+    /// Atomic operations.
+    pub const ATOMIC: u8 = 16;
+    /// All that rights on a region can allow.
+    pub const ALL: u8 = READ | WRITE | ATOMIC;
+}
+
+/// Memory with rules.
+pub struct Watched {
+    mem: Arc<HostMemory>,
+    rules: Vec<(Range<u64>, u8)>,
+    /// From here on memory is no longer there: accesses are refused, as they should be.
+    gone: u64,
+    /// Nothing may touch it any more. Relaxed: one thread.
+    closed: Arc<AtomicBool>,
+}
+
+impl Watched {
+    /// Rules for the bytes of `mem`; what no rule names may not be touched.
+    pub fn new(mem: Arc<HostMemory>, rules: &[(Range<u64>, u8)]) -> Watched {
+        Watched {
+            mem,
+            rules: rules.to_vec(),
+            gone: u64::MAX,
+            closed: Arc::default(),
+        }
+    }
+
+    /// The memory vanishes from an offset on.
+    pub fn gone_from(self, gone: u64) -> Watched {
+        Watched { gone, ..self }
+    }
+
+    /// What closes it.
+    pub fn latch(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.closed)
+    }
+
+    #[track_caller]
+    fn check(&self, offset: u64, len: u64, what: u8) -> Result<(), DmaFault> {
+        let end = offset.checked_add(len).expect("an end");
+        let limit = self.mem.len();
+        let allowed = |(range, may): &&(Range<u64>, u8)| {
+            range.start <= offset && end <= range.end && may & what != 0
+        };
+        let closed = self.closed.load(Ordering::Relaxed);
+        assert!(
+            len == 0 || !closed && self.rules.iter().any(|rule| allowed(&rule)),
+            "the NIC did {what:#x} to {len} bytes at {offset:#x} (closed: {closed})"
+        );
+        if end > self.gone {
+            return Err(DmaFault { offset, len, limit });
+        }
+        Ok(())
+    }
+}
+
+impl Dma for Watched {
+    fn len(&self) -> u64 {
+        self.mem.len()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmaFault> {
+        self.check(offset, into.len() as u64, may::READ)?;
+        self.mem.read(offset, into)
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), DmaFault> {
+        self.check(offset, from.len() as u64, may::WRITE)?;
+        self.mem.write(offset, from)
+    }
+
+    fn load32(&self, offset: u64) -> Result<u32, DmaFault> {
+        self.check(offset, 4, may::READ)?;
+        self.mem.load32(offset)
+    }
+
+    fn load64(&self, offset: u64) -> Result<u64, DmaFault> {
+        self.check(offset, 8, may::READ)?;
+        self.mem.load64(offset)
+    }
+
+    fn store32(&self, offset: u64, value: u32) -> Result<(), DmaFault> {
+        self.check(offset, 4, may::STORE)?;
+        self.mem.store32(offset, value)
+    }
+
+    fn swap64(&self, offset: u64, value: u64) -> Result<u64, DmaFault> {
+        self.check(offset, 8, may::TAKE)?;
+        assert_eq!(value, 0, "a doorbell is left as something else than zero");
+        self.mem.swap64(offset, value)
+    }
+
+    fn compare_swap64(&self, offset: u64, current: u64, new: u64) -> Result<u64, DmaFault> {
+        self.check(offset, 8, may::ATOMIC)?;
+        self.mem.compare_swap64(offset, current, new)
+    }
+
+    fn fetch_add64(&self, offset: u64, add: u64) -> Result<u64, DmaFault> {
+        self.check(offset, 8, may::ATOMIC)?;
+        self.mem.fetch_add64(offset, add)
+    }
+}
+
+/// Sizes of the ends here, for which [`end`] has the rules.
+pub const LOG_SQ: u8 = 5;
+pub const LOG_RQ: u8 = 4;
+pub const LOG_CQ: u8 = 8;
+pub const DATA: usize = 48 * 1024;
+
+const PAGE: u64 = 4096;
+const SQ: u64 = PAGE;
+const RQ: u64 = SQ + PAGE;
+const CQ: u64 = RQ + PAGE;
+const CQ_BYTES: u64 = 2 * (64 << LOG_CQ);
+const RECORD: u64 = CQ + CQ_BYTES;
+
+fn end(mem: Arc<HostMemory>, data: u8) -> Arc<dyn Dma> {
+    let all = mem.len();
+    let rules = [
+        (0x800..0xc00, may::READ | may::TAKE),
+        (SQ..SQ + (64 << LOG_SQ), may::READ),
+        (RQ..RQ + (64 << LOG_RQ), may::READ),
+        (CQ..RECORD, may::WRITE | may::STORE),
+        // The queue pair's record, and those of its completion queues.
+        (RECORD..RECORD + 8, may::READ),
+        (RECORD + 64..RECORD + 72, may::READ),
+        (RECORD + 128..RECORD + 136, may::READ),
+        (RECORD + PAGE..all, data),
+    ];
+    Arc::new(Watched::new(mem, &rules))
+}
+
+/// What the NIC sees of an end of these sizes.
+pub fn view(mem: Arc<HostMemory>) -> Arc<dyn Dma> {
+    end(mem, may::ALL)
+}
+
+/// What it sees of one whose data no atomic operation may touch.
+pub fn view_without_atomics(mem: Arc<HostMemory>) -> Arc<dyn Dma> {
+    end(mem, may::READ | may::WRITE)
+}

@@ -1,0 +1,191 @@
+//! SEND with invalidation: the key goes out of use when the message is there, or the message
+//! fails.
+
+mod rig;
+
+use std::sync::Arc;
+
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Remote, SendWqe, Sge};
+use rig::*;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::*;
+
+const RESP_SEND_INV: CqeOpcode = CqeOpcode::RESP_SEND_INV;
+
+/// One more region of a domain, of 4096 bytes.
+fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) {
+    let mem = Arc::new(HostMemory::new(4096));
+    let attr = MrAttr {
+        pd,
+        va: mem.addr(),
+        len: 4096,
+        access: all_rights(),
+        mem: mem.clone(),
+        mem_offset: 0,
+    };
+    let keys = world.nics[nic].reg_mr(attr).unwrap();
+    (mem, keys)
+}
+
+fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        opcode: SendOpcode::SEND_INV,
+        imm: rkey.to_be_bytes(),
+        ..send(sges)
+    }
+}
+
+#[test]
+fn the_key_is_gone_when_the_message_is_there() {
+    for len in [0, 5, 100_000] {
+        let mut world = World::new(2);
+        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mem, keys) = region(&mut world, 1, b.pd);
+        let rkey = keys.rkey;
+        let at = |rkey| Remote {
+            addr: mem.addr(),
+            rkey,
+        };
+        let bytes = pattern(1, len);
+        a.put(0, &bytes);
+        a.put(200_000, b"before");
+        a.post(&write(at(rkey), &[a.sge(200_000, 6)]));
+        let recv = b.post_recv(&[b.sge(0, 100_000)]);
+        let sent = a.post(&send_inv(rkey, &[a.sge(0, len as u32)]));
+        world.settle();
+        let cqe = b.recv.poll().unwrap();
+        assert_ok(&cqe, RESP_SEND_INV, recv);
+        assert_eq!(cqe.imm_inval_pkey, rkey.to_be_bytes());
+        assert_eq!((cqe.byte_cnt.get() as usize, b.get(0, len)), (len, bytes));
+        a.send.poll().unwrap();
+        let done = a.send.poll().unwrap();
+        assert_ok(&done, CqeOpcode::REQ, sent);
+        assert_eq!(done.send_opcode(), SendOpcode::SEND_INV);
+        // Nobody may use it, on either side.
+        let failed = a.post(&write(at(rkey), &[a.sge(0, 6)]));
+        world.settle();
+        let error = a.send.poll().unwrap();
+        assert_err(&error, CqeOpcode::REQ_ERR, failed, Syndrome::REMOTE_ACCESS);
+        assert_eq!(error.as_error().vendor_err, vendor::KEY_UNKNOWN);
+        let mut before = [0; 6];
+        mem.read(0, &mut before).unwrap();
+        assert_eq!(&before, b"before");
+        // The region is still there to be removed, once.
+        let nic = &mut world.nics[1];
+        nic.dereg_mr(keys.lkey).unwrap();
+        assert!(nic.dereg_mr(keys.lkey).is_err());
+        let (_, next) = region(&mut world, 1, b.pd);
+        assert_ne!(next.rkey, rkey);
+    }
+}
+
+#[test]
+fn the_key_works_until_the_last_byte_came() {
+    let mut world = World::new(2);
+    let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+    // Of the very region that it is received into.
+    let rkey = b.keys.rkey;
+    b.post_recv(&[b.sge(0, 1 << 20)]);
+    let bytes = pattern(3, 1 << 20);
+    a.put(0, &bytes);
+    a.post(&send_inv(rkey, &[a.sge(0, 1 << 20)]));
+    world.settle();
+    assert_ok(&b.recv.poll().unwrap(), RESP_SEND_INV, 0);
+    assert_eq!(b.get(0, 1 << 20), bytes);
+}
+
+#[test]
+fn a_key_that_cannot_be_invalidated() {
+    type Which = fn(&mut World, &End) -> u32;
+    let cases: [(Which, u8); 3] = [
+        (|_, b| b.keys.rkey ^ 1, vendor::KEY_UNKNOWN),
+        (|_, _| 0, vendor::KEY_UNKNOWN),
+        (
+            |world, b| {
+                let other = world.nics[b.nic].alloc_pd().unwrap();
+                region(world, b.nic, other).1.rkey
+            },
+            vendor::KEY_DOMAIN,
+        ),
+    ];
+    for (which, why) in cases {
+        let mut world = World::new(2);
+        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let rkey = which(&mut world, &b);
+        let recv = b.post_recv(&[b.sge(0, 64)]);
+        let sent = a.post(&send_inv(rkey, &[a.sge(0, 8)]));
+        world.settle();
+        let error = b.recv.poll().unwrap();
+        assert_err(
+            &error,
+            CqeOpcode::RESP_ERR,
+            recv,
+            Syndrome::REMOTE_INVAL_REQ,
+        );
+        assert_eq!(error.as_error().vendor_err, why);
+        let error = a.send.poll().unwrap();
+        assert_err(&error, CqeOpcode::REQ_ERR, sent, Syndrome::REMOTE_ACCESS);
+        assert_eq!(error.as_error().vendor_err, why);
+        assert_eq!(world.state(&b), QpState::Err);
+    }
+}
+
+#[test]
+fn connections_that_are_not_reliable_have_none() {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        service: Service::Uc,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config.clone(), config);
+    let sent = a.post(&send_inv(b.keys.rkey, &[a.sge(0, 8)]));
+    world.settle();
+    let error = a.send.poll().unwrap();
+    assert_err(&error, CqeOpcode::REQ_ERR, sent, Syndrome::LOCAL_QP_OP);
+    assert_eq!(error.as_error().vendor_err, vendor::WQE_OPCODE);
+}
+
+/// A message that comes again invalidates nothing again: not the key that follows.
+#[test]
+fn on_a_bad_wire_each_key_goes_once() {
+    for seed in 0..20 {
+        println!("seed {seed}");
+        let mut world = World::new(2);
+        for nic in &mut world.nics {
+            nic.set_faults(Faults {
+                seed,
+                loss: 0.1,
+                dup: 0.2,
+                reorder: 0.1,
+                ..Faults::default()
+            });
+        }
+        let config = EndConfig {
+            retry_cnt: 7,
+            timeout: 8,
+            ..EndConfig::default()
+        };
+        let (mut a, mut b) = world.pair(config.clone(), config);
+        for _ in 0..10 {
+            let (mem, keys) = region(&mut world, 1, b.pd);
+            let at = Remote {
+                addr: mem.addr(),
+                rkey: keys.rkey,
+            };
+            b.post_recv(&[b.sge(0, 64)]);
+            a.prepare(&write(at, &[a.sge(0, 64)]));
+            a.prepare(&send_inv(keys.rkey, &[a.sge(0, 8)]));
+            a.ring();
+            world.outlast();
+            let cqe = b.recv.poll().unwrap();
+            assert_eq!(cqe.opcode(), RESP_SEND_INV, "seed {seed}");
+            assert_eq!(cqe.imm_inval_pkey, keys.rkey.to_be_bytes());
+            let done = a.send.drain();
+            assert_eq!(done.len(), 2);
+            assert!(done.iter().all(|c| !c.opcode().is_error()), "seed {seed}");
+            world.nics[1].dereg_mr(keys.lkey).unwrap();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Committed mutants of the transport: each breaks one rule, and some scenario must notice. With
+//! the feature `mutants` alone; all in one test, since the switch is for the whole process.
+
+mod rig;
+mod worker;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::SendWqe;
+use rig::*;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::mutant::{self, Mutant};
+
+/// Seeds that a mutant has to survive in every scenario before it counts as alive.
+const SEEDS: u64 = 12;
+
+/// A scenario: panics when a rule is broken.
+type Scenario = (&'static str, fn(u64));
+
+const SCENARIOS: [Scenario; 4] = [
+    ("random work over bad wires", bad_wires),
+    ("a frame that is lost, and no clock", one_lost),
+    ("a fenced write behind a read", fence),
+    ("no receive", no_receive),
+];
+
+fn faults(world: &mut World, faults: &Faults) {
+    for nic in &mut world.nics {
+        nic.set_faults(faults.clone());
+    }
+}
+
+fn bad_wires(seed: u64) {
+    let mut world = World::new(3);
+    let bad = Faults {
+        seed,
+        loss: 0.05,
+        dup: 0.1,
+        reorder: 0.1,
+        ..Faults::default()
+    };
+    faults(&mut world, &bad);
+    let config = EndConfig {
+        timeout: 8,
+        retry_cnt: 7,
+        ..EndConfig::default()
+    };
+    worker::random_work(seed, world, config);
+}
+
+fn one_lost(seed: u64) {
+    let mut world = World::new(2);
+    let without = EndConfig {
+        timeout: 0,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(without.clone(), without);
+    for loss in [1.0, 0.0] {
+        let bad = Faults {
+            seed,
+            loss,
+            ..Faults::default()
+        };
+        world.nics[0].set_faults(bad);
+        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
+        world.settle();
+    }
+    assert_eq!(a.send.drain().len(), 2);
+}
+
+fn fence(seed: u64) {
+    let mut world = World::scheduled(2, seed);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    b.put(0, &vec![1; 200_000]);
+    a.put(500_000, &vec![2; 200_000]);
+    a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
+    a.post(&SendWqe {
+        flags: fenced(),
+        ..write(b.remote(0), &[a.sge(500_000, 200_000)])
+    });
+    world.settle();
+    assert_eq!(a.send.drain().len(), 2);
+    assert!(a.get(0, 200_000).iter().all(|&byte| byte == 1));
+}
+
+fn no_receive(_: u64) {
+    let mut world = World::new(2);
+    let config = EndConfig {
+        rnr_retry: 3,
+        ..EndConfig::default()
+    };
+    let (mut a, b) = world.pair(config.clone(), config);
+    let s = a.post(&send(&[a.sge(0, 8)]));
+    world.outlast();
+    let entry = a.send.poll().expect("an end");
+    assert_err(&entry, CqeOpcode::REQ_ERR, s, Syndrome::RNR_RETRY);
+    drop(b);
+}
+
+/// The first scenario and seed that notice what is switched on.
+fn killer() -> Option<(&'static str, u64)> {
+    (0..SEEDS).find_map(|seed| {
+        let fails = |(_, run): &&Scenario| catch_unwind(AssertUnwindSafe(|| run(seed))).is_err();
+        SCENARIOS.iter().find(fails).map(|(name, _)| (*name, seed))
+    })
+}
+
+#[test]
+fn every_mutant_is_noticed() {
+    assert_eq!(killer(), None, "the scenarios fail without a mutant");
+    let hook = std::panic::take_hook();
+    let mut alive = Vec::new();
+    for mutant in Mutant::ALL {
+        // What is expected to panic says nothing of it.
+        std::panic::set_hook(Box::new(|_| {}));
+        mutant::set(Some(mutant));
+        let killer = killer();
+        mutant::set(None);
+        let _ = std::panic::take_hook();
+        match killer {
+            Some((name, seed)) => println!("{mutant:?}: killed by {name}, seed {seed}"),
+            None => alive.push(mutant),
+        }
+    }
+    std::panic::set_hook(hook);
+    assert!(alive.is_empty(), "alive after {SEEDS} seeds: {alive:?}");
+}

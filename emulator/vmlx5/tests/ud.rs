@@ -1,0 +1,645 @@
+//! Datagrams: to whom an entry names, with a header before them, and lost without a word.
+
+mod rig;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mlx5_prm::cqe::{L3Header, Source};
+use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{Atomic, AvSeg, SendWqe, Sge, WqeFlags};
+use rig::*;
+use vmlx5::fabric::faults::Faults;
+use vmlx5::fabric::{Fabric, NodeId};
+use vmlx5::*;
+
+const REQ: CqeOpcode = CqeOpcode::REQ;
+const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
+const RECEIVED: CqeOpcode = CqeOpcode::RESP_SEND;
+/// The queue key that the rig gives.
+const QKEY: u32 = 0x11;
+/// Bytes in front of what is received.
+const ROOM: u32 = 40;
+
+/// NIC `i` has LID `i + 1`; a GID, if there is one, starts with the kind of its header.
+struct Lids(Vec<NodeId>);
+
+impl Resolve for Lids {
+    fn resolve(&self, av: &AvSeg, port: u8) -> Option<Route> {
+        let node = *self.0.get(usize::from(av.rlid.get()).checked_sub(1)?)?;
+        let kind = match av.rgid[0] {
+            1 => L3Header::Ipv6,
+            2 => L3Header::Ipv4,
+            _ => L3Header::Grh,
+        };
+        let header = av.has_grh().then_some(RouteHeader {
+            kind,
+            sgid: [av.sgid_index(); 16],
+            dgid: av.rgid,
+            flow: av.flow_label(),
+            tclass: av.tclass,
+            hop: av.hop_limit,
+        });
+        Some(Route {
+            node,
+            port: 1 + (av.rmac[0] & 1),
+            slid: 0x1230 + u16::from(port),
+            sl: av.service_level(),
+            path_bits: 3,
+            header,
+        })
+    }
+}
+
+fn ud() -> EndConfig {
+    EndConfig {
+        service: Service::Ud,
+        ..EndConfig::default()
+    }
+}
+
+fn ready(world: &mut World, end: &End) {
+    world.init(end);
+    world.modify(end, Modify::UdRtr);
+    world.modify(end, Modify::UdRts { sq_psn: 0xff_fffe });
+}
+
+/// One end ready on each NIC, and all know whose the addresses are.
+fn ends<const N: usize>(world: &mut World) -> [End; N] {
+    resolve(world);
+    let nics = world.nics.len();
+    std::array::from_fn(|i| {
+        let end = world.end(i % nics, ud());
+        ready(world, &end);
+        end
+    })
+}
+
+fn resolve(world: &mut World) {
+    let all = Arc::new(Lids(world.nics.iter().map(Nic::node).collect()));
+    for nic in &mut world.nics {
+        nic.set_resolver(Arc::clone(&all) as Arc<dyn Resolve>);
+    }
+}
+
+fn world() -> (World, End, End) {
+    let mut world = World::new(2);
+    let [a, b] = ends(&mut world);
+    (world, a, b)
+}
+
+fn to(end: &End) -> AvSeg {
+    AvSeg::infiniband(QKEY, end.qpn.0, end.nic as u16 + 1, 5)
+}
+
+fn datagram<'a>(av: AvSeg, sges: &'a [Sge]) -> SendWqe<'a> {
+    SendWqe {
+        av: Some(av),
+        ..send(sges)
+    }
+}
+
+#[test]
+fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
+    let (mut world, mut a, mut b) = world();
+    a.put(0, &pattern(1, 4096));
+    b.put(0, &[0xee; 40]);
+    for (len, imm) in [(4096, false), (100, true), (0, false)] {
+        let sges = [a.sge(0, len)];
+        let (opcode, word) = match imm {
+            true => (SendOpcode::SEND_IMM, [1, 2, 3, 4]),
+            false => (SendOpcode::SEND, [0; 4]),
+        };
+        let wqe = SendWqe {
+            opcode,
+            imm: word,
+            ..datagram(to(&b), &sges)
+        };
+        let r = b.post_recv(&[b.sge(0, 4096 + ROOM)]);
+        let s = a.post(&wqe);
+        world.settle();
+        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        let cqe = b.recv.poll().unwrap();
+        let opcode = if imm {
+            CqeOpcode::RESP_SEND_IMM
+        } else {
+            RECEIVED
+        };
+        assert_ok(&cqe, opcode, r);
+        assert_eq!(cqe.byte_cnt.get(), len + ROOM);
+        assert_eq!(cqe.imm_inval_pkey, wqe.imm);
+        assert!(!cqe.solicited());
+        let from = Source {
+            qpn: a.qpn.0,
+            slid: 0x1231,
+            sl: 5,
+            path_bits: 3,
+            grh: false,
+        };
+        assert_eq!(cqe.source(), from);
+        assert_eq!(b.get(40, len as usize), a.get(0, len as usize));
+    }
+    // Without a header its room is left alone.
+    assert_eq!(b.get(0, 40), [0xee; 40]);
+    // Nobody answers, and no clock runs.
+    assert_eq!(world.nics[1].stats().frames_sent, 0);
+    assert_eq!(world.deadline, None);
+}
+
+#[test]
+fn a_header_fills_the_room_if_there_is_one() {
+    let (mut world, mut a, mut b) = world();
+    a.put(0, b"eight by");
+    for (kind, next, header) in [(0, 0x1b, 0), (1, 17, 8)] {
+        b.put(0, &[0; 48]);
+        b.post_recv(&[b.sge(0, 10), b.sge(10, 38)]);
+        let mut av = to(&b);
+        (av.tclass, av.hop_limit) = (0xab, 0xcd);
+        av.grh_gid_fl = (AvSeg::GRH | 0x77 << 20 | 0x54321).into();
+        av.rgid = [kind; 16];
+        a.post(&datagram(av, &[a.sge(0, 8)]));
+        world.settle();
+        let cqe = b.recv.poll().unwrap();
+        assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (48, true));
+        let got = b.get(0, 48);
+        // Version, class, flow; what follows: 12 + 8 + 4 bytes around the payload.
+        assert_eq!(got[..4], [0x6a, 0xb5, 0x43, 0x21]);
+        assert_eq!(got[4..8], [0, 32 + header, next, 0xcd]);
+        assert_eq!(
+            (&got[8..24], &got[24..40]),
+            (&[0x77; 16][..], &[kind; 16][..])
+        );
+        assert_eq!(got[40..], *b"eight by");
+    }
+    // IPv4: in the last 20 bytes.
+    b.post_recv(&[b.sge(0, 48)]);
+    let mut av = to(&b);
+    av.hop_limit = 64;
+    av.grh_gid_fl = (AvSeg::GRH | 9 << 20).into();
+    av.rgid = [2; 16];
+    a.post(&datagram(av, &[a.sge(0, 8)]));
+    world.settle();
+    let got = b.get(0, 48);
+    assert_eq!(got[..20], [0; 20]);
+    assert_eq!(got[20..30], [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17]);
+    let words = got[20..40].chunks(2);
+    let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the checksum");
+    assert_eq!(got[32..40], [9, 9, 9, 9, 2, 2, 2, 2]);
+    assert_eq!(got[40..], *b"eight by");
+}
+
+#[test]
+fn one_queue_pair_talks_to_many_and_hears_many() {
+    let mut world = World::new(3);
+    let all: [End; 50] = ends(&mut world);
+    let [mut hub, mut others @ ..] = all;
+    for round in 0..3_u8 {
+        for (i, end) in others.iter_mut().enumerate() {
+            let word = u64::from(round) << 32 | i as u64;
+            hub.put64(0, word);
+            end.post_recv(&[end.sge(0, 48)]);
+            hub.post(&datagram(to(end), &[hub.sge(0, 8)]));
+            world.settle();
+            assert_ok(&hub.send.poll().unwrap(), REQ, hub.sq - 2);
+            assert_eq!((end.recv.drain().len(), end.get64(40)), (1, word));
+            // And back.
+            end.put64(100, !word);
+            hub.post_recv(&[hub.sge(8, 48)]);
+            end.post(&datagram(to(&hub), &[end.sge(100, 8)]));
+            world.settle();
+            let heard = hub.recv.poll().unwrap();
+            assert_eq!((heard.source().qpn, hub.get64(48)), (end.qpn.0, !word));
+        }
+    }
+    // To itself as well.
+    let r = hub.post_recv(&[hub.sge(200, 48)]);
+    hub.put64(0, 77);
+    hub.post(&datagram(to(&hub), &[hub.sge(0, 8)]));
+    world.settle();
+    assert_ok(&hub.recv.poll().unwrap(), RECEIVED, r);
+    assert_eq!(hub.get64(240), 77);
+}
+
+#[test]
+fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
+    let (mut world, mut a, mut b) = world();
+    b.post_recv(&[b.sge(0, 48)]);
+    let mut with = |world: &mut World, qkey: u32| {
+        let av = AvSeg {
+            qkey: qkey.into(),
+            ..to(&b)
+        };
+        a.post(&datagram(av, &[a.sge(0, 8)]));
+        world.settle();
+        assert_eq!(a.send.poll().unwrap().opcode(), REQ);
+        b.recv.drain().len()
+    };
+    assert_eq!(with(&mut world, QKEY ^ 1), 0);
+    assert_eq!(world.nics[1].stats().frames_dropped, 1);
+    assert_eq!(with(&mut world, 0), 0);
+    // With its highest bit the sender's own is taken.
+    assert_eq!(with(&mut world, 0xffff_ffff), 1);
+}
+
+#[test]
+fn a_key_changes_while_it_runs() {
+    let (mut world, mut a, mut b) = world();
+    let qkey = |qkey| {
+        Modify::Attr(AttrChange {
+            qkey: Some(qkey),
+            ..AttrChange::default()
+        })
+    };
+    b.post_recv(&[b.sge(0, 48)]);
+    world.modify(&b, qkey(0x99));
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_eq!(b.recv.poll(), None);
+    world.modify(&a, qkey(0x99));
+    let own = AvSeg {
+        qkey: (1 << 31).into(),
+        ..to(&b)
+    };
+    a.post(&datagram(own, &[a.sge(0, 8)]));
+    world.settle();
+    assert!(b.recv.poll().is_some());
+}
+
+#[test]
+fn partitions_do_not_hear_each_other() {
+    // Two limited members, other partitions, and those that may.
+    for (x, y, heard) in [
+        (0xffff, 0xffff, true),
+        (0x7fff, 0xffff, true),
+        (0x8001, 0x0001, true),
+        (0x7fff, 0x7fff, false),
+        (0xffff, 0x8001, false),
+    ] {
+        let mut world = World::built(2, |config| {
+            config.pkey = if config.name == "nic0" { x } else { y };
+        });
+        let [mut a, mut b] = ends(&mut world);
+        b.post_recv(&[b.sge(0, 48)]);
+        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+        world.settle();
+        assert_ok(&a.send.poll().unwrap(), REQ, 0);
+        assert_eq!(b.recv.poll().is_some(), heard, "{x:#x} {y:#x}");
+    }
+}
+
+#[test]
+fn without_a_receive_or_a_receiver_it_is_lost() {
+    let (mut world, mut a, mut b) = world();
+    let lost = [
+        a.post(&datagram(to(&b), &[a.sge(0, 8)])),
+        a.post(&datagram(AvSeg::infiniband(QKEY, 77, 2, 0), &[a.sge(0, 8)])),
+        a.post(&datagram(AvSeg::infiniband(QKEY, 77, 9, 0), &[a.sge(0, 8)])),
+    ];
+    world.settle();
+    for index in lost {
+        assert_ok(&a.send.poll().unwrap(), REQ, index);
+    }
+    // The next one comes, and only that.
+    let r = b.post_recv(&[b.sge(0, 48)]);
+    world.settle();
+    assert_eq!(b.recv.poll(), None);
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+    // Before RTR it hears nothing.
+    let mut late = world.end(1, ud());
+    world.init(&late);
+    late.post_recv(&[late.sge(0, 48)]);
+    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
+    world.settle();
+    assert_eq!(late.recv.poll(), None);
+    world.modify(&late, Modify::UdRtr);
+    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
+    world.settle();
+    assert!(late.recv.poll().is_some());
+    assert_eq!(world.nics[0].stats().frames_dropped, 1, "nobody's address");
+    assert_eq!(world.nics[1].stats().frames_dropped, 3);
+}
+
+#[test]
+fn a_queue_pair_without_a_resolver_talks_to_nobody() {
+    let mut world = World::new(2);
+    let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
+    for end in [&a, &b] {
+        ready(&mut world, end);
+    }
+    b.post_recv(&[b.sge(0, 48)]);
+    let s = a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    assert_eq!(b.recv.poll(), None);
+}
+
+#[test]
+fn what_is_wrong_with_a_send_stops_sends_alone() {
+    let (mut world, mut a, mut b) = world();
+    let there = b.remote(0);
+    let (length, operation) = (Syndrome::LOCAL_LENGTH, Syndrome::LOCAL_QP_OP);
+    let (word, long) = ([a.sge(0, 8)], [a.sge(0, 4097)]);
+    let foreign = [Sge {
+        lkey: a.keys.lkey ^ 1,
+        ..a.sge(0, 8)
+    }];
+    let add = Atomic::FetchAdd { add: 1 };
+    for (wqe, why, vendor) in [
+        (datagram(to(&b), &long), length, vendor::LENGTH),
+        (
+            datagram(to(&b), &foreign),
+            Syndrome::LOCAL_PROT,
+            vendor::KEY_UNKNOWN,
+        ),
+        (write(there, &word), operation, vendor::WQE_OPCODE),
+        (read(there, &word), operation, vendor::WQE_OPCODE),
+        (atomic(there, add, &word), operation, vendor::WQE_OPCODE),
+        (
+            SendWqe {
+                opcode: SendOpcode::SEND_INV,
+                ..send(&word)
+            },
+            operation,
+            vendor::WQE_OPCODE,
+        ),
+        // No address vector: what is there instead is none.
+        (send(&word), operation, vendor::WQE_FORMAT),
+    ] {
+        let bad = a.post(&wqe);
+        let after = a.post(&datagram(to(&b), &word));
+        world.settle();
+        let entry = a.send.poll().unwrap();
+        assert_err(&entry, REQ_ERR, bad, why);
+        assert_eq!(entry.as_error().vendor_err, vendor);
+        assert_err(&a.send.poll().unwrap(), REQ_ERR, after, Syndrome::WR_FLUSH);
+        assert_eq!(world.state(&a), QpState::Sqe);
+        // It still receives, and can be told to send again.
+        let r = a.post_recv(&[a.sge(100, 48)]);
+        b.post(&datagram(to(&a), &[b.sge(0, 8)]));
+        world.settle();
+        assert_ok(&a.recv.poll().unwrap(), RECEIVED, r);
+        world.modify(&a, Modify::Resume);
+        let r = b.post_recv(&[b.sge(100, 48)]);
+        let s = a.post(&datagram(to(&b), &word));
+        world.settle();
+        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+    }
+}
+
+#[test]
+fn a_receive_without_the_room_is_the_receivers_error() {
+    let (mut world, mut a, mut b) = world();
+    let r = b.post_recv(&[b.sge(0, 47)]);
+    let next = b.post_recv(&[b.sge(0, 48)]);
+    let s = a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    let error = CqeOpcode::RESP_ERR;
+    assert_err(&b.recv.poll().unwrap(), error, r, Syndrome::LOCAL_LENGTH);
+    assert_err(&b.recv.poll().unwrap(), error, next, Syndrome::WR_FLUSH);
+    assert_eq!(world.state(&b), QpState::Err);
+}
+
+#[test]
+fn an_event_is_asked_for_across_the_wire() {
+    let (mut world, mut a, mut b) = world();
+    b.post_recv(&[b.sge(0, 48)]);
+    let flags = WqeFlags {
+        solicited: true,
+        ..WqeFlags::default()
+    };
+    a.post(&SendWqe {
+        flags,
+        ..datagram(to(&b), &[a.sge(0, 8)])
+    });
+    world.settle();
+    assert!(b.recv.poll().unwrap().solicited());
+    assert_eq!(a.send.poll(), None, "unsignaled");
+    assert_eq!(world.nics[0].query_qp(a.qpn).unwrap().outstanding, 0);
+}
+
+#[test]
+fn a_bad_wire_loses_doubles_and_turns_around() {
+    let (mut lost, mut twice, mut overtaken) = (0, 0, 0);
+    for seed in 0..40 {
+        let (mut world, mut a, mut b) = world();
+        world.nics[0].set_faults(Faults {
+            seed,
+            loss: 0.05,
+            dup: 0.05,
+            reorder: 0.1,
+            ..Faults::default()
+        });
+        let mut times = [0; 12];
+        let mut last = 0;
+        for i in 0..16 {
+            b.post_recv(&[b.sge(48 * i, 48)]);
+        }
+        for i in 0..times.len() as u64 {
+            a.put64(8 * i, i);
+            let s = a.post(&datagram(to(&b), &[a.sge(8 * i, 8)]));
+            world.settle();
+            assert_ok(&a.send.poll().unwrap(), REQ, s);
+        }
+        world.pass(Duration::from_millis(1));
+        for (i, cqe) in b.recv.drain().iter().enumerate() {
+            assert_eq!((cqe.opcode(), cqe.byte_cnt.get()), (RECEIVED, 48));
+            let number = b.get64(48 * i as u64 + 40) as usize;
+            times[number] += 1;
+            overtaken += u32::from(number < last);
+            last = number;
+        }
+        lost += times.iter().filter(|&&n| n == 0).count();
+        twice += times.iter().filter(|&&n| n == 2).count();
+        assert!(times.iter().all(|&n| n <= 2), "seed {seed}: {times:?}");
+    }
+    // Of 480.
+    assert!((10..45).contains(&lost), "{lost}");
+    assert!((10..45).contains(&twice), "{twice}");
+    assert!((5..120).contains(&overtaken), "{overtaken}");
+}
+
+#[test]
+fn who_stands_still_does_not_stop_what_goes_elsewhere() {
+    let mut world = World::new(3);
+    let [mut a, b, mut c] = ends(&mut world);
+    let node = world.node(&b);
+    world.hub.silence(node, true);
+    // As many as the link holds, and one that waits for room.
+    let mut sent = 0;
+    while world.deadline.is_none() {
+        a.post(&datagram(to(&b), &[a.sge(0, 4096)]));
+        world.settle();
+        sent += a.send.drain().len();
+        assert!(sent < 10_000);
+    }
+    assert!(sent > 16);
+    let r = c.post_recv(&[c.sge(0, 48)]);
+    a.post(&datagram(to(&b), &[a.sge(0, 4096)]));
+    a.post(&datagram(to(&c), &[a.sge(0, 8)]));
+    // 4.096 us times 2^18 are 1.0737 s.
+    world.pass(Duration::from_millis(1073));
+    assert_eq!((a.send.poll(), c.recv.poll()), (None, None));
+    world.pass(Duration::from_millis(1));
+    assert_eq!(a.send.drain().len(), 3);
+    assert_ok(&c.recv.poll().unwrap(), RECEIVED, r);
+    assert_eq!(world.nics[0].stats().frames_dropped, 2);
+    assert_eq!(world.deadline, None);
+    // Once it goes on, so do datagrams there.
+    world.hub.silence(node, false);
+    world.settle();
+    let mut b = b;
+    let r = b.post_recv(&[b.sge(0, 48)]);
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+}
+
+#[test]
+fn ports_that_are_down_neither_send_nor_hear() {
+    for down in [0, 1] {
+        let (mut world, mut a, mut b) = world();
+        world.nics[down].set_port(1, false).unwrap();
+        b.post_recv(&[b.sge(0, 48)]);
+        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+        world.settle();
+        assert_eq!(a.send.poll().unwrap().opcode(), REQ);
+        assert_eq!(b.recv.poll(), None);
+        world.nics[down].set_port(1, true).unwrap();
+        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+        world.settle();
+        assert!(b.recv.poll().is_some());
+    }
+}
+
+#[test]
+fn a_queue_pair_hears_its_own_port() {
+    let mut world = World::built(2, |config| config.ports = 2);
+    resolve(&mut world);
+    let [mut a, mut b] = [0, 1].map(|nic| world.end(nic, ud()));
+    ready(&mut world, &a);
+    let access = Access::NONE;
+    let (qkey, port) = (QKEY, 2);
+    world.modify(&b, Modify::Init { access, qkey, port });
+    world.modify(&b, Modify::UdRtr);
+    b.post_recv(&[b.sge(0, 48)]);
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+    world.settle();
+    assert_eq!(b.recv.poll(), None);
+    let mut av = to(&b);
+    av.rmac[0] = 1;
+    a.post(&datagram(av, &[a.sge(0, 8)]));
+    world.settle();
+    assert!(b.recv.poll().is_some());
+}
+
+#[test]
+fn ways_of_connections_are_none_of_datagrams() {
+    let mut world = World::new(1);
+    let [end, rc] = [ud(), EndConfig::default()].map(|config| world.end(0, config));
+    let refused = |world: &mut World, end: &End, change| {
+        let why = world.nics[0].modify_qp(end.qpn, change);
+        assert!(matches!(why, Err(NicError::Transition { .. })), "{why:?}");
+    };
+    let path = Path::to(world.nics[0].node(), rc.qpn);
+    world.init(&end);
+    world.init(&rc);
+    refused(&mut world, &end, rtr(path, 0, 1, 12));
+    refused(&mut world, &rc, Modify::UdRtr);
+    world.modify(&end, Modify::UdRtr);
+    world.modify(&rc, rtr(path, 0, 1, 12));
+    refused(&mut world, &end, rts(0, 1));
+    refused(&mut world, &rc, Modify::UdRts { sq_psn: 0 });
+    let wide = Modify::UdRts { sq_psn: 1 << 24 };
+    let why = world.nics[0].modify_qp(end.qpn, wide);
+    assert!(matches!(why, Err(NicError::Limit { .. })), "{why:?}");
+    world.modify(&end, Modify::UdRts { sq_psn: 0 });
+    // Drained at once, and back.
+    world.modify(&end, Modify::Sqd);
+    world.settle();
+    assert!(matches!(
+        world.nics[0].next_event(),
+        Some(Event::SqDrained { .. })
+    ));
+    world.modify(&end, Modify::Resume);
+    assert_eq!(world.state(&end), QpState::Rts);
+}
+
+#[test]
+fn random_frames_harm_nobody() {
+    for seed in 0..64 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(2);
+        let [mut a, mut b] = ends(&mut world);
+        // A port of the hub that is no NIC.
+        let mut port = world.hub.port();
+        let nic = world.nics[1].node();
+        for _ in 0..100 {
+            if rng.bool() {
+                b.post_recv(&[b.sge(0, rng.u32(1..5000))]);
+            }
+            let pick = |rng: &mut fastrand::Rng, of: &[u32]| of[rng.usize(..of.len())];
+            let len = pick(&mut rng, &[0, 8, 39, 40, 48, 4096, 4136, 4137, 8192]);
+            // From low to high: LID, partition, service level, path bits, port.
+            let label = [1 << 48 | 0xffff << 16, 2 << 48 | 0xffff << 16, rng.u64(..)];
+            let header = FrameHeader {
+                len: len.into(),
+                kind: pick(&mut rng, &[1, 1, 1, 2, 3, 16]) as u8,
+                flags: rng.u8(..),
+                dst_qpn: b.qpn.0.into(),
+                src_qpn: 3.into(),
+                rkey: pick(&mut rng, &[QKEY, QKEY, 1]).into(),
+                total: pick(&mut rng, &[len, len, 2 * len]).into(),
+                compare: label[rng.usize(..3)].into(),
+                count: (len.div_ceil(4096).max(1) as u16).into(),
+                mtu_log: 12,
+                service: 2,
+                ..FrameHeader::default()
+            };
+            // Where it was turned away it calls again.
+            let to = port.connect(nic).unwrap();
+            let _ = port.send(to, &header, &mut |room| {
+                room.fill(7);
+                true
+            });
+            port.flush();
+            world.settle();
+            b.recv.drain();
+            if world.state(&b) == QpState::Err {
+                world.modify(&b, Modify::Reset);
+                b.reset_records();
+                (b.sq, b.rq) = (0, 0);
+                ready(&mut world, &b);
+            }
+        }
+        // Room for whatever is left of receives that are too small.
+        world.modify(&b, Modify::Reset);
+        b.reset_records();
+        (b.sq, b.rq) = (0, 0);
+        ready(&mut world, &b);
+        let r = b.post_recv(&[b.sge(0, 48)]);
+        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
+        world.settle();
+        assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+        assert_eq!(b.recv.poll(), None, "seed {seed}");
+    }
+}
+
+#[test]
+fn connections_do_not_hear_datagrams() {
+    let mut world = World::new(2);
+    let [mut a, _] = ends(&mut world);
+    let rc = EndConfig::default();
+    let (_c, mut d) = world.pair(rc.clone(), rc);
+    d.post_recv(&[d.sge(0, 48)]);
+    a.post(&datagram(to(&d), &[a.sge(0, 8)]));
+    world.settle();
+    assert_ok(&a.send.poll().unwrap(), REQ, 0);
+    assert_eq!(d.recv.poll(), None);
+    assert_eq!(world.state(&d), QpState::Rts);
+}
