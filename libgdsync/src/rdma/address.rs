@@ -71,19 +71,26 @@ impl QpAddress {
     /// # Errors
     /// `Protocol` if it is not such a record or of another version, which is then named.
     pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
-        check(bytes, Self::TYPE, Self::LEN, "read queue pair address")?;
-        Ok(QpAddress {
+        const OPERATION: &str = "read queue pair address";
+        check(bytes, Self::TYPE, Self::LEN, OPERATION)?;
+        let address = QpAddress {
             node: u64::from_le_bytes(take(bytes, 8)),
             qpn: u32::from_le_bytes(take(bytes, 16)),
             psn: u32::from_le_bytes(take(bytes, 20)),
             gpu: u64::from_le_bytes(take(bytes, 24)),
             process: u64::from_le_bytes(take(bytes, 32)),
-            port: (bytes[40] != 0).then(|| PortAddress {
+            port: (bytes[40] == 1).then(|| PortAddress {
                 mtu: bytes[41],
                 lid: u16::from_le_bytes(take(bytes, 42)),
                 gid: take(bytes, 44),
             }),
-        })
+        };
+        // Nothing is said beside that.
+        if address.to_bytes()[8..] != bytes[8..] {
+            let what = "a port that is none, or bytes behind it";
+            return Err(Error::new(OPERATION, Kind::Protocol, what));
+        }
+        Ok(address)
     }
 }
 
@@ -233,6 +240,12 @@ mod tests {
             ..qp
         };
         assert_eq!(QpAddress::from_bytes(&real.to_bytes()).unwrap(), real);
+        for (at, value) in [(40, 0), (40, 2), (60, 1), (63, 0x80)] {
+            let mut other = real.to_bytes();
+            other[at] = value;
+            let e = QpAddress::from_bytes(&other).unwrap_err();
+            assert_eq!(e.kind(), Kind::Protocol);
+        }
         let memory = RemoteMemory {
             addr: 0x7fff_0000_1000,
             len: 1 << 40,
