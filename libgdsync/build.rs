@@ -1,5 +1,7 @@
 //! Compiles the library's kernels, and those of its tests, with the host compiler, for the
-//! soft GPU.
+//! soft GPU. Tells the tests whether this machine has rdma-core.
+
+use std::path::Path;
 
 const KERNELS: [&str; 4] = [
     "device/gds_copy.cu",
@@ -7,6 +9,8 @@ const KERNELS: [&str; 4] = [
     "device/gds_program.cu",
     "device/gds_trigger.cu",
 ];
+
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
 
 fn main() {
     println!("cargo::rerun-if-changed=device");
@@ -21,6 +25,30 @@ fn main() {
     compiler(&include)
         .file("tests/kernels/witness.cpp")
         .compile("gds_test_kernels");
+    look_for_rdma_core();
+}
+
+/// Sets `rdma_core` for tests: what runs without is shown as ignored.
+fn look_for_rdma_core() {
+    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
+    let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    let folders = [
+        "/usr/lib64".into(),
+        "/usr/lib".into(),
+        format!("/usr/lib/{target}-linux-gnu"),
+    ];
+    let place = |name: &&str| {
+        let all = folders.iter().map(|folder| Path::new(folder).join(name));
+        all.into_iter().find(|path| path.exists())
+    };
+    let found: Vec<_> = LIBRARIES.iter().filter_map(place).collect();
+    // What does not exist is not named: cargo would take it for changed each time.
+    for path in &found {
+        println!("cargo::rerun-if-changed={}", path.display());
+    }
+    if found.len() == LIBRARIES.len() {
+        println!("cargo::rustc-cfg=rdma_core");
+    }
 }
 
 fn compiler(include: &str) -> cc::Build {

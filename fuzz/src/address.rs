@@ -1,7 +1,7 @@
 //! Address records of gdsync, which peers exchange by whatever means they have.
 
 use gdsync::Kind;
-use gdsync::rdma::{QpAddress, RemoteMemory};
+use gdsync::rdma::{PortAddress, QpAddress, RemoteMemory};
 
 use crate::input::Input;
 
@@ -31,6 +31,11 @@ pub fn run(data: &[u8]) {
         psn: input.next(),
         gpu: input.next(),
         process: input.next(),
+        port: (input.next::<u8>() & 1 == 1).then(|| PortAddress {
+            lid: input.next(),
+            mtu: input.next(),
+            gid: input.next(),
+        }),
     };
     assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
     let made = RemoteMemory {

@@ -313,7 +313,7 @@ fn records_that_cannot_be_read() {
         QpAddress::from_bytes(&longer),
         protocol,
         None,
-        &["41 bytes"],
+        &["65 bytes"],
     );
     // One taken for the other, another version, another magic.
     refused(QpAddress::from_bytes(&remote), protocol, None, &["type 2"]);
@@ -325,11 +325,11 @@ fn records_that_cannot_be_read() {
     );
     let mut other = address;
     other[4] = 7;
-    let names = &["version 7", "version 2"];
+    let names = &["version 7", "version 3"];
     refused(QpAddress::from_bytes(&other), protocol, None, names);
     let mut other = remote;
     other[5] = 1;
-    let names = &["version 258", "version 2"];
+    let names = &["version 259", "version 3"];
     refused(RemoteMemory::from_bytes(&other), protocol, None, names);
     for bit in 0..32 {
         let mut other = address;

@@ -276,7 +276,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([1, 0, kind, small]);
+    bytes.extend([2, 0, kind, small]);
     bytes
 }
 
@@ -414,6 +414,7 @@ impl Hostile {
                     psn: input.next(),
                     gpu: input.number(),
                     process: input.number(),
+                    port: None,
                 };
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }

@@ -60,6 +60,11 @@ impl Mapped {
         self.len
     }
 
+    /// Where it begins, for calls that take addresses.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
     /// The part of `len` bytes from `offset`.
     pub fn part(&self, offset: usize, len: usize) -> Mapped {
         self.check(offset, len, 1);

@@ -30,6 +30,7 @@ pub use event::Event;
 pub use event::EventHandle;
 pub(crate) use mapped::Mapped;
 pub use module::Module;
+pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
 pub use stream::Stream;
@@ -178,6 +179,10 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     /// The physical GPU; 0 if it is this process's alone.
     fn identity(&self) -> u64 {
         0
+    }
+    /// Its address on the PCI bus.
+    fn pci(&self) -> Option<String> {
+        None
     }
     fn caps(&self) -> Caps;
     /// `None`: any number of streams may wait.
@@ -343,6 +348,11 @@ impl Gpu {
     /// can share.
     pub(crate) fn identity(&self) -> u64 {
         self.0.runtime.identity()
+    }
+
+    /// Where it is on the PCI bus, as `0000:3b:00.0`; `None` for one that is on none.
+    pub(crate) fn pci(&self) -> Option<String> {
+        self.0.runtime.pci()
     }
 
     /// How many of its streams may wait at a time; `None`: any number.

@@ -123,6 +123,14 @@ impl Region {
         }
     }
 
+    /// Memory of the host as the CPU has it, also that of a soft GPU; `None` for a GPU's.
+    pub(crate) fn host_view(&self) -> Option<Mapped> {
+        match self.backing() {
+            Backing::Soft(_) => self.mapped().ok(),
+            Backing::Cuda(_) => self.0.allocation.cpu,
+        }
+    }
+
     /// As [`Region::mapped`], only if that costs nothing.
     pub(crate) fn mapped_already(&self) -> Option<Mapped> {
         let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped());

@@ -1,19 +1,20 @@
 //! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_driver::Live;
 use gds_step::{Bell, Host, Lane, MachineId, Shared};
-use vmlx5::PdId;
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
+use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
 use super::span;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, QpAddress};
+use crate::rdma::{Access, PortAddress, QpAddress};
 
 /// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
@@ -57,37 +58,12 @@ pub struct EmulatedOptions {
     pub fabric: Fabric,
 }
 
-/// The keys of a registration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MrKeys {
-    pub lkey: u32,
-    pub rkey: u32,
-}
-
-/// The objects of one queue pair on the NIC.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QpObjects {
-    pub qpn: u32,
-    /// First index of the work queues, after a reset too.
-    pub start: u32,
+/// What the NIC has for one queue pair.
+struct Owned {
+    access: Access,
     send_cq: vmlx5::Cqn,
     recv_cq: vmlx5::Cqn,
     uar: vmlx5::UarId,
-}
-
-/// The memory of a queue pair: regions, offsets in them, sizes.
-pub(crate) struct QpRings<'a> {
-    pub uar: (&'a Region, u64),
-    pub record: (&'a Region, u64),
-    /// Basic blocks.
-    pub send_ring: (&'a Region, u64, u32),
-    /// Entries, and bytes of each.
-    pub recv_ring: (&'a Region, u64, u32, u32),
-    /// Logarithm of the entries.
-    pub send_cq: (&'a Region, u64, u8),
-    pub recv_cq: (&'a Region, u64, u8),
-    pub access: Access,
-    pub start: u32,
 }
 
 /// One virtual NIC and the driver that steps it.
@@ -97,7 +73,9 @@ pub(crate) struct EmulatedNic {
     host: Arc<dyn Host>,
     name: String,
     node: vmlx5::fabric::NodeId,
-    access: std::sync::Mutex<std::collections::BTreeMap<u32, Access>>,
+    /// By number.
+    qps: Mutex<BTreeMap<u32, Owned>>,
+    pds: Mutex<BTreeMap<PdId, vmlx5::PdId>>,
 }
 
 impl EmulatedNic {
@@ -134,36 +112,71 @@ impl EmulatedNic {
             host,
             name,
             node,
-            access: std::sync::Mutex::default(),
+            qps: Mutex::default(),
+            pds: Mutex::default(),
         })
     }
 
-    pub fn name(&self) -> &str {
+    fn qps(&self) -> MutexGuard<'_, BTreeMap<u32, Owned>> {
+        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pds(&self) -> MutexGuard<'_, BTreeMap<PdId, vmlx5::PdId>> {
+        self.pds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pd(&self, id: PdId, operation: &'static str) -> Result<vmlx5::PdId> {
+        let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
+        self.pds().get(&id).copied().ok_or_else(gone)
+    }
+}
+
+impl Nic for EmulatedNic {
+    fn provider(&self) -> &'static str {
+        "emulated"
+    }
+
+    fn layout(&self) -> Layout {
+        Layout {
+            align: 64,
+            most_pieces: usize::MAX,
+            takes_uar: true,
+            device_queues: true,
+        }
+    }
+
+    fn port(&self) -> Option<PortAddress> {
+        None
+    }
+
+    fn name(&self) -> &str {
         &self.name
     }
 
-    pub fn node(&self) -> u64 {
+    fn node(&self) -> u64 {
         self.node.0
     }
 
-    pub fn host(&self) -> &Arc<dyn Host> {
-        &self.host
-    }
-
-    pub fn alloc_pd(&self) -> Result<PdId> {
-        self.nic
+    fn alloc_pd(&self) -> Result<PdId> {
+        let pd = self
+            .nic
             .with(|nic| nic.alloc_pd())
-            .map_err(|e| refused("allocate pd", e))
+            .map_err(|e| refused("allocate pd", e))?;
+        let id = PdId(pd.number());
+        self.pds().insert(id, pd);
+        Ok(id)
     }
 
-    pub fn dealloc_pd(&self, id: PdId) {
+    fn dealloc_pd(&self, id: PdId) {
         // Registrations and queue pairs hold it, so it is in use by nobody.
-        let _ = self.nic.with(|nic| nic.dealloc_pd(id));
+        if let Some(pd) = self.pds().remove(&id) {
+            let _ = self.nic.with(|nic| nic.dealloc_pd(pd));
+        }
     }
 
-    pub fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
+    fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
         let attr = vmlx5::MrAttr {
-            pd,
+            pd: self.pd(pd, "register memory")?,
             va: region.addr().0,
             len: region.len() as u64,
             access: rights(access),
@@ -180,17 +193,17 @@ impl EmulatedNic {
         })
     }
 
-    /// Handles on `region` that a registration of it keeps.
-    pub fn holds(&self, region: &Region) -> usize {
+    fn holds(&self, region: &Region) -> usize {
         usize::from(span::holds(region))
     }
 
-    pub fn dereg_mr(&self, keys: MrKeys) {
+    fn dereg_mr(&self, keys: MrKeys) {
         // The key is ours and given back once: the NIC has no reason to refuse.
         let _ = self.nic.with(|nic| nic.dereg_mr(keys.lkey));
     }
 
-    pub fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpObjects> {
+    fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
+        let pd = self.pd(pd, "create queue pair")?;
         let fail = |e| refused("create queue pair", e);
         let start = rings.start;
         let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
@@ -222,27 +235,24 @@ impl EmulatedNic {
                 rq_start: start as u16,
                 ..vmlx5::QpAttr::new(pd, uar, send_cq, sq, record)
             })?;
-            Ok(QpObjects {
-                qpn: qpn.0,
-                start,
+            let owned = Owned {
+                access: rings.access,
                 send_cq,
                 recv_cq,
                 uar,
-            })
+            };
+            Ok((qpn.0, owned))
         });
-        let objects = objects.map_err(fail)?;
-        self.rights().insert(objects.qpn, rings.access);
-        Ok(objects)
+        let (qpn, owned) = objects.map_err(fail)?;
+        self.qps().insert(qpn, owned);
+        Ok(QpMade {
+            objects: QpObjects { qpn, start },
+            doorbell: None,
+        })
     }
 
-    fn rights(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<u32, Access>> {
-        self.access
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    pub fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
-        let access = self.rights().get(&qpn).copied().unwrap_or_default();
+    fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
+        let access = self.qps().get(&qpn).map(|qp| qp.access).unwrap_or_default();
         let id = vmlx5::Qpn(qpn);
         let states = [
             vmlx5::Modify::Init {
@@ -278,7 +288,7 @@ impl EmulatedNic {
         Ok(())
     }
 
-    pub fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) {
         let id = vmlx5::Qpn(qpn);
         self.nic.with(|nic| {
             // Receives may be posted before a connection, in state RESET, from which the way to
@@ -291,33 +301,41 @@ impl EmulatedNic {
         self.host.ring();
     }
 
-    pub fn reset_qp(&self, qpn: u32) -> Result<()> {
+    fn reset_qp(&self, qpn: u32) -> Result<()> {
         self.nic
             .with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), vmlx5::Modify::Reset))
             .map_err(|e| refused("reset queue pair", e))
     }
 
-    /// Where the NIC stands in the completion queues: the next positions it writes.
-    pub fn cq_indices(&self, objects: &QpObjects) -> Result<(u64, u64)> {
+    fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
+        let cqs = self
+            .qps()
+            .get(&objects.qpn)
+            .map(|qp| (qp.send_cq, qp.recv_cq));
+        let Some((send_cq, recv_cq)) = cqs else {
+            return Ok(None);
+        };
         self.nic
             .with(|nic| {
-                let send = nic.query_cq(objects.send_cq)?.producer;
-                let recv = nic.query_cq(objects.recv_cq)?.producer;
-                Ok((u64::from(send), u64::from(recv)))
+                let send = nic.query_cq(send_cq)?.producer;
+                let recv = nic.query_cq(recv_cq)?.producer;
+                Ok(Some((u64::from(send), u64::from(recv))))
             })
             .map_err(|e| refused("query completion queues", e))
     }
 
-    pub fn destroy_qp(&self, objects: &QpObjects) {
+    fn destroy_qp(&self, objects: &QpObjects) {
+        let owned = self.qps().remove(&objects.qpn);
         // In this order nothing is in use when it goes; the objects are ours alone.
         self.nic.with(|nic| {
             let _ = nic.destroy_qp(vmlx5::Qpn(objects.qpn));
-            let _ = nic.destroy_cq(objects.send_cq);
-            let _ = nic.destroy_cq(objects.recv_cq);
-            let _ = nic.free_uar(objects.uar);
+            if let Some(owned) = owned {
+                let _ = nic.destroy_cq(owned.send_cq);
+                let _ = nic.destroy_cq(owned.recv_cq);
+                let _ = nic.free_uar(owned.uar);
+            }
         });
         self.host.ring();
-        self.rights().remove(&objects.qpn);
     }
 }
 

@@ -10,14 +10,14 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of what the peers speak over the wire.
-pub(crate) const VERSION: u16 = 2;
+pub(crate) const VERSION: u16 = 3;
 /// NICs that one region is registered with.
 const LANES: usize = 4;
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAddress {
-    /// The NIC: for the emulated provider the node's number on its fabric.
+    /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
     pub node: u64,
     /// The queue pair's number there.
     pub qpn: u32,
@@ -28,11 +28,24 @@ pub struct QpAddress {
     pub gpu: u64,
     /// The process, by a number of chance.
     pub process: u64,
+    /// How its port is addressed; `None`: by [`node`](QpAddress::node) alone.
+    pub port: Option<PortAddress>,
+}
+
+/// How a port of a real NIC is addressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAddress {
+    /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Its largest packet, as verbs number it: 1 for 256 bytes, to 5 for 4096.
+    pub mtu: u8,
+    /// The global identifier chosen among those it has; on Ethernet, of RoCE v2.
+    pub gid: [u8; 16],
 }
 
 impl QpAddress {
     /// Bytes of a record.
-    pub const LEN: usize = 40;
+    pub const LEN: usize = 64;
     const TYPE: u8 = 1;
 
     /// The record.
@@ -44,6 +57,12 @@ impl QpAddress {
         b[20..24].copy_from_slice(&self.psn.to_le_bytes());
         b[24..32].copy_from_slice(&self.gpu.to_le_bytes());
         b[32..40].copy_from_slice(&self.process.to_le_bytes());
+        if let Some(port) = &self.port {
+            b[40] = 1;
+            b[41] = port.mtu;
+            b[42..44].copy_from_slice(&port.lid.to_le_bytes());
+            b[44..60].copy_from_slice(&port.gid);
+        }
         b
     }
 
@@ -52,14 +71,26 @@ impl QpAddress {
     /// # Errors
     /// `Protocol` if it is not such a record or of another version, which is then named.
     pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
-        check(bytes, Self::TYPE, Self::LEN, "read queue pair address")?;
-        Ok(QpAddress {
+        const OPERATION: &str = "read queue pair address";
+        check(bytes, Self::TYPE, Self::LEN, OPERATION)?;
+        let address = QpAddress {
             node: u64::from_le_bytes(take(bytes, 8)),
             qpn: u32::from_le_bytes(take(bytes, 16)),
             psn: u32::from_le_bytes(take(bytes, 20)),
             gpu: u64::from_le_bytes(take(bytes, 24)),
             process: u64::from_le_bytes(take(bytes, 32)),
-        })
+            port: (bytes[40] == 1).then(|| PortAddress {
+                mtu: bytes[41],
+                lid: u16::from_le_bytes(take(bytes, 42)),
+                gid: take(bytes, 44),
+            }),
+        };
+        // Nothing is said beside that.
+        if address.to_bytes()[8..] != bytes[8..] {
+            let what = "a port that is none, or bytes behind it";
+            return Err(Error::new(OPERATION, Kind::Protocol, what));
+        }
+        Ok(address)
     }
 }
 
@@ -197,7 +228,24 @@ mod tests {
             psn: 0x0012_3456,
             gpu: 0x8877_6655_4433_2211,
             process: 7,
+            port: None,
         };
+        let port = PortAddress {
+            lid: 0x1234,
+            mtu: 5,
+            gid: *b"sixteen bytes ..",
+        };
+        let real = QpAddress {
+            port: Some(port),
+            ..qp
+        };
+        assert_eq!(QpAddress::from_bytes(&real.to_bytes()).unwrap(), real);
+        for (at, value) in [(40, 0), (40, 2), (60, 1), (63, 0x80)] {
+            let mut other = real.to_bytes();
+            other[at] = value;
+            let e = QpAddress::from_bytes(&other).unwrap_err();
+            assert_eq!(e.kind(), Kind::Protocol);
+        }
         let memory = RemoteMemory {
             addr: 0x7fff_0000_1000,
             len: 1 << 40,
@@ -214,7 +262,7 @@ mod tests {
         let e = QpAddress::from_bytes(&other).unwrap_err();
         assert_eq!(e.kind(), Kind::Protocol);
         assert!(
-            e.to_string().contains("version 9") && e.to_string().contains("version 2"),
+            e.to_string().contains("version 9") && e.to_string().contains("version 3"),
             "{e}"
         );
         for len in 0..QpAddress::LEN {

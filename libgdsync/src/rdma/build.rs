@@ -9,8 +9,9 @@ use super::core::{EndpointKind, Hold, Place, Places, QpCore, QpState, SidePlaces
 use super::{Pd, QpConfig};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
+use crate::memop::DevicePtr;
 use crate::memop::trace::Tracer;
-use crate::provider::emulated::{QpObjects, QpRings};
+use crate::provider::nic::{Layout, QpObjects, QpRings};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 
@@ -36,12 +37,31 @@ impl Carver {
         at
     }
 
-    /// Memory for a queue: here, or where it is wanted. Answers the region and the place in it.
-    fn queue(&mut self, gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<(Region, usize)> {
+    /// Memory for a queue: here, its address aligned, or where it is wanted.
+    /// Answers the region and the place in it.
+    fn queue(
+        &mut self,
+        gpu: &Gpu,
+        kind: MemoryKind,
+        len: usize,
+        align: usize,
+    ) -> Result<(Region, usize)> {
         match kind {
-            MemoryKind::Pinned => Ok((self.region.clone(), self.take_at(len))),
+            MemoryKind::Pinned => {
+                let base = self.region.addr().0 as usize;
+                self.at = (base + self.at).next_multiple_of(align) - base;
+                Ok((self.region.clone(), self.take_at(len)))
+            }
             MemoryKind::Device => Ok((shared(gpu, kind, len)?, 0)),
         }
+    }
+}
+
+/// Where a queue is to lie that is wanted in `kind` of memory.
+fn reachable(layout: Layout, kind: MemoryKind) -> MemoryKind {
+    match layout.device_queues {
+        true => kind,
+        false => MemoryKind::Pinned,
     }
 }
 
@@ -108,24 +128,36 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
     let sizes = sizes(config)?;
-    let (ring_len, send_cq) = (sizes.send_bytes + sizes.recv_bytes, ENTRY << sizes.send_log);
-    let cq_len = send_cq + (ENTRY << sizes.recv_log);
-    let here = |kind: MemoryKind, len: usize| match kind {
-        MemoryKind::Pinned => len.next_multiple_of(ALIGN),
+    let layout = nic.layout();
+    let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
+    // Both completion queues begin where the NIC wants one to begin.
+    let recv_cq_at = send_cq.next_multiple_of(layout.align);
+    let cq_len = recv_cq_at + recv_cq.next_multiple_of(layout.align);
+    let ring_len = sizes.recv_bytes + sizes.send_bytes;
+    let grain = layout.grain(ring_len);
+    let ring_len = ring_len.next_multiple_of(grain);
+    let ring_memory = reachable(layout, config.ring_memory);
+    let cq_memory = reachable(layout, config.cq_memory);
+    // With the most that aligning it can take.
+    let here = |kind: MemoryKind, len: usize, align: usize| match kind {
+        MemoryKind::Pinned => len.next_multiple_of(ALIGN) + align - ALIGN,
         MemoryKind::Device => 0,
     };
-    let queues = here(config.ring_memory, ring_len) + here(config.cq_memory, cq_len);
-    let len = doorbell::PAGE + words_len(config) + queues;
-    let control = gpu.alloc(MemoryKind::Pinned, len)?;
+    let page = match layout.takes_uar {
+        true => doorbell::PAGE,
+        false => 0,
+    };
+    let queues = here(ring_memory, ring_len, grain) + here(cq_memory, cq_len, layout.align);
+    let control = gpu.alloc(MemoryKind::Pinned, page + words_len(config) + queues)?;
     let mut carver = Carver {
         region: control.clone(),
-        at: doorbell::PAGE,
+        at: page,
     };
-    let (ring, ring_at) = carver.queue(gpu, config.ring_memory, ring_len)?;
-    let (cqs, cq_at) = carver.queue(gpu, config.cq_memory, cq_len)?;
-    let recv_cq = cq_len - send_cq;
+    let (ring, recv_at) = carver.queue(gpu, ring_memory, ring_len, grain)?;
+    let send_at = recv_at + sizes.recv_bytes;
+    let (cqs, cq_at) = carver.queue(gpu, cq_memory, cq_len, layout.align)?;
     let mut regions = vec![ring.clone(), cqs.clone()];
-    let own_record = match config.record_memory {
+    let own_record = match reachable(layout, config.record_memory) {
         MemoryKind::Pinned => None,
         MemoryKind::Device => {
             Some(shared(gpu, MemoryKind::Device, 64)?).filter(|r| r.kind() == MemoryKind::Device)
@@ -153,40 +185,50 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         })
     };
     let send = side(
-        place(&ring, ring_at, sizes.send_bytes)?,
+        place(&ring, send_at, sizes.send_bytes)?,
         place(&cqs, cq_at, send_cq)?,
         config.send_blocks,
     )?;
     let recv = side(
-        place(&ring, ring_at + sizes.send_bytes, sizes.recv_bytes)?,
-        place(&cqs, cq_at + send_cq, recv_cq)?,
+        place(&ring, recv_at, sizes.recv_bytes)?,
+        place(&cqs, cq_at + recv_cq_at, recv_cq)?,
         config.recv_entries,
     )?;
-    let places = Places {
-        uar: place(&control, 0, doorbell::PAGE)?,
-        record,
-        error: carver.take(4)?,
-        send,
-        recv,
-    };
-    let objects = nic.create_qp(
+    let error = carver.take(4)?;
+    let made = nic.create_qp(
         pd.id(),
         &QpRings {
             uar: (&control, 0),
             record: (&record_region, record_at),
-            send_ring: (&ring, ring_at as u64, config.send_blocks),
+            send_ring: (&ring, send_at as u64, config.send_blocks),
             recv_ring: (
                 &ring,
-                (ring_at + sizes.send_bytes) as u64,
+                recv_at as u64,
                 config.recv_entries,
                 sizes.stride as u32,
             ),
             send_cq: (&cqs, cq_at as u64, sizes.send_log),
-            recv_cq: (&cqs, (cq_at + send_cq) as u64, sizes.recv_log),
+            recv_cq: (&cqs, (cq_at + recv_cq_at) as u64, sizes.recv_log),
             access: config.access,
             start: config.start,
         },
     )?;
+    let objects = made.objects;
+    let register = match made.doorbell {
+        None => place(&control, doorbell::BF_OFFSET, 8)?,
+        Some((region, register)) => {
+            regions.push(region);
+            register
+        }
+    };
+    let places = Places {
+        uar: DevicePtr(register.gpu.0 - doorbell::BF_OFFSET as u64),
+        record,
+        doorbell: register,
+        error,
+        send,
+        recv,
+    };
     let send = SendQueue::new(
         places.send.ring.cpu,
         objects.qpn,
@@ -218,7 +260,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             send,
             recv,
         ),
-        ring: (ring, ring_at),
+        ring: (ring, send_at),
     })
 }
 
@@ -262,7 +304,7 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
     let give = |place: Place, what: &str| {
         tracer.name(place.gpu, place.cpu.len(), format!("{qp}.{what}"));
     };
-    give(places.uar, "uar");
+    tracer.name(places.uar, doorbell::PAGE, format!("{qp}.uar"));
     give(places.record, "record");
     give(places.error, "error");
     for (side, which) in [(&places.send, "send"), (&places.recv, "recv")] {
@@ -287,7 +329,9 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let start = core.objects.start;
     write_words(places, start);
     // The completion queues go on where the NIC stands: only work queues restart.
-    let (send_next, recv_next) = core.nic.cq_indices(&core.objects)?;
+    let indices = core.nic.cq_indices(&core.objects)?;
+    let (send_next, recv_next) =
+        indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
     let cq = |side: &SidePlaces, log: u8, next: u64| {
         let ring = CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next);
         side.done.cpu.store32(0, next as u32);

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use gds_step::Time;
+use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
 
 use super::Mr;
 use super::device::PdInner;
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
-use crate::provider::emulated::{EmulatedNic, QpObjects};
+use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, status};
 use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
@@ -67,7 +67,10 @@ pub(crate) struct SidePlaces {
 /// Where the pieces of a queue pair lie.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
-    pub uar: Place,
+    /// The page of the doorbell, for its name in traces; no access is by this.
+    pub uar: DevicePtr,
+    /// The doorbell: eight bytes, for stores alone.
+    pub doorbell: Place,
     pub record: Place,
     pub error: Place,
     pub send: SidePlaces,
@@ -100,7 +103,8 @@ pub(crate) struct Timer {
 /// See the module.
 pub(crate) struct QpCore {
     pub gpu: Gpu,
-    pub nic: Arc<EmulatedNic>,
+    /// The GPU's, at hand: who steps the software devices.
+    pub host: Arc<dyn Host>,
     pub objects: QpObjects,
     pub places: Places,
     pub kind: EndpointKind,
@@ -117,6 +121,7 @@ pub(crate) struct QpCore {
     /// The other memory that devices use, and the protection domain: held, never read.
     _regions: Vec<Region>,
     _pd: Arc<PdInner>,
+    pub nic: Arc<dyn Nic>,
 }
 
 /// What the lock guards.
@@ -169,7 +174,7 @@ impl QpCore {
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         gpu: Gpu,
-        nic: Arc<EmulatedNic>,
+        nic: Arc<dyn Nic>,
         objects: QpObjects,
         places: Places,
         kind: EndpointKind,
@@ -182,6 +187,7 @@ impl QpCore {
         recv: ReceiveQueue<Mapped, Hold>,
     ) -> QpCore {
         QpCore {
+            host: Arc::clone(gpu.host()),
             gpu,
             nic,
             objects,
@@ -234,11 +240,9 @@ impl QpCore {
         record.store32(doorbell::SND, doorbell::record_value(index));
         // The NIC must see the record before the doorbell, and the entries before both.
         fence(Ordering::SeqCst);
-        self.places
-            .uar
-            .cpu
-            .store64(doorbell::BF_OFFSET, u64::from_ne_bytes(doorbell));
-        self.nic.host().ring();
+        let register = &self.places.doorbell.cpu;
+        register.store64(0, u64::from_ne_bytes(doorbell));
+        self.host.ring();
     }
 
     /// Marks the queue pair as dropped by its owner.
@@ -332,7 +336,7 @@ impl QpCore {
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
             // Streams may go on: the device thread should look.
-            self.nic.host().ring();
+            self.host.ring();
             busy = true;
         }
         busy
@@ -443,7 +447,7 @@ impl QpCore {
             places.done.cpu.store32(0, cq.next() as u32);
         }
         // Ordering edges need no help: streams write the record whether or not a NIC reads it.
-        self.nic.host().ring();
+        self.host.ring();
     }
 }
 

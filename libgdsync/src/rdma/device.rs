@@ -10,8 +10,10 @@ use gds_step::{Lane, Machine, MachineId, Shared, Step};
 use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::provider::emulated::{EmulatedNic, EmulatedOptions, MrKeys};
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
+use crate::provider::rdma_core::RdmaCoreNic;
 use crate::watch::{WatchList, Watcher};
 
 /// What a registration permits. Local reading is always permitted.
@@ -56,7 +58,7 @@ pub struct Device(pub(super) Arc<DeviceInner>);
 
 pub(super) struct DeviceInner {
     gpu: Gpu,
-    nic: Arc<EmulatedNic>,
+    nic: Arc<dyn Nic>,
     watch: WatchList,
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
@@ -101,13 +103,28 @@ impl Device {
     }
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
-        let nic = Arc::new(EmulatedNic::open(gpu, options)?);
+        let nic = EmulatedNic::open(gpu, options)?;
+        Ok(Device::open(gpu, Arc::new(nic), watched))
+    }
+
+    /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
+    /// to the GPU that has an active port. Its queues lie in pinned memory, whatever
+    /// [`QpConfig`] says.
+    ///
+    /// # Errors
+    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
+    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
+    pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
+        Ok(Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true))
+    }
+
+    fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Device {
         let host = gpu.host();
         let (watch, proxies) = (WatchList::default(), ProxyList::default());
         let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
         let watcher = Shared::new(watcher);
         let attached = watched.then(|| host.attach(Lane::Watch, Box::new(watcher.clone())));
-        Ok(Device(Arc::new(DeviceInner {
+        Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
             watch,
@@ -115,7 +132,7 @@ impl Device {
             attached,
             proxies,
             proxy: OnceLock::new(),
-        })))
+        }))
     }
 
     /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
@@ -126,7 +143,7 @@ impl Device {
 
     /// The provider and the NIC, for people: `emulated nic0`.
     pub fn name(&self) -> String {
-        format!("emulated {}", self.0.nic.name())
+        format!("{} {}", self.0.nic.provider(), self.0.nic.name())
     }
 
     /// The GPU it was opened for.
@@ -134,7 +151,7 @@ impl Device {
         &self.0.gpu
     }
 
-    pub(super) fn nic(&self) -> &Arc<EmulatedNic> {
+    pub(super) fn nic(&self) -> &Arc<dyn Nic> {
         &self.0.nic
     }
 
@@ -223,8 +240,8 @@ pub struct Pd {
 /// Shared with registrations, which requests in flight keep alive: it must not hold the device,
 /// whose end gives up what is in flight.
 pub(crate) struct PdInner {
-    nic: Arc<EmulatedNic>,
-    id: vmlx5::PdId,
+    nic: Arc<dyn Nic>,
+    id: PdId,
 }
 
 impl Drop for PdInner {
@@ -235,7 +252,7 @@ impl Drop for PdInner {
 
 impl fmt::Debug for Pd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pd {} of {:?}", self.inner.id.number(), self.device)
+        write!(f, "pd {} of {:?}", self.inner.id.0, self.device)
     }
 }
 
@@ -249,7 +266,7 @@ impl Pd {
         &self.inner
     }
 
-    pub(super) fn id(&self) -> vmlx5::PdId {
+    pub(super) fn id(&self) -> PdId {
         self.inner.id
     }
 
@@ -292,7 +309,7 @@ impl Pd {
 pub struct Mr(Arc<MrInner>);
 
 struct MrInner {
-    nic: Arc<EmulatedNic>,
+    nic: Arc<dyn Nic>,
     pd: Arc<PdInner>,
     region: Region,
     access: Access,

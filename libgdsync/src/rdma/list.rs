@@ -415,7 +415,7 @@ fn decide_send(
         EndpointKind::Ring => Item::Post(Ring {
             record: places.record.gpu.offset(doorbell::SND as u64),
             record_value: doorbell::record_value(posted.index),
-            doorbell: places.uar.gpu.offset(doorbell::BF_OFFSET as u64),
+            doorbell: places.doorbell.gpu,
             doorbell_value: u64::from_ne_bytes(posted.doorbell),
             edge: posted.edge.map(doorbell::record_value),
         }),

@@ -19,9 +19,9 @@ mod qp;
 mod request;
 mod work;
 
-pub use address::{QpAddress, RemoteMemory, RemoteSpan};
+pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
 pub use config::{Endpoint, Lowering, QpConfig};
-pub(crate) use core::{QpCore, QpState};
+pub(crate) use core::{Place, QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};
 pub use list::{Descriptor, post_on};
 pub use qp::Qp;

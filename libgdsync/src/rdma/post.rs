@@ -46,7 +46,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post`]; `Busy` after the limit.
     pub fn post_within(&mut self, request: SendRequest, limit: Duration) -> Result<()> {
-        let host = Arc::clone(self.core.nic.host());
+        let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
         let mut result = self.post(request);
         host.wait_until(Some(deadline), &mut || {
@@ -89,7 +89,7 @@ impl Qp {
         }
         self.core.places.recv.trigger.cpu.store32(0, index);
         record.store32(doorbell::RCV, doorbell::record_value(index));
-        self.core.nic.host().ring();
+        self.core.host.ring();
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ impl Qp {
                 ));
             }
         }
-        let host = Arc::clone(self.core.nic.host());
+        let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
         let mut result = Ok(None);
         host.wait_until(Some(deadline), &mut || {
@@ -122,7 +122,7 @@ impl Qp {
         let mut state = self.core.lock();
         self.core.fail(&mut state, Side::Send, status);
         drop(state);
-        self.core.nic.host().ring();
+        self.core.host.ring();
     }
 
     /// The error word: [`Status::PENDING`] (0) until a request fails, then its status.
@@ -164,7 +164,7 @@ impl Qp {
     /// `Timeout` after the limit; the work stays in flight. `Busy` if a prepared request stands
     /// where that NOP would have to.
     pub fn quiet(&mut self, limit: Duration) -> Result<()> {
-        let host = Arc::clone(self.core.nic.host());
+        let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
         let mut possible = true;
         let idle = &mut || {

@@ -120,6 +120,7 @@ impl Qp {
             psn: self.core.psn(&self.core.lock()),
             gpu: self.core.gpu.identity(),
             process: super::address::process(),
+            port: self.core.nic.port(),
         }
     }
 
@@ -300,7 +301,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::prepare`]; `QueueFull` after the limit.
     pub fn prepare_within(&mut self, work: &Work<'_>, limit: Duration) -> Result<SendRequest> {
-        let host = Arc::clone(self.core.nic.host());
+        let host = Arc::clone(&self.core.host);
         let deadline = host.now() + limit;
         let mut result = self.prepare(work);
         host.wait_until(Some(deadline), &mut || {
@@ -472,8 +473,9 @@ impl Drop for Qp {
     /// Never blocks: what is in flight goes on, and the watcher takes the queue pair down once
     /// it is done.
     fn drop(&mut self) {
-        for place in [self.core.places.uar, self.core.places.record] {
-            self.tracer().forget(place.gpu);
+        let places = &self.core.places;
+        for place in [places.uar, places.record.gpu] {
+            self.tracer().forget(place);
         }
         self.core.close();
     }

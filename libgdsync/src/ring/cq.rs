@@ -202,6 +202,19 @@ impl<M: RingMemory> CompletionRing<M> {
         self.completed
     }
 
+    /// The position that the NIC writes next, as the entries tell: behind the newest one, given
+    /// to a request or not. Right while no more than the buffer has been written since the
+    /// newest known success.
+    pub fn written(&self) -> u64 {
+        let mut position = self.completed;
+        while position < self.completed + self.entries()
+            && self.state(position) != EntryState::NotYet
+        {
+            position += 1;
+        }
+        position
+    }
+
     /// The ticket of the newest position known to be a success.
     pub fn newest_completed(&self) -> Option<u64> {
         (self.completed > self.start).then(|| self.ticket(self.completed - 1))

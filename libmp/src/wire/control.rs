@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// How a channel is laid out; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,8 @@ pub enum Control {
 
 impl Control {
     /// Longest message.
-    pub const MAX: usize = 8 + 4 + RemoteMemory::LEN + 16;
+    pub const MAX: usize = 8 + 4 + QpAddress::LEN + 16;
+    const _LONGER: () = assert!(QpAddress::LEN >= RemoteMemory::LEN);
 
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
@@ -253,6 +254,7 @@ mod tests {
             psn: 7,
             gpu: 8,
             process: 9,
+            port: None,
         };
         let all = [
             Control::Connect {
@@ -295,7 +297,7 @@ mod tests {
             let mut other = bytes;
             other[4] = 9;
             let e = Control::decode(&other).unwrap_err().to_string();
-            assert!(e.contains("version 9") && e.contains("version 1"), "{e}");
+            assert!(e.contains("version 9") && e.contains("version 2"), "{e}");
         }
     }
 }

@@ -18,6 +18,7 @@ mod share;
 mod stream;
 mod submit;
 
+use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
@@ -112,6 +113,20 @@ impl Runtime for CudaRuntime {
 
     fn identity(&self) -> u64 {
         self.identity
+    }
+
+    fn pci(&self) -> Option<String> {
+        let mut text = [0_u8; 32];
+        let context = &self.context;
+        // SAFETY: writes a string that ends within the length.
+        let asked = unsafe {
+            let at = text.as_mut_ptr().cast();
+            (context.cuda.cuDeviceGetPCIBusId)(at, text.len() as i32, context.device)
+        };
+        let text = asked
+            .is_success()
+            .then(|| CStr::from_bytes_until_nul(&text));
+        Some(text?.ok()?.to_str().ok()?.to_owned())
     }
 
     fn caps(&self) -> Caps {

@@ -9,10 +9,14 @@
 //! | table | library | override |
 //! | --- | --- | --- |
 //! | [`cuda::Cuda`] | `libcuda.so.1`, NVIDIA's CUDA driver | `GDS_CUDA_LIB` |
+//! | [`verbs::Ibverbs`] | `libibverbs.so.1`, the verbs of rdma-core | `GDS_IBVERBS_LIB` |
+//! | [`mlx5::Mlx5`] | `libmlx5.so.1`, its direct verbs of ConnectX NICs | `GDS_MLX5_LIB` |
 
 #[macro_use]
 mod table;
 pub mod cuda;
 pub mod library;
+pub mod mlx5;
+pub mod verbs;
 
 pub use library::{Library, LoadError, Tried};

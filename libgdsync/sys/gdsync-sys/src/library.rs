@@ -4,10 +4,12 @@
 //! libraries start threads and register exit handlers, and few of them survive `dlclose`.
 
 use std::error::Error as _;
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
+
+use libloading::os::unix;
 
 /// One path that was tried and what the dynamic linker said about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +54,19 @@ pub enum LoadError {
         /// The name looked up, as exported.
         symbol: &'static str,
     },
+    /// A library was opened that has a function which the table cannot do without in another
+    /// version than the one it is made for: the library is too old, or too new.
+    #[error("{} has {symbol}, but not in version {version}, which the {api} table requires", library.display())]
+    OtherVersion {
+        /// What the library is, such as "verbs".
+        api: &'static str,
+        /// The library as it was opened.
+        library: PathBuf,
+        /// The name looked up, as exported.
+        symbol: &'static str,
+        /// The version looked up.
+        version: &'static str,
+    },
 }
 
 fn list(tried: &[Tried]) -> String {
@@ -71,7 +86,9 @@ pub struct Library {
     api: &'static str,
     path: PathBuf,
     // Never dropped, so never closed: what was looked up stays callable.
-    handle: ManuallyDrop<libloading::Library>,
+    handle: ManuallyDrop<unix::Library>,
+    /// The linker's own handle, as a number.
+    raw: usize,
 }
 
 impl Library {
@@ -103,10 +120,14 @@ impl Library {
             // SAFETY: the caller vouches for the library's initialisers.
             match unsafe { libloading::Library::new(&path) } {
                 Ok(handle) => {
+                    let raw = unix::Library::from(handle).into_raw();
+                    // SAFETY: just opened, and given back by nobody.
+                    let handle = unsafe { unix::Library::from_raw(raw) };
                     return Ok(Library {
                         api,
                         path,
                         handle: ManuallyDrop::new(handle),
+                        raw: raw as usize,
                     });
                 }
                 Err(e) => tried.push(Tried {
@@ -124,29 +145,63 @@ impl Library {
         &self.path
     }
 
-    /// The function `name`, if the library exports it.
+    /// The function `name`, in `version` if one is given, if the library exports it. A library
+    /// without versions has every one.
     ///
     /// # Safety
     /// `F` must be a function pointer of the type that the library gives `name`.
-    pub unsafe fn optional<F: Copy>(&self, name: &'static CStr) -> Option<F> {
-        // SAFETY: the caller vouches for the type; the library is never closed, so the pointer
-        // outlives the borrow that `Symbol` stands for.
-        unsafe { self.handle.get::<F>(name) }.ok().map(|f| *f)
+    pub unsafe fn optional<F: Copy>(
+        &self,
+        name: &'static CStr,
+        version: Option<&'static CStr>,
+    ) -> Option<F> {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+        let Some(version) = version else {
+            // SAFETY: the caller vouches for the type; the library is never closed, so the
+            // pointer outlives the borrow that `Symbol` stands for.
+            return unsafe { self.handle.get::<F>(name) }.ok().map(|f| *f);
+        };
+        // SAFETY: a handle that is never closed, and two C strings.
+        let found =
+            unsafe { libc::dlvsym(self.raw as *mut c_void, name.as_ptr(), version.as_ptr()) };
+        // SAFETY: a function pointer has the size of this one, as asserted; the caller vouches
+        // for its type, and it is not null.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
     }
 
-    /// The function `name`.
+    /// The function `name`, in `version` if one is given.
     ///
     /// # Errors
-    /// [`LoadError::MissingSymbol`] if the library does not export it.
+    /// [`LoadError::MissingSymbol`] if the library does not export it,
+    /// [`LoadError::OtherVersion`] if it does, in another version alone.
     ///
     /// # Safety
     /// As [`optional`](Library::optional).
-    pub unsafe fn required<F: Copy>(&self, name: &'static CStr) -> Result<F, LoadError> {
+    pub unsafe fn required<F: Copy>(
+        &self,
+        name: &'static CStr,
+        version: Option<&'static CStr>,
+    ) -> Result<F, LoadError> {
         // SAFETY: handed on.
-        unsafe { self.optional(name) }.ok_or_else(|| LoadError::MissingSymbol {
-            api: self.api,
-            library: self.path.clone(),
-            symbol: name.to_str().unwrap_or("a symbol that is not UTF-8"),
+        if let Some(found) = unsafe { self.optional(name, version) } {
+            return Ok(found);
+        }
+        let (api, library) = (self.api, self.path.clone());
+        let symbol = name.to_str().unwrap_or("a symbol that is not UTF-8");
+        // SAFETY: looked up, and not called.
+        let other = unsafe { self.optional::<F>(name, None) };
+        Err(match (version, other) {
+            (Some(version), Some(_)) => LoadError::OtherVersion {
+                api,
+                library,
+                symbol,
+                version: version.to_str().unwrap_or("a version that is not UTF-8"),
+            },
+            _ => LoadError::MissingSymbol {
+                api,
+                library,
+                symbol,
+            },
         })
     }
 }

@@ -30,6 +30,9 @@
 /// the first path that opens, `load()` from the variable's path or the sonames, and `get()` is
 /// `load()` done once for the process. A table that is not a `'static` one may be dropped; its
 /// library stays open, so copied pointers stay good.
+///
+/// A function of a library with versioned symbols takes its version in front, as a string:
+/// `"IBVERBS_1.1" fn ibv_alloc_pd(..)`. No other version of the symbol is taken then.
 #[macro_export]
 macro_rules! dl_api {
     (
@@ -39,11 +42,11 @@ macro_rules! dl_api {
             env: $env:literal,
             required { $(
                 $(#[$req_meta:meta])*
-                fn $req:ident($($req_arg:ident: $req_ty:ty),* $(,)?) $(-> $req_ret:ty)?;
+                $($req_version:literal)? fn $req:ident($($req_arg:ident: $req_ty:ty),* $(,)?) $(-> $req_ret:ty)?;
             )* }
             optional { $(
                 $(#[$opt_meta:meta])*
-                fn $opt:ident($($opt_arg:ident: $opt_ty:ty),* $(,)?) $(-> $opt_ret:ty)?;
+                $($opt_version:literal)? fn $opt:ident($($opt_arg:ident: $opt_ty:ty),* $(,)?) $(-> $opt_ret:ty)?;
             )* }
         }
     ) => {
@@ -95,13 +98,15 @@ macro_rules! dl_api {
                 ::std::result::Result::Ok($Table {
                     $($req: {
                         let name = $crate::c_name!($req);
+                        let version = $crate::c_version!($($req_version)?);
                         // SAFETY: the caller vouches for the functions' types.
-                        unsafe { library.required(name) }?
+                        unsafe { library.required(name, version) }?
                     },)*
                     $($opt: {
                         let name = $crate::c_name!($opt);
+                        let version = $crate::c_version!($($opt_version)?);
                         // SAFETY: the caller vouches for the functions' types.
-                        unsafe { library.optional(name) }
+                        unsafe { library.optional(name, version) }
                     },)*
                     library,
                 })
@@ -157,6 +162,24 @@ macro_rules! c_name {
             match ::std::ffi::CStr::from_bytes_with_nul(bytes) {
                 ::std::result::Result::Ok(name) => name,
                 ::std::result::Result::Err(_) => ::std::panic!("an identifier holds no NUL"),
+            }
+        }
+    };
+}
+
+/// The version of a symbol, if one is given.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! c_version {
+    () => {
+        ::std::option::Option::None
+    };
+    ($version:literal) => {
+        const {
+            let bytes = ::std::concat!($version, "\0").as_bytes();
+            match ::std::ffi::CStr::from_bytes_with_nul(bytes) {
+                ::std::result::Result::Ok(version) => ::std::option::Option::Some(version),
+                ::std::result::Result::Err(_) => ::std::panic!("a version holds no NUL"),
             }
         }
     };

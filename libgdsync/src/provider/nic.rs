@@ -1,0 +1,103 @@
+//! What a NIC does for the library: the seam between devices, protection domains, registrations
+//! and queue pairs on one side, and who executes on the other.
+//!
+//! Everything here is control: posts, doorbells and completions go through memory that both
+//! sides know, and never through [`Nic`].
+
+use crate::error::Result;
+use crate::gpu::Region;
+use crate::rdma::{Access, Place, PortAddress, QpAddress};
+
+/// A protection domain of a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PdId(pub u32);
+
+/// The keys of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MrKeys {
+    pub lkey: u32,
+    pub rkey: u32,
+}
+
+/// One queue pair on its NIC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpObjects {
+    pub qpn: u32,
+    /// First index of the work queues, after a reset too.
+    pub start: u32,
+}
+
+/// A queue pair as its NIC made it.
+pub(crate) struct QpMade {
+    pub objects: QpObjects,
+    /// Where its doorbell is rung, and what keeps that in the GPU's sight; `None`: at
+    /// [`BF_OFFSET`](mlx5_prm::doorbell::BF_OFFSET) of the page in [`QpRings::uar`].
+    pub doorbell: Option<(Region, Place)>,
+}
+
+/// How the memory of a queue pair has to lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// What queues are aligned to at least, and their length is a multiple of, in bytes.
+    pub align: usize,
+    /// Long work queues are aligned to more: no more than so many aligned pieces are one.
+    pub most_pieces: usize,
+    /// Whether the NIC takes a page of ours for doorbells. Else it has one.
+    pub takes_uar: bool,
+    /// Whether queues may lie in the GPU's memory.
+    pub device_queues: bool,
+}
+
+impl Layout {
+    /// What the work queues of a queue pair, `len` bytes in all, are aligned to, and their
+    /// length is a multiple of.
+    pub fn grain(&self, len: usize) -> usize {
+        self.align.max(len.next_power_of_two() / self.most_pieces)
+    }
+}
+
+/// The memory of a queue pair: regions, offsets in them, sizes. The send ring lies directly
+/// behind the receive ring.
+pub(crate) struct QpRings<'a> {
+    /// The page for doorbells, if the NIC takes one.
+    pub uar: (&'a Region, u64),
+    pub record: (&'a Region, u64),
+    /// Basic blocks.
+    pub send_ring: (&'a Region, u64, u32),
+    /// Entries, and bytes of each.
+    pub recv_ring: (&'a Region, u64, u32, u32),
+    /// Logarithm of the entries.
+    pub send_cq: (&'a Region, u64, u8),
+    pub recv_cq: (&'a Region, u64, u8),
+    pub access: Access,
+    pub start: u32,
+}
+
+/// One opened NIC (and port).
+pub(crate) trait Nic: Send + Sync {
+    /// Who executes: `emulated`, `rdma_core`.
+    fn provider(&self) -> &'static str;
+    /// The NIC, for people.
+    fn name(&self) -> &str;
+    /// Its number, as addresses carry it.
+    fn node(&self) -> u64;
+    /// How its port is addressed, where it takes more than that number.
+    fn port(&self) -> Option<PortAddress>;
+    fn layout(&self) -> Layout;
+    fn alloc_pd(&self) -> Result<PdId>;
+    fn dealloc_pd(&self, id: PdId);
+    fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
+    fn dereg_mr(&self, keys: MrKeys);
+    /// Handles on `region` that a registration of it keeps.
+    fn holds(&self, region: &Region) -> usize;
+    fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
+    /// From RESET to ready to send; if that fails, back to RESET, where it may be tried again.
+    fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+    /// To the error state, from any other.
+    fn modify_to_error(&self, qpn: u32);
+    fn reset_qp(&self, qpn: u32) -> Result<()>;
+    /// Where the NIC stands in send and receive completion queue: the next positions it writes.
+    /// `None`: the entries tell.
+    fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;
+    fn destroy_qp(&self, objects: &QpObjects);
+}

@@ -1,0 +1,184 @@
+//! The libraries, and the NICs that they know, opened.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+use gdsync_sys::LoadError;
+use gdsync_sys::mlx5::Mlx5;
+use gdsync_sys::verbs::Ibverbs;
+use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
+
+use super::OPEN;
+use crate::error::{Error, Kind, Result};
+
+/// Both libraries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Libraries {
+    pub verbs: &'static Ibverbs,
+    pub mlx5: &'static Mlx5,
+}
+
+impl Libraries {
+    pub fn load() -> Result<Libraries> {
+        let verbs = Ibverbs::get().map_err(missing)?;
+        let mlx5 = Mlx5::get().map_err(missing)?;
+        Ok(Libraries { verbs, mlx5 })
+    }
+}
+
+/// `Absent`: there is no library. `Unsupported`: one that lacks something.
+fn missing(e: &LoadError) -> Error {
+    let kind = match e {
+        LoadError::NotFound { .. } => Kind::Absent,
+        _ => Kind::Unsupported,
+    };
+    Error::new(OPEN, kind, e.to_string()).source(e.clone())
+}
+
+/// What the operating system says, by its number.
+pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error {
+    let e = std::io::Error::from_raw_os_error(errno);
+    let kind = match errno {
+        libc::EINVAL => Kind::Invalid,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT => Kind::Unsupported,
+        _ => Kind::System,
+    };
+    Error::new(operation, kind, format!("{what}: {e}")).source(e)
+}
+
+/// What the operating system said last, for a call that answered with a null pointer.
+pub(super) fn refused_last(operation: &'static str, what: &str) -> Error {
+    let errno = std::io::Error::last_os_error().raw_os_error();
+    refused(operation, what, errno.unwrap_or(0))
+}
+
+/// An answer that is a number: 0 or an errno, which some functions negate or leave in `errno`.
+pub(super) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
+    match answer {
+        0 => Ok(()),
+        -1 => Err(refused_last(operation, what)),
+        errno => Err(refused(operation, what, errno.abs())),
+    }
+}
+
+/// A NIC, opened. It stays so until the process ends: its doorbells are pages that a stream may
+/// still have to write when the last queue pair is gone.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub libraries: Libraries,
+    raw: NonNull<ibv_context>,
+    /// As the kernel calls it.
+    pub name: String,
+    pub guid: u64,
+    /// Where sysfs has it.
+    sysfs: PathBuf,
+}
+
+// SAFETY: libibverbs may be called from any thread with any of its objects.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// What was opened so far, by name.
+static CONTEXTS: Mutex<BTreeMap<String, &'static Context>> = Mutex::new(BTreeMap::new());
+
+impl Context {
+    pub fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+
+    /// The NIC's place in sysfs's tree of devices.
+    pub fn place(&self) -> Option<PathBuf> {
+        std::fs::canonicalize(self.sysfs.join("device")).ok()
+    }
+
+    /// What a port is like; `None` if there is no such port.
+    pub fn port(&self, number: u8) -> Option<ibv_port_attr> {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: an open context and a place to write to.
+        let answer = unsafe {
+            let verbs = self.libraries.verbs;
+            verbs.query_port(self.raw(), number, &mut attr)
+        };
+        (answer == 0).then_some(attr)
+    }
+
+    /// # Safety
+    /// `device` is of a list of this library's.
+    unsafe fn open(libraries: Libraries, device: *mut ibv_device) -> Result<&'static Context> {
+        let verbs = libraries.verbs;
+        // SAFETY: a device, as the caller says; its strings end.
+        let (name, sysfs) = unsafe {
+            let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
+            (name(verbs, device), path.to_string_lossy().into_owned())
+        };
+        let mut open = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(context) = open.get(&name) {
+            return Ok(context);
+        }
+        // SAFETY: as above.
+        let (raw, guid) = unsafe {
+            (
+                (verbs.ibv_open_device)(device),
+                (verbs.ibv_get_device_guid)(device),
+            )
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| refused_last(OPEN, &name))?;
+        let context: &'static Context = Box::leak(Box::new(Context {
+            libraries,
+            raw,
+            name: name.clone(),
+            guid: u64::from_be(guid),
+            sysfs: Path::new(&sysfs).to_owned(),
+        }));
+        open.insert(name, context);
+        Ok(context)
+    }
+}
+
+/// # Safety
+/// `device` is of a list of this library's.
+unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
+    // SAFETY: as the caller says; the name ends.
+    let name = unsafe { CStr::from_ptr((verbs.ibv_get_device_name)(device)) };
+    name.to_string_lossy().into_owned()
+}
+
+/// The NICs that can be used, opened, in the order in which libibverbs has them: all, or those
+/// called `wanted`. And for each other one why it cannot.
+pub(super) fn all(
+    libraries: Libraries,
+    wanted: Option<&str>,
+) -> Result<(Vec<&'static Context>, Vec<String>)> {
+    let verbs = libraries.verbs;
+    let mut count = 0;
+    // SAFETY: stores a number.
+    let list = unsafe { (verbs.ibv_get_device_list)(&mut count) };
+    let first = NonNull::new(list).ok_or_else(|| refused_last(OPEN, "list of devices"))?;
+    let count = usize::try_from(count).unwrap_or(0);
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    for i in 0..count {
+        // SAFETY: the list has so many entries, each a device, until it is freed below.
+        unsafe {
+            let device = first.add(i).read();
+            let name = name(verbs, device);
+            if wanted.is_some_and(|wanted| wanted != name) {
+                continue;
+            }
+            if !(libraries.mlx5.mlx5dv_is_supported)(device) {
+                bad.push(format!("{name} is no ConnectX of {:?}", libraries.mlx5));
+                continue;
+            }
+            match Context::open(libraries, device) {
+                Ok(context) => good.push(context),
+                Err(e) => bad.push(e.to_string()),
+            }
+        }
+    }
+    // SAFETY: the list from above; devices that are open stay.
+    unsafe { (verbs.ibv_free_device_list)(list) };
+    Ok((good, bad))
+}

@@ -1,0 +1,293 @@
+//! A ConnectX by rdma-core: libibverbs and libmlx5, opened at run time.
+//!
+//! libmlx5 makes the objects, in memory of ours; then CPU, streams and kernels write its rings
+//! and ring its doorbells themselves. [`context`] has the libraries and opened NICs, [`port`]
+//! the choice of NIC, port and identifier, [`qp`] how a queue pair is made, [`doorbell`]
+//! where it is rung, [`path`] what it is set to on its way to a peer.
+
+mod context;
+mod doorbell;
+mod path;
+mod port;
+mod qp;
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::os::fd::AsRawFd as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use gdsync_sys::verbs::consts;
+use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
+
+use self::context::{Context, refused_last};
+use self::doorbell::Doorbells;
+use self::port::Port;
+use self::qp::QpParts;
+use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Region};
+use crate::rdma::{Access, PortAddress, QpAddress};
+
+/// What opening is called in errors.
+const OPEN: &str = "open rdma_core device";
+
+/// Pages of the host, which queues have to begin with.
+const PAGE: usize = 4096;
+
+/// An object of the library's. It may be used by any thread.
+#[derive(Clone, Copy, Debug)]
+struct Object<T>(*mut T);
+
+// SAFETY: libibverbs may be called from any thread with any of its objects.
+unsafe impl<T> Send for Object<T> {}
+
+/// The tables of what is alive.
+#[derive(Default)]
+struct Alive {
+    pds: BTreeMap<PdId, Object<ibv_pd>>,
+    next_pd: u32,
+    /// By local key.
+    mrs: BTreeMap<u32, Object<ibv_mr>>,
+    /// By number.
+    qps: BTreeMap<u32, QpParts>,
+}
+
+/// One port of a NIC.
+pub(crate) struct RdmaCoreNic {
+    gpu: Gpu,
+    context: &'static Context,
+    port: Port,
+    name: String,
+    alive: Mutex<Alive>,
+    doorbells: Doorbells,
+}
+
+impl RdmaCoreNic {
+    pub fn open(gpu: &Gpu) -> Result<RdmaCoreNic> {
+        let (context, port) = port::choose(gpu)?;
+        Ok(RdmaCoreNic {
+            gpu: gpu.clone(),
+            context,
+            port,
+            name: format!("{}:{}", context.name, port.number),
+            alive: Mutex::default(),
+            doorbells: Doorbells::default(),
+        })
+    }
+
+    fn alive(&self) -> MutexGuard<'_, Alive> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
+        let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
+        self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
+    }
+
+    /// Registers memory of the GPU by a dma-buf.
+    fn by_dma_buf(&self, pd: *mut ibv_pd, region: &Region, rights: i32) -> Result<*mut ibv_mr> {
+        const OPERATION: &str = "register dma-buf";
+        let verbs = self.context.libraries.verbs;
+        let buf = region.dma_buf()?;
+        let Some(register) = verbs.ibv_reg_dmabuf_mr else {
+            let what = format!("{verbs:?} has no ibv_reg_dmabuf_mr");
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        };
+        let (fd, iova) = (buf.fd.as_raw_fd(), region.addr().0);
+        // SAFETY: the descriptor covers the region from `offset` on.
+        let mr = unsafe { register(pd, buf.offset, region.len(), iova, fd, rights) };
+        if mr.is_null() {
+            return Err(refused_last(OPERATION, &format!("{region:?}")));
+        }
+        Ok(mr)
+    }
+
+    /// Changes the state of a queue pair.
+    fn modify<R>(
+        &self,
+        qpn: u32,
+        operation: &'static str,
+        change: impl FnOnce(&QpParts) -> Result<R>,
+    ) -> Result<R> {
+        let alive = self.alive();
+        let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        change(alive.qps.get(&qpn).ok_or_else(gone)?)
+    }
+}
+
+impl Nic for RdmaCoreNic {
+    fn provider(&self) -> &'static str {
+        "rdma_core"
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn node(&self) -> u64 {
+        self.context.guid
+    }
+
+    fn port(&self) -> Option<PortAddress> {
+        Some(self.port.address)
+    }
+
+    fn layout(&self) -> Layout {
+        Layout {
+            align: PAGE,
+            most_pieces: 64,
+            takes_uar: false,
+            device_queues: false,
+        }
+    }
+
+    fn alloc_pd(&self) -> Result<PdId> {
+        let verbs = self.context.libraries.verbs;
+        // SAFETY: an open context.
+        let pd = unsafe { (verbs.ibv_alloc_pd)(self.context.raw()) };
+        if pd.is_null() {
+            return Err(refused_last("allocate pd", &self.name));
+        }
+        let mut alive = self.alive();
+        let id = PdId(alive.next_pd);
+        alive.next_pd += 1;
+        alive.pds.insert(id, Object(pd));
+        Ok(id)
+    }
+
+    fn dealloc_pd(&self, id: PdId) {
+        let Some(pd) = self.alive().pds.remove(&id) else {
+            return;
+        };
+        // SAFETY: made by `alloc_pd`, and taken from the table by us alone. Registrations and
+        // queue pairs hold it, so it is in use by nobody.
+        let answer = unsafe { (self.context.libraries.verbs.ibv_dealloc_pd)(pd.0) };
+        if answer != 0 {
+            tracing::warn!(target: "gdsync", "deallocate pd of {}: {answer}", self.name);
+        }
+    }
+
+    fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
+        const OPERATION: &str = "register memory";
+        let verbs = self.context.libraries.verbs;
+        let pd = self.pd(pd, OPERATION)?;
+        let (iova, len) = (region.addr().0, region.len());
+        let rights = path::rights(access) as i32;
+        let plain = |at: *mut c_void| {
+            // SAFETY: memory that lives as long as the region, which the registration holds.
+            unsafe { (verbs.ibv_reg_mr_iova)(pd, at, len, iova, rights) }
+        };
+        let mr = match region.host_view() {
+            Some(host) => plain(host.as_ptr().cast()),
+            // The GPU's memory: by a dma-buf, or as an address that a module of the GPU's driver
+            // in the kernel knows.
+            None => match self.by_dma_buf(pd, region, rights) {
+                Ok(mr) => mr,
+                Err(why) => {
+                    tracing::info!(target: "gdsync", "{region:?} is registered by address: {why}");
+                    plain(iova as *mut c_void)
+                }
+            },
+        };
+        if mr.is_null() {
+            return Err(refused_last(
+                OPERATION,
+                &format!("{region:?} with {}", self.name),
+            ));
+        }
+        // SAFETY: a live registration.
+        let keys = unsafe {
+            MrKeys {
+                lkey: (*mr).lkey,
+                rkey: (*mr).rkey,
+            }
+        };
+        self.alive().mrs.insert(keys.lkey, Object(mr));
+        Ok(keys)
+    }
+
+    fn dereg_mr(&self, keys: MrKeys) {
+        let Some(mr) = self.alive().mrs.remove(&keys.lkey) else {
+            return;
+        };
+        // SAFETY: made by `reg_mr`, and taken from the table by us alone.
+        let answer = unsafe { (self.context.libraries.verbs.ibv_dereg_mr)(mr.0) };
+        if answer != 0 {
+            tracing::warn!(target: "gdsync", "end registration of {}: {answer}", self.name);
+        }
+    }
+
+    fn holds(&self, _: &Region) -> usize {
+        0
+    }
+
+    fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
+        const OPERATION: &str = "create queue pair";
+        if rings.start != 0 {
+            let what = format!("a first index of {}, which is the NIC's own", rings.start);
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        }
+        let pd = self.pd(pd, OPERATION)?;
+        // SAFETY: a protection domain of this context; queue pairs hold their memory, and take
+        // these objects down before they let go of it.
+        let (parts, qpn, register) =
+            unsafe { QpParts::make(self.context, pd, rings, self.layout())? };
+        // SAFETY: mapped until the process ends, as contexts stay open.
+        let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
+        self.alive().qps.insert(qpn, parts);
+        Ok(QpMade {
+            objects: QpObjects { qpn, start: 0 },
+            doorbell: Some((held, register)),
+        })
+    }
+
+    fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
+        const OPERATION: &str = "connect";
+        let to_receive = path::ready_to_receive(&self.port, peer)?;
+        self.modify(qpn, OPERATION, |qp| {
+            let steps = [
+                path::init(&self.port, qp.access),
+                to_receive,
+                path::ready_to_send(psn),
+            ];
+            let connected = steps
+                .into_iter()
+                .try_for_each(|step| qp.modify(step, OPERATION));
+            if connected.is_err() {
+                // Back to where it may be tried again.
+                let _ = qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION);
+            }
+            connected
+        })
+    }
+
+    fn modify_to_error(&self, qpn: u32) {
+        const OPERATION: &str = "modify to error";
+        let done = self.modify(qpn, OPERATION, |qp| {
+            // Receives may be posted before a connection, in state RESET, from which the way to
+            // ERR leads over INIT. From any other state the first step is refused.
+            let _ = qp.modify(path::init(&self.port, Access::default()), OPERATION);
+            qp.modify(path::plain(consts::IBV_QPS_ERR), OPERATION)
+        });
+        if let Err(e) = done {
+            tracing::warn!(target: "gdsync", "{e}");
+        }
+    }
+
+    fn reset_qp(&self, qpn: u32) -> Result<()> {
+        const OPERATION: &str = "reset queue pair";
+        self.modify(qpn, OPERATION, |qp| {
+            qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)
+        })
+    }
+
+    fn cq_indices(&self, _: &QpObjects) -> Result<Option<(u64, u64)>> {
+        Ok(None)
+    }
+
+    fn destroy_qp(&self, objects: &QpObjects) {
+        let parts = self.alive().qps.remove(&objects.qpn);
+        // Outside the lock.
+        drop(parts);
+    }
+}

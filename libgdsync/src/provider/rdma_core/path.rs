@@ -1,0 +1,140 @@
+//! The states of a connection: what a queue pair is set to on its way to a peer.
+
+use gdsync_sys::verbs::consts::*;
+use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
+
+use super::port::Port;
+use crate::error::{Error, Kind, Result};
+use crate::rdma::{Access, QpAddress};
+
+const CONNECT: &str = "connect";
+/// Queue pairs and packet numbers have so many bits.
+const NUMBER: u32 = 0x00ff_ffff;
+/// Reads and atomics that one queue pair keeps outstanding.
+const MAX_RD_ATOMIC: u8 = 16;
+/// A peer that gives no answer for 0.13 s is asked again, seven times, as by the virtual NIC
+/// that is linked in.
+const TIMEOUT: u8 = 15;
+const RETRIES: u8 = 7;
+/// A peer without a receive is asked again without end, after 0.64 ms if it says nothing before.
+const RNR_TIMER: u8 = 12;
+const RNR_RETRIES: u8 = 7;
+/// Routers between two hosts, at most.
+const HOPS: u8 = 64;
+
+/// A step: what is set, and the mask that says so.
+pub(super) type Change = (ibv_qp_attr, i32);
+
+/// The rights of verbs.
+pub(super) fn rights(access: Access) -> u32 {
+    let all = [
+        (Access::LOCAL_WRITE, IBV_ACCESS_LOCAL_WRITE),
+        (Access::REMOTE_WRITE, IBV_ACCESS_REMOTE_WRITE),
+        (Access::REMOTE_READ, IBV_ACCESS_REMOTE_READ),
+        (Access::REMOTE_ATOMIC, IBV_ACCESS_REMOTE_ATOMIC),
+    ];
+    let granted = all.iter().filter(|(ours, _)| access.permits(*ours));
+    granted.fold(0, |all, (_, theirs)| all | theirs)
+}
+
+/// To a state without anything else.
+pub(super) fn plain(state: i32) -> Change {
+    let attr = ibv_qp_attr {
+        qp_state: state,
+        ..ibv_qp_attr::default()
+    };
+    (attr, IBV_QP_STATE)
+}
+
+pub(super) fn init(port: &Port, access: Access) -> Change {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_INIT,
+        pkey_index: 0,
+        port_num: port.number,
+        qp_access_flags: rights(access) & !IBV_ACCESS_LOCAL_WRITE,
+        ..ibv_qp_attr::default()
+    };
+    let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    (attr, mask)
+}
+
+/// From INIT to ready to receive from `peer`.
+pub(super) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Result<Change> {
+    let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
+    let Some(there) = peer.port else {
+        return Err(invalid(
+            "a peer on a virtual NIC that is linked into its process".into(),
+        ));
+    };
+    for (what, number) in [("number", peer.qpn), ("first packet", peer.psn)] {
+        if number > NUMBER {
+            return Err(invalid(format!("a peer with {what} {number:#x}")).limit(NUMBER));
+        }
+    }
+    if !(1..=5).contains(&there.mtu) {
+        return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
+    }
+    let unreachable = match port.ethernet {
+        true => there.lid != 0,
+        false => there.lid == 0,
+    };
+    if unreachable {
+        let (here, there) = match port.ethernet {
+            true => ("Ethernet", "InfiniBand"),
+            false => ("InfiniBand", "Ethernet"),
+        };
+        return Err(invalid(format!("a peer on {there}, from {here}")));
+    }
+    let here = port.address;
+    // The first half of an identifier is the subnet: another one is reached by a router.
+    let routed = port.ethernet || here.gid[..8] != there.gid[..8];
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTR,
+        path_mtu: here.mtu.min(there.mtu).into(),
+        dest_qp_num: peer.qpn,
+        rq_psn: peer.psn,
+        max_dest_rd_atomic: MAX_RD_ATOMIC,
+        min_rnr_timer: RNR_TIMER,
+        ah_attr: ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: there.gid,
+                sgid_index: port.gid_index,
+                hop_limit: HOPS,
+                ..ibv_global_route::default()
+            },
+            dlid: there.lid,
+            is_global: u8::from(routed),
+            port_num: port.number,
+            ..ibv_ah_attr::default()
+        },
+        ..ibv_qp_attr::default()
+    };
+    let mask = IBV_QP_STATE
+        | IBV_QP_AV
+        | IBV_QP_PATH_MTU
+        | IBV_QP_DEST_QPN
+        | IBV_QP_RQ_PSN
+        | IBV_QP_MAX_DEST_RD_ATOMIC
+        | IBV_QP_MIN_RNR_TIMER;
+    Ok((attr, mask))
+}
+
+/// From there to ready to send, beginning with packet `psn`.
+pub(super) fn ready_to_send(psn: u32) -> Change {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTS,
+        sq_psn: psn & NUMBER,
+        max_rd_atomic: MAX_RD_ATOMIC,
+        timeout: TIMEOUT,
+        retry_cnt: RETRIES,
+        rnr_retry: RNR_RETRIES,
+        ..ibv_qp_attr::default()
+    };
+    let mask = IBV_QP_STATE
+        | IBV_QP_TIMEOUT
+        | IBV_QP_RETRY_CNT
+        | IBV_QP_RNR_RETRY
+        | IBV_QP_SQ_PSN
+        | IBV_QP_MAX_QP_RD_ATOMIC;
+    (attr, mask)
+}

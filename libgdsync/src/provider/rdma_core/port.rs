@@ -1,0 +1,219 @@
+//! Which NIC and port, and how that port is addressed.
+
+use std::path::{Path, PathBuf};
+
+use gdsync_sys::verbs::consts;
+use gdsync_sys::verbs::types::{ibv_gid_entry, ibv_port_attr};
+
+use super::OPEN;
+use super::context::{self, Context, Libraries, check};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Gpu;
+use crate::rdma::PortAddress;
+
+/// Names the NIC, and its port if it has several: `mlx5_0`, `mlx5_0:2`.
+const NIC: &str = "GDS_NIC";
+/// Chooses among the identifiers of the port.
+const GID_INDEX: &str = "GDS_GID_INDEX";
+/// No NIC has more ports.
+const MOST_PORTS: u8 = 4;
+
+/// A port that is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Port {
+    pub number: u8,
+    /// Addressed by GID alone.
+    pub ethernet: bool,
+    /// The place of its GID.
+    pub gid_index: u8,
+    pub address: PortAddress,
+}
+
+/// What [`NIC`] says.
+struct Wanted {
+    name: String,
+    port: Option<u8>,
+}
+
+fn wanted(said: &str) -> Result<Wanted> {
+    let wrong = || {
+        let what = format!("{NIC}={said}: it is a NIC, or a NIC and a port: mlx5_0, mlx5_0:2");
+        Error::new(OPEN, Kind::Invalid, what)
+    };
+    let (name, port) = match said.split_once(':') {
+        None => (said, None),
+        Some((name, port)) => {
+            let port = port.parse().ok().filter(|port| *port > 0);
+            (name, Some(port.ok_or_else(wrong)?))
+        }
+    };
+    if name.is_empty() {
+        return Err(wrong());
+    }
+    Ok(Wanted {
+        name: name.to_owned(),
+        port,
+    })
+}
+
+/// The NIC and port that the environment names, or the nearest one to `gpu` that is active.
+pub(super) fn choose(gpu: &Gpu) -> Result<(&'static Context, Port)> {
+    let libraries = Libraries::load()?;
+    let wanted = match std::env::var(NIC) {
+        Ok(said) => Some(wanted(&said)?),
+        Err(_) => None,
+    };
+    let name = wanted.as_ref().map(|wanted| wanted.name.as_str());
+    let (mut contexts, mut passed_over) = context::all(libraries, name)?;
+    let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
+    if let Some(gpu_place) = gpu_place {
+        // Stable: where the topology says nothing, in the library's order.
+        contexts.sort_by_key(|context| match context.place() {
+            Some(place) => distance(&gpu_place, &place),
+            None => usize::MAX,
+        });
+    }
+    let one = wanted.as_ref().and_then(|wanted| wanted.port);
+    for context in contexts {
+        let ports = one.map_or(1..=MOST_PORTS, |port| port..=port);
+        for number in ports {
+            let name = format!("{}:{number}", context.name);
+            match context.port(number) {
+                Some(attr) if attr.state == consts::IBV_PORT_ACTIVE => {
+                    let port = open(context, number, &attr)?;
+                    for why in &passed_over {
+                        tracing::info!(target: "gdsync", "{name} is taken: {why}");
+                    }
+                    return Ok((context, port));
+                }
+                Some(attr) => {
+                    passed_over.push(format!("{name} is not active (state {})", attr.state));
+                }
+                None if one.is_some() => passed_over.push(format!("{name} does not exist")),
+                None => break,
+            }
+        }
+    }
+    let what = match (wanted, passed_over.is_empty()) {
+        (Some(wanted), true) => format!("no NIC is called {}", wanted.name),
+        (None, true) => "libibverbs knows no NIC".to_owned(),
+        (_, false) => passed_over.join("; "),
+    };
+    Err(Error::new(OPEN, Kind::Absent, what))
+}
+
+fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {
+    let ethernet = attr.link_layer == consts::IBV_LINK_LAYER_ETHERNET;
+    let (gid_index, gid) = match ethernet {
+        false => (0, gid(context, number, 0)?),
+        true => roce(context, number, attr)?,
+    };
+    Ok(Port {
+        number,
+        ethernet,
+        gid_index,
+        address: PortAddress {
+            lid: attr.lid,
+            mtu: attr.active_mtu.clamp(1, 5) as u8,
+            gid,
+        },
+    })
+}
+
+fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
+    let mut gid = [0; 16];
+    // SAFETY: an open context; sixteen bytes are written.
+    let answer = unsafe {
+        let verbs = context.libraries.verbs;
+        (verbs.ibv_query_gid)(context.raw(), port, index.into(), &mut gid)
+    };
+    let what = format!("GID {index} of {}:{port}", context.name);
+    check(answer, OPEN, &what)?;
+    Ok(gid)
+}
+
+/// The identifier by which a port on Ethernet is reached: of RoCE v2, and of those one that is
+/// not bound to the link if there is one.
+fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 16])> {
+    let verbs = context.libraries.verbs;
+    let Some(query) = verbs._ibv_query_gid_ex else {
+        let what = format!("{verbs:?} does not tell the types of GIDs, as RoCE needs");
+        return Err(Error::new(OPEN, Kind::Unsupported, what));
+    };
+    let places = u8::try_from(attr.gid_tbl_len).unwrap_or(u8::MAX);
+    let read = |index: u8| {
+        let mut entry = ibv_gid_entry::default();
+        let len = size_of::<ibv_gid_entry>();
+        // SAFETY: an open context and a place of this length to write to.
+        let answer = unsafe { query(context.raw(), port.into(), index.into(), &mut entry, 0, len) };
+        let good = answer == 0 && entry.gid_type == consts::IBV_GID_TYPE_ROCE_V2;
+        good.then_some((index, entry.gid))
+    };
+    if let Ok(said) = std::env::var(GID_INDEX) {
+        let chosen = said.parse().ok().filter(|index| *index < places);
+        return chosen.and_then(read).ok_or_else(|| {
+            let what = format!(
+                "{GID_INDEX}={said}: {}:{port} has no GID of RoCE v2 there",
+                context.name
+            );
+            Error::new(OPEN, Kind::Invalid, what).limit(places)
+        });
+    }
+    let link_local = |gid: &[u8; 16]| gid[..2] == [0xfe, 0x80];
+    let all: Vec<_> = (0..places).filter_map(read).collect();
+    let best = all.iter().find(|(_, gid)| !link_local(gid)).or(all.first());
+    best.copied().ok_or_else(|| {
+        let what = format!("{}:{port} has no GID of RoCE v2", context.name);
+        Error::new(OPEN, Kind::Unsupported, what)
+    })
+}
+
+/// Where sysfs has the PCI device with this address.
+fn pci_place(address: &str) -> Option<PathBuf> {
+    let address = address.to_ascii_lowercase();
+    std::fs::canonicalize(Path::new("/sys/bus/pci/devices").join(address)).ok()
+}
+
+/// How many bridges and devices lie between two places in the tree of devices.
+fn distance(a: &Path, b: &Path) -> usize {
+    let (a, b): (Vec<_>, Vec<_>) = (a.components().collect(), b.components().collect());
+    let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    a.len() + b.len() - 2 * common
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn near_is_below_the_same_bridge() {
+        let gpu = Path::new("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0");
+        let beside = Path::new("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.1");
+        let bridge = Path::new("/sys/devices/pci0000:00/0000:00:02.0/0000:02:00.0");
+        let socket = Path::new("/sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0");
+        let far = [gpu, beside, bridge, socket].map(|place| distance(gpu, place));
+        assert_eq!(far, [0, 2, 4, 6]);
+    }
+
+    #[test]
+    fn a_nic_is_named_with_its_port_or_without() {
+        let one = wanted("mlx5_0").unwrap();
+        assert_eq!((one.name.as_str(), one.port), ("mlx5_0", None));
+        let two = wanted("mlx5_1:2").unwrap();
+        assert_eq!((two.name.as_str(), two.port), ("mlx5_1", Some(2)));
+        for wrong in [
+            "",
+            ":1",
+            "mlx5_0:",
+            "mlx5_0:0",
+            "mlx5_0:x",
+            "mlx5_0:1:2",
+            "mlx5_0:256",
+        ] {
+            let Err(e) = wanted(wrong) else {
+                panic!("{wrong} is taken");
+            };
+            assert_eq!(e.kind(), Kind::Invalid);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The numbers of libibverbs.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+/// `ibv_context::abi_compat` of an extended context.
+pub const VERBS_ABI_IS_EXTENDED: *mut c_void = usize::MAX as *mut c_void;
+
+/// The answer of an allocator that leaves an object to the provider.
+pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
+
+/// A port that carries data.
+pub const IBV_PORT_ACTIVE: c_int = 4;
+/// A port of InfiniBand.
+pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
+/// A port of Ethernet.
+pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+
+/// A GID of InfiniBand.
+pub const IBV_GID_TYPE_IB: u32 = 0;
+/// A GID of RoCE by Ethernet frames.
+pub const IBV_GID_TYPE_ROCE_V1: u32 = 1;
+/// A GID of RoCE by UDP.
+pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
+
+/// Receives and answers may write.
+pub const IBV_ACCESS_LOCAL_WRITE: c_uint = 1;
+/// Peers may write.
+pub const IBV_ACCESS_REMOTE_WRITE: c_uint = 1 << 1;
+/// Peers may read.
+pub const IBV_ACCESS_REMOTE_READ: c_uint = 1 << 2;
+/// Peers may do atomics.
+pub const IBV_ACCESS_REMOTE_ATOMIC: c_uint = 1 << 3;
+
+/// `ibv_cq_init_attr_ex::flags` is set.
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1 << 0;
+/// `ibv_cq_init_attr_ex::parent_domain` is set.
+pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
+/// The NIC does not look whether entries are consumed.
+pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 1 << 1;
+
+/// A reliable connection.
+pub const IBV_QPT_RC: c_int = 2;
+/// `ibv_qp_init_attr_ex::pd` is set.
+pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
+
+/// Allocators are given.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1 << 0;
+/// A context for the allocators is given.
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
+/// A queue pair that does nothing.
+pub const IBV_QPS_RESET: c_int = 0;
+/// One whose receives may be posted.
+pub const IBV_QPS_INIT: c_int = 1;
+/// One that receives.
+pub const IBV_QPS_RTR: c_int = 2;
+/// One that receives and sends.
+pub const IBV_QPS_RTS: c_int = 3;
+/// One in error.
+pub const IBV_QPS_ERR: c_int = 6;
+
+/// `qp_state` is set.
+pub const IBV_QP_STATE: c_int = 1 << 0;
+/// `qp_access_flags` is set.
+pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
+/// `pkey_index` is set.
+pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
+/// `port_num` is set.
+pub const IBV_QP_PORT: c_int = 1 << 5;
+/// `ah_attr` is set.
+pub const IBV_QP_AV: c_int = 1 << 7;
+/// `path_mtu` is set.
+pub const IBV_QP_PATH_MTU: c_int = 1 << 8;
+/// `timeout` is set.
+pub const IBV_QP_TIMEOUT: c_int = 1 << 9;
+/// `retry_cnt` is set.
+pub const IBV_QP_RETRY_CNT: c_int = 1 << 10;
+/// `rnr_retry` is set.
+pub const IBV_QP_RNR_RETRY: c_int = 1 << 11;
+/// `rq_psn` is set.
+pub const IBV_QP_RQ_PSN: c_int = 1 << 12;
+/// `max_rd_atomic` is set.
+pub const IBV_QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+/// `min_rnr_timer` is set.
+pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+/// `sq_psn` is set.
+pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
+/// `max_dest_rd_atomic` is set.
+pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+/// `dest_qp_num` is set.
+pub const IBV_QP_DEST_QPN: c_int = 1 << 20;

@@ -1,0 +1,97 @@
+//! The verbs of rdma-core: [`Ibverbs`], the table of libibverbs.so.1.
+//!
+//! Some verbs are no symbols of the library but inline functions of its header, which call the
+//! provider through the context. They are methods of the table here.
+
+pub mod consts;
+mod inline;
+pub mod types;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use types::*;
+
+crate::dl_api! {
+    /// The functions of libibverbs.
+    ///
+    /// Required is what rdma-core 28 has and gdsync cannot do without.
+    ///
+    /// # Safety
+    /// Every function is as its manual page has it; pointers must be valid, objects alive.
+    pub struct Ibverbs("verbs") {
+        sonames: ["libibverbs.so.1"],
+        env: "GDS_IBVERBS_LIB",
+        required {
+            /// The devices that are present; null and `errno` if there is no telling.
+            "IBVERBS_1.1" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
+            /// Frees a list, not the devices that are open.
+            "IBVERBS_1.1" fn ibv_free_device_list(list: *mut *mut ibv_device);
+            /// A device's name.
+            "IBVERBS_1.1" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
+            /// A device's GUID, big-endian.
+            "IBVERBS_1.1" fn ibv_get_device_guid(device: *mut ibv_device) -> u64;
+            /// Opens a device; null and `errno` if it cannot be.
+            "IBVERBS_1.1" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+            /// Closes a device on which nothing is left.
+            "IBVERBS_1.1" fn ibv_close_device(context: *mut ibv_context) -> c_int;
+            /// A port as programs of old know it; see [`Ibverbs::query_port`].
+            "IBVERBS_1.1" fn ibv_query_port(
+                context: *mut ibv_context,
+                port: u8,
+                attr: *mut c_void,
+            ) -> c_int;
+            /// One GID of a port.
+            "IBVERBS_1.1" fn ibv_query_gid(
+                context: *mut ibv_context,
+                port: u8,
+                index: c_int,
+                gid: *mut [u8; 16],
+            ) -> c_int;
+            /// Makes a protection domain.
+            "IBVERBS_1.1" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+            /// Ends a protection or parent domain.
+            "IBVERBS_1.1" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
+            /// Registers memory under addresses from `iova` on.
+            "IBVERBS_1.7" fn ibv_reg_mr_iova(
+                pd: *mut ibv_pd,
+                addr: *mut c_void,
+                length: usize,
+                iova: u64,
+                access: c_int,
+            ) -> *mut ibv_mr;
+            /// Ends a registration.
+            "IBVERBS_1.1" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
+            /// Ends a completion queue.
+            "IBVERBS_1.1" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+            /// Sets a queue pair.
+            "IBVERBS_1.1" fn ibv_modify_qp(
+                qp: *mut ibv_qp,
+                attr: *mut ibv_qp_attr,
+                mask: c_int,
+            ) -> c_int;
+            /// Ends a queue pair.
+            "IBVERBS_1.1" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+        }
+        optional {
+            /// One entry of a port's table of GIDs, with its type.
+            "IBVERBS_1.11" fn _ibv_query_gid_ex(
+                context: *mut ibv_context,
+                port: u32,
+                index: u32,
+                entry: *mut ibv_gid_entry,
+                flags: u32,
+                entry_size: usize,
+            ) -> c_int;
+            /// Registers memory of another device by a dma-buf.
+            "IBVERBS_1.12" fn ibv_reg_dmabuf_mr(
+                pd: *mut ibv_pd,
+                offset: u64,
+                length: usize,
+                iova: u64,
+                fd: c_int,
+                access: c_int,
+            ) -> *mut ibv_mr;
+            /// What a status of a completion means, a static string.
+            "IBVERBS_1.1" fn ibv_wc_status_str(status: c_uint) -> *const c_char;
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! CUDA streams, by a stand-in for libcuda, that ring a ConnectX of libmlx5, over a virtual one.
+
+#[allow(unused_macros, unused_imports)]
+mod standin;
+mod virtual_nic;
+
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, QpConfig, Work};
+use standin::{Control, LIBRARY, Variant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
+    let library = standin::build(&Variant::default());
+    let vars = [(LIBRARY, library.to_str().unwrap())];
+    let name = "streams_ring_doorbells_that_are_registered_as_registers_of_a_device";
+    if !virtual_nic::is_child(name, &vars, true) {
+        return;
+    }
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let device = Device::rdma_core(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut first = true;
+    for (lowering, endpoint) in [
+        (Lowering::MemOps, Endpoint::Ring),
+        (Lowering::Kernel, Endpoint::Ring),
+        (Lowering::MemOps, Endpoint::Proxy),
+    ] {
+        let config = QpConfig {
+            send_blocks: 16,
+            recv_entries: 16,
+            lowering,
+            endpoint,
+            ..QpConfig::default()
+        };
+        control.record(first);
+        let mut a = pd.create_qp(&config).unwrap();
+        let mut b = pd.create_qp(&config).unwrap();
+        if first {
+            // As a register of a device, which this one's memory is not, and then as it is.
+            let calls = control.calls();
+            let registered = calls.lines().filter(|l| l.contains("cuMemHostRegister"));
+            assert!(registered.count() >= 2, "{calls}");
+            control.record(false);
+            first = false;
+        }
+        a.connect(&b.address()).unwrap();
+        b.connect(&a.address()).unwrap();
+        let region = gpu.alloc(MemoryKind::Pinned, 8192).unwrap();
+        let memory = pd.register(&region, Access::ALL).unwrap();
+        let stream = gpu.stream().unwrap();
+        for round in 0..100_u8 {
+            let len = [8, 64, 3000][usize::from(round) % 3];
+            region.write(0, &vec![round; len]).unwrap();
+            region.write(4096, &vec![!round; len]).unwrap();
+            let recv = b.prepare_receive(&[memory.sge(4096, len as u32)]).unwrap();
+            b.post_receive(recv).unwrap();
+            let list = [memory.sge(0, len as u32)];
+            let send = a.prepare(&Work::send(&list).signaled()).unwrap();
+            let post = [Descriptor::Send(send), Descriptor::wait(send)];
+            a.post_on(&stream, &post).unwrap();
+            b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
+                .unwrap();
+            assert!(
+                stream.synchronize(LIMIT).unwrap(),
+                "{lowering:?} {endpoint:?}"
+            );
+            let mut got = vec![0; len];
+            region.read(4096, &mut got).unwrap();
+            assert_eq!(got, vec![round; len], "{lowering:?} {endpoint:?}");
+        }
+        assert_eq!((a.error(), b.error()), (None, None));
+    }
+}

@@ -1,0 +1,133 @@
+//! Two processes that reach each other by libibverbs and libmlx5, each over a virtual ConnectX,
+//! and the end of one of them.
+
+mod virtual_nic;
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Command;
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Qp, QpAddress, QpConfig, RemoteMemory, Work};
+use gdsync::{Gpu, Kind, Status};
+use virtual_nic::inside;
+
+/// Ends what hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// `len` bytes that differ from one `round` to the next.
+fn pattern(round: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + round * 31) as u8).collect()
+}
+
+/// Two processes with a NIC each, which know each other by their records alone.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn two_processes() {
+    inside!(&[]);
+    let path = std::env::temp_dir().join(format!("gdsync-two-{}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_other_process", "--nocapture"])
+        .env(OTHER, &path)
+        .spawn()
+        .unwrap();
+    let (mut line, _) = listener.accept().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::rdma_core(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    let (there, theirs) = exchange(&mut line, &qp, &memory);
+    qp.connect(&there).unwrap();
+    ready(&mut line);
+    let stream = gpu.stream().unwrap();
+    for round in 0..50 {
+        region.write(0, &pattern(round, 1500)).unwrap();
+        let recv = qp.prepare_receive(&[memory.sge(2048, 1500)]).unwrap();
+        let list = [memory.sge(0, 1500)];
+        let send = qp
+            .prepare(&Work::send(&list).with_imm(1).signaled())
+            .unwrap();
+        let post = [
+            Descriptor::Receive(recv),
+            Descriptor::Send(send),
+            Descriptor::wait(send),
+            Descriptor::wait_flushed(recv),
+        ];
+        qp.post_on(&stream, &post).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+        let mut got = vec![0; 1500];
+        region.read(2048, &mut got).unwrap();
+        assert_eq!(got, pattern(round + 1, 1500));
+    }
+    other.kill().unwrap();
+    other.wait().unwrap();
+    // It is silent now, and that is an error after its time.
+    let span = theirs.span(0, 8).unwrap();
+    let list = [memory.sge(0, 8)];
+    let write = qp.prepare(&Work::write(&list, span).signaled()).unwrap();
+    let post = [Descriptor::Send(write), Descriptor::wait(write)];
+    qp.post_on(&stream, &post).unwrap();
+    let error = qp.wait(write, LIMIT).unwrap_err();
+    assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
+    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+}
+
+/// Where the other process finds the one that started it.
+const OTHER: &str = "VIRTUAL_NIC_OTHER";
+
+#[test]
+fn the_other_process() {
+    let Some(path) = std::env::var_os(OTHER) else {
+        return;
+    };
+    let mut line = UnixStream::connect(path).unwrap();
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::rdma_core(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    let (there, _) = exchange(&mut line, &qp, &memory);
+    qp.connect(&there).unwrap();
+    let mut round = 0;
+    let mut recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
+    qp.post_receive(recv).unwrap();
+    ready(&mut line);
+    loop {
+        qp.wait(recv, LIMIT).unwrap();
+        assert_eq!(qp.received(recv).unwrap().imm, Some(1));
+        let mut got = vec![0; 1500];
+        region.read(0, &mut got).unwrap();
+        assert_eq!(got, pattern(round, 1500));
+        round += 1;
+        recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
+        qp.post_receive(recv).unwrap();
+        region.write(2048, &pattern(round, 1500)).unwrap();
+        let list = [memory.sge(2048, 1500)];
+        let send = qp.prepare(&Work::send(&list).signaled()).unwrap();
+        qp.post(send).unwrap();
+        qp.wait(send, LIMIT).unwrap();
+    }
+}
+
+/// Tells the peer the records of a queue pair and of memory; answers the peer's.
+fn exchange(line: &mut UnixStream, qp: &Qp, memory: &Mr) -> (QpAddress, RemoteMemory) {
+    line.write_all(&qp.address().to_bytes()).unwrap();
+    line.write_all(&memory.remote().to_bytes()).unwrap();
+    let (mut qp, mut memory) = ([0; QpAddress::LEN], [0; RemoteMemory::LEN]);
+    line.read_exact(&mut qp).unwrap();
+    line.read_exact(&mut memory).unwrap();
+    let memory = RemoteMemory::from_bytes(&memory).unwrap();
+    (QpAddress::from_bytes(&qp).unwrap(), memory)
+}
+
+/// Returns once the peer is as far.
+fn ready(line: &mut UnixStream) {
+    line.write_all(b"!").unwrap();
+    line.read_exact(&mut [0]).unwrap();
+}
