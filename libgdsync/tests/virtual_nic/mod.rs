@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Tells a child which test it is.
 const CHILD: &str = "VIRTUAL_NIC_CHILD";
 /// Ends a child that hangs.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Environment of the process.
 pub type Vars<'a> = &'a [(&'a str, &'a str)];
@@ -110,8 +110,7 @@ fn run(name: &str, command: &mut Command) {
     assert!(passed, "{name}: {end}\n{text}");
 }
 
-/// The library to preload, built if its sources have changed. Of the release build, which the
-/// programs of `emulator/ci` run on too.
+/// The library to preload, built if its sources have changed: as `emulator/ci/run` builds it.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -119,7 +118,7 @@ fn library() -> &'static Path {
         // target/PROFILE/deps/PROGRAM
         let target = exe.ancestors().nth(3).unwrap();
         let done = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-            .args(["build", "--quiet", "--release"])
+            .args(["build", "--quiet", "--profile", "test"])
             // Both, as there: alone, it would be another build.
             .args(["--package", "vmlx5-preload", "--package", "vmlx5-cli"])
             // As everybody has it, also where this test is built for a sanitizer.
@@ -135,7 +134,7 @@ fn library() -> &'static Path {
             "{}",
             String::from_utf8_lossy(&done.stderr)
         );
-        let library = target.join("release/libvmlx5.so");
+        let library = target.join("debug/libvmlx5.so");
         assert!(library.exists(), "no {}", library.display());
         library
     })
