@@ -120,7 +120,7 @@ pub(crate) fn look(api: &'static str, paths: &[OsString], optional: &[&'static C
             let lacks = optional
                 .iter()
                 // SAFETY: looked up and not called, so any pointer type is right.
-                .filter(|name| unsafe { library.optional::<*const c_void>(name) }.is_none())
+                .filter(|name| unsafe { library.optional::<*const c_void>(name, None) }.is_none())
                 .map(|name| name.to_string_lossy().into_owned())
                 .collect();
             State::opened(library.path(), lacks)
