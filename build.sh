@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop fuzz rdma
+  test  [STEP..] every test; steps: unit mutants interop fuzz rdma asan
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
@@ -306,20 +306,31 @@ run_tsan() {
 
 # --- asan --------------------------------------------------------------------------------
 
-# run_asan: what reads rings, frames and commands, with every access of memory checked. All of
-# it steps by hand, without the preloaded library, whose guard by signals the sanitizer's own
-# handler of SIGSEGV would take the place of (VMLX5_GUARD=syscall goes with it).
-run_asan() {
-    local target=x86_64-unknown-linux-gnu
-    # Compiled code differs from the other commands': a folder of its own.
-    CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/asan"
-    export CARGO_TARGET_DIR
-    export RUSTC_BOOTSTRAP=1
-    export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
-    # Cases of properties take ten times as long.
-    export GDS_CASES="${GDS_CASES:-12}"
-    cargo test --locked --target $target --lib --tests -p vmlx5 -p vmlx5-uverbs
-    (cd fuzz && cargo test --locked --target $target --test replay)
+# asan COMMAND..: with every access of memory checked, in a folder of its own, since compiled code
+# differs from the other commands'.
+asan() {
+    (
+        CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/asan"
+        export CARGO_TARGET_DIR
+        export RUSTC_BOOTSTRAP=1
+        export RUSTFLAGS="-Zsanitizer=address -Cunsafe-allow-abi-mismatch=sanitizer"
+        # Cases of properties take ten times as long.
+        export GDS_CASES="${GDS_CASES:-12}"
+        "$@" --target x86_64-unknown-linux-gnu
+    )
+}
+
+# What reads rings, frames and commands. All of it steps by hand, without the preloaded library,
+# whose guard by signals the sanitizer's own handler of SIGSEGV would take the place of
+# (VMLX5_GUARD=syscall goes with it).
+step_asan() {
+    say "asan: tests of vmlx5 and vmlx5-uverbs under the address sanitizer"
+    asan cargo test --locked --lib --tests -p vmlx5 -p vmlx5-uverbs
+}
+
+# replay_with_asan: the fuzzer's corpora too.
+replay_with_asan() {
+    asan cargo test --locked --manifest-path fuzz/Cargo.toml --test replay
 }
 
 # --- hardware ----------------------------------------------------------------------------
@@ -360,7 +371,7 @@ test)
         run_steps "matrix seeds soak" "$@"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
-        run_steps "unit mutants interop fuzz rdma" "$@"
+        run_steps "unit mutants interop fuzz rdma asan" "$@"
     fi
     ;;
 check)
@@ -401,7 +412,8 @@ tsan)
 asan)
     say "asan: the virtual NIC's tests and the fuzzer's corpora under the address sanitizer"
     need_toolchain
-    run_asan
+    step_asan
+    replay_with_asan
     ;;
 help | -h | --help)
     usage
