@@ -339,7 +339,8 @@ impl Hostile {
             let block = || RemoteMemory::from_bytes(&bytes[12..60]).expect("a record");
             match bytes[6] {
                 1 => {
-                    let theirs = QpAddress::from_bytes(&bytes[8..48]).expect("a record");
+                    let theirs =
+                        QpAddress::from_bytes(&bytes[8..8 + QpAddress::LEN]).expect("a record");
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {
