@@ -15,23 +15,31 @@ static void fill(int len)
     }
 }
 
-/* The entry that the next poll looks at. */
-static volatile struct mlx5_cqe64 *next_entry(struct ibv_cq *cq)
+/* The entry that the next poll looks at, and what its last byte is before it is written. */
+struct awaited {
+    volatile struct mlx5_cqe64 *entry;
+    unsigned char before;
+};
+
+/* To be called before that which is to complete is posted. */
+static struct awaited next_entry(struct ibv_cq *cq)
 {
     struct mlx5dv_cq raw;
     struct mlx5dv_obj object = {.cq = {.in = cq, .out = &raw}};
     CHECK(!mlx5dv_init_obj(&object, MLX5DV_OBJ_CQ));
     uint32_t consumed = be32toh(raw.dbrec[0]) & 0xffffff;
-    return (struct mlx5_cqe64 *)((char *)raw.buf + (consumed & (raw.cqe_cnt - 1)) * raw.cqe_size);
+    char *at = (char *)raw.buf + (consumed & (raw.cqe_cnt - 1)) * raw.cqe_size;
+    struct awaited next = {.entry = (struct mlx5_cqe64 *)at};
+    next.before = next.entry->op_own;
+    return next;
 }
 
-/* Waits for the next entry, looks at where the payload is, and lets the library take it. */
-static void take(struct ibv_cq *cq, int len, int in_entry)
+/* Waits for the entry, looks at where the payload is, and lets the library take it. */
+static void take(struct ibv_cq *cq, struct awaited next, int len, int in_entry)
 {
-    volatile struct mlx5_cqe64 *entry = next_entry(cq);
+    volatile struct mlx5_cqe64 *entry = next.entry;
     time_t end = time(NULL) + 10;
-    unsigned char before = entry->op_own;
-    while (entry->op_own == before)
+    while (entry->op_own == next.before)
         CHECK(time(NULL) <= end);
     __sync_synchronize();
     int inside = len > 0 && len <= 32 && in_entry;
@@ -69,13 +77,15 @@ int main(int argc, char **argv)
     for (int round = 0; round < 3; round++) {
         for (int len = 1; len <= MOST; len++) {
             fill(len);
+            struct awaited next = next_entry(receives);
             post_receive(qp, data + ROOM, 64, mr->lkey);
             post(qp, IBV_WR_SEND, data, (uint32_t)len, mr->lkey, NULL, 0);
-            take(receives, len, in_entry);
+            take(receives, next, len, in_entry);
             CHECK(completion(sends).status == IBV_WC_SUCCESS);
             fill(len);
+            next = next_entry(sends);
             post(qp, IBV_WR_RDMA_READ, data + ROOM, (uint32_t)len, mr->lkey, data, mr->rkey);
-            take(sends, len, in_entry);
+            take(sends, next, len, in_entry);
         }
     }
     CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(sends) && !ibv_destroy_cq(receives));
