@@ -10,3 +10,4 @@ pub(crate) mod nic;
 pub(crate) mod proxy;
 pub(crate) mod rdma_core;
 mod span;
+pub(crate) mod verbs;

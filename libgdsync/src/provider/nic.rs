@@ -100,4 +100,6 @@ pub(crate) trait Nic: Send + Sync {
     /// `None`: the entries tell.
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;
     fn destroy_qp(&self, objects: &QpObjects);
+    /// Something was posted by the CPU, or is about to be by a stream: for a NIC that sleeps.
+    fn ring(&self) {}
 }

@@ -242,7 +242,13 @@ impl QpCore {
         fence(Ordering::SeqCst);
         let register = &self.places.doorbell.cpu;
         register.store64(0, u64::from_ne_bytes(doorbell));
+        self.ring_nic();
+    }
+
+    /// Tells whoever may sleep that something was posted.
+    pub fn ring_nic(&self) {
         self.host.ring();
+        self.nic.ring();
     }
 
     /// Marks the queue pair as dropped by its owner.
