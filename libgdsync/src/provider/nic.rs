@@ -75,7 +75,7 @@ pub(crate) struct QpRings<'a> {
 
 /// One opened NIC (and port).
 pub(crate) trait Nic: Send + Sync {
-    /// Who executes: `emulated`, `rdma_core`.
+    /// Who executes: `emulated`, `rdma_core`, `proxy`.
     fn provider(&self) -> &'static str;
     /// The NIC, for people.
     fn name(&self) -> &str;

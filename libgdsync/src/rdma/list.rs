@@ -173,6 +173,9 @@ fn run(
     match lowered {
         Ok(Sent::All) => {
             commit(queues, s);
+            for queue in queues.iter() {
+                queue.core.nic.ring();
+            }
             Ok(())
         }
         Ok(Sent::Part(e)) => {

@@ -20,8 +20,8 @@ use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
 pub(super) use self::context::{Context, check, refused_last};
-pub(super) use self::path::Change;
 use self::doorbell::Doorbells;
+pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
 use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};

@@ -401,8 +401,7 @@ impl QpParts {
     pub fn modify(&self, change: Change, operation: &'static str) -> Result<()> {
         let (mut attr, mask) = change;
         // SAFETY: a live queue pair.
-        let answer =
-            unsafe { (self.context.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
+        let answer = unsafe { (self.context.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
         check(answer, operation, &format!("to state {}", attr.qp_state))
     }
 }

@@ -71,9 +71,8 @@ impl DeviceQueues {
         let recv_sges = (wanted.recv_sges as u32).min(most(device.max_sge));
         let entries = (sends + receives).min(most(device.max_cqe)) as c_int;
         // SAFETY: an open context and a channel of it.
-        let cq = unsafe {
-            (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0)
-        };
+        let cq =
+            unsafe { (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0) };
         if cq.is_null() {
             let what = format!("completion queue of {entries} entries");
             return Err(refused_last(CREATE, &what));

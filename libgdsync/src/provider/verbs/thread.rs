@@ -202,7 +202,11 @@ impl Common {
             let mut count = [0_u8; 8];
             // SAFETY: a live descriptor and eight bytes.
             let _ = unsafe {
-                libc::read(self.bell.as_raw_fd(), count.as_mut_ptr().cast(), count.len())
+                libc::read(
+                    self.bell.as_raw_fd(),
+                    count.as_mut_ptr().cast(),
+                    count.len(),
+                )
             };
         }
         if fds[1].revents != 0 {
