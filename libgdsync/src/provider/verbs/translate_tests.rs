@@ -205,7 +205,7 @@ fn inline_data_are_read_from_the_ring() {
         assert_eq!(wr.num_sge as usize, sges.len());
         let mut ring = vec![0xee; RING.len as usize];
         for (i, byte) in bytes.iter().enumerate() {
-            ring[(at as usize + i) % ring.len()] = *byte;
+            ring[(at as usize + i) % RING.len as usize] = *byte;
         }
         let mut got = Vec::new();
         for sge in &sges {
