@@ -202,7 +202,7 @@ fn receives_may_come_before_the_connection() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_idle_proxy_sleeps() {
     inside!(&[]);
-    const WATCHED: Duration = Duration::from_secs(2);
+    const WATCHED: Duration = Duration::from_secs(1);
     let mut p = Pair::new(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let spent = || {
