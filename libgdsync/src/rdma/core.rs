@@ -245,6 +245,17 @@ impl QpCore {
         self.ring_nic();
     }
 
+    /// Tells a NIC that sleeps what streams are going to post.
+    pub fn expect_posts(&self) {
+        if self.nic.expects() {
+            let (send, recv) = {
+                let state = self.lock();
+                (state.send.fifo.posted_head(), state.recv.fifo.posted_head())
+            };
+            self.nic.expect(self.qpn(), send, recv);
+        }
+    }
+
     /// Tells whoever may sleep that something was posted.
     pub fn ring_nic(&self) {
         self.host.ring();

@@ -174,7 +174,7 @@ fn run(
         Ok(Sent::All) => {
             commit(queues, s);
             for queue in queues.iter() {
-                queue.core.nic.ring();
+                queue.core.expect_posts();
             }
             Ok(())
         }

@@ -190,6 +190,8 @@ pub(super) struct Lane<Q> {
     rings: Rings,
     limits: Limits,
     state: State,
+    /// How far streams are going to post: indices of send and receive queue.
+    expected: (u16, u16),
     send: Side,
     recv: Side,
     /// Of the request that is posted.
@@ -207,12 +209,28 @@ impl<Q: Queues> Lane<Q> {
             rings,
             limits,
             state: State::Down,
+            expected: (rings.start as u16, rings.start as u16),
             send: Side::new(rings.start, blocks, rings.send_entries),
             recv: Side::new(rings.start, slots, rings.recv_entries),
             sges: Vec::with_capacity(2 * MAX_SEGMENTS),
             wcs: [ibv_wc::default(); BATCH],
             entry: Box::new([0; ENTRY_BYTES]),
         }
+    }
+
+    /// Streams are going to post as far as these indices.
+    pub fn expect(&mut self, send: u32, recv: u32) {
+        self.expected = (send as u16, recv as u16);
+    }
+
+    /// Whether streams have not yet posted all that they are going to.
+    pub fn awaits(&self) -> bool {
+        let behind = |expected: u16, at: usize| {
+            let index = doorbell::record_index(self.rings.record.load32(at));
+            (expected.wrapping_sub(index) as i16) > 0
+        };
+        let (send, recv) = self.expected;
+        self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
     }
 
     /// From now on the rings are looked at: the device's queue pair is connected.
@@ -229,6 +247,7 @@ impl<Q: Queues> Lane<Q> {
     /// The rings are not looked at any more; what is in flight is forgotten.
     pub fn down(&mut self) {
         self.state = State::Down;
+        self.expect(self.rings.start, self.rings.start);
         self.send.reset(self.rings.start);
         self.recv.reset(self.rings.start);
     }

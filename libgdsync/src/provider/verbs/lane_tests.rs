@@ -390,6 +390,25 @@ fn receives_are_posted_as_far_as_the_record_says() {
     assert!(rig.lane.queues.failed);
 }
 
+#[test]
+fn a_lane_awaits_what_streams_have_not_posted() {
+    for start in [0, u32::from(u16::MAX) - 1] {
+        let mut rig = Rig::new(start, LIMITS);
+        assert!(!rig.lane.awaits());
+        rig.lane.expect(start + 2, start + 1);
+        rig.send(SendOpcode::SEND, true);
+        rig.send(SendOpcode::SEND, true);
+        assert!(rig.lane.awaits());
+        rig.receive();
+        assert!(!rig.lane.awaits());
+        // The CPU posts more.
+        rig.send(SendOpcode::SEND, true);
+        assert!(!rig.lane.awaits());
+        rig.lane.down();
+        assert!(!rig.lane.awaits());
+    }
+}
+
 /// Completions of a former connection are no news.
 #[test]
 fn a_lane_that_was_down_begins_anew() {

@@ -294,6 +294,17 @@ impl Nic for VerbsNic {
     fn ring(&self) {
         self.common.ring();
     }
+
+    fn expects(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, qpn: u32, send: u32, recv: u32) {
+        if let Ok(lane) = self.lane(qpn, "expect posts") {
+            lane.with(|lane| lane.expect(send, recv));
+            self.common.ring();
+        }
+    }
 }
 
 impl Drop for VerbsNic {

@@ -1,9 +1,9 @@
 //! The thread of a NIC: it looks at the rings of all its queue pairs, spins for a while after
 //! the last progress, then sleeps until a completion, a ring of the bell, or the end of a nap.
 //!
-//! A stream's store wakes nobody. So a nap is an eighth of the time since the last progress,
-//! within limits: what nobody rang for comes late by an eighth of the time that it was waited
-//! for, and an idle thread wakes some hundred times a second.
+//! A stream's store wakes nobody. So while streams have something to post a nap is an eighth of
+//! the time since the last progress, within limits: what nobody rang for is late by an eighth of
+//! the time that it was waited for, and 1 ms at most. Where nothing is expected the thread sleeps.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -24,7 +24,9 @@ const SPIN: Duration = Duration::from_micros(500);
 /// How long of that it keeps the processor.
 const KEEP: Duration = Duration::from_micros(2);
 const SHORTEST_NAP: Duration = Duration::from_micros(40);
-const LONGEST_NAP: Duration = Duration::from_millis(2);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// Where nothing is expected; it only bounds what a mistake costs.
+const SLEEP: Duration = Duration::from_millis(100);
 
 /// A queue pair, shared by the thread and its owner.
 pub(super) type SharedLane = Shared<Lane<DeviceQueues>>;
@@ -175,15 +177,14 @@ impl Common {
     }
 
     fn nap(&self, lanes: &[SharedLane], idle: Duration) -> bool {
-        let down = lanes.iter().all(|lane| lane.with(|lane| lane.is_down()));
-        let nap = (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP);
+        let awaits = lanes.iter().any(|lane| lane.with(|lane| lane.awaits()));
+        let nap = match awaits {
+            true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
+            false => SLEEP,
+        };
         let limit = libc::timespec {
             tv_sec: 0,
             tv_nsec: nap.subsec_nanos().into(),
-        };
-        let limit = match down {
-            true => std::ptr::null(),
-            false => &raw const limit,
         };
         // SAFETY: a channel lives as long as this.
         let channel = unsafe { (*self.channel).fd };
@@ -194,7 +195,7 @@ impl Common {
         };
         let mut fds = [wait(self.bell.as_raw_fd()), wait(channel)];
         // SAFETY: two entries, a time or none, and no mask.
-        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, limit, std::ptr::null()) };
+        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &limit, std::ptr::null()) };
         if ready <= 0 {
             return false;
         }
