@@ -105,8 +105,7 @@ pub struct ibv_sge {
     pub lkey: u32,
 }
 
-/// Where at the peer: of READs and writes `remote_addr` and the upper half of nothing else; of
-/// atomics all.
+/// Where at the peer; which member it is depends on the opcode.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ibv_send_remote {
