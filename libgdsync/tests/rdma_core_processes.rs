@@ -1,5 +1,5 @@
-//! Two processes that reach each other by libibverbs and libmlx5, each over a virtual ConnectX,
-//! and the end of one of them.
+//! Two processes that reach each other, each over a virtual ConnectX of its own, by libmlx5's rings
+//! or by the proxy, and the end of one of them.
 
 mod virtual_nic;
 
@@ -21,22 +21,43 @@ fn pattern(round: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + round * 31) as u8).collect()
 }
 
-/// Two processes with a NIC each, which know each other by their records alone.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn two_processes() {
     inside!(&[]);
+    run(Device::rdma_core, "rdma_core");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn two_processes_by_proxy() {
+    inside!(&[]);
+    run(Device::proxy, "proxy");
+}
+
+/// One of each: on the wire they are the same.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_proxy_and_rings() {
+    inside!(&[]);
+    run(Device::proxy, "rdma_core");
+}
+
+/// Two processes with a NIC each, which know each other by their records alone. The other one
+/// opens its device by the provider of this name.
+fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     let path = std::env::temp_dir().join(format!("gdsync-two-{}", std::process::id()));
     let listener = UnixListener::bind(&path).unwrap();
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_other_process", "--nocapture"])
         .env(OTHER, &path)
+        .env(PROVIDER, there)
         .spawn()
         .unwrap();
     let (mut line, _) = listener.accept().unwrap();
     std::fs::remove_file(&path).unwrap();
     let gpu = Gpu::soft().unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
+    let device = open(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
     let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
@@ -79,6 +100,8 @@ fn two_processes() {
 
 /// Where the other process finds the one that started it.
 const OTHER: &str = "VIRTUAL_NIC_OTHER";
+/// Which device the other process opens.
+const PROVIDER: &str = "VIRTUAL_NIC_PROVIDER";
 
 #[test]
 fn the_other_process() {
@@ -87,7 +110,11 @@ fn the_other_process() {
     };
     let mut line = UnixStream::connect(path).unwrap();
     let gpu = Gpu::soft().unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
+    let device = match std::env::var(PROVIDER).as_deref() {
+        Ok("proxy") => Device::proxy(&gpu),
+        _ => Device::rdma_core(&gpu),
+    };
+    let device = device.unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
     let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();

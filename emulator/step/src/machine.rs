@@ -95,6 +95,11 @@ impl<M> Shared<M> {
         }))
     }
 
+    /// Whether both are the same machine.
+    pub fn is(&self, other: &Shared<M>) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Runs `f` on the machine, between two steps. `f` must not wait on the driver.
     pub fn with<R>(&self, f: impl FnOnce(&mut M) -> R) -> R {
         let inner = &*self.0;

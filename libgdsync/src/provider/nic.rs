@@ -75,7 +75,7 @@ pub(crate) struct QpRings<'a> {
 
 /// One opened NIC (and port).
 pub(crate) trait Nic: Send + Sync {
-    /// Who executes: `emulated`, `rdma_core`.
+    /// Who executes: `emulated`, `rdma_core`, `proxy`.
     fn provider(&self) -> &'static str;
     /// The NIC, for people.
     fn name(&self) -> &str;
@@ -100,4 +100,12 @@ pub(crate) trait Nic: Send + Sync {
     /// `None`: the entries tell.
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;
     fn destroy_qp(&self, objects: &QpObjects);
+    /// Something was posted by the CPU: for a NIC that sleeps.
+    fn ring(&self) {}
+    /// Whether it wants to be told what streams are going to post, by [`Nic::expect`].
+    fn expects(&self) -> bool {
+        false
+    }
+    /// A stream is going to post as far as these indices of send and receive queue.
+    fn expect(&self, _qpn: u32, _send: u32, _recv: u32) {}
 }

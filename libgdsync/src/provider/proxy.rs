@@ -79,7 +79,7 @@ fn serve(core: &QpCore) -> bool {
     let record = &core.places.record.cpu;
     if doorbell::record_index(record.load32(doorbell::RCV)) != trigger as u16 {
         record.store32(doorbell::RCV, doorbell::record_value(trigger));
-        core.host.ring();
+        core.ring_nic();
         busy = true;
     }
     busy | core.settle(&mut state)

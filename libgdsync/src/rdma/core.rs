@@ -242,7 +242,24 @@ impl QpCore {
         fence(Ordering::SeqCst);
         let register = &self.places.doorbell.cpu;
         register.store64(0, u64::from_ne_bytes(doorbell));
+        self.ring_nic();
+    }
+
+    /// Tells a NIC that sleeps what streams are going to post.
+    pub fn expect_posts(&self) {
+        if self.nic.expects() {
+            let (send, recv) = {
+                let state = self.lock();
+                (state.send.fifo.posted_head(), state.recv.fifo.posted_head())
+            };
+            self.nic.expect(self.qpn(), send, recv);
+        }
+    }
+
+    /// Tells whoever may sleep that something was posted.
+    pub fn ring_nic(&self) {
         self.host.ring();
+        self.nic.ring();
     }
 
     /// Marks the queue pair as dropped by its owner.

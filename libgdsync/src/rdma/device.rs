@@ -14,6 +14,7 @@ use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
 use crate::provider::rdma_core::RdmaCoreNic;
+use crate::provider::verbs::VerbsNic;
 use crate::watch::{WatchList, Watcher};
 
 /// What a registration permits. Local reading is always permitted.
@@ -116,6 +117,16 @@ impl Device {
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
     pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
         Ok(Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true))
+    }
+
+    /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
+    /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
+    /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says.
+    ///
+    /// # Errors
+    /// As [`Device::rdma_core`].
+    pub fn proxy(gpu: &Gpu) -> Result<Device> {
+        Ok(Device::open(gpu, Arc::new(VerbsNic::open(gpu)?), true))
     }
 
     fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Device {

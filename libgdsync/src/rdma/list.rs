@@ -173,6 +173,9 @@ fn run(
     match lowered {
         Ok(Sent::All) => {
             commit(queues, s);
+            for queue in queues.iter() {
+                queue.core.expect_posts();
+            }
             Ok(())
         }
         Ok(Sent::Part(e)) => {

@@ -89,7 +89,7 @@ impl Qp {
         }
         self.core.places.recv.trigger.cpu.store32(0, index);
         record.store32(doorbell::RCV, doorbell::record_value(index));
-        self.core.host.ring();
+        self.core.ring_nic();
         Ok(())
     }
 }

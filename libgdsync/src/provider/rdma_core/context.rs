@@ -14,23 +14,28 @@ use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 use super::OPEN;
 use crate::error::{Error, Kind, Result};
 
-/// Both libraries.
+/// The libraries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Libraries {
     pub verbs: &'static Ibverbs,
-    pub mlx5: &'static Mlx5,
+    /// For NICs that are used by direct verbs.
+    pub mlx5: Option<&'static Mlx5>,
 }
 
 impl Libraries {
-    pub fn load() -> Result<Libraries> {
+    /// `direct`: it has to be a NIC for direct verbs.
+    pub fn load(direct: bool) -> Result<Libraries> {
         let verbs = Ibverbs::get().map_err(missing)?;
-        let mlx5 = Mlx5::get().map_err(missing)?;
+        let mlx5 = match direct {
+            true => Some(Mlx5::get().map_err(missing)?),
+            false => None,
+        };
         Ok(Libraries { verbs, mlx5 })
     }
 }
 
 /// `Absent`: there is no library. `Unsupported`: one that lacks something.
-fn missing(e: &LoadError) -> Error {
+pub(super) fn missing(e: &LoadError) -> Error {
     let kind = match e {
         LoadError::NotFound { .. } => Kind::Absent,
         _ => Kind::Unsupported,
@@ -50,13 +55,13 @@ pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error 
 }
 
 /// What the operating system said last, for a call that answered with a null pointer.
-pub(super) fn refused_last(operation: &'static str, what: &str) -> Error {
+pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error();
     refused(operation, what, errno.unwrap_or(0))
 }
 
 /// An answer that is a number: 0 or an errno, which some functions negate or leave in `errno`.
-pub(super) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
+pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
     match answer {
         0 => Ok(()),
         -1 => Err(refused_last(operation, what)),
@@ -67,8 +72,8 @@ pub(super) fn check(answer: i32, operation: &'static str, what: &str) -> Result<
 /// A NIC, opened. It stays so until the process ends: its doorbells are pages that a stream may
 /// still have to write when the last queue pair is gone.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub libraries: Libraries,
+pub(in crate::provider) struct Context {
+    verbs: &'static Ibverbs,
     raw: NonNull<ibv_context>,
     /// As the kernel calls it.
     pub name: String,
@@ -86,6 +91,10 @@ unsafe impl Sync for Context {}
 static CONTEXTS: Mutex<BTreeMap<String, &'static Context>> = Mutex::new(BTreeMap::new());
 
 impl Context {
+    pub fn verbs(&self) -> &'static Ibverbs {
+        self.verbs
+    }
+
     pub fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
     }
@@ -100,7 +109,7 @@ impl Context {
         let mut attr = ibv_port_attr::default();
         // SAFETY: an open context and a place to write to.
         let answer = unsafe {
-            let verbs = self.libraries.verbs;
+            let verbs = self.verbs;
             verbs.query_port(self.raw(), number, &mut attr)
         };
         (answer == 0).then_some(attr)
@@ -108,8 +117,7 @@ impl Context {
 
     /// # Safety
     /// `device` is of a list of this library's.
-    unsafe fn open(libraries: Libraries, device: *mut ibv_device) -> Result<&'static Context> {
-        let verbs = libraries.verbs;
+    unsafe fn open(verbs: &'static Ibverbs, device: *mut ibv_device) -> Result<&'static Context> {
         // SAFETY: a device, as the caller says; its strings end.
         let (name, sysfs) = unsafe {
             let path = CStr::from_ptr((&raw const (*device).ibdev_path).cast());
@@ -128,7 +136,7 @@ impl Context {
         };
         let raw = NonNull::new(raw).ok_or_else(|| refused_last(OPEN, &name))?;
         let context: &'static Context = Box::leak(Box::new(Context {
-            libraries,
+            verbs,
             raw,
             name: name.clone(),
             guid: u64::from_be(guid),
@@ -168,11 +176,13 @@ pub(super) fn all(
             if wanted.is_some_and(|wanted| wanted != name) {
                 continue;
             }
-            if !(libraries.mlx5.mlx5dv_is_supported)(device) {
-                bad.push(format!("{name} is no ConnectX of {:?}", libraries.mlx5));
+            if let Some(mlx5) = libraries.mlx5
+                && !(mlx5.mlx5dv_is_supported)(device)
+            {
+                bad.push(format!("{name} is no ConnectX of {mlx5:?}"));
                 continue;
             }
-            match Context::open(libraries, device) {
+            match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
                 Err(e) => bad.push(e.to_string()),
             }

@@ -7,7 +7,7 @@
 
 mod context;
 mod doorbell;
-mod path;
+pub(super) mod path;
 mod port;
 mod qp;
 
@@ -19,8 +19,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
-use self::context::{Context, refused_last};
+pub(super) use self::context::{Context, check, refused_last};
 use self::doorbell::Doorbells;
+pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
 use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
@@ -64,7 +65,16 @@ pub(crate) struct RdmaCoreNic {
 
 impl RdmaCoreNic {
     pub fn open(gpu: &Gpu) -> Result<RdmaCoreNic> {
-        let (context, port) = port::choose(gpu)?;
+        RdmaCoreNic::choose(gpu, true)
+    }
+
+    /// As [`RdmaCoreNic::open`], of any maker. It makes no queue pairs.
+    pub fn open_any(gpu: &Gpu) -> Result<RdmaCoreNic> {
+        RdmaCoreNic::choose(gpu, false)
+    }
+
+    fn choose(gpu: &Gpu, direct: bool) -> Result<RdmaCoreNic> {
+        let (context, port) = port::choose(gpu, direct)?;
         Ok(RdmaCoreNic {
             gpu: gpu.clone(),
             context,
@@ -75,11 +85,19 @@ impl RdmaCoreNic {
         })
     }
 
+    pub(super) fn context(&self) -> &'static Context {
+        self.context
+    }
+
+    pub(super) fn port_used(&self) -> &Port {
+        &self.port
+    }
+
     fn alive(&self) -> MutexGuard<'_, Alive> {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
+    pub(super) fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
         let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
         self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
     }
@@ -87,7 +105,7 @@ impl RdmaCoreNic {
     /// Registers memory of the GPU by a dma-buf.
     fn by_dma_buf(&self, pd: *mut ibv_pd, region: &Region, rights: i32) -> Result<*mut ibv_mr> {
         const OPERATION: &str = "register dma-buf";
-        let verbs = self.context.libraries.verbs;
+        let verbs = self.context.verbs();
         let buf = region.dma_buf()?;
         let Some(register) = verbs.ibv_reg_dmabuf_mr else {
             let what = format!("{verbs:?} has no ibv_reg_dmabuf_mr");
@@ -142,7 +160,7 @@ impl Nic for RdmaCoreNic {
     }
 
     fn alloc_pd(&self) -> Result<PdId> {
-        let verbs = self.context.libraries.verbs;
+        let verbs = self.context.verbs();
         // SAFETY: an open context.
         let pd = unsafe { (verbs.ibv_alloc_pd)(self.context.raw()) };
         if pd.is_null() {
@@ -161,7 +179,7 @@ impl Nic for RdmaCoreNic {
         };
         // SAFETY: made by `alloc_pd`, and taken from the table by us alone. Registrations and
         // queue pairs hold it, so it is in use by nobody.
-        let answer = unsafe { (self.context.libraries.verbs.ibv_dealloc_pd)(pd.0) };
+        let answer = unsafe { (self.context.verbs().ibv_dealloc_pd)(pd.0) };
         if answer != 0 {
             tracing::warn!(target: "gdsync", "deallocate pd of {}: {answer}", self.name);
         }
@@ -169,7 +187,7 @@ impl Nic for RdmaCoreNic {
 
     fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
         const OPERATION: &str = "register memory";
-        let verbs = self.context.libraries.verbs;
+        let verbs = self.context.verbs();
         let pd = self.pd(pd, OPERATION)?;
         let (iova, len) = (region.addr().0, region.len());
         let rights = path::rights(access) as i32;
@@ -211,7 +229,7 @@ impl Nic for RdmaCoreNic {
             return;
         };
         // SAFETY: made by `reg_mr`, and taken from the table by us alone.
-        let answer = unsafe { (self.context.libraries.verbs.ibv_dereg_mr)(mr.0) };
+        let answer = unsafe { (self.context.verbs().ibv_dereg_mr)(mr.0) };
         if answer != 0 {
             tracing::warn!(target: "gdsync", "end registration of {}: {answer}", self.name);
         }

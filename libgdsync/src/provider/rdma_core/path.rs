@@ -23,7 +23,7 @@ const RNR_RETRIES: u8 = 7;
 const HOPS: u8 = 64;
 
 /// A step: what is set, and the mask that says so.
-pub(super) type Change = (ibv_qp_attr, i32);
+pub(in crate::provider) type Change = (ibv_qp_attr, i32);
 
 /// The rights of verbs.
 pub(super) fn rights(access: Access) -> u32 {
@@ -38,7 +38,7 @@ pub(super) fn rights(access: Access) -> u32 {
 }
 
 /// To a state without anything else.
-pub(super) fn plain(state: i32) -> Change {
+pub(in crate::provider) fn plain(state: i32) -> Change {
     let attr = ibv_qp_attr {
         qp_state: state,
         ..ibv_qp_attr::default()
@@ -46,7 +46,7 @@ pub(super) fn plain(state: i32) -> Change {
     (attr, IBV_QP_STATE)
 }
 
-pub(super) fn init(port: &Port, access: Access) -> Change {
+pub(in crate::provider) fn init(port: &Port, access: Access) -> Change {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_INIT,
         pkey_index: 0,
@@ -59,7 +59,7 @@ pub(super) fn init(port: &Port, access: Access) -> Change {
 }
 
 /// From INIT to ready to receive from `peer`.
-pub(super) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Result<Change> {
+pub(in crate::provider) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Result<Change> {
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
         return Err(invalid(
@@ -120,7 +120,7 @@ pub(super) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Result<Change> 
 }
 
 /// From there to ready to send, beginning with packet `psn`.
-pub(super) fn ready_to_send(psn: u32) -> Change {
+pub(in crate::provider) fn ready_to_send(psn: u32) -> Change {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: psn & NUMBER,

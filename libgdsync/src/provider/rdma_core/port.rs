@@ -20,7 +20,7 @@ const MOST_PORTS: u8 = 4;
 
 /// A port that is used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Port {
+pub(in crate::provider) struct Port {
     pub number: u8,
     /// Addressed by GID alone.
     pub ethernet: bool,
@@ -56,9 +56,10 @@ fn wanted(said: &str) -> Result<Wanted> {
     })
 }
 
-/// The NIC and port that the environment names, or the nearest one to `gpu` that is active.
-pub(super) fn choose(gpu: &Gpu) -> Result<(&'static Context, Port)> {
-    let libraries = Libraries::load()?;
+/// The NIC and port that the environment names, or the nearest one to `gpu` that is active. With
+/// `direct` verbs, or of any maker.
+pub(super) fn choose(gpu: &Gpu, direct: bool) -> Result<(&'static Context, Port)> {
+    let libraries = Libraries::load(direct)?;
     let wanted = match std::env::var(NIC) {
         Ok(said) => Some(wanted(&said)?),
         Err(_) => None,
@@ -124,7 +125,7 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
     let mut gid = [0; 16];
     // SAFETY: an open context; sixteen bytes are written.
     let answer = unsafe {
-        let verbs = context.libraries.verbs;
+        let verbs = context.verbs();
         (verbs.ibv_query_gid)(context.raw(), port, index.into(), &mut gid)
     };
     let what = format!("GID {index} of {}:{port}", context.name);
@@ -135,7 +136,7 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
 /// The identifier by which a port on Ethernet is reached: of RoCE v2, and of those one that is
 /// not bound to the link if there is one.
 fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 16])> {
-    let verbs = context.libraries.verbs;
+    let verbs = context.verbs();
     let Some(query) = verbs._ibv_query_gid_ex else {
         let what = format!("{verbs:?} does not tell the types of GIDs, as RoCE needs");
         return Err(Error::new(OPEN, Kind::Unsupported, what));

@@ -15,7 +15,7 @@ use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::context::{Context, check, refused_last};
+use super::context::{Context, check, missing, refused_last};
 use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
@@ -95,7 +95,7 @@ unsafe impl Send for QpParts {}
 
 impl Drop for QpParts {
     fn drop(&mut self) {
-        let verbs = self.context.libraries.verbs;
+        let verbs = self.context.verbs();
         let mut failed = Vec::new();
         let mut done = |what: &str, answer: i32| {
             if answer != 0 {
@@ -126,6 +126,11 @@ impl Drop for QpParts {
             tracing::warn!(target: "gdsync", "destroy queue pair of {name}: {what}");
         }
     }
+}
+
+/// Direct verbs. Such a NIC is not opened without.
+fn direct() -> Result<&'static Mlx5> {
+    Mlx5::get().map_err(missing)
 }
 
 /// The CPU's address of a place in a region.
@@ -166,7 +171,7 @@ impl QpParts {
     /// # Safety
     /// `pd` is a protection domain of this context.
     unsafe fn make_domain(&mut self, pd: *mut ibv_pd) -> Result<()> {
-        let verbs = self.context.libraries.verbs;
+        let verbs = self.context.verbs();
         // SAFETY: an open context.
         let threads = unsafe { verbs.alloc_td(self.context.raw(), ibv_td_init_attr::default()) };
         self.threads = threads.unwrap_or(std::ptr::null_mut());
@@ -201,7 +206,7 @@ impl QpParts {
     }
 
     fn make_cq(&self, at: usize, entries: u32, layout: Layout) -> Result<*mut ibv_cq> {
-        let mlx5 = self.context.libraries.mlx5;
+        let mlx5 = direct()?;
         let len = entries as usize * ENTRY;
         self.offers.set(&[Offer {
             kind: MLX5DV_RES_TYPE_CQ,
@@ -313,7 +318,7 @@ impl QpParts {
     }
 
     fn try_qp(&mut self, requests: u32, entries: u32, stride: u32) -> Result<mlx5dv_qp> {
-        let mlx5 = self.context.libraries.mlx5;
+        let mlx5 = direct()?;
         let mut attr = ibv_qp_init_attr_ex {
             qp_context: std::ptr::null_mut(),
             send_cq: self.cqs[0],
@@ -388,7 +393,7 @@ impl QpParts {
     /// Destroys a queue pair that is not the one wanted.
     fn take_back(&self, qp: *mut ibv_qp) -> Result<()> {
         // SAFETY: just made, used by nobody.
-        let gone = unsafe { (self.context.libraries.verbs.ibv_destroy_qp)(qp) };
+        let gone = unsafe { (self.context.verbs().ibv_destroy_qp)(qp) };
         check(gone, CREATE, "take back a queue pair of another layout")
     }
 
@@ -396,8 +401,7 @@ impl QpParts {
     pub fn modify(&self, change: Change, operation: &'static str) -> Result<()> {
         let (mut attr, mask) = change;
         // SAFETY: a live queue pair.
-        let answer =
-            unsafe { (self.context.libraries.verbs.ibv_modify_qp)(self.qp, &mut attr, mask) };
+        let answer = unsafe { (self.context.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
         check(answer, operation, &format!("to state {}", attr.qp_state))
     }
 }
@@ -408,6 +412,6 @@ struct CqGuard(&'static Context, *mut ibv_cq);
 impl Drop for CqGuard {
     fn drop(&mut self) {
         // SAFETY: just made, used by nobody. The error that is told is the first one.
-        let _ = unsafe { (self.0.libraries.verbs.ibv_destroy_cq)(self.1) };
+        let _ = unsafe { (self.0.verbs().ibv_destroy_cq)(self.1) };
     }
 }

@@ -51,7 +51,8 @@ fn facts() -> Facts {
     sizes!(all; verbs_context, ibv_context, ibv_device, ibv_port_attr, ibv_gid_entry, ibv_pd,
         ibv_mr, ibv_cq_init_attr_ex, ibv_qp_cap, ibv_rx_hash_conf, ibv_qp_init_attr_ex,
         ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_td_init_attr,
-        ibv_parent_domain_init_attr, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq, mlx5dv_obj);
+        ibv_parent_domain_init_attr, ibv_comp_channel, ibv_device_attr, ibv_qp_init_attr, ibv_sge,
+        ibv_send_wr, ibv_recv_wr, ibv_wc, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq, mlx5dv_obj);
     facts!(all;
         verbs_context { query_port, alloc_parent_domain, dealloc_td, alloc_td, sz, context }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
@@ -78,6 +79,18 @@ fn facts() -> Facts {
             port_num, timeout, retry_cnt, rnr_retry, alt_port_num, alt_timeout, rate_limit }
         ibv_td_init_attr { comp_mask }
         ibv_parent_domain_init_attr { pd, td, comp_mask, alloc, free, pd_context }
+        ibv_context_ops { poll_cq, req_notify_cq, post_send, post_recv }
+        ibv_comp_channel { context, fd, refcnt }
+        ibv_device_attr { fw_ver, node_guid, max_qp, max_qp_wr, max_sge, max_sge_rd, max_cq, max_cqe,
+            max_mr, max_qp_rd_atom, max_qp_init_rd_atom, atomic_cap, max_pkeys, phys_port_cnt }
+        ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
+        ibv_sge { addr, length, lkey }
+        ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr,
+            wr.rdma.remote_addr, wr.rdma.rkey, wr.atomic.compare_add, wr.atomic.swap,
+            wr.atomic.rkey, qp_type, _others = "bind_mw" }
+        ibv_recv_wr { wr_id, next, sg_list, num_sge }
+        ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
+            pkey_index, slid, sl, dlid_path_bits }
         mlx5dv_cq_init_attr { comp_mask, cqe_comp_res_format, flags, cqe_size }
         mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
         mlx5dv_qp { dbrec, sq.buf, sq.wqe_cnt, sq.stride, rq.buf, rq.wqe_cnt, rq.stride,
@@ -99,6 +112,7 @@ fn facts() -> Facts {
         IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_ALLOCATOR_USE_DEFAULT,
         MLX5DV_RES_TYPE_QP, MLX5DV_RES_TYPE_DBR, MLX5DV_RES_TYPE_CQ,
         MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
+        IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR,
         MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_OBJ_QP, MLX5DV_OBJ_CQ);
     all.push((
         "(uintptr_t)__VERBS_ABI_IS_EXTENDED".into(),

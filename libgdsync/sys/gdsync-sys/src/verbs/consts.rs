@@ -89,3 +89,62 @@ pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
 pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
 /// `dest_qp_num` is set.
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
+
+/// Writes at the peer.
+pub const IBV_WR_RDMA_WRITE: c_int = 0;
+/// Writes at the peer and takes a receive there.
+pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
+/// Sends.
+pub const IBV_WR_SEND: c_int = 2;
+/// Sends with immediate data.
+pub const IBV_WR_SEND_WITH_IMM: c_int = 3;
+/// Reads at the peer.
+pub const IBV_WR_RDMA_READ: c_int = 4;
+/// Compares and swaps at the peer.
+pub const IBV_WR_ATOMIC_CMP_AND_SWP: c_int = 5;
+/// Adds at the peer.
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: c_int = 6;
+/// Sends and invalidates a key of the peer.
+pub const IBV_WR_SEND_WITH_INV: c_int = 9;
+/// After the READs and atomics before it.
+pub const IBV_SEND_FENCE: c_uint = 1 << 0;
+/// Raises a completion.
+pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+/// Raises an event at the peer.
+pub const IBV_SEND_SOLICITED: c_uint = 1 << 2;
+/// A receive was filled by a send.
+pub const IBV_WC_RECV: c_int = 128;
+/// A receive was taken by a write with immediate data.
+pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
+/// There is immediate data.
+pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
+/// A key was invalidated.
+pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
+/// Done.
+pub const IBV_WC_SUCCESS: c_int = 0;
+/// The message does not fit.
+pub const IBV_WC_LOC_LEN_ERR: c_int = 1;
+/// The request makes no sense.
+pub const IBV_WC_LOC_QP_OP_ERR: c_int = 2;
+/// A local key is wrong or does not cover the memory.
+pub const IBV_WC_LOC_PROT_ERR: c_int = 4;
+/// Flushed: the queue pair was in error already.
+pub const IBV_WC_WR_FLUSH_ERR: c_int = 5;
+/// A window could not be bound.
+pub const IBV_WC_MW_BIND_ERR: c_int = 6;
+/// The peer's answer makes no sense.
+pub const IBV_WC_BAD_RESP_ERR: c_int = 7;
+/// Local memory does not allow the access.
+pub const IBV_WC_LOC_ACCESS_ERR: c_int = 8;
+/// The peer finds the request malformed.
+pub const IBV_WC_REM_INV_REQ_ERR: c_int = 9;
+/// The peer refuses key, range or access.
+pub const IBV_WC_REM_ACCESS_ERR: c_int = 10;
+/// The peer failed.
+pub const IBV_WC_REM_OP_ERR: c_int = 11;
+/// The peer did not answer.
+pub const IBV_WC_RETRY_EXC_ERR: c_int = 12;
+/// The peer had no receive.
+pub const IBV_WC_RNR_RETRY_EXC_ERR: c_int = 13;
+/// The peer gave up.
+pub const IBV_WC_REM_ABORT_ERR: c_int = 16;

@@ -95,4 +95,55 @@ impl Ibverbs {
         // SAFETY: as the caller promises.
         unsafe { function!(context, alloc_parent_domain).map(|alloc| alloc(context, &mut attr)) }
     }
+
+    /// Takes up to `entries` completions; answers how many, or a number below 0.
+    ///
+    /// # Safety
+    /// `cq` is a live one of this library's, `wc` valid for writes of so many.
+    pub unsafe fn poll_cq(&self, cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+        // SAFETY: as the caller promises; a live object names its context.
+        unsafe {
+            let function = (*(*cq).context).ops.poll_cq;
+            function.map_or(-libc::EOPNOTSUPP, |poll| poll(cq, entries, wc))
+        }
+    }
+
+    /// Has the next completion raise an event; 0, or an errno.
+    ///
+    /// # Safety
+    /// `cq` is a live one of this library's.
+    pub unsafe fn req_notify_cq(&self, cq: *mut ibv_cq, solicited_only: bool) -> c_int {
+        // SAFETY: as the caller promises; a live object names its context.
+        unsafe {
+            let function = (*(*cq).context).ops.req_notify_cq;
+            function.map_or(libc::EOPNOTSUPP, |arm| arm(cq, solicited_only.into()))
+        }
+    }
+
+    /// Posts sends; 0, or an errno.
+    ///
+    /// # Safety
+    /// `qp` is a live one of this library's, `wr` a list of requests, each with its data; inline
+    /// data are readable. What keys do not cover the device refuses by itself.
+    pub unsafe fn post_send(&self, qp: *mut ibv_qp, wr: *mut ibv_send_wr) -> c_int {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as the caller promises; a live object names its context.
+        unsafe {
+            let function = (*(*qp).context).ops.post_send;
+            function.map_or(libc::EOPNOTSUPP, |post| post(qp, wr, &mut bad))
+        }
+    }
+
+    /// Posts receives; 0, or an errno.
+    ///
+    /// # Safety
+    /// As [`post_send`](Ibverbs::post_send).
+    pub unsafe fn post_recv(&self, qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> c_int {
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: as the caller promises; a live object names its context.
+        unsafe {
+            let function = (*(*qp).context).ops.post_recv;
+            function.map_or(libc::EOPNOTSUPP, |post| post(qp, wr, &mut bad))
+        }
+    }
 }

@@ -6,6 +6,7 @@
 pub mod consts;
 mod inline;
 pub mod types;
+mod work;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use types::*;
@@ -60,6 +61,38 @@ crate::dl_api! {
             ) -> *mut ibv_mr;
             /// Ends a registration.
             "IBVERBS_1.1" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
+            /// What a device is like.
+            "IBVERBS_1.1" fn ibv_query_device(
+                context: *mut ibv_context,
+                attr: *mut ibv_device_attr,
+            ) -> c_int;
+            /// Makes a channel for completion events; null and `errno` if it cannot.
+            "IBVERBS_1.0" fn ibv_create_comp_channel(
+                context: *mut ibv_context,
+            ) -> *mut ibv_comp_channel;
+            /// Ends a channel that no completion queue uses.
+            "IBVERBS_1.0" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
+            /// Waits for an event; -1 and `errno` if there is none to be had.
+            "IBVERBS_1.1" fn ibv_get_cq_event(
+                channel: *mut ibv_comp_channel,
+                cq: *mut *mut ibv_cq,
+                cq_context: *mut *mut c_void,
+            ) -> c_int;
+            /// Says that events were handled. A completion queue cannot end before.
+            "IBVERBS_1.1" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint);
+            /// Makes a completion queue; null and `errno` if it cannot.
+            "IBVERBS_1.1" fn ibv_create_cq(
+                context: *mut ibv_context,
+                cqe: c_int,
+                cq_context: *mut c_void,
+                channel: *mut ibv_comp_channel,
+                comp_vector: c_int,
+            ) -> *mut ibv_cq;
+            /// Makes a queue pair; null and `errno` if it cannot.
+            "IBVERBS_1.1" fn ibv_create_qp(
+                pd: *mut ibv_pd,
+                attr: *mut ibv_qp_init_attr,
+            ) -> *mut ibv_qp;
             /// Ends a completion queue.
             "IBVERBS_1.1" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
             /// Sets a queue pair.

@@ -5,6 +5,8 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+pub use super::work::*;
+
 /// An opaque object of the library, known by its address alone.
 macro_rules! opaque {
     ($($(#[$meta:meta])* $name:ident;)*) => { $(
@@ -22,8 +24,6 @@ opaque! {
     ibv_srq;
     /// A thread domain: queues of which one thread at a time makes use.
     ibv_td;
-    /// A channel for completion events.
-    ibv_comp_channel;
     /// An XRC domain.
     ibv_xrcd;
     /// A table of receive work queues.
@@ -57,16 +57,38 @@ pub struct ibv_device {
     pub ibdev_path: [c_char; 256],
 }
 
-/// Functions of a provider that older programs call.
+/// The provider's functions that programs call directly, among those of old.
 #[repr(C)]
-#[derive(Debug)]
 pub struct ibv_context_ops {
-    _all: [*mut c_void; 32],
+    _before_poll_cq: [*mut c_void; 11],
+    /// See [`poll_cq`](super::Ibverbs::poll_cq).
+    pub poll_cq:
+        Option<unsafe extern "C" fn(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int>,
+    /// See [`req_notify_cq`](super::Ibverbs::req_notify_cq).
+    pub req_notify_cq:
+        Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
+    _before_post_send: [*mut c_void; 12],
+    /// See [`post_send`](super::Ibverbs::post_send).
+    pub post_send: Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_send_wr,
+            bad: *mut *mut ibv_send_wr,
+        ) -> c_int,
+    >,
+    /// See [`post_recv`](super::Ibverbs::post_recv).
+    pub post_recv: Option<
+        unsafe extern "C" fn(
+            qp: *mut ibv_qp,
+            wr: *mut ibv_recv_wr,
+            bad: *mut *mut ibv_recv_wr,
+        ) -> c_int,
+    >,
+    _others: [*mut c_void; 5],
 }
 
 /// An opened device.
 #[repr(C)]
-#[derive(Debug)]
 pub struct ibv_context {
     /// What was opened.
     pub device: *mut ibv_device,

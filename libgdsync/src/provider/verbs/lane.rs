@@ -1,0 +1,485 @@
+//! One queue pair: between our rings and queues of verbs, as a step machine.
+//!
+//! It is to the rings what a NIC is: it reads entries as far as the doorbell record says, in
+//! order, and writes completion entries, in order. In between it posts as many requests as the
+//! device takes; the others stay in the ring. Each request is signaled to the device, so that
+//! each end shows; an entry is written for those that asked for one. After a failure one is
+//! written for every request, and what the device never saw is flushed here.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+
+use gds_step::{Machine, Step, Time};
+use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+use mlx5_prm::doorbell::{self, SendDoorbell};
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_blocks};
+
+use super::entries::Entries;
+use super::translate::{self, Outcome};
+use crate::gpu::Mapped;
+use crate::ring::RingMemory as _;
+
+/// Bytes of the longest entry, and of the longest slot of a receive.
+const ENTRY_BYTES: usize = MAX_SEGMENTS.next_multiple_of(4) * SEGMENT;
+/// Completions taken at once.
+const BATCH: usize = 16;
+/// Marks the numbers of receives.
+const RECEIVE: u64 = 1 << 63;
+
+/// The queues of verbs that stand behind a lane.
+pub(super) trait Queues: Send {
+    /// Posts a send; 0, or an errno.
+    fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int;
+    /// Posts a receive; 0, or an errno.
+    fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int;
+    /// Takes completions; answers how many.
+    fn poll(&mut self, into: &mut [ibv_wc]) -> usize;
+    /// Puts the queue pair in error.
+    fn to_error(&mut self);
+}
+
+/// What the device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Requests outstanding.
+    pub sends: usize,
+    pub receives: usize,
+    /// Pieces of one.
+    pub send_sges: usize,
+    pub recv_sges: usize,
+}
+
+/// The rings of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rings {
+    pub qpn: u32,
+    pub start: u32,
+    pub record: Mapped,
+    pub send: Mapped,
+    /// The same as the NIC reads it.
+    pub send_memory: translate::RingMemory,
+    pub recv: Mapped,
+    /// Bytes of a receive's slot.
+    pub stride: usize,
+    pub send_entries: Entries,
+    pub recv_entries: Entries,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nobody looks at its rings.
+    Down,
+    Up,
+    /// What is posted is flushed.
+    Error,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// At the device.
+    Posted,
+    /// Back from it.
+    Done(Outcome),
+    /// It does nothing, when its turn comes.
+    Nothing,
+    /// It fails when its turn comes; nothing behind it is posted.
+    Bad(Syndrome),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    counter: u16,
+    opcode: SendOpcode,
+    signaled: bool,
+    stage: Stage,
+}
+
+/// One of the two work queues.
+#[derive(Debug)]
+struct Side {
+    /// Read from the ring and not told of yet, oldest first.
+    flight: VecDeque<Request>,
+    /// The number of the oldest. Numbers are never used again, so that what a former connection
+    /// left in the completion queue is known.
+    first: u64,
+    /// Read from the ring so far: basic blocks, or receives.
+    head: u32,
+    /// At the device.
+    posted: usize,
+    entries: Entries,
+}
+
+impl Side {
+    fn new(start: u32, room: usize, entries: Entries) -> Side {
+        Side {
+            flight: VecDeque::with_capacity(room),
+            first: 0,
+            head: start,
+            posted: 0,
+            entries,
+        }
+    }
+
+    fn next(&self) -> u64 {
+        self.first + self.flight.len() as u64
+    }
+
+    fn push(&mut self, request: Request, size: u32) {
+        self.posted += usize::from(matches!(request.stage, Stage::Posted));
+        self.flight.push_back(request);
+        self.head = self.head.wrapping_add(size);
+    }
+
+    fn done(&mut self, number: u64, outcome: Outcome) {
+        let index = number.checked_sub(self.first).map(|i| i as usize);
+        let Some(request) = index.and_then(|i| self.flight.get_mut(i)) else {
+            return;
+        };
+        if matches!(request.stage, Stage::Posted) {
+            request.stage = Stage::Done(outcome);
+            self.posted -= 1;
+        }
+    }
+
+    /// Whether a request stands in the way that will fail.
+    fn blocked(&self) -> bool {
+        let last = self.flight.back();
+        last.is_some_and(|last| matches!(last.stage, Stage::Bad(_)))
+    }
+
+    /// Writes entries for what is over. Answers whether anything was, and whether it failed.
+    fn settle(&mut self, in_error: bool) -> (bool, bool) {
+        let (mut busy, mut failed) = (false, false);
+        while let Some(request) = self.flight.front() {
+            let flush = |syndrome| Outcome {
+                failure: Some((syndrome, 0)),
+                ..Outcome::default()
+            };
+            let outcome = match request.stage {
+                Stage::Posted => break,
+                Stage::Done(outcome) => outcome,
+                Stage::Nothing | Stage::Bad(_) if in_error || failed => flush(Syndrome::WR_FLUSH),
+                Stage::Nothing => Outcome::default(),
+                Stage::Bad(syndrome) => flush(syndrome),
+            };
+            failed |= outcome.failure.is_some();
+            if request.signaled || outcome.failure.is_some() {
+                self.entries.put(request.counter, request.opcode, &outcome);
+            }
+            self.flight.pop_front();
+            self.first += 1;
+            busy = true;
+        }
+        (busy, failed)
+    }
+
+    /// Forgets what is in flight.
+    fn reset(&mut self, start: u32) {
+        self.first = self.next();
+        self.flight.clear();
+        (self.head, self.posted) = (start, 0);
+    }
+}
+
+/// See the module.
+pub(super) struct Lane<Q> {
+    pub queues: Q,
+    rings: Rings,
+    limits: Limits,
+    state: State,
+    /// How far streams are going to post: indices of send and receive queue.
+    expected: (u16, u16),
+    send: Side,
+    recv: Side,
+    /// Of the request that is posted.
+    sges: Vec<ibv_sge>,
+    wcs: [ibv_wc; BATCH],
+    entry: Box<[u8; ENTRY_BYTES]>,
+}
+
+impl<Q: Queues> Lane<Q> {
+    pub fn new(queues: Q, rings: Rings, limits: Limits) -> Lane<Q> {
+        let blocks = rings.send.len() / BASIC_BLOCK;
+        let slots = rings.recv.len() / rings.stride;
+        Lane {
+            queues,
+            rings,
+            limits,
+            state: State::Down,
+            expected: (rings.start as u16, rings.start as u16),
+            send: Side::new(rings.start, blocks, rings.send_entries),
+            recv: Side::new(rings.start, slots, rings.recv_entries),
+            sges: Vec::with_capacity(2 * MAX_SEGMENTS),
+            wcs: [ibv_wc::default(); BATCH],
+            entry: Box::new([0; ENTRY_BYTES]),
+        }
+    }
+
+    /// Streams are going to post as far as these indices.
+    pub fn expect(&mut self, send: u32, recv: u32) {
+        self.expected = (send as u16, recv as u16);
+    }
+
+    /// Whether streams have not yet posted all that they are going to.
+    pub fn awaits(&self) -> bool {
+        let behind = |expected: u16, at: usize| {
+            let index = doorbell::record_index(self.rings.record.load32(at));
+            (expected.wrapping_sub(index) as i16) > 0
+        };
+        let (send, recv) = self.expected;
+        self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
+    }
+
+    /// From now on the rings are looked at: the device's queue pair is connected.
+    pub fn up(&mut self) {
+        self.state = State::Up;
+    }
+
+    /// Into error, from any state.
+    pub fn fail(&mut self) {
+        self.state = State::Error;
+        self.queues.to_error();
+    }
+
+    /// The rings are not looked at any more; what is in flight is forgotten.
+    pub fn down(&mut self) {
+        self.state = State::Down;
+        self.expect(self.rings.start, self.rings.start);
+        self.send.reset(self.rings.start);
+        self.recv.reset(self.rings.start);
+    }
+
+    /// Whether the rings are looked at.
+    pub fn is_down(&self) -> bool {
+        self.state == State::Down
+    }
+
+    /// Where the completion queues stand.
+    pub fn positions(&self) -> (u32, u32) {
+        (self.send.entries.next, self.recv.entries.next)
+    }
+
+    /// A bounded piece of work; whether there was any.
+    pub fn advance(&mut self) -> bool {
+        if self.state == State::Down {
+            return false;
+        }
+        let mut busy = self.collect();
+        busy |= self.settle();
+        busy |= self.read_sends();
+        busy |= self.read_receives();
+        busy | self.settle()
+    }
+
+    fn collect(&mut self) -> bool {
+        let n = self.queues.poll(&mut self.wcs);
+        for wc in &self.wcs[..n] {
+            let outcome = translate::outcome(wc);
+            match wc.wr_id & RECEIVE {
+                0 => self.send.done(wc.wr_id, outcome),
+                _ => self.recv.done(wc.wr_id & !RECEIVE, outcome),
+            }
+        }
+        n > 0
+    }
+
+    fn settle(&mut self) -> bool {
+        let mut busy = false;
+        for receives in [false, true] {
+            let side = match receives {
+                false => &mut self.send,
+                true => &mut self.recv,
+            };
+            let (some, failed) = side.settle(self.state == State::Error);
+            busy |= some;
+            if failed && self.state != State::Error {
+                self.fail();
+            }
+        }
+        busy
+    }
+
+    /// Posts new sends, or flushes them.
+    fn read_sends(&mut self) -> bool {
+        let tail = self.rings.record.load32(doorbell::SND);
+        let tail = doorbell::record_index(tail);
+        let mut busy = false;
+        loop {
+            let left = tail.wrapping_sub(self.send.head as u16);
+            let full = self.send.posted >= self.limits.sends;
+            if left == 0 || full || self.send.blocked() {
+                return busy;
+            }
+            let (head, blocks) = self.read_entry(left);
+            let mut request = Request {
+                counter: self.send.head as u16,
+                opcode: head.doorbell.opcode,
+                signaled: head.flags.signaled,
+                stage: Stage::Nothing,
+            };
+            if self.state == State::Error {
+                if self.send.posted > 0 {
+                    // Their entries come first.
+                    return busy;
+                }
+                request.stage = Stage::Bad(Syndrome::WR_FLUSH);
+                self.send.push(request, blocks.unwrap_or(1));
+                self.send.settle(true);
+                busy = true;
+                continue;
+            }
+            request.stage = match blocks {
+                None => Stage::Bad(Syndrome::LOCAL_QP_OP),
+                Some(_) => match self.post_send(head.doorbell.ds) {
+                    Some(stage) => stage,
+                    None => return busy,
+                },
+            };
+            self.send.push(request, blocks.unwrap_or(1));
+            busy = true;
+        }
+    }
+
+    /// Reads the entry at the head; its size in blocks if it is one, of the `left` that are there.
+    fn read_entry(&mut self, left: u16) -> (Head, Option<u32>) {
+        let ring = self.rings.send.len();
+        let at = self.send.head as usize * BASIC_BLOCK;
+        let mut read = |i: usize| {
+            let segment = self.rings.send.load_segment((at + i * SEGMENT) % ring);
+            self.entry[i * SEGMENT..][..SEGMENT].copy_from_slice(&segment);
+            segment
+        };
+        let head = Head::new(read(0));
+        let ds = head.doorbell.ds;
+        let blocks = u32::from(basic_blocks(ds));
+        let good = (1..=MAX_SEGMENTS).contains(&ds.into())
+            && head.doorbell.index == self.send.head as u16
+            && head.doorbell.qpn == self.rings.qpn
+            && blocks <= u32::from(left)
+            && usize::from(left) * BASIC_BLOCK <= ring;
+        if !good {
+            return (head, None);
+        }
+        for i in 1..ds.into() {
+            read(i);
+        }
+        (head, Some(blocks))
+    }
+
+    /// Hands the entry that was read to the device. `None`: not now.
+    fn post_send(&mut self, ds: u8) -> Option<Stage> {
+        let at = u64::from(self.send.head) * BASIC_BLOCK as u64;
+        let bytes = &self.entry[..usize::from(ds) * SEGMENT];
+        let limit = self.limits.send_sges;
+        let ring = &self.rings.send_memory;
+        let wr = match translate::send(bytes, at, ring, limit, &mut self.sges) {
+            Ok(None) => return Some(Stage::Nothing),
+            Ok(Some(wr)) => wr,
+            Err(syndrome) => return Some(Stage::Bad(syndrome)),
+        };
+        let mut wr = ibv_send_wr {
+            wr_id: self.send.next(),
+            ..wr
+        };
+        match self.queues.post_send(&mut wr) {
+            0 => Some(Stage::Posted),
+            // Its queue is full, although it said that it takes more.
+            libc::ENOMEM if self.send.posted > 0 => None,
+            _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        }
+    }
+
+    /// Posts new receives, or flushes them.
+    fn read_receives(&mut self) -> bool {
+        let tail = self.rings.record.load32(doorbell::RCV);
+        let tail = doorbell::record_index(tail);
+        let slots = self.rings.recv.len() / self.rings.stride;
+        let mut busy = false;
+        loop {
+            let left = tail.wrapping_sub(self.recv.head as u16);
+            let full = self.recv.posted >= self.limits.receives;
+            if left == 0 || full || self.recv.blocked() {
+                return busy;
+            }
+            let mut request = Request {
+                counter: self.recv.head as u16,
+                opcode: SendOpcode::default(),
+                signaled: true,
+                stage: Stage::Bad(Syndrome::WR_FLUSH),
+            };
+            if self.state == State::Error {
+                if self.recv.posted > 0 {
+                    return busy;
+                }
+                self.recv.push(request, 1);
+                self.recv.settle(true);
+                busy = true;
+                continue;
+            }
+            request.stage = match self.post_receive(usize::from(left) <= slots, slots) {
+                Some(stage) => stage,
+                None => return busy,
+            };
+            self.recv.push(request, 1);
+            busy = true;
+        }
+    }
+
+    fn post_receive(&mut self, good: bool, slots: usize) -> Option<Stage> {
+        let stride = self.rings.stride;
+        let at = self.recv.head as usize % slots * stride;
+        let slot = &mut self.entry[..stride];
+        self.rings.recv.read(at, slot);
+        let wr = match translate::receive(slot, self.limits.recv_sges, &mut self.sges) {
+            Ok(wr) if good => wr,
+            _ => return Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        };
+        let mut wr = ibv_recv_wr {
+            wr_id: self.recv.next() | RECEIVE,
+            ..wr
+        };
+        match self.queues.post_recv(&mut wr) {
+            0 => Some(Stage::Posted),
+            libc::ENOMEM if self.recv.posted > 0 => None,
+            _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        }
+    }
+}
+
+impl<Q: Queues> Machine for Lane<Q> {
+    fn step(&mut self, _now: Time) -> Step {
+        match self.advance() {
+            true => Step::Progress,
+            false => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("qp{:#x}.lane", self.rings.qpn)
+    }
+}
+
+/// How an entry begins.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    /// The first eight bytes are what a doorbell says.
+    doorbell: SendDoorbell,
+    flags: WqeFlags,
+}
+
+impl Head {
+    fn new(segment: [u8; SEGMENT]) -> Head {
+        let [doorbell @ .., _, _, _, flags, _, _, _, _] = segment;
+        Head {
+            doorbell: SendDoorbell::from_bytes(doorbell),
+            flags: WqeFlags::from_byte(flags),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;

@@ -1,0 +1,320 @@
+//! Any NIC that verbs know, by a CPU thread.
+//!
+//! Its queue pairs have rings in memory of ours, laid out as a ConnectX has them, so that
+//! requests, doorbells, waits and statuses are the same as everywhere. A thread is the NIC of
+//! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
+//! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
+//! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`queues`] has the
+//! device's objects, [`thread`] the thread. Ports, registrations and paths are those of
+//! [`rdma_core`](super::rdma_core).
+
+mod entries;
+mod lane;
+mod queues;
+mod thread;
+mod translate;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use gds_step::Shared;
+use gdsync_sys::verbs::consts::IBV_QPS_RESET;
+use gdsync_sys::verbs::types::ibv_device_attr;
+use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
+
+use self::entries::{Entries, Kind as EntryKind};
+use self::lane::{Lane, Limits, Rings};
+use self::queues::DeviceQueues;
+use self::thread::{Common, SharedLane};
+use self::translate::RingMemory;
+use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use super::rdma_core::{RdmaCoreNic, path};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Mapped, Region};
+use crate::rdma::{Access, PortAddress, QpAddress};
+
+/// What opening is called in errors.
+const OPEN: &str = "open proxy device";
+
+/// How often a silent peer is asked again. Seven times is for ever to a device of the kernel's.
+const RETRIES: u8 = 6;
+
+/// One queue pair.
+struct Owned {
+    lane: SharedLane,
+    /// The registration of its send ring, for inline data.
+    ring: MrKeys,
+}
+
+/// One port of a NIC, and its thread.
+pub(crate) struct VerbsNic {
+    /// Opens, registers, knows the port; none of its queue pairs are used.
+    base: RdmaCoreNic,
+    attributes: ibv_device_attr,
+    common: Arc<Common>,
+    thread: Option<JoinHandle<()>>,
+    /// By number.
+    qps: Mutex<BTreeMap<u32, Owned>>,
+}
+
+impl VerbsNic {
+    pub fn open(gpu: &Gpu) -> Result<VerbsNic> {
+        let base = RdmaCoreNic::open_any(gpu)?;
+        let context = base.context();
+        let attributes = queues::attributes(context)?;
+        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()))?);
+        let thread = {
+            let common = Arc::clone(&common);
+            std::thread::Builder::new()
+                .name("gds-verbs".to_owned())
+                .spawn(move || common.run())
+                .map_err(|e| Error::new(OPEN, Kind::System, "its thread").source(e))?
+        };
+        Ok(VerbsNic {
+            base,
+            attributes,
+            common,
+            thread: Some(thread),
+            qps: Mutex::default(),
+        })
+    }
+
+    fn qps(&self) -> MutexGuard<'_, BTreeMap<u32, Owned>> {
+        self.qps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lane(&self, qpn: u32, operation: &'static str) -> Result<SharedLane> {
+        let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let qps = self.qps();
+        qps.get(&qpn).map(|qp| qp.lane.clone()).ok_or_else(gone)
+    }
+
+    /// READs and atomics that a queue pair keeps outstanding, and answers, within `most`.
+    fn reads(&self, most: u8) -> (u8, u8) {
+        let within = |limit: i32| u8::try_from(limit).unwrap_or(u8::MAX).min(most);
+        let device = &self.attributes;
+        (
+            within(device.max_qp_init_rd_atom),
+            within(device.max_qp_rd_atom),
+        )
+    }
+}
+
+/// The CPU's view of a part of a region.
+fn part(region: &Region, offset: u64, len: usize) -> Result<Mapped> {
+    Ok(region.mapped()?.part(offset as usize, len))
+}
+
+impl Nic for VerbsNic {
+    fn provider(&self) -> &'static str {
+        "proxy"
+    }
+
+    fn name(&self) -> &str {
+        self.base.name()
+    }
+
+    fn node(&self) -> u64 {
+        self.base.node()
+    }
+
+    fn port(&self) -> Option<PortAddress> {
+        self.base.port()
+    }
+
+    fn layout(&self) -> Layout {
+        Layout {
+            align: BASIC_BLOCK,
+            most_pieces: usize::MAX,
+            // Nobody looks at it: the doorbell record tells all.
+            takes_uar: true,
+            // The CPU reads them all the time.
+            device_queues: false,
+        }
+    }
+
+    fn alloc_pd(&self) -> Result<PdId> {
+        self.base.alloc_pd()
+    }
+
+    fn dealloc_pd(&self, id: PdId) {
+        self.base.dealloc_pd(id);
+    }
+
+    fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
+        self.base.reg_mr(pd, region, access)
+    }
+
+    fn dereg_mr(&self, keys: MrKeys) {
+        self.base.dereg_mr(keys);
+    }
+
+    fn holds(&self, region: &Region) -> usize {
+        self.base.holds(region)
+    }
+
+    fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
+        const OPERATION: &str = "create queue pair";
+        let (send_region, send_at, blocks) = rings.send_ring;
+        let (recv_region, recv_at, slots, stride) = rings.recv_ring;
+        let wanted = Limits {
+            sends: blocks as usize,
+            receives: slots as usize,
+            send_sges: 0,
+            recv_sges: stride as usize / SEGMENT,
+        };
+        let init = path::init(self.base.port_used(), rings.access);
+        let raw = self.base.pd(pd, OPERATION)?;
+        // SAFETY: a protection domain of this context, which queue pairs hold, and the channel,
+        // which is the NIC's.
+        let (queues, qpn, limits) = unsafe {
+            DeviceQueues::make(
+                self.base.context(),
+                raw,
+                self.common.channel,
+                wanted,
+                &self.attributes,
+                init,
+                rings.access,
+            )?
+        };
+        let send_bytes = blocks as usize * BASIC_BLOCK;
+        let entries = |(region, offset, log): (&Region, u64, u8), kind| -> Result<Entries> {
+            Ok(Entries {
+                ring: part(region, offset, crate::ring::cq::ENTRY << log)?,
+                log,
+                kind,
+                qpn,
+                next: rings.start,
+            })
+        };
+        let send = part(send_region, send_at, send_bytes)?;
+        let recv = part(recv_region, recv_at, slots as usize * stride as usize)?;
+        let record = part(rings.record.0, rings.record.1, 8)?;
+        let send_entries = entries(rings.send_cq, EntryKind::Send)?;
+        let recv_entries = entries(rings.recv_cq, EntryKind::Receive)?;
+        let ring = self.base.reg_mr(pd, send_region, Access::LOCAL_READ)?;
+        let lane = Shared::new(Lane::new(
+            queues,
+            Rings {
+                qpn,
+                start: rings.start,
+                record,
+                send,
+                send_memory: RingMemory {
+                    addr: send_region.addr().0 + send_at,
+                    len: send_bytes as u64,
+                    lkey: ring.lkey,
+                },
+                recv,
+                stride: stride as usize,
+                send_entries,
+                recv_entries,
+            },
+            limits,
+        ));
+        self.common.change(|lanes| lanes.push(lane.clone()));
+        self.qps().insert(qpn, Owned { lane, ring });
+        Ok(QpMade {
+            objects: QpObjects {
+                qpn,
+                start: rings.start,
+            },
+            doorbell: None,
+        })
+    }
+
+    fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
+        const OPERATION: &str = "connect";
+        let port = self.base.port_used();
+        let mut to_receive = path::ready_to_receive(port, peer)?;
+        let mut to_send = path::ready_to_send(psn);
+        let (asked, answered) = self.reads(to_send.0.max_rd_atomic);
+        to_receive.0.max_dest_rd_atomic = answered;
+        to_send.0.max_rd_atomic = asked;
+        to_send.0.retry_cnt = RETRIES;
+        self.lane(qpn, OPERATION)?.with(|lane| {
+            let qp = &lane.queues;
+            let steps = [path::init(port, qp.access), to_receive, to_send];
+            let connected = steps
+                .into_iter()
+                .try_for_each(|step| qp.modify(step, OPERATION));
+            match connected {
+                Ok(()) => lane.up(),
+                // Back to where it may be tried again.
+                Err(_) => {
+                    let _ = qp.modify(path::plain(IBV_QPS_RESET), OPERATION);
+                }
+            }
+            connected
+        })?;
+        // Receives may have been posted before.
+        self.common.ring();
+        Ok(())
+    }
+
+    fn modify_to_error(&self, qpn: u32) {
+        if let Ok(lane) = self.lane(qpn, "modify to error") {
+            lane.with(|lane| lane.fail());
+            self.common.ring();
+        }
+    }
+
+    fn reset_qp(&self, qpn: u32) -> Result<()> {
+        const OPERATION: &str = "reset queue pair";
+        self.lane(qpn, OPERATION)?.with(|lane| {
+            let reset = path::plain(IBV_QPS_RESET);
+            lane.queues.modify(reset, OPERATION)?;
+            lane.down();
+            Ok(())
+        })
+    }
+
+    fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
+        let lane = self.lane(objects.qpn, "query completion queues")?;
+        let (send, recv) = lane.with(|lane| lane.positions());
+        Ok(Some((send.into(), recv.into())))
+    }
+
+    fn destroy_qp(&self, objects: &QpObjects) {
+        let Some(owned) = self.qps().remove(&objects.qpn) else {
+            return;
+        };
+        // The thread may hold the lane for a while yet: what is in it goes now.
+        owned.lane.with(|lane| {
+            lane.down();
+            lane.queues.destroy();
+        });
+        self.common
+            .change(|lanes| lanes.retain(|lane| !lane.is(&owned.lane)));
+        self.base.dereg_mr(owned.ring);
+    }
+
+    fn ring(&self) {
+        self.common.ring();
+    }
+
+    fn expects(&self) -> bool {
+        true
+    }
+
+    fn expect(&self, qpn: u32, send: u32, recv: u32) {
+        if let Ok(lane) = self.lane(qpn, "expect posts") {
+            lane.with(|lane| lane.expect(send, recv));
+            self.common.ring();
+        }
+    }
+}
+
+impl Drop for VerbsNic {
+    fn drop(&mut self) {
+        self.common.stop();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was reported where it happened.
+            let _ = thread.join();
+        }
+        // Queue pairs hold the NIC, so none is left but those that were never whole.
+        self.common.change(Vec::clear);
+    }
+}

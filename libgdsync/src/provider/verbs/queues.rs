@@ -1,0 +1,217 @@
+//! The objects of a queue pair at the device: made, posted to, polled, taken down.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use gdsync_sys::verbs::Ibverbs;
+use gdsync_sys::verbs::consts::*;
+use gdsync_sys::verbs::types::*;
+
+use super::lane::{Limits, Queues};
+use crate::error::Result;
+use crate::provider::rdma_core::{Change, Context, check, path, refused_last};
+use crate::rdma::Access;
+
+const CREATE: &str = "create queue pair";
+
+/// Requests that one queue pair has at the device, at most. More stay in its ring, and follow.
+const MOST_WAITING: u32 = 256;
+/// Pieces of a send that are asked for first; fewer where the device has no more.
+const SEND_SGES: u32 = 30;
+
+/// The objects.
+pub(super) struct DeviceQueues {
+    context: &'static Context,
+    qp: *mut ibv_qp,
+    /// Of sends and receives.
+    cq: *mut ibv_cq,
+    /// To the error state from the very beginning leads a way over this one.
+    init: Change,
+    pub access: Access,
+    /// Whether the next completion raises an event.
+    armed: bool,
+}
+
+// SAFETY: libibverbs may be called from any thread with any of its objects.
+unsafe impl Send for DeviceQueues {}
+
+/// What the device says about itself.
+pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
+    let mut attr = std::mem::MaybeUninit::zeroed();
+    let verbs = context.verbs();
+    // SAFETY: an open context and a place to write to.
+    let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
+    check(answer, "open proxy device", "what the device is like")?;
+    // SAFETY: numbers, of which all zeros are some.
+    Ok(unsafe { attr.assume_init() })
+}
+
+impl DeviceQueues {
+    /// Makes a queue pair that takes up to so many requests; what it really takes is answered.
+    ///
+    /// # Safety
+    /// `pd` is a protection domain of `context`, `channel` a channel, and both outlive this.
+    pub unsafe fn make(
+        context: &'static Context,
+        pd: *mut ibv_pd,
+        channel: *mut ibv_comp_channel,
+        wanted: Limits,
+        device: &ibv_device_attr,
+        init: Change,
+        access: Access,
+    ) -> Result<(DeviceQueues, u32, Limits)> {
+        let verbs = context.verbs();
+        let most = |number: c_int| u32::try_from(number).unwrap_or(0).max(1);
+        let requests = |wanted: usize| {
+            (wanted as u32)
+                .min(MOST_WAITING)
+                .min(most(device.max_qp_wr))
+        };
+        let (sends, receives) = (requests(wanted.sends), requests(wanted.receives));
+        let recv_sges = (wanted.recv_sges as u32).min(most(device.max_sge));
+        let entries = (sends + receives).min(most(device.max_cqe)) as c_int;
+        // SAFETY: an open context and a channel of it.
+        let cq =
+            unsafe { (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0) };
+        if cq.is_null() {
+            let what = format!("completion queue of {entries} entries");
+            return Err(refused_last(CREATE, &what));
+        }
+        let mut made = DeviceQueues {
+            context,
+            qp: ptr::null_mut(),
+            cq,
+            init,
+            access,
+            armed: false,
+        };
+        // Requests times pieces have a limit too, which no attribute tells.
+        let mut sizes = (sends, receives, SEND_SGES.min(most(device.max_sge)));
+        loop {
+            let (sends, receives, send_sges) = sizes;
+            let mut attr = ibv_qp_init_attr {
+                qp_context: ptr::null_mut(),
+                send_cq: cq,
+                recv_cq: cq,
+                srq: ptr::null_mut(),
+                cap: ibv_qp_cap {
+                    max_send_wr: sends,
+                    max_recv_wr: receives,
+                    max_send_sge: send_sges,
+                    max_recv_sge: recv_sges,
+                    max_inline_data: 0,
+                },
+                qp_type: IBV_QPT_RC,
+                sq_sig_all: 1,
+            };
+            // SAFETY: a protection domain and a completion queue of the same context.
+            made.qp = unsafe { (verbs.ibv_create_qp)(pd, &mut attr) };
+            if !made.qp.is_null() {
+                let limits = Limits {
+                    sends: sends as usize,
+                    receives: receives as usize,
+                    send_sges: send_sges as usize,
+                    recv_sges: recv_sges as usize,
+                };
+                // SAFETY: a live queue pair.
+                let qpn = unsafe { (*made.qp).qp_num };
+                return Ok((made, qpn, limits));
+            }
+            let refusal = refused_last(CREATE, &format!("queue pair of {attr:?}"));
+            sizes = match sizes {
+                (s, r, sges) if sges > 4 => (s, r, sges / 2),
+                (s, r, sges) if s.max(r) > 16 => (s.min(s / 2).max(4), r.min(r / 2).max(4), sges),
+                _ => return Err(refusal),
+            };
+        }
+    }
+
+    fn verbs(&self) -> &'static Ibverbs {
+        self.context.verbs()
+    }
+
+    pub fn modify(&self, change: Change, operation: &'static str) -> Result<()> {
+        let (mut attr, mask) = change;
+        // SAFETY: a live queue pair.
+        let answer = unsafe { (self.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
+        check(answer, operation, &format!("to state {}", attr.qp_state))
+    }
+
+    /// Whether `cq` is this one's, whose next completion raises no event then.
+    pub fn disarm(&mut self, cq: *mut ibv_cq) {
+        self.armed &= self.cq != cq;
+    }
+
+    /// Has the next completion raise an event.
+    pub fn arm(&mut self) {
+        if !self.armed {
+            // SAFETY: a live completion queue.
+            let answer = unsafe { self.verbs().req_notify_cq(self.cq, false) };
+            self.armed = answer == 0;
+        }
+    }
+
+    /// Takes the objects down. Nothing is called on them any more.
+    pub fn destroy(&mut self) {
+        let (qp, cq) = (self.qp, self.cq);
+        (self.qp, self.cq) = (ptr::null_mut(), ptr::null_mut());
+        let mut answers = [0; 2];
+        // SAFETY: made by `make` and, as they are forgotten, destroyed once, the user first.
+        unsafe {
+            if !qp.is_null() {
+                answers[0] = (self.verbs().ibv_destroy_qp)(qp);
+            }
+            if !cq.is_null() {
+                answers[1] = (self.verbs().ibv_destroy_cq)(cq);
+            }
+        }
+        if answers != [0; 2] {
+            let name = &self.context.name;
+            tracing::warn!(target: "gdsync", "destroy queue pair of {name}: {answers:?}");
+        }
+    }
+}
+
+impl Drop for DeviceQueues {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+impl Queues for DeviceQueues {
+    fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int {
+        // SAFETY: a live queue pair, as its lane is not down; a request with its data.
+        unsafe { self.verbs().post_send(self.qp, wr).abs() }
+    }
+
+    fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int {
+        // SAFETY: as for a send.
+        unsafe { self.verbs().post_recv(self.qp, wr).abs() }
+    }
+
+    fn poll(&mut self, into: &mut [ibv_wc]) -> usize {
+        // SAFETY: a live completion queue, as its lane is not down; room for so many.
+        let n = unsafe {
+            self.verbs()
+                .poll_cq(self.cq, into.len() as c_int, into.as_mut_ptr())
+        };
+        usize::try_from(n).unwrap_or(0).min(into.len())
+    }
+
+    fn to_error(&mut self) {
+        if self.qp.is_null() {
+            return;
+        }
+        const OPERATION: &str = "modify to error";
+        let to = path::plain(IBV_QPS_ERR);
+        // From any state but the first, over which receives may be flushed that were posted
+        // before a connection.
+        let done = self.modify(to, OPERATION).or_else(|_| {
+            self.modify(self.init, OPERATION)?;
+            self.modify(to, OPERATION)
+        });
+        if let Err(e) = done {
+            tracing::warn!(target: "gdsync", "{e}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! The thread of a NIC: it looks at the rings of all its queue pairs, spins for a while after
+//! the last progress, then sleeps until a completion, a ring of the bell, or the end of a nap.
+//!
+//! A stream's store wakes nobody. So while streams have something to post a nap is an eighth of
+//! the time since the last progress, within limits: what nobody rang for is late by an eighth of
+//! the time that it was waited for, and 1 ms at most. Where nothing is expected the thread sleeps.
+
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use gds_step::{Host, Machine as _, Shared, Step, Time};
+use gdsync_sys::verbs::types::{ibv_comp_channel, ibv_cq};
+
+use super::OPEN;
+use super::lane::Lane;
+use super::queues::DeviceQueues;
+use crate::error::Result;
+use crate::provider::rdma_core::{Context, refused_last};
+
+/// How long the thread spins after the last progress, as the driver's threads do.
+const SPIN: Duration = Duration::from_micros(500);
+/// How long of that it keeps the processor.
+const KEEP: Duration = Duration::from_micros(2);
+const SHORTEST_NAP: Duration = Duration::from_micros(40);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// Where nothing is expected; it only bounds what a mistake costs.
+const SLEEP: Duration = Duration::from_millis(100);
+
+/// A queue pair, shared by the thread and its owner.
+pub(super) type SharedLane = Shared<Lane<DeviceQueues>>;
+
+/// What the thread and the NIC share.
+pub(super) struct Common {
+    context: &'static Context,
+    pub channel: *mut ibv_comp_channel,
+    host: Arc<dyn Host>,
+    lanes: Mutex<Vec<SharedLane>>,
+    /// Counted up under the lock of `lanes` when those change; read relaxed, as a hint to look
+    /// under the lock.
+    changes: AtomicU32,
+    bell: OwnedFd,
+    /// True while the thread is about to sleep, or asleep. Stored before its last look, loaded
+    /// by `ring` after what it rings for: both sides have a full fence in between, so that one
+    /// of them sees the other.
+    asleep: AtomicBool,
+    /// Says that the thread shall end; a ring of the bell follows.
+    stop: AtomicBool,
+}
+
+// SAFETY: libibverbs may be called from any thread with any of its objects.
+unsafe impl Send for Common {}
+// SAFETY: as above.
+unsafe impl Sync for Common {}
+
+impl Common {
+    /// A channel for events of the NIC's completion queues, and the rest.
+    pub fn new(context: &'static Context, host: Arc<dyn Host>) -> Result<Common> {
+        // SAFETY: two numbers; a new descriptor is answered, or -1.
+        let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if bell < 0 {
+            return Err(refused_last(OPEN, "eventfd"));
+        }
+        // SAFETY: just made, and nobody else's.
+        let bell = unsafe { OwnedFd::from_raw_fd(bell) };
+        // SAFETY: an open context.
+        let channel = unsafe { (context.verbs().ibv_create_comp_channel)(context.raw()) };
+        if channel.is_null() {
+            return Err(refused_last(OPEN, "completion channel"));
+        }
+        let common = Common {
+            context,
+            channel,
+            host,
+            lanes: Mutex::default(),
+            changes: AtomicU32::new(0),
+            bell,
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        };
+        // An event may be taken back between the news of it and its reading.
+        // SAFETY: a live channel's descriptor.
+        let answer = unsafe {
+            let flags = libc::fcntl((*channel).fd, libc::F_GETFL);
+            libc::fcntl((*channel).fd, libc::F_SETFL, flags | libc::O_NONBLOCK)
+        };
+        if answer < 0 {
+            return Err(refused_last(OPEN, "completion channel"));
+        }
+        Ok(common)
+    }
+
+    /// Has the lanes changed.
+    pub fn change(&self, change: impl FnOnce(&mut Vec<SharedLane>)) {
+        change(&mut self.lanes.lock().unwrap_or_else(PoisonError::into_inner));
+        self.changes.fetch_add(1, Ordering::Relaxed);
+        self.ring();
+    }
+
+    /// Wakes the thread if it sleeps. Call after writing what it shall find.
+    pub fn ring(&self) {
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            let one = 1_u64.to_ne_bytes();
+            // SAFETY: a live descriptor and eight bytes. That it is full is as good.
+            let _ = unsafe { libc::write(self.bell.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+        }
+    }
+
+    /// Has the thread end.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// The thread.
+    pub fn run(&self) {
+        // With the default slack of 50 us a nap of 40 us lasts 90. Refusal only costs time.
+        // SAFETY: two numbers.
+        let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize) };
+        let mut lanes = Vec::new();
+        let mut seen = None;
+        let mut last = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            let changes = self.changes.load(Ordering::Relaxed);
+            if seen != Some(changes) {
+                seen = Some(changes);
+                let all = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+                lanes.clone_from(&all);
+            }
+            if self.round(&mut lanes) {
+                last = Instant::now();
+                continue;
+            }
+            let idle = last.elapsed();
+            if idle < KEEP {
+                std::hint::spin_loop();
+            } else if idle < SPIN && !lanes.is_empty() {
+                std::thread::yield_now();
+            } else if self.sleep(&mut lanes, seen, idle) {
+                last = Instant::now();
+            }
+        }
+    }
+
+    /// One look at every queue pair; whether there was work.
+    fn round(&self, lanes: &mut [SharedLane]) -> bool {
+        let mut busy = false;
+        for lane in lanes {
+            busy |= lane.step(Time::ZERO) == Step::Progress;
+        }
+        if busy {
+            // Streams may go on: the device thread should look.
+            self.host.ring();
+        }
+        busy
+    }
+
+    /// Sleeps, unless there is work after all. Answers whether there was, or it was woken.
+    fn sleep(&self, lanes: &mut [SharedLane], seen: Option<u32>, idle: Duration) -> bool {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        for lane in lanes.iter() {
+            lane.with(|lane| {
+                if !lane.is_down() {
+                    lane.queues.arm();
+                }
+            });
+        }
+        let news = self.stop.load(Ordering::Acquire)
+            || seen != Some(self.changes.load(Ordering::Relaxed))
+            || self.round(lanes);
+        let woken = news || self.nap(lanes, idle);
+        self.asleep.store(false, Ordering::Relaxed);
+        woken
+    }
+
+    fn nap(&self, lanes: &[SharedLane], idle: Duration) -> bool {
+        let awaits = lanes.iter().any(|lane| lane.with(|lane| lane.awaits()));
+        let nap = match awaits {
+            true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
+            false => SLEEP,
+        };
+        let limit = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: nap.subsec_nanos().into(),
+        };
+        // SAFETY: a channel lives as long as this.
+        let channel = unsafe { (*self.channel).fd };
+        let wait = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = [wait(self.bell.as_raw_fd()), wait(channel)];
+        // SAFETY: two entries, a time or none, and no mask.
+        let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &limit, std::ptr::null()) };
+        if ready <= 0 {
+            return false;
+        }
+        if fds[0].revents != 0 {
+            let mut count = [0_u8; 8];
+            // SAFETY: a live descriptor and eight bytes.
+            let _ = unsafe {
+                libc::read(
+                    self.bell.as_raw_fd(),
+                    count.as_mut_ptr().cast(),
+                    count.len(),
+                )
+            };
+        }
+        if fds[1].revents != 0 {
+            self.take_events(lanes);
+        }
+        true
+    }
+
+    fn take_events(&self, lanes: &[SharedLane]) {
+        let verbs = self.context.verbs();
+        loop {
+            let (mut cq, mut own) = (std::ptr::null_mut::<ibv_cq>(), std::ptr::null_mut());
+            // SAFETY: a live channel, which does not block, and places to write to.
+            if unsafe { (verbs.ibv_get_cq_event)(self.channel, &mut cq, &mut own) } != 0 {
+                return;
+            }
+            // SAFETY: the completion queue does not end before its events are acknowledged.
+            unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
+            for lane in lanes {
+                lane.with(|lane| lane.queues.disarm(cq));
+            }
+        }
+    }
+}
+
+impl Drop for Common {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; no queue is left that uses it.
+        let answer = unsafe { (self.context.verbs().ibv_destroy_comp_channel)(self.channel) };
+        if answer != 0 {
+            let name = &self.context.name;
+            tracing::warn!(target: "gdsync", "end channel of {name}: {answer}");
+        }
+    }
+}

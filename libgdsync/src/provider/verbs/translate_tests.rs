@@ -1,0 +1,344 @@
+//! Entries as this library writes them, and what verbs are asked for; statuses of verbs, and what
+//! entries say of them.
+
+use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, encode_recv};
+
+use super::*;
+use crate::status::Status;
+
+const RING: RingMemory = RingMemory {
+    addr: 0x10_0000,
+    len: 4096,
+    lkey: 0x77,
+};
+const REMOTE: Remote = Remote {
+    addr: 0xdead_beef_0000,
+    rkey: 0x1234,
+};
+const SGES: [Sge; 2] = [
+    Sge {
+        addr: 0x2000,
+        lkey: 5,
+        len: 100,
+    },
+    Sge {
+        addr: 0x9000,
+        lkey: 6,
+        len: 7,
+    },
+];
+
+fn pieces(sges: &[Sge]) -> Vec<ibv_sge> {
+    let piece = |sge: &Sge| ibv_sge {
+        addr: sge.addr,
+        length: sge.len,
+        lkey: sge.lkey,
+    };
+    sges.iter().map(piece).collect()
+}
+
+fn encode(wqe: &SendWqe<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; 1024];
+    let encoded = wqe
+        .encode(9, 0x42, &mut SliceSink::new(&mut bytes))
+        .expect("it can be encoded");
+    bytes.truncate(usize::from(encoded.ds) * 16);
+    bytes
+}
+
+type Translated = Result<Option<(ibv_send_wr, Vec<ibv_sge>)>, Syndrome>;
+
+fn translated(bytes: &[u8], at: u64) -> Translated {
+    let mut sges = Vec::new();
+    let wr = send(bytes, at, &RING, 30, &mut sges)?;
+    Ok(wr.map(|wr| (wr, sges)))
+}
+
+fn request(wqe: &SendWqe<'_>) -> (ibv_send_wr, Vec<ibv_sge>) {
+    let found = translated(&encode(wqe), 0).expect("an entry");
+    found.expect("one that does something")
+}
+
+fn rdma(wr: &ibv_send_wr) -> ibv_send_rdma {
+    // SAFETY: numbers in every member.
+    unsafe { wr.wr.rdma }
+}
+
+#[test]
+fn sends_and_writes() {
+    let imm = [1, 2, 3, 4];
+    for (opcode, theirs, remote, imm) in [
+        (SendOpcode::SEND, IBV_WR_SEND, None, None),
+        (SendOpcode::SEND_IMM, IBV_WR_SEND_WITH_IMM, None, Some(imm)),
+        (
+            SendOpcode::RDMA_WRITE,
+            IBV_WR_RDMA_WRITE,
+            Some(REMOTE),
+            None,
+        ),
+        (
+            SendOpcode::RDMA_WRITE_IMM,
+            IBV_WR_RDMA_WRITE_WITH_IMM,
+            Some(REMOTE),
+            Some(imm),
+        ),
+        (SendOpcode::RDMA_READ, IBV_WR_RDMA_READ, Some(REMOTE), None),
+    ] {
+        let (wr, sges) = request(&SendWqe {
+            opcode,
+            imm: imm.unwrap_or_default(),
+            remote,
+            payload: Payload::Gather(&SGES),
+            ..SendWqe::default()
+        });
+        assert_eq!((wr.opcode, wr.num_sge), (theirs, 2), "{opcode}");
+        assert_eq!(sges, pieces(&SGES), "{opcode}");
+        assert_eq!(wr.imm_data.to_ne_bytes(), imm.unwrap_or_default());
+        let there = remote.unwrap_or_default();
+        let is = rdma(&wr);
+        assert_eq!((is.remote_addr, is.rkey), (there.addr, there.rkey));
+    }
+}
+
+#[test]
+fn a_key_to_invalidate_is_a_number() {
+    let (wr, _) = request(&SendWqe {
+        opcode: SendOpcode::SEND_INV,
+        imm: [0, 0, 0x12, 0x34],
+        ..SendWqe::default()
+    });
+    assert_eq!((wr.opcode, wr.imm_data), (IBV_WR_SEND_WITH_INV, 0x1234));
+    assert_eq!(wr.num_sge, 0);
+}
+
+#[test]
+fn atomics() {
+    let old = [Sge {
+        addr: 0x2000,
+        lkey: 5,
+        len: 8,
+    }];
+    let swap = Atomic::CompareSwap {
+        compare: 7,
+        swap: 8,
+    };
+    let add = Atomic::FetchAdd { add: 9 };
+    for (atomic, opcode, operands) in [
+        (swap, IBV_WR_ATOMIC_CMP_AND_SWP, (7, 8)),
+        (add, IBV_WR_ATOMIC_FETCH_AND_ADD, (9, 0)),
+    ] {
+        let wqe = SendWqe {
+            opcode: atomic.opcode(),
+            remote: Some(REMOTE),
+            atomic: Some(atomic),
+            payload: Payload::Gather(&old),
+            ..SendWqe::default()
+        };
+        let (wr, sges) = request(&wqe);
+        // SAFETY: numbers in every member.
+        let is = unsafe { wr.wr.atomic };
+        assert_eq!(wr.opcode, opcode);
+        assert_eq!((is.compare_add, is.swap), operands);
+        assert_eq!((is.remote_addr, is.rkey), (REMOTE.addr, REMOTE.rkey));
+        assert_eq!(sges, pieces(&old));
+        let long = SendWqe {
+            payload: Payload::Gather(&SGES),
+            ..wqe
+        };
+        let refused = translated(&encode(&long), 0).err();
+        assert_eq!(refused, Some(Syndrome::LOCAL_LENGTH));
+    }
+}
+
+#[test]
+fn flags_are_carried_and_every_request_is_signaled() {
+    for (flags, theirs) in [
+        (WqeFlags::default(), 0),
+        (
+            WqeFlags {
+                fence: true,
+                ..WqeFlags::default()
+            },
+            IBV_SEND_FENCE,
+        ),
+        (
+            WqeFlags {
+                solicited: true,
+                signaled: true,
+                ..WqeFlags::default()
+            },
+            IBV_SEND_SOLICITED,
+        ),
+    ] {
+        let (wr, _) = request(&SendWqe {
+            opcode: SendOpcode::SEND,
+            flags,
+            ..SendWqe::default()
+        });
+        assert_eq!(wr.send_flags, theirs | IBV_SEND_SIGNALED);
+    }
+}
+
+#[test]
+fn a_request_that_does_nothing_is_none() {
+    let nop = encode(&SendWqe {
+        opcode: SendOpcode::NOP,
+        ..SendWqe::default()
+    });
+    assert!(matches!(translated(&nop, 0), Ok(None)));
+}
+
+/// The device reads inline data where they lie, around the end of the ring too.
+#[test]
+fn inline_data_are_read_from_the_ring() {
+    let data: Vec<u8> = (0..200).collect();
+    let parts = [&data[..150], &data[150..]];
+    let bytes = encode(&SendWqe {
+        opcode: SendOpcode::RDMA_WRITE,
+        remote: Some(REMOTE),
+        payload: Payload::Inline(&parts),
+        ..SendWqe::default()
+    });
+    // Laps count on.
+    for at in [0, 64, RING.len - 64, RING.len - 192, 5 * RING.len + 128] {
+        let (wr, sges) = translated(&bytes, at).unwrap().unwrap();
+        assert_eq!(wr.num_sge as usize, sges.len());
+        let mut ring = vec![0xee; RING.len as usize];
+        for (i, byte) in bytes.iter().enumerate() {
+            ring[(at as usize + i) % RING.len as usize] = *byte;
+        }
+        let mut got = Vec::new();
+        for sge in &sges {
+            assert_eq!(sge.lkey, RING.lkey);
+            let from = (sge.addr - RING.addr) as usize;
+            got.extend_from_slice(&ring[from..from + sge.length as usize]);
+        }
+        assert_eq!(got, data, "at {at}");
+        let around = (at + 48) % RING.len + 200 > RING.len;
+        assert_eq!(sges.len(), if around { 2 } else { 1 }, "at {at}");
+    }
+}
+
+#[test]
+fn what_is_no_entry_or_too_long_is_refused() {
+    let good = encode(&SendWqe {
+        opcode: SendOpcode::SEND,
+        payload: Payload::Gather(&SGES),
+        ..SendWqe::default()
+    });
+    let mut sges = Vec::new();
+    assert!(send(&good, 0, &RING, 2, &mut sges).is_ok());
+    let refused = send(&good, 0, &RING, 1, &mut sges).err();
+    assert_eq!(refused, Some(Syndrome::LOCAL_QP_OP));
+    let mut unknown = good.clone();
+    unknown[3] = 0x7f;
+    let mut modified = good.clone();
+    modified[0] = 1;
+    for bytes in [&unknown, &modified, &good[..20].to_vec(), &Vec::new()] {
+        assert_eq!(translated(bytes, 0).err(), Some(Syndrome::LOCAL_QP_OP));
+    }
+}
+
+/// Whatever bytes there are: no panic, and no more pieces than the device takes.
+#[test]
+fn any_bytes() {
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut sges = Vec::new();
+    for _ in 0..20_000 {
+        let len = random.usize(..300);
+        let mut bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
+        if let Some([a, _, _, opcode, _, _, _, ds, ..]) = bytes.get_mut(..8) {
+            *a = 0;
+            *opcode = [0, 1, 8, 9, 10, 11, 16, 17, 18][random.usize(..9)];
+            *ds = (len / 16) as u8;
+        }
+        let at = random.u64(..) & !63;
+        if let Ok(Some(wr)) = send(&bytes, at, &RING, 8, &mut sges) {
+            assert!(wr.num_sge as usize == sges.len() && sges.len() <= 8);
+        }
+        let whole = len - len % 16;
+        let _ = receive(&bytes[..whole], 4, &mut sges);
+    }
+}
+
+#[test]
+fn receives() {
+    let mut slot = [0; 64];
+    encode_recv(&SGES, 64, &mut SliceSink::new(&mut slot)).unwrap();
+    let mut sges = Vec::new();
+    let wr = receive(&slot, 2, &mut sges).unwrap();
+    assert_eq!(wr.num_sge, 2);
+    assert_eq!(sges, pieces(&SGES));
+    assert!(receive(&slot, 1, &mut sges).is_err());
+    encode_recv(&[], 64, &mut SliceSink::new(&mut slot)).unwrap();
+    assert_eq!(receive(&slot, 2, &mut sges).unwrap().num_sge, 0);
+}
+
+#[test]
+fn completions_of_receives_say_what_came() {
+    let wc = |opcode, wc_flags| ibv_wc {
+        opcode,
+        wc_flags,
+        byte_len: 12,
+        imm_data: u32::from_be_bytes([1, 2, 3, 4]).to_be(),
+        ..ibv_wc::default()
+    };
+    for (opcode, flags, received, imm) in [
+        (IBV_WC_RECV, 0, CqeOpcode::RESP_SEND, [0; 4]),
+        (
+            IBV_WC_RECV,
+            IBV_WC_WITH_IMM,
+            CqeOpcode::RESP_SEND_IMM,
+            [1, 2, 3, 4],
+        ),
+        (
+            IBV_WC_RECV_RDMA_WITH_IMM,
+            IBV_WC_WITH_IMM,
+            CqeOpcode::RESP_WR_IMM,
+            [1, 2, 3, 4],
+        ),
+    ] {
+        let is = outcome(&wc(opcode, flags));
+        let wanted = Outcome {
+            failure: None,
+            received,
+            len: 12,
+            imm,
+        };
+        assert_eq!(is, wanted);
+    }
+    let mut key = wc(IBV_WC_RECV, IBV_WC_WITH_INV);
+    key.imm_data = 0x1234;
+    let is = outcome(&key);
+    assert_eq!(is.received, CqeOpcode::RESP_SEND_INV);
+    assert_eq!(is.imm, [0, 0, 0x12, 0x34]);
+}
+
+#[test]
+fn statuses_of_verbs_are_those_of_the_library() {
+    for (theirs, ours) in [
+        (IBV_WC_LOC_LEN_ERR, Status::LOCAL_LENGTH),
+        (IBV_WC_LOC_QP_OP_ERR, Status::LOCAL_QP_OPERATION),
+        (IBV_WC_LOC_PROT_ERR, Status::LOCAL_PROTECTION),
+        (IBV_WC_WR_FLUSH_ERR, Status::FLUSHED),
+        (IBV_WC_BAD_RESP_ERR, Status::BAD_RESPONSE),
+        (IBV_WC_LOC_ACCESS_ERR, Status::LOCAL_ACCESS),
+        (IBV_WC_REM_INV_REQ_ERR, Status::REMOTE_INVALID_REQUEST),
+        (IBV_WC_REM_ACCESS_ERR, Status::REMOTE_ACCESS),
+        (IBV_WC_REM_OP_ERR, Status::REMOTE_OPERATION),
+        (IBV_WC_RETRY_EXC_ERR, Status::TRANSPORT_RETRY),
+        (IBV_WC_RNR_RETRY_EXC_ERR, Status::RNR_RETRY),
+        (IBV_WC_REM_ABORT_ERR, Status::REMOTE_ABORTED),
+        (22, Status::UNKNOWN_SYNDROME),
+    ] {
+        let wc = ibv_wc {
+            status: theirs,
+            vendor_err: 0x1_0203,
+            ..ibv_wc::default()
+        };
+        let (syndrome, vendor) = outcome(&wc).failure.expect("a failure");
+        assert_eq!((Status::from_syndrome(syndrome), vendor), (ours, 3));
+    }
+}

@@ -1,0 +1,263 @@
+//! A NIC by libibverbs alone, over a virtual one: a CPU thread between our rings and its queues.
+
+mod verbs_device;
+mod virtual_nic;
+
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Device, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+use verbs_device::{LIMIT, Pair, finish, paths, pattern};
+use virtual_nic::inside;
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_send_from_the_cpu_arrives() {
+    inside!(&[]);
+    verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn ping_pong_by_streams() {
+    inside!(&[]);
+    verbs_device::ping_pong_by_streams(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn every_opcode_does_what_it_says() {
+    inside!(&[]);
+    verbs_device::every_opcode_does_what_it_says(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_failing_request_has_its_status_and_a_reset_mends_it() {
+    inside!(&[]);
+    verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn roce_is_addressed_by_gid() {
+    inside!(&[("VMLX5_LINK", "roce")]);
+    verbs_device::roce_is_addressed_by_gid(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn peers_that_cannot_be_are_refused_and_another_may_follow() {
+    inside!(&[]);
+    verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn counters_wrap() {
+    inside!(&[]);
+    verbs_device::counters_wrap(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_stream_outlives_the_device() {
+    inside!(&[]);
+    verbs_device::a_stream_outlives_the_device(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn no_direct_verbs_are_needed() {
+    inside!(&[
+        ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
+        ("GDS_NIC", "mlx5_0:1"),
+    ]);
+    let p = Pair::new(Device::proxy, &QpConfig::default());
+    let name = p.a.device().name();
+    assert!(name.starts_with("proxy "), "{name}");
+    let error = Device::rdma_core(&p.gpu).unwrap_err();
+    assert_eq!(error.kind(), Kind::Absent);
+}
+
+/// Sends and receives stay in the rings until the device has room; with inline data, whose bytes
+/// the device reads there.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn more_requests_than_the_device_takes() {
+    inside!(&[]);
+    const MANY: usize = 3000;
+    let config = QpConfig {
+        send_blocks: 4096,
+        recv_entries: 4096,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(Device::proxy, &config);
+    let far = p.memory(MemoryKind::Pinned, 64 * MANY);
+    let stream = p.gpu.stream().unwrap();
+    let mut receives = Vec::new();
+    for i in 0..MANY {
+        let recv = p.b.prepare_receive(&[far.sge(64 * i as u64, 64)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        receives.push(recv);
+    }
+    let mut list = Vec::new();
+    let mut last = None;
+    for i in 0..MANY {
+        let bytes = pattern(i, 40);
+        let pieces = [bytes.as_slice()];
+        let work = Work::send_inline(&pieces);
+        let work = if i + 1 == MANY { work.signaled() } else { work };
+        let send = p.a.prepare(&work).unwrap();
+        list.push(Descriptor::Send(send));
+        last = Some(send);
+    }
+    let last = last.expect("there is one");
+    list.push(Descriptor::wait(last));
+    p.a.post_on(&stream, &list).unwrap();
+    finish(&stream);
+    for (i, recv) in receives.into_iter().enumerate() {
+        p.b.wait(recv, LIMIT).unwrap();
+        let mut got = [0; 40];
+        far.region().read(64 * i, &mut got).unwrap();
+        assert_eq!(got[..], pattern(i, 40));
+    }
+}
+
+/// Unsignaled requests end by a request that does nothing.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn unsignaled_requests_come_to_rest() {
+    inside!(&[]);
+    let mut p = Pair::new(Device::proxy, &QpConfig::default());
+    let memory = p.memory(MemoryKind::Pinned, 128);
+    let span = memory.remote().span(64, 8).unwrap();
+    for round in 0..50_u64 {
+        let bytes = round.to_le_bytes();
+        let pieces = [bytes.as_slice()];
+        let write = p.a.prepare(&Work::write_inline(&pieces, span)).unwrap();
+        p.a.post(write).unwrap();
+        p.a.quiet(LIMIT).unwrap();
+        let mut got = [0; 8];
+        memory.region().read(64, &mut got).unwrap();
+        assert_eq!(u64::from_le_bytes(got), round);
+    }
+}
+
+/// What is outstanding is flushed, and the stream that waits for it passes.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn giving_up_flushes_what_is_outstanding() {
+    inside!(&[]);
+    for (path, config) in paths() {
+        let mut p = Pair::new(Device::proxy, &config);
+        let memory = p.memory(MemoryKind::Pinned, 64);
+        let stream = p.gpu.stream().unwrap();
+        let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
+        let post = [Descriptor::Receive(recv), Descriptor::wait(recv)];
+        p.b.post_on(&stream, &post).unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+        p.b.fail(Status::CLOSED);
+        let error = p.b.wait(recv, LIMIT).unwrap_err();
+        assert_eq!(error.kind(), Kind::Failed(Status::FLUSHED), "{path}");
+        finish(&stream);
+        p.b.quiet(LIMIT).unwrap();
+    }
+}
+
+/// Receives that were posted before there was a connection.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn receives_may_come_before_the_connection() {
+    inside!(&[]);
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    for connected in [true, false] {
+        let config = QpConfig::default();
+        let (mut a, mut b) = (
+            pd.create_qp(&config).unwrap(),
+            pd.create_qp(&config).unwrap(),
+        );
+        let recv = b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
+        b.post_receive(recv).unwrap();
+        if connected {
+            verbs_device::connect(&mut a, &mut b);
+            let pieces: [&[u8]; 1] = [&[7; 8]];
+            let send = a.prepare(&Work::send_inline(&pieces).signaled()).unwrap();
+            a.post(send).unwrap();
+            b.wait(recv, LIMIT).unwrap();
+        } else {
+            b.fail(Status::CANCELLED);
+            let error = b.wait(recv, LIMIT).unwrap_err();
+            assert_eq!(error.kind(), Kind::Failed(Status::FLUSHED));
+        }
+    }
+}
+
+/// A stream that posts long after it was told to is noticed.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_stream_that_posts_late_is_noticed() {
+    inside!(&[]);
+    for (path, config) in paths() {
+        let mut p = Pair::new(Device::proxy, &config);
+        let memory = p.memory(MemoryKind::Pinned, 64);
+        let gate = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let gate = gate.word32(0).unwrap();
+        let stream = p.gpu.stream().unwrap();
+        let span = memory.remote().span(32, 8).unwrap();
+        let pieces: [&[u8]; 1] = [&[3; 8]];
+        let write = p.a.prepare(&Work::write_inline(&pieces, span).signaled());
+        let write = write.unwrap();
+        let post = [
+            Descriptor::WaitValue32 {
+                word: &gate,
+                condition: gdsync::memop::Condition::Geq,
+                value: 1,
+                flush: false,
+            },
+            Descriptor::Send(write),
+            Descriptor::wait(write),
+        ];
+        p.a.post_on(&stream, &post).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(p.a.poll(write).unwrap(), None, "{path}");
+        gate.store(1).unwrap();
+        finish(&stream);
+        assert_eq!(p.a.poll(write).unwrap(), Some(Status::SUCCESS), "{path}");
+    }
+}
+
+/// With a receive posted and nothing under way the thread sleeps; what comes then wakes it.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn an_idle_proxy_sleeps() {
+    inside!(&[]);
+    const WATCHED: Duration = Duration::from_secs(1);
+    let mut p = Pair::new(Device::proxy, &QpConfig::default());
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let spent = || {
+        let threads = gds_driver::thread_times().unwrap();
+        let thread = threads.iter().find(|t| t.name == "gds-verbs");
+        thread.expect("it runs").cpu
+    };
+    for round in 0..2 {
+        let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        let before = spent();
+        std::thread::sleep(WATCHED);
+        let used = spent() - before;
+        println!("round {round}: {used:?} of {WATCHED:?}");
+        // 2 % is aimed at; a busy machine counts what is no work of the thread's.
+        assert!(used < WATCHED / 10, "{used:?} of {WATCHED:?}");
+        let pieces: [&[u8]; 1] = [&[round; 8]];
+        let send = p.a.prepare(&Work::send_inline(&pieces).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        p.b.wait(recv, LIMIT).unwrap();
+    }
+}

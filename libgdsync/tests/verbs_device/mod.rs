@@ -1,0 +1,403 @@
+//! What a device of verbs does, whoever opens it.
+
+#![allow(dead_code)]
+
+use std::time::Duration;
+
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig,
+    Work,
+};
+use gdsync::{Gpu, Kind, Status};
+
+/// Opens the device.
+pub type Open = fn(&Gpu) -> gdsync::Result<Device>;
+
+/// Ends what hangs.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Two connected queue pairs of one NIC.
+pub struct Pair {
+    pub gpu: Gpu,
+    pub pd: Pd,
+    pub a: Qp,
+    pub b: Qp,
+}
+
+impl Pair {
+    pub fn new(open: Open, config: &QpConfig) -> Pair {
+        let gpu = Gpu::soft().unwrap();
+        let device = open(&gpu).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let (mut a, mut b) = (pd.create_qp(config).unwrap(), pd.create_qp(config).unwrap());
+        connect(&mut a, &mut b);
+        Pair { gpu, pd, a, b }
+    }
+
+    pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
+        let region = self.gpu.alloc(kind, len).unwrap();
+        self.pd.register(&region, Access::ALL).unwrap()
+    }
+}
+
+pub fn connect(a: &mut Qp, b: &mut Qp) {
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+}
+
+#[track_caller]
+pub fn finish(stream: &Stream) {
+    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+}
+
+/// Every way work gets from a stream to the NIC.
+pub fn paths() -> Vec<(&'static str, QpConfig)> {
+    let path = |lowering, endpoint| QpConfig {
+        send_blocks: 16,
+        recv_entries: 16,
+        lowering,
+        endpoint,
+        ..QpConfig::default()
+    };
+    vec![
+        ("memops", path(Lowering::MemOps, Endpoint::Ring)),
+        ("kernel", path(Lowering::Kernel, Endpoint::Ring)),
+        ("proxy", path(Lowering::MemOps, Endpoint::Proxy)),
+    ]
+}
+
+/// `len` bytes that differ from one `round` to the next.
+pub fn pattern(round: usize, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i * 7 + round * 31 + i / 256) as u8)
+        .collect()
+}
+
+pub fn a_send_from_the_cpu_arrives(open: Open) {
+    let mut p = Pair::new(open, &QpConfig::default());
+    let near = p.memory(MemoryKind::Pinned, 4096);
+    let far = p.memory(MemoryKind::Pinned, 4096);
+    for round in 0..100 {
+        let bytes = pattern(round, 100);
+        near.region().write(8, &bytes).unwrap();
+        let recv = p.b.prepare_receive(&[far.sge(16, 100)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        let list = [near.sge(8, 100)];
+        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        p.b.wait(recv, LIMIT).unwrap();
+        assert_eq!(p.b.received(recv).unwrap().len, 100);
+        let mut got = [0xff; 102];
+        far.region().read(15, &mut got).unwrap();
+        assert_eq!((got[0], got[101]), (0, 0));
+        assert_eq!(got[1..101], bytes);
+    }
+}
+
+/// A hundred laps of small rings: messages there and back, posted and waited for by streams.
+pub fn ping_pong_by_streams(open: Open) {
+    for (path, config) in paths() {
+        let mut p = Pair::new(open, &config);
+        for kind in [MemoryKind::Pinned, MemoryKind::Device] {
+            let (near, far) = (p.memory(kind, 8192), p.memory(kind, 8192));
+            let (here, there) = (p.gpu.stream().unwrap(), p.gpu.stream().unwrap());
+            for round in 0..200 {
+                // Also such as a NIC might put into the completion entry.
+                let len = [1, 8, 32, 64, 1000, 4096, 5000][round % 7];
+                let bytes = pattern(round, len);
+                near.region().write(0, &bytes).unwrap();
+                near.region().write(len, &[0; 8]).unwrap();
+                far.region().write(0, &vec![0; len]).unwrap();
+                let (n, f) = (near.sge(0, len as u32), far.sge(0, len as u32));
+                let ping = p.b.prepare_receive(&[f]).unwrap();
+                let pong = p.a.prepare_receive(&[n]).unwrap();
+                let send = p.a.prepare(&Work::send(&[n]).signaled()).unwrap();
+                let back = p.b.prepare(&Work::send(&[f]).signaled()).unwrap();
+                p.b.post_on(
+                    &there,
+                    &[
+                        Descriptor::Receive(ping),
+                        Descriptor::wait_flushed(ping),
+                        Descriptor::Send(back),
+                        Descriptor::wait(back),
+                    ],
+                )
+                .unwrap();
+                p.a.post_on(
+                    &here,
+                    &[
+                        Descriptor::Receive(pong),
+                        Descriptor::Send(send),
+                        Descriptor::wait(send),
+                        Descriptor::wait_flushed(pong),
+                    ],
+                )
+                .unwrap();
+                finish(&here);
+                finish(&there);
+                for memory in [&near, &far] {
+                    let mut got = vec![0; len];
+                    memory.region().read(0, &mut got).unwrap();
+                    assert_eq!(got, bytes, "{path}, {kind:?}, round {round}");
+                }
+            }
+        }
+        assert_eq!((p.a.error(), p.b.error()), (None, None), "{path}");
+    }
+}
+
+pub fn every_opcode_does_what_it_says(open: Open) {
+    for (path, config) in paths() {
+        let mut p = Pair::new(open, &config);
+        let near = p.memory(MemoryKind::Pinned, 4096);
+        let far = p.memory(MemoryKind::Pinned, 4096);
+        let stream = p.gpu.stream().unwrap();
+        let bytes = |mr: &Mr, at: usize, len: usize| {
+            let mut got = vec![0; len];
+            mr.region().read(at, &mut got).unwrap();
+            got
+        };
+        let word = |mr: &Mr, at: usize| u64::from_le_bytes(bytes(mr, at, 8).try_into().unwrap());
+        let run = |qp: &mut Qp, work: &Work<'_>| {
+            let send = qp.prepare(&work.signaled()).unwrap();
+            let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
+            qp.post_on(&stream, &list).unwrap();
+            finish(&stream);
+            assert_eq!(qp.poll(send).unwrap(), Some(Status::SUCCESS), "{path}");
+        };
+        let span = |at, len| far.remote().span(at, len).unwrap();
+
+        // WRITE, of two pieces.
+        near.region().write(0, &pattern(1, 300)).unwrap();
+        let pieces = [near.sge(0, 100), near.sge(100, 200)];
+        run(&mut p.a, &Work::write(&pieces, span(64, 300)));
+        assert_eq!(bytes(&far, 64, 300), pattern(1, 300), "{path}");
+
+        // WRITE with immediate data, which takes a receive.
+        let recv = p.b.prepare_receive(&[]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        let work = Work::write(&pieces[..1], span(512, 100)).with_imm(0xfeed_0001);
+        run(&mut p.a, &work);
+        p.b.wait(recv, LIMIT).unwrap();
+        let got = p.b.received(recv).unwrap();
+        assert_eq!((got.len, got.imm), (100, Some(0xfeed_0001)), "{path}");
+        assert_eq!(bytes(&far, 512, 100), pattern(1, 300)[..100], "{path}");
+
+        // SEND, with immediate data and without, scattered over two pieces.
+        for imm in [None, Some(7)] {
+            let into = [far.sge(1024, 50), far.sge(2048, 250)];
+            let recv = p.b.prepare_receive(&into).unwrap();
+            p.b.post_receive(recv).unwrap();
+            let work = Work::send(&pieces);
+            run(&mut p.a, &imm.map_or(work, |imm| work.with_imm(imm)));
+            p.b.wait(recv, LIMIT).unwrap();
+            let got = p.b.received(recv).unwrap();
+            assert_eq!((got.len, got.imm), (300, imm), "{path}");
+            let sent = pattern(1, 300);
+            assert_eq!(bytes(&far, 1024, 50), sent[..50], "{path}");
+            assert_eq!(bytes(&far, 2048, 250), sent[50..], "{path}");
+        }
+
+        // READ.
+        far.region().write(3000, &pattern(2, 500)).unwrap();
+        run(
+            &mut p.a,
+            &Work::read(&[near.sge(1000, 500)], span(3000, 500)),
+        );
+        assert_eq!(bytes(&near, 1000, 500), pattern(2, 500), "{path}");
+
+        // Atomics.
+        far.region().write(0, &40_u64.to_le_bytes()).unwrap();
+        let old = [near.sge(2000, 8)];
+        run(&mut p.a, &Work::fetch_add(&old, span(0, 8), 2));
+        assert_eq!((word(&near, 2000), word(&far, 0)), (40, 42), "{path}");
+        run(&mut p.a, &Work::compare_swap(&old, span(0, 8), 41, 1));
+        assert_eq!((word(&near, 2000), word(&far, 0)), (42, 42), "{path}");
+        run(&mut p.a, &Work::compare_swap(&old, span(0, 8), 42, 1));
+        assert_eq!((word(&near, 2000), word(&far, 0)), (42, 1), "{path}");
+
+        // Bytes in the entry itself, and an entry that does nothing.
+        let inline = pattern(3, 90);
+        let two = [&inline[..10], &inline[10..]];
+        run(&mut p.a, &Work::write_inline(&two, span(128, 90)));
+        assert_eq!(bytes(&far, 128, 90), inline, "{path}");
+        let recv = p.b.prepare_receive(&[far.sge(256, 90)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        run(&mut p.a, &Work::send_inline(&two));
+        p.b.wait(recv, LIMIT).unwrap();
+        assert_eq!(bytes(&far, 256, 90), inline, "{path}");
+        run(&mut p.a, &Work::nop());
+        assert_eq!((p.a.error(), p.b.error()), (None, None), "{path}");
+    }
+}
+
+pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
+    for (path, config) in paths() {
+        let mut p = Pair::new(open, &config);
+        let near = p.memory(MemoryKind::Pinned, 64);
+        let far = p.memory(MemoryKind::Pinned, 64);
+        let stream = p.gpu.stream().unwrap();
+        for round in 0..5 {
+            let list = [near.sge(0, 8)];
+            let mut span = far.remote().span(0, 8).unwrap();
+            let good = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            span.rkey ^= 0x5500;
+            let bad = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let after = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let post = [
+                Descriptor::Send(good),
+                Descriptor::wait(good),
+                Descriptor::Send(bad),
+                Descriptor::wait(bad),
+                Descriptor::Send(after),
+                Descriptor::wait(after),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+            let error = p.a.wait(bad, LIMIT).unwrap_err();
+            assert_eq!(error.kind(), Kind::Failed(Status::REMOTE_ACCESS), "{path}");
+            let error = p.a.wait(after, LIMIT).unwrap_err();
+            assert_eq!(error.kind(), Kind::Failed(Status::FLUSHED), "{path}");
+            finish(&stream);
+            assert_eq!(p.a.error(), Some(Status::REMOTE_ACCESS), "{path}");
+            // The responder is in error too; both come back and go on where the entries stand.
+            p.b.fail(Status::CLOSED);
+            p.a.quiet(LIMIT).unwrap();
+            p.b.quiet(LIMIT).unwrap();
+            p.a.reset().unwrap();
+            p.b.reset().unwrap();
+            connect(&mut p.a, &mut p.b);
+            near.region().write(0, &[round + 1; 8]).unwrap();
+            let recv = p.b.prepare_receive(&[far.sge(8, 8)]).unwrap();
+            p.b.post_receive(recv).unwrap();
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let post = [Descriptor::Send(send), Descriptor::wait(send)];
+            p.a.post_on(&stream, &post).unwrap();
+            finish(&stream);
+            p.a.wait(send, LIMIT).unwrap();
+            p.b.wait(recv, LIMIT).unwrap();
+            let mut got = [0; 8];
+            far.region().read(8, &mut got).unwrap();
+            assert_eq!(got, [round + 1; 8], "{path}");
+        }
+    }
+}
+
+pub fn roce_is_addressed_by_gid(open: Open) {
+    let mut p = Pair::new(open, &QpConfig::default());
+    let port = p.a.address().port.expect("a real port");
+    assert_eq!(port.lid, 0);
+    assert_ne!(port.gid, [0; 16]);
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    memory.region().write(0, b"by Ethernet").unwrap();
+    let span = memory.remote().span(32, 11).unwrap();
+    let list = [memory.sge(0, 11)];
+    let write = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+    p.a.post(write).unwrap();
+    p.a.wait(write, LIMIT).unwrap();
+    let mut got = [0; 11];
+    memory.region().read(32, &mut got).unwrap();
+    assert_eq!(&got, b"by Ethernet");
+}
+
+pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
+    let gpu = Gpu::soft().unwrap();
+    let device = open(&gpu).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let config = QpConfig::default();
+    let (mut a, mut b) = (
+        pd.create_qp(&config).unwrap(),
+        pd.create_qp(&config).unwrap(),
+    );
+    let good = b.address();
+    let port = good.port.expect("a real port");
+    // Of the other kind of link: there is a LID, or there is none.
+    let other = u16::from(port.lid == 0);
+    let with = |port| QpAddress {
+        port: Some(port),
+        ..good
+    };
+    let wrong = [
+        QpAddress { port: None, ..good },
+        QpAddress {
+            qpn: 1 << 24,
+            ..good
+        },
+        QpAddress {
+            psn: u32::MAX,
+            ..good
+        },
+        with(PortAddress { lid: other, ..port }),
+        with(PortAddress { mtu: 6, ..port }),
+        with(PortAddress { mtu: 0, ..port }),
+    ];
+    for address in wrong {
+        let error = a.connect(&address).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid, "{address:?}: {error}");
+    }
+    connect(&mut a, &mut b);
+    assert_eq!(a.connect(&good).unwrap_err().kind(), Kind::WrongState);
+}
+
+/// Counters of queues have 16 bits, those of completions more.
+pub fn counters_wrap(open: Open) {
+    const EACH: u32 = 64;
+    let config = QpConfig {
+        send_blocks: 256,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(open, &config);
+    let far = p.memory(MemoryKind::Pinned, 64);
+    let span = far.remote().span(0, 8).unwrap();
+    for batch in 0..(1 << 16) / EACH + 4 {
+        let mut last = None;
+        for i in 1..=EACH {
+            let value = u64::from(batch * EACH + i).to_le_bytes();
+            let pieces: [&[u8]; 1] = [&value];
+            let work = Work::write_inline(&pieces, span);
+            let work = if i == EACH { work.signaled() } else { work };
+            let write = p.a.prepare_within(&work, LIMIT).unwrap();
+            p.a.post(write).unwrap();
+            last = Some(write);
+        }
+        let last = last.expect("there is one");
+        p.a.wait(last, LIMIT).unwrap();
+        let mut got = [0; 8];
+        far.region().read(0, &mut got).unwrap();
+        assert_eq!(u64::from_le_bytes(got), u64::from((batch + 1) * EACH));
+    }
+}
+
+/// What a stream still has to ring when everything was dropped is rung into a page that is there,
+/// and the stream goes on.
+pub fn a_stream_outlives_the_device(open: Open) {
+    for (path, config) in paths() {
+        let p = Pair::new(open, &config);
+        let gpu = p.gpu.clone();
+        let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let gate = gate.word32(0).unwrap();
+        let memory = p.memory(MemoryKind::Pinned, 64);
+        let stream = gpu.stream().unwrap();
+        {
+            let mut p = p;
+            let span = memory.remote().span(32, 8).unwrap();
+            let list = [memory.sge(0, 8)];
+            let write = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let post = [
+                Descriptor::WaitValue32 {
+                    word: &gate,
+                    condition: gdsync::memop::Condition::Geq,
+                    value: 1,
+                    flush: false,
+                },
+                Descriptor::Send(write),
+                Descriptor::wait(write),
+            ];
+            p.a.post_on(&stream, &post).unwrap();
+        }
+        drop(memory);
+        gate.store(1).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "{path}: stuck");
+    }
+}
