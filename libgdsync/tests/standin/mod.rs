@@ -4,6 +4,11 @@
 
 #![allow(dead_code)]
 
+// Whoever includes this file and another one has it twice.
+#[allow(clippy::duplicate_mod)]
+#[path = "../child/mod.rs"]
+pub mod child;
+
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,9 +20,6 @@ use std::time::{Duration, Instant};
 const CHILD: &str = "STANDIN_CHILD";
 /// Where the library is, as gdsync reads it.
 pub const LIBRARY: &str = "GDS_CUDA_LIB";
-/// Ends a child that hangs.
-const LIMIT: Duration = Duration::from_secs(300);
-
 /// One build of the stand-in, and the process it is loaded into.
 #[derive(Clone, Debug, Default)]
 pub struct Variant {
@@ -31,13 +33,7 @@ pub struct Variant {
 /// Goes on in a process of its own in which the stand-in is libcuda; the first line of a test.
 macro_rules! inside {
     ($variant:expr) => {
-        fn here() {}
-        let path = std::any::type_name_of_val(&here);
-        let (_, name) = path
-            .strip_suffix("::here")
-            .unwrap()
-            .split_once("::")
-            .unwrap();
+        let name = crate::standin::child::test_name!();
         if !crate::standin::is_child(name, &$variant) {
             return;
         }
@@ -48,53 +44,23 @@ pub(crate) use inside;
 /// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, it
 /// is started, and its failure is this test's.
 pub fn is_child(name: &str, variant: &Variant) -> bool {
-    match std::env::var(CHILD) {
-        Ok(child) if child == name => return true,
-        Ok(child) => panic!("the process for {child} runs {name}"),
-        Err(_) => {}
+    child::is(CHILD, name) || {
+        run(name, &build(variant), variant);
+        false
     }
-    run(name, &build(variant), variant);
-    false
 }
 
 /// Runs the test `name` in a process of its own in which `library` is libcuda.
 pub fn run(name: &str, library: &Path, variant: &Variant) {
-    let said = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!(
-        "standin-{}-{}",
-        std::process::id(),
-        name.replace("::", "-")
-    ));
-    let file = std::fs::File::create(&said).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--include-ignored"])
-        .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
-        .env_remove("CUDA_MODULE_LOADING")
-        .env_remove("GDS_GPU")
-        .env_remove("GDS_LOWER")
-        .env(CHILD, name)
-        .env(LIBRARY, library)
-        .envs(variant.env.iter().copied())
-        .stdout(file.try_clone().unwrap())
-        .stderr(file)
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    let end = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status.to_string();
-        }
-        if start.elapsed() > LIMIT {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            break "it hangs".to_owned();
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let text = std::fs::read_to_string(&said).unwrap_or_default();
-    std::fs::remove_file(&said).unwrap();
-    // A name that is no test's would be a test that never fails.
-    let passed = end == "exit status: 0" && text.contains("test result: ok. 1 passed");
-    assert!(passed, "{name}: {end}\n{text}");
+    child::run(CHILD, name, |command| {
+        command
+            .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
+            .env_remove("CUDA_MODULE_LOADING")
+            .env_remove("GDS_GPU")
+            .env_remove("GDS_LOWER")
+            .env(LIBRARY, library)
+            .envs(variant.env.iter().copied());
+    });
 }
 
 /// The library, built if its sources have changed.

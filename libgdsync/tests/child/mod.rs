@@ -1,0 +1,67 @@
+//! Tests in processes of their own: the program of the test starts itself for one test, with
+//! another environment, and that process's failure is the test's.
+
+#![allow(dead_code, unused_macros, unused_imports)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Ends a child that hangs.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The name of the test that says so, as its program knows it.
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        let path = std::any::type_name_of_val(&here);
+        let path = path.strip_suffix("::here").unwrap();
+        path.split_once("::").unwrap().1
+    }};
+}
+pub(crate) use test_name;
+
+/// Whether this is the process for the test `name`, of those that `variable` tells so.
+pub fn is(variable: &str, name: &str) -> bool {
+    match std::env::var(variable) {
+        Ok(child) if child == name => true,
+        Ok(child) => panic!("the process for {child} runs {name}"),
+        Err(_) => false,
+    }
+}
+
+/// Runs the test `name` of this program in a process of its own, to which `variable` tells that,
+/// and which `prepare` gives the rest of its environment.
+pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
+    let said = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!(
+        "{variable}-{}-{}",
+        std::process::id(),
+        name.replace("::", "-")
+    ));
+    let file = std::fs::File::create(&said).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", name, "--nocapture", "--include-ignored"])
+        .env(variable, name)
+        .stdout(file.try_clone().unwrap())
+        .stderr(file);
+    prepare(&mut command);
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    let end = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status.to_string();
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            break "it hangs".to_owned();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let text = std::fs::read_to_string(&said).unwrap_or_default();
+    std::fs::remove_file(&said).unwrap();
+    // A name that is no test's would be a test that never fails.
+    let passed = end == "exit status: 0" && text.contains("test result: ok. 1 passed");
+    assert!(passed, "{name}: {end}\n{text}");
+}
