@@ -12,29 +12,6 @@ static const uint64_t IOVA = 0x123456000;
 
 static struct ibv_pd *pd;
 
-struct side {
-    struct ibv_qp *qp;
-    struct ibv_cq *cq;
-};
-
-static void pair(struct side *a, struct side *b)
-{
-    for (int i = 0; i < 2; i++) {
-        struct side *s = i ? b : a;
-        s->cq = ibv_create_cq(pd->context, 16, NULL, NULL, 0);
-        CHECK(s->cq);
-        s->qp = make_qp(pd, s->cq);
-    }
-    connect_qp(a->qp, b->qp->qp_num);
-    connect_qp(b->qp, a->qp->qp_num);
-}
-
-static void end(struct side *a)
-{
-    CHECK(!ibv_destroy_qp(a->qp));
-    CHECK(!ibv_destroy_cq(a->cq));
-}
-
 static void expect(struct side *s, enum ibv_wc_status status)
 {
     struct ibv_wc wc = completion(s->cq);
@@ -49,11 +26,11 @@ static void expect(struct side *s, enum ibv_wc_status status)
 static void copy(void *to, uint32_t rkey, void *from, uint32_t lkey, enum ibv_wc_status status)
 {
     struct side a, b;
-    pair(&a, &b);
+    make_pair(pd, 16, &a, &b);
     post(a.qp, IBV_WR_RDMA_WRITE, from, LEN, lkey, to, rkey);
     expect(&a, status);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 }
 
 static void refused(int fd, uint64_t offset, size_t len, uint64_t iova, int access, int why)

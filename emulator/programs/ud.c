@@ -10,16 +10,16 @@ static struct ibv_mr *mr;
 static char *data;
 static struct ibv_port_attr port;
 
-struct side {
+struct station {
     struct ibv_qp *qp;
     /* Where receives complete, and where sends do. */
     struct ibv_cq *cq, *sent;
     char *in, *out;
 };
 
-static struct side make(int number, uint32_t key)
+static struct station make(int number, uint32_t key)
 {
-    struct side s = {.cq = ibv_create_cq(pd->context, 64, NULL, NULL, 0)};
+    struct station s = {.cq = ibv_create_cq(pd->context, 64, NULL, NULL, 0)};
     s.sent = ibv_create_cq(pd->context, 64, NULL, NULL, 0);
     CHECK(s.cq && s.sent);
     s.in = data + number * HALF;
@@ -44,7 +44,7 @@ static struct side make(int number, uint32_t key)
     return s;
 }
 
-static void send_to(struct side *s, struct ibv_ah *ah, uint32_t qpn, uint32_t key)
+static void send_to(struct station *s, struct ibv_ah *ah, uint32_t qpn, uint32_t key)
 {
     struct ibv_sge sge = {.addr = (uintptr_t)s->out, .length = LEN, .lkey = mr->lkey};
     struct ibv_send_wr wr = {.sg_list = &sge,
@@ -61,7 +61,7 @@ static void send_to(struct side *s, struct ibv_ah *ah, uint32_t qpn, uint32_t ke
     CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_SEND);
 }
 
-static void receive(struct side *s, struct side *from)
+static void receive(struct station *s, struct station *from)
 {
     struct ibv_wc wc = completion(s->cq);
     CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RECV);
@@ -73,7 +73,7 @@ static void receive(struct side *s, struct side *from)
 }
 
 /* What was sent there before has arrived, or is lost, when this is through. */
-static void pass(struct side *s, struct ibv_ah *ah)
+static void pass(struct station *s, struct ibv_ah *ah)
 {
     post_receive(s->qp, s->in, ROOM + LEN, mr->lkey);
     send_to(s, ah, s->qp->qp_num, KEY);
@@ -83,7 +83,7 @@ static void pass(struct side *s, struct ibv_ah *ah)
 /* There and back; the way back is made of what arrived. */
 static void exchange(struct ibv_ah_attr *to)
 {
-    struct side a = make(0, KEY), b = make(1, KEY);
+    struct station a = make(0, KEY), b = make(1, KEY);
     memset(a.out, 'a', LEN);
     memset(b.out, 'b', LEN);
     struct ibv_ah *there = ibv_create_ah(pd, to);

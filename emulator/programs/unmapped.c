@@ -5,30 +5,7 @@
 
 enum { SIZE = 1 << 20, LEN = 100000 };
 
-struct side {
-    struct ibv_qp *qp;
-    struct ibv_cq *cq;
-};
-
 static struct ibv_pd *pd;
-
-static void pair(struct side *a, struct side *b)
-{
-    for (int i = 0; i < 2; i++) {
-        struct side *s = i ? b : a;
-        s->cq = ibv_create_cq(pd->context, 64, NULL, NULL, 0);
-        CHECK(s->cq);
-        s->qp = make_qp(pd, s->cq);
-    }
-    connect_qp(a->qp, b->qp->qp_num);
-    connect_qp(b->qp, a->qp->qp_num);
-}
-
-static void end(struct side *a)
-{
-    CHECK(!ibv_destroy_qp(a->qp));
-    CHECK(!ibv_destroy_cq(a->cq));
-}
 
 static int failed;
 
@@ -70,46 +47,46 @@ static void try(int file)
     CHECK(!ibv_reg_mr(pd, gone, SIZE, ALL) && errno == EFAULT);
 
     struct side a, b;
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     post(a.qp, IBV_WR_RDMA_WRITE, gone, LEN, lost->lkey, here, mr->rkey);
     expect("write from", &a, IBV_WC_LOC_PROT_ERR);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     post(a.qp, IBV_WR_RDMA_WRITE, here, LEN, mr->lkey, gone, lost->rkey);
     expect("write to", &a, IBV_WC_REM_ACCESS_ERR);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     post(a.qp, IBV_WR_RDMA_READ, here, LEN, mr->lkey, gone, lost->rkey);
     expect("read from", &a, IBV_WC_REM_ACCESS_ERR);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     post(a.qp, IBV_WR_RDMA_READ, gone, LEN, lost->lkey, here, mr->rkey);
     expect("read to", &a, IBV_WC_LOC_PROT_ERR);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     post_receive(b.qp, gone, SIZE, lost->lkey);
     post(a.qp, IBV_WR_SEND, here, LEN, mr->lkey, NULL, 0);
     expect("receive into", &b, IBV_WC_LOC_PROT_ERR);
     expect("send to it", &a, IBV_WC_REM_OP_ERR);
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
 
     /* And all is well afterwards. */
-    pair(&a, &b);
+    make_pair(pd, 64, &a, &b);
     memset(here, 7, LEN);
     post(a.qp, IBV_WR_RDMA_WRITE, here, LEN, mr->lkey, here + SIZE / 2, mr->rkey);
     expect("write", &a, IBV_WC_SUCCESS);
     CHECK(!memcmp(here, here + SIZE / 2, LEN));
-    end(&a);
-    end(&b);
+    end_side(&a);
+    end_side(&b);
     CHECK(!ibv_dereg_mr(lost) && !ibv_dereg_mr(mr));
 }
 

@@ -90,6 +90,30 @@ static inline void connect_qp(struct ibv_qp *qp, uint32_t remote)
                              IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
+/* One of two connected queue pairs, with a completion queue of its own. */
+struct side {
+    struct ibv_qp *qp;
+    struct ibv_cq *cq;
+};
+
+static inline void make_pair(struct ibv_pd *pd, int entries, struct side *a, struct side *b)
+{
+    for (int i = 0; i < 2; i++) {
+        struct side *s = i ? b : a;
+        s->cq = ibv_create_cq(pd->context, entries, NULL, NULL, 0);
+        CHECK(s->cq);
+        s->qp = make_qp(pd, s->cq);
+    }
+    connect_qp(a->qp, b->qp->qp_num);
+    connect_qp(b->qp, a->qp->qp_num);
+}
+
+static inline void end_side(struct side *s)
+{
+    CHECK(!ibv_destroy_qp(s->qp));
+    CHECK(!ibv_destroy_cq(s->cq));
+}
+
 /* The next completion, within ten seconds. */
 static inline struct ibv_wc completion(struct ibv_cq *cq)
 {

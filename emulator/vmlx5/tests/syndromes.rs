@@ -337,15 +337,12 @@ fn a_key_that_is_none() -> Seen {
     seen
 }
 
-fn a_receive_without_key() -> Seen {
-    let (mut world, mut a, mut b) = plain();
-    b.post_recv(&[Sge {
-        lkey: 0x4242,
-        ..b.sge(0, 8)
-    }]);
+/// A message meets a receive that the responder may not write to.
+fn into_a_bad_receive(world: &mut World, a: &mut End, b: &mut End, receive: Sge) -> Seen {
+    b.post_recv(&[receive]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
-    let seen = see(&mut world, &mut a, &mut b, &send(&sges));
+    let seen = see(world, a, b, &send(&sges));
     assert_eq!(
         seen,
         Seen {
@@ -356,6 +353,15 @@ fn a_receive_without_key() -> Seen {
         }
     );
     seen
+}
+
+fn a_receive_without_key() -> Seen {
+    let (mut world, mut a, mut b) = plain();
+    let receive = Sge {
+        lkey: 0x4242,
+        ..b.sge(0, 8)
+    };
+    into_a_bad_receive(&mut world, &mut a, &mut b, receive)
 }
 
 fn taken_to_err() -> Seen {
@@ -503,24 +509,12 @@ fn a_receive_that_vanished() -> Seen {
         mem_offset: 0,
     });
     let lkey = keys.unwrap().lkey;
-    b.post_recv(&[Sge {
+    let receive = Sge {
         addr: 0x1000,
         lkey,
         len: 64,
-    }]);
-    b.post_recv(&[]);
-    let sges = [a.sge(0, 8)];
-    let seen = see(&mut world, &mut a, &mut b, &send(&sges));
-    assert_eq!(
-        seen,
-        Seen {
-            requester: Some(Syndrome::REMOTE_OP),
-            responder: Some(Syndrome::LOCAL_PROT),
-            states: BOTH,
-            ..Seen::default()
-        }
-    );
-    seen
+    };
+    into_a_bad_receive(&mut world, &mut a, &mut b, receive)
 }
 
 fn a_silent_peer() -> Seen {
