@@ -14,6 +14,7 @@
 
 mod bell;
 mod machine;
+mod mutants;
 mod time;
 mod word;
 

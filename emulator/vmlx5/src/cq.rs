@@ -110,14 +110,7 @@ const CI_BITS: u32 = 24;
 impl Cq {
     pub fn new(attr: CqAttr, max_log: u8) -> Result<Cq, NicError> {
         let object = Object::Cq;
-        if attr.log_entries > max_log {
-            return Err(NicError::Limit {
-                object,
-                what: "log_entries",
-                value: attr.log_entries.into(),
-                limit: max_log.into(),
-            });
-        }
+        NicError::within(object, "log_entries", attr.log_entries, max_log)?;
         check_span(
             object,
             &*attr.mem,

@@ -133,6 +133,27 @@ pub enum NicError {
     },
 }
 
+impl NicError {
+    /// Refuses a value beyond a limit.
+    pub(crate) fn within(
+        object: Object,
+        what: &'static str,
+        value: impl Into<u64>,
+        limit: impl Into<u64>,
+    ) -> Result<(), NicError> {
+        let (value, limit) = (value.into(), limit.into());
+        if value <= limit {
+            return Ok(());
+        }
+        Err(NicError::Limit {
+            object,
+            what,
+            value,
+            limit,
+        })
+    }
+}
+
 /// Vendor syndromes: what exactly was wrong, beside the syndrome that says what kind of
 /// error it is. The numbers are this NIC's own.
 pub mod vendor {

@@ -131,15 +131,7 @@ impl Qp {
     /// Checks everything about `attr` that does not depend on other objects.
     pub fn check(attr: &QpAttr, config: &NicConfig) -> Result<(), NicError> {
         let object = Object::Qp;
-        let limit = |what, value: u64, limit: u64| {
-            let error = NicError::Limit {
-                object,
-                what,
-                value,
-                limit,
-            };
-            if value > limit { Err(error) } else { Ok(()) }
-        };
+        let limit = |what, value: u32, limit: u32| NicError::within(object, what, value, limit);
         let sq = &attr.sq;
         limit(
             "sq.log_blocks",
@@ -157,7 +149,7 @@ impl Qp {
                 rq.log_entries.into(),
                 config.max_log_rq.min(15).into(),
             )?;
-            limit("rq.stride", rq.stride.into(), MAX_STRIDE.into())?;
+            limit("rq.stride", rq.stride, MAX_STRIDE)?;
             if !rq.stride.is_power_of_two() || rq.stride < SEGMENT as u32 {
                 return Err(NicError::Limit {
                     object,
@@ -169,7 +161,7 @@ impl Qp {
             let bytes = u64::from(rq.stride) << rq.log_entries;
             check_span(object, &*rq.mem, rq.offset, bytes, SEGMENT as u64)?;
         }
-        limit("uidx", attr.uidx.into(), 0xff_ffff)?;
+        limit("uidx", attr.uidx, 0xff_ffff)?;
         check_span(object, &*attr.record.0, attr.record.1, 8, 8)
     }
 

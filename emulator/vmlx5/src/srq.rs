@@ -101,17 +101,8 @@ const NEXT: u64 = 2;
 impl Srq {
     pub fn new(attr: SrqAttr, config: &NicConfig) -> Result<Srq, NicError> {
         let object = Object::Srq;
-        let limit = |what, value: u64, limit: u64| {
-            let error = NicError::Limit {
-                object,
-                what,
-                value,
-                limit,
-            };
-            if value > limit { Err(error) } else { Ok(()) }
-        };
         let most = config.max_log_rq.min(15);
-        limit("log_entries", attr.log_entries.into(), most.into())?;
+        NicError::within(object, "log_entries", attr.log_entries, most)?;
         let (least, most) = STRIDES;
         if !attr.stride.is_power_of_two() || attr.stride < least || attr.stride > most {
             return Err(NicError::Limit {
@@ -157,15 +148,7 @@ impl Srq {
 
     /// Sets the limit; says so at once if fewer are posted already.
     pub fn arm(&mut self, limit: u16) -> Result<(), NicError> {
-        let most = 1 << self.log_entries;
-        if u32::from(limit) > most {
-            return Err(NicError::Limit {
-                object: Object::Srq,
-                what: "limit",
-                value: limit.into(),
-                limit: most.into(),
-            });
-        }
+        NicError::within(Object::Srq, "limit", limit, 1_u64 << self.log_entries)?;
         self.limit = limit;
         self.mind_limit();
         Ok(())

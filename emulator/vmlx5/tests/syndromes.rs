@@ -146,6 +146,16 @@ fn own_fault(why: Syndrome) -> Seen {
     }
 }
 
+/// Both ends have an entry, and both are in error.
+fn both_fail(requester: Syndrome, responder: Syndrome) -> Seen {
+    Seen {
+        requester: Some(requester),
+        responder: Some(responder),
+        states: BOTH,
+        ..Seen::default()
+    }
+}
+
 #[test]
 fn every_syndrome_has_a_row() {
     let rows = rows();
@@ -284,12 +294,7 @@ fn a_short_receive() -> Seen {
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
     assert_eq!(
         seen,
-        Seen {
-            requester: Some(Syndrome::REMOTE_INVAL_REQ),
-            responder: Some(Syndrome::LOCAL_LENGTH),
-            states: BOTH,
-            ..Seen::default()
-        }
+        both_fail(Syndrome::REMOTE_INVAL_REQ, Syndrome::LOCAL_LENGTH)
     );
     seen
 }
@@ -314,15 +319,7 @@ fn a_record_beyond() -> Seen {
     }
     let sges = [a.sge(0, 8)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
-    assert_eq!(
-        seen,
-        Seen {
-            requester: Some(Syndrome::REMOTE_OP),
-            responder: Some(Syndrome::LOCAL_QP_OP),
-            states: BOTH,
-            ..Seen::default()
-        }
-    );
+    assert_eq!(seen, both_fail(Syndrome::REMOTE_OP, Syndrome::LOCAL_QP_OP));
     seen
 }
 
@@ -343,15 +340,7 @@ fn into_a_bad_receive(world: &mut World, a: &mut End, b: &mut End, receive: Sge)
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
     let seen = see(world, a, b, &send(&sges));
-    assert_eq!(
-        seen,
-        Seen {
-            requester: Some(Syndrome::REMOTE_OP),
-            responder: Some(Syndrome::LOCAL_PROT),
-            states: BOTH,
-            ..Seen::default()
-        }
-    );
+    assert_eq!(seen, both_fail(Syndrome::REMOTE_OP, Syndrome::LOCAL_PROT));
     seen
 }
 

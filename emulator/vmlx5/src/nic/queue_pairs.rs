@@ -125,19 +125,10 @@ impl Nic {
     pub fn modify_qp(&mut self, qpn: Qpn, change: Modify) -> Result<(), NicError> {
         let core = &mut self.core;
         let most = core.config.max_rd_atomic;
-        let qp = core.qps.get_mut(qpn.0)?;
-        let (from, to) = (qp.state, change.target());
         let slot = core.qps.slot(qpn.0).unwrap_or_default();
         let qp = core.qps.get_mut(qpn.0)?;
-        let limit = |what, value: u32, limit: u32| {
-            let error = NicError::Limit {
-                object: Object::Qp,
-                what,
-                value: value.into(),
-                limit: limit.into(),
-            };
-            if value > limit { Err(error) } else { Ok(()) }
-        };
+        let (from, to) = (qp.state, change.target());
+        let limit = |what, value: u32, limit: u32| NicError::within(Object::Qp, what, value, limit);
         match (from, change) {
             (_, Modify::Reset) => {
                 qp.reset();
