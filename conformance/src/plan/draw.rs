@@ -78,6 +78,7 @@ fn seat(rng: &mut Rng, ranks: usize) -> Seat {
         inline_copy: rng.bool(),
         fence: !one_in(rng, 4),
         ordered_writes: false,
+        host_flush: true,
         kernels: true,
         batch_limit: match one_in(rng, 3) {
             true => rng.usize(3..9),

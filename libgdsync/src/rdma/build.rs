@@ -257,6 +257,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             control,
             regions,
             Arc::clone(pd.inner()),
+            pd.device().flushes().clone(),
             send,
             recv,
         ),
@@ -351,5 +352,6 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
         ),
     );
     state.epoch = epoch;
+    state.flush_faults = core.flushes.fault.count();
     Ok(())
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
+use super::flusher::{FlushFaults, Flusher};
 use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Region};
+use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
@@ -67,6 +68,17 @@ pub(super) struct DeviceInner {
     proxies: ProxyList,
     /// Attached with the first queue pair that wants one.
     proxy: OnceLock<MachineId>,
+    flusher: Flusher,
+    flushes: Flushes,
+}
+
+/// What queue pairs have to do with flushes for streams.
+#[derive(Clone)]
+pub(crate) struct Flushes {
+    /// How those that the device relies on have gone.
+    pub fault: Arc<FlushFaults>,
+    /// Whether its queue pairs are those by which a NIC flushes, and raise that.
+    pub raises: bool,
 }
 
 impl fmt::Debug for Device {
@@ -105,7 +117,7 @@ impl Device {
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
-        Ok(Device::open(gpu, Arc::new(nic), watched))
+        Device::open(gpu, Arc::new(nic), watched)
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -116,7 +128,7 @@ impl Device {
     /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
     pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
-        Ok(Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true))
+        Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true)
     }
 
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
@@ -126,15 +138,53 @@ impl Device {
     /// # Errors
     /// As [`Device::rdma_core`].
     pub fn proxy(gpu: &Gpu) -> Result<Device> {
-        Ok(Device::open(gpu, Arc::new(VerbsNic::open(gpu)?), true))
+        Device::open(gpu, Arc::new(VerbsNic::open(gpu)?), true)
     }
 
-    fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Device {
+    fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Result<Device> {
+        let watch = WatchList::default();
+        let fault = Arc::new(FlushFaults::new(watch.clone()));
+        let flusher = Flusher::new(gpu, &nic, watched, &fault)?;
+        let name = format!("{}.watcher", nic.name());
+        let flushes = Flushes {
+            fault,
+            raises: false,
+        };
+        Ok(Device::assemble(gpu, nic, watched.then_some(name), watch, flusher, flushes))
+    }
+
+    /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is
+    /// of. With nobody but the caller to step its watcher, or `watched` as others are.
+    pub(super) fn beside(
+        gpu: &Gpu,
+        nic: &Arc<dyn Nic>,
+        watched: bool,
+        fault: &Arc<FlushFaults>,
+    ) -> Device {
+        let name = watched.then(|| format!("{}.flush", nic.name()));
+        let flushes = Flushes {
+            fault: Arc::clone(fault),
+            raises: true,
+        };
+        let watch = WatchList::default();
+        Device::assemble(gpu, Arc::clone(nic), name, watch, Flusher::None, flushes)
+    }
+
+    /// `watched`: what its watcher is called, if it has one of its own.
+    fn assemble(
+        gpu: &Gpu,
+        nic: Arc<dyn Nic>,
+        watched: Option<String>,
+        watch: WatchList,
+        flusher: Flusher,
+        flushes: Flushes,
+    ) -> Device {
         let host = gpu.host();
-        let (watch, proxies) = (WatchList::default(), ProxyList::default());
-        let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
+        let proxies = ProxyList::default();
+        let name = watched.clone().unwrap_or_default();
+        let watcher = Watcher::new(watch.clone(), name);
         let watcher = Shared::new(watcher);
-        let attached = watched.then(|| host.attach(Lane::Watch, Box::new(watcher.clone())));
+        let attached = watched.map(|_| host.attach(Lane::Watch, Box::new(watcher.clone())));
         Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
@@ -143,13 +193,16 @@ impl Device {
             attached,
             proxies,
             proxy: OnceLock::new(),
+            flusher,
+            flushes,
         }))
     }
 
     /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
     pub fn progress(&self) -> bool {
         let now = self.0.gpu.host().now();
-        self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress
+        let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
+        busy | self.0.flusher.progress()
     }
 
     /// The provider and the NIC, for people: `emulated nic0`.
@@ -162,8 +215,22 @@ impl Device {
         &self.0.gpu
     }
 
+    /// How a stream that has passed a wait with a flush comes to see what the NIC wrote to memory
+    /// of `kind` before: by what GPU and NIC can do, or what `GDS_CONSISTENCY` says.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no way: waits that ask for a flush are then refused, and payload
+    /// that streams consume belongs into pinned memory.
+    pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
+        Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
+    }
+
     pub(super) fn nic(&self) -> &Arc<dyn Nic> {
         &self.0.nic
+    }
+
+    pub(super) fn flushes(&self) -> &Flushes {
+        &self.0.flushes
     }
 
     pub(super) fn watch(&self) -> &WatchList {

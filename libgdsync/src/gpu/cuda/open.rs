@@ -74,12 +74,19 @@ fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
         device,
         consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
     );
+    let options = attribute(
+        cuda,
+        device,
+        consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+    );
     Caps {
         memops64: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
         nor: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
         mask: false,
         flush: has(consts::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
         ordered_writes: ordering >= consts::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32,
+        host_flush: options & consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32 != 0
+            && cuda.cuFlushGPUDirectRDMAWrites.is_some(),
         inline_copy: false,
         fence: false,
         kernels: true,
@@ -182,7 +189,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         limits: wait_limits(),
         same_address,
         kernels,
-    }));
+    }))?;
     open.push((key.0, key.1, gpu.clone()));
     Ok(gpu)
 }

@@ -43,6 +43,7 @@ impl Default for SoftOptions {
                 inline_copy: false,
                 fence: true,
                 ordered_writes: false,
+                host_flush: true,
                 kernels: true,
                 batch_limit: 255,
             },
@@ -143,7 +144,7 @@ impl SoftRuntime {
             true => Entry::ALL.map(Entry::soft).to_vec(),
             false => Vec::new(),
         };
-        Ok(Gpu::from_runtime(Box::new(SoftRuntime {
+        Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
             host,
             engine,
@@ -151,7 +152,7 @@ impl SoftRuntime {
             channels: options.channels,
             name: format!("soft {name}"),
             kernels,
-        })))
+        }))
     }
 
     fn soft<'s>(&self, stream: &'s StreamHandle) -> Result<&'s softgpu::Stream> {
@@ -353,6 +354,11 @@ impl Runtime for SoftRuntime {
 
     fn flush_remote_writes(&self) {
         self.gpu.flush_remote_writes();
+    }
+
+    fn host_flush(&self) -> Result<()> {
+        self.gpu.flush_remote_writes();
+        Ok(())
     }
 
     fn kernel(&self, entry: Entry) -> Option<&Kernel> {
