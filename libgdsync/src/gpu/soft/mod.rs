@@ -14,6 +14,7 @@ use super::{
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, Condition, DevicePtr, Op};
+use crate::mutant::{self, Mutant};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
@@ -134,6 +135,7 @@ impl SoftRuntime {
             stream_bound: options.stream_bound,
             channels: options.channels,
             weak: options.weak,
+            ordered_writes: options.caps.ordered_writes && !mutant::on(Mutant::OrderNotKept),
             ..softgpu::Config::default()
         };
         let env: Arc<dyn Host> = Arc::clone(&host);
