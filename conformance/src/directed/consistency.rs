@@ -77,7 +77,10 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
         let landing = place.memory(MemoryKind::Device, TOGETHER * ROOM);
         let leaving = place.memory(MemoryKind::Pinned, TOGETHER * ROOM);
         let told = place.memory(MemoryKind::Pinned, 8 * TOGETHER);
-        let seen = place.gpu.alloc(MemoryKind::Pinned, TOGETHER * ROOM).unwrap();
+        let seen = place
+            .gpu
+            .alloc(MemoryKind::Pinned, TOGETHER * ROOM)
+            .unwrap();
         let their_landing = rank.swap_memory(&landing, rank.peer());
         let their_leaving = rank.swap_memory(&leaving, rank.peer());
         let their_told = rank.swap_memory(&told, rank.peer());

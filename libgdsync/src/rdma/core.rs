@@ -11,8 +11,8 @@ use std::time::Duration;
 use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
 
-use super::{FlushFaults, Mr};
 use super::device::{Flushes, PdInner};
+use super::{FlushFaults, Mr};
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};

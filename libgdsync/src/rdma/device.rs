@@ -150,7 +150,14 @@ impl Device {
             fault,
             raises: false,
         };
-        Ok(Device::assemble(gpu, nic, watched.then_some(name), watch, flusher, flushes))
+        Ok(Device::assemble(
+            gpu,
+            nic,
+            watched.then_some(name),
+            watch,
+            flusher,
+            flushes,
+        ))
     }
 
     /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is

@@ -149,7 +149,13 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let caps = stream.gpu().caps();
     let result = match flushed::by_others(caps) && list.iter().any(Descriptor::flushes) {
-        false => run(stream, &Queues::named(queues), list, By::Stream, &mut scratch),
+        false => run(
+            stream,
+            &Queues::named(queues),
+            list,
+            By::Stream,
+            &mut scratch,
+        ),
         true => flushed::with_flusher(stream, queues, |queues, by| {
             run(stream, queues, list, by, &mut scratch)
         }),
@@ -266,7 +272,11 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
 type Held<'q> = Option<(usize, MutexGuard<'q, QpState>)>;
 
-fn hold<'q, 'h>(queues: &'q Queues<'_, '_>, queue: usize, held: &'h mut Held<'q>) -> &'h mut QpState {
+fn hold<'q, 'h>(
+    queues: &'q Queues<'_, '_>,
+    queue: usize,
+    held: &'h mut Held<'q>,
+) -> &'h mut QpState {
     if held.as_ref().is_none_or(|(known, _)| *known != queue) {
         // One at a time: nobody may wait for a lock with another in hand.
         *held = None;

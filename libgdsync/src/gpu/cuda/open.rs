@@ -466,14 +466,15 @@ impl Region {
         }
     }
 
-    /// This device memory as a dma-buf.
+    /// This device memory as a dma-buf. Of a soft GPU it is a memory file, which stands for one
+    /// with virtual NICs.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not CUDA device memory, or a driver that cannot.
+    /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
     pub fn dma_buf(&self) -> Result<DmaBuf> {
         match self.backing() {
             Backing::Cuda(memory) => dma_buf(memory),
-            Backing::Soft(_) => Err(self.cannot("export dma-buf")),
+            Backing::Soft(memory) => memory.dma_buf(),
         }
     }
 

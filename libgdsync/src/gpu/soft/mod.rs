@@ -64,6 +64,19 @@ pub(crate) enum Backing {
 }
 
 impl Backing {
+    /// Device memory as a descriptor.
+    pub fn dma_buf(&self) -> Result<cuda::DmaBuf> {
+        const OPERATION: &str = "export dma-buf";
+        let Backing::Device(memory) = self else {
+            return Err(Error::new(OPERATION, Kind::Unsupported, "host memory"));
+        };
+        Ok(cuda::DmaBuf {
+            fd: memory.export().map_err(|e| system(OPERATION, &e))?,
+            offset: 0,
+            len: memory.len() as u64,
+        })
+    }
+
     /// The memory as a NIC of this machine sees it.
     pub fn window(&self) -> softgpu::Window {
         match self {

@@ -122,9 +122,7 @@ impl HostFlusher {
     fn make(&self) -> Result<Slot> {
         let mut table = lock(&self.table);
         if table.free.is_empty() {
-            let region = self
-                .gpu
-                .alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
+            let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
             let memory = Place {
                 cpu: region.mapped()?,
                 gpu: region.addr(),

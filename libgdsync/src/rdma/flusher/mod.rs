@@ -46,7 +46,10 @@ impl Flushers {
     pub(super) fn reads(&self) -> [Option<Arc<ReadFlusher>>; MOST] {
         let mut out = [const { None }; MOST];
         let known = lock(&self.0);
-        for (to, read) in out.iter_mut().zip(known.reads.iter().filter_map(Weak::upgrade)) {
+        for (to, read) in out
+            .iter_mut()
+            .zip(known.reads.iter().filter_map(Weak::upgrade))
+        {
             *to = Some(read);
         }
         out
@@ -68,7 +71,9 @@ impl Flushers {
 pub(super) enum Flusher {
     /// The GPU needs none, or there is none to be had.
     None,
-    Host { _held: Arc<HostFlusher> },
+    Host {
+        _held: Arc<HostFlusher>,
+    },
     Read(Arc<ReadFlusher>),
 }
 
@@ -77,7 +82,12 @@ impl Flusher {
     ///
     /// # Errors
     /// `Unsupported` if the environment demands what the NIC cannot do.
-    pub fn new(gpu: &Gpu, nic: &Arc<dyn Nic>, watched: bool, fault: &Arc<FlushFaults>) -> Result<Flusher> {
+    pub fn new(
+        gpu: &Gpu,
+        nic: &Arc<dyn Nic>,
+        watched: bool,
+        fault: &Arc<FlushFaults>,
+    ) -> Result<Flusher> {
         match Consistency::choose(MemoryKind::Device, gpu.caps(), nic.reads()) {
             Ok(Consistency::HostFlag) => {
                 let mut known = lock(&gpu.flushers().0);

@@ -198,7 +198,13 @@ fn flush<'q>(
         let queue = queues.named.len() + i;
         let state = hold(queues, queue, held);
         let options = WaitOptions::default();
-        decide_wait(stream, (queue, &queues.one(i).qp, state), read.into(), options, s)?;
+        decide_wait(
+            stream,
+            (queue, &queues.one(i).qp, state),
+            read.into(),
+            options,
+            s,
+        )?;
     }
     Ok(())
 }
