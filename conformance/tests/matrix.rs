@@ -33,7 +33,8 @@ const AXES: [Axis; 7] = [
             "masks",
             "no-nor",
             "32-bit",
-            "no-flush",
+            "flush-by-cpu",
+            "flush-by-nic",
             "small-batches",
         ],
     ),
@@ -47,9 +48,9 @@ const AXES: [Axis; 7] = [
     ),
 ];
 
-/// Whether a cell means something: without a flush, device memory shows a payload late.
-fn makes_sense(cell: &Cell) -> bool {
-    !(AXES[1].1[cell[1]] == "no-flush" && AXES[5].1[cell[5]] == "device")
+/// Whether a cell means something: all do.
+fn makes_sense(_: &Cell) -> bool {
+    true
 }
 
 fn name(cell: &Cell) -> String {
@@ -74,8 +75,13 @@ fn caps(which: usize) -> Caps {
             fence: false,
             ..cuda
         },
-        "no-flush" => Caps {
+        "flush-by-cpu" => Caps {
             flush: false,
+            ..cuda
+        },
+        "flush-by-nic" => Caps {
+            flush: false,
+            host_flush: false,
             ..cuda
         },
         "small-batches" => Caps {
@@ -93,7 +99,6 @@ struct Bench {
     source: Mr,
     landing: Mr,
     seen: gdsync::gpu::Region,
-    flush: bool,
 }
 
 const SLOT: usize = 4096;
@@ -142,7 +147,6 @@ fn open(cell: &Cell) -> Bench {
         source: pd.register(&region(memory(payload)), Access::ALL).unwrap(),
         landing: pd.register(&region(memory(payload)), Access::ALL).unwrap(),
         seen: region(MemoryKind::Pinned),
-        flush: gpu.caps().flush,
         qps,
         gpu,
     }
@@ -219,13 +223,11 @@ fn message(
         _ => Work::read(&into, source.remote().span(at, bytes.len() as u64)?),
     };
     let wait = |completion| {
-        Descriptor::Wait(
-            completion,
-            WaitOptions {
-                flush: b.flush,
-                timeout: None,
-            },
-        )
+        let options = WaitOptions {
+            flush: true,
+            timeout: None,
+        };
+        Descriptor::Wait(completion, options)
     };
     let send = b.qps[from].prepare_within(&work.signaled(), LIMIT)?;
     let mut list = Vec::new();

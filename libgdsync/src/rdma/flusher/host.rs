@@ -135,6 +135,11 @@ impl HostFlusher {
             table.regions.push(region);
         }
         let words = table.free.pop().expect("as many as were just made");
+        let tracer = self.gpu.tracer();
+        for (place, what) in [(words.asked, "asked"), (words.made, "made")] {
+            let name = format!("flush{}.{what}", table.words.len());
+            tracer.name(place.gpu, place.cpu.len(), name);
+        }
         table.words.push(words);
         Ok(Slot { words, asked: 0 })
     }
