@@ -56,7 +56,7 @@ fn without_direct_verbs_a_thread_drives_it() {
     };
     let said = nic(&tree, verbs, &[]);
     is(said, "proxy: mlx5_0", "there is no usable libmlx5");
-    let old = library("libmlx5-lacking.so", &Mlx5::REQUIRED[1..]);
+    let old = library("libmlx5-few.so", &Mlx5::REQUIRED[1..]);
     let old = Libraries {
         mlx5: vec![old.into()],
         ..both("old")
