@@ -187,3 +187,22 @@ fn a_provider_that_is_none() {
     let said = "GDS_PROVIDER=mlx5: known are auto, rdma_core, proxy, emulated";
     assert!(e.to_string().contains(said), "{e}");
 }
+
+/// Ranks of a job that came to different kinds of NIC are told, both of them.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_virtual_nic_and_another_do_not_connect() {
+    inside!(&[]);
+    let gpu = Gpu::soft().unwrap();
+    let make = |device: gdsync::Result<Device>| {
+        let pd = device.unwrap().alloc_pd().unwrap();
+        pd.create_qp(&QpConfig::default()).unwrap()
+    };
+    let mut ends = [make(Device::rdma_core(&gpu)), make(Device::emulated(&gpu))];
+    let addresses = [ends[0].address(), ends[1].address()];
+    for (i, end) in ends.iter_mut().enumerate() {
+        let e = end.connect(&addresses[1 - i]).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+        assert!(e.to_string().contains("virtual NIC"), "{e}");
+    }
+}
