@@ -124,10 +124,13 @@ fn without_the_library_there_is_the_virtual_one() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn without_a_nic_there_is_the_virtual_one() {
+fn without_an_active_port_there_is_the_virtual_one() {
     inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
+    let gpu = Gpu::soft().unwrap();
+    // It goes down soon after it was opened.
+    standin::until("a port that is down", || Device::rdma_core(&gpu).is_err());
     let why = ["mlx5_0:1 is not active"; 2];
-    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "INFO", &why);
+    comes_to(&gpu, Provider::Emulated, "INFO", &why);
 }
 
 #[test]
