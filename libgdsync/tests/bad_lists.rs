@@ -9,7 +9,7 @@ use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, roomy,
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Mr, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Descriptor, Lowering, Mr, QpConfig, WaitOptions, Work};
 use gdsync::{Gpu, Kind};
 
 const SOON: Duration = Duration::from_millis(5);
@@ -205,7 +205,11 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
             }
             // Behind so much that some of it is submitted before the bad one is looked at.
             let mut list = vec![done.set(), Descriptor::Send(send)];
-            list.extend([Descriptor::wait_flushed(send), done.set(), Descriptor::Flush]);
+            list.extend([
+                Descriptor::wait_flushed(send),
+                done.set(),
+                Descriptor::Flush,
+            ]);
             list.extend([done.set(); 300]);
             list.push(bad);
             let result = p.a.post_on(&stream, &list);

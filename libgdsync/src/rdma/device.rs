@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
+use super::choice::{DeviceOptions, Provider};
 use super::flusher::{FlushFaults, Flusher};
 use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
@@ -14,8 +15,6 @@ use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
-use crate::provider::rdma_core::RdmaCoreNic;
-use crate::provider::verbs::VerbsNic;
 use crate::watch::{WatchList, Watcher};
 
 /// What a registration permits. Local reading is always permitted.
@@ -61,6 +60,8 @@ pub struct Device(pub(super) Arc<DeviceInner>);
 pub(super) struct DeviceInner {
     gpu: Gpu,
     nic: Arc<dyn Nic>,
+    /// What would have been better, and why it cannot be used.
+    passed_over: Vec<String>,
     watch: WatchList,
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
@@ -117,7 +118,7 @@ impl Device {
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
-        Device::open(gpu, Arc::new(nic), watched)
+        Device::open(gpu, Arc::new(nic), watched, Vec::new())
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -128,7 +129,7 @@ impl Device {
     /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
     pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
-        Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true)
+        Device::driven_by(gpu, Provider::RdmaCore)
     }
 
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
@@ -138,10 +139,23 @@ impl Device {
     /// # Errors
     /// As [`Device::rdma_core`].
     pub fn proxy(gpu: &Gpu) -> Result<Device> {
-        Device::open(gpu, Arc::new(VerbsNic::open(gpu)?), true)
+        Device::driven_by(gpu, Provider::Proxy)
     }
 
-    fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Result<Device> {
+    fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
+        let options = DeviceOptions {
+            provider,
+            ..DeviceOptions::default()
+        };
+        Device::open_with(gpu, &options)
+    }
+
+    pub(super) fn open(
+        gpu: &Gpu,
+        nic: Arc<dyn Nic>,
+        watched: bool,
+        passed_over: Vec<String>,
+    ) -> Result<Device> {
         let watch = WatchList::default();
         let fault = Arc::new(FlushFaults::new(watch.clone()));
         let flusher = Flusher::new(gpu, &nic, watched, &fault)?;
@@ -153,6 +167,7 @@ impl Device {
         Ok(Device::assemble(
             gpu,
             nic,
+            passed_over,
             watched.then_some(name),
             watch,
             flusher,
@@ -174,13 +189,15 @@ impl Device {
             raises: true,
         };
         let watch = WatchList::default();
-        Device::assemble(gpu, Arc::clone(nic), name, watch, Flusher::None, flushes)
+        let (nic, none) = (Arc::clone(nic), Flusher::None);
+        Device::assemble(gpu, nic, Vec::new(), name, watch, none, flushes)
     }
 
     /// `watched`: what its watcher is called, if it has one of its own.
     fn assemble(
         gpu: &Gpu,
         nic: Arc<dyn Nic>,
+        passed_over: Vec<String>,
         watched: Option<String>,
         watch: WatchList,
         flusher: Flusher,
@@ -195,6 +212,7 @@ impl Device {
         Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
+            passed_over,
             watch,
             watcher,
             attached,
@@ -215,6 +233,21 @@ impl Device {
     /// The provider and the NIC, for people: `emulated nic0`.
     pub fn name(&self) -> String {
         format!("{} {}", self.0.nic.provider(), self.0.nic.name())
+    }
+
+    /// Who drives it; never [`Provider::Auto`].
+    pub fn provider(&self) -> Provider {
+        match self.0.nic.provider() {
+            "rdma_core" => Provider::RdmaCore,
+            "proxy" => Provider::Proxy,
+            _ => Provider::Emulated,
+        }
+    }
+
+    /// The providers that [`Provider::Auto`] would rather have taken, each with the reason why
+    /// it could not be.
+    pub fn passed_over(&self) -> &[String] {
+        &self.0.passed_over
     }
 
     /// The GPU it was opened for.
