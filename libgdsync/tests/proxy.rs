@@ -261,3 +261,17 @@ fn an_idle_proxy_sleeps() {
         p.b.wait(recv, LIMIT).unwrap();
     }
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_infiniband() {
+    inside!(&[]);
+    verbs_device::datagrams::all(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_ethernet() {
+    inside!(&[("VMLX5_LINK", "roce")]);
+    verbs_device::datagrams::all(Device::proxy);
+}

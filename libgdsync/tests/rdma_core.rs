@@ -153,3 +153,17 @@ fn a_stream_outlives_the_device() {
     inside!(&[]);
     verbs_device::a_stream_outlives_the_device(Device::rdma_core);
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_infiniband() {
+    inside!(&[]);
+    verbs_device::datagrams::all(Device::rdma_core);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_ethernet() {
+    inside!(&[("VMLX5_LINK", "roce")]);
+    verbs_device::datagrams::all(Device::rdma_core);
+}
