@@ -15,7 +15,7 @@
 //!
 //! # fn main() -> gdsync::Result<()> {
 //! let gpu = Gpu::soft()?; // a software GPU and a virtual NIC: they run anywhere
-//! let pd = Device::emulated(&gpu)?.alloc_pd()?;
+//! let pd = Device::emulated(&gpu)?.alloc_pd()?; // `Device::from_env` takes the best NIC here
 //! let (mut a, mut b) = (pd.create_qp(&QpConfig::default())?, pd.create_qp(&QpConfig::default())?);
 //! a.connect(&b.address())?;
 //! b.connect(&a.address())?;
@@ -68,7 +68,7 @@
 //! devices have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
-//! `GDS_TRACE`, `GDS_LOWER`, `GDS_PROVIDER`, `GDS_NIC`, and the paths of libraries: see
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`, and the paths of libraries: see
 //! `docs/env.md`.
 
 mod error;

@@ -11,6 +11,7 @@
 
 mod address;
 mod build;
+pub(crate) mod choice;
 mod config;
 mod core;
 mod destination;
@@ -26,6 +27,7 @@ mod request;
 mod work;
 
 pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
+pub use choice::{DeviceOptions, NicChoice, Provider};
 pub use config::{Endpoint, Lowering, QpConfig, Transport};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use destination::Destination;

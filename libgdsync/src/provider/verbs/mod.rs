@@ -35,7 +35,7 @@ use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way}
 use super::rdma_core::{Change, RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, PortAddress, QpAddress, Transport};
+use crate::rdma::{Access, NicChoice, PortAddress, QpAddress, Transport};
 
 /// What opening is called in errors.
 const OPEN: &str = "open proxy device";
@@ -63,8 +63,8 @@ pub(crate) struct VerbsNic {
 }
 
 impl VerbsNic {
-    pub fn open(gpu: &Gpu) -> Result<VerbsNic> {
-        let base = RdmaCoreNic::open_any(gpu)?;
+    pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<VerbsNic> {
+        let base = RdmaCoreNic::open_any(gpu, nic)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
         let common = Arc::new(Common::new(context, Arc::clone(gpu.host()))?);
