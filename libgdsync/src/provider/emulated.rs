@@ -129,12 +129,7 @@ impl EmulatedNic {
     }
 
     /// Through several states; if that fails, back to where it may be tried again.
-    fn modify(
-        &self,
-        qpn: u32,
-        states: &[vmlx5::Modify],
-        operation: &'static str,
-    ) -> Result<()> {
+    fn modify(&self, qpn: u32, states: &[vmlx5::Modify], operation: &'static str) -> Result<()> {
         let id = vmlx5::Qpn(qpn);
         self.nic
             .with(|nic| {

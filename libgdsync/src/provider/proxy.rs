@@ -30,18 +30,11 @@ impl ProxyList {
 pub(crate) struct Proxy {
     list: ProxyList,
     name: String,
-    /// What the queue pairs' trigger words of sends said, in the order of the list.
-    triggers: Vec<u32>,
 }
 
 impl Proxy {
     pub fn new(list: ProxyList, name: String) -> Proxy {
-        let triggers = Vec::new();
-        Proxy {
-            list,
-            name,
-            triggers,
-        }
+        Proxy { list, name }
     }
 }
 
@@ -50,16 +43,8 @@ impl Machine for Proxy {
         let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
         list.retain(|core| !core.is_closed());
         let mut busy = false;
-        // A message that depends on receives, of whichever queue pair, is rung for when the NIC
-        // can find them: first all is looked at, then all receives are handed over.
-        let trigger = |core: &Arc<QpCore>| core.places.send.trigger.cpu.load32(0);
-        self.triggers.clear();
-        self.triggers.extend(list.iter().map(trigger));
         for core in list.iter() {
-            busy |= hand_over_receives(core);
-        }
-        for (core, trigger) in list.iter().zip(&self.triggers) {
-            busy |= serve(core, *trigger);
+            busy |= serve(core);
         }
         if busy {
             Step::Progress
@@ -73,41 +58,29 @@ impl Machine for Proxy {
     }
 }
 
-/// Rings for what was to be sent when the trigger was looked at, and publishes what is complete.
-fn serve(core: &QpCore, trigger: u32) -> bool {
+fn serve(core: &QpCore) -> bool {
     let mut state = core.lock();
     if core.is_closed() {
         return false;
     }
     let mut busy = false;
-    // Pairs with the stream's fenced write: what it wrote before is visible now. Less than
-    // before: the queue pair was reset.
-    let now = core.places.send.trigger.cpu.load32(0);
-    let [wanted, now] = [trigger, now].map(|to| to.wrapping_sub(state.rung as u32) as i32);
-    let wanted = wanted.min(now);
-    if wanted > 0 {
-        let upto = state.rung + wanted as u64;
+    // Pairs with the stream's fenced write: what it wrote before is visible now.
+    let trigger = core.places.send.trigger.cpu.load32(0);
+    let wanted = trigger.wrapping_sub(state.rung as u32);
+    if wanted as i32 > 0 {
+        let upto = state.rung + u64::from(wanted);
         if let Some(posted) = state.send.ring_for(upto) {
             core.ring(posted.index, posted.doorbell);
         }
         state.rung = upto;
         busy = true;
     }
-    busy | core.settle(&mut state)
-}
-
-/// Tells the NIC of the receives that streams have posted.
-fn hand_over_receives(core: &QpCore) -> bool {
-    let _state = core.lock();
-    if core.is_closed() {
-        return false;
-    }
     let trigger = core.places.recv.trigger.cpu.load32(0);
     let record = &core.places.record.cpu;
     if doorbell::record_index(record.load32(doorbell::RCV)) != trigger as u16 {
         record.store32(doorbell::RCV, doorbell::record_value(trigger));
         core.ring_nic();
-        return true;
+        busy = true;
     }
-    false
+    busy | core.settle(&mut state)
 }

@@ -77,6 +77,11 @@ pub enum Transport {
     /// makes such a queue pair ready. A send is complete when the packet has left; whether it
     /// arrives nobody tells: it is lost where the peer has no receive, or another key. In front of
     /// what is received there is room of [`GRH`](super::GRH) bytes.
+    ///
+    /// A receive is there when the call that posts it returns, or when the stream that posts it goes
+    /// on. Only a proxy ([`Endpoint::Proxy`],
+    /// [`Device::proxy`](super::Device::proxy)) hands over what streams post a moment
+    /// later: receives are better posted ahead, or by the CPU, then.
     Ud {
         /// What a datagram has to say to be taken, 31 bits.
         qkey: u32,

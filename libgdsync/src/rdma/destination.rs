@@ -127,7 +127,9 @@ impl Pd {
             false => None,
         };
         let way = match (self.device().nic().port(), gid) {
-            (None, Some([_, _, _, _, _, _, _, _, node @ ..])) => Way::Node(u64::from_be_bytes(node)),
+            (None, Some([_, _, _, _, _, _, _, _, node @ ..])) => {
+                Way::Node(u64::from_be_bytes(node))
+            }
             (_, gid) => Way::Port {
                 lid: source.lid,
                 gid,

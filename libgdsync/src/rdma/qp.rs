@@ -149,7 +149,10 @@ impl Qp {
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         if self.core.transport.is_ud() || peer.qkey.is_some() {
-            let what = format!("{self:?} with qp {:#x}: datagrams know no connection", peer.qpn);
+            let what = format!(
+                "{self:?} with qp {:#x}: datagrams know no connection",
+                peer.qpn
+            );
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
         let mut state = self.core.lock();
@@ -301,9 +304,7 @@ impl Qp {
             }
         };
         let need = match work.opcode {
-            o if o == SendOpcode::RDMA_READ || work.atomic.is_some() => {
-                Access::LOCAL_WRITE
-            }
+            o if o == SendOpcode::RDMA_READ || work.atomic.is_some() => Access::LOCAL_WRITE,
             _ => Access::LOCAL_READ,
         };
         self.gather(work.sges, sges, need, OPERATION)?;
@@ -358,12 +359,13 @@ impl Qp {
         match (self.core.transport, work.to) {
             (Transport::Rc, None) => Ok(None),
             (Transport::Ud { .. }, None) if work.opcode == SendOpcode::NOP => Ok(None),
-            (Transport::Rc, Some(to)) => {
-                Err(invalid(format!("{self:?} is connected: {to:?} is no peer of it")))
-            }
-            (Transport::Ud { .. }, _) if !sends => {
-                Err(invalid(format!("{self:?}: {:?} as a datagram", work.opcode)))
-            }
+            (Transport::Rc, Some(to)) => Err(invalid(format!(
+                "{self:?} is connected: {to:?} is no peer of it"
+            ))),
+            (Transport::Ud { .. }, _) if !sends => Err(invalid(format!(
+                "{self:?}: {:?} as a datagram",
+                work.opcode
+            ))),
             (Transport::Ud { .. }, None) => Err(invalid(format!("{self:?}: a send to nobody"))),
             (Transport::Ud { .. }, Some(to)) => {
                 if !to.is_of(&self.pd) {

@@ -1,4 +1,4 @@
-//! One queue pair: between our rings and queues of verbs, step by step.
+//! One queue pair: between our rings and queues of verbs, as a step machine.
 //!
 //! It is to the rings what a NIC is: it reads entries as far as the doorbell record says, in
 //! order, and writes completion entries, in order. In between it posts as many requests as the
@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use gds_step::{Machine, Step, Time};
 use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 use mlx5_prm::doorbell::{self, SendDoorbell};
 use mlx5_prm::opcode::SendOpcode;
@@ -195,8 +196,6 @@ pub(super) struct Lane<Q> {
     state: State,
     /// How far streams are going to post: indices of send and receive queue.
     expected: (u16, u16),
-    /// How far there was something to send at the last look.
-    tail: u16,
     send: Side,
     recv: Side,
     /// Of the request that is posted.
@@ -216,7 +215,6 @@ impl<Q: Queues> Lane<Q> {
             handles: None,
             state: State::Down,
             expected: (rings.start as u16, rings.start as u16),
-            tail: rings.start as u16,
             send: Side::new(rings.start, blocks, rings.send_entries),
             recv: Side::new(rings.start, slots, rings.recv_entries),
             sges: Vec::with_capacity(2 * MAX_SEGMENTS),
@@ -261,7 +259,6 @@ impl<Q: Queues> Lane<Q> {
     pub fn down(&mut self) {
         self.state = State::Down;
         self.expect(self.rings.start, self.rings.start);
-        self.tail = self.rings.start as u16;
         self.send.reset(self.rings.start);
         self.recv.reset(self.rings.start);
     }
@@ -277,46 +274,22 @@ impl<Q: Queues> Lane<Q> {
     }
 
     /// A bounded piece of work; whether there was any.
-    #[cfg(test)]
     pub fn advance(&mut self) -> bool {
-        let mut busy = self.look();
-        busy |= self.receive();
-        busy | self.send()
-    }
-
-    /// Takes completions, and looks how far there is something to send. A message that depends on
-    /// receives, of whichever lane of this process, is sent when they are at the device: who takes
-    /// the three steps of a piece of work takes each for all lanes.
-    pub fn look(&mut self) -> bool {
         if self.state == State::Down {
             return false;
         }
-        let busy = self.collect();
-        // Pairs with the store behind what it tells of, and behind the receives that came before.
-        let tail = self.rings.record.load32(doorbell::SND);
-        self.tail = doorbell::record_index(tail);
+        let mut busy = self.collect();
+        busy |= self.settle();
+        busy |= self.read_sends();
+        busy |= self.read_receives();
         busy | self.settle()
     }
 
-    /// Whether there was something to send at the last look.
-    pub fn has_to_send(&self) -> bool {
-        self.state != State::Down && self.tail != self.send.head as u16
-    }
-
-    /// Posts the receives that are there.
-    pub fn receive(&mut self) -> bool {
-        if self.state == State::Down {
-            return false;
+    /// Posts the receives that are there, now.
+    pub fn receive(&mut self) {
+        if self.state != State::Down {
+            self.read_receives();
         }
-        self.read_receives() | self.settle()
-    }
-
-    /// Posts what there was to send.
-    pub fn send(&mut self) -> bool {
-        if self.state == State::Down {
-            return false;
-        }
-        self.read_sends() | self.settle()
     }
 
     fn collect(&mut self) -> bool {
@@ -349,9 +322,11 @@ impl<Q: Queues> Lane<Q> {
 
     /// Posts new sends, or flushes them.
     fn read_sends(&mut self) -> bool {
+        let tail = self.rings.record.load32(doorbell::SND);
+        let tail = doorbell::record_index(tail);
         let mut busy = false;
         loop {
-            let left = self.tail.wrapping_sub(self.send.head as u16);
+            let left = tail.wrapping_sub(self.send.head as u16);
             let full = self.send.posted >= self.limits.sends;
             if left == 0 || full || self.send.blocked() {
                 return busy;
@@ -498,6 +473,19 @@ impl<Q: Queues> Lane<Q> {
             libc::ENOMEM if self.recv.posted > 0 => None,
             _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
         }
+    }
+}
+
+impl<Q: Queues> Machine for Lane<Q> {
+    fn step(&mut self, _now: Time) -> Step {
+        match self.advance() {
+            true => Step::Progress,
+            false => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("qp{:#x}.lane", self.rings.qpn)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gds_step::{Host, Shared};
+use gds_step::{Host, Machine as _, Shared, Step, Time};
 use gdsync_sys::verbs::types::{ibv_comp_channel, ibv_cq};
 
 use super::OPEN;
@@ -146,23 +146,9 @@ impl Common {
 
     /// One look at every queue pair; whether there was work.
     fn round(&self, lanes: &mut [SharedLane]) -> bool {
-        let (mut busy, mut sends) = (false, false);
-        for lane in lanes.iter() {
-            let (some, has_to_send) = lane.with(|lane| {
-                let some = lane.look();
-                let has_to_send = lane.has_to_send();
-                (some | (!has_to_send && lane.receive()), has_to_send)
-            });
-            busy |= some;
-            sends |= has_to_send;
-        }
-        if sends {
-            for lane in lanes.iter() {
-                busy |= lane.with(|lane| lane.receive());
-            }
-            for lane in lanes.iter() {
-                busy |= lane.with(|lane| lane.send());
-            }
+        let mut busy = false;
+        for lane in lanes {
+            busy |= lane.step(Time::ZERO) == Step::Progress;
         }
         if busy {
             // Streams may go on: the device thread should look.
