@@ -267,6 +267,7 @@ fn an_idle_proxy_sleeps() {
 fn datagrams_by_infiniband() {
     inside!(&[]);
     verbs_device::datagrams::all(Device::proxy);
+    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::proxy);
 }
 
 #[test]

@@ -159,6 +159,7 @@ fn a_stream_outlives_the_device() {
 fn datagrams_by_infiniband() {
     inside!(&[]);
     verbs_device::datagrams::all(Device::rdma_core);
+    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::rdma_core);
 }
 
 #[test]

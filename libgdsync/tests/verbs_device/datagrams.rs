@@ -13,7 +13,7 @@ use super::{LIMIT, Open, finish, paths, pattern};
 const QKEY: u32 = 0x1234_5678;
 const ROOM: u64 = GRH as u64;
 
-/// All of the below.
+/// All of the below that holds on any kind of link.
 pub fn all(open: Open) {
     it_says_where_it_came_from_and_is_answered(open);
     one_queue_pair_sends_to_many(open);
@@ -263,6 +263,44 @@ pub fn messages_of_every_shape_arrive(open: Open) {
         }
         // What does nothing needs nobody.
         e.send(0, &Work::nop());
+    }
+}
+
+/// On InfiniBand: a LID alone does within a subnet; what comes from another one has a header.
+pub fn other_subnets_are_reached_by_a_header(open: Open) {
+    let mut e = Ends::new(open, &QpConfig::default(), 2);
+    let memory = e.memory(MemoryKind::Pinned, 4096);
+    let near = e.qps[1].address();
+    let port = near.port.expect("a real port");
+    assert_ne!(port.lid, 0);
+    let mut gid = port.gid;
+    gid[7] ^= 1;
+    let far = QpAddress {
+        port: Some(PortAddress { gid, ..port }),
+        ..near
+    };
+    for (address, grh) in [(near, false), (far, true)] {
+        let to = e.pd.destination(&address).unwrap();
+        let recv = e.receive(1, &memory, 0, 8);
+        e.send(0, &Work::send_inline(&[&[6; 8]]).to(&to));
+        let source = e.received(1, recv).source.expect("a datagram");
+        let expected = Source {
+            qpn: e.qps[0].address().qpn,
+            lid: port.lid,
+            service_level: 0,
+            grh,
+        };
+        assert_eq!(source, expected);
+        assert_eq!(bytes(&memory, ROOM, 8), [6; 8]);
+        if grh {
+            // From whom, to whom.
+            assert_eq!(bytes(&memory, 8, 16), port.gid);
+            assert_eq!(bytes(&memory, 24, 16), gid);
+        }
+        let back = e.pd.answer_to(&source, &front(&memory, 0), QKEY).unwrap();
+        let recv = e.receive(0, &memory, 1024, 8);
+        e.send(1, &Work::send_inline(&[&[7; 8]]).to(&back));
+        e.received(0, recv);
     }
 }
 
