@@ -36,6 +36,7 @@ pub fn run(data: &[u8]) {
             mtu: input.next(),
             gid: input.next(),
         }),
+        qkey: (input.next::<u8>() & 1 == 1).then(|| input.next()),
     };
     assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
     let made = RemoteMemory {

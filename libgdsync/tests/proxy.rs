@@ -261,3 +261,18 @@ fn an_idle_proxy_sleeps() {
         p.b.wait(recv, LIMIT).unwrap();
     }
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_infiniband() {
+    inside!(&[]);
+    verbs_device::datagrams::all(Device::proxy);
+    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_ethernet() {
+    inside!(&[("VMLX5_LINK", "roce")]);
+    verbs_device::datagrams::all(Device::proxy);
+}

@@ -153,3 +153,18 @@ fn a_stream_outlives_the_device() {
     inside!(&[]);
     verbs_device::a_stream_outlives_the_device(Device::rdma_core);
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_infiniband() {
+    inside!(&[]);
+    verbs_device::datagrams::all(Device::rdma_core);
+    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::rdma_core);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn datagrams_by_ethernet() {
+    inside!(&[("VMLX5_LINK", "roce")]);
+    verbs_device::datagrams::all(Device::rdma_core);
+}

@@ -94,6 +94,8 @@ const VERBS: &[(&str, &str)] = &[
     ("ibv_destroy_cq", "IBVERBS_1.1"),
     ("ibv_modify_qp", "IBVERBS_1.1"),
     ("ibv_destroy_qp", "IBVERBS_1.1"),
+    ("ibv_create_ah", "IBVERBS_1.1"),
+    ("ibv_destroy_ah", "IBVERBS_1.1"),
 ];
 
 #[test]

@@ -131,6 +131,7 @@ impl Player {
             let want = Received {
                 len: step.len as u32,
                 imm,
+                source: None,
             };
             // Later ones may have been prepared so early that the entry is used again.
             let younger = self.receives.range(i + 1..).next().is_some();

@@ -10,11 +10,12 @@ use gds_step::{Bell, Host, Lane, MachineId, Shared};
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
-use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
+use super::nodes::{self, Nodes};
 use super::span;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, PortAddress, QpAddress};
+use crate::rdma::{Access, PortAddress, QpAddress, Transport};
 
 /// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
@@ -103,7 +104,9 @@ impl EmulatedNic {
             name: name.clone(),
             ..vmlx5::NicConfig::default()
         };
-        let nic = Shared::new(vmlx5::Nic::new(config, fabric));
+        let mut nic = vmlx5::Nic::new(config, fabric);
+        nic.set_resolver(Arc::new(Nodes::new(node)));
+        let nic = Shared::new(nic);
         let host = Arc::clone(gpu.host());
         let machine = host.attach(Lane::Device, Box::new(nic.clone()));
         Ok(EmulatedNic {
@@ -123,6 +126,22 @@ impl EmulatedNic {
 
     fn pds(&self) -> MutexGuard<'_, BTreeMap<PdId, vmlx5::PdId>> {
         self.pds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Through several states; if that fails, back to where it may be tried again.
+    fn modify(&self, qpn: u32, states: &[vmlx5::Modify], operation: &'static str) -> Result<()> {
+        let id = vmlx5::Qpn(qpn);
+        self.nic
+            .with(|nic| {
+                let done = states.iter().try_for_each(|to| nic.modify_qp(id, *to));
+                if done.is_err() {
+                    let _ = nic.modify_qp(id, vmlx5::Modify::Reset);
+                }
+                done
+            })
+            .map_err(|e| refused(operation, e))?;
+        self.host.ring();
+        Ok(())
     }
 
     fn pd(&self, id: PdId, operation: &'static str) -> Result<vmlx5::PdId> {
@@ -231,6 +250,10 @@ impl Nic for EmulatedNic {
             let qpn = nic.create_qp(vmlx5::QpAttr {
                 recv_cq,
                 rq: Some(rq),
+                service: match rings.transport {
+                    Transport::Rc => vmlx5::Service::Rc,
+                    Transport::Ud { .. } => vmlx5::Service::Ud,
+                },
                 sq_start: start as u16,
                 rq_start: start as u16,
                 ..vmlx5::QpAttr::new(pd, uar, send_cq, sq, record)
@@ -257,7 +280,6 @@ impl Nic for EmulatedNic {
             return Err(Error::new("connect", Kind::Invalid, what));
         }
         let access = self.qps().get(&qpn).map(|qp| qp.access).unwrap_or_default();
-        let id = vmlx5::Qpn(qpn);
         let states = [
             vmlx5::Modify::Init {
                 access: remote_rights(access),
@@ -278,19 +300,29 @@ impl Nic for EmulatedNic {
                 rnr_retry: RNR_RETRIES,
             },
         ];
-        self.nic
-            .with(|nic| {
-                let connected = states.iter().try_for_each(|to| nic.modify_qp(id, *to));
-                if connected.is_err() {
-                    // Back to where it may be tried again.
-                    let _ = nic.modify_qp(id, vmlx5::Modify::Reset);
-                }
-                connected
-            })
-            .map_err(|e| refused("connect", e))?;
-        self.host.ring();
-        Ok(())
+        self.modify(qpn, &states, "connect")
     }
+
+    fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()> {
+        let (access, port) = (vmlx5::Access::NONE, 1);
+        let states = [
+            vmlx5::Modify::Init { access, qkey, port },
+            vmlx5::Modify::UdRtr,
+            vmlx5::Modify::UdRts { sq_psn: psn },
+        ];
+        self.modify(qpn, &states, "activate")
+    }
+
+    fn create_ah(&self, _: PdId, to: &Way) -> Result<Ah> {
+        let Way::Node(node) = to else {
+            let what = "a port of a NIC that is not linked into its process";
+            return Err(Error::new("name destination", Kind::Invalid, what));
+        };
+        let av = nodes::address(vmlx5::fabric::NodeId(*node));
+        Ok(Ah { id: 0, av })
+    }
+
+    fn destroy_ah(&self, _: u32) {}
 
     fn modify_to_error(&self, qpn: u32) {
         let id = vmlx5::Qpn(qpn);

@@ -1,6 +1,6 @@
 //! Who executes work requests.
 //!
-//! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
+//! [`emulated`] is the virtual ConnectX, linked in ([`nodes`]: how its datagrams are addressed): its queue pairs are rings that CPU, streams
 //! and kernels ring directly. [`rdma_core`] is a ConnectX by libibverbs and libmlx5, used the same
 //! way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between its queues and our rings.
 //! All stand behind the trait [`nic::Nic`]. [`proxy`] is a CPU thread that rings on behalf of
@@ -8,6 +8,7 @@
 
 pub(crate) mod emulated;
 pub(crate) mod nic;
+mod nodes;
 pub(crate) mod proxy;
 pub(crate) mod rdma_core;
 mod span;

@@ -4,9 +4,11 @@
 //! Everything here is control: posts, doorbells and completions go through memory that both
 //! sides know, and never through [`Nic`].
 
+use mlx5_prm::wqe::AvSeg;
+
 use crate::error::Result;
 use crate::gpu::Region;
-use crate::rdma::{Access, Place, PortAddress, QpAddress};
+use crate::rdma::{Access, Place, PortAddress, QpAddress, Transport};
 
 /// A protection domain of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +73,29 @@ pub(crate) struct QpRings<'a> {
     pub recv_cq: (&'a Region, u64, u8),
     pub access: Access,
     pub start: u32,
+    pub transport: Transport,
+}
+
+/// Whose port a datagram is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A virtual NIC that is linked into its process, by its number; in headers of datagrams the
+    /// last eight bytes of its GID.
+    Node(u64),
+    /// That of a real one. Without a GID it is in the own subnet.
+    Port {
+        lid: u16,
+        gid: Option<[u8; 16]>,
+        service_level: u8,
+    },
+}
+
+/// Such a port as requests name it.
+pub(crate) struct Ah {
+    /// For [`Nic::destroy_ah`].
+    pub id: u32,
+    /// Without the queue pair there and its key.
+    pub av: AvSeg,
 }
 
 /// One opened NIC (and port).
@@ -97,6 +122,12 @@ pub(crate) trait Nic: Send + Sync {
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
     /// From RESET to ready to send; if that fails, back to RESET, where it may be tried again.
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+    /// From RESET to ready to send datagrams, and to receive those that know `qkey`; as
+    /// [`Nic::connect_qp`].
+    fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
+    /// Makes a port known to which datagrams go.
+    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;
+    fn destroy_ah(&self, id: u32);
     /// To the error state, from any other.
     fn modify_to_error(&self, qpn: u32);
     fn reset_qp(&self, qpn: u32) -> Result<()>;
@@ -106,6 +137,9 @@ pub(crate) trait Nic: Send + Sync {
     fn destroy_qp(&self, objects: &QpObjects);
     /// Something was posted by the CPU: for a NIC that sleeps.
     fn ring(&self) {}
+    /// Receives of a queue pair of datagrams were posted by the CPU: who sends from now on finds
+    /// them.
+    fn ring_receives(&self, _qpn: u32) {}
     /// Whether it wants to be told what streams are going to post, by [`Nic::expect`].
     fn expects(&self) -> bool {
         false

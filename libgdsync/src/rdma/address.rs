@@ -30,6 +30,8 @@ pub struct QpAddress {
     pub process: u64,
     /// How its port is addressed; `None`: by [`node`](QpAddress::node) alone.
     pub port: Option<PortAddress>,
+    /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
+    pub qkey: Option<u32>,
 }
 
 /// How a port of a real NIC is addressed.
@@ -47,6 +49,9 @@ impl QpAddress {
     /// Bytes of a record.
     pub const LEN: usize = 64;
     const TYPE: u8 = 1;
+    /// In byte 40: there is a port, there is a queue key.
+    const PORT: u8 = 1;
+    const QKEY: u8 = 2;
 
     /// The record.
     pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
@@ -58,10 +63,14 @@ impl QpAddress {
         b[24..32].copy_from_slice(&self.gpu.to_le_bytes());
         b[32..40].copy_from_slice(&self.process.to_le_bytes());
         if let Some(port) = &self.port {
-            b[40] = 1;
+            b[40] |= Self::PORT;
             b[41] = port.mtu;
             b[42..44].copy_from_slice(&port.lid.to_le_bytes());
             b[44..60].copy_from_slice(&port.gid);
+        }
+        if let Some(qkey) = self.qkey {
+            b[40] |= Self::QKEY;
+            b[60..].copy_from_slice(&qkey.to_le_bytes());
         }
         b
     }
@@ -79,15 +88,16 @@ impl QpAddress {
             psn: u32::from_le_bytes(take(bytes, 20)),
             gpu: u64::from_le_bytes(take(bytes, 24)),
             process: u64::from_le_bytes(take(bytes, 32)),
-            port: (bytes[40] == 1).then(|| PortAddress {
+            port: (bytes[40] & Self::PORT != 0).then(|| PortAddress {
                 mtu: bytes[41],
                 lid: u16::from_le_bytes(take(bytes, 42)),
                 gid: take(bytes, 44),
             }),
+            qkey: (bytes[40] & Self::QKEY != 0).then(|| u32::from_le_bytes(take(bytes, 60))),
         };
         // Nothing is said beside that.
         if address.to_bytes()[8..] != bytes[8..] {
-            let what = "a port that is none, or bytes behind it";
+            let what = "a port or a key that is none";
             return Err(Error::new(OPERATION, Kind::Protocol, what));
         }
         Ok(address)
@@ -229,6 +239,7 @@ mod tests {
             gpu: 0x8877_6655_4433_2211,
             process: 7,
             port: None,
+            qkey: None,
         };
         let port = PortAddress {
             lid: 0x1234,
@@ -245,6 +256,18 @@ mod tests {
             other[at] = value;
             let e = QpAddress::from_bytes(&other).unwrap_err();
             assert_eq!(e.kind(), Kind::Protocol);
+        }
+        for port in [None, Some(port)] {
+            for qkey in [0, 0x7654_3210, u32::MAX] {
+                let qkey = Some(qkey);
+                let of_datagrams = QpAddress { port, qkey, ..qp };
+                let bytes = of_datagrams.to_bytes();
+                assert_eq!(QpAddress::from_bytes(&bytes).unwrap(), of_datagrams);
+                let mut other = bytes;
+                other[40] |= 4;
+                let e = QpAddress::from_bytes(&other).unwrap_err();
+                assert_eq!(e.kind(), Kind::Protocol);
+            }
         }
         let memory = RemoteMemory {
             addr: 0x7fff_0000_1000,

@@ -6,7 +6,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use super::core::{EndpointKind, Hold, Place, Places, QpCore, QpState, SidePlaces, WAITER_WORDS};
-use super::{Pd, QpConfig};
+use super::{Pd, QpConfig, Transport};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
 use crate::memop::DevicePtr;
@@ -124,6 +124,14 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
     })
 }
 
+/// The send queue of a queue pair of such a transport.
+fn ud(send: SendQueue<Mapped, Hold>, transport: Transport) -> SendQueue<Mapped, Hold> {
+    match transport {
+        Transport::Rc => send,
+        Transport::Ud { .. } => send.of_datagrams(),
+    }
+}
+
 pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
@@ -211,6 +219,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             recv_cq: (&cqs, (cq_at + recv_cq_at) as u64, sizes.recv_log),
             access: config.access,
             start: config.start,
+            transport: config.transport,
         },
     )?;
     let objects = made.objects;
@@ -236,6 +245,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         config.start,
         completion_ring(&places.send, sizes.send_log, config.start),
     );
+    let send = ud(send, config.transport);
     let recv = ReceiveQueue::new(
         places.recv.ring.cpu,
         config.recv_entries,
@@ -252,6 +262,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             objects,
             places,
             kind,
+            config.transport,
             config.timeout,
             config.error.clone(),
             control,
@@ -341,8 +352,9 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let send_cq = cq(&places.send, send_log, send_next);
     let recv_cq = cq(&places.recv, recv_log, recv_next);
     let epoch = state.epoch + 1;
+    let send = SendQueue::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq);
     *state = QpState::new(
-        SendQueue::<Mapped, Hold>::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq),
+        ud(send, core.transport),
         ReceiveQueue::<Mapped, Hold>::new(
             places.recv.ring.cpu,
             recv_entries,

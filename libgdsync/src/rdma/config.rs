@@ -65,6 +65,36 @@ impl Endpoint {
     }
 }
 
+/// How a queue pair talks to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Transport {
+    /// A reliable connection (RC) with one peer ([`Qp::connect`](super::Qp::connect)): all
+    /// requests, in order, each once; one that cannot be done fails.
+    #[default]
+    Rc,
+    /// Unreliable datagrams (UD): sends of one packet at most, each to a
+    /// [`Destination`](super::Destination) that it names. [`Qp::activate`](super::Qp::activate)
+    /// makes such a queue pair ready. A send is complete when the packet has left; whether it
+    /// arrives nobody tells: it is lost where the peer has no receive, or another key. In front of
+    /// what is received there is room of [`GRH`](super::GRH) bytes.
+    ///
+    /// A receive is there when the call that posts it returns, or when the stream that posts it goes
+    /// on. Only a proxy ([`Endpoint::Proxy`],
+    /// [`Device::proxy`](super::Device::proxy)) hands over what streams post a moment
+    /// later: receives are better posted ahead, or by the CPU, then.
+    Ud {
+        /// What a datagram has to say to be taken, 31 bits.
+        qkey: u32,
+    },
+}
+
+impl Transport {
+    /// Whether it is that of datagrams.
+    pub fn is_ud(self) -> bool {
+        matches!(self, Transport::Ud { .. })
+    }
+}
+
 /// The value of a variable that has a few; the first if it is not set.
 pub(super) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
     let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
@@ -82,8 +112,10 @@ pub(super) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T
 /// What a queue pair is made of.
 #[derive(Clone, Debug)]
 pub struct QpConfig {
+    /// How it talks to others.
+    pub transport: Transport,
     /// Basic blocks (64 bytes) of the send queue, a power of two, 4 to 32768. A send with up
-    /// to 3 or a write with up to 2 segments takes one. Signaled requests also need places for
+    /// to 3 or a write with up to 2 segments takes one, a datagram with up to 4 takes two. Signaled requests also need places for
     /// their completions, which come free by the quarter: between half and all of the blocks
     /// are to be had for them at once.
     pub send_blocks: u32,
@@ -118,6 +150,7 @@ pub struct QpConfig {
 impl Default for QpConfig {
     fn default() -> QpConfig {
         QpConfig {
+            transport: Transport::Rc,
             send_blocks: 256,
             recv_entries: 256,
             recv_sges: 4,

@@ -12,7 +12,7 @@ use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
 
 use super::device::{Flushes, PdInner};
-use super::{FlushFaults, Mr};
+use super::{Destination, FlushFaults, Mr, Transport};
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
@@ -22,7 +22,25 @@ use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
 /// What requests keep alive while they are in flight.
-pub(crate) type Hold = Vec<Mr>;
+pub(crate) type Hold = Vec<Held>;
+
+/// One thing of these: held, never read.
+pub(crate) enum Held {
+    Memory { _mr: Mr },
+    Destination { _to: Destination },
+}
+
+impl From<&Mr> for Held {
+    fn from(mr: &Mr) -> Held {
+        Held::Memory { _mr: mr.clone() }
+    }
+}
+
+impl From<&Destination> for Held {
+    fn from(to: &Destination) -> Held {
+        Held::Destination { _to: to.clone() }
+    }
+}
 
 /// Which of the two work queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +126,7 @@ pub(crate) struct QpCore {
     pub objects: QpObjects,
     pub places: Places,
     pub kind: EndpointKind,
+    pub transport: Transport,
     pub timeout: Option<Duration>,
     /// The owner's own error word.
     error: Option<Word32>,
@@ -134,6 +153,7 @@ pub(crate) struct QpState {
     /// Why the library itself put the queue pair in error, if it did, and for whose sake: the
     /// oldest request of that side gets the status, the others are flushed.
     pub cause: Option<(Side, Status)>,
+    /// Or activated.
     pub connected: bool,
     /// How often the queue pair was reset.
     pub epoch: u32,
@@ -186,6 +206,7 @@ impl QpCore {
         objects: QpObjects,
         places: Places,
         kind: EndpointKind,
+        transport: Transport,
         timeout: Option<Duration>,
         error: Option<Word32>,
         control: Region,
@@ -202,6 +223,7 @@ impl QpCore {
             objects,
             places,
             kind,
+            transport,
             timeout,
             error,
             state: Mutex::new(QpState {
@@ -356,6 +378,13 @@ impl QpCore {
             cause_of(Side::Receive),
             &mut sink,
         );
+        if let (Transport::Ud { .. }, None, Some(status)) =
+            (self.transport, *cause, send_fault.first())
+        {
+            // A NIC would go on with the receives of such a queue pair.
+            *cause = Some((Side::Send, status));
+            self.nic.modify_to_error(self.objects.qpn);
+        }
         send.retire_with(Vec::clear);
         recv.retire_with(Vec::clear);
         if self.kind == EndpointKind::Proxy {

@@ -4,15 +4,21 @@
 //! CPU or by a stream, or *aborted*. A send queue is a FIFO: posts follow the order of prepare
 //! calls, whoever posts. Completions are waited for by the CPU or by a stream; what completes
 //! on a stream retires by itself.
+//!
+//! A queue pair is a reliable connection or one of unreliable datagrams ([`Transport`]). A
+//! connection is connected with one peer and can do everything; datagrams are sends alone, each to a
+//! [`Destination`] of its own.
 
 mod address;
 mod build;
 pub(crate) mod choice;
 mod config;
 mod core;
+mod destination;
 mod device;
 mod field;
 mod flusher;
+mod header;
 mod list;
 mod lower;
 mod post;
@@ -23,11 +29,13 @@ mod work;
 
 pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
 pub use choice::{DeviceOptions, NicChoice, Provider};
-pub use config::{Endpoint, Lowering, QpConfig};
+pub use config::{Endpoint, Lowering, QpConfig, Transport};
 pub(crate) use core::{Place, QpCore, QpState};
+pub use destination::Destination;
 pub use device::{Access, Device, Mr, Pd};
 pub(crate) use flusher::{FlushFaults, Flushers};
+pub use header::GRH;
 pub use list::{Descriptor, post_on};
 pub use qp::Qp;
-pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, WaitOptions};
+pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};
 pub use work::{Sge, Work};

@@ -89,6 +89,9 @@ impl Qp {
         }
         self.core.places.recv.trigger.cpu.store32(0, index);
         record.store32(doorbell::RCV, doorbell::record_value(index));
+        if self.core.transport.is_ud() {
+            self.core.nic.ring_receives(self.core.qpn());
+        }
         self.core.ring_nic();
         Ok(())
     }

@@ -7,7 +7,7 @@ use mlx5_prm::cqe::Cqe64;
 use mlx5_prm::opcode::CqeOpcode;
 
 use super::core::Side;
-use super::{Completion, Qp, ReceiveRequest, Received};
+use super::{Completion, Qp, ReceiveRequest, Received, Source};
 use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
 use crate::ring::{Refusal, Ticket};
@@ -103,9 +103,21 @@ impl Qp {
             CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM
         )
         .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
+        let source = self.core.transport.is_ud().then(|| {
+            let from = entry.source();
+            // Elsewhere these fields tell something else.
+            let infiniband = self.core.nic.port().is_some_and(|port| port.lid != 0);
+            Source {
+                qpn: from.qpn,
+                lid: if infiniband { from.slid } else { 0 },
+                service_level: if infiniband { from.sl } else { 0 },
+                grh: from.grh,
+            }
+        });
         Ok(Received {
             len: entry.byte_cnt.get(),
             imm,
+            source,
         })
     }
 

@@ -4,13 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mlx5_prm::wqe::{self, FormatError, SendWqe};
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::wqe::{self, AvSeg, FormatError, SendWqe};
 
 use super::core::{EndpointKind, Side};
+use super::destination::check_qkey;
 use super::list::{self, Descriptor};
 use super::{
     Access, Completion, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
-    ReceiveRequest, SendRequest, Sge, Work,
+    ReceiveRequest, SendRequest, Sge, Transport, Work,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Region, Stream};
@@ -25,7 +27,7 @@ const FEW_SGES: usize = 2;
 /// Bytes that an atomic operation works on.
 const ATOMIC: u64 = 8;
 
-/// A reliable connected queue pair.
+/// A queue pair: a reliable connection, or one of datagrams.
 ///
 /// It has a send and a receive queue and, of its own, a completion queue for each and a UAR
 /// page. Calls take `&mut self`: a queue has one owner, who may be moved between threads.
@@ -66,6 +68,9 @@ impl Qp {
             Endpoint::Proxy => EndpointKind::Proxy,
             _ => EndpointKind::Ring,
         };
+        if let Transport::Ud { qkey } = config.transport {
+            check_qkey(qkey, "create queue pair")?;
+        }
         let built = super::build::build(pd, config, kind)?;
         let core = Arc::new(built.core);
         pd.device().watch().add(Arc::clone(&core));
@@ -112,7 +117,13 @@ impl Qp {
         }
     }
 
-    /// The record that the peer connects to. Another one after each [`Qp::reset`].
+    /// How it talks to others.
+    pub fn transport(&self) -> Transport {
+        self.core.transport
+    }
+
+    /// The record that the peer connects to, or that a [`Destination`](super::Destination) is
+    /// made of. Another one after each [`Qp::reset`].
     pub fn address(&self) -> QpAddress {
         QpAddress {
             node: self.core.nic.node(),
@@ -121,6 +132,10 @@ impl Qp {
             gpu: self.core.gpu.identity(),
             process: super::address::process(),
             port: self.core.nic.port(),
+            qkey: match self.core.transport {
+                Transport::Rc => None,
+                Transport::Ud { qkey } => Some(qkey),
+            },
         }
     }
 
@@ -128,18 +143,20 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
-    /// has; `System` if the NIC holds no more links. It may be tried again. A peer that cannot
+    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again. A peer that cannot
     /// be reached, or speaks another version, shows when something is sent to it:
     /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
-        let mut state = self.core.lock();
-        if state.connected || state.failed().is_some() {
-            return Err(Error::new(
-                "connect",
-                Kind::WrongState,
-                format!("{self:?} is connected or in error"),
-            ));
+        const OPERATION: &str = "connect";
+        if self.core.transport.is_ud() || peer.qkey.is_some() {
+            let what = format!(
+                "{self:?} with qp {:#x}: datagrams know no connection",
+                peer.qpn
+            );
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
+        let mut state = self.core.lock();
+        self.inactive(&state, OPERATION)?;
         let psn = self.core.psn(&state);
         let nic = &self.core.nic;
         nic.connect_qp(self.core.qpn(), psn, peer)
@@ -151,7 +168,37 @@ impl Qp {
         Ok(())
     }
 
-    /// Brings a queue pair in error, or a connected one with nothing in flight, back to the
+    /// Makes a queue pair of datagrams ready to send and to receive.
+    ///
+    /// # Errors
+    /// `WrongState` if it is so already, or in error; `Invalid` for a connection; `System` if the
+    /// NIC refuses. It may be tried again.
+    pub fn activate(&mut self) -> Result<()> {
+        const OPERATION: &str = "activate";
+        let Transport::Ud { qkey } = self.core.transport else {
+            let what = format!("{self:?} is a connection, which needs a peer");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        };
+        let mut state = self.core.lock();
+        self.inactive(&state, OPERATION)?;
+        let psn = self.core.psn(&state);
+        let nic = &self.core.nic;
+        nic.activate_qp(self.core.qpn(), psn, qkey)
+            .map_err(|e| e.of(&self))?;
+        state.connected = true;
+        Ok(())
+    }
+
+    /// Refuses what is connected or active already, or in error.
+    fn inactive(&self, state: &QpState, operation: &'static str) -> Result<()> {
+        if state.connected || state.failed().is_some() {
+            let what = format!("{self:?} is connected or in error");
+            return Err(Error::new(operation, Kind::WrongState, what));
+        }
+        Ok(())
+    }
+
+    /// Brings a queue pair in error, or one with nothing in flight, back to the
     /// state after creation. Prepared requests are aborted, also if the answer is `Busy`; all
     /// requests from before are unknown afterwards.
     ///
@@ -237,8 +284,10 @@ impl Qp {
     /// # Errors
     /// `Invalid` for requests that cannot be encoded or lie outside their memory; `Foreign` and
     /// `NotRegistered` for memory that is not this protection domain's or not writable where
-    /// it must be; `QueueFull`, naming the limit, when there is no room now; `WrongState` and
-    /// `Failed` if the queue pair is not connected or in error.
+    /// it must be, or for a destination of another one; `QueueFull`, naming the limit, when there is no room now; `WrongState` and
+    /// `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
+    /// datagrams also `Invalid` for what is no SEND, has no destination, or is longer than
+    /// [`Destination::max_len`](super::Destination::max_len); on others for a destination.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
         let mut few = [wqe::Sge::default(); FEW_SGES];
@@ -255,9 +304,7 @@ impl Qp {
             }
         };
         let need = match work.opcode {
-            o if o == mlx5_prm::opcode::SendOpcode::RDMA_READ || work.atomic.is_some() => {
-                Access::LOCAL_WRITE
-            }
+            o if o == SendOpcode::RDMA_READ || work.atomic.is_some() => Access::LOCAL_WRITE,
             _ => Access::LOCAL_READ,
         };
         self.gather(work.sges, sges, need, OPERATION)?;
@@ -266,7 +313,9 @@ impl Qp {
             let what = format!("{self:?}: {total} bytes for the old value of an atomic");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
         }
+        let av = self.datagram(work, total, OPERATION)?;
         let wqe = SendWqe {
+            av,
             opcode: work.opcode,
             flags: work.flags,
             imm: work.imm,
@@ -279,7 +328,8 @@ impl Qp {
         let state = self.usable(&mut guard, OPERATION)?;
         let prepared = state.send.prepare(&wqe, Vec::clear, |hold| {
             hold.clear();
-            hold.extend(work.sges.iter().map(|sge| sge.mr.clone()));
+            hold.extend(work.sges.iter().map(|sge| sge.mr.into()));
+            hold.extend(work.to.map(Into::into));
         });
         let ticket = match prepared {
             Ok(ticket) => ticket,
@@ -294,6 +344,43 @@ impl Qp {
             ticket: ticket.0,
             serial: state.send.fifo.serial(ticket.0),
         })
+    }
+
+    /// The address vector of a request that gathers `total` bytes; `None` for a connection's, and
+    /// for one that does nothing.
+    fn datagram(
+        &self,
+        work: &Work<'_>,
+        total: u64,
+        operation: &'static str,
+    ) -> Result<Option<AvSeg>> {
+        let invalid = |what: String| Error::new(operation, Kind::Invalid, what);
+        let sends = matches!(work.opcode, SendOpcode::SEND | SendOpcode::SEND_IMM);
+        match (self.core.transport, work.to) {
+            (Transport::Rc, None) => Ok(None),
+            (Transport::Ud { .. }, None) if work.opcode == SendOpcode::NOP => Ok(None),
+            (Transport::Rc, Some(to)) => Err(invalid(format!(
+                "{self:?} is connected: {to:?} is no peer of it"
+            ))),
+            (Transport::Ud { .. }, _) if !sends => Err(invalid(format!(
+                "{self:?}: {:?} as a datagram",
+                work.opcode
+            ))),
+            (Transport::Ud { .. }, None) => Err(invalid(format!("{self:?}: a send to nobody"))),
+            (Transport::Ud { .. }, Some(to)) => {
+                if !to.is_of(&self.pd) {
+                    let what = format!("{to:?} with {self:?}");
+                    return Err(Error::new(operation, Kind::Foreign, what));
+                }
+                let pieces = work.inline.unwrap_or_default().iter();
+                let len = pieces.fold(total, |n, piece| n.saturating_add(piece.len() as u64));
+                if len > to.max_len().into() {
+                    let what = format!("{self:?}: a datagram of {len} bytes to {to:?}");
+                    return Err(invalid(what).limit(to.max_len()));
+                }
+                Ok(Some(to.av()))
+            }
+        }
     }
 
     /// As [`Qp::prepare`], waiting at most `limit` for room.
@@ -339,7 +426,7 @@ impl Qp {
             .recv
             .prepare(list, Vec::clear, |hold| {
                 hold.clear();
-                hold.extend(sges.iter().map(|sge| sge.mr.clone()));
+                hold.extend(sges.iter().map(|sge| sge.mr.into()));
             })
             .map_err(|e| self.refused(OPERATION, e))?;
         Ok(ReceiveRequest {

@@ -70,10 +70,27 @@ pub struct WaitOptions {
 /// What a completed receive tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes that arrived.
+    /// Bytes that arrived. For a datagram the [`GRH`](super::GRH) bytes in front of it count, as
+    /// with verbs.
     pub len: u32,
     /// The four bytes that travelled with the message, if any did.
     pub imm: Option<u32>,
+    /// Where a datagram came from; `None` for a message of a connection.
+    pub source: Option<Source>,
+}
+
+/// Where a datagram came from. [`Pd::answer_to`](super::Pd::answer_to) makes a destination of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The queue pair that sent it.
+    pub qpn: u32,
+    /// The local identifier of the port that it was sent from; 0 on Ethernet and where NICs have
+    /// none.
+    pub lid: u16,
+    /// The service level that it came by; 0 on Ethernet.
+    pub service_level: u8,
+    /// Whether the [`GRH`](super::GRH) bytes in front of it tell where it came from.
+    pub grh: bool,
 }
 
 /// A field of a prepared entry that a stream or kernel may change before the doorbell.

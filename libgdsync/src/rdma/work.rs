@@ -3,7 +3,7 @@
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 
-use super::{Mr, RemoteSpan};
+use super::{Destination, Mr, RemoteSpan};
 
 /// A piece of registered memory: where a request reads or writes locally.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +28,7 @@ pub struct Work<'a> {
     pub(crate) sges: &'a [Sge<'a>],
     pub(crate) inline: Option<&'a [&'a [u8]]>,
     pub(crate) remote: Option<RemoteSpan>,
+    pub(crate) to: Option<&'a Destination>,
     pub(crate) atomic: Option<Atomic>,
     pub(crate) imm: [u8; 4],
     pub(crate) flags: WqeFlags,
@@ -40,6 +41,7 @@ impl<'a> Work<'a> {
             sges: &[],
             inline: None,
             remote: None,
+            to: None,
             atomic: None,
             imm: [0; 4],
             flags: WqeFlags::default(),
@@ -112,6 +114,13 @@ impl<'a> Work<'a> {
     /// NOP: does nothing, in order.
     pub fn nop() -> Work<'a> {
         Work::new(SendOpcode::NOP)
+    }
+
+    /// Names whom the request is for: needed, and possible, on a queue pair of datagrams alone.
+    #[must_use]
+    pub fn to(mut self, destination: &'a Destination) -> Work<'a> {
+        self.to = Some(destination);
+        self
     }
 
     /// Success raises a completion entry.

@@ -11,6 +11,8 @@ use super::{CompletionRing, Refusal, RingMemory};
 pub struct SendQueue<M, H> {
     memory: M,
     qpn: u32,
+    /// Segments of an address vector, which datagrams have before their data.
+    av: usize,
     /// The order of its requests.
     pub fifo: Fifo<H>,
     /// The completion positions of its signaled requests.
@@ -73,9 +75,16 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         SendQueue {
             memory,
             qpn,
+            av: 0,
             fifo: Fifo::new(blocks, start),
             cq,
         }
+    }
+
+    /// The same, of a queue pair of datagrams.
+    pub fn of_datagrams(mut self) -> SendQueue<M, H> {
+        self.av = wqe::AvSeg::SEGMENTS;
+        self
     }
 
     /// Writes the entry for `wqe`. Nothing is changed if it does not fit.
@@ -197,7 +206,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         let control = self.memory.load_segment(self.offset(slot.start));
         let opcode = SendOpcode(control[3]);
         let (remote, first_data) = match opcode {
-            SendOpcode::SEND | SendOpcode::SEND_IMM => (None, 1),
+            SendOpcode::SEND | SendOpcode::SEND_IMM => (None, 1 + self.av),
             SendOpcode::RDMA_WRITE | SendOpcode::RDMA_WRITE_IMM | SendOpcode::RDMA_READ => {
                 (Some(1), 2)
             }

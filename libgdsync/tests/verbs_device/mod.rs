@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod datagrams;
+
 use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};

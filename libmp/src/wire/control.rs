@@ -255,6 +255,7 @@ mod tests {
             gpu: 8,
             process: 9,
             port: None,
+            qkey: None,
         };
         let all = [
             Control::Connect {

@@ -326,6 +326,12 @@ impl AvSeg {
     pub const fn to_segments(self) -> [[u8; SEGMENT]; AvSeg::SEGMENTS] {
         zerocopy::transmute!(self)
     }
+
+    /// The address vector with these bytes.
+    #[inline]
+    pub const fn from_segments(segments: [[u8; SEGMENT]; AvSeg::SEGMENTS]) -> AvSeg {
+        zerocopy::transmute!(segments)
+    }
 }
 
 const _: () = {

@@ -3,10 +3,12 @@
 //! libmlx5 makes the objects, in memory of ours; then CPU, streams and kernels write its rings
 //! and ring its doorbells themselves. [`context`] has the libraries and opened NICs, [`port`]
 //! the choice of NIC, port and identifier, [`qp`] how a queue pair is made, [`doorbell`]
-//! where it is rung, [`memory`] how memory is registered, [`path`] what it is set to on its way to a peer.
+//! where it is rung, [`memory`] how memory is registered, [`path`] what it is set to on its way
+//! to a peer, [`handle`] how datagrams find one.
 
 mod context;
 mod doorbell;
+mod handle;
 mod memory;
 pub(super) mod path;
 mod port;
@@ -20,11 +22,12 @@ use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
 pub(super) use self::context::{Context, check, refused_last};
 use self::doorbell::Doorbells;
+pub(super) use self::handle::Handle;
 use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
-use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
@@ -47,6 +50,8 @@ unsafe impl<T> Send for Object<T> {}
 struct Alive {
     pds: BTreeMap<PdId, Object<ibv_pd>>,
     next_pd: u32,
+    ahs: BTreeMap<u32, Handle>,
+    next_ah: u32,
     /// By local key.
     mrs: BTreeMap<u32, Object<ibv_mr>>,
     /// By number.
@@ -103,6 +108,31 @@ impl RdmaCoreNic {
     pub(super) fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
         let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
         self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
+    }
+
+    /// The first step of a queue pair, over which all ways lead.
+    fn init(&self, qp: &QpParts) -> Change {
+        path::init(&self.port, qp.access, qp.transport)
+    }
+
+    /// From RESET by these steps; if that fails, back to where it may be tried again.
+    fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
+        self.modify(qpn, operation, |qp| {
+            let mut steps = [self.init(qp)].into_iter().chain(steps);
+            let up = steps.try_for_each(|step| qp.modify(step, operation));
+            if up.is_err() {
+                let _ = qp.modify(path::plain(consts::IBV_QPS_RESET), operation);
+            }
+            up
+        })
+    }
+
+    /// An address handle for a port.
+    pub(super) fn handle(&self, pd: PdId, to: &Way) -> Result<Handle> {
+        let attr = path::ah_attr(&self.port, to)?;
+        let pd = self.pd(pd, "name destination")?;
+        // SAFETY: a protection domain of this context, which destinations hold.
+        unsafe { Handle::make(self.context, pd, attr) }
     }
 
     /// Changes the state of a queue pair.
@@ -230,21 +260,27 @@ impl Nic for RdmaCoreNic {
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         let to_receive = path::ready_to_receive(&self.port, peer)?;
-        self.modify(qpn, OPERATION, |qp| {
-            let steps = [
-                path::init(&self.port, qp.access),
-                to_receive,
-                path::ready_to_send(psn),
-            ];
-            let connected = steps
-                .into_iter()
-                .try_for_each(|step| qp.modify(step, OPERATION));
-            if connected.is_err() {
-                // Back to where it may be tried again.
-                let _ = qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION);
-            }
-            connected
-        })
+        self.bring_up(qpn, [to_receive, path::ready_to_send(psn)], OPERATION)
+    }
+
+    fn activate_qp(&self, qpn: u32, psn: u32, _qkey: u32) -> Result<()> {
+        self.bring_up(qpn, path::active(psn), "activate")
+    }
+
+    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah> {
+        let handle = self.handle(pd, to)?;
+        let av = handle.address_vector()?;
+        let mut alive = self.alive();
+        let id = alive.next_ah;
+        alive.next_ah += 1;
+        alive.ahs.insert(id, handle);
+        Ok(Ah { id, av })
+    }
+
+    fn destroy_ah(&self, id: u32) {
+        let handle = self.alive().ahs.remove(&id);
+        // Outside the lock.
+        drop(handle);
     }
 
     fn modify_to_error(&self, qpn: u32) {
@@ -252,7 +288,7 @@ impl Nic for RdmaCoreNic {
         let done = self.modify(qpn, OPERATION, |qp| {
             // Receives may be posted before a connection, in state RESET, from which the way to
             // ERR leads over INIT. From any other state the first step is refused.
-            let _ = qp.modify(path::init(&self.port, Access::default()), OPERATION);
+            let _ = qp.modify(self.init(qp), OPERATION);
             qp.modify(path::plain(consts::IBV_QPS_ERR), OPERATION)
         });
         if let Err(e) = done {

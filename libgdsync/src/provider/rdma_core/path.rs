@@ -1,11 +1,13 @@
-//! The states of a connection: what a queue pair is set to on its way to a peer.
+//! The states of a queue pair: what it is set to on its way to a peer, or until it takes
+//! datagrams; and how a port is reached.
 
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
 
 use super::port::Port;
 use crate::error::{Error, Kind, Result};
-use crate::rdma::{Access, QpAddress};
+use crate::provider::nic::Way;
+use crate::rdma::{Access, QpAddress, Transport};
 
 const CONNECT: &str = "connect";
 /// Queue pairs and packet numbers have so many bits.
@@ -46,7 +48,18 @@ pub(in crate::provider) fn plain(state: i32) -> Change {
     (attr, IBV_QP_STATE)
 }
 
-pub(in crate::provider) fn init(port: &Port, access: Access) -> Change {
+pub(in crate::provider) fn init(port: &Port, access: Access, transport: Transport) -> Change {
+    if let Transport::Ud { qkey } = transport {
+        let attr = ibv_qp_attr {
+            qp_state: IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: port.number,
+            qkey,
+            ..ibv_qp_attr::default()
+        };
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY;
+        return (attr, mask);
+    }
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_INIT,
         pkey_index: 0,
@@ -56,6 +69,70 @@ pub(in crate::provider) fn init(port: &Port, access: Access) -> Change {
     };
     let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     (attr, mask)
+}
+
+/// The way to the port with these identifiers; one without a GID is in the own subnet.
+fn way(
+    port: &Port,
+    lid: u16,
+    gid: Option<[u8; 16]>,
+    sl: u8,
+    operation: &'static str,
+) -> Result<ibv_ah_attr> {
+    let unreachable = match port.ethernet {
+        true => lid != 0 || gid.is_none(),
+        false => lid == 0,
+    };
+    if unreachable {
+        let (here, there) = match port.ethernet {
+            true => ("Ethernet", "InfiniBand"),
+            false => ("InfiniBand", "Ethernet"),
+        };
+        let what = format!("a peer on {there}, from {here}");
+        return Err(Error::new(operation, Kind::Invalid, what));
+    }
+    // The first half of an identifier is the subnet: another one is reached by a router.
+    let elsewhere = gid.is_some_and(|gid| gid[..8] != port.address.gid[..8]);
+    let routed = port.ethernet || elsewhere;
+    Ok(ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: gid.unwrap_or_default(),
+            sgid_index: port.gid_index,
+            hop_limit: HOPS,
+            ..ibv_global_route::default()
+        },
+        dlid: lid,
+        sl,
+        is_global: u8::from(routed),
+        port_num: port.number,
+        ..ibv_ah_attr::default()
+    })
+}
+
+/// The way of datagrams.
+pub(in crate::provider) fn ah_attr(port: &Port, to: &Way) -> Result<ibv_ah_attr> {
+    const OPERATION: &str = "name destination";
+    match *to {
+        Way::Node(_) => {
+            let what = "a virtual NIC that is linked into its process";
+            Err(Error::new(OPERATION, Kind::Invalid, what))
+        }
+        Way::Port {
+            lid,
+            gid,
+            service_level,
+        } => way(port, lid, gid, service_level, OPERATION),
+    }
+}
+
+/// From INIT over the states of a queue pair of datagrams, the first of which is `psn`.
+pub(in crate::provider) fn active(psn: u32) -> [Change; 2] {
+    let attr = ibv_qp_attr {
+        qp_state: IBV_QPS_RTS,
+        sq_psn: psn & NUMBER,
+        ..ibv_qp_attr::default()
+    };
+    [plain(IBV_QPS_RTR), (attr, IBV_QP_STATE | IBV_QP_SQ_PSN)]
 }
 
 /// From INIT to ready to receive from `peer`.
@@ -74,39 +151,15 @@ pub(in crate::provider) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Re
     if !(1..=5).contains(&there.mtu) {
         return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
     }
-    let unreachable = match port.ethernet {
-        true => there.lid != 0,
-        false => there.lid == 0,
-    };
-    if unreachable {
-        let (here, there) = match port.ethernet {
-            true => ("Ethernet", "InfiniBand"),
-            false => ("InfiniBand", "Ethernet"),
-        };
-        return Err(invalid(format!("a peer on {there}, from {here}")));
-    }
-    let here = port.address;
-    // The first half of an identifier is the subnet: another one is reached by a router.
-    let routed = port.ethernet || here.gid[..8] != there.gid[..8];
+    let ah_attr = way(port, there.lid, Some(there.gid), 0, CONNECT)?;
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
-        path_mtu: here.mtu.min(there.mtu).into(),
+        path_mtu: port.address.mtu.min(there.mtu).into(),
         dest_qp_num: peer.qpn,
         rq_psn: peer.psn,
         max_dest_rd_atomic: MAX_RD_ATOMIC,
         min_rnr_timer: RNR_TIMER,
-        ah_attr: ibv_ah_attr {
-            grh: ibv_global_route {
-                dgid: there.gid,
-                sgid_index: port.gid_index,
-                hop_limit: HOPS,
-                ..ibv_global_route::default()
-            },
-            dlid: there.lid,
-            is_global: u8::from(routed),
-            port_num: port.number,
-            ..ibv_ah_attr::default()
-        },
+        ah_attr,
         ..ibv_qp_attr::default()
     };
     let mask = IBV_QP_STATE

@@ -20,7 +20,7 @@ use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::provider::nic::{Layout, QpRings};
-use crate::rdma::Access;
+use crate::rdma::{Access, Transport};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
@@ -88,6 +88,7 @@ pub(super) struct QpParts {
     threads: *mut ibv_td,
     offers: Box<Offers>,
     pub access: Access,
+    pub transport: Transport,
 }
 
 // SAFETY: libibverbs may be called from any thread with any of its objects.
@@ -158,6 +159,7 @@ impl QpParts {
             threads: std::ptr::null_mut(),
             offers: Box::default(),
             access: rings.access,
+            transport: rings.transport,
         };
         // SAFETY: the caller's promise.
         unsafe { parts.make_domain(pd)? };
@@ -331,7 +333,10 @@ impl QpParts {
                 max_recv_sge: stride / SEGMENT as u32,
                 max_inline_data: 0,
             },
-            qp_type: IBV_QPT_RC,
+            qp_type: match self.transport {
+                Transport::Rc => IBV_QPT_RC,
+                Transport::Ud { .. } => IBV_QPT_UD,
+            },
             sq_sig_all: 0,
             comp_mask: IBV_QP_INIT_ATTR_PD,
             pd: self.domain,

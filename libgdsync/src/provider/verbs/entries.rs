@@ -61,6 +61,7 @@ impl Entries {
                     byte_cnt: outcome.len,
                     imm: outcome.imm,
                     wqe_counter,
+                    source: outcome.source,
                     ..Success::default()
                 },
                 owner,

@@ -8,15 +8,17 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use gds_step::{Machine, Step, Time};
 use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 use mlx5_prm::doorbell::{self, SendDoorbell};
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_blocks};
+use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_blocks};
 
 use super::entries::Entries;
+use super::handles::Handles;
 use super::translate::{self, Outcome};
 use crate::gpu::Mapped;
 use crate::ring::RingMemory as _;
@@ -189,6 +191,8 @@ pub(super) struct Lane<Q> {
     pub queues: Q,
     rings: Rings,
     limits: Limits,
+    /// Whom its datagrams go to; `None`: it is a connection.
+    handles: Option<Arc<Handles>>,
     state: State,
     /// How far streams are going to post: indices of send and receive queue.
     expected: (u16, u16),
@@ -208,6 +212,7 @@ impl<Q: Queues> Lane<Q> {
             queues,
             rings,
             limits,
+            handles: None,
             state: State::Down,
             expected: (rings.start as u16, rings.start as u16),
             send: Side::new(rings.start, blocks, rings.send_entries),
@@ -216,6 +221,12 @@ impl<Q: Queues> Lane<Q> {
             wcs: [ibv_wc::default(); BATCH],
             entry: Box::new([0; ENTRY_BYTES]),
         }
+    }
+
+    /// The same, of a queue pair of datagrams.
+    pub fn of_datagrams(mut self, handles: Arc<Handles>) -> Lane<Q> {
+        self.handles = Some(handles);
+        self
     }
 
     /// Streams are going to post as far as these indices.
@@ -272,6 +283,13 @@ impl<Q: Queues> Lane<Q> {
         busy |= self.read_sends();
         busy |= self.read_receives();
         busy | self.settle()
+    }
+
+    /// Posts the receives that are there, now.
+    pub fn receive(&mut self) {
+        if self.state != State::Down {
+            self.read_receives();
+        }
     }
 
     fn collect(&mut self) -> bool {
@@ -375,7 +393,16 @@ impl<Q: Queues> Lane<Q> {
         let bytes = &self.entry[..usize::from(ds) * SEGMENT];
         let limit = self.limits.send_sges;
         let ring = &self.rings.send_memory;
-        let wr = match translate::send(bytes, at, ring, limit, &mut self.sges) {
+        // Until the device has taken the request.
+        let handles = self.handles.as_deref().map(Handles::read);
+        let wr = match &handles {
+            None => translate::send(bytes, at, ring, limit, &mut self.sges),
+            Some(handles) => {
+                let find = |av: &AvSeg| handles.find(av);
+                translate::datagram(bytes, at, ring, limit, &mut self.sges, find)
+            }
+        };
+        let wr = match wr {
             Ok(None) => return Some(Stage::Nothing),
             Ok(Some(wr)) => wr,
             Err(syndrome) => return Some(Stage::Bad(syndrome)),

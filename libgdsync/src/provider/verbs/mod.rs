@@ -4,11 +4,13 @@
 //! requests, doorbells, waits and statuses are the same as everywhere. A thread is the NIC of
 //! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
-//! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`queues`] has the
+//! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
+//! datagrams go to, [`queues`] has the
 //! device's objects, [`thread`] the thread. Ports, registrations and paths are those of
 //! [`rdma_core`](super::rdma_core).
 
 mod entries;
+mod handles;
 mod lane;
 mod queues;
 mod thread;
@@ -24,15 +26,16 @@ use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use self::entries::{Entries, Kind as EntryKind};
+use self::handles::Handles;
 use self::lane::{Lane, Limits, Rings};
 use self::queues::DeviceQueues;
 use self::thread::{Common, SharedLane};
 use self::translate::RingMemory;
-use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
-use super::rdma_core::{RdmaCoreNic, path};
+use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
+use super::rdma_core::{Change, RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
+use crate::rdma::{Access, NicChoice, PortAddress, QpAddress, Transport};
 
 /// What opening is called in errors.
 const OPEN: &str = "open proxy device";
@@ -56,6 +59,7 @@ pub(crate) struct VerbsNic {
     thread: Option<JoinHandle<()>>,
     /// By number.
     qps: Mutex<BTreeMap<u32, Owned>>,
+    handles: Arc<Handles>,
 }
 
 impl VerbsNic {
@@ -77,6 +81,7 @@ impl VerbsNic {
             common,
             thread: Some(thread),
             qps: Mutex::default(),
+            handles: Arc::default(),
         })
     }
 
@@ -88,6 +93,28 @@ impl VerbsNic {
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
         let qps = self.qps();
         qps.get(&qpn).map(|qp| qp.lane.clone()).ok_or_else(gone)
+    }
+
+    /// From RESET by these steps; if that fails, back to where it may be tried again.
+    fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
+        self.lane(qpn, operation)?.with(|lane| {
+            let qp = &lane.queues;
+            let mut steps = [qp.init].into_iter().chain(steps);
+            let up = steps.try_for_each(|step| qp.modify(step, operation));
+            match up {
+                Ok(()) => {
+                    lane.up();
+                    // What was posted before; the peer may send from now on.
+                    lane.receive();
+                }
+                Err(_) => {
+                    let _ = qp.modify(path::plain(IBV_QPS_RESET), operation);
+                }
+            }
+            up
+        })?;
+        self.common.ring();
+        Ok(())
     }
 
     /// READs and atomics that a queue pair keeps outstanding, and answers, within `most`.
@@ -169,7 +196,7 @@ impl Nic for VerbsNic {
             send_sges: 0,
             recv_sges: stride as usize / SEGMENT,
         };
-        let init = path::init(self.base.port_used(), rings.access);
+        let init = path::init(self.base.port_used(), rings.access, rings.transport);
         let raw = self.base.pd(pd, OPERATION)?;
         // SAFETY: a protection domain of this context, which queue pairs hold, and the channel,
         // which is the NIC's.
@@ -181,7 +208,7 @@ impl Nic for VerbsNic {
                 wanted,
                 &self.attributes,
                 init,
-                rings.access,
+                rings.transport,
             )?
         };
         let send_bytes = blocks as usize * BASIC_BLOCK;
@@ -200,7 +227,7 @@ impl Nic for VerbsNic {
         let send_entries = entries(rings.send_cq, EntryKind::Send)?;
         let recv_entries = entries(rings.recv_cq, EntryKind::Receive)?;
         let ring = self.base.reg_mr(pd, send_region, Access::LOCAL_READ)?;
-        let lane = Shared::new(Lane::new(
+        let lane = Lane::new(
             queues,
             Rings {
                 qpn,
@@ -218,7 +245,11 @@ impl Nic for VerbsNic {
                 recv_entries,
             },
             limits,
-        ));
+        );
+        let lane = Shared::new(match rings.transport {
+            Transport::Rc => lane,
+            Transport::Ud { .. } => lane.of_datagrams(Arc::clone(&self.handles)),
+        });
         self.common.change(|lanes| lanes.push(lane.clone()));
         self.qps().insert(qpn, Owned { lane, ring });
         Ok(QpMade {
@@ -239,24 +270,21 @@ impl Nic for VerbsNic {
         to_receive.0.max_dest_rd_atomic = answered;
         to_send.0.max_rd_atomic = asked;
         to_send.0.retry_cnt = RETRIES;
-        self.lane(qpn, OPERATION)?.with(|lane| {
-            let qp = &lane.queues;
-            let steps = [path::init(port, qp.access), to_receive, to_send];
-            let connected = steps
-                .into_iter()
-                .try_for_each(|step| qp.modify(step, OPERATION));
-            match connected {
-                Ok(()) => lane.up(),
-                // Back to where it may be tried again.
-                Err(_) => {
-                    let _ = qp.modify(path::plain(IBV_QPS_RESET), OPERATION);
-                }
-            }
-            connected
-        })?;
-        // Receives may have been posted before.
-        self.common.ring();
-        Ok(())
+        self.bring_up(qpn, [to_receive, to_send], OPERATION)
+    }
+
+    fn activate_qp(&self, qpn: u32, psn: u32, _qkey: u32) -> Result<()> {
+        self.bring_up(qpn, path::active(psn), "activate")
+    }
+
+    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah> {
+        let id = self.handles.add(self.base.handle(pd, to)?);
+        let av = handles::address(id);
+        Ok(Ah { id, av })
+    }
+
+    fn destroy_ah(&self, id: u32) {
+        self.handles.remove(id);
     }
 
     fn modify_to_error(&self, qpn: u32) {
@@ -298,6 +326,12 @@ impl Nic for VerbsNic {
 
     fn ring(&self) {
         self.common.ring();
+    }
+
+    fn ring_receives(&self, qpn: u32) {
+        if let Ok(lane) = self.lane(qpn, "post receive") {
+            lane.with(|lane| lane.receive());
+        }
     }
 
     fn expects(&self) -> bool {

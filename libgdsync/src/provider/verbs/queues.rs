@@ -10,7 +10,7 @@ use gdsync_sys::verbs::types::*;
 use super::lane::{Limits, Queues};
 use crate::error::Result;
 use crate::provider::rdma_core::{Change, Context, check, path, refused_last};
-use crate::rdma::Access;
+use crate::rdma::Transport;
 
 const CREATE: &str = "create queue pair";
 
@@ -25,9 +25,8 @@ pub(super) struct DeviceQueues {
     qp: *mut ibv_qp,
     /// Of sends and receives.
     cq: *mut ibv_cq,
-    /// To the error state from the very beginning leads a way over this one.
-    init: Change,
-    pub access: Access,
+    /// The first step, over which all ways lead.
+    pub init: Change,
     /// Whether the next completion raises an event.
     armed: bool,
 }
@@ -58,7 +57,7 @@ impl DeviceQueues {
         wanted: Limits,
         device: &ibv_device_attr,
         init: Change,
-        access: Access,
+        transport: Transport,
     ) -> Result<(DeviceQueues, u32, Limits)> {
         let verbs = context.verbs();
         let most = |number: c_int| u32::try_from(number).unwrap_or(0).max(1);
@@ -82,7 +81,6 @@ impl DeviceQueues {
             qp: ptr::null_mut(),
             cq,
             init,
-            access,
             armed: false,
         };
         // Requests times pieces have a limit too, which no attribute tells.
@@ -101,7 +99,10 @@ impl DeviceQueues {
                     max_recv_sge: recv_sges,
                     max_inline_data: 0,
                 },
-                qp_type: IBV_QPT_RC,
+                qp_type: match transport {
+                    Transport::Rc => IBV_QPT_RC,
+                    Transport::Ud { .. } => IBV_QPT_UD,
+                },
                 sq_sig_all: 1,
             };
             // SAFETY: a protection domain and a completion queue of the same context.

@@ -6,11 +6,15 @@ use std::ptr;
 
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::{
-    ibv_recv_wr, ibv_send_atomic, ibv_send_rdma, ibv_send_remote, ibv_send_wr, ibv_sge, ibv_wc,
+    ibv_ah, ibv_recv_wr, ibv_send_atomic, ibv_send_rdma, ibv_send_remote, ibv_send_ud, ibv_send_wr,
+    ibv_sge, ibv_wc,
 };
+use mlx5_prm::cqe::Source;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, Data, WqeFlags, parse_recv, parse_send};
+use mlx5_prm::wqe::{
+    Atomic, AvSeg, Data, ParsedWqe, WqeFlags, parse_datagram, parse_recv, parse_send,
+};
 
 /// Where the send ring lies, as the NIC may read it.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +57,42 @@ pub(super) fn send(
     sges: &mut Vec<ibv_sge>,
 ) -> Result<Option<ibv_send_wr>, Syndrome> {
     let entry = parse_send(bytes).map_err(|_| Syndrome::LOCAL_QP_OP)?;
+    request(&entry, bytes, at, ring, limit, sges)
+}
+
+/// As [`send`], of a queue pair of datagrams; `find` has the address handle that an entry names.
+///
+/// # Errors
+/// As [`send`]; also for an entry that names nobody.
+pub(super) fn datagram(
+    bytes: &[u8],
+    at: u64,
+    ring: &RingMemory,
+    limit: usize,
+    sges: &mut Vec<ibv_sge>,
+    find: impl FnOnce(&AvSeg) -> Option<*mut ibv_ah>,
+) -> Result<Option<ibv_send_wr>, Syndrome> {
+    let entry = parse_datagram(bytes).map_err(|_| Syndrome::LOCAL_QP_OP)?;
+    let Some(mut wr) = request(&entry, bytes, at, ring, limit, sges)? else {
+        return Ok(None);
+    };
+    let av = entry.av.ok_or(Syndrome::LOCAL_QP_OP)?;
+    wr.wr.ud = ibv_send_ud {
+        ah: find(&av).ok_or(Syndrome::LOCAL_QP_OP)?,
+        remote_qpn: av.qpn(),
+        remote_qkey: av.qkey.get(),
+    };
+    Ok(Some(wr))
+}
+
+fn request(
+    entry: &ParsedWqe<'_>,
+    bytes: &[u8],
+    at: u64,
+    ring: &RingMemory,
+    limit: usize,
+    sges: &mut Vec<ibv_sge>,
+) -> Result<Option<ibv_send_wr>, Syndrome> {
     let opcode = match entry.opcode() {
         SendOpcode::NOP => return Ok(None),
         SendOpcode::SEND => IBV_WR_SEND,
@@ -174,6 +214,8 @@ pub(super) struct Outcome {
     pub len: u32,
     /// As it stands in a completion entry.
     pub imm: [u8; 4],
+    /// Where it came from, if it was a datagram.
+    pub source: Source,
 }
 
 /// What a completion of verbs says.
@@ -196,6 +238,13 @@ pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
         received,
         len: wc.byte_len,
         imm,
+        source: Source {
+            qpn: wc.src_qp,
+            slid: wc.slid,
+            sl: wc.sl,
+            path_bits: wc.dlid_path_bits,
+            grh: with(IBV_WC_GRH),
+        },
     }
 }
 

@@ -101,6 +101,87 @@ fn sends_and_writes() {
 }
 
 #[test]
+fn datagrams_go_to_the_handle_that_their_address_names() {
+    let av = AvSeg::infiniband(0x1234_5678, 0x00ab_cdef, 7, 0);
+    let handle: *mut ibv_ah = std::ptr::dangling_mut();
+    let encode = |opcode, payload| {
+        encode(&SendWqe {
+            opcode,
+            av: Some(av),
+            payload,
+            ..SendWqe::default()
+        })
+    };
+    let translated = |bytes: &[u8], found| {
+        let mut sges = Vec::new();
+        let find = |asked: &AvSeg| {
+            assert_eq!(asked.rlid.get(), 7);
+            found
+        };
+        let wr = datagram(bytes, 64, &RING, 30, &mut sges, find)?;
+        Ok::<_, Syndrome>(wr.map(|wr| (wr, sges)))
+    };
+    let gathered = encode(SendOpcode::SEND_IMM, Payload::Gather(&SGES));
+    let (wr, sges) = translated(&gathered, Some(handle)).unwrap().expect("one");
+    assert_eq!(wr.opcode, IBV_WR_SEND_WITH_IMM);
+    assert_eq!(sges, pieces(&SGES));
+    // SAFETY: set for datagrams.
+    let ud = unsafe { wr.wr.ud };
+    let wanted = ibv_send_ud {
+        ah: handle,
+        remote_qpn: 0x00ab_cdef,
+        remote_qkey: 0x1234_5678,
+    };
+    assert_eq!(ud, wanted);
+    // Inline data lie behind the address: 16 bytes of control, 48 of address, 4 of length.
+    let inline = encode(SendOpcode::SEND, Payload::Inline(&[b"inline"]));
+    let (_, sges) = translated(&inline, Some(handle)).unwrap().expect("one");
+    let piece = ibv_sge {
+        addr: RING.addr + 64 + 68,
+        length: 6,
+        lkey: RING.lkey,
+    };
+    assert_eq!(sges, [piece]);
+    // To nobody; one of a connection; and one that does nothing, which needs nobody.
+    let wrong = Err(Syndrome::LOCAL_QP_OP);
+    assert_eq!(translated(&gathered, None).map(|_| ()), wrong);
+    let rc = super::tests::encode(&SendWqe {
+        opcode: SendOpcode::SEND,
+        payload: Payload::Gather(&SGES[..1]),
+        ..SendWqe::default()
+    });
+    assert_eq!(translated(&rc, Some(handle)).map(|_| ()), wrong);
+    let nop = super::tests::encode(&SendWqe::default());
+    assert!(matches!(translated(&nop, None), Ok(None)));
+}
+
+#[test]
+fn where_a_datagram_came_from() {
+    let wc = ibv_wc {
+        status: IBV_WC_SUCCESS,
+        opcode: IBV_WC_RECV,
+        byte_len: 48,
+        src_qp: 0x12_3456,
+        slid: 0x77,
+        sl: 5,
+        dlid_path_bits: 3,
+        ..ibv_wc::default()
+    };
+    for grh in [false, true] {
+        let wc_flags = if grh { IBV_WC_GRH } else { 0 };
+        let from = outcome(&ibv_wc { wc_flags, ..wc }).source;
+        let wanted = Source {
+            qpn: 0x12_3456,
+            slid: 0x77,
+            sl: 5,
+            path_bits: 3,
+            grh,
+        };
+        assert_eq!(from, wanted);
+    }
+}
+
+#[test]
 fn a_key_to_invalidate_is_a_number() {
     let (wr, _) = request(&SendWqe {
         opcode: SendOpcode::SEND_INV,
@@ -306,6 +387,7 @@ fn completions_of_receives_say_what_came() {
             received,
             len: 12,
             imm,
+            source: Source::default(),
         };
         assert_eq!(is, wanted);
     }

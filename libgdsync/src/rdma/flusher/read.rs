@@ -16,6 +16,7 @@ use super::{FlushFaults, PerStream, lock};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::provider::nic::Nic;
+use crate::rdma::core::Held;
 use crate::rdma::{Access, Device, Mr, Pd, Qp, QpConfig, SendRequest};
 
 /// Flushes of one stream that may be outstanding: as many as blocks, one READ each.
@@ -160,7 +161,7 @@ impl Loop {
         let state = self.qp.usable(&mut guard, OPERATION)?;
         let prepared = state.send.prepare(&wqe, Vec::clear, |hold| {
             hold.clear();
-            hold.extend([self.from.clone(), self.into.clone()]);
+            hold.extend([Held::from(&self.from), Held::from(&self.into)]);
         });
         let ticket = prepared.map_err(|refusal| self.qp.refused(OPERATION, refusal))?;
         Ok(SendRequest {

@@ -57,6 +57,9 @@ pub const MLX5DV_OBJ_QP: u64 = 1 << 0;
 /// The completion queue is asked for.
 pub const MLX5DV_OBJ_CQ: u64 = 1 << 1;
 
+/// The address handle is asked for.
+pub const MLX5DV_OBJ_AH: u64 = 1 << 5;
+
 /// What a completion queue has beyond verbs.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
@@ -143,6 +146,17 @@ pub struct mlx5dv_cq {
     pub comp_mask: u64,
 }
 
+/// How requests name the port that an address handle leads to.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct mlx5dv_ah {
+    /// An address vector, as entries of a send queue have it (48 bytes), without the queue pair and
+    /// its key.
+    pub av: *mut c_void,
+    /// Which further fields are asked for.
+    pub comp_mask: u64,
+}
+
 /// One question of [`mlx5dv_init_obj`](Mlx5::mlx5dv_init_obj): an object and where to write.
 #[repr(C)]
 #[derive(Debug)]
@@ -171,5 +185,9 @@ pub struct mlx5dv_obj {
     /// A completion queue.
     pub cq: mlx5dv_question<ibv_cq, mlx5dv_cq>,
     /// Objects that are not asked about.
-    pub others: [mlx5dv_question<c_void, c_void>; 5],
+    pub others: [mlx5dv_question<c_void, c_void>; 3],
+    /// An address handle.
+    pub ah: mlx5dv_question<ibv_ah, mlx5dv_ah>,
+    /// An object that is not asked about.
+    pub last: mlx5dv_question<c_void, c_void>,
 }

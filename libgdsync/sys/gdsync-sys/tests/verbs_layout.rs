@@ -52,7 +52,8 @@ fn facts() -> Facts {
         ibv_mr, ibv_cq_init_attr_ex, ibv_qp_cap, ibv_rx_hash_conf, ibv_qp_init_attr_ex,
         ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_td_init_attr,
         ibv_parent_domain_init_attr, ibv_comp_channel, ibv_device_attr, ibv_qp_init_attr, ibv_sge,
-        ibv_send_wr, ibv_recv_wr, ibv_wc, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq, mlx5dv_obj);
+        ibv_send_wr, ibv_recv_wr, ibv_wc, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq,
+        mlx5dv_ah, mlx5dv_obj);
     facts!(all;
         verbs_context { query_port, alloc_parent_domain, dealloc_td, alloc_td, sz, context }
         ibv_context { device, ops, cmd_fd, async_fd, num_comp_vectors, mutex, abi_compat }
@@ -87,7 +88,7 @@ fn facts() -> Facts {
         ibv_sge { addr, length, lkey }
         ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, imm_data, wr,
             wr.rdma.remote_addr, wr.rdma.rkey, wr.atomic.compare_add, wr.atomic.swap,
-            wr.atomic.rkey, qp_type, _others = "bind_mw" }
+            wr.atomic.rkey, wr.ud.ah, wr.ud.remote_qpn, wr.ud.remote_qkey, qp_type, _others = "bind_mw" }
         ibv_recv_wr { wr_id, next, sg_list, num_sge }
         ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
             pkey_index, slid, sl, dlid_path_bits }
@@ -97,23 +98,25 @@ fn facts() -> Facts {
             bf_reg = "bf.reg", bf_size = "bf.size", comp_mask, uar_mmap_offset, numbers = "tirn",
             tir_icm_addr }
         mlx5dv_cq { buf, dbrec, cqe_cnt, cqe_size, cq_uar, cqn, comp_mask }
-        mlx5dv_obj { qp.object = "qp.in", qp.out, cq.object = "cq.in", cq.out, others = "srq" }
+        mlx5dv_obj { qp.object = "qp.in", qp.out, cq.object = "cq.in", cq.out, others = "srq",
+            ah.object = "ah.in", ah.out, last = "pd" }
+        mlx5dv_ah { av, comp_mask }
     );
     numbers!(all; IBV_PORT_ACTIVE, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET,
         IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_ACCESS_LOCAL_WRITE,
         IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC,
         IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD,
-        IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_QPT_RC, IBV_QP_INIT_ATTR_PD,
+        IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN, IBV_QPT_RC, IBV_QPT_UD, IBV_QP_INIT_ATTR_PD,
         IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS, IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
         IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_ERR, IBV_QP_STATE,
-        IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU,
+        IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU,
         IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
         IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
         IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, IBV_ALLOCATOR_USE_DEFAULT,
         MLX5DV_RES_TYPE_QP, MLX5DV_RES_TYPE_DBR, MLX5DV_RES_TYPE_CQ,
         MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
-        IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR,
-        MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_OBJ_QP, MLX5DV_OBJ_CQ);
+        IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR,
+        MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_OBJ_QP, MLX5DV_OBJ_CQ, MLX5DV_OBJ_AH);
     all.push((
         "(uintptr_t)__VERBS_ABI_IS_EXTENDED".into(),
         VERBS_ABI_IS_EXTENDED as u64,

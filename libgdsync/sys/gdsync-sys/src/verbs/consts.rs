@@ -40,6 +40,8 @@ pub const IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN: u32 = 1 << 1;
 
 /// A reliable connection.
 pub const IBV_QPT_RC: c_int = 2;
+/// Unreliable datagrams.
+pub const IBV_QPT_UD: c_int = 4;
 /// `ibv_qp_init_attr_ex::pd` is set.
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1 << 0;
 
@@ -67,6 +69,8 @@ pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
 pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
 /// `port_num` is set.
 pub const IBV_QP_PORT: c_int = 1 << 5;
+/// `qkey` is set.
+pub const IBV_QP_QKEY: c_int = 1 << 6;
 /// `ah_attr` is set.
 pub const IBV_QP_AV: c_int = 1 << 7;
 /// `path_mtu` is set.
@@ -116,6 +120,8 @@ pub const IBV_SEND_SOLICITED: c_uint = 1 << 2;
 pub const IBV_WC_RECV: c_int = 128;
 /// A receive was taken by a write with immediate data.
 pub const IBV_WC_RECV_RDMA_WITH_IMM: c_int = 129;
+/// A global route header lies before a datagram, or what stands for one.
+pub const IBV_WC_GRH: c_uint = 1 << 0;
 /// There is immediate data.
 pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
 /// A key was invalidated.

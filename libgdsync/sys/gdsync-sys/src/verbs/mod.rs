@@ -95,6 +95,13 @@ crate::dl_api! {
             ) -> *mut ibv_qp;
             /// Ends a completion queue.
             "IBVERBS_1.1" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+            /// Makes an address handle; null and `errno` if it cannot.
+            "IBVERBS_1.1" fn ibv_create_ah(
+                pd: *mut ibv_pd,
+                attr: *mut ibv_ah_attr,
+            ) -> *mut ibv_ah;
+            /// Ends an address handle.
+            "IBVERBS_1.1" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int;
             /// Sets a queue pair.
             "IBVERBS_1.1" fn ibv_modify_qp(
                 qp: *mut ibv_qp,

@@ -26,6 +26,8 @@ opaque! {
     ibv_td;
     /// An XRC domain.
     ibv_xrcd;
+    /// An address handle: the way of datagrams to a port.
+    ibv_ah;
     /// A table of receive work queues.
     ibv_rwq_ind_table;
 }

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use super::types::{ibv_context, ibv_cq, ibv_qp_cap, ibv_srq};
+use super::types::{ibv_ah, ibv_context, ibv_cq, ibv_qp_cap, ibv_srq};
 
 /// A channel for completion events.
 #[repr(C)]
@@ -113,6 +113,8 @@ pub union ibv_send_remote {
     pub rdma: ibv_send_rdma,
     /// Of atomics.
     pub atomic: ibv_send_atomic,
+    /// Of datagrams.
+    pub ud: ibv_send_ud,
 }
 
 /// Where a READ or write goes.
@@ -137,6 +139,18 @@ pub struct ibv_send_atomic {
     pub swap: u64,
     /// The peer's key.
     pub rkey: u32,
+}
+
+/// Where a datagram goes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ibv_send_ud {
+    /// The way to the peer's port.
+    pub ah: *mut ibv_ah,
+    /// The peer's queue pair.
+    pub remote_qpn: u32,
+    /// What the peer's queue pair wants to be told.
+    pub remote_qkey: u32,
 }
 
 /// A request of a send queue.

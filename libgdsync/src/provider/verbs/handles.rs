@@ -1,0 +1,76 @@
+//! Whom datagrams go to, as the device knows it: address handles by number.
+//!
+//! An entry of our rings names its handle by that number, in place of the GID that a ConnectX's
+//! entry has. Numbers are not used again, so one that a stream has spoiled, or kept for too long,
+//! names nobody.
+
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use gdsync_sys::verbs::types::ibv_ah;
+use mlx5_prm::wqe::AvSeg;
+
+use crate::provider::rdma_core::Handle;
+
+/// The handles of a NIC: read for each datagram, changed when destinations come and go.
+#[derive(Default)]
+pub(super) struct Handles(RwLock<Table>);
+
+#[derive(Default)]
+pub(super) struct Table {
+    by_number: BTreeMap<u32, Handle>,
+    next: u32,
+}
+
+impl Handles {
+    pub fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a handle in; answers its number.
+    pub fn add(&self, handle: Handle) -> u32 {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let number = table.next;
+        table.next += 1;
+        table.by_number.insert(number, handle);
+        number
+    }
+
+    pub fn remove(&self, number: u32) {
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let handle = table.by_number.remove(&number);
+        drop(table);
+        drop(handle);
+    }
+}
+
+impl Table {
+    /// The handle that an entry names.
+    pub fn find(&self, av: &AvSeg) -> Option<*mut ibv_ah> {
+        self.by_number.get(&number(av)).map(Handle::raw)
+    }
+}
+
+/// The address vector that names the handle with this number.
+pub(super) fn address(number: u32) -> AvSeg {
+    let mut av = AvSeg::infiniband(0, 0, 0, 0);
+    av.rgid[..4].copy_from_slice(&number.to_be_bytes());
+    av
+}
+
+fn number(av: &AvSeg) -> u32 {
+    let [a, b, c, d, ..] = av.rgid;
+    u32::from_be_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_number_that_it_was_given() {
+        for n in [0, 1, 0x1234_5678, u32::MAX] {
+            assert_eq!(number(&address(n)), n);
+        }
+    }
+}
