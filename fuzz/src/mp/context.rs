@@ -416,6 +416,7 @@ impl Hostile {
                     gpu: input.number(),
                     process: input.number(),
                     port: None,
+                    lane: 0,
                 };
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }

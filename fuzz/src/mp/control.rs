@@ -29,6 +29,7 @@ pub fn run(data: &[u8]) {
                 gpu: input.next(),
                 process: input.next(),
                 port: None,
+                lane: input.byte() % 4,
             };
             bytes.extend(record.to_bytes());
             bytes.extend(input.next::<[u8; 16]>());

@@ -255,6 +255,7 @@ mod tests {
             gpu: 8,
             process: 9,
             port: None,
+            lane: 0,
         };
         let all = [
             Control::Connect {
