@@ -22,7 +22,7 @@ mod request;
 mod work;
 
 pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
-pub use choice::{DeviceOptions, NicChoice, Provider};
+pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
 pub use config::{Endpoint, Lowering, QpConfig};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};
