@@ -338,7 +338,10 @@ mod tests {
         };
         let all = [Some(5), Some(0), None, Some(9)];
         let found = keys(all).unwrap();
-        assert_eq!((&found[..LANES], &found[LANES..]), (&all[..], &[None; 2][..]));
+        assert_eq!(
+            (&found[..LANES], &found[LANES..]),
+            (&all[..], &[None; 2][..])
+        );
         let late = [None, None, None, Some(1)];
         assert_eq!(keys(late).unwrap()[..LANES], late);
         assert_eq!(keys([None; LANES]).unwrap_err().kind(), Kind::NotRegistered);

@@ -92,7 +92,8 @@ pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
 }
 
 /// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
-/// why others cannot be used. Where the topology says nothing they stand in the library's order.
+/// why others cannot be used. Where the topology says nothing they stand in the order of their
+/// names, for the library has them in another order each time.
 fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
@@ -106,8 +107,8 @@ fn by_distance(
         (Some(_), None) => usize::MAX,
     };
     let mut all: Vec<_> = contexts.into_iter().map(|nic| (far(nic), nic)).collect();
-    // Stable.
-    all.sort_by_key(|(distance, _)| *distance);
+    // Of names, the shorter first: mlx5_2 before mlx5_10.
+    all.sort_by_key(|(distance, nic)| (*distance, nic.name.len(), &nic.name));
     Ok((all, passed_over))
 }
 
