@@ -9,7 +9,7 @@ use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
 use super::choice::{DeviceOptions, Provider};
 use super::flusher::{FlushFaults, Flusher};
-use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
+use super::{LANES, Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
@@ -294,10 +294,15 @@ impl Device {
     /// # Errors
     /// `System` if the device has none left.
     pub fn alloc_pd(&self) -> Result<Pd> {
+        self.alloc_pd_of(0)
+    }
+
+    /// As [`Device::alloc_pd`], for a device that is this one of several [`Lanes`](super::Lanes).
+    pub(super) fn alloc_pd_of(&self, lane: u8) -> Result<Pd> {
         let id = self.nic().alloc_pd()?;
         let nic = Arc::clone(self.nic());
         Ok(Pd {
-            inner: Arc::new(PdInner { nic, id }),
+            inner: Arc::new(PdInner { nic, id, lane }),
             device: self.clone(),
         })
     }
@@ -360,6 +365,8 @@ pub struct Pd {
 pub(crate) struct PdInner {
     nic: Arc<dyn Nic>,
     id: PdId,
+    /// Where its keys stand in records.
+    lane: u8,
 }
 
 impl Drop for PdInner {
@@ -386,6 +393,11 @@ impl Pd {
 
     pub(super) fn id(&self) -> PdId {
         self.inner.id
+    }
+
+    /// Which of several [`Lanes`](super::Lanes) it is of; 0 if it was made by a device alone.
+    pub fn lane(&self) -> u8 {
+        self.inner.lane
     }
 
     /// Registers a whole region with the NIC.
@@ -487,10 +499,12 @@ impl Mr {
 
     /// The record by which a peer names it.
     pub fn remote(&self) -> RemoteMemory {
+        let mut rkeys = [None; LANES];
+        rkeys[usize::from(self.0.pd.lane)] = Some(self.0.keys.rkey);
         RemoteMemory {
             addr: self.0.region.addr().0,
             len: self.0.region.len() as u64,
-            rkeys: [Some(self.0.keys.rkey), None, None, None],
+            rkeys,
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Qp {
     /// Whether a kernel may spin until a completion: the peer does not share this GPU from
     /// another process, which the GPU would run only in time slices beside it.
     pub(super) spin: bool,
+    /// The peer's lane that it is connected to.
+    there: u8,
     pub(super) pd: Pd,
     /// The region that the send queue is in, and where.
     pub(super) ring: (Region, usize),
@@ -82,6 +84,7 @@ impl Qp {
             id: crate::gpu::next_id(),
             lowering,
             spin: false,
+            there: 0,
             pd: pd.clone(),
             ring: built.ring,
             recv_sges: config.recv_sges,
@@ -91,6 +94,11 @@ impl Qp {
     /// Its device.
     pub fn device(&self) -> &Device {
         self.pd.device()
+    }
+
+    /// The protection domain that it was made in.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
     }
 
     /// How its posts and waits on streams are lowered. `Auto`: by what each list costs.
@@ -136,6 +144,7 @@ impl Qp {
                 Transport::Rc => None,
                 Transport::Ud { qkey } => Some(qkey),
             },
+            lane: self.pd.lane(),
         }
     }
 
@@ -163,6 +172,7 @@ impl Qp {
             .map_err(|e| e.of(&self))?;
         state.connected = true;
         drop(state);
+        self.there = peer.lane;
         self.spin =
             peer.gpu != self.core.gpu.identity() || peer.process == super::address::process();
         Ok(())
@@ -284,12 +294,17 @@ impl Qp {
     /// # Errors
     /// `Invalid` for requests that cannot be encoded or lie outside their memory; `Foreign` and
     /// `NotRegistered` for memory that is not this protection domain's or not writable where
-    /// it must be, or for a destination of another one; `QueueFull`, naming the limit, when there is no room now; `WrongState` and
-    /// `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
+    /// it must be, or for which the peer's lane has no key, or for a destination of another
+    /// protection domain; `QueueFull`, naming the limit, when there is no room now; `WrongState`
+    /// and `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
     /// datagrams also `Invalid` for what is no SEND, has no destination, or is longer than
     /// [`Destination::max_len`](super::Destination::max_len); on others for a destination.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
+        let remote = work.remote(self.there).map_err(|lane| {
+            let what = format!("{self:?}: no key for the peer's lane {lane}");
+            Error::new(OPERATION, Kind::NotRegistered, what)
+        })?;
         let mut few = [wqe::Sge::default(); FEW_SGES];
         let mut many;
         let sges = match work.sges.len() {
@@ -319,7 +334,7 @@ impl Qp {
             opcode: work.opcode,
             flags: work.flags,
             imm: work.imm,
-            remote: work.remote(),
+            remote,
             atomic: work.atomic,
             payload: work.payload(sges),
             ..SendWqe::default()

@@ -157,11 +157,16 @@ impl<'a> Work<'a> {
         self
     }
 
-    pub(crate) fn remote(&self) -> Option<Remote> {
-        self.remote.map(|r| Remote {
-            addr: r.addr,
-            rkey: r.rkey,
-        })
+    /// Where it goes by the peer's `lane`.
+    ///
+    /// # Errors
+    /// The lane, if it has no key.
+    pub(crate) fn remote(&self, lane: u8) -> Result<Option<Remote>, u8> {
+        let Some(to) = &self.remote else {
+            return Ok(None);
+        };
+        let (addr, rkey) = (to.addr, to.rkey_of(lane).ok_or(lane)?);
+        Ok(Some(Remote { addr, rkey }))
     }
 
     pub(crate) fn payload<'p>(&self, sges: &'p [mlx5_prm::wqe::Sge]) -> Payload<'p>

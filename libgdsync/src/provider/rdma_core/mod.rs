@@ -80,6 +80,12 @@ impl RdmaCoreNic {
         RdmaCoreNic::choose(gpu, nic, false)
     }
 
+    /// The ports that [`RdmaCoreNic::open`], if `direct`, or [`RdmaCoreNic::open_any`] may choose
+    /// among: those that are active, of the NICs nearest to the GPU.
+    pub fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
+        port::near(gpu, direct)
+    }
+
     fn choose(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<RdmaCoreNic> {
         let (context, port) = port::choose(gpu, nic, direct)?;
         Ok(RdmaCoreNic {
