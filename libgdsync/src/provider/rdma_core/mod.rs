@@ -10,6 +10,8 @@ mod doorbell;
 pub(super) mod path;
 mod port;
 mod qp;
+#[cfg(test)]
+pub(crate) mod vendor;
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
