@@ -58,29 +58,49 @@ struct Mlx5dvQpEx {
     wr_raw_wqe: unsafe extern "C" fn(*mut Mlx5dvQpEx, *const c_void),
 }
 
-/// Lays plain memory where a doorbell register is, so that the NIC does not hear of it. Answers
-/// the register and what follows it in its page.
-///
-/// # Safety
-/// The register is of a page that nobody needs any more, or all of whose users shall be silent.
-pub(crate) unsafe fn silence(register: *mut u8) -> Mapped {
-    let page = doorbell::PAGE;
-    let start = register.map_addr(|at| at & !(page - 1));
-    // SAFETY: a page of doorbells is replaced as a whole, which the caller allows.
-    let at = unsafe {
-        libc::mmap(
-            start.cast(),
-            page,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
-            -1,
-            0,
-        )
-    };
-    assert_eq!(at, start.cast(), "no memory in place of the doorbell");
-    let len = page - (register as usize - start as usize);
-    // SAFETY: the rest of a page that was just mapped and stays so until the process ends.
-    unsafe { Mapped::new(NonNull::new(register).unwrap(), len) }
+/// Plain memory where a doorbell register is, so that the NIC does not hear of it. The page comes
+/// back in the end: libmlx5 hands it out again.
+pub(crate) struct Silence {
+    page: *mut c_void,
+    aside: *mut c_void,
+    /// The register and what follows it in its page.
+    pub register: Mapped,
+}
+
+impl Silence {
+    /// # Safety
+    /// All users of the page shall be silent, until this ends.
+    pub unsafe fn new(register: *mut u8) -> Silence {
+        let len = doorbell::PAGE;
+        let page: *mut c_void = register.map_addr(|at| at & !(len - 1)).cast();
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let plain = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let fixed = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: a free place is mapped; then the page is moved there, and another one laid in
+        // its place, as the caller allows.
+        unsafe {
+            let aside = libc::mmap(ptr::null_mut(), len, rights, plain, -1, 0);
+            assert_ne!(aside, libc::MAP_FAILED);
+            assert_eq!(libc::mremap(page, len, len, fixed, aside), aside);
+            let at = libc::mmap(page, len, rights, plain | libc::MAP_FIXED, -1, 0);
+            assert_eq!(at, page, "no memory in place of the doorbell");
+            let rest = len - (register as usize - page as usize);
+            Silence {
+                page,
+                aside,
+                register: Mapped::new(NonNull::new(register).unwrap(), rest),
+            }
+        }
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        let (len, fixed) = (doorbell::PAGE, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        // SAFETY: the page of old, moved over the one in its place.
+        let at = unsafe { libc::mremap(self.aside, len, len, fixed, self.page) };
+        assert_eq!(at, self.page);
+    }
 }
 
 /// Completions written in the NIC's place.
@@ -123,7 +143,7 @@ pub(crate) struct VendorQp {
     pub stride: usize,
     pub record: Mapped,
     /// Two registers, side by side, that libmlx5 uses in turn; and the bytes of each.
-    registers: Mapped,
+    registers: Option<Silence>,
     register_len: usize,
 }
 
@@ -238,12 +258,12 @@ impl VendorQp {
                 recv_ring: mapped(is.rq.buf, (entries * is.rq.stride) as usize),
                 stride: is.rq.stride as usize,
                 record: mapped(is.dbrec.cast(), 8),
-                registers: mapped(is.bf_reg, 8),
+                registers: None,
                 register_len: is.bf_size as usize,
             };
             made.connect(&nic);
             made.one_message();
-            made.registers = silence(is.bf_reg.cast());
+            made.registers = Some(Silence::new(is.bf_reg.cast()));
             made
         }
     }
@@ -361,9 +381,9 @@ impl VendorQp {
     /// What was last rung, if anything was since the last call.
     pub fn take_doorbell(&self) -> Option<[u8; 8]> {
         let mut rung = None;
+        let registers = &self.registers.as_ref()?.register;
         for half in 0..2 {
-            let at = half * self.register_len;
-            let word = self.registers.swap64(at, 0);
+            let word = registers.swap64(half * self.register_len, 0);
             if word != 0 {
                 assert_eq!(rung, None, "two registers were rung");
                 rung = Some(word.to_ne_bytes());
@@ -468,6 +488,7 @@ unsafe fn layout(
 impl Drop for VendorQp {
     fn drop(&mut self) {
         let verbs = self.verbs();
+        self.registers = None;
         // SAFETY: objects of this context, made by `make`, users first.
         let answers = unsafe {
             [

@@ -144,13 +144,14 @@ pub(super) fn compare(
         let mut at = *start;
         for Field { name, len: n, rule } in fields {
             let mut places = (at..at + n).map(|i| i % len);
-            let pick = |side: &Side<'_>| -> Vec<u8> {
-                (at..at + n).map(|i| side.ring[i % len]).collect()
-            };
+            let pick =
+                |side: &Side<'_>| -> Vec<u8> { (at..at + n).map(|i| side.ring[i % len]).collect() };
             let (o, t) = (pick(ours), pick(theirs));
             let good = match rule {
                 Rule::Equal => o == t,
-                Rule::Number => o == ours.qpn.to_be_bytes()[1..] && t == theirs.qpn.to_be_bytes()[1..],
+                Rule::Number => {
+                    o == ours.qpn.to_be_bytes()[1..] && t == theirs.qpn.to_be_bytes()[1..]
+                }
                 Rule::Zero => o.iter().chain(&t).all(|b| *b == 0),
                 Rule::Left => o.iter().all(|b| *b == 0) && t.iter().all(|b| *b == fill),
             };

@@ -17,7 +17,7 @@ use fastrand::Rng;
 use mlx5_prm::wqe::WqeFlags;
 
 use self::request::{Data, Kind, Request};
-use self::rig::{By, MEMORY, Rig};
+use self::rig::{By, Rig};
 use crate::Kind as ErrorKind;
 use crate::rdma::RemoteSpan;
 use crate::virtual_nic::inside;
@@ -50,10 +50,11 @@ const LENGTHS: [u32; 8] = [
     65_537,
 ];
 
-fn pieces(count: usize) -> Vec<(u64, u32)> {
+/// Pieces of so many bytes of memory.
+fn pieces(count: usize, memory: u64) -> Vec<(u64, u32)> {
     let piece = |i: usize| {
-        let len = LENGTHS[i % LENGTHS.len()];
-        let room = MEMORY - u64::from(len);
+        let len = LENGTHS[i % LENGTHS.len()].min((memory - 1) as u32);
+        let room = memory - u64::from(len);
         ((0x1234_5678_9abc * i as u64) % (room + 1), len)
     };
     (0..count).map(piece).collect()
@@ -79,20 +80,20 @@ fn cut(bytes: &[u8], at: &[usize]) -> Data {
 
 /// Requests of a kind with everything but their flags: each number of pointers, each number of
 /// inline bytes, pieces of no length in every place.
-fn shapes(kind: Kind) -> Vec<Request> {
+fn shapes(kind: Kind, memory: u64) -> Vec<Request> {
     let mut data = Vec::new();
     if kind == Kind::Nop {
         data.push(Data::Gather(Vec::new()));
     } else if kind.is_atomic() {
         data.extend([
             Data::Gather(vec![(8, 8)]),
-            Data::Gather(vec![(0, 0), (MEMORY - 8, 8)]),
+            Data::Gather(vec![(0, 0), (memory - 8, 8)]),
             Data::Gather(vec![(16, 8), (0, 0)]),
         ]);
     } else {
-        data.extend((0..=PIECES).map(|count| Data::Gather(pieces(count))));
+        data.extend((0..=PIECES).map(|count| Data::Gather(pieces(count, memory))));
         for mask in 0..32 {
-            let mut list = pieces(5);
+            let mut list = pieces(5, memory);
             list.iter_mut()
                 .enumerate()
                 .filter(|(i, _)| mask >> i & 1 == 0)
@@ -123,14 +124,14 @@ fn shapes(kind: Kind) -> Vec<Request> {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn every_request_has_the_bytes_that_libmlx5_writes() {
     inside!(&[]);
-    let mut rig = Rig::new(64, 4, 1);
+    let mut rig = Rig::large(64, 4, 1);
     for (fill, immediate) in [(0xa5, 0x0102_0304), (0x5a, 0xffff_ffff), (0, 0)] {
         rig.fill = fill;
         for kind in Kind::ALL {
-            for (i, shape) in shapes(kind).into_iter().enumerate() {
+            for (i, shape) in shapes(kind, rig.memory()).into_iter().enumerate() {
                 let few = shape.segments() < 8;
                 for (j, flags) in all_flags().enumerate() {
-                    // Both fills see each length, with another choice of flags.
+                    // Each fill sees each length, with another choice of flags.
                     if !few && j != (i + usize::from(fill)) % 8 {
                         continue;
                     }
@@ -158,7 +159,7 @@ fn entries_over_the_end_of_the_ring() {
     let mut rig = Rig::new(32, 4, 1);
     for kind in Kind::ALL {
         let mut seen = std::collections::BTreeSet::new();
-        for shape in shapes(kind) {
+        for shape in shapes(kind, rig.memory()) {
             let segments = shape.segments();
             if !seen.insert((shape.data.name(), segments)) {
                 continue;
@@ -180,9 +181,14 @@ fn every_receive_has_the_bytes_that_libmlx5_writes() {
         let mut rig = Rig::new(32, 8, most);
         for round in 0..20 {
             for count in 0..=most as usize {
-                rig.receive(&pieces(count), BYS[round % 2]).unwrap();
-                let mut holes = pieces(count);
-                holes.iter_mut().skip(round % 3).step_by(3).for_each(|p| p.1 = 0);
+                rig.receive(&pieces(count, rig.memory()), BYS[round % 2])
+                    .unwrap();
+                let mut holes = pieces(count, rig.memory());
+                holes
+                    .iter_mut()
+                    .skip(round % 3)
+                    .step_by(3)
+                    .for_each(|p| p.1 = 0);
                 rig.receive(&holes, By::Cpu).unwrap();
             }
         }
@@ -197,11 +203,16 @@ fn requests_that_are_taken_back() {
     inside!(&[]);
     let mut rig = Rig::new(64, 4, 1);
     for kind in Kind::ALL {
-        for (i, shape) in shapes(kind).into_iter().enumerate() {
+        for (i, shape) in shapes(kind, rig.memory()).into_iter().enumerate() {
             // A NOP has no immediate, and of the flags only whether it completes.
             let imm = 0;
             let flags = flags(i % 2);
-            rig.take_back(&Request { flags, imm, ..shape }).unwrap();
+            rig.take_back(&Request {
+                flags,
+                imm,
+                ..shape
+            })
+            .unwrap();
         }
     }
     rig.tally.print();
@@ -224,9 +235,11 @@ fn requests_drawn_at_random() {
         rig.fill = rng.u8(..);
         let by = BYS[usize::from(rng.u8(..16) == 0)];
         let done = match rng.u8(..8) {
-            0 => rig.receive(&drawn_pieces(&mut rng, 7), by),
+            0 => rig.receive(&drawn_pieces(&mut rng, 7, rig.memory()), by),
             n => {
-                let list: Vec<Request> = (0..1 + n % 3).map(|_| drawn(&mut rng)).collect();
+                let list: Vec<Request> = (0..1 + n % 3)
+                    .map(|_| drawn(&mut rng, rig.memory()))
+                    .collect();
                 rig.send_all(&list, by)
             }
         };
@@ -237,24 +250,24 @@ fn requests_drawn_at_random() {
     rig.tally.print();
 }
 
-fn drawn_pieces(rng: &mut Rng, most: usize) -> Vec<(u64, u32)> {
+fn drawn_pieces(rng: &mut Rng, most: usize, memory: u64) -> Vec<(u64, u32)> {
     let count = rng.usize(..=most);
     let piece = |_| {
         let len = match rng.u8(..4) {
             0 => 0,
-            1 => rng.u32(..1 << 31),
+            1 => rng.u64(..memory) as u32,
             _ => rng.u32(1..=8192),
         };
-        (rng.u64(..=MEMORY - u64::from(len)), len)
+        (rng.u64(..=memory - u64::from(len)), len)
     };
     (0..count).map(piece).collect()
 }
 
-fn drawn(rng: &mut Rng) -> Request {
+fn drawn(rng: &mut Rng, memory: u64) -> Request {
     let kind = Kind::ALL[rng.usize(..Kind::ALL.len())];
     let data = match kind {
         Kind::Nop => Data::Gather(Vec::new()),
-        _ if kind.is_atomic() => Data::Gather(vec![(rng.u64(..=MEMORY - 8), 8)]),
+        _ if kind.is_atomic() => Data::Gather(vec![(rng.u64(..=memory - 8), 8)]),
         _ if kind.takes_inline() && rng.bool() => {
             // Three of them are half a ring at most.
             let len = rng.usize(..=kind.most_inline());
@@ -263,7 +276,7 @@ fn drawn(rng: &mut Rng) -> Request {
             let bytes: Vec<u8> = (0..len).map(|_| rng.u8(..)).collect();
             cut(&bytes, &ends)
         }
-        _ => Data::Gather(drawn_pieces(rng, PIECES)),
+        _ => Data::Gather(drawn_pieces(rng, PIECES, memory)),
     };
     Request {
         kind,
@@ -312,7 +325,7 @@ fn every_wrong_bit_is_seen() {
         if kind.is_atomic() {
             shapes[0].data = Data::Gather(vec![(8, 8)]);
         } else if kind != Kind::Nop {
-            shapes[0].data = Data::Gather(pieces(3));
+            shapes[0].data = Data::Gather(pieces(3, rig.memory()));
         }
         if kind.takes_inline() {
             shapes.push(Request {
@@ -326,10 +339,36 @@ fn every_wrong_bit_is_seen() {
         }
     }
     for count in 0..=2 {
-        rig.receive(&pieces(count), By::Cpu).unwrap();
+        rig.receive(&pieces(count, rig.memory()), By::Cpu).unwrap();
         check(rig.last.take().unwrap(), &format!("a receive of {count}"));
     }
     println!("{flipped} bits were wrong one by one, and seen");
+}
+
+/// The one difference that there is: for a piece of exactly 2 GiB the hardware has a byte count of
+/// 0, and libmlx5 writes the mark of inline data.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_piece_of_two_gib() {
+    inside!(&[]);
+    let mut rig = Rig::large(16, 4, 2);
+    let piece = vec![(0, 1 << 31)];
+    let request = Request {
+        data: Data::Gather(piece.clone()),
+        ..Request::empty(Kind::Read)
+    };
+    let differ = rig.send(&request, By::Cpu).unwrap_err();
+    assert!(differ.starts_with("byte count"), "{differ}");
+    let send = (rig.last.take().unwrap(), 64 + 32);
+    let differ = rig.receive(&piece, By::Cpu).unwrap_err();
+    assert!(differ.starts_with("byte count"), "{differ}");
+    let receive = (rig.last.take().unwrap(), 0);
+    for (mut written, at) in [send, receive] {
+        let counts = written.rings.each_ref().map(|ring| &ring[at..at + 4]);
+        assert_eq!(counts, [[0, 0, 0, 0], [0x80, 0, 0, 0]]);
+        written.rings[1][at] = 0;
+        written.check().unwrap();
+    }
 }
 
 /// An atomic has one place for the old value: libmlx5 takes each of several for eight bytes.

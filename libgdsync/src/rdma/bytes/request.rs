@@ -81,7 +81,10 @@ const _: () = {
             i += 1;
         }
         let known = SendOpcode(code as u8).name().is_some();
-        assert!(known == listed, "an opcode that is not compared with libmlx5's");
+        assert!(
+            known == listed,
+            "an opcode that is not compared with libmlx5's"
+        );
         code += 1;
     }
 };
@@ -136,7 +139,11 @@ impl Request {
 
     /// Segments of its entry.
     pub fn segments(&self) -> usize {
-        super::fields::of_send(self).iter().map(|f| f.len).sum::<usize>() / 16
+        super::fields::of_send(self)
+            .iter()
+            .map(|f| f.len)
+            .sum::<usize>()
+            / 16
     }
 
     /// Hands over the request as the library's users say it.
@@ -192,12 +199,11 @@ pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr 
         remote,
         atomic,
         imm,
-        flags:
-            WqeFlags {
-                signaled,
-                solicited,
-                fence,
-            },
+        flags: WqeFlags {
+            signaled,
+            solicited,
+            fence,
+        },
     } = *work;
     let flag = |set: bool, bit: u32| if set { bit } else { 0 };
     let mut wr = no_send();
