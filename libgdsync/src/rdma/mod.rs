@@ -11,6 +11,8 @@
 
 mod address;
 mod build;
+#[cfg(test)]
+mod bytes;
 pub(crate) mod choice;
 mod config;
 mod core;

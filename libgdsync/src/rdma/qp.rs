@@ -329,6 +329,12 @@ impl Qp {
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
         }
         let av = self.datagram(work, total, OPERATION)?;
+        // NICs take each piece of an atomic for the whole old value.
+        let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
+        if work.atomic.is_some() && work.sges.iter().any(split) {
+            let what = format!("{self:?}: the old value of an atomic in pieces");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
+        }
         let wqe = SendWqe {
             av,
             opcode: work.opcode,

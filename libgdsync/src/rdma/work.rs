@@ -91,7 +91,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Compare-and-swap of a 64-bit word of the peer; the old value lands in `old` (8 bytes).
+    /// Compare-and-swap of a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
     pub fn compare_swap(old: &'a [Sge<'a>], word: RemoteSpan, compare: u64, swap: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -101,7 +101,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Fetch-and-add on a 64-bit word of the peer; the old value lands in `old` (8 bytes).
+    /// Fetch-and-add on a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
     pub fn fetch_add(old: &'a [Sge<'a>], word: RemoteSpan, add: u64) -> Work<'a> {
         Work {
             sges: old,

@@ -13,6 +13,8 @@ mod memory;
 pub(super) mod path;
 mod port;
 mod qp;
+#[cfg(test)]
+pub(crate) mod vendor;
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
