@@ -62,7 +62,7 @@ fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verd
 pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
     let config = config(path);
     for net in [Net::One, Net::Hub] {
-        let mut pair = Pair::new(&gear.gpu, net, [&config, &config])?;
+        let mut pair = Pair::new(gear, net, [&config, &config])?;
         let (source, landing) = (pair.memory(0, payload, 64)?, pair.memory(1, payload, 64)?);
         let hidden = gear.gpu.alloc(payload, 64)?;
         let hidden = pair.pds[1].register(&hidden, Access::LOCAL_WRITE)?;
@@ -125,7 +125,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: Some(soon),
         ..plain.clone()
     };
-    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = gear.gpu.stream()?;
     let list = [source.sge(0, 64)];
@@ -141,7 +141,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: None,
         ..config
     };
-    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
     let landing = pair.memory(1, MemoryKind::Device, 64)?;
     let receive = pair.qps[1].prepare_receive(&[landing.sge(0, 64)])?;
     let list = [

@@ -8,9 +8,10 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
 use gdsync::kernels::{Fill, PTX, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
-use gdsync::{EmulatedOptions, Error, Fabric, Gpu, Kind};
+use gdsync::{Error, Gpu, Kind};
 use libtest_mimic::Failed;
-use vmlx5::fabric::hub::{Hub, HubConfig};
+
+use super::provider::Provider;
 
 /// Ends what hangs.
 pub const LIMIT: Duration = Duration::from_secs(40);
@@ -58,6 +59,8 @@ impl Runtime {
 pub struct Gear {
     /// Whose GPU.
     pub runtime: Runtime,
+    /// Whose NIC.
+    pub provider: Provider,
     /// The GPU.
     pub gpu: Gpu,
     fill: Kernel,
@@ -65,19 +68,19 @@ pub struct Gear {
 }
 
 impl Gear {
-    /// Opens the runtime's first GPU.
+    /// Opens the runtime's first GPU, for the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`Gpu::open`].
-    pub fn open(runtime: Runtime) -> gdsync::Result<Gear> {
+    /// As [`Gpu::open`] and [`Provider::chosen`].
+    pub fn open(runtime: Runtime) -> Verdict<Gear> {
         Gear::of(runtime, Gpu::open(runtime.name())?)
     }
 
     /// The kernels for a GPU that is open.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`].
-    pub fn of(runtime: Runtime, gpu: Gpu) -> gdsync::Result<Gear> {
+    /// As [`Gpu::load_module`] and [`Provider::chosen`].
+    pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
         // Once: a module stays loaded as long as the process lives.
         static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
         let (fill, verify) = match runtime {
@@ -94,6 +97,7 @@ impl Gear {
         };
         Ok(Gear {
             runtime,
+            provider: Provider::chosen()?,
             gpu,
             fill,
             verify,
@@ -172,7 +176,7 @@ impl Gear {
         self.verify(&stream, &to, 0, 4096, 99, &finding)?;
         finish(&stream, "a kernel and a copy")?;
         finding.clean("a kernel and a copy")?;
-        let mut pair = Pair::new(&self.gpu, Net::One, [config, config])?;
+        let mut pair = Pair::new(self, Net::One, [config, config])?;
         pair.message(self, 77)
     }
 }
@@ -315,25 +319,13 @@ impl Pair {
     /// Makes NICs and queue pairs, and connects these.
     ///
     /// # Errors
-    /// As [`Device::emulated`], [`Pd::create_qp`] and [`Qp::connect`].
-    pub fn new(gpu: &Gpu, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
-        let hub = Hub::new(HubConfig::default());
-        let open = || {
-            let fabric = match net {
-                Net::Host => Fabric::Host,
-                Net::One | Net::Hub => Fabric::Hub(hub.clone()),
-            };
-            Device::emulated_with(gpu, EmulatedOptions { fabric })
-        };
-        let first = open()?;
+    /// As [`Provider::open`], [`Pd::create_qp`] and [`Qp::connect`].
+    pub fn new(gear: &Gear, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let [first, second] = gear.provider.open_two(&gear.gpu, net)?;
         let pd = first.alloc_pd()?;
-        let (second, other) = match net {
-            Net::One => (first.clone(), pd.clone()),
-            Net::Hub | Net::Host => {
-                let second = open()?;
-                let other = second.alloc_pd()?;
-                (second, other)
-            }
+        let other = match net {
+            Net::One => pd.clone(),
+            Net::Hub | Net::Host => second.alloc_pd()?,
         };
         let mut pair = Pair {
             qps: [pd.create_qp(configs[0])?, other.create_qp(configs[1])?],

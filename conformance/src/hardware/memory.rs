@@ -63,7 +63,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         unsafe { gear.gpu.register_host(start.add(at), len) }
     };
     let config = config(path);
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
     let stream = gear.gpu.stream()?;
     let finding = gear.finding()?;
     let mut live = (0..3).map(register).collect::<gdsync::Result<Vec<_>>>()?;
@@ -128,7 +128,7 @@ pub fn dropped(gear: &Gear, path: &str) -> Verdict {
         let stream = gear.gpu.stream()?;
         let finding = gear.finding()?;
         let seen = memory(MemoryKind::Pinned)?;
-        let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+        let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
         let gate = Gate::new(&gear.gpu)?;
         pair.qps[0].post_on(&stream, &[gate.wait()])?;
         let mut landings = Vec::new();

@@ -55,7 +55,7 @@ fn places(round: usize) -> (usize, usize) {
 impl Side {
     fn open(runtime: Runtime, path: &str, payload: MemoryKind) -> Verdict<Side> {
         let gear = Gear::open(runtime)?;
-        let device = Device::emulated(&gear.gpu)?;
+        let device = gear.provider.open(&gear.gpu)?;
         let pd = device.alloc_pd()?;
         let qp = pd.create_qp(&config(path))?;
         let memory = pd.register(&gear.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;

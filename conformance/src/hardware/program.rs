@@ -244,7 +244,14 @@ pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
     let count = 2 * laps * blocks as usize;
     let seed = cell.iter().fold(1, |seed, n| 31 * seed + *n as u64);
     let (steps, words) = draw(setting(cell, "operations"), count, seed);
-    let pair = Pair::new(&gear.gpu, net, [&config, &config])?;
+    let pair = Pair::new(gear, net, [&config, &config])?;
+    if gear.runtime == Runtime::Soft {
+        // Others have memory that the CPU does not reach.
+        let (lie, wanted) = (pair.qps[0].memory()[0], config.ring_memory);
+        ensure(lie == wanted, || {
+            format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
+        })?;
+    }
     let kind = if device {
         MemoryKind::Device
     } else {

@@ -78,7 +78,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         recv_entries: 4,
         ..QpConfig::default()
     };
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(&gear, Net::One, [&config, &config])?;
     // Each has something to do behind its wait.
     let memory = gear.gpu.alloc(MemoryKind::Device, 64 * count)?;
     let finding = gear.finding()?;
@@ -171,7 +171,7 @@ pub fn full_stream(gear: &Gear) -> Verdict {
         .ok_or("no limit of waiting streams")?;
     let limit = limits.submissions.ok_or("no limit of submissions")?;
     let config = QpConfig::default();
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
     let gate = Gate::new(&gear.gpu)?;
     let stream = gear.gpu.stream()?;
     let words = gear.gpu.alloc(MemoryKind::Pinned, 64)?;

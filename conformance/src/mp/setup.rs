@@ -8,6 +8,7 @@ use gdsync::rdma::{Endpoint, Lowering, QpConfig};
 use super::cells::setting;
 use super::memory::Place;
 use crate::cover::Cell;
+use crate::hardware::provider::Provider;
 
 /// Who posts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,9 +292,9 @@ impl Setup {
         self.lowering == Lowering::Kernel
     }
 
-    /// A context of it.
+    /// A context of it, over a provider.
     #[must_use]
-    pub fn build(&self, builder: Builder) -> Builder {
+    pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
             .eager_limit(self.eager)
             .depth(self.depth)
@@ -313,7 +314,7 @@ impl Setup {
                 recv_entries: 4,
                 recv_sges: 1,
                 lowering: self.lowering,
-                start: 0_u32.wrapping_sub(9),
+                start: provider.shortly_before_the_wrap(),
                 ..QpConfig::default()
             })
     }

@@ -13,7 +13,7 @@ use super::{
     ReceiveRequest, SendRequest, Sge, Work,
 };
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Region, Stream};
+use crate::gpu::{MemoryKind, Region, Stream};
 use crate::memop::trace::Tracer;
 use crate::ring::{Refusal, Ticket};
 
@@ -39,6 +39,8 @@ pub struct Qp {
     pub(super) pd: Pd,
     /// The region that the send queue is in, and where.
     pub(super) ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    memory: [MemoryKind; 3],
     recv_sges: u32,
 }
 
@@ -79,6 +81,7 @@ impl Qp {
             spin: false,
             pd: pd.clone(),
             ring: built.ring,
+            memory: built.memory,
             recv_sges: config.recv_sges,
         })
     }
@@ -110,6 +113,13 @@ impl Qp {
             EndpointKind::Ring => Endpoint::Ring,
             EndpointKind::Proxy => Endpoint::Proxy,
         }
+    }
+
+    /// Where work queues, completion queues and the doorbell record really lie: as
+    /// [`QpConfig`] asks, or in pinned memory where the NIC or the CPU does not reach what it asks
+    /// for.
+    pub fn memory(&self) -> [MemoryKind; 3] {
+        self.memory
     }
 
     /// The record that the peer connects to. Another one after each [`Qp::reset`].

@@ -1,0 +1,133 @@
+//! Trials of one kind over one provider, and what is said of them in the end: how many ran, what
+//! was skipped because it is not here, and what the provider does not do.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+
+use gdsync::{Gpu, Kind};
+use libtest_mimic::{Arguments, Conclusion, Trial};
+
+use super::gear::{Runtime, Verdict};
+use super::is_required;
+use super::provider::Provider;
+use super::unsupported::Lack;
+
+/// How many trials were refused as listed, by reason.
+static REFUSED: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::new(BTreeMap::new());
+
+/// Trials.
+#[derive(Debug)]
+pub struct Suite {
+    name: &'static str,
+    /// Whose NIC they are over.
+    pub provider: Provider,
+    trials: Vec<Trial>,
+    absent: Vec<String>,
+}
+
+impl Suite {
+    /// None yet, over the provider that the environment chooses.
+    ///
+    /// # Errors
+    /// As [`Provider::chosen`].
+    pub fn new(name: &'static str) -> Verdict<Suite> {
+        Ok(Suite {
+            name,
+            provider: Provider::chosen()?,
+            trials: Vec::new(),
+            absent: Vec::new(),
+        })
+    }
+
+    /// The GPU of a runtime. `None`: it is absent or broken, which is a trial of its own.
+    pub fn gpu(&mut self, runtime: Runtime) -> Option<Gpu> {
+        let name = runtime.name();
+        match Gpu::open(name) {
+            Ok(gpu) => Some(gpu),
+            Err(e) => {
+                // Absent is one thing, broken another.
+                let absent = e.kind() == Kind::Absent;
+                self.lacking(name, &e, absent && !is_required(name));
+                None
+            }
+        }
+    }
+
+    /// A trial that cannot be run here.
+    pub fn lacking(&mut self, what: &str, why: impl Display, ignored: bool) {
+        let title = format!("{what} (needs {what}: {why})");
+        if ignored {
+            self.absent.push(title.clone());
+        }
+        let why = why.to_string();
+        let trial = Trial::test(title, move || Err(why.into()));
+        self.trials.push(trial.with_ignored_flag(ignored));
+    }
+
+    /// A trial.
+    pub fn add(
+        &mut self,
+        runtime: Runtime,
+        title: impl Display,
+        run: impl FnOnce() -> Verdict + Send + 'static,
+    ) {
+        let (runtime, provider) = (runtime.name(), self.provider.name());
+        let title = match self.provider {
+            Provider::Emulated => format!("{runtime} {title}"),
+            _ => format!("{runtime} {provider}: {title}"),
+        };
+        let trial = match Lack::of(self.provider, &title) {
+            None => Trial::test(title, run),
+            Some(lack) => {
+                let told = format!("{title} (unsupported: {})", lack.reason);
+                Trial::test(told, move || {
+                    lack.judge(run())?;
+                    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+                    refused.entry(lack.reason).or_default().push(title);
+                    Ok(())
+                })
+            }
+        };
+        self.trials.push(trial);
+    }
+
+    /// Runs them one after the other and says what they came to. `more` is said behind it.
+    pub fn run(self, mut arguments: Arguments, more: impl FnOnce(&Conclusion)) -> ! {
+        // A trial has threads and processes of its own, and on one GPU only a few streams may wait
+        // at a time.
+        arguments.test_threads = Some(1);
+        let listed = arguments.list;
+        let Suite {
+            name,
+            provider,
+            trials,
+            absent,
+        } = self;
+        let conclusion = libtest_mimic::run(&arguments, trials);
+        if !listed {
+            let refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+            let unsupported: usize = refused.values().map(Vec::len).sum();
+            let run = (conclusion.num_passed + conclusion.num_failed) as usize - unsupported;
+            let failed = match conclusion.num_failed {
+                0 => String::new(),
+                some => format!(" ({some} failed)"),
+            };
+            let skipped = conclusion.num_ignored;
+            let device = provider.device();
+            println!(
+                "{device}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
+            );
+            for what in absent {
+                println!("  skipped: {what}");
+            }
+            for (reason, titles) in refused.iter() {
+                for title in titles {
+                    println!("  unsupported: {title}: {reason}");
+                }
+            }
+            more(&conclusion);
+        }
+        conclusion.exit()
+    }
+}
