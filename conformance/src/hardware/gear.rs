@@ -7,11 +7,11 @@ use std::time::Duration;
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
 use gdsync::kernels::{Fill, PTX, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Error, Gpu, Kind};
 use libtest_mimic::Failed;
 
-use super::provider::Provider;
+use super::provider;
 
 /// Ends what hangs.
 pub const LIMIT: Duration = Duration::from_secs(40);
@@ -71,7 +71,7 @@ impl Gear {
     /// Opens the runtime's first GPU, for the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`Gpu::open`] and [`Provider::chosen`].
+    /// As [`Gpu::open`] and [`provider::chosen`].
     pub fn open(runtime: Runtime) -> Verdict<Gear> {
         Gear::of(runtime, Gpu::open(runtime.name())?)
     }
@@ -79,7 +79,7 @@ impl Gear {
     /// The kernels for a GPU that is open.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`] and [`Provider::chosen`].
+    /// As [`Gpu::load_module`] and [`provider::chosen`].
     pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
         // Once: a module stays loaded as long as the process lives.
         static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
@@ -97,7 +97,7 @@ impl Gear {
         };
         Ok(Gear {
             runtime,
-            provider: Provider::chosen()?,
+            provider: provider::chosen()?.provider,
             gpu,
             fill,
             verify,
@@ -319,9 +319,9 @@ impl Pair {
     /// Makes NICs and queue pairs, and connects these.
     ///
     /// # Errors
-    /// As [`Provider::open`], [`Pd::create_qp`] and [`Qp::connect`].
+    /// As [`provider::open_two`], [`Pd::create_qp`] and [`Qp::connect`].
     pub fn new(gear: &Gear, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
-        let [first, second] = gear.provider.open_two(&gear.gpu, net)?;
+        let [first, second] = provider::open_two(gear.provider, &gear.gpu, net)?;
         let pd = first.alloc_pd()?;
         let other = match net {
             Net::One => pd.clone(),

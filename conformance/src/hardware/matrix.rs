@@ -11,13 +11,14 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::Caps;
 use gdsync::rdma::{
-    Access, Descriptor, Endpoint, Lowering, Mr, Qp, QpConfig, Sge, WaitOptions, Work, post_on,
+    Access, Descriptor, Endpoint, Lowering, Mr, Provider, Qp, QpConfig, Sge, WaitOptions, Work,
+    post_on,
 };
 use gdsync::{Gpu, Status};
 use libtest_mimic::Arguments;
 
 use super::gear::{LIMIT, Runtime, Verdict, ensure};
-use super::provider::Provider;
+use super::provider;
 use super::suite::Suite;
 use super::{is_required, told, unsupported};
 use crate::cover::{self, Axis, Cell};
@@ -106,7 +107,7 @@ fn open(provider: Provider, cell: &Cell) -> Verdict<Bench> {
     };
     let live: Arc<dyn Host> = Live::global()?;
     let gpu = Gpu::soft_with(live, options)?;
-    let pd = provider.open(&gpu)?.alloc_pd()?;
+    let pd = provider::open(provider, &gpu)?.alloc_pd()?;
     let config = QpConfig {
         send_blocks: 16,
         recv_entries: 16,
@@ -123,7 +124,7 @@ fn open(provider: Provider, cell: &Cell) -> Verdict<Bench> {
         } else {
             Endpoint::Ring
         },
-        start: provider.shortly_before_the_wrap(),
+        start: provider::shortly_before_the_wrap(provider),
         ..QpConfig::default()
     };
     let mut qps = [pd.create_qp(&config)?, pd.create_qp(&config)?];
@@ -247,7 +248,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     let words = std::iter::once("conformance matrix".to_owned()).chain(words);
     let arguments = Arguments::from_iter(words);
     let mut suite = told(Suite::new("matrix"));
-    let provider = suite.provider;
+    let provider = suite.chosen.provider;
     let cells = unsupported::cells(provider, &AXES, |keep| {
         cover::pairwise(&AXES, |cell| makes_sense(cell) && keep(cell))
     });

@@ -14,6 +14,7 @@ pub mod kernels;
 pub mod matrix;
 pub mod memory;
 pub mod mp;
+pub mod over;
 pub mod peer;
 pub mod program;
 pub mod provider;
@@ -41,6 +42,7 @@ pub fn main() -> ! {
     match words.peek().map(String::as_str) {
         Some("mp") => mp::command(words.skip(1)),
         Some("matrix") => matrix::command(words.skip(1)),
+        Some("--over") => over::command(words.skip(1)),
         _ => {}
     }
     let arguments = Arguments::from_args();
@@ -88,7 +90,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
 }
 
 /// Whether `GDS_REQUIRE` names it.
-fn is_required(what: &str) -> bool {
+pub fn is_required(what: &str) -> bool {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     required.split(',').any(|word| word.trim() == what)
 }
@@ -108,7 +110,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime) {
     if suite.gpu(runtime).is_none() {
         return;
     }
-    let cells = unsupported::cells(suite.provider, &program::AXES, |keep| {
+    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, |keep| {
         cover::pairwise(&program::AXES, |cell| {
             program::makes_sense(cell) && keep(cell)
         })

@@ -14,6 +14,7 @@ use gdsync::{Kind, Status};
 use super::child::{self, Guarded};
 use super::faults::{config, error_word};
 use super::gear::{Gear, LIMIT, Runtime, Verdict, ensure, expected, finish, retry};
+use super::provider;
 
 /// Bytes of a message.
 const LEN: usize = 256;
@@ -55,7 +56,7 @@ fn places(round: usize) -> (usize, usize) {
 impl Side {
     fn open(runtime: Runtime, path: &str, payload: MemoryKind) -> Verdict<Side> {
         let gear = Gear::open(runtime)?;
-        let device = gear.provider.open(&gear.gpu)?;
+        let device = provider::open(gear.provider, &gear.gpu)?;
         let pd = device.alloc_pd()?;
         let qp = pd.create_qp(&config(path))?;
         let memory = pd.register(&gear.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;

@@ -1,106 +1,121 @@
-//! Who executes verbs under the trials: a provider of the library's and the NIC that it opens.
+//! Who drives the NIC under the trials: what `GDS_PROVIDER` says of the software GPU, asked once
+//! for each process, and the NICs that it opens.
+
+use std::sync::OnceLock;
 
 use gdsync::gpu::Gpu;
-use gdsync::rdma::Device;
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider};
 use gdsync::{EmulatedOptions, Fabric};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use super::gear::{Net, Verdict};
 
-/// A provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Provider {
-    /// The virtual ConnectX, linked in.
-    Emulated,
-    /// A ConnectX by libibverbs and libmlx5.
-    RdmaCore,
-    /// Any NIC of verbs, by a CPU thread.
-    Proxy,
+/// What the environment chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The provider.
+    pub provider: Provider,
+    /// The NIC, as its provider calls it: `mlx5_0:1`.
+    pub nic: String,
 }
 
-/// Says which one.
-pub const PROVIDER: &str = "CONFORMANCE_PROVIDER";
+/// What the environment chooses.
+///
+/// # Errors
+/// As [`Device::from_env`].
+pub fn chosen() -> Verdict<&'static Chosen> {
+    static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
+    let ask = || -> gdsync::Result<Chosen> {
+        let device = Device::from_env(&Gpu::open("soft")?)?;
+        let name = device.name();
+        Ok(Chosen {
+            provider: device.provider(),
+            nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
+        })
+    };
+    let chosen = CHOSEN.get_or_init(|| ask().map_err(|e| e.to_string()));
+    Ok(chosen.as_ref()?)
+}
 
-impl Provider {
-    /// All of them.
-    pub const ALL: [Provider; 3] = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
-
-    /// Its name, as `GDS_PROVIDER` has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Emulated => "emulated",
-            Provider::RdmaCore => "rdma_core",
-            Provider::Proxy => "proxy",
-        }
+/// A provider, as `GDS_PROVIDER` has it.
+pub fn name(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Auto => "auto",
+        Provider::Emulated => "emulated",
+        Provider::RdmaCore => "rdma_core",
+        Provider::Proxy => "proxy",
     }
+}
 
-    /// The provider of this name.
-    pub fn named(name: &str) -> Option<Provider> {
-        Provider::ALL.into_iter().find(|p| p.name() == name)
+/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
+    match provider {
+        // The NIC counts from 0.
+        Provider::RdmaCore => 0,
+        _ => 0_u32.wrapping_sub(9),
     }
+}
 
-    /// The one that the environment chooses.
-    ///
-    /// # Errors
-    /// There is none of that name.
-    pub fn chosen() -> Verdict<Provider> {
-        match std::env::var(PROVIDER) {
-            Err(_) => Ok(Provider::Emulated),
-            Ok(name) => {
-                let none = || format!("{PROVIDER}={name}: no provider is called so");
-                Ok(Provider::named(&name).ok_or_else(none)?)
-            }
-        }
-    }
+/// Opens a NIC.
+///
+/// # Errors
+/// As [`Device::open_with`].
+pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
+    let options = DeviceOptions {
+        provider,
+        ..DeviceOptions::default()
+    };
+    Device::open_with(gpu, &options)
+}
 
-    /// Its NIC.
-    ///
-    /// # Errors
-    /// As [`Device::emulated`], [`Device::rdma_core`] and [`Device::proxy`].
-    pub fn open(self, gpu: &Gpu) -> gdsync::Result<Device> {
-        match self {
-            Provider::Emulated => Device::emulated(gpu),
-            Provider::RdmaCore => Device::rdma_core(gpu),
-            Provider::Proxy => Device::proxy(gpu),
-        }
-    }
-
-    /// What is opened, for people.
-    pub fn device(self) -> String {
-        let opened = Gpu::open("soft").and_then(|gpu| self.open(&gpu));
-        match opened {
-            Ok(device) => device.name().replacen(' ', " on ", 1),
-            Err(e) => format!("{} ({e})", self.name()),
-        }
-    }
-
-    /// Two NICs, or one twice, with `net` between them.
-    ///
-    /// # Errors
-    /// As [`Provider::open`].
-    pub fn open_two(self, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
+/// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
+/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
+    if provider == Provider::Emulated && net != Net::Host {
         let hub = Hub::new(HubConfig::default());
-        let open = || match (self, net) {
-            (Provider::Emulated, Net::One | Net::Hub) => {
-                let fabric = Fabric::Hub(hub.clone());
-                Device::emulated_with(gpu, EmulatedOptions { fabric })
-            }
-            (other, _) => other.open(gpu),
+        let open = || {
+            let fabric = Fabric::Hub(hub.clone());
+            Device::emulated_with(gpu, EmulatedOptions { fabric })
         };
         let first = open()?;
-        let second = match net {
-            Net::One => first.clone(),
-            Net::Hub | Net::Host => open()?,
-        };
-        Ok([first, second])
+        return Ok(match net {
+            Net::One => [first.clone(), first],
+            _ => [first, open()?],
+        });
     }
+    let first = open(provider, gpu)?;
+    let second = match net {
+        Net::One => first.clone(),
+        _ => match neighbour(&first) {
+            None => open(provider, gpu)?,
+            Some(nic) => {
+                let options = DeviceOptions {
+                    provider,
+                    nic: Some(nic),
+                    ..DeviceOptions::default()
+                };
+                match Device::open_with(gpu, &options) {
+                    Err(e) if e.kind() == gdsync::Kind::Absent => open(provider, gpu)?,
+                    other => other?,
+                }
+            }
+        },
+    };
+    Ok([first, second])
+}
 
-    /// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
-    pub fn shortly_before_the_wrap(self) -> u32 {
-        match self {
-            // The NIC counts from 0.
-            Provider::RdmaCore => 0,
-            Provider::Emulated | Provider::Proxy => 0_u32.wrapping_sub(9),
-        }
-    }
+/// `mlx5_1` of a device on `mlx5_0`, and the other way round.
+fn neighbour(device: &Device) -> Option<NicChoice> {
+    let name = device.name();
+    let (_, nic) = name.split_once(' ')?;
+    let (nic, _port) = nic.split_once(':')?;
+    let (family, number) = nic.split_at(nic.trim_end_matches(char::is_numeric).len());
+    let number: u32 = number.parse().ok()?;
+    Some(NicChoice {
+        device: format!("{family}{}", number ^ 1),
+        port: None,
+    })
 }

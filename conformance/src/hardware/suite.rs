@@ -5,23 +5,24 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
+use gdsync::rdma::Provider;
 use gdsync::{Gpu, Kind};
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use super::gear::{Runtime, Verdict};
 use super::is_required;
-use super::provider::Provider;
+use super::provider::{self, Chosen};
 use super::unsupported::Lack;
 
-/// How many trials were refused as listed, by reason.
-static REFUSED: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::new(BTreeMap::new());
+/// How many trials were refused as listed, by what the list calls them, and why.
+static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());
 
 /// Trials.
 #[derive(Debug)]
 pub struct Suite {
     name: &'static str,
-    /// Whose NIC they are over.
-    pub provider: Provider,
+    /// The NIC they are over.
+    pub chosen: &'static Chosen,
     trials: Vec<Trial>,
     absent: Vec<String>,
 }
@@ -30,11 +31,11 @@ impl Suite {
     /// None yet, over the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`Provider::chosen`].
+    /// As [`provider::chosen`].
     pub fn new(name: &'static str) -> Verdict<Suite> {
         Ok(Suite {
             name,
-            provider: Provider::chosen()?,
+            chosen: provider::chosen()?,
             trials: Vec::new(),
             absent: Vec::new(),
         })
@@ -72,19 +73,19 @@ impl Suite {
         title: impl Display,
         run: impl FnOnce() -> Verdict + Send + 'static,
     ) {
-        let (runtime, provider) = (runtime.name(), self.provider.name());
-        let title = match self.provider {
+        let (runtime, provider) = (runtime.name(), self.chosen.provider);
+        let title = match provider {
             Provider::Emulated => format!("{runtime} {title}"),
-            _ => format!("{runtime} {provider}: {title}"),
+            _ => format!("{runtime} {}: {title}", provider::name(provider)),
         };
-        let trial = match Lack::of(self.provider, &title) {
+        let trial = match Lack::of(provider, &title) {
             None => Trial::test(title, run),
             Some(lack) => {
                 let told = format!("{title} (unsupported: {})", lack.reason);
                 Trial::test(told, move || {
                     lack.judge(run())?;
                     let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
-                    refused.entry(lack.reason).or_default().push(title);
+                    *refused.entry((lack.trials, lack.reason)).or_default() += 1;
                     Ok(())
                 })
             }
@@ -100,31 +101,30 @@ impl Suite {
         let listed = arguments.list;
         let Suite {
             name,
-            provider,
+            chosen,
             trials,
             absent,
         } = self;
         let conclusion = libtest_mimic::run(&arguments, trials);
         if !listed {
             let refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
-            let unsupported: usize = refused.values().map(Vec::len).sum();
+            let unsupported: usize = refused.values().sum();
             let run = (conclusion.num_passed + conclusion.num_failed) as usize - unsupported;
             let failed = match conclusion.num_failed {
                 0 => String::new(),
                 some => format!(" ({some} failed)"),
             };
             let skipped = conclusion.num_ignored;
-            let device = provider.device();
+            let (provider, nic) = (provider::name(chosen.provider), &chosen.nic);
             println!(
-                "{device}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
+                "{provider} on {nic}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
             );
-            for what in absent {
+            // A filter may have kept it out.
+            for what in absent.iter().filter(|_| skipped > 0) {
                 println!("  skipped: {what}");
             }
-            for (reason, titles) in refused.iter() {
-                for title in titles {
-                    println!("  unsupported: {title}: {reason}");
-                }
+            for ((what, why), trials) in refused.iter() {
+                println!("  unsupported: {what}: {why} ({trials} tried)");
             }
             more(&conclusion);
         }

@@ -3,8 +3,9 @@
 //! A trial that the list names is run all the same, and has to be refused with the words given
 //! there: one that works fails the run as one does that is refused and not listed.
 
+use gdsync::rdma::Provider;
+
 use super::gear::Verdict;
-use super::provider::Provider;
 use crate::cover::{Axis, Cell, name};
 
 /// Something that a provider does not do.

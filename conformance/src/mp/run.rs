@@ -17,7 +17,7 @@ use super::rank;
 use super::setup::Setup;
 use crate::cover::Cell;
 use crate::hardware::gear::{LIMIT, Runtime, Verdict};
-use crate::hardware::provider::Provider;
+use crate::hardware::provider;
 
 /// Messages and bytes of all cells that passed. Relaxed: read when all is over.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
@@ -63,12 +63,8 @@ pub fn play(
     done: impl FnOnce(),
     over: impl Fn() -> bool,
 ) -> Verdict {
-    let provider = Provider::chosen()?;
-    let mut builder = setup.build(Context::builder().bootstrap(bootstrap).gpu(gpu), provider);
-    if provider != Provider::Emulated {
-        builder = builder.device(&provider.open(gpu)?);
-    }
-    let ctx = builder.build()?;
+    let builder = Context::builder().bootstrap(bootstrap).gpu(gpu);
+    let ctx = setup.build(builder, provider::chosen()?.provider).build()?;
     rank::play(setup, &ctx)?;
     done();
     // The others may have something to settle with this one, which is up to it.

@@ -3,12 +3,12 @@
 
 use mp::{Builder, Connect, Progress};
 
-use gdsync::rdma::{Endpoint, Lowering, QpConfig};
+use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 
 use super::cells::setting;
 use super::memory::Place;
 use crate::cover::Cell;
-use crate::hardware::provider::Provider;
+use crate::hardware::provider;
 
 /// Who posts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,7 +314,7 @@ impl Setup {
                 recv_entries: 4,
                 recv_sges: 1,
                 lowering: self.lowering,
-                start: provider.shortly_before_the_wrap(),
+                start: provider::shortly_before_the_wrap(provider),
                 ..QpConfig::default()
             })
     }
