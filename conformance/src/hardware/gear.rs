@@ -11,10 +11,8 @@ use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, W
 use gdsync::{Error, Gpu, Kind};
 use libtest_mimic::Failed;
 
+use super::patience::patience;
 use super::provider;
-
-/// Ends what hangs.
-pub const LIMIT: Duration = Duration::from_secs(40);
 
 /// What a trial finds.
 pub type Verdict<T = ()> = Result<T, Failed>;
@@ -220,18 +218,18 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
 /// # Errors
 /// It does not, or it failed.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
-    let done = stream.synchronize(LIMIT)?;
+    let done = stream.synchronize(patience())?;
     ensure(done, || format!("{what}: {stream:?} stands still"))
 }
 
-/// Tries as long as a queue is full, at most [`LIMIT`].
+/// Tries as long as a queue is full, at most [`patience`].
 ///
 /// # Errors
 /// As the attempt; `QueueFull` after the limit.
 pub fn retry<T>(gpu: &Gpu, mut attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
     let full = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == Kind::QueueFull);
     let mut result = attempt();
-    let deadline = gpu.host().now() + LIMIT;
+    let deadline = gpu.host().now() + patience();
     gpu.host().wait_until(Some(deadline), &mut || {
         if full(&result) {
             result = attempt();
@@ -395,12 +393,12 @@ impl Pair {
         for qp in &mut self.qps {
             let error = qp.error();
             ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(LIMIT)?;
+            qp.quiet(patience())?;
         }
         let Pair { devices, qps, .. } = self;
         drop(qps);
         for device in devices {
-            device.close(LIMIT)?;
+            device.close(patience())?;
         }
         Ok(())
     }

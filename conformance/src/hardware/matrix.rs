@@ -17,10 +17,11 @@ use gdsync::rdma::{
 use gdsync::{Gpu, Status};
 use libtest_mimic::Arguments;
 
-use super::gear::{LIMIT, Runtime, Verdict, ensure};
+use super::gear::{Runtime, Verdict, ensure};
+use super::patience::patience;
 use super::provider;
 use super::suite::Suite;
-use super::{is_required, told, unsupported};
+use super::{few, is_required, told, unsupported};
 use crate::cover::{self, Axis, Cell};
 
 /// Messages each way in one cell: several laps of every ring.
@@ -170,7 +171,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
             b.landing.region().write(at, &[0xee; SLOT])?;
             message(&mut b, operation, from, &bytes, &stream)
                 .map_err(|e| format!("message {i}: {e:?}"))?;
-            let done = stream.synchronize(LIMIT)?;
+            let done = stream.synchronize(patience())?;
             ensure(done, || {
                 format!("message {i} from {from}: the stream hangs")
             })?;
@@ -219,7 +220,7 @@ fn message(
             },
         )
     };
-    let send = b.qps[from].prepare_within(&work.signaled(), LIMIT)?;
+    let send = b.qps[from].prepare_within(&work.signaled(), patience())?;
     let mut list = Vec::new();
     let mut receive = None;
     if takes_receive {
@@ -234,7 +235,7 @@ fn message(
     post_on(stream, &mut [a, z], &list)?;
     let span = |region: &gdsync::gpu::Region| region.span(from * SLOT, SLOT);
     stream.copy(&span(&b.seen)?, &span(landing.region())?)?;
-    b.qps[from].wait(send, LIMIT)?;
+    b.qps[from].wait(send, patience())?;
     assert_eq!(b.qps[from].poll(send)?, Some(Status::SUCCESS));
     Ok(())
 }
@@ -245,11 +246,12 @@ const ABSENT: (&str, &str) = ("hip", "this version has no HIP runtime");
 
 /// The command `conformance matrix`.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
+    let (few, words) = few(words);
     let words = std::iter::once("conformance matrix".to_owned()).chain(words);
     let arguments = Arguments::from_iter(words);
     let mut suite = told(Suite::new("matrix"));
     let provider = suite.chosen.provider;
-    let cells = unsupported::cells(provider, &AXES, |keep| {
+    let cells = unsupported::cells(provider, &AXES, few, |keep| {
         cover::pairwise(&AXES, |cell| makes_sense(cell) && keep(cell))
     });
     for cell in cells {

@@ -5,7 +5,8 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 
 use super::faults::config;
-use super::gear::{Gate, Gear, LIMIT, Net, Pair, Runtime, Verdict, ensure, expected, finish};
+use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish};
+use super::patience::patience;
 
 const PAGE: usize = 4096;
 
@@ -79,7 +80,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         let list = [source.sge(out as u64, LEN as u32)];
         let span = landing.remote().span(into as u64, LEN as u64)?;
         let work = Work::write(&list, span).signaled();
-        let send = pair.qps[0].prepare_within(&work, LIMIT)?;
+        let send = pair.qps[0].prepare_within(&work, patience())?;
         let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
         pair.qps[0].post_on(&stream, &list)?;
         gear.verify(&stream, landing.region(), into, LEN, round, &finding)?;
@@ -89,7 +90,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         if !overlap || round % 3 == 0 {
             finish(&stream, "between registrations")?;
             // Requests let go of what they name.
-            pair.qps[0].quiet(LIMIT)?;
+            pair.qps[0].quiet(patience())?;
             landings.clear();
         }
         live.remove(from);

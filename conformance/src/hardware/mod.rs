@@ -15,6 +15,7 @@ pub mod matrix;
 pub mod memory;
 pub mod mp;
 pub mod over;
+pub mod patience;
 pub mod peer;
 pub mod program;
 pub mod provider;
@@ -45,12 +46,21 @@ pub fn main() -> ! {
         Some("--over") => over::command(words.skip(1)),
         _ => {}
     }
-    let arguments = Arguments::from_args();
+    let (few, words) = few(words);
+    let words = std::iter::once("conformance".to_owned()).chain(words);
+    let arguments = Arguments::from_iter(words);
     let mut suite = told(Suite::new("gdsync"));
     for runtime in Runtime::ALL {
-        add_trials(&mut suite, runtime);
+        add_trials(&mut suite, runtime, few);
     }
     suite.run(arguments, |_| {})
+}
+
+/// Whether `--few` is among the words of a command line, and the others. With it, not any two
+/// settings of a matrix meet, but each is met: for machines that are slow.
+fn few(words: impl Iterator<Item = String>) -> (bool, Vec<String>) {
+    let (few, others): (Vec<_>, Vec<_>) = words.partition(|word| word == "--few");
+    (!few.is_empty(), others)
 }
 
 /// What a setting of the environment comes to, or the end of the process.
@@ -106,11 +116,11 @@ fn laps() -> Result<usize, Failed> {
     }
 }
 
-fn add_trials(suite: &mut Suite, runtime: Runtime) {
+fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     if suite.gpu(runtime).is_none() {
         return;
     }
-    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, |keep| {
+    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, few, |keep| {
         cover::pairwise(&program::AXES, |cell| {
             program::makes_sense(cell) && keep(cell)
         })

@@ -10,7 +10,7 @@ use super::gear::Runtime;
 use super::suite::Suite;
 use super::waits::CHANNELS;
 use super::{is_required, told};
-use crate::cover::Cell;
+use crate::cover::{self, Cell};
 use crate::mp::cells::{self, Ground};
 use crate::mp::{processes, run};
 
@@ -21,6 +21,8 @@ pub struct Choice {
     pub runtimes: Vec<Runtime>,
     /// GPUs of CUDA that ranks share at most.
     pub gpus: Option<u32>,
+    /// Not any two settings, but each one.
+    pub few: bool,
     /// Not a cover, but everything.
     pub whole: bool,
     /// This cell alone.
@@ -32,6 +34,7 @@ usage: conformance mp [OPTIONS] [FILTER] [OPTIONS OF A TEST]
 
   --gpu NAME    soft or cuda; else both, where present
   --gpus N      of CUDA's GPUs the first N at most, which the ranks share (default 1)
+  --few         each setting once, in place of any two together
   --whole       the whole matrix, not a cover of it
   --cell WORD   one cell, as a failure names it
 
@@ -58,6 +61,10 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
             "--cell" => {
                 choice.cell = cells::parse(&value());
                 choice.cell.is_some()
+            }
+            "--few" => {
+                choice.few = true;
+                true
             }
             "--whole" => {
                 choice.whole = true;
@@ -137,6 +144,7 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     let (mine, others) = match (&choice.cell, choice.whole) {
         (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
         (None, true) => (cells::whole(threads), cells::pairwise(apart)),
+        (None, false) if choice.few => (cover::each(cells::pairwise(threads)), cells::few(apart)),
         (None, false) => (cells::pairwise(threads), cells::few(apart)),
     };
     for cell in mine {

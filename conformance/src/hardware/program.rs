@@ -10,9 +10,8 @@ use gdsync::rdma::{
     SendRequest, Work, post_on,
 };
 
-use super::gear::{
-    Finding, Gear, LIMIT, Net, Pair, Runtime, Verdict, ensure, expected, finish, retry,
-};
+use super::gear::{Finding, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish, retry};
+use super::patience::patience;
 use crate::cover::{Axis, Cell};
 
 /// What the programs of a matrix differ in.
@@ -306,7 +305,7 @@ impl Play<'_> {
             return Ok(());
         };
         let qp = &mut self.pair.qps[at];
-        qp.wait(request, LIMIT)?;
+        qp.wait(request, patience())?;
         let got = qp.received(request)?;
         ensure((got.len as usize, got.imm) == (len, imm), || {
             format!("{got:?} instead of {len} bytes and {imm:?}")
@@ -427,10 +426,10 @@ impl Play<'_> {
         };
         let work = if signaled { work.signaled() } else { work };
         let hole = match step.hole {
-            true => Some(qp.prepare_within(&Work::nop().signaled(), LIMIT)?),
+            true => Some(qp.prepare_within(&Work::nop().signaled(), patience())?),
             false => None,
         };
-        let send = qp.prepare_within(&work, LIMIT)?;
+        let send = qp.prepare_within(&work, patience())?;
         if let Some(hole) = hole {
             qp.abort(hole)?;
         }

@@ -11,6 +11,7 @@ use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use super::gear::{Runtime, Verdict};
 use super::is_required;
+use super::patience;
 use super::provider::{self, Chosen};
 use super::unsupported::Lack;
 
@@ -31,8 +32,9 @@ impl Suite {
     /// None yet, over the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`provider::chosen`].
+    /// As [`provider::chosen`] and [`patience::check`].
     pub fn new(name: &'static str) -> Verdict<Suite> {
+        patience::check()?;
         Ok(Suite {
             name,
             chosen: provider::chosen()?,

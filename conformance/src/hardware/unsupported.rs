@@ -6,7 +6,7 @@
 use gdsync::rdma::Provider;
 
 use super::gear::Verdict;
-use crate::cover::{Axis, Cell, name};
+use crate::cover::{Axis, Cell, each, name};
 
 /// Something that a provider does not do.
 #[derive(Clone, Copy, Debug)]
@@ -87,14 +87,18 @@ impl Lack {
     }
 }
 
-/// The cells of a cover that a provider runs, and behind them, for each setting that it lacks, the
+/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each setting that it lacks, the
 /// plainest cell with it.
 pub fn cells(
     provider: Provider,
     axes: &[Axis],
+    few: bool,
     cover: impl Fn(&dyn Fn(&Cell) -> bool) -> Vec<Cell>,
 ) -> Vec<Cell> {
     let mut cells = cover(&|cell| Lack::of(provider, &name(axes, cell)).is_none());
+    if few {
+        cells = each(cells);
+    }
     for (axis, (_, settings)) in axes.iter().enumerate() {
         for setting in 0..settings.len() {
             let mut cell = vec![0; axes.len()];
@@ -119,7 +123,7 @@ mod tests {
         ];
         let all = [0, 1].map(|q| [0, 1, 2].map(|f| vec![q, f])).concat();
         let cells = |provider| {
-            cells(provider, &AXES, |keep| {
+            cells(provider, &AXES, false, |keep| {
                 all.iter().filter(|cell| keep(cell)).cloned().collect()
             })
         };

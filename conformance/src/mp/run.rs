@@ -16,7 +16,8 @@ use super::cells;
 use super::rank;
 use super::setup::Setup;
 use crate::cover::Cell;
-use crate::hardware::gear::{LIMIT, Runtime, Verdict};
+use crate::hardware::gear::{Runtime, Verdict};
+use crate::hardware::patience::patience;
 use crate::hardware::provider;
 
 /// Messages and bytes of all cells that passed. Relaxed: read when all is over.
@@ -69,7 +70,7 @@ pub fn play(
     done();
     // The others may have something to settle with this one, which is up to it.
     let host = ctx.gpu().host();
-    host.wait_until(Some(host.now() + LIMIT), &mut || {
+    host.wait_until(Some(host.now() + patience()), &mut || {
         if setup.manual {
             ctx.progress();
         }

@@ -1,6 +1,8 @@
 //! A cell as numbers: what contexts are built with, how many messages go where, and what that
 //! costs.
 
+use std::time::Duration;
+
 use mp::{Builder, Connect, Progress};
 
 use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
@@ -8,6 +10,7 @@ use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 use super::cells::setting;
 use super::memory::Place;
 use crate::cover::Cell;
+use crate::hardware::patience::patiently;
 use crate::hardware::provider;
 
 /// Who posts requests.
@@ -70,6 +73,9 @@ pub const SLACK: usize = 70;
 
 /// Rounds that a rank is ahead of its streams at most.
 const AHEAD: usize = 8;
+
+/// Of messages that nobody answers, as contexts have it by themselves.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const MIB: usize = 1 << 20;
 
@@ -296,6 +302,7 @@ impl Setup {
     #[must_use]
     pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
+            .timeout(patiently(TIMEOUT))
             .eager_limit(self.eager)
             .depth(self.depth)
             .start(self.first)
