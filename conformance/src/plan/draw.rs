@@ -6,7 +6,7 @@ use fastrand::Rng;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::{Caps, Condition};
-use gdsync::rdma::{Access, Endpoint, Lowering, QpConfig};
+use gdsync::rdma::{Access, Endpoint, Lowering, QpConfig, Transport};
 use softgpu::Weak;
 
 use super::{
@@ -124,6 +124,7 @@ fn queue(rng: &mut Rng, ranks: usize) -> QpConfig {
         _ => 8,
     };
     QpConfig {
+        transport: Transport::Rc,
         send_blocks: size(rng),
         recv_entries: size(rng),
         recv_sges: rng.u32(1..=4),

@@ -88,6 +88,8 @@ pub(super) struct Built {
     pub core: QpCore,
     /// The region that the send queue is in, and where.
     pub ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    pub memory: [MemoryKind; 3],
 }
 
 struct Sizes {
@@ -203,6 +205,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         config.recv_entries,
     )?;
     let error = carver.take(4)?;
+    let memory = [ring.kind(), cqs.kind(), record_region.kind()];
     let made = nic.create_qp(
         pd.id(),
         &QpRings {
@@ -273,6 +276,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             recv,
         ),
         ring: (ring, send_at),
+        memory,
     })
 }
 

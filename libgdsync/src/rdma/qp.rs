@@ -15,7 +15,7 @@ use super::{
     ReceiveRequest, SendRequest, Sge, Transport, Work,
 };
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Region, Stream};
+use crate::gpu::{MemoryKind, Region, Stream};
 use crate::memop::trace::Tracer;
 use crate::ring::{Refusal, Ticket};
 
@@ -43,6 +43,8 @@ pub struct Qp {
     pub(super) pd: Pd,
     /// The region that the send queue is in, and where.
     pub(super) ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    memory: [MemoryKind; 3],
     recv_sges: u32,
 }
 
@@ -87,6 +89,7 @@ impl Qp {
             there: 0,
             pd: pd.clone(),
             ring: built.ring,
+            memory: built.memory,
             recv_sges: config.recv_sges,
         })
     }
@@ -128,6 +131,13 @@ impl Qp {
     /// How it talks to others.
     pub fn transport(&self) -> Transport {
         self.core.transport
+    }
+
+    /// Where work queues, completion queues and the doorbell record really lie: as
+    /// [`QpConfig`] asks, or in pinned memory where the NIC or the CPU does not reach what it asks
+    /// for.
+    pub fn memory(&self) -> [MemoryKind; 3] {
+        self.memory
     }
 
     /// The record that the peer connects to, or that a [`Destination`](super::Destination) is

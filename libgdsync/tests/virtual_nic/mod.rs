@@ -67,7 +67,7 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
 }
 
 /// The library to preload, built if its sources have changed: as `emulator/ci/run` builds it.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let exe = std::env::current_exe().unwrap();

@@ -22,7 +22,7 @@ use super::context::{Context, check};
 use super::{RdmaCoreNic, path};
 use crate::gpu::{Gpu, Mapped};
 use crate::provider::nic::Nic as _;
-use crate::rdma::{Access, QpAddress};
+use crate::rdma::{Access, QpAddress, Transport};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 
@@ -277,10 +277,12 @@ impl VendorQp {
             gpu: 0,
             process: 0,
             port: nic.port(),
+            qkey: None,
+            lane: 0,
         };
         let port = nic.port_used();
         let steps = [
-            path::init(port, Access::ALL),
+            path::init(port, Access::ALL, Transport::Rc),
             path::ready_to_receive(port, &here).unwrap(),
             path::ready_to_send(0),
         ];

@@ -283,10 +283,7 @@ fn drawn(rng: &mut Rng, memory: u64) -> Request {
         flags: flags(rng.usize(..8)),
         imm: rng.u32(..),
         data,
-        remote: RemoteSpan {
-            addr: rng.u64(..),
-            rkey: rng.u32(..),
-        },
+        remote: RemoteSpan::new(rng.u64(..), rng.u32(..)),
         operands: (rng.u64(..), rng.u64(..)),
     }
 }

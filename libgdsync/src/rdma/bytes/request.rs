@@ -129,10 +129,7 @@ impl Request {
             },
             imm: 0x0102_0304,
             data: Data::Gather(Vec::new()),
-            remote: RemoteSpan {
-                addr: 0x1122_3344_5566_7788,
-                rkey: 0x99aa_bbcc,
-            },
+            remote: RemoteSpan::new(0x1122_3344_5566_7788, 0x99aa_bbcc),
             operands: (0xf1f2_f3f4_f5f6_f7f8, 0xe1e2_e3e4_e5e6_e7e8),
         }
     }
@@ -204,7 +201,11 @@ pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr 
             solicited,
             fence,
         },
-    } = *work;
+        to: None,
+    } = *work
+    else {
+        panic!("a datagram");
+    };
     let flag = |set: bool, bit: u32| if set { bit } else { 0 };
     let mut wr = no_send();
     wr.send_flags = flag(signaled, IBV_SEND_SIGNALED)
@@ -239,7 +240,7 @@ pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr 
         SendOpcode::ATOMIC_FA => IBV_WR_ATOMIC_FETCH_AND_ADD,
         other => panic!("{other} is no opcode of a request"),
     };
-    let to = remote.unwrap_or(RemoteSpan { addr: 0, rkey: 0 });
+    let to = remote.unwrap_or(RemoteSpan::new(0, 0));
     wr.wr = match atomic {
         None => ibv_send_remote {
             rdma: ibv_send_rdma {

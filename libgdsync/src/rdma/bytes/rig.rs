@@ -202,7 +202,7 @@ impl Rig {
         let mut ours = pd.create_qp(&config).unwrap();
         ours.connect(&ours.address()).unwrap();
         // Theirs has sent a message, too.
-        let nowhere = RemoteSpan { addr: 0, rkey: 0 };
+        let nowhere = RemoteSpan::new(0, 0);
         let first = ours.prepare(&Work::write(&[], nowhere).signaled()).unwrap();
         ours.post(first).unwrap();
         ours.wait(first, LIMIT).unwrap();
