@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{self, QpConfig};
+use gdsync::rdma::{self, Device, DeviceOptions, QpConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite};
+use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -40,6 +40,8 @@ pub enum Command {
     Bandwidth(bandwidth::Options),
     /// Messages by the million, and memory that does not grow.
     Soak(soak::Options),
+    /// Messages of changing sizes, every byte verified.
+    Verify(verify::Options),
     /// From the first process's start until all ranks have their peers.
     Start(start::Options),
     /// Memory for each connected peer.
@@ -140,14 +142,31 @@ impl Layer {
 }
 
 /// Who rings the NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Provider {
+pub enum Endpoint {
     /// The stream itself.
     Ring,
     /// A CPU thread on its behalf.
     Proxy,
-    /// As GDS_PROVIDER says, or the stream.
+    /// As GDS_ENDPOINT says, or the stream.
+    #[default]
+    Auto,
+}
+
+/// Who drives the NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Provider {
+    /// Libmlx5: a ConnectX.
+    RdmaCore,
+    /// Libibverbs: any NIC, by a CPU thread.
+    Proxy,
+    /// The virtual ConnectX in the process.
+    Emulated,
+    /// As GDS_PROVIDER says, or the first of these that works.
+    #[default]
     Auto,
 }
 
@@ -178,6 +197,10 @@ pub struct Setup {
     pub lowering: Lowering,
     /// Who rings the NIC.
     #[arg(long, value_enum, default_value = "auto")]
+    #[serde(default)]
+    pub endpoint: Endpoint,
+    /// Who drives the NIC.
+    #[arg(long, value_enum, default_value = "auto")]
     pub provider: Provider,
 }
 
@@ -191,6 +214,20 @@ impl Setup {
         }
     }
 
+    /// The NIC.
+    pub fn device(&self, gpu: &Gpu) -> gdsync::Result<Device> {
+        let options = DeviceOptions {
+            provider: match self.provider {
+                Provider::RdmaCore => rdma::Provider::RdmaCore,
+                Provider::Proxy => rdma::Provider::Proxy,
+                Provider::Emulated => rdma::Provider::Emulated,
+                Provider::Auto => rdma::Provider::Auto,
+            },
+            ..DeviceOptions::default()
+        };
+        Device::open_with(gpu, &options)
+    }
+
     /// Queue pairs as asked for, with `entries` entries in each queue.
     pub fn queues(&self, entries: u32) -> QpConfig {
         QpConfig {
@@ -201,10 +238,10 @@ impl Setup {
                 Lowering::Kernel => rdma::Lowering::Kernel,
                 Lowering::Auto => rdma::Lowering::Auto,
             },
-            endpoint: match self.provider {
-                Provider::Ring => rdma::Endpoint::Ring,
-                Provider::Proxy => rdma::Endpoint::Proxy,
-                Provider::Auto => rdma::Endpoint::Auto,
+            endpoint: match self.endpoint {
+                Endpoint::Ring => rdma::Endpoint::Ring,
+                Endpoint::Proxy => rdma::Endpoint::Proxy,
+                Endpoint::Auto => rdma::Endpoint::Auto,
             },
             ..QpConfig::default()
         }

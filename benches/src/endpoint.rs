@@ -51,7 +51,7 @@ impl Endpoint {
     /// Opens those of rank `number`.
     pub fn open(setup: &Setup, number: u32) -> Result<Endpoint> {
         let gpu = gpu::open(&setup.gpus, number)?;
-        let device = Device::emulated(&gpu).context("opening a NIC")?;
+        let device = setup.device(&gpu).context("opening a NIC")?;
         Ok(Endpoint {
             stream: gpu.stream()?,
             pd: device.alloc_pd()?,

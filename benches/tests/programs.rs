@@ -129,7 +129,7 @@ fn threads_play_by_kernels() {
 #[test]
 fn processes_play_by_proxy_with_writes_to_pinned_memory() {
     let more = [
-        "--provider",
+        "--endpoint",
         "proxy",
         "--memory",
         "pinned",

@@ -1,12 +1,12 @@
 //! Libraries and NICs that are not there, not whole, or not the ones that were named: a typed
-//! error with the reason, and the virtual NIC goes on.
+//! error with the reason, and the virtual NIC is used.
 
 mod virtual_nic;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gdsync::rdma::Device;
+use gdsync::rdma::{Device, Provider};
 use gdsync::{Gpu, Kind};
 use virtual_nic::{inside, outside};
 
@@ -19,7 +19,19 @@ fn refused(kind: Kind, names: &[&str]) {
         let text = error.to_string();
         assert!(text.contains(name), "{text:?} does not name {name:?}");
     }
-    Device::emulated(&gpu).unwrap();
+    // Who names a NIC wants that one.
+    let named = ["GDS_NIC", "GDS_GID_INDEX"].map(std::env::var_os);
+    if named != [None, None] {
+        assert_eq!(Device::from_env(&gpu).unwrap_err().kind(), kind);
+        Device::emulated(&gpu).unwrap();
+        return;
+    }
+    let device = Device::from_env(&gpu).unwrap();
+    assert_eq!(device.provider(), Provider::Emulated);
+    let why = &device.passed_over()[0];
+    for name in names {
+        assert!(why.contains(name), "{why:?} does not name {name:?}");
+    }
 }
 
 /// A library that exports functions which are never called, in one version of each.

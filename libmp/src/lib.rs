@@ -103,7 +103,7 @@
 //! the background by the thread of gdsync's watcher, or by the program ([`Progress::Manual`]).
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, and who is in the job: see `docs/env.md`.
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_ENDPOINT`, and who is in the job: see `docs/env.md`.
 
 pub mod bootstrap;
 mod context;

@@ -44,7 +44,7 @@ pub enum Endpoint {
     Ring,
     /// A CPU thread, on a word that the stream writes: possible with any NIC.
     Proxy,
-    /// What the environment (`GDS_PROVIDER`) says, or the ring.
+    /// What the environment (`GDS_ENDPOINT`) says, or the ring.
     #[default]
     Auto,
 }
@@ -53,10 +53,10 @@ impl Endpoint {
     pub(super) fn resolve(self) -> Result<Endpoint> {
         match self {
             Endpoint::Auto => env_choice(
-                "GDS_PROVIDER",
+                "GDS_ENDPOINT",
                 &[
                     ("auto", Endpoint::Ring),
-                    ("emulated", Endpoint::Ring),
+                    ("ring", Endpoint::Ring),
                     ("proxy", Endpoint::Proxy),
                 ],
             ),
@@ -66,7 +66,7 @@ impl Endpoint {
 }
 
 /// The value of a variable that has a few; the first if it is not set.
-fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
+pub(super) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
     let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
     choices
         .iter()

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
+use super::choice::{DeviceOptions, Provider};
 use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
-use crate::provider::rdma_core::RdmaCoreNic;
-use crate::provider::verbs::VerbsNic;
 use crate::watch::{WatchList, Watcher};
 
 /// What a registration permits. Local reading is always permitted.
@@ -60,6 +59,8 @@ pub struct Device(pub(super) Arc<DeviceInner>);
 pub(super) struct DeviceInner {
     gpu: Gpu,
     nic: Arc<dyn Nic>,
+    /// What would have been better, and why it cannot be used.
+    passed_over: Vec<String>,
     watch: WatchList,
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
@@ -105,7 +106,7 @@ impl Device {
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
-        Ok(Device::open(gpu, Arc::new(nic), watched))
+        Ok(Device::open(gpu, Arc::new(nic), watched, Vec::new()))
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -116,7 +117,7 @@ impl Device {
     /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
     pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
-        Ok(Device::open(gpu, Arc::new(RdmaCoreNic::open(gpu)?), true))
+        Device::driven_by(gpu, Provider::RdmaCore)
     }
 
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
@@ -126,10 +127,23 @@ impl Device {
     /// # Errors
     /// As [`Device::rdma_core`].
     pub fn proxy(gpu: &Gpu) -> Result<Device> {
-        Ok(Device::open(gpu, Arc::new(VerbsNic::open(gpu)?), true))
+        Device::driven_by(gpu, Provider::Proxy)
     }
 
-    fn open(gpu: &Gpu, nic: Arc<dyn Nic>, watched: bool) -> Device {
+    fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
+        let options = DeviceOptions {
+            provider,
+            ..DeviceOptions::default()
+        };
+        Device::open_with(gpu, &options)
+    }
+
+    pub(super) fn open(
+        gpu: &Gpu,
+        nic: Arc<dyn Nic>,
+        watched: bool,
+        passed_over: Vec<String>,
+    ) -> Device {
         let host = gpu.host();
         let (watch, proxies) = (WatchList::default(), ProxyList::default());
         let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
@@ -138,6 +152,7 @@ impl Device {
         Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
+            passed_over,
             watch,
             watcher,
             attached,
@@ -155,6 +170,21 @@ impl Device {
     /// The provider and the NIC, for people: `emulated nic0`.
     pub fn name(&self) -> String {
         format!("{} {}", self.0.nic.provider(), self.0.nic.name())
+    }
+
+    /// Who drives it; never [`Provider::Auto`].
+    pub fn provider(&self) -> Provider {
+        match self.0.nic.provider() {
+            "rdma_core" => Provider::RdmaCore,
+            "proxy" => Provider::Proxy,
+            _ => Provider::Emulated,
+        }
+    }
+
+    /// The providers that [`Provider::Auto`] would rather have taken, each with the reason why
+    /// it could not be.
+    pub fn passed_over(&self) -> &[String] {
+        &self.0.passed_over
     }
 
     /// The GPU it was opened for.

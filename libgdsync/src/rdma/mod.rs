@@ -7,6 +7,7 @@
 
 mod address;
 mod build;
+pub(crate) mod choice;
 mod config;
 mod core;
 mod device;
@@ -20,6 +21,7 @@ mod request;
 mod work;
 
 pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
+pub use choice::{DeviceOptions, NicChoice, Provider};
 pub use config::{Endpoint, Lowering, QpConfig};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};

@@ -29,10 +29,33 @@ impl Pair {
     pub fn new(open: Open, config: &QpConfig) -> Pair {
         let gpu = Gpu::soft().unwrap();
         let device = open(&gpu).unwrap();
+        Pair::of(gpu, &device, config)
+    }
+
+    pub fn of(gpu: Gpu, device: &Device, config: &QpConfig) -> Pair {
         let pd = device.alloc_pd().unwrap();
         let (mut a, mut b) = (pd.create_qp(config).unwrap(), pd.create_qp(config).unwrap());
         connect(&mut a, &mut b);
         Pair { gpu, pd, a, b }
+    }
+
+    /// A message by a stream.
+    pub fn works(mut self) {
+        let memory = self.memory(MemoryKind::Pinned, 64);
+        memory.region().write(0, b"a message").unwrap();
+        let stream = self.gpu.stream().unwrap();
+        let receive = self.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
+        self.b.post_receive(receive).unwrap();
+        let list = [memory.sge(0, 9)];
+        let send = self.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let post = [Descriptor::Send(send), Descriptor::wait(send)];
+        self.a.post_on(&stream, &post).unwrap();
+        let wait = [Descriptor::wait_flushed(receive)];
+        self.b.post_on(&stream, &wait).unwrap();
+        finish(&stream);
+        let mut got = [0; 9];
+        memory.region().read(32, &mut got).unwrap();
+        assert_eq!(&got, b"a message");
     }
 
     pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {

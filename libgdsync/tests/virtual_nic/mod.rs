@@ -51,6 +51,7 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
         command
             .env_remove("GDS_NIC")
             .env_remove("GDS_PROVIDER")
+            .env_remove("GDS_ENDPOINT")
             .env_remove("GDS_LOWER")
             .env("VMLX5_FABRIC", &fabric[..fabric.len().min(64)])
             .envs(vars.iter().copied());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Device, Endpoint, QpConfig};
+use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
 
 use super::Context;
 use crate::bootstrap::{self, Bootstrap};
@@ -150,7 +150,7 @@ impl Builder {
         self
     }
 
-    /// The NIC. Default: a virtual one.
+    /// The NIC. Default: as [`Device::from_env`] chooses; it has to be of one kind on all ranks.
     #[must_use]
     pub fn device(mut self, device: &Device) -> Builder {
         self.device = Some(device.clone());
@@ -227,7 +227,7 @@ impl Builder {
         self
     }
 
-    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_PROVIDER`
+    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_ENDPOINT`
     /// says.
     #[must_use]
     pub fn endpoint(mut self, endpoint: Endpoint) -> Builder {
@@ -267,10 +267,15 @@ impl Builder {
             (None, Some(device)) => device.gpu().clone(),
             (None, None) => Gpu::from_env()?,
         };
-        let device = match (self.device, self.config.progress) {
-            (Some(device), _) => device,
-            (None, Progress::Background) => Device::emulated(&gpu)?,
-            (None, Progress::Manual) => Device::emulated_unwatched(&gpu, Default::default())?,
+        let device = match self.device {
+            Some(device) => device,
+            None => {
+                let options = DeviceOptions {
+                    watched: self.config.progress == Progress::Background,
+                    ..DeviceOptions::default()
+                };
+                Device::open_with(&gpu, &options)?
+            }
         };
         Context::open(bootstrap, &gpu, &device, self.config)
     }

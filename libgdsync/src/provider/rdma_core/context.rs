@@ -60,6 +60,15 @@ pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> 
     refused(operation, what, errno.unwrap_or(0))
 }
 
+/// Why there is no list of devices: for the most part because no driver of one is in the kernel.
+fn no_list() -> Error {
+    let e = refused_last(OPEN, "list of devices");
+    match e.kind() {
+        Kind::Unsupported => Error::new(OPEN, Kind::Absent, "the kernel has no RDMA").source(e),
+        _ => e,
+    }
+}
+
 /// An answer that is a number: 0 or an errno, which some functions negate or leave in `errno`.
 pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
     match answer {
@@ -165,7 +174,7 @@ pub(super) fn all(
     let mut count = 0;
     // SAFETY: stores a number.
     let list = unsafe { (verbs.ibv_get_device_list)(&mut count) };
-    let first = NonNull::new(list).ok_or_else(|| refused_last(OPEN, "list of devices"))?;
+    let first = NonNull::new(list).ok_or_else(no_list)?;
     let count = usize::try_from(count).unwrap_or(0);
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for i in 0..count {

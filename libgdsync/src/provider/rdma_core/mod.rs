@@ -27,7 +27,7 @@ use self::qp::QpParts;
 use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, PortAddress, QpAddress};
+use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
 
 /// What opening is called in errors.
 const OPEN: &str = "open rdma_core device";
@@ -64,17 +64,17 @@ pub(crate) struct RdmaCoreNic {
 }
 
 impl RdmaCoreNic {
-    pub fn open(gpu: &Gpu) -> Result<RdmaCoreNic> {
-        RdmaCoreNic::choose(gpu, true)
+    pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<RdmaCoreNic> {
+        RdmaCoreNic::choose(gpu, nic, true)
     }
 
     /// As [`RdmaCoreNic::open`], of any maker. It makes no queue pairs.
-    pub fn open_any(gpu: &Gpu) -> Result<RdmaCoreNic> {
-        RdmaCoreNic::choose(gpu, false)
+    pub fn open_any(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<RdmaCoreNic> {
+        RdmaCoreNic::choose(gpu, nic, false)
     }
 
-    fn choose(gpu: &Gpu, direct: bool) -> Result<RdmaCoreNic> {
-        let (context, port) = port::choose(gpu, direct)?;
+    fn choose(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<RdmaCoreNic> {
+        let (context, port) = port::choose(gpu, nic, direct)?;
         Ok(RdmaCoreNic {
             gpu: gpu.clone(),
             context,

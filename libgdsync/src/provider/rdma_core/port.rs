@@ -9,12 +9,9 @@ use super::OPEN;
 use super::context::{self, Context, Libraries, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::rdma::PortAddress;
+use crate::rdma::choice::GID_INDEX;
+use crate::rdma::{NicChoice, PortAddress};
 
-/// Names the NIC, and its port if it has several: `mlx5_0`, `mlx5_0:2`.
-const NIC: &str = "GDS_NIC";
-/// Chooses among the identifiers of the port.
-const GID_INDEX: &str = "GDS_GID_INDEX";
 /// No NIC has more ports.
 const MOST_PORTS: u8 = 4;
 
@@ -29,42 +26,15 @@ pub(in crate::provider) struct Port {
     pub address: PortAddress,
 }
 
-/// What [`NIC`] says.
-struct Wanted {
-    name: String,
-    port: Option<u8>,
-}
-
-fn wanted(said: &str) -> Result<Wanted> {
-    let wrong = || {
-        let what = format!("{NIC}={said}: it is a NIC, or a NIC and a port: mlx5_0, mlx5_0:2");
-        Error::new(OPEN, Kind::Invalid, what)
-    };
-    let (name, port) = match said.split_once(':') {
-        None => (said, None),
-        Some((name, port)) => {
-            let port = port.parse().ok().filter(|port| *port > 0);
-            (name, Some(port.ok_or_else(wrong)?))
-        }
-    };
-    if name.is_empty() {
-        return Err(wrong());
-    }
-    Ok(Wanted {
-        name: name.to_owned(),
-        port,
-    })
-}
-
-/// The NIC and port that the environment names, or the nearest one to `gpu` that is active. With
-/// `direct` verbs, or of any maker.
-pub(super) fn choose(gpu: &Gpu, direct: bool) -> Result<(&'static Context, Port)> {
+/// The NIC and port that are wanted, or the nearest one to `gpu` that is active. With `direct`
+/// verbs, or of any maker.
+pub(super) fn choose(
+    gpu: &Gpu,
+    wanted: Option<&NicChoice>,
+    direct: bool,
+) -> Result<(&'static Context, Port)> {
     let libraries = Libraries::load(direct)?;
-    let wanted = match std::env::var(NIC) {
-        Ok(said) => Some(wanted(&said)?),
-        Err(_) => None,
-    };
-    let name = wanted.as_ref().map(|wanted| wanted.name.as_str());
+    let name = wanted.map(|wanted| wanted.device.as_str());
     let (mut contexts, mut passed_over) = context::all(libraries, name)?;
     let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
     if let Some(gpu_place) = gpu_place {
@@ -74,7 +44,7 @@ pub(super) fn choose(gpu: &Gpu, direct: bool) -> Result<(&'static Context, Port)
             None => usize::MAX,
         });
     }
-    let one = wanted.as_ref().and_then(|wanted| wanted.port);
+    let one = wanted.and_then(|wanted| wanted.port);
     for context in contexts {
         let ports = one.map_or(1..=MOST_PORTS, |port| port..=port);
         for number in ports {
@@ -96,7 +66,7 @@ pub(super) fn choose(gpu: &Gpu, direct: bool) -> Result<(&'static Context, Port)
         }
     }
     let what = match (wanted, passed_over.is_empty()) {
-        (Some(wanted), true) => format!("no NIC is called {}", wanted.name),
+        (Some(wanted), true) => format!("no NIC is called {}", wanted.device),
         (None, true) => "libibverbs knows no NIC".to_owned(),
         (_, false) => passed_over.join("; "),
     };
@@ -194,27 +164,5 @@ mod tests {
         let socket = Path::new("/sys/devices/pci0000:80/0000:80:02.0/0000:82:00.0");
         let far = [gpu, beside, bridge, socket].map(|place| distance(gpu, place));
         assert_eq!(far, [0, 2, 4, 6]);
-    }
-
-    #[test]
-    fn a_nic_is_named_with_its_port_or_without() {
-        let one = wanted("mlx5_0").unwrap();
-        assert_eq!((one.name.as_str(), one.port), ("mlx5_0", None));
-        let two = wanted("mlx5_1:2").unwrap();
-        assert_eq!((two.name.as_str(), two.port), ("mlx5_1", Some(2)));
-        for wrong in [
-            "",
-            ":1",
-            "mlx5_0:",
-            "mlx5_0:0",
-            "mlx5_0:x",
-            "mlx5_0:1:2",
-            "mlx5_0:256",
-        ] {
-            let Err(e) = wanted(wrong) else {
-                panic!("{wrong} is taken");
-            };
-            assert_eq!(e.kind(), Kind::Invalid);
-        }
     }
 }

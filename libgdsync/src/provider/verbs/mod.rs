@@ -32,7 +32,7 @@ use super::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
 use super::rdma_core::{RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, PortAddress, QpAddress};
+use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
 
 /// What opening is called in errors.
 const OPEN: &str = "open proxy device";
@@ -59,8 +59,8 @@ pub(crate) struct VerbsNic {
 }
 
 impl VerbsNic {
-    pub fn open(gpu: &Gpu) -> Result<VerbsNic> {
-        let base = RdmaCoreNic::open_any(gpu)?;
+    pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<VerbsNic> {
+        let base = RdmaCoreNic::open_any(gpu, nic)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
         let common = Arc::new(Common::new(context, Arc::clone(gpu.host()))?);

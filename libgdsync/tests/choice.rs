@@ -1,0 +1,189 @@
+//! Which NIC a program gets that names none, or half of one, and that it is told what was passed
+//! over and why.
+
+#[allow(unused_macros, unused_imports)]
+mod standin;
+mod verbs_device;
+mod virtual_nic;
+
+use std::fmt::{self, Write as _};
+use std::sync::{Arc, Mutex};
+
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider, QpConfig};
+use gdsync::{Gpu, Kind};
+use standin::{Control, LIBRARY, Variant};
+use verbs_device::Pair;
+use virtual_nic::{inside, outside};
+
+/// What was told since it listens, a line an event.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<String>>);
+
+impl Told {
+    fn listen() -> Told {
+        let told = Told::default();
+        tracing::subscriber::set_global_default(told.clone()).unwrap();
+        told
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.0.lock().unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+impl tracing::Subscriber for Told {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "gdsync"
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Message<'a>(&'a mut String);
+        impl tracing::field::Visit for Message<'_> {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+                if field.name() == "message" {
+                    write!(self.0, "{value:?}").unwrap();
+                }
+            }
+        }
+        let mut line = format!("{} ", event.metadata().level());
+        event.record(&mut Message(&mut line));
+        *self.0.lock().unwrap() += &(line + "\n");
+    }
+}
+
+/// That `Auto` comes to this provider, twice, works with it, and has told once, at `level`, why
+/// the others are passed over: each reason contains the text.
+#[track_caller]
+fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
+    let told = Told::listen();
+    let first = Device::from_env(gpu).unwrap();
+    let second = Device::from_env(gpu).unwrap();
+    for device in [&first, &second] {
+        assert_eq!(device.provider(), provider, "{device:?}");
+        let passed_over = device.passed_over();
+        assert_eq!(passed_over.len(), reasons.len(), "{passed_over:?}");
+        for (said, reason) in passed_over.iter().zip(reasons) {
+            assert!(said.contains(reason), "{said:?} does not say {reason:?}");
+        }
+    }
+    let news: Vec<String> = told.lines();
+    let news: Vec<&String> = news
+        .iter()
+        .filter(|line| line.contains("is used"))
+        .collect();
+    assert_eq!(news.len(), reasons.len(), "{news:?}");
+    for (line, reason) in news.iter().zip(reasons) {
+        assert!(line.starts_with(level) && line.contains(reason), "{line}");
+    }
+    let pair = Pair::of(gpu.clone(), &first, &QpConfig::default());
+    pair.works();
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_connectx_goes_before_all() {
+    inside!(&[]);
+    comes_to(&Gpu::soft().unwrap(), Provider::RdmaCore, "", &[]);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn without_direct_verbs_a_thread_drives_it() {
+    inside!(&[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")]);
+    let why = ["/nowhere/libmlx5.so.1"];
+    comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "INFO", &why);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
+    let library = standin::build(&Variant::default());
+    let vars = [(LIBRARY, library.to_str().unwrap())];
+    let name = "a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread";
+    if !virtual_nic::is_child(name, &vars, true) {
+        return;
+    }
+    let gpu = Gpu::cuda(0).unwrap();
+    // Not supported.
+    Control::open().fail("cuMemHostRegister_v2", 801, 0);
+    comes_to(&gpu, Provider::Proxy, "WARN", &["register host memory"]);
+}
+
+#[test]
+fn without_the_library_there_is_the_virtual_one() {
+    outside!(&[("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")]);
+    let why = ["/nowhere/libibverbs.so.1"; 2];
+    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "INFO", &why);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn without_a_nic_there_is_the_virtual_one() {
+    inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
+    let why = ["mlx5_0:1 is not active"; 2];
+    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "INFO", &why);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_nic_that_was_named_is_not_replaced() {
+    inside!(&[]);
+    let gpu = Gpu::soft().unwrap();
+    let named = |nic: &str| DeviceOptions {
+        nic: Some(nic.parse::<NicChoice>().unwrap()),
+        ..DeviceOptions::default()
+    };
+    let e = Device::open_with(&gpu, &named("mlx5_7")).unwrap_err();
+    assert_eq!(e.kind(), Kind::Absent);
+    assert!(e.to_string().contains("mlx5_7"), "{e}");
+    let device = Device::open_with(&gpu, &named("mlx5_0:1")).unwrap();
+    assert_eq!(device.name(), "rdma_core mlx5_0:1");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_variable_that_makes_no_sense_is_an_error() {
+    inside!(&[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")]);
+    let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Invalid);
+    assert!(e.to_string().contains("GDS_GID_INDEX=200"), "{e}");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_environment_forces_the_virtual_one() {
+    inside!(&[("GDS_PROVIDER", "emulated")]);
+    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "", &[]);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_environment_forces_a_thread() {
+    inside!(&[("GDS_PROVIDER", "proxy")]);
+    comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "", &[]);
+}
+
+#[test]
+fn what_is_forced_is_not_replaced() {
+    outside!(&[
+        ("GDS_PROVIDER", "rdma_core"),
+        ("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")
+    ]);
+    let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Absent);
+}
+
+#[test]
+fn a_provider_that_is_none() {
+    outside!(&[("GDS_PROVIDER", "mlx5")]);
+    let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Invalid);
+    let said = "GDS_PROVIDER=mlx5: known are auto, rdma_core, proxy, emulated";
+    assert!(e.to_string().contains(said), "{e}");
+}
