@@ -31,25 +31,29 @@ const SIZE: u64 = 8;
 /// Round trips between two looks at the clock.
 const STRETCH: u64 = 50;
 /// Looks of a batch, after its first.
-const STRETCHES: u64 = 4;
+const STRETCHES: u64 = 10;
 /// Round trips before the first look, in which the ranks' gates open one after the other.
 const LEAD: u64 = 2;
 /// Round trips of a batch.
 const BATCH: u64 = LEAD + STRETCH * STRETCHES;
 /// Entries of the send queue: a batch, and what is not known to be free of the one before.
-const QUEUE: u32 = 512;
+const QUEUE: u32 = 1024;
 /// Batches before anything is timed.
 const WARM_UP: u64 = 2;
 
 /// Options of `mpbench write_lat`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Batches of 200 round trips.
-    #[arg(short = 'n', long, default_value = "25", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    /// Batches of 500 round trips.
+    #[arg(short = 'n', long, default_value = "10", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub batches: u64,
     /// Run both ranks in this process, as threads.
     #[arg(long)]
     pub threads: bool,
+    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
+    /// hosts, or each on a processor of its own.
+    #[arg(long, conflicts_with = "threads")]
+    pub launched: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
@@ -66,9 +70,10 @@ pub struct Options {
 
 impl Options {
     fn ranks(&self) -> Ranks {
-        match self.threads {
-            true => Ranks::Threads,
-            false => Ranks::Processes,
+        match (self.threads, self.launched) {
+            (true, _) => Ranks::Threads,
+            (_, true) => Ranks::Launched,
+            _ => Ranks::Processes,
         }
     }
 }
@@ -208,19 +213,21 @@ pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
     }
     player.qp.quiet(rank.left())?;
     rank.link.barrier()?;
-    Ok(serde_json::to_value(Figures {
+    let figures = (rank.number == 0).then(|| Figures {
         names: endpoint.names(&player.qp, player.arriving.region().kind()),
         ranks: options.ranks(),
         rounds: options.batches * STRETCH * STRETCHES,
         latency_ns: samples.summary(),
-    })?)
+    });
+    Ok(serde_json::to_value(figures)?)
 }
 
 /// The command.
 pub fn run(options: &Options) -> Result<()> {
     let job = Job::WriteLat(options.clone());
     let [first, _] = world::run(options.ranks(), &job, options.run.timeout, &mut |_, _| {})?;
-    let figures: Figures = serde_json::from_value(first).context("reading a rank's result")?;
+    let figures: Option<Figures> = serde_json::from_value(first).context("reading a result")?;
+    let figures = figures.context("rank 0 has no figures")?;
     let Figures {
         names, latency_ns, ..
     } = &figures;

@@ -22,6 +22,7 @@ mod work;
 
 pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
 pub use choice::{DeviceOptions, NicChoice, Provider};
+pub(crate) use config::env_choice;
 pub use config::{Endpoint, Lowering, QpConfig};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use device::{Access, Device, Mr, Pd};
