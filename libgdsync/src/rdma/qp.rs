@@ -322,7 +322,6 @@ impl Qp {
             remote: work.remote(),
             atomic: work.atomic,
             payload: work.payload(sges),
-            ..SendWqe::default()
         };
         let mut guard = self.core.lock();
         let state = self.usable(&mut guard, OPERATION)?;
