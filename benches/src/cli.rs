@@ -34,6 +34,8 @@ pub enum Command {
     Loopback(loopback::Options),
     /// What it costs the host to prepare and post on a stream.
     Post(post::Options),
+    /// What that costs with one provider, compared with another.
+    Providers(post::providers::Options),
     /// Small writes a second, posted by the CPU.
     Rate(rate::Options),
     /// Large writes between two processes.

@@ -2,11 +2,11 @@
 //!
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
 //! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing
-//! costs the host), `rate` (small messages a second), `bandwidth` (large messages between
-//! processes), `soak` (a million messages, and memory that does not grow), `verify` (messages of
-//! changing sizes, every byte looked at), `start` (how long a job takes to start), `footprint`
-//! (memory of each peer), the programs of the ancestor under their names, `suite` (all of them,
-//! against their targets).
+//! costs the host), `providers` (what that costs with one provider and with another), `rate`
+//! (small messages a second), `bandwidth` (large messages between processes), `soak` (a million
+//! messages, and memory that does not grow), `verify` (messages of changing sizes, every byte
+//! looked at), `start` (how long a job takes to start), `footprint` (memory of each peer), the
+//! programs of the ancestor under their names, `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
 mod alloc;
@@ -61,6 +61,7 @@ fn main() -> ExitCode {
         Command::Pingpong(options) => pingpong::run(&options),
         Command::Loopback(options) => loopback::run(&options),
         Command::Post(options) => post::run(&options),
+        Command::Providers(options) => post::providers::run(&options),
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),
         Command::Soak(options) => soak::run(&options),

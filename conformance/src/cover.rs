@@ -1,6 +1,8 @@
 //! Pairwise covers of settings: a matrix too large to be run whole shrinks to so many cells that
 //! any two settings of different axes meet in at least one of them.
 
+use std::collections::BTreeSet;
+
 /// An axis of a matrix: its name and its settings, by name.
 pub type Axis = (&'static str, &'static [&'static str]);
 
@@ -46,6 +48,17 @@ pub fn pairwise(axes: &[Axis], makes_sense: impl Fn(&Cell) -> bool) -> Vec<Cell>
     cells
 }
 
+/// A few of `cells`: those with a setting that none before has, so that each setting is met.
+pub fn each(cells: Vec<Cell>) -> Vec<Cell> {
+    let mut met = BTreeSet::new();
+    let mut few = cells;
+    few.retain(|cell| {
+        let settings = cell.iter().copied().enumerate();
+        settings.fold(false, |new, setting| met.insert(setting) || new)
+    });
+    few
+}
+
 /// What a cell sets, for people.
 pub fn name(axes: &[Axis], cell: &Cell) -> String {
     let parts = axes.iter().zip(cell);
@@ -75,6 +88,13 @@ mod tests {
                     let met = cells.iter().any(|cell| cell[a] == x && cell[b] == y);
                     assert_eq!(met, (a, x, b, y) != (1, 0, 2, 3), "{a} {x} {b} {y}");
                 }
+            }
+        }
+        let few = each(cells.clone());
+        assert!(few.len() < cells.len(), "{few:?}");
+        for (axis, (_, settings)) in AXES.iter().enumerate() {
+            for setting in 0..settings.len() {
+                assert!(few.iter().any(|cell| cell[axis] == setting), "{few:?}");
             }
         }
         assert_eq!(

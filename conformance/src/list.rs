@@ -64,14 +64,6 @@ impl Todo {
             Todo::Flush => Descriptor::Flush,
         }
     }
-
-    /// Whether it waits.
-    pub fn waits(&self) -> bool {
-        matches!(
-            self,
-            Todo::Wait(..) | Todo::WaitValue32(..) | Todo::WaitValue64(..)
-        )
-    }
 }
 
 /// What a stream does behind a list.

@@ -16,3 +16,9 @@ fn a_silent_peer_is_a_typed_error_within_the_time_limit() {
 fn a_held_stream_is_never_overtaken() {
     gds_driver::sim::seeds(200, directed::held_stream);
 }
+
+/// Every policy of consistency in turn, with payload that arrives behind its completion.
+#[test]
+fn payload_in_the_gpu_is_seen_behind_its_completion() {
+    gds_driver::sim::seeds(200, directed::consistency);
+}

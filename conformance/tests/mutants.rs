@@ -14,11 +14,12 @@ mod hunt {
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    const SCENARIOS: [Scenario; 4] = [
+    const SCENARIOS: [Scenario; 5] = [
         ("exchange", exchange::run),
         ("failure", directed::failure),
         ("held stream", directed::held_stream),
         ("silence", directed::silence),
+        ("consistency", directed::consistency),
     ];
 
     /// The first scenario and seed that notice the mutant.

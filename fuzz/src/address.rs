@@ -37,6 +37,7 @@ pub fn run(data: &[u8]) {
             gid: input.next(),
         }),
         qkey: (input.next::<u8>() & 1 == 1).then(|| input.next()),
+        lane: input.byte() % 4,
     };
     assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
     let made = RemoteMemory {
@@ -84,7 +85,8 @@ fn spans(memory: RemoteMemory, input: &mut Input<'_>) {
         let inside = u128::from(offset) + u128::from(len) <= u128::from(memory.len);
         match memory.span(offset, len) {
             Ok(span) => {
-                assert!(inside && Some(span.rkey) == memory.rkeys[0]);
+                let keys = [0, 1, 2, 3].map(|lane| span.rkey_of(lane));
+                assert!(inside && keys == memory.rkeys && keys != [None; 4]);
                 assert_eq!(span.addr, memory.addr.wrapping_add(offset));
             }
             Err(e) if inside => assert_eq!(e.kind(), Kind::NotRegistered),

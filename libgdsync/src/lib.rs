@@ -83,6 +83,9 @@ mod ring;
 mod status;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+#[path = "../tests/virtual_nic/mod.rs"]
+mod virtual_nic;
 mod watch;
 
 pub use error::{Error, Kind, Result};

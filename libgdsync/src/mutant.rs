@@ -14,6 +14,12 @@ gds_step::mutants! {
     LostRollback,
     /// Waits never flush.
     DroppedFlush,
+    /// The CPU says that it has flushed, and has not.
+    FlagWithoutFlush,
+    /// A stream does not wait for the READ that it asked its NIC for.
+    ReadNotAwaited,
+    /// The GPU does not keep the order of writes that it claims.
+    OrderNotKept,
     /// Completion entries count as reusable before their waiters have passed.
     EntryReusedEarly,
 }

@@ -65,6 +65,8 @@ statuses! {
     TRUNCATED = 18, "the message is longer than the receive";
     /// Cancelled before it was matched.
     CANCELLED = 19, "cancelled";
+    /// What was received in GPU memory could not be made visible to streams.
+    NOT_VISIBLE = 20, "what arrived in GPU memory could not be made visible";
 }
 
 impl Status {

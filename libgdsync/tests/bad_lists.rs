@@ -9,7 +9,7 @@ use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, roomy,
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Mr, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Descriptor, Lowering, Mr, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
 const SOON: Duration = Duration::from_millis(5);
@@ -168,9 +168,17 @@ fn nine_streams_wait_on_eight_places() {
 
 #[test]
 fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
-    for (path, config) in paths() {
+    let elsewhere = Gpu::soft().unwrap();
+    let foreign = elsewhere.alloc(MemoryKind::Pinned, 64).unwrap();
+    let foreign = foreign.word64(0).unwrap();
+    // Flushes are the CPU's, or the NIC's.
+    for (host_flush, (path, config)) in [true, false]
+        .into_iter()
+        .flat_map(|by_host| paths().into_iter().map(move |path| (by_host, path)))
+    {
         let mut options = SoftOptions::default();
         options.caps.flush = false;
+        options.caps.host_flush = host_flush;
         options.caps.memops64 = false;
         let live = gds_driver::Live::global().unwrap();
         let gpu = Gpu::soft_with(live, options).unwrap();
@@ -181,33 +189,43 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
         let word = mem.region().word64(0).unwrap();
         let done = Flag::new(&gpu);
         let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-        let flush = WaitOptions {
-            flush: true,
-            timeout: None,
-        };
-        let wide = Descriptor::WaitValue64 {
-            word: &word,
+        let wide = |word| Descriptor::WaitValue64 {
+            word,
             condition: Condition::Geq,
             value: 0,
             flush: true,
         };
-        for bad in [
-            Descriptor::Wait(send.into(), flush),
-            Descriptor::Flush,
-            wide,
+        for (bad, why) in [
+            (wide(&word), Kind::Unsupported),
+            (wide(&foreign), Kind::Foreign),
         ] {
+            if why == Kind::Unsupported && config.lowering == Lowering::Kernel {
+                // Kernels wait for words of any size.
+                continue;
+            }
             // Behind so much that some of it is submitted before the bad one is looked at.
             let mut list = vec![done.set(), Descriptor::Send(send)];
-            list.extend([Descriptor::Wait(send.into(), PLAIN)]);
+            list.extend([
+                Descriptor::wait_flushed(send),
+                done.set(),
+                Descriptor::Flush,
+            ]);
             list.extend([done.set(); 300]);
             list.push(bad);
             let result = p.a.post_on(&stream, &list);
-            assert_eq!(kind(result), Some(Kind::Unsupported), "{path}, {bad:?}");
+            assert_eq!(kind(result), Some(why), "{path}, {bad:?}");
             finish(&stream, path);
             assert!(!done.is_set(), "{path}, {bad:?}");
             assert_eq!(p.a.error(), None, "{path}, {bad:?}");
         }
-        p.a.post(send).unwrap();
+        let list = [
+            Descriptor::Send(send),
+            Descriptor::wait_flushed(send),
+            done.set(),
+        ];
+        p.a.post_on(&stream, &list).unwrap();
+        finish(&stream, path);
+        assert!(done.is_set());
         p.a.wait(send, LIMIT).unwrap();
         p.check(path);
     }

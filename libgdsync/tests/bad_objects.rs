@@ -11,7 +11,8 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, MemoryKind};
 use gdsync::memop::{Batch, DevicePtr, Op};
 use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Qp, QpAddress, QpConfig, RemoteMemory, Work,
+    Access, Descriptor, Device, Endpoint, LANES, Lowering, Qp, QpAddress, QpConfig, RemoteMemory,
+    Work,
 };
 use gdsync::{Gpu, Kind, Status};
 
@@ -359,10 +360,10 @@ fn records_that_cannot_be_read() {
     refused(mr.remote().span(56, 9), Kind::Invalid, Some(64), names);
     refused(mr.remote().span(u64::MAX, 1), Kind::Invalid, Some(64), &[]);
     let keyless = RemoteMemory {
-        rkeys: [None, Some(1), None, None],
+        rkeys: [None; LANES],
         ..mr.remote()
     };
-    refused(keyless.span(0, 1), Kind::NotRegistered, None, &["lane 0"]);
+    refused(keyless.span(0, 1), Kind::NotRegistered, None, &["no key"]);
 }
 
 #[test]

@@ -105,17 +105,17 @@ fn a_change_of_stream_by_proxy() {
 #[test]
 fn flushes() {
     inside!(Variant::default());
-    golden_rig::flushes(&standin_gpu);
+    golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
 }
 
 #[test]
-fn flushes_are_refused_where_there_are_none() {
+fn flushes_by_the_cpu() {
     inside!(Variant::default());
     let caps = Caps {
         flush: false,
         ..cuda()
     };
-    golden_rig::no_flush(&standin_gpu, caps);
+    golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
 }
 
 #[test]

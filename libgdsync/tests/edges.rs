@@ -47,7 +47,7 @@ fn messages_of_no_bytes() {
             );
             far.region().write(0, &[0xee; 64]).unwrap();
             let empty = [sge(&near, 64, 0), sge(&near, 0, 0)];
-            let nowhere = RemoteSpan { addr: 0, rkey: 0 };
+            let nowhere = RemoteSpan::new(0, 0);
             let some = [sge(&far, 0, 8)];
             let none: [Sge<'_>; 2] = [sge(&far, 8, 0), sge(&far, 16, 0)];
             for receive_list in [&some[..], &none[..], &[]] {

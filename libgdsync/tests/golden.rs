@@ -5,12 +5,16 @@
 #[path = "common/golden_rig.rs"]
 mod golden_rig;
 
-use gdsync::Gpu;
+use std::time::Duration;
+
 use gdsync::gpu::Stream;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::Caps;
-use gdsync::rdma::Lowering;
+use gdsync::rdma::{Descriptor, Device, Lowering};
+use gdsync::{Gpu, Kind};
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
+
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The GPU's own tracer.
 struct Traced;
@@ -93,12 +97,51 @@ fn a_change_of_stream() {
 
 #[test]
 fn flushes() {
-    golden_rig::flushes(&soft);
+    golden_rig::flushes("flushes", &soft, cuda(), small());
+}
+
+/// By the CPU, that the stream asks by a word.
+#[test]
+fn flushes_by_the_cpu() {
     let caps = Caps {
         flush: false,
         ..cuda()
     };
-    golden_rig::no_flush(&soft, caps);
+    golden_rig::flushes("flushes-host", &soft, caps, small());
+    golden_rig::flushes("flushes-host-kernel", &soft, caps, by_kernel());
+}
+
+/// By a READ of the NIC's, that the stream rings for.
+#[test]
+fn flushes_by_the_nic() {
+    let caps = Caps {
+        flush: false,
+        host_flush: false,
+        ..cuda()
+    };
+    golden_rig::flushes("flushes-read", &soft, caps, small());
+    golden_rig::flushes("flushes-read-kernel", &soft, caps, by_kernel());
+}
+
+/// Without a NIC there is nobody to flush, and that is never silently left out.
+#[test]
+fn a_flush_by_nobody_is_refused() {
+    for host_flush in [false, true] {
+        let caps = Caps {
+            flush: false,
+            host_flush,
+            ..cuda()
+        };
+        let (gpu, _) = soft(caps);
+        let stream = gpu.stream().unwrap();
+        let flush = || gdsync::rdma::post_on(&stream, &mut [], &[Descriptor::Flush]);
+        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+        let device = Device::emulated(&gpu).unwrap();
+        flush().unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        drop(device);
+        assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
+    }
 }
 
 /// Every word operation, on a runtime with everything and on the barest one.

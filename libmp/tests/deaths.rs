@@ -118,7 +118,7 @@ fn round(number: u32) {
     for bootstrap in Local::ranks(3) {
         jobs.push(Some(bootstrap.clone()));
         let gpu = shared.clone().unwrap_or_else(|| Gpu::soft().unwrap());
-        let device = Device::emulated(&gpu).unwrap();
+        let device = Device::from_env(&gpu).unwrap();
         let builder = Context::builder().bootstrap(bootstrap).gpu(&gpu);
         let builder = builder.device(&device).depth(DEPTH).eager_limit(EAGER);
         let ctx = builder.timeout(LIMIT).build().unwrap();

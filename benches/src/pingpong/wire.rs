@@ -75,7 +75,7 @@ impl<'e> Requests<'e> {
     fn await_next(&mut self, mut list: Vec<Descriptor<'_>>) -> Result<()> {
         if let Some(receive) = self.receives.pop_front() {
             let options = WaitOptions {
-                flush: self.endpoint.gpu.caps().flush,
+                flush: true,
                 timeout: None,
             };
             list.push(Descriptor::Wait(receive.into(), options));

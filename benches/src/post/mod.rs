@@ -6,6 +6,7 @@
 //! number of memory operations, on the same stream: what is ours is the difference.
 
 mod mp;
+pub mod providers;
 
 use std::time::{Duration, Instant};
 

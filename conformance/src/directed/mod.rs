@@ -1,5 +1,6 @@
 //! Scenarios that a random program would meet too rarely: failures, held streams, silent peers.
 
+mod consistency;
 mod failure;
 mod held;
 mod silence;
@@ -14,6 +15,7 @@ use gdsync::rdma::{Descriptor, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
 
 use crate::world::{LIMIT, Place, Rank};
 
+pub use consistency::consistency;
 pub use failure::failure;
 pub use held::held_stream;
 pub use silence::silence;

@@ -8,7 +8,8 @@ use gdsync::memop::{Batch, Condition, Op};
 use gdsync::rdma::{Access, Descriptor, Endpoint, Lowering, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
-use super::gear::{Gear, LIMIT, Net, Pair, Verdict, ensure, finish, limited, refused};
+use super::gear::{Gear, Net, Pair, Verdict, ensure, finish, limited, refused};
+use super::patience::patience;
 
 /// Every way work gets from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
@@ -51,7 +52,7 @@ pub fn error_word(gear: &Gear, qp: &Qp, status: Status) -> Verdict {
 }
 
 fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verdict {
-    refused(qp.wait(request, LIMIT), Kind::Failed(status), what)?;
+    refused(qp.wait(request, patience()), Kind::Failed(status), what)?;
     Ok(())
 }
 
@@ -62,7 +63,7 @@ fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verd
 pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
     let config = config(path);
     for net in [Net::One, Net::Hub] {
-        let mut pair = Pair::new(&gear.gpu, net, [&config, &config])?;
+        let mut pair = Pair::new(gear, net, [&config, &config])?;
         let (source, landing) = (pair.memory(0, payload, 64)?, pair.memory(1, payload, 64)?);
         let hidden = gear.gpu.alloc(payload, 64)?;
         let hidden = pair.pds[1].register(&hidden, Access::LOCAL_WRITE)?;
@@ -102,7 +103,7 @@ pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
         error_word(gear, &pair.qps[0], Status::REMOTE_ACCESS)?;
         // Both may be used again.
         for qp in &mut pair.qps {
-            qp.quiet(LIMIT)?;
+            qp.quiet(patience())?;
             qp.reset()?;
         }
         pair.connect()?;
@@ -125,7 +126,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: Some(soon),
         ..plain.clone()
     };
-    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
     let stream = gear.gpu.stream()?;
     let list = [source.sge(0, 64)];
@@ -141,7 +142,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: None,
         ..config
     };
-    let mut pair = Pair::new(&gear.gpu, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
     let landing = pair.memory(1, MemoryKind::Device, 64)?;
     let receive = pair.qps[1].prepare_receive(&[landing.sge(0, 64)])?;
     let list = [
@@ -150,7 +151,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
     ];
     pair.qps[1].post_on(&stream, &list)?;
     let kind = Kind::Failed(Status::TIMEOUT);
-    refused(pair.qps[1].wait(receive, LIMIT), kind, "no message")?;
+    refused(pair.qps[1].wait(receive, patience()), kind, "no message")?;
     finish(&stream, "the stream that no message came for")?;
     error_word(gear, &pair.qps[1], Status::TIMEOUT)?;
     drop(pair);

@@ -7,13 +7,12 @@ use std::time::Duration;
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
 use gdsync::kernels::{Fill, PTX, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
-use gdsync::{EmulatedOptions, Error, Fabric, Gpu, Kind};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
+use gdsync::{Error, Gpu, Kind};
 use libtest_mimic::Failed;
-use vmlx5::fabric::hub::{Hub, HubConfig};
 
-/// Ends what hangs.
-pub const LIMIT: Duration = Duration::from_secs(40);
+use super::patience::patience;
+use super::provider;
 
 /// What a trial finds.
 pub type Verdict<T = ()> = Result<T, Failed>;
@@ -58,6 +57,8 @@ impl Runtime {
 pub struct Gear {
     /// Whose GPU.
     pub runtime: Runtime,
+    /// Whose NIC.
+    pub provider: Provider,
     /// The GPU.
     pub gpu: Gpu,
     fill: Kernel,
@@ -65,19 +66,19 @@ pub struct Gear {
 }
 
 impl Gear {
-    /// Opens the runtime's first GPU.
+    /// Opens the runtime's first GPU, for the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`Gpu::open`].
-    pub fn open(runtime: Runtime) -> gdsync::Result<Gear> {
+    /// As [`Gpu::open`] and [`provider::chosen`].
+    pub fn open(runtime: Runtime) -> Verdict<Gear> {
         Gear::of(runtime, Gpu::open(runtime.name())?)
     }
 
     /// The kernels for a GPU that is open.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`].
-    pub fn of(runtime: Runtime, gpu: Gpu) -> gdsync::Result<Gear> {
+    /// As [`Gpu::load_module`] and [`provider::chosen`].
+    pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
         // Once: a module stays loaded as long as the process lives.
         static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
         let (fill, verify) = match runtime {
@@ -94,6 +95,7 @@ impl Gear {
         };
         Ok(Gear {
             runtime,
+            provider: provider::chosen()?.provider,
             gpu,
             fill,
             verify,
@@ -172,7 +174,7 @@ impl Gear {
         self.verify(&stream, &to, 0, 4096, 99, &finding)?;
         finish(&stream, "a kernel and a copy")?;
         finding.clean("a kernel and a copy")?;
-        let mut pair = Pair::new(&self.gpu, Net::One, [config, config])?;
+        let mut pair = Pair::new(self, Net::One, [config, config])?;
         pair.message(self, 77)
     }
 }
@@ -216,18 +218,18 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
 /// # Errors
 /// It does not, or it failed.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
-    let done = stream.synchronize(LIMIT)?;
+    let done = stream.synchronize(patience())?;
     ensure(done, || format!("{what}: {stream:?} stands still"))
 }
 
-/// Tries as long as a queue is full, at most [`LIMIT`].
+/// Tries as long as a queue is full, at most [`patience`].
 ///
 /// # Errors
 /// As the attempt; `QueueFull` after the limit.
 pub fn retry<T>(gpu: &Gpu, mut attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
     let full = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == Kind::QueueFull);
     let mut result = attempt();
-    let deadline = gpu.host().now() + LIMIT;
+    let deadline = gpu.host().now() + patience();
     gpu.host().wait_until(Some(deadline), &mut || {
         if full(&result) {
             result = attempt();
@@ -315,25 +317,13 @@ impl Pair {
     /// Makes NICs and queue pairs, and connects these.
     ///
     /// # Errors
-    /// As [`Device::emulated`], [`Pd::create_qp`] and [`Qp::connect`].
-    pub fn new(gpu: &Gpu, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
-        let hub = Hub::new(HubConfig::default());
-        let open = || {
-            let fabric = match net {
-                Net::Host => Fabric::Host,
-                Net::One | Net::Hub => Fabric::Hub(hub.clone()),
-            };
-            Device::emulated_with(gpu, EmulatedOptions { fabric })
-        };
-        let first = open()?;
+    /// As [`provider::open_two`], [`Pd::create_qp`] and [`Qp::connect`].
+    pub fn new(gear: &Gear, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let [first, second] = provider::open_two(gear.provider, &gear.gpu, net)?;
         let pd = first.alloc_pd()?;
-        let (second, other) = match net {
-            Net::One => (first.clone(), pd.clone()),
-            Net::Hub | Net::Host => {
-                let second = open()?;
-                let other = second.alloc_pd()?;
-                (second, other)
-            }
+        let other = match net {
+            Net::One => pd.clone(),
+            Net::Hub | Net::Host => second.alloc_pd()?,
         };
         let mut pair = Pair {
             qps: [pd.create_qp(configs[0])?, other.create_qp(configs[1])?],
@@ -403,12 +393,12 @@ impl Pair {
         for qp in &mut self.qps {
             let error = qp.error();
             ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(LIMIT)?;
+            qp.quiet(patience())?;
         }
         let Pair { devices, qps, .. } = self;
         drop(qps);
         for device in devices {
-            device.close(LIMIT)?;
+            device.close(patience())?;
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 
 use super::faults::config;
-use super::gear::{Gate, Gear, LIMIT, Net, Pair, Runtime, Verdict, ensure, expected, finish};
+use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish};
+use super::patience::patience;
 
 const PAGE: usize = 4096;
 
@@ -63,7 +64,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         unsafe { gear.gpu.register_host(start.add(at), len) }
     };
     let config = config(path);
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
     let stream = gear.gpu.stream()?;
     let finding = gear.finding()?;
     let mut live = (0..3).map(register).collect::<gdsync::Result<Vec<_>>>()?;
@@ -79,7 +80,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         let list = [source.sge(out as u64, LEN as u32)];
         let span = landing.remote().span(into as u64, LEN as u64)?;
         let work = Work::write(&list, span).signaled();
-        let send = pair.qps[0].prepare_within(&work, LIMIT)?;
+        let send = pair.qps[0].prepare_within(&work, patience())?;
         let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
         pair.qps[0].post_on(&stream, &list)?;
         gear.verify(&stream, landing.region(), into, LEN, round, &finding)?;
@@ -89,7 +90,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         if !overlap || round % 3 == 0 {
             finish(&stream, "between registrations")?;
             // Requests let go of what they name.
-            pair.qps[0].quiet(LIMIT)?;
+            pair.qps[0].quiet(patience())?;
             landings.clear();
         }
         live.remove(from);
@@ -128,7 +129,7 @@ pub fn dropped(gear: &Gear, path: &str) -> Verdict {
         let stream = gear.gpu.stream()?;
         let finding = gear.finding()?;
         let seen = memory(MemoryKind::Pinned)?;
-        let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+        let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
         let gate = Gate::new(&gear.gpu)?;
         pair.qps[0].post_on(&stream, &[gate.wait()])?;
         let mut landings = Vec::new();

@@ -11,19 +11,26 @@ pub mod child;
 pub mod faults;
 pub mod gear;
 pub mod kernels;
+pub mod matrix;
 pub mod memory;
 pub mod mp;
+pub mod over;
+pub mod patience;
 pub mod peer;
 pub mod program;
+pub mod provider;
+pub mod suite;
+pub mod unsupported;
 pub mod waits;
 
 use gdsync::gpu::MemoryKind;
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Failed};
 
 use crate::cover;
 use crate::mp::processes;
 use faults::PATHS;
 use gear::{Gear, Runtime, Verdict};
+use suite::Suite;
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
@@ -33,16 +40,35 @@ const LAPS: usize = 100;
 pub fn main() -> ! {
     play_role();
     let mut words = std::env::args().skip(1).peekable();
-    if words.next_if_eq("mp").is_some() {
-        mp::command(words);
+    match words.peek().map(String::as_str) {
+        Some("mp") => mp::command(words.skip(1)),
+        Some("matrix") => matrix::command(words.skip(1)),
+        Some("--over") => over::command(words.skip(1)),
+        _ => {}
     }
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    let mut trials = Vec::new();
+    let (few, words) = few(words);
+    let words = std::iter::once("conformance".to_owned()).chain(words);
+    let arguments = Arguments::from_iter(words);
+    let mut suite = told(Suite::new("gdsync"));
     for runtime in Runtime::ALL {
-        trials.extend(trials_of(runtime));
+        add_trials(&mut suite, runtime, few);
     }
-    libtest_mimic::run(&arguments, trials).exit()
+    suite.run(arguments, |_| {})
+}
+
+/// Whether `--few` is among the words of a command line, and the others. With it, not any two
+/// settings of a matrix meet, but each is met: for machines that are slow.
+fn few(words: impl Iterator<Item = String>) -> (bool, Vec<String>) {
+    let (few, others): (Vec<_>, Vec<_>) = words.partition(|word| word == "--few");
+    (!few.is_empty(), others)
+}
+
+/// What a setting of the environment comes to, or the end of the process.
+fn told<T>(verdict: Verdict<T>) -> T {
+    verdict.unwrap_or_else(|failed| {
+        eprintln!("{}", failed.message().unwrap_or("no reason given"));
+        std::process::exit(2)
+    })
 }
 
 /// If this process was started by a trial, plays one side of it and ends.
@@ -74,7 +100,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
 }
 
 /// Whether `GDS_REQUIRE` names it.
-fn is_required(what: &str) -> bool {
+pub fn is_required(what: &str) -> bool {
     let required = std::env::var("GDS_REQUIRE").unwrap_or_default();
     required.split(',').any(|word| word.trim() == what)
 }
@@ -90,21 +116,19 @@ fn laps() -> Result<usize, Failed> {
     }
 }
 
-fn trials_of(runtime: Runtime) -> Vec<Trial> {
-    let name = runtime.name();
-    if let Err(e) = Gear::open(runtime) {
-        let what = format!("{name} (needs {name}: {e})");
-        let why = e.to_string();
-        let trial = Trial::test(what, move || Err(why.into()));
-        // Absent is one thing, broken another.
-        let absent = e.kind() == gdsync::Kind::Absent;
-        return vec![trial.with_ignored_flag(absent && !is_required(name))];
+fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
+    if suite.gpu(runtime).is_none() {
+        return;
     }
-    let mut trials = Vec::new();
-    for cell in cover::pairwise(&program::AXES, program::makes_sense) {
+    let cells = unsupported::cells(suite.chosen.provider, &program::AXES, few, |keep| {
+        cover::pairwise(&program::AXES, |cell| {
+            program::makes_sense(cell) && keep(cell)
+        })
+    });
+    for cell in cells {
         let title = format!("program: {}", cover::name(&program::AXES, &cell));
         let run = move |gear: &Gear| program::run(gear, &cell, laps()?);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
     }
     for payload in ["pinned", "device"] {
         let kind = match payload {
@@ -113,50 +137,46 @@ fn trials_of(runtime: Runtime) -> Vec<Trial> {
         };
         let title = format!("kernels fill and verify {payload} memory");
         let run = move |gear: &Gear| kernels::patterns(gear, kind);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
         for path in PATHS {
             let title = format!("a bad key, posts {path}, payload {payload}");
             let run = move |gear: &Gear| faults::bad_key(gear, path, kind);
-            trials.push(trial(runtime, title, run));
+            add(suite, runtime, title, run);
             let title = format!("a killed peer, posts {path}, payload {payload}");
             let run = move |_: &Gear| peer::killed(runtime, path, payload);
-            trials.push(trial(runtime, title, run));
+            add(suite, runtime, title, run);
         }
     }
     for path in PATHS {
         let title = format!("a silent peer, posts {path}");
         let run = move |gear: &Gear| faults::silent_peer(gear, path);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
         let title = format!("memory of the application, posts {path}");
         let run = move |gear: &Gear| memory::registered(gear, path);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
         let title = format!("memory dropped while in use, posts {path}");
         let run = move |gear: &Gear| memory::dropped(gear, path);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
     }
     for (channels, streams) in [(8, 9), (32, 33)] {
         let title = format!("{streams} waiting streams on {channels} channels");
         let run = move |_: &Gear| waits::in_a_process(runtime, channels, streams);
-        trials.push(trial(runtime, title, run));
+        add(suite, runtime, title, run);
     }
-    trials.push(trial(runtime, "kernel trigger", kernels::trigger));
-    trials.push(trial(runtime, "kernel wait", kernels::wait));
+    add(suite, runtime, "kernel trigger", kernels::trigger);
+    add(suite, runtime, "kernel wait", kernels::wait);
     if runtime == Runtime::Cuda {
         // The soft GPU lets the caller wait instead.
-        trials.push(trial(
-            runtime,
-            "a full stream that waits",
-            waits::full_stream,
-        ));
+        let title = "a full stream that waits";
+        add(suite, runtime, title, waits::full_stream);
     }
-    trials
 }
 
-fn trial(
+fn add(
+    suite: &mut Suite,
     runtime: Runtime,
     title: impl std::fmt::Display,
     run: impl FnOnce(&Gear) -> Verdict + Send + 'static,
-) -> Trial {
-    let title = format!("{} {title}", runtime.name());
-    Trial::test(title, move || run(&Gear::open(runtime)?))
+) {
+    suite.add(runtime, title, move || run(&Gear::open(runtime)?));
 }

@@ -3,13 +3,14 @@
 
 use std::time::Instant;
 
-use gdsync::{Gpu, Kind};
-use libtest_mimic::{Arguments, Trial};
+use gdsync::Gpu;
+use libtest_mimic::Arguments;
 
 use super::gear::Runtime;
-use super::is_required;
+use super::suite::Suite;
 use super::waits::CHANNELS;
-use crate::cover::Cell;
+use super::{is_required, told};
+use crate::cover::{self, Cell};
 use crate::mp::cells::{self, Ground};
 use crate::mp::{processes, run};
 
@@ -20,6 +21,8 @@ pub struct Choice {
     pub runtimes: Vec<Runtime>,
     /// GPUs of CUDA that ranks share at most.
     pub gpus: Option<u32>,
+    /// Not any two settings, but each one.
+    pub few: bool,
     /// Not a cover, but everything.
     pub whole: bool,
     /// This cell alone.
@@ -31,6 +34,7 @@ usage: conformance mp [OPTIONS] [FILTER] [OPTIONS OF A TEST]
 
   --gpu NAME    soft or cuda; else both, where present
   --gpus N      of CUDA's GPUs the first N at most, which the ranks share (default 1)
+  --few         each setting once, in place of any two together
   --whole       the whole matrix, not a cover of it
   --cell WORD   one cell, as a failure names it
 
@@ -58,6 +62,10 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
                 choice.cell = cells::parse(&value());
                 choice.cell.is_some()
             }
+            "--few" => {
+                choice.few = true;
+                true
+            }
             "--whole" => {
                 choice.whole = true;
                 true
@@ -79,25 +87,24 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
 }
 
 /// Runs what is chosen, says what it came to, and ends the process.
-pub fn run_all(choice: &Choice, mut arguments: Arguments) -> ! {
+pub fn run_all(choice: &Choice, arguments: Arguments) -> ! {
     // Ranks share GPUs, so that many streams wait; the driver reads it at its start.
     if std::env::var_os(CHANNELS).is_none() {
         // SAFETY: no other thread has been started yet.
         unsafe { std::env::set_var(CHANNELS, "32") };
     }
-    // A cell has threads of its own.
-    arguments.test_threads = Some(1);
     let start = Instant::now();
-    let listed = arguments.list;
-    let trials = trials(choice);
-    let absent = trials.iter().filter(|trial| trial.has_ignored_flag());
-    let absent: Vec<String> = absent.map(|trial| trial.name().to_owned()).collect();
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    if !listed {
-        let (messages, bytes) = run::moved();
-        for what in absent {
-            println!("not run: {what}");
+    let mut suite = told(Suite::new("mp"));
+    let all = choice.runtimes.is_empty();
+    for runtime in Runtime::ALL {
+        if all || choice.runtimes.contains(&runtime) {
+            add(&mut suite, runtime, choice);
         }
+    }
+    let (hip, why) = ABSENT;
+    suite.lacking(hip, why, !is_required(hip));
+    suite.run(arguments, |conclusion| {
+        let (messages, bytes) = run::moved();
         println!(
             "{} cells run, {} passed, {} failed: {messages} messages, {:.1} GiB, {:.0} s",
             conclusion.num_passed + conclusion.num_failed,
@@ -106,42 +113,15 @@ pub fn run_all(choice: &Choice, mut arguments: Arguments) -> ! {
             bytes as f64 / f64::from(1 << 30),
             start.elapsed().as_secs_f64()
         );
-    }
-    conclusion.exit()
-}
-
-/// The trials of all runtimes that are wanted.
-fn trials(choice: &Choice) -> Vec<Trial> {
-    let all = choice.runtimes.is_empty();
-    let wanted = Runtime::ALL
-        .into_iter()
-        .filter(|r| all || choice.runtimes.contains(r));
-    let mut trials: Vec<Trial> = wanted.flat_map(|runtime| of(runtime, choice)).collect();
-    for (what, why) in ABSENT {
-        let trial = move || Err(format!("GDS_REQUIRE wants {what}: {why}").into());
-        let name = format!("{what} (needs {what}: {why})");
-        trials.push(Trial::test(name, trial).with_ignored_flag(!is_required(what)));
-    }
-    trials
+    })
 }
 
 /// What this version cannot run at all, and why.
-const ABSENT: [(&str, &str); 2] = [
-    ("hip", "this version has no HIP runtime"),
-    ("rdma_core", "this version has no rdma-core provider"),
-];
+const ABSENT: (&str, &str) = ("hip", "this version has no HIP runtime");
 
-fn of(runtime: Runtime, choice: &Choice) -> Vec<Trial> {
-    let name = runtime.name();
-    let gpu = match Gpu::open(name) {
-        Ok(gpu) => gpu,
-        Err(e) => {
-            let (what, why) = (format!("{name} (needs {name}: {e})"), e.to_string());
-            let trial = Trial::test(what, move || Err(why.into()));
-            // Absent is one thing, broken another.
-            let absent = e.kind() == Kind::Absent;
-            return vec![trial.with_ignored_flag(absent && !is_required(name))];
-        }
+fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
+    let Some(gpu) = suite.gpu(runtime) else {
+        return;
     };
     let most = choice.gpus.unwrap_or(1);
     let (gpus, streams) = match runtime {
@@ -164,15 +144,17 @@ fn of(runtime: Runtime, choice: &Choice) -> Vec<Trial> {
     let (mine, others) = match (&choice.cell, choice.whole) {
         (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
         (None, true) => (cells::whole(threads), cells::pairwise(apart)),
+        (None, false) if choice.few => (cover::each(cells::pairwise(threads)), cells::few(apart)),
         (None, false) => (cells::pairwise(threads), cells::few(apart)),
     };
-    let mine = mine.into_iter().map(|cell| {
-        let title = format!("{name} threads: {}", cells::name(&cell));
-        Trial::test(title, move || run::threads(runtime, &cell, gpus))
-    });
-    let others = others.into_iter().map(|cell| {
-        let title = format!("{name} processes: {}", cells::name(&cell));
-        Trial::test(title, move || processes::processes(runtime, &cell, gpus))
-    });
-    mine.chain(others).collect()
+    for cell in mine {
+        let title = format!("threads: {}", cells::name(&cell));
+        suite.add(runtime, title, move || run::threads(runtime, &cell, gpus));
+    }
+    for cell in others {
+        let title = format!("processes: {}", cells::name(&cell));
+        suite.add(runtime, title, move || {
+            processes::processes(runtime, &cell, gpus)
+        });
+    }
 }

@@ -13,7 +13,9 @@ use gdsync::{Kind, Status};
 
 use super::child::{self, Guarded};
 use super::faults::{config, error_word};
-use super::gear::{Gear, LIMIT, Runtime, Verdict, ensure, expected, finish, retry};
+use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish, retry};
+use super::patience::patience;
+use super::provider;
 
 /// Bytes of a message.
 const LEN: usize = 256;
@@ -55,7 +57,7 @@ fn places(round: usize) -> (usize, usize) {
 impl Side {
     fn open(runtime: Runtime, path: &str, payload: MemoryKind) -> Verdict<Side> {
         let gear = Gear::open(runtime)?;
-        let device = Device::emulated(&gear.gpu)?;
+        let device = provider::open(gear.provider, &gear.gpu)?;
         let pd = device.alloc_pd()?;
         let qp = pd.create_qp(&config(path))?;
         let memory = pd.register(&gear.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;
@@ -79,7 +81,8 @@ impl Side {
         let (made, landed) = places(round);
         let at = if echo { landed } else { made };
         let list = [self.memory.sge(at as u64, LEN as u32)];
-        self.qp.prepare_within(&Work::send(&list).signaled(), LIMIT)
+        self.qp
+            .prepare_within(&Work::send(&list).signaled(), patience())
     }
 }
 
@@ -171,7 +174,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     for round in 0..rounds {
         if flying.len() == AHEAD {
             let oldest = flying.pop_front().ok_or("nothing in flight")?;
-            side.qp.wait(oldest, LIMIT)?;
+            side.qp.wait(oldest, patience())?;
         }
         flying.push_back(post(&mut side, round, &seen)?.1);
     }
@@ -180,7 +183,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     peer.process.0.wait()?;
     let lost = Status::TRANSPORT_RETRY;
     let last = match post(&mut side, rounds, &seen) {
-        Ok((send, _)) => side.qp.wait(send, LIMIT),
+        Ok((send, _)) => side.qp.wait(send, patience()),
         // It was noticed already.
         Err(failed) => match failed.kind() {
             Kind::Failed(status) if status == lost => Ok(()),
@@ -196,7 +199,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         format!("{error:?} instead of {lost:?}")
     })?;
     for receive in flying {
-        match side.qp.wait(receive, LIMIT) {
+        match side.qp.wait(receive, patience()) {
             Ok(()) => {}
             Err(e) if e.kind() == Kind::Failed(Status::FLUSHED) => {}
             Err(e) => return Err(e.into()),
@@ -216,7 +219,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         gear, qp, device, ..
     } = side;
     drop(qp);
-    device.close(LIMIT)?;
+    device.close(patience())?;
     gear.check(&config(path))
 }
 

@@ -10,9 +10,8 @@ use gdsync::rdma::{
     SendRequest, Work, post_on,
 };
 
-use super::gear::{
-    Finding, Gear, LIMIT, Net, Pair, Runtime, Verdict, ensure, expected, finish, retry,
-};
+use super::gear::{Finding, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish, retry};
+use super::patience::patience;
 use crate::cover::{Axis, Cell};
 
 /// What the programs of a matrix differ in.
@@ -244,7 +243,14 @@ pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
     let count = 2 * laps * blocks as usize;
     let seed = cell.iter().fold(1, |seed, n| 31 * seed + *n as u64);
     let (steps, words) = draw(setting(cell, "operations"), count, seed);
-    let pair = Pair::new(&gear.gpu, net, [&config, &config])?;
+    let pair = Pair::new(gear, net, [&config, &config])?;
+    if gear.runtime == Runtime::Soft {
+        // Others have memory that the CPU does not reach.
+        let (lie, wanted) = (pair.qps[0].memory()[0], config.ring_memory);
+        ensure(lie == wanted, || {
+            format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
+        })?;
+    }
     let kind = if device {
         MemoryKind::Device
     } else {
@@ -299,7 +305,7 @@ impl Play<'_> {
             return Ok(());
         };
         let qp = &mut self.pair.qps[at];
-        qp.wait(request, LIMIT)?;
+        qp.wait(request, patience())?;
         let got = qp.received(request)?;
         ensure((got.len as usize, got.imm) == (len, imm), || {
             format!("{got:?} instead of {len} bytes and {imm:?}")
@@ -420,10 +426,10 @@ impl Play<'_> {
         };
         let work = if signaled { work.signaled() } else { work };
         let hole = match step.hole {
-            true => Some(qp.prepare_within(&Work::nop().signaled(), LIMIT)?),
+            true => Some(qp.prepare_within(&Work::nop().signaled(), patience())?),
             false => None,
         };
-        let send = qp.prepare_within(&work, LIMIT)?;
+        let send = qp.prepare_within(&work, patience())?;
         if let Some(hole) = hole {
             qp.abort(hole)?;
         }

@@ -12,6 +12,7 @@ use gdsync::{Gpu, Kind};
 
 use super::child;
 use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, finish, refused};
+use super::patience::{patience, patiently};
 
 /// The variable that says how many hardware channels a context has.
 pub const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -30,7 +31,7 @@ pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict 
         8 => command.env_remove(CHANNELS),
         other => command.env(CHANNELS, other.to_string()),
     };
-    child::run(command, LIMIT)
+    child::run(command, patiently(LIMIT))
 }
 
 /// The child's side of [`in_a_process`].
@@ -78,7 +79,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         recv_entries: 4,
         ..QpConfig::default()
     };
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(&gear, Net::One, [&config, &config])?;
     // Each has something to do behind its wait.
     let memory = gear.gpu.alloc(MemoryKind::Device, 64 * count)?;
     let finding = gear.finding()?;
@@ -132,7 +133,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     let to = landing.remote().span(0, 64)?;
     let send = pair.qps[0].prepare(&Work::write(&list, to).signaled())?;
     pair.qps[0].post_on(&others[0], &[Descriptor::Send(send)])?;
-    pair.qps[0].wait(send, super::gear::LIMIT)?;
+    pair.qps[0].wait(send, patience())?;
     gear.verify(&others[0], landing.region(), 0, 64, 3, &finding)?;
     finish(&others[0], "a message beside the waiting streams")?;
     finding.clean("a message beside the waiting streams")?;
@@ -171,7 +172,7 @@ pub fn full_stream(gear: &Gear) -> Verdict {
         .ok_or("no limit of waiting streams")?;
     let limit = limits.submissions.ok_or("no limit of submissions")?;
     let config = QpConfig::default();
-    let mut pair = Pair::new(&gear.gpu, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
     let gate = Gate::new(&gear.gpu)?;
     let stream = gear.gpu.stream()?;
     let words = gear.gpu.alloc(MemoryKind::Pinned, 64)?;

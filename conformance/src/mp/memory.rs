@@ -7,7 +7,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use mp::{Context, Memory};
 
-use crate::hardware::gear::{LIMIT, Verdict, ensure};
+use crate::hardware::gear::{Verdict, ensure};
+use crate::hardware::patience::patience;
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ impl Arena {
             // Requests that were dropped are forgotten in the background work.
             let mut left = Some(memory);
             let host = ctx.gpu().host();
-            let deadline = host.now() + LIMIT;
+            let deadline = host.now() + patience();
             host.wait_until(Some(deadline), &mut || {
                 ctx.progress();
                 left = left.take().and_then(|memory| memory.into_vec().err());

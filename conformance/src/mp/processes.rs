@@ -16,7 +16,8 @@ use super::run::{gpu_of, play, summary};
 use super::setup::Setup;
 use crate::cover::Cell;
 use crate::hardware::child::{self, Guarded};
-use crate::hardware::gear::{LIMIT, Runtime, Verdict, ensure};
+use crate::hardware::gear::{Runtime, Verdict, ensure};
+use crate::hardware::patience::{patience, patiently};
 use crate::hardware::waits::CHANNELS;
 
 /// The role of a process that is a rank.
@@ -91,12 +92,13 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         Ok((process, say))
     };
     let started = (0..setup.ranks).map(start).collect::<Verdict<Vec<_>>>()?;
-    let deadline = Instant::now() + LONG;
+    let long = patiently(LONG);
+    let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
     while verdicts.len() < started.len() {
         let left = deadline.saturating_duration_since(Instant::now());
         let Ok((line, why)) = told.recv_timeout(left) else {
-            verdicts.push(Err(format!("a rank is not done within {LONG:?}").into()));
+            verdicts.push(Err(format!("a rank is not done within {long:?}").into()));
             break;
         };
         verdicts.push(ensure(line.trim() == DONE, || why.trim().to_owned()));
@@ -137,7 +139,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         size: ranks.parse()?,
         secret: Secret::from_text(secret)?,
         name: JOB.to_owned(),
-        limit: LIMIT,
+        limit: patience(),
     };
     let bootstrap = Arc::new(Tcp::join(&join)?);
     // Set by the thread that waits for the end; relaxed: nothing else hangs on it.

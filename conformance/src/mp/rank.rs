@@ -12,7 +12,8 @@ use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing, Message, hands};
 use super::setup::{Form, Setup};
-use crate::hardware::gear::{LIMIT, Verdict, ensure};
+use crate::hardware::gear::{Verdict, ensure};
+use crate::hardware::patience::patience;
 
 /// The tag under which ranks meet.
 const MEET: u32 = 0xb000_0000;
@@ -253,7 +254,7 @@ impl<'a> Player<'a> {
         ensure(stuck.is_empty(), || {
             format!("{stuck:?} after all has ended")
         })?;
-        ctx.close(LIMIT)?;
+        ctx.close(patience())?;
         drop(streams);
         out.arena.give_back(ctx)?;
         into.arena.give_back(ctx)
@@ -274,7 +275,7 @@ impl<'a> Player<'a> {
         let full = |r: &mp::Result<T>| matches!(r, Err(e) if e.kind() == mp::Kind::QueueFull);
         let mut result = attempt();
         let host = self.ctx.gpu().host();
-        let deadline = host.now() + LIMIT;
+        let deadline = host.now() + patience();
         host.wait_until(Some(deadline), &mut || {
             if full(&result) {
                 self.ctx.progress();
@@ -564,7 +565,7 @@ impl<'a> Player<'a> {
             let Some(request) = request(*i) else { continue };
             let done = match poll {
                 true => self.poll(request)?,
-                false => request.wait(LIMIT)?,
+                false => request.wait(patience())?,
             };
             ended.push((*i, done));
         }
@@ -574,14 +575,14 @@ impl<'a> Player<'a> {
     fn poll(&self, request: &Request) -> Verdict<Done> {
         let mut answer = Ok(None);
         let host = self.ctx.gpu().host();
-        host.wait_until(Some(host.now() + LIMIT), &mut || {
+        host.wait_until(Some(host.now() + patience()), &mut || {
             if self.setup.manual {
                 self.ctx.progress();
             }
             answer = request.test();
             !matches!(answer, Ok(None))
         });
-        Ok(answer?.ok_or_else(|| format!("{request:?} has not ended within {LIMIT:?}"))?)
+        Ok(answer?.ok_or_else(|| format!("{request:?} has not ended within {:?}", patience()))?)
     }
 
     /// Has the sends of a round end, in any order, and takes their memory at once.
@@ -647,7 +648,7 @@ impl<'a> Player<'a> {
             requests.push(self.ctx.irecv(peer, MEET, &nothing)?);
             requests.push(self.ctx.isend(peer, MEET, &nothing)?);
         }
-        mp::wait_all(&requests, LIMIT)?;
+        mp::wait_all(&requests, patience())?;
         Ok(())
     }
 }

@@ -16,7 +16,9 @@ use super::cells;
 use super::rank;
 use super::setup::Setup;
 use crate::cover::Cell;
-use crate::hardware::gear::{LIMIT, Runtime, Verdict};
+use crate::hardware::gear::{Runtime, Verdict};
+use crate::hardware::patience::patience;
+use crate::hardware::provider;
 
 /// Messages and bytes of all cells that passed. Relaxed: read when all is over.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
@@ -62,14 +64,13 @@ pub fn play(
     done: impl FnOnce(),
     over: impl Fn() -> bool,
 ) -> Verdict {
-    let ctx = setup
-        .build(Context::builder().bootstrap(bootstrap).gpu(gpu))
-        .build()?;
+    let builder = Context::builder().bootstrap(bootstrap).gpu(gpu);
+    let ctx = setup.build(builder, provider::chosen()?.provider).build()?;
     rank::play(setup, &ctx)?;
     done();
     // The others may have something to settle with this one, which is up to it.
     let host = ctx.gpu().host();
-    host.wait_until(Some(host.now() + LIMIT), &mut || {
+    host.wait_until(Some(host.now() + patience()), &mut || {
         if setup.manual {
             ctx.progress();
         }

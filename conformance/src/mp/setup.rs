@@ -1,13 +1,17 @@
 //! A cell as numbers: what contexts are built with, how many messages go where, and what that
 //! costs.
 
+use std::time::Duration;
+
 use mp::{Builder, Connect, Progress};
 
-use gdsync::rdma::{Endpoint, Lowering, QpConfig};
+use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 
 use super::cells::setting;
 use super::memory::Place;
 use crate::cover::Cell;
+use crate::hardware::patience::patiently;
+use crate::hardware::provider;
 
 /// Who posts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +73,9 @@ pub const SLACK: usize = 70;
 
 /// Rounds that a rank is ahead of its streams at most.
 const AHEAD: usize = 8;
+
+/// Of messages that nobody answers, as contexts have it by themselves.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 const MIB: usize = 1 << 20;
 
@@ -291,10 +298,11 @@ impl Setup {
         self.lowering == Lowering::Kernel
     }
 
-    /// A context of it.
+    /// A context of it, over a provider.
     #[must_use]
-    pub fn build(&self, builder: Builder) -> Builder {
+    pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
+            .timeout(patiently(TIMEOUT))
             .eager_limit(self.eager)
             .depth(self.depth)
             .start(self.first)
@@ -313,7 +321,7 @@ impl Setup {
                 recv_entries: 4,
                 recv_sges: 1,
                 lowering: self.lowering,
-                start: 0_u32.wrapping_sub(9),
+                start: provider::shortly_before_the_wrap(provider),
                 ..QpConfig::default()
             })
     }

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::{Caps, Condition};
-use gdsync::rdma::{Access, Endpoint, Lowering, QpConfig};
+use gdsync::rdma::{Access, Endpoint, Lowering, QpConfig, Transport};
 use softgpu::Weak;
 
 use super::{
@@ -74,10 +74,11 @@ fn seat(rng: &mut Rng, ranks: usize) -> Seat {
         memops64: !one_in(rng, 4),
         nor: !one_in(rng, 4),
         mask: one_in(rng, 4),
-        flush: !one_in(rng, 6),
+        flush: !one_in(rng, 3),
         inline_copy: rng.bool(),
         fence: !one_in(rng, 4),
-        ordered_writes: false,
+        ordered_writes: one_in(rng, 5),
+        host_flush: rng.bool(),
         kernels: true,
         batch_limit: match one_in(rng, 3) {
             true => rng.usize(3..9),
@@ -99,8 +100,7 @@ fn seat(rng: &mut Rng, ranks: usize) -> Seat {
             weak: Some(weak),
             ..SoftOptions::default()
         },
-        // Without a flush only host memory shows what its completion says.
-        landing: match caps.flush && !one_in(rng, 4) {
+        landing: match !one_in(rng, 4) {
             true => MemoryKind::Device,
             false => MemoryKind::Pinned,
         },
@@ -124,6 +124,7 @@ fn queue(rng: &mut Rng, ranks: usize) -> QpConfig {
         _ => 8,
     };
     QpConfig {
+        transport: Transport::Rc,
         send_blocks: size(rng),
         recv_entries: size(rng),
         recv_sges: rng.u32(1..=4),

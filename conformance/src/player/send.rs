@@ -98,7 +98,7 @@ impl Player {
         let (a, b) = (step.cuts[0], step.cuts[1]);
         let inline: [&[u8]; 3] = [&bytes[..a], &bytes[a..b], &bytes[b..]];
         let remote = |memory: &RemoteMemory| match step.patched_remote {
-            true => RemoteSpan { addr: 1, rkey: 2 },
+            true => RemoteSpan::new(1, 2),
             false => memory.span(at, len).unwrap(),
         };
         let word = |offset: u64| link.words.span(16 * me + offset, 8).unwrap();

@@ -69,6 +69,9 @@ pub struct Config {
     pub channels: usize,
     /// Weak memory, if wanted.
     pub weak: Option<Weak>,
+    /// Who sees a write of a NIC's sees those before it, wherever they went: to the device or to
+    /// pinned memory. With weak memory, all of them are on one way then.
+    pub ordered_writes: bool,
     /// Put device memory under a memory protection key, so that a stray access by host code
     /// faults, where CPU and kernel can.
     pub protect: bool,
@@ -85,6 +88,7 @@ impl Default for Config {
             stream_bound: 1024,
             channels: 8,
             weak: None,
+            ordered_writes: false,
             protect: true,
             kernels: GridConfig::default(),
         }

@@ -205,7 +205,12 @@ impl Gpu {
         config.check()?;
         let posted = config
             .weak
-            .map(|w| Arc::new(Posted::new(w.seed ^ 0x5057, w.nic_one_in)));
+            .map(|w| Posted::new(w.seed ^ 0x5057, w.nic_one_in))
+            .map(|posted| match config.ordered_writes {
+                true => posted.to_all(),
+                false => posted,
+            })
+            .map(Arc::new);
         let core = Arc::new(Core {
             name: config.name.clone(),
             caps: config.caps,

@@ -1,4 +1,5 @@
-//! Weak memory of the bus: what NICs wrote to device memory and has not arrived yet.
+//! Weak memory of the bus: what NICs wrote to device memory, or on a GPU that orders their writes
+//! to any, and has not arrived yet.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -19,6 +20,8 @@ const MOST: usize = 8192;
 pub(crate) struct Posted {
     queue: Mutex<Queue>,
     one_in: u32,
+    /// Whether writes to host memory are on the same way.
+    all: bool,
 }
 
 #[derive(Debug)]
@@ -63,7 +66,18 @@ impl Posted {
                 rng: Rng::with_seed(seed),
             }),
             one_in,
+            all: false,
         }
+    }
+
+    /// On the same way as writes to host memory, and in order with them.
+    pub(crate) fn to_all(self) -> Posted {
+        Posted { all: true, ..self }
+    }
+
+    /// Whether what NICs write to `memory` takes this way.
+    pub(crate) fn carries(&self, memory: &Backing) -> bool {
+        self.all || memory.is_device()
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

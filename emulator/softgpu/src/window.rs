@@ -14,12 +14,14 @@ use crate::span::Span;
 /// atomics arrive after the writes before them. With [weak memory](crate::Weak), writes into
 /// *device* memory arrive late, and what else can be seen, such as a completion in host
 /// memory, may be seen before; a wait that flushes, or
-/// [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes), lets them arrive.
+/// [`Gpu::flush_remote_writes`](crate::Gpu::flush_remote_writes), lets them arrive. So does a read by a NIC. Where the GPU orders them
+/// ([`Config::ordered_writes`](crate::Config)), writes into host memory are late too, and all
+/// arrive in the order in which they were made.
 #[derive(Clone, Debug)]
 pub struct Window {
     memory: Arc<Backing>,
     span: Span,
-    /// The way to device memory that is weak.
+    /// The way to memory that is weak.
     posted: Option<Arc<Posted>>,
 }
 
@@ -27,7 +29,7 @@ impl Window {
     pub(crate) fn new(memory: Arc<Backing>, posted: Option<&Arc<Posted>>) -> Window {
         Window {
             span: memory.span(),
-            posted: posted.filter(|_| memory.is_device()).cloned(),
+            posted: posted.filter(|posted| posted.carries(&memory)).cloned(),
             memory,
         }
     }

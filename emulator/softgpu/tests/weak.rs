@@ -270,6 +270,35 @@ fn writes_to_host_memory_are_not_late() {
     assert_eq!(unsafe { pin.as_ptr().cast::<u32>().read_volatile() }, 7);
 }
 
+/// A GPU that orders them has writes to host memory arrive late too, behind earlier ones to its own.
+#[test]
+fn ordered_writes_arrive_in_order_wherever_they_go() {
+    let mut late = 0;
+    for seed in 0..SEEDS {
+        let (env, gpu) = rig(Config {
+            ordered_writes: true,
+            ..weak(seed)
+        });
+        let (dev, pin) = (
+            gpu.alloc_device(4096).unwrap(),
+            gpu.alloc_pinned(64).unwrap(),
+        );
+        let cpu = dev.map_cpu().unwrap();
+        dev.window().write(0, &[7; 4096]).unwrap();
+        pin.window().store32(0, 1).unwrap();
+        // SAFETY: the memory lives; the NIC's store is an atomic one.
+        let word = unsafe { std::sync::atomic::AtomicU32::from_ptr(pin.as_ptr().cast()) };
+        while word.load(std::sync::atomic::Ordering::Acquire) == 0 {
+            late += 1;
+            env.step();
+        }
+        let mut got = [0; 4096];
+        cpu.read(0, &mut got).unwrap();
+        assert_eq!(got, [7; 4096], "seed {seed}: seen before what came before");
+    }
+    assert!(late > SEEDS as usize, "nothing was late");
+}
+
 /// Random programs end in the same memory as with strong memory, whatever the seed.
 #[test]
 fn weak_memory_changes_when_not_what() {

@@ -224,7 +224,9 @@ impl Open {
         let raw = fd.as_raw_fd();
         call.answer(&CreateCompChannelResp { fd: raw as u32 })?;
         let raw = fd.into_raw_fd();
-        open.channels.retain(|c| c.fd != raw);
+        // Those that the user has closed. Queues that tell events there hold them.
+        open.channels
+            .retain(|c| c.fd != raw && c.file.is_known_by(c.fd));
         open.channels.push(Channel {
             fd: raw,
             file: Arc::new(file),

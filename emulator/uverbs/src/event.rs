@@ -4,7 +4,7 @@
 //! what does not fit now is kept at the other end and sent later.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -46,6 +46,13 @@ impl EventFile {
             waiting: VecDeque::new(),
         });
         Ok((EventFile { ends }, user))
+    }
+
+    /// Whether a descriptor of this process's is the user's end, and not closed, or another file's.
+    pub fn is_known_by(&self, fd: RawFd) -> bool {
+        let theirs = lock(&self.ends).theirs.as_raw_fd();
+        let file = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
+        file(fd).is_some_and(|it| Some(it) == file(theirs))
     }
 
     /// Says something to the user. False if some of it has to wait.

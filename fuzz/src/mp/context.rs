@@ -417,6 +417,7 @@ impl Hostile {
                     process: input.number(),
                     port: None,
                     qkey: None,
+                    lane: 0,
                 };
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }

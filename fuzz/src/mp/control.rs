@@ -30,6 +30,7 @@ pub fn run(data: &[u8]) {
                 process: input.next(),
                 port: None,
                 qkey: None,
+                lane: input.byte() % 4,
             };
             bytes.extend(record.to_bytes());
             bytes.extend(input.next::<[u8; 16]>());

@@ -5,6 +5,7 @@
 //! Streams belong to the application: the library enqueues on them, and never synchronises or
 //! destroys them.
 
+mod consistency;
 pub mod cuda;
 mod event;
 mod mapped;
@@ -24,7 +25,10 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Caps, DevicePtr, Op, legal};
+use crate::rdma::Flushers;
 
+pub use consistency::Consistency;
+pub(crate) use consistency::none as no_consistency;
 pub use event::Event;
 #[doc(hidden)]
 pub use event::EventHandle;
@@ -222,6 +226,9 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool>;
     /// See [`Gpu::flush_remote_writes`].
     fn flush_remote_writes(&self);
+    /// Has the CPU wait until what NICs wrote to GPU memory is visible to it, whatever streams
+    /// are doing.
+    fn host_flush(&self) -> Result<()>;
     /// One of the library's own kernels, if the runtime can run kernels.
     fn kernel(&self, entry: Entry) -> Option<&Kernel>;
     fn load_module(&self, image: &[u8]) -> Result<cuda::Module>;
@@ -238,6 +245,9 @@ struct GpuInner {
     tracer: Tracer,
     waiting: Waiting,
     adopted: Adopted,
+    flushers: Flushers,
+    /// What `GDS_CONSISTENCY` says.
+    wish: Option<Consistency>,
 }
 
 impl fmt::Debug for Gpu {
@@ -301,17 +311,20 @@ impl Gpu {
         soft::SoftRuntime::open(host, options)
     }
 
-    pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Gpu {
-        let caps = runtime.caps();
+    pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Result<Gpu> {
+        let wish = consistency::wished()?;
+        let caps = consistency::under(wish, runtime.caps()).map_err(|e| e.of(&runtime.name()))?;
         let waiting = Waiting::new(runtime.wait_limits());
-        Gpu(Arc::new(GpuInner {
+        Ok(Gpu(Arc::new(GpuInner {
             id: next_id(),
             runtime,
             caps,
             tracer: Tracer::from_env(),
             waiting,
             adopted: Adopted::default(),
-        }))
+            flushers: Flushers::default(),
+            wish,
+        })))
     }
 
     /// The runtime and the device, for people: `soft gpu0`.
@@ -362,6 +375,16 @@ impl Gpu {
 
     pub(crate) fn waiting(&self) -> &Waiting {
         &self.0.waiting
+    }
+
+    /// What flushes for streams that cannot.
+    pub(crate) fn flushers(&self) -> &Flushers {
+        &self.0.flushers
+    }
+
+    /// The consistency that the environment demands.
+    pub(crate) fn wish(&self) -> Option<Consistency> {
+        self.0.wish
     }
 
     fn adopted(&self) -> &Adopted {

@@ -1,7 +1,7 @@
 //! What a runtime's streams can do.
 
 /// The capabilities that lowering depends on. Probed once per GPU, or switched by hand on the
-/// soft GPU so that every fall-back runs there.
+/// soft GPU so that every fall-back runs there; without what `GDS_CONSISTENCY` excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// 64-bit writes and waits (CUDA: `CAN_USE_64_BIT_STREAM_MEM_OPS`).
@@ -16,6 +16,9 @@ pub struct Caps {
     /// write of theirs, without a flush (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or
     /// more). Flushes are then nothing.
     pub ordered_writes: bool,
+    /// Whether the CPU can have what devices wrote to GPU memory become visible (CUDA:
+    /// `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` with *host*).
+    pub host_flush: bool,
     /// Inline copies as one operation. No public driver has them: they become writes.
     pub inline_copy: bool,
     /// Fences as an operation of their own.

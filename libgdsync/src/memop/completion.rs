@@ -97,6 +97,7 @@ mod tests {
             fence: true,
             kernels: true,
             ordered_writes: false,
+            host_flush: true,
             batch_limit: 255,
         }
     }

@@ -257,6 +257,7 @@ mod tests {
         inline_copy: true,
         fence: true,
         ordered_writes: false,
+        host_flush: true,
         kernels: true,
         batch_limit: 255,
     };

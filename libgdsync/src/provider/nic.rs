@@ -113,6 +113,10 @@ pub(crate) trait Nic: Send + Sync {
     fn dealloc_pd(&self, id: PdId);
     fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
     fn dereg_mr(&self, keys: MrKeys);
+    /// Whether a queue pair does READs, from its own NIC's memory too.
+    fn reads(&self) -> bool {
+        true
+    }
     /// Handles on `region` that a registration of it keeps.
     fn holds(&self, region: &Region) -> usize;
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;

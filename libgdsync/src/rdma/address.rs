@@ -11,8 +11,8 @@ use crate::error::{Error, Kind, Result};
 const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of what the peers speak over the wire.
 pub(crate) const VERSION: u16 = 3;
-/// NICs that one region is registered with.
-const LANES: usize = 4;
+/// NICs and ports that one region is registered with, and a peer may be reached by.
+pub const LANES: usize = 4;
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,9 @@ pub struct QpAddress {
     pub port: Option<PortAddress>,
     /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
     pub qkey: Option<u32>,
+    /// Which of its side's [`LANES`] it is of: the place of its NIC's keys in
+    /// [`RemoteMemory::rkeys`]. 0 where a side has but one.
+    pub lane: u8,
 }
 
 /// How a port of a real NIC is addressed.
@@ -49,9 +52,10 @@ impl QpAddress {
     /// Bytes of a record.
     pub const LEN: usize = 64;
     const TYPE: u8 = 1;
-    /// In byte 40: there is a port, there is a queue key.
+    /// In byte 40: there is a port, there is a queue key; above them the lane.
     const PORT: u8 = 1;
     const QKEY: u8 = 2;
+    const LANE: u32 = 4;
 
     /// The record.
     pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
@@ -72,6 +76,7 @@ impl QpAddress {
             b[40] |= Self::QKEY;
             b[60..].copy_from_slice(&qkey.to_le_bytes());
         }
+        b[40] |= self.lane.min(15) << Self::LANE;
         b
     }
 
@@ -94,7 +99,12 @@ impl QpAddress {
                 gid: take(bytes, 44),
             }),
             qkey: (bytes[40] & Self::QKEY != 0).then(|| u32::from_le_bytes(take(bytes, 60))),
+            lane: bytes[40] >> Self::LANE,
         };
+        if usize::from(address.lane) >= LANES {
+            let what = format!("a queue pair of lane {}", address.lane);
+            return Err(Error::new(OPERATION, Kind::Protocol, what).limit(LANES - 1));
+        }
         // Nothing is said beside that.
         if address.to_bytes()[8..] != bytes[8..] {
             let what = "a port or a key that is none";
@@ -157,37 +167,69 @@ impl RemoteMemory {
         })
     }
 
-    /// The `len` bytes at `offset`, by the first lane.
+    /// The `len` bytes at `offset`. By which lane they are reached follows from the queue pair
+    /// that a request is prepared on.
     ///
     /// # Errors
-    /// `Invalid` outside the memory, `NotRegistered` if the first lane has no key.
+    /// `Invalid` outside the memory, `NotRegistered` if no lane has a key for it.
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let what = format!("{len} bytes at {offset} of the peer's memory");
             return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
         }
-        let rkey = self.rkeys[0].ok_or_else(|| {
-            Error::new(
-                "name remote memory",
-                Kind::NotRegistered,
-                "no key for lane 0",
-            )
-        })?;
+        let mut keyed = 0;
+        for (lane, key) in self.rkeys.iter().enumerate() {
+            keyed |= u8::from(key.is_some()) << lane;
+        }
+        if keyed == 0 {
+            let what = "no key for any lane";
+            return Err(Error::new("name remote memory", Kind::NotRegistered, what));
+        }
+        let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);
         Ok(RemoteSpan {
             addr: self.addr.wrapping_add(offset),
-            rkey,
+            rkey: first,
+            others,
+            keyed,
         })
     }
 }
 
-/// Where a one-sided request goes: an address and a key of the peer. Whether the peer agrees
-/// shows when the request runs.
+/// Where a one-sided request goes: an address of the peer, and the key that each of its lanes
+/// has for it. A request takes the key of the lane at the other end of its queue pair. Whether
+/// the peer agrees shows when the request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSpan {
     /// The address.
     pub addr: u64,
-    /// The key.
+    /// The first lane's key; 0 if only others have one.
     pub rkey: u32,
+    /// The keys of the lanes behind it.
+    others: [u32; LANES - 1],
+    /// Which lanes have a key, a bit each.
+    keyed: u8,
+}
+
+impl RemoteSpan {
+    /// An address and its key, by the first lane.
+    pub fn new(addr: u64, rkey: u32) -> RemoteSpan {
+        RemoteSpan {
+            addr,
+            rkey,
+            others: [0; LANES - 1],
+            keyed: 1,
+        }
+    }
+
+    /// The key that `lane` has, if it has one.
+    pub fn rkey_of(&self, lane: u8) -> Option<u32> {
+        let lane = usize::from(lane);
+        let known = lane < LANES && self.keyed >> lane & 1 == 1;
+        known.then(|| match lane {
+            0 => self.rkey,
+            lane => self.others[lane - 1],
+        })
+    }
 }
 
 fn head(b: &mut [u8], kind: u8) {
@@ -240,6 +282,7 @@ mod tests {
             process: 7,
             port: None,
             qkey: None,
+            lane: 0,
         };
         let port = PortAddress {
             lid: 0x1234,
@@ -248,10 +291,11 @@ mod tests {
         };
         let real = QpAddress {
             port: Some(port),
+            lane: 3,
             ..qp
         };
         assert_eq!(QpAddress::from_bytes(&real.to_bytes()).unwrap(), real);
-        for (at, value) in [(40, 0), (40, 2), (60, 1), (63, 0x80)] {
+        for (at, value) in [(40, 0), (40, 2), (40, 0x41), (60, 4), (63, 0x80)] {
             let mut other = real.to_bytes();
             other[at] = value;
             let e = QpAddress::from_bytes(&other).unwrap_err();
@@ -300,11 +344,30 @@ mod tests {
             len: 10,
             rkeys: [Some(7), None, None, None],
         };
-        assert_eq!(
-            memory.span(4, 6).unwrap(),
-            RemoteSpan { addr: 104, rkey: 7 }
-        );
+        assert_eq!(memory.span(4, 6).unwrap(), RemoteSpan::new(104, 7));
         assert_eq!(memory.span(4, 7).unwrap_err().limit_value(), Some(10));
         assert!(memory.span(u64::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn each_lane_has_its_key_or_none() {
+        let keys = |rkeys: [Option<u32>; LANES]| {
+            let memory = RemoteMemory {
+                addr: 0,
+                len: 8,
+                rkeys,
+            };
+            let span = memory.span(0, 8)?;
+            Ok::<_, Error>([0, 1, 2, 3, 4, 255].map(|lane| span.rkey_of(lane)))
+        };
+        let all = [Some(5), Some(0), None, Some(9)];
+        let found = keys(all).unwrap();
+        assert_eq!(
+            (&found[..LANES], &found[LANES..]),
+            (&all[..], &[None; 2][..])
+        );
+        let late = [None, None, None, Some(1)];
+        assert_eq!(keys(late).unwrap()[..LANES], late);
+        assert_eq!(keys([None; LANES]).unwrap_err().kind(), Kind::NotRegistered);
     }
 }

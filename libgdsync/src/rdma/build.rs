@@ -88,6 +88,8 @@ pub(super) struct Built {
     pub core: QpCore,
     /// The region that the send queue is in, and where.
     pub ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    pub memory: [MemoryKind; 3],
 }
 
 struct Sizes {
@@ -203,6 +205,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
         config.recv_entries,
     )?;
     let error = carver.take(4)?;
+    let memory = [ring.kind(), cqs.kind(), record_region.kind()];
     let made = nic.create_qp(
         pd.id(),
         &QpRings {
@@ -268,10 +271,12 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             control,
             regions,
             Arc::clone(pd.inner()),
+            pd.device().flushes().clone(),
             send,
             recv,
         ),
         ring: (ring, send_at),
+        memory,
     })
 }
 
@@ -363,5 +368,6 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
         ),
     );
     state.epoch = epoch;
+    state.flush_faults = core.flushes.fault.count();
     Ok(())
 }

@@ -22,6 +22,9 @@ const OPEN: &str = "open device";
 pub(crate) const NIC: &str = "GDS_NIC";
 pub(crate) const GID_INDEX: &str = "GDS_GID_INDEX";
 
+/// What a NIC may be named by, in errors.
+const FORMS: &str = "mlx5_0, mlx5_0:2, 0x0002c903002f1190:2";
+
 /// How long a queue pair that was made to try a NIC may take to be gone.
 const TRIAL: Duration = Duration::from_secs(2);
 
@@ -60,11 +63,40 @@ impl Provider {
     }
 }
 
-/// Names a NIC, and its port if it has several: `mlx5_0`, `mlx5_0:2`.
+/// What a NIC is named by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum NicName {
+    /// What the kernel calls it, which may change when the machine does: `mlx5_0`.
+    Kernel(String),
+    /// Its GUID, as `ibv_get_device_guid` has it, in the host's order. In text as hexadecimal
+    /// digits behind `0x`. It is the NIC's wherever that is plugged in; 0 is nobody's.
+    Guid(u64),
+}
+
+impl NicName {
+    /// Whether it names the NIC that has this name and this GUID.
+    pub(crate) fn is(&self, name: &str, guid: u64) -> bool {
+        match self {
+            NicName::Kernel(wanted) => wanted == name,
+            NicName::Guid(wanted) => *wanted == guid && guid != 0,
+        }
+    }
+}
+
+impl fmt::Display for NicName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NicName::Kernel(name) => f.write_str(name),
+            NicName::Guid(guid) => write!(f, "{guid:#018x}"),
+        }
+    }
+}
+
+/// Names a NIC, and its port if it has several: `mlx5_0`, `mlx5_0:2`, `0x0002c903002f1190:1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicChoice {
-    /// As the kernel calls it.
-    pub device: String,
+    /// Which NIC.
+    pub device: NicName,
     /// From 1 on. `None`: the first that is active.
     pub port: Option<u8>,
 }
@@ -73,10 +105,10 @@ impl FromStr for NicChoice {
     type Err = Error;
 
     /// # Errors
-    /// `Invalid` for anything but a name, or a name and a port.
+    /// `Invalid` for anything but a name or a GUID, with a port or without.
     fn from_str(said: &str) -> Result<NicChoice> {
         let wrong = || {
-            let what = format!("{said}: it is a NIC, or a NIC and a port: mlx5_0, mlx5_0:2");
+            let what = format!("{said}: it is a NIC, or a NIC and a port: {FORMS}");
             Error::new("choose a NIC", Kind::Invalid, what)
         };
         let (name, port) = match said.split_once(':') {
@@ -86,35 +118,50 @@ impl FromStr for NicChoice {
                 (name, Some(port.ok_or_else(wrong)?))
             }
         };
-        if name.is_empty() {
-            return Err(wrong());
-        }
-        Ok(NicChoice {
-            device: name.to_owned(),
-            port,
-        })
+        let device = match name.strip_prefix("0x") {
+            _ if name.is_empty() => return Err(wrong()),
+            None => NicName::Kernel(name.to_owned()),
+            Some(digits) => {
+                // `from_str_radix` would take a sign.
+                let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+                let guid = u64::from_str_radix(digits, 16).ok();
+                let guid = guid.filter(|guid| plain && *guid != 0);
+                NicName::Guid(guid.ok_or_else(wrong)?)
+            }
+        };
+        Ok(NicChoice { device, port })
     }
 }
 
 impl fmt::Display for NicChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.device)?;
+        write!(f, "{}", self.device)?;
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 
 impl NicChoice {
-    /// What was chosen in code, else by the environment.
+    /// What was chosen in code, else the first that the environment names.
     pub(crate) fn resolve(chosen: Option<&NicChoice>) -> Result<Option<NicChoice>> {
-        match (chosen, std::env::var(NIC)) {
-            (Some(chosen), _) => Ok(Some(chosen.clone())),
-            (None, Err(_)) => Ok(None),
-            (None, Ok(said)) => said.parse().map(Some).map_err(|_: Error| {
-                let what =
-                    format!("{NIC}={said}: it is a NIC, or a NIC and a port: mlx5_0, mlx5_0:2");
-                Error::new(OPEN, Kind::Invalid, what)
-            }),
+        match chosen {
+            Some(chosen) => Ok(Some(chosen.clone())),
+            None => Ok(NicChoice::from_env()?.into_iter().next()),
         }
+    }
+
+    /// What the environment names; empty if it does not.
+    pub(super) fn from_env() -> Result<Vec<NicChoice>> {
+        let Ok(said) = std::env::var(NIC) else {
+            return Ok(Vec::new());
+        };
+        let all: Result<Vec<NicChoice>> = said.split(',').map(str::parse).collect();
+        all.map_err(|_| {
+            let what = format!(
+                "{NIC}={said}: it is a NIC, a NIC and a port, or several with commas between them: \
+                 {FORMS}"
+            );
+            Error::new(OPEN, Kind::Invalid, what)
+        })
     }
 }
 
@@ -165,7 +212,7 @@ impl Device {
             Provider::Emulated => (emulated(gpu)?, Vec::new()),
             Provider::Auto => best(gpu, nic.as_ref())?,
         };
-        Ok(Device::open(gpu, nic, options.watched, passed_over))
+        Device::open(gpu, nic, options.watched, passed_over)
     }
 }
 
@@ -207,7 +254,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
 
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
 fn tried(gpu: &Gpu, nic: Arc<dyn Nic>) -> Result<Arc<dyn Nic>> {
-    let device = Device::open(gpu, Arc::clone(&nic), true, Vec::new());
+    let device = Device::open(gpu, Arc::clone(&nic), true, Vec::new())?;
     let config = QpConfig {
         send_blocks: 4,
         recv_entries: 4,
@@ -241,12 +288,18 @@ mod tests {
 
     #[test]
     fn a_nic_is_named_with_its_port_or_without() {
-        for said in ["mlx5_0", "mlx5_1:2", "rxe0:255"] {
+        let guid = "0x0002c903002f1190";
+        for said in ["mlx5_0", "mlx5_1:2", "rxe0:255", guid, &format!("{guid}:1")] {
             let nic: NicChoice = said.parse().unwrap();
             assert_eq!(nic.to_string(), said);
         }
         let nic: NicChoice = "mlx5_1:2".parse().unwrap();
-        assert_eq!((nic.device.as_str(), nic.port), ("mlx5_1", Some(2)));
+        assert_eq!(nic.device, NicName::Kernel("mlx5_1".to_owned()));
+        assert!(nic.port == Some(2) && nic.device.is("mlx5_1", 0));
+        let nic: NicChoice = "0x2c903002F1190".parse().unwrap();
+        assert_eq!(nic.to_string(), guid);
+        assert!(nic.device.is("mlx5_1", 0x0002_c903_002f_1190));
+        assert!(!nic.device.is("0x2c903002F1190", 1));
         for wrong in [
             "",
             ":1",
@@ -255,6 +308,11 @@ mod tests {
             "mlx5_0:x",
             "mlx5_0:1:2",
             "mlx5_0:256",
+            "0x",
+            "0x0",
+            "0x+1",
+            "0x12345678123456781",
+            "0xmlx5",
         ] {
             let e = wrong.parse::<NicChoice>().unwrap_err();
             assert_eq!(e.kind(), Kind::Invalid);

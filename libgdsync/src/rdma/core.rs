@@ -11,8 +11,8 @@ use std::time::Duration;
 use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
 
-use super::device::PdInner;
-use super::{Destination, Mr, Transport};
+use super::device::{Flushes, PdInner};
+use super::{Destination, FlushFaults, Mr, Transport};
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
@@ -141,6 +141,7 @@ pub(crate) struct QpCore {
     _regions: Vec<Region>,
     _pd: Arc<PdInner>,
     pub nic: Arc<dyn Nic>,
+    pub flushes: Flushes,
 }
 
 /// What the lock guards.
@@ -157,6 +158,8 @@ pub(crate) struct QpState {
     /// How often the queue pair was reset.
     pub epoch: u32,
     pub timers: Vec<Timer>,
+    /// How many flushes had failed when the queue pair was made or reset.
+    pub flush_faults: u32,
     /// Send requests that the proxy has rung for.
     pub rung: u64,
     /// The oldest incomplete position whose doorbell was rung, and since when.
@@ -167,11 +170,16 @@ struct Publisher<'a> {
     statuses: &'a Mapped,
     error: &'a Mapped,
     shared: Option<&'a Word32>,
+    /// Told of failures: streams rely on the requests to flush.
+    fault: Option<&'a FlushFaults>,
     slots: u64,
 }
 
 impl StatusSink for Publisher<'_> {
     fn publish(&mut self, ticket: u64, status: Status) {
+        if let Some(fault) = self.fault.filter(|_| status.is_error()) {
+            fault.raise();
+        }
         let slot = (ticket & (self.slots - 1)) as usize;
         self.statuses.store32(4 * slot, status.0);
         // The word keeps the first real cause; a flush is only a consequence of one.
@@ -204,6 +212,7 @@ impl QpCore {
         control: Region,
         regions: Vec<Region>,
         pd: Arc<PdInner>,
+        flushes: Flushes,
         send: SendQueue<Mapped, Hold>,
         recv: ReceiveQueue<Mapped, Hold>,
     ) -> QpCore {
@@ -217,12 +226,16 @@ impl QpCore {
             transport,
             timeout,
             error,
-            state: Mutex::new(QpState::new(send, recv)),
+            state: Mutex::new(QpState {
+                flush_faults: flushes.fault.count(),
+                ..QpState::new(send, recv)
+            }),
             closing: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             control,
             _regions: regions,
             _pd: pd,
+            flushes,
         }
     }
 
@@ -324,6 +337,11 @@ impl QpCore {
 
     /// Retires what is complete, attributes what has failed, releases streams.
     pub fn settle(&self, state: &mut QpState) -> bool {
+        let faults = self.flushes.fault.count();
+        if faults != state.flush_faults && !self.flushes.raises {
+            state.flush_faults = faults;
+            self.fail(state, Side::Receive, Status::NOT_VISIBLE);
+        }
         let QpState {
             send,
             recv,
@@ -343,6 +361,7 @@ impl QpCore {
             statuses: &self.places.send.statuses.cpu,
             error: &self.places.error.cpu,
             shared: self.error.as_ref(),
+            fault: self.flushes.raises.then_some(&*self.flushes.fault),
             slots: u64::from(send.fifo.room()),
         };
         busy |= send_fault.tick(
@@ -509,6 +528,7 @@ impl QpState {
             connected: false,
             epoch: 0,
             timers: Vec::new(),
+            flush_faults: 0,
             rung: 0,
             oldest: None,
         }

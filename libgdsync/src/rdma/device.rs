@@ -8,9 +8,10 @@ use std::time::Duration;
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
 use super::choice::{DeviceOptions, Provider};
-use super::{Qp, QpConfig, QpCore, RemoteMemory, Sge};
+use super::flusher::{FlushFaults, Flusher};
+use super::{LANES, Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Gpu, Region};
+use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::provider::nic::{MrKeys, Nic, PdId};
 use crate::provider::proxy::{Proxy, ProxyList};
@@ -68,6 +69,17 @@ pub(super) struct DeviceInner {
     proxies: ProxyList,
     /// Attached with the first queue pair that wants one.
     proxy: OnceLock<MachineId>,
+    flusher: Flusher,
+    flushes: Flushes,
+}
+
+/// What queue pairs have to do with flushes for streams.
+#[derive(Clone)]
+pub(crate) struct Flushes {
+    /// How those that the device relies on have gone.
+    pub fault: Arc<FlushFaults>,
+    /// Whether its queue pairs are those by which a NIC flushes, and raise that.
+    pub raises: bool,
 }
 
 impl fmt::Debug for Device {
@@ -106,7 +118,7 @@ impl Device {
 
     fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
         let nic = EmulatedNic::open(gpu, options)?;
-        Ok(Device::open(gpu, Arc::new(nic), watched, Vec::new()))
+        Device::open(gpu, Arc::new(nic), watched, Vec::new())
     }
 
     /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
@@ -143,12 +155,60 @@ impl Device {
         nic: Arc<dyn Nic>,
         watched: bool,
         passed_over: Vec<String>,
+    ) -> Result<Device> {
+        let watch = WatchList::default();
+        let fault = Arc::new(FlushFaults::new(watch.clone()));
+        let flusher = Flusher::new(gpu, &nic, watched, &fault)?;
+        let name = format!("{}.watcher", nic.name());
+        let flushes = Flushes {
+            fault,
+            raises: false,
+        };
+        Ok(Device::assemble(
+            gpu,
+            nic,
+            passed_over,
+            watched.then_some(name),
+            watch,
+            flusher,
+            flushes,
+        ))
+    }
+
+    /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is
+    /// of. With nobody but the caller to step its watcher, or `watched` as others are.
+    pub(super) fn beside(
+        gpu: &Gpu,
+        nic: &Arc<dyn Nic>,
+        watched: bool,
+        fault: &Arc<FlushFaults>,
+    ) -> Device {
+        let name = watched.then(|| format!("{}.flush", nic.name()));
+        let flushes = Flushes {
+            fault: Arc::clone(fault),
+            raises: true,
+        };
+        let watch = WatchList::default();
+        let (nic, none) = (Arc::clone(nic), Flusher::None);
+        Device::assemble(gpu, nic, Vec::new(), name, watch, none, flushes)
+    }
+
+    /// `watched`: what its watcher is called, if it has one of its own.
+    fn assemble(
+        gpu: &Gpu,
+        nic: Arc<dyn Nic>,
+        passed_over: Vec<String>,
+        watched: Option<String>,
+        watch: WatchList,
+        flusher: Flusher,
+        flushes: Flushes,
     ) -> Device {
         let host = gpu.host();
-        let (watch, proxies) = (WatchList::default(), ProxyList::default());
-        let watcher = Watcher::new(watch.clone(), format!("{}.watcher", nic.name()));
+        let proxies = ProxyList::default();
+        let name = watched.clone().unwrap_or_default();
+        let watcher = Watcher::new(watch.clone(), name);
         let watcher = Shared::new(watcher);
-        let attached = watched.then(|| host.attach(Lane::Watch, Box::new(watcher.clone())));
+        let attached = watched.map(|_| host.attach(Lane::Watch, Box::new(watcher.clone())));
         Device(Arc::new(DeviceInner {
             gpu: gpu.clone(),
             nic,
@@ -158,13 +218,16 @@ impl Device {
             attached,
             proxies,
             proxy: OnceLock::new(),
+            flusher,
+            flushes,
         }))
     }
 
     /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
     pub fn progress(&self) -> bool {
         let now = self.0.gpu.host().now();
-        self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress
+        let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
+        busy | self.0.flusher.progress()
     }
 
     /// The provider and the NIC, for people: `emulated nic0`.
@@ -192,8 +255,22 @@ impl Device {
         &self.0.gpu
     }
 
+    /// How a stream that has passed a wait with a flush comes to see what the NIC wrote to memory
+    /// of `kind` before: by what GPU and NIC can do, or what `GDS_CONSISTENCY` says.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no way: waits that ask for a flush are then refused, and payload
+    /// that streams consume belongs into pinned memory.
+    pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
+        Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
+    }
+
     pub(super) fn nic(&self) -> &Arc<dyn Nic> {
         &self.0.nic
+    }
+
+    pub(super) fn flushes(&self) -> &Flushes {
+        &self.0.flushes
     }
 
     pub(super) fn watch(&self) -> &WatchList {
@@ -217,10 +294,15 @@ impl Device {
     /// # Errors
     /// `System` if the device has none left.
     pub fn alloc_pd(&self) -> Result<Pd> {
+        self.alloc_pd_of(0)
+    }
+
+    /// As [`Device::alloc_pd`], for a device that is this one of several [`Lanes`](super::Lanes).
+    pub(super) fn alloc_pd_of(&self, lane: u8) -> Result<Pd> {
         let id = self.nic().alloc_pd()?;
         let nic = Arc::clone(self.nic());
         Ok(Pd {
-            inner: Arc::new(PdInner { nic, id }),
+            inner: Arc::new(PdInner { nic, id, lane }),
             device: self.clone(),
         })
     }
@@ -283,6 +365,8 @@ pub struct Pd {
 pub(crate) struct PdInner {
     nic: Arc<dyn Nic>,
     id: PdId,
+    /// Where its keys stand in records.
+    lane: u8,
 }
 
 impl Drop for PdInner {
@@ -309,6 +393,11 @@ impl Pd {
 
     pub(super) fn id(&self) -> PdId {
         self.inner.id
+    }
+
+    /// Which of several [`Lanes`](super::Lanes) it is of; 0 if it was made by a device alone.
+    pub fn lane(&self) -> u8 {
+        self.inner.lane
     }
 
     /// Registers a whole region with the NIC.
@@ -410,10 +499,12 @@ impl Mr {
 
     /// The record by which a peer names it.
     pub fn remote(&self) -> RemoteMemory {
+        let mut rkeys = [None; LANES];
+        rkeys[usize::from(self.0.pd.lane)] = Some(self.0.keys.rkey);
         RemoteMemory {
             addr: self.0.region.addr().0,
             len: self.0.region.len() as u64,
-            rkeys: [Some(self.0.keys.rkey), None, None, None],
+            rkeys,
         }
     }
 

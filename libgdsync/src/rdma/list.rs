@@ -4,11 +4,14 @@
 //! refuses is undone as a whole. The second turns items into memory operations or programs and
 //! hands them to the runtime. Both work in buffers that are kept from call to call.
 
+mod flushed;
+
 use std::cell::Cell;
 use std::sync::MutexGuard;
 
 use mlx5_prm::doorbell;
 
+use self::flushed::{By, Queues};
 use super::core::{EndpointKind, Side, Timer};
 use super::lower::{Buffers, Item, Sent, equal, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
@@ -95,7 +98,8 @@ impl Descriptor<'_> {
         Descriptor::Wait(completion.into(), WaitOptions::default())
     }
 
-    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then.
+    /// As [`Descriptor::wait`], and what the NIC wrote to GPU memory for it is visible then, by
+    /// the means that [`Device::consistency`](super::Device::consistency) names.
     pub fn wait_flushed(completion: impl Into<Completion>) -> Self {
         let options = WaitOptions {
             flush: true,
@@ -143,7 +147,19 @@ thread_local! {
 pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>]) -> Result<()> {
     stream.check(stream.gpu(), OPERATION)?;
     let mut scratch = SCRATCH.take().unwrap_or_default();
-    let result = run(stream, queues, list, &mut scratch);
+    let caps = stream.gpu().caps();
+    let result = match flushed::by_others(caps) && list.iter().any(Descriptor::flushes) {
+        false => run(
+            stream,
+            &Queues::named(queues),
+            list,
+            By::Stream,
+            &mut scratch,
+        ),
+        true => flushed::with_flusher(stream, queues, |queues, by| {
+            run(stream, queues, list, by, &mut scratch)
+        }),
+    };
     SCRATCH.set(Some(scratch));
     result
 }
@@ -152,8 +168,9 @@ const OPERATION: &str = "post list";
 
 fn run(
     stream: &Stream,
-    queues: &mut [&mut Qp],
+    queues: &Queues<'_, '_>,
     list: &[Descriptor<'_>],
+    by: By<'_>,
     s: &mut Scratch,
 ) -> Result<()> {
     s.items.clear();
@@ -161,9 +178,7 @@ fn run(
     s.undo.clear();
     s.proof = None;
     let mut held = None;
-    let decided = list
-        .iter()
-        .try_for_each(|d| decide(stream, queues, d, s, &mut held))
+    let decided = flushed::decide_all(stream, queues, list, by, s, &mut held)
         .and_then(|()| announce(queues, s, &mut held));
     drop(held);
     let kernel = decided.is_ok() && by_kernel(queues, s);
@@ -173,13 +188,13 @@ fn run(
     match lowered {
         Ok(Sent::All) => {
             commit(queues, s);
-            for queue in queues.iter() {
+            for queue in queues.all() {
                 queue.core.expect_posts();
             }
             Ok(())
         }
         Ok(Sent::Part(e)) => {
-            for queue in queues.iter_mut() {
+            for queue in queues.all() {
                 let mut state = queue.core.lock();
                 queue.core.fail(&mut state, Side::Send, Status::CLOSED);
             }
@@ -187,12 +202,13 @@ fn run(
         }
         Err(e) => {
             for (queue, side, mark) in s.undo.drain(..).rev() {
-                let mut state = queues[queue].core.lock();
+                let mut state = queues.get(queue).core.lock();
                 match side {
                     Side::Send => state.send.restore(mark),
                     Side::Receive => state.recv.restore(mark),
                 }
             }
+            queues.take_back();
             Err(e)
         }
     }
@@ -219,21 +235,21 @@ fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
 }
 
 /// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
-fn by_kernel(queues: &[&mut Qp], s: &Scratch) -> bool {
-    let any = |lowering| queues.iter().any(|qp| qp.lowering == lowering);
-    if any(Lowering::Kernel) || queues.is_empty() || any(Lowering::MemOps) {
+fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
+    let any = |lowering| queues.given().any(|qp| qp.lowering == lowering);
+    if any(Lowering::Kernel) || queues.given().next().is_none() || any(Lowering::MemOps) {
         return any(Lowering::Kernel);
     }
     // Who will write a word of the application's is not known: it may need this GPU.
     let foreign = |item: &Item| matches!(item, Item::Op(op) if op.is_wait());
-    if s.items.iter().any(foreign) || !s.waits.iter().all(|w| queues[w.queue].spin) {
+    if s.items.iter().any(foreign) || !s.waits.iter().all(|w| queues.get(w.queue).spin) {
         return false;
     }
     cost::kernel_wins(s.items.iter().map(Item::operations).sum())
 }
 
-fn find(queues: &[&mut Qp], id: u64) -> Result<usize> {
-    queues.iter().position(|q| q.id == id).ok_or_else(|| {
+fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
+    queues.given().position(|q| q.id == id).ok_or_else(|| {
         Error::new(
             OPERATION,
             Kind::Foreign,
@@ -256,19 +272,23 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
 type Held<'q> = Option<(usize, MutexGuard<'q, QpState>)>;
 
-fn hold<'q, 'h>(queues: &'q [&mut Qp], queue: usize, held: &'h mut Held<'q>) -> &'h mut QpState {
+fn hold<'q, 'h>(
+    queues: &'q Queues<'_, '_>,
+    queue: usize,
+    held: &'h mut Held<'q>,
+) -> &'h mut QpState {
     if held.as_ref().is_none_or(|(known, _)| *known != queue) {
         // One at a time: nobody may wait for a lock with another in hand.
         *held = None;
     }
     &mut held
-        .get_or_insert_with(|| (queue, queues[queue].core.lock()))
+        .get_or_insert_with(|| (queue, queues.get(queue).core.lock()))
         .1
 }
 
 fn decide<'q>(
     stream: &Stream,
-    queues: &'q [&mut Qp],
+    queues: &'q Queues<'_, '_>,
     descriptor: &Descriptor<'_>,
     s: &mut Scratch,
     held: &mut Held<'q>,
@@ -277,19 +297,19 @@ fn decide<'q>(
         Descriptor::Send(request) => {
             let queue = find(queues, request.queue)?;
             let state = hold(queues, queue, held);
-            decide_send(stream, (queue, queues[queue], state), request, s)
+            decide_send(stream, (queue, queues.get(queue), state), request, s)
         }
         Descriptor::Receive(request) => {
             let queue = find(queues, request.queue)?;
             let state = hold(queues, queue, held);
-            decide_receive(stream, (queue, queues[queue], state), request, s)
+            decide_receive(stream, (queue, queues.get(queue), state), request, s)
         }
         Descriptor::Wait(completion, options) => {
             let queue = find(queues, completion.queue)?;
             let state = hold(queues, queue, held);
             decide_wait(
                 stream,
-                (queue, queues[queue], state),
+                (queue, queues.get(queue), state),
                 completion,
                 options,
                 s,
@@ -561,7 +581,7 @@ fn decide_wait(
 }
 
 /// Appends, for each waiter used, the mark that says it has passed.
-fn announce<'q>(queues: &'q [&mut Qp], s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
+fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
     for i in 0..s.waits.len() {
         let w = s.waits[i];
         let later = s.waits[i + 1..]
@@ -570,7 +590,7 @@ fn announce<'q>(queues: &'q [&mut Qp], s: &mut Scratch, held: &mut Held<'q>) -> 
         if later {
             continue;
         }
-        let qp = &queues[w.queue];
+        let qp = queues.get(w.queue);
         let state = hold(queues, w.queue, held);
         let cq = match w.side {
             Side::Send => &state.send.cq,
@@ -593,12 +613,12 @@ fn announce<'q>(queues: &'q [&mut Qp], s: &mut Scratch, held: &mut Held<'q>) -> 
     Ok(())
 }
 
-fn commit(queues: &mut [&mut Qp], s: &mut Scratch) {
+fn commit(queues: &Queues<'_, '_>, s: &mut Scratch) {
     for (i, w) in s.waits.iter().enumerate() {
         let later = s.waits[i + 1..]
             .iter()
             .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
-        let mut state = queues[w.queue].core.lock();
+        let mut state = queues.get(w.queue).core.lock();
         let state = &mut *state;
         let cq = match w.side {
             Side::Send => &mut state.send.cq,

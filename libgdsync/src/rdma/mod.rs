@@ -11,13 +11,17 @@
 
 mod address;
 mod build;
+#[cfg(test)]
+mod bytes;
 pub(crate) mod choice;
 mod config;
 mod core;
 mod destination;
 mod device;
 mod field;
+mod flusher;
 mod header;
+mod lanes;
 mod list;
 mod lower;
 mod post;
@@ -26,13 +30,15 @@ mod qp;
 mod request;
 mod work;
 
-pub use address::{PortAddress, QpAddress, RemoteMemory, RemoteSpan};
-pub use choice::{DeviceOptions, NicChoice, Provider};
+pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
+pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
 pub use config::{Endpoint, Lowering, QpConfig, Transport};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use destination::Destination;
 pub use device::{Access, Device, Mr, Pd};
+pub(crate) use flusher::{FlushFaults, Flushers};
 pub use header::GRH;
+pub use lanes::{Lanes, LanesMr, LanesPd};
 pub use list::{Descriptor, post_on};
 pub use qp::Qp;
 pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};

@@ -15,7 +15,7 @@ use super::{
     ReceiveRequest, SendRequest, Sge, Transport, Work,
 };
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Region, Stream};
+use crate::gpu::{MemoryKind, Region, Stream};
 use crate::memop::trace::Tracer;
 use crate::ring::{Refusal, Ticket};
 
@@ -38,9 +38,13 @@ pub struct Qp {
     /// Whether a kernel may spin until a completion: the peer does not share this GPU from
     /// another process, which the GPU would run only in time slices beside it.
     pub(super) spin: bool,
+    /// The peer's lane that it is connected to.
+    there: u8,
     pub(super) pd: Pd,
     /// The region that the send queue is in, and where.
     pub(super) ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    memory: [MemoryKind; 3],
     recv_sges: u32,
 }
 
@@ -82,8 +86,10 @@ impl Qp {
             id: crate::gpu::next_id(),
             lowering,
             spin: false,
+            there: 0,
             pd: pd.clone(),
             ring: built.ring,
+            memory: built.memory,
             recv_sges: config.recv_sges,
         })
     }
@@ -91,6 +97,11 @@ impl Qp {
     /// Its device.
     pub fn device(&self) -> &Device {
         self.pd.device()
+    }
+
+    /// The protection domain that it was made in.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
     }
 
     /// How its posts and waits on streams are lowered. `Auto`: by what each list costs.
@@ -122,6 +133,13 @@ impl Qp {
         self.core.transport
     }
 
+    /// Where work queues, completion queues and the doorbell record really lie: as
+    /// [`QpConfig`] asks, or in pinned memory where the NIC or the CPU does not reach what it asks
+    /// for.
+    pub fn memory(&self) -> [MemoryKind; 3] {
+        self.memory
+    }
+
     /// The record that the peer connects to, or that a [`Destination`](super::Destination) is
     /// made of. Another one after each [`Qp::reset`].
     pub fn address(&self) -> QpAddress {
@@ -136,6 +154,7 @@ impl Qp {
                 Transport::Rc => None,
                 Transport::Ud { qkey } => Some(qkey),
             },
+            lane: self.pd.lane(),
         }
     }
 
@@ -163,6 +182,7 @@ impl Qp {
             .map_err(|e| e.of(&self))?;
         state.connected = true;
         drop(state);
+        self.there = peer.lane;
         self.spin =
             peer.gpu != self.core.gpu.identity() || peer.process == super::address::process();
         Ok(())
@@ -284,12 +304,17 @@ impl Qp {
     /// # Errors
     /// `Invalid` for requests that cannot be encoded or lie outside their memory; `Foreign` and
     /// `NotRegistered` for memory that is not this protection domain's or not writable where
-    /// it must be, or for a destination of another one; `QueueFull`, naming the limit, when there is no room now; `WrongState` and
-    /// `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
+    /// it must be, or for which the peer's lane has no key, or for a destination of another
+    /// protection domain; `QueueFull`, naming the limit, when there is no room now; `WrongState`
+    /// and `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
     /// datagrams also `Invalid` for what is no SEND, has no destination, or is longer than
     /// [`Destination::max_len`](super::Destination::max_len); on others for a destination.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
+        let remote = work.remote(self.there).map_err(|lane| {
+            let what = format!("{self:?}: no key for the peer's lane {lane}");
+            Error::new(OPERATION, Kind::NotRegistered, what)
+        })?;
         let mut few = [wqe::Sge::default(); FEW_SGES];
         let mut many;
         let sges = match work.sges.len() {
@@ -314,12 +339,18 @@ impl Qp {
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
         }
         let av = self.datagram(work, total, OPERATION)?;
+        // NICs take each piece of an atomic for the whole old value.
+        let split = |sge: &Sge<'_>| !matches!(u64::from(sge.len), 0 | ATOMIC);
+        if work.atomic.is_some() && work.sges.iter().any(split) {
+            let what = format!("{self:?}: the old value of an atomic in pieces");
+            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(ATOMIC));
+        }
         let wqe = SendWqe {
             av,
             opcode: work.opcode,
             flags: work.flags,
             imm: work.imm,
-            remote: work.remote(),
+            remote,
             atomic: work.atomic,
             payload: work.payload(sges),
         };

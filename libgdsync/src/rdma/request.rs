@@ -56,8 +56,10 @@ impl From<ReceiveRequest> for Completion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct WaitOptions {
     /// What the NIC wrote to GPU memory before it wrote the completion is visible to what the
-    /// stream does next. Needed for receives and READs into device memory, unless the platform
-    /// orders them; refused as `Unsupported` where the runtime cannot flush.
+    /// stream does next. Needed for receives and READs into device memory; how it is kept, and
+    /// what it costs, [`Device::consistency`](super::Device::consistency) tells. Refused as
+    /// `Unsupported` where nothing can. If the flush itself fails, all queue pairs of the device
+    /// fail with [`Status::NOT_VISIBLE`](crate::Status::NOT_VISIBLE).
     pub flush: bool,
     /// How long the stream may stand at this wait before the queue pair is put in error with
     /// [`Status::TIMEOUT`](crate::Status::TIMEOUT). Counted from when the stream arrives there; of several waits with

@@ -91,7 +91,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Compare-and-swap of a 64-bit word of the peer; the old value lands in `old` (8 bytes).
+    /// Compare-and-swap of a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
     pub fn compare_swap(old: &'a [Sge<'a>], word: RemoteSpan, compare: u64, swap: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -101,7 +101,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Fetch-and-add on a 64-bit word of the peer; the old value lands in `old` (8 bytes).
+    /// Fetch-and-add on a 64-bit word of the peer; the old value lands in `old` (8 bytes, in one piece).
     pub fn fetch_add(old: &'a [Sge<'a>], word: RemoteSpan, add: u64) -> Work<'a> {
         Work {
             sges: old,
@@ -157,11 +157,16 @@ impl<'a> Work<'a> {
         self
     }
 
-    pub(crate) fn remote(&self) -> Option<Remote> {
-        self.remote.map(|r| Remote {
-            addr: r.addr,
-            rkey: r.rkey,
-        })
+    /// Where it goes by the peer's `lane`.
+    ///
+    /// # Errors
+    /// The lane, if it has no key.
+    pub(crate) fn remote(&self, lane: u8) -> Result<Option<Remote>, u8> {
+        let Some(to) = &self.remote else {
+            return Ok(None);
+        };
+        let (addr, rkey) = (to.addr, to.rkey_of(lane).ok_or(lane)?);
+        Ok(Some(Remote { addr, rkey }))
     }
 
     pub(crate) fn payload<'p>(&self, sges: &'p [mlx5_prm::wqe::Sge]) -> Payload<'p>

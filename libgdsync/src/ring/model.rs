@@ -75,6 +75,7 @@ const CAPS: Caps = Caps {
     fence: true,
     kernels: true,
     ordered_writes: false,
+    host_flush: true,
     batch_limit: 255,
 };
 

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, unused_macros, unused_imports)]
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,9 @@ pub fn is(variable: &str, name: &str) -> bool {
 /// Runs the test `name` of this program in a process of its own, to which `variable` tells that,
 /// and which `prepare` gives the rest of its environment.
 pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
-    let said = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!(
+    // Unit tests are told of none.
+    let folder = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+    let said = folder.join(format!(
         "{variable}-{}-{}",
         std::process::id(),
         name.replace("::", "-")
@@ -64,4 +66,6 @@ pub fn run(variable: &str, name: &str, prepare: impl FnOnce(&mut Command)) {
     // A name that is no test's would be a test that never fails.
     let passed = end == "exit status: 0" && text.contains("test result: ok. 1 passed");
     assert!(passed, "{name}: {end}\n{text}");
+    // Shown by `--nocapture`.
+    print!("{text}");
 }

@@ -67,12 +67,19 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
 }
 
 /// The library to preload, built if its sources have changed: as `emulator/ci/run` builds it.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let exe = std::env::current_exe().unwrap();
-        // target/PROFILE/deps/PROGRAM
+        // target/PROFILE/deps/PROGRAM; tests of the workspace interop have a target in this one's.
         let target = exe.ancestors().nth(3).unwrap();
+        let target = match target.file_name() {
+            Some(name) if name == "interop" => target.parent().unwrap(),
+            _ => target,
+        };
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let home = |folder: &&Path| folder.join("emulator/vmlx5-preload").exists();
+        let workspace = here.ancestors().find(home).unwrap();
         let done = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
             .args(["build", "--quiet", "--profile", "test"])
             // Both, as there: alone, it would be another build.
@@ -82,7 +89,7 @@ fn library() -> &'static Path {
             .env_remove("RUSTC_BOOTSTRAP")
             .arg("--target-dir")
             .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .current_dir(workspace)
             .output()
             .unwrap();
         assert!(

@@ -298,10 +298,10 @@ impl SendChannel {
             .region()
             .read(self.shape.slot(number) * INFO, &mut bytes)?;
         let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = bytes;
-        Ok(RemoteSpan {
-            addr: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-            rkey: u32::from_le_bytes([i, j, k, l]),
-        })
+        Ok(RemoteSpan::new(
+            u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            u32::from_le_bytes([i, j, k, l]),
+        ))
     }
 
     /// Address of that info, for kernels.

@@ -256,6 +256,7 @@ mod tests {
             process: 9,
             port: None,
             qkey: None,
+            lane: 0,
         };
         let all = [
             Control::Connect {

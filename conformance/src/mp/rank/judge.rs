@@ -4,7 +4,8 @@ use gdsync::gpu::Stream;
 use mp::Done;
 
 use super::{Player, Taken, tag, told};
-use crate::hardware::gear::{LIMIT, Verdict, ensure, finish};
+use crate::hardware::gear::{Verdict, ensure, finish};
+use crate::hardware::patience::patience;
 use crate::mp::plan::Message;
 
 impl Player<'_> {
@@ -84,7 +85,7 @@ impl Player<'_> {
         }
         let host = self.ctx.gpu().host();
         let mut idle = Ok(false);
-        host.wait_until(Some(host.now() + LIMIT), &mut || {
+        host.wait_until(Some(host.now() + patience()), &mut || {
             self.ctx.progress();
             idle = stream.is_idle();
             !matches!(idle, Ok(false))

@@ -128,6 +128,25 @@ impl Context {
         &self.name
     }
 
+    /// Waits until what NICs wrote to memory of this device is visible to its streams. In the
+    /// library's context, where no call stands behind what the application's streams wait for.
+    pub fn host_flush(&self) -> Result<()> {
+        const OPERATION: &str = "flush remote writes";
+        let Some(flush) = self.cuda.cuFlushGPUDirectRDMAWrites else {
+            let what = "this driver has no cuFlushGPUDirectRDMAWrites";
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        };
+        let _own = self.enter_own()?;
+        // SAFETY: waits for writes of others, and touches nothing.
+        let flushed = unsafe {
+            flush(
+                consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+                consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+            )
+        };
+        self.check(flushed, OPERATION)
+    }
+
     /// Makes the library's context current, for allocation, freeing and copying. Calls that
     /// a capture of the application's would forbid are allowed meanwhile.
     pub fn enter_own(&self) -> Result<Entered<'_>> {

@@ -270,6 +270,10 @@ impl Runtime for CudaRuntime {
     /// the CPU saw its completion.
     fn flush_remote_writes(&self) {}
 
+    fn host_flush(&self) -> Result<()> {
+        self.context.host_flush()
+    }
+
     fn kernel(&self, entry: Entry) -> Option<&Kernel> {
         self.kernels.get(entry as usize)
     }

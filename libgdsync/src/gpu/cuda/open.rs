@@ -74,12 +74,19 @@ fn caps(cuda: &Cuda, device: CUdevice) -> Caps {
         device,
         consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
     );
+    let options = attribute(
+        cuda,
+        device,
+        consts::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS,
+    );
     Caps {
         memops64: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS),
         nor: has(consts::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
         mask: false,
         flush: has(consts::CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
         ordered_writes: ordering >= consts::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32,
+        host_flush: options & consts::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32 != 0
+            && cuda.cuFlushGPUDirectRDMAWrites.is_some(),
         inline_copy: false,
         fence: false,
         kernels: true,
@@ -182,7 +189,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
         limits: wait_limits(),
         same_address,
         kernels,
-    }));
+    }))?;
     open.push((key.0, key.1, gpu.clone()));
     Ok(gpu)
 }
@@ -459,14 +466,15 @@ impl Region {
         }
     }
 
-    /// This device memory as a dma-buf.
+    /// This device memory as a dma-buf. Of a soft GPU it is a memory file, which stands for one
+    /// with virtual NICs.
     ///
     /// # Errors
-    /// `Unsupported` for memory that is not CUDA device memory, or a driver that cannot.
+    /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
     pub fn dma_buf(&self) -> Result<DmaBuf> {
         match self.backing() {
             Backing::Cuda(memory) => dma_buf(memory),
-            Backing::Soft(_) => Err(self.cannot("export dma-buf")),
+            Backing::Soft(memory) => memory.dma_buf(),
         }
     }
 

@@ -14,6 +14,7 @@ use super::{
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, Condition, DevicePtr, Op};
+use crate::mutant::{self, Mutant};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
@@ -43,6 +44,7 @@ impl Default for SoftOptions {
                 inline_copy: false,
                 fence: true,
                 ordered_writes: false,
+                host_flush: true,
                 kernels: true,
                 batch_limit: 255,
             },
@@ -62,6 +64,19 @@ pub(crate) enum Backing {
 }
 
 impl Backing {
+    /// Device memory as a descriptor.
+    pub fn dma_buf(&self) -> Result<cuda::DmaBuf> {
+        const OPERATION: &str = "export dma-buf";
+        let Backing::Device(memory) = self else {
+            return Err(Error::new(OPERATION, Kind::Unsupported, "host memory"));
+        };
+        Ok(cuda::DmaBuf {
+            fd: memory.export().map_err(|e| system(OPERATION, &e))?,
+            offset: 0,
+            len: memory.len() as u64,
+        })
+    }
+
     /// The memory as a NIC of this machine sees it.
     pub fn window(&self) -> softgpu::Window {
         match self {
@@ -133,6 +148,7 @@ impl SoftRuntime {
             stream_bound: options.stream_bound,
             channels: options.channels,
             weak: options.weak,
+            ordered_writes: options.caps.ordered_writes && !mutant::on(Mutant::OrderNotKept),
             ..softgpu::Config::default()
         };
         let env: Arc<dyn Host> = Arc::clone(&host);
@@ -143,7 +159,7 @@ impl SoftRuntime {
             true => Entry::ALL.map(Entry::soft).to_vec(),
             false => Vec::new(),
         };
-        Ok(Gpu::from_runtime(Box::new(SoftRuntime {
+        Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
             host,
             engine,
@@ -151,7 +167,7 @@ impl SoftRuntime {
             channels: options.channels,
             name: format!("soft {name}"),
             kernels,
-        })))
+        }))
     }
 
     fn soft<'s>(&self, stream: &'s StreamHandle) -> Result<&'s softgpu::Stream> {
@@ -353,6 +369,11 @@ impl Runtime for SoftRuntime {
 
     fn flush_remote_writes(&self) {
         self.gpu.flush_remote_writes();
+    }
+
+    fn host_flush(&self) -> Result<()> {
+        self.gpu.flush_remote_writes();
+        Ok(())
     }
 
     fn kernel(&self, entry: Entry) -> Option<&Kernel> {

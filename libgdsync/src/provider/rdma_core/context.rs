@@ -13,6 +13,7 @@ use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 
 use super::OPEN;
 use crate::error::{Error, Kind, Result};
+use crate::rdma::NicName;
 
 /// The libraries.
 #[derive(Clone, Copy, Debug)]
@@ -165,10 +166,10 @@ unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
 }
 
 /// The NICs that can be used, opened, in the order in which libibverbs has them: all, or those
-/// called `wanted`. And for each other one why it cannot.
+/// that `wanted` names. And for each other one why it cannot.
 pub(super) fn all(
     libraries: Libraries,
-    wanted: Option<&str>,
+    wanted: Option<&NicName>,
 ) -> Result<(Vec<&'static Context>, Vec<String>)> {
     let verbs = libraries.verbs;
     let mut count = 0;
@@ -182,7 +183,8 @@ pub(super) fn all(
         unsafe {
             let device = first.add(i).read();
             let name = name(verbs, device);
-            if wanted.is_some_and(|wanted| wanted != name) {
+            let guid = u64::from_be((verbs.ibv_get_device_guid)(device));
+            if wanted.is_some_and(|wanted| !wanted.is(&name, guid)) {
                 continue;
             }
             if let Some(mlx5) = libraries.mlx5

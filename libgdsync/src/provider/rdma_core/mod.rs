@@ -3,20 +3,21 @@
 //! libmlx5 makes the objects, in memory of ours; then CPU, streams and kernels write its rings
 //! and ring its doorbells themselves. [`context`] has the libraries and opened NICs, [`port`]
 //! the choice of NIC, port and identifier, [`qp`] how a queue pair is made, [`doorbell`]
-//! where it is rung, [`path`] what it is set to on its way to a peer, [`handle`] how datagrams
-//! find one.
+//! where it is rung, [`memory`] how memory is registered, [`path`] what it is set to on its way
+//! to a peer, [`handle`] how datagrams find one.
 
 mod context;
 mod doorbell;
 mod handle;
+mod memory;
 pub(super) mod path;
 mod port;
 mod qp;
+#[cfg(test)]
+pub(crate) mod vendor;
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
-use std::os::fd::AsRawFd as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
@@ -24,6 +25,7 @@ use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 pub(super) use self::context::{Context, check, refused_last};
 use self::doorbell::Doorbells;
 pub(super) use self::handle::Handle;
+use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
@@ -66,6 +68,8 @@ pub(crate) struct RdmaCoreNic {
     name: String,
     alive: Mutex<Alive>,
     doorbells: Doorbells,
+    /// Said how the GPU's memory is registered, if not by dma-bufs.
+    told: Once,
 }
 
 impl RdmaCoreNic {
@@ -78,6 +82,12 @@ impl RdmaCoreNic {
         RdmaCoreNic::choose(gpu, nic, false)
     }
 
+    /// The ports that [`RdmaCoreNic::open`], if `direct`, or [`RdmaCoreNic::open_any`] may choose
+    /// among: those that are active, of the NICs nearest to the GPU.
+    pub fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
+        port::near(gpu, direct)
+    }
+
     fn choose(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<RdmaCoreNic> {
         let (context, port) = port::choose(gpu, nic, direct)?;
         Ok(RdmaCoreNic {
@@ -87,6 +97,7 @@ impl RdmaCoreNic {
             name: format!("{}:{}", context.name, port.number),
             alive: Mutex::default(),
             doorbells: Doorbells::default(),
+            told: Once::new(),
         })
     }
 
@@ -105,24 +116,6 @@ impl RdmaCoreNic {
     pub(super) fn pd(&self, id: PdId, operation: &'static str) -> Result<*mut ibv_pd> {
         let gone = || Error::new(operation, Kind::Foreign, format!("{id:?}"));
         self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
-    }
-
-    /// Registers memory of the GPU by a dma-buf.
-    fn by_dma_buf(&self, pd: *mut ibv_pd, region: &Region, rights: i32) -> Result<*mut ibv_mr> {
-        const OPERATION: &str = "register dma-buf";
-        let verbs = self.context.verbs();
-        let buf = region.dma_buf()?;
-        let Some(register) = verbs.ibv_reg_dmabuf_mr else {
-            let what = format!("{verbs:?} has no ibv_reg_dmabuf_mr");
-            return Err(Error::new(OPERATION, Kind::Unsupported, what));
-        };
-        let (fd, iova) = (buf.fd.as_raw_fd(), region.addr().0);
-        // SAFETY: the descriptor covers the region from `offset` on.
-        let mr = unsafe { register(pd, buf.offset, region.len(), iova, fd, rights) };
-        if mr.is_null() {
-            return Err(refused_last(OPERATION, &format!("{region:?}")));
-        }
-        Ok(mr)
     }
 
     /// The first step of a queue pair, over which all ways lead.
@@ -217,32 +210,15 @@ impl Nic for RdmaCoreNic {
 
     fn reg_mr(&self, pd: PdId, region: &Region, access: Access) -> Result<MrKeys> {
         const OPERATION: &str = "register memory";
-        let verbs = self.context.verbs();
         let pd = self.pd(pd, OPERATION)?;
-        let (iova, len) = (region.addr().0, region.len());
-        let rights = path::rights(access) as i32;
-        let plain = |at: *mut c_void| {
-            // SAFETY: memory that lives as long as the region, which the registration holds.
-            unsafe { (verbs.ibv_reg_mr_iova)(pd, at, len, iova, rights) }
+        let memory = Memory {
+            nic: &self.name,
+            verbs: self.context.verbs(),
+            pd,
+            region,
+            rights: path::rights(access) as i32,
         };
-        let mr = match region.host_view() {
-            Some(host) => plain(host.as_ptr().cast()),
-            // The GPU's memory: by a dma-buf, or as an address that a module of the GPU's driver
-            // in the kernel knows.
-            None => match self.by_dma_buf(pd, region, rights) {
-                Ok(mr) => mr,
-                Err(why) => {
-                    tracing::info!(target: "gdsync", "{region:?} is registered by address: {why}");
-                    plain(iova as *mut c_void)
-                }
-            },
-        };
-        if mr.is_null() {
-            return Err(refused_last(
-                OPERATION,
-                &format!("{region:?} with {}", self.name),
-            ));
-        }
+        let mr = memory.register(&self.told)?;
         // SAFETY: a live registration.
         let keys = unsafe {
             MrKeys {

@@ -10,7 +10,7 @@ use super::context::{self, Context, Libraries, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::rdma::choice::GID_INDEX;
-use crate::rdma::{NicChoice, PortAddress};
+use crate::rdma::{NicChoice, NicName, PortAddress};
 
 /// No NIC has more ports.
 const MOST_PORTS: u8 = 4;
@@ -33,19 +33,10 @@ pub(super) fn choose(
     wanted: Option<&NicChoice>,
     direct: bool,
 ) -> Result<(&'static Context, Port)> {
-    let libraries = Libraries::load(direct)?;
-    let name = wanted.map(|wanted| wanted.device.as_str());
-    let (mut contexts, mut passed_over) = context::all(libraries, name)?;
-    let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
-    if let Some(gpu_place) = gpu_place {
-        // Stable: where the topology says nothing, in the library's order.
-        contexts.sort_by_key(|context| match context.place() {
-            Some(place) => distance(&gpu_place, &place),
-            None => usize::MAX,
-        });
-    }
+    let name = wanted.map(|wanted| &wanted.device);
+    let (contexts, mut passed_over) = by_distance(gpu, name, direct)?;
     let one = wanted.and_then(|wanted| wanted.port);
-    for context in contexts {
+    for (_, context) in contexts {
         let ports = one.map_or(1..=MOST_PORTS, |port| port..=port);
         for number in ports {
             let name = format!("{}:{number}", context.name);
@@ -71,6 +62,54 @@ pub(super) fn choose(
         (_, false) => passed_over.join("; "),
     };
     Err(Error::new(OPEN, Kind::Absent, what))
+}
+
+/// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
+/// which [`choose`] looks at them.
+pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
+    let (contexts, _) = by_distance(gpu, None, direct)?;
+    let mut found = Vec::new();
+    let mut nearest = None;
+    for (distance, context) in contexts {
+        if nearest.is_some_and(|nearest| nearest < distance) {
+            break;
+        }
+        for number in 1..=MOST_PORTS {
+            match context.port(number) {
+                Some(attr) if attr.state == consts::IBV_PORT_ACTIVE => found.push(NicChoice {
+                    device: NicName::Kernel(context.name.clone()),
+                    port: Some(number),
+                }),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        if !found.is_empty() {
+            nearest = Some(distance);
+        }
+    }
+    Ok(found)
+}
+
+/// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
+/// why others cannot be used. Where the topology says nothing they stand in the order of their
+/// names, for the library has them in another order each time.
+fn by_distance(
+    gpu: &Gpu,
+    name: Option<&NicName>,
+    direct: bool,
+) -> Result<(Vec<(usize, &'static Context)>, Vec<String>)> {
+    let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
+    let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
+    let far = |context: &Context| match (&gpu_place, context.place()) {
+        (None, _) => 0,
+        (Some(gpu), Some(place)) => distance(gpu, &place),
+        (Some(_), None) => usize::MAX,
+    };
+    let mut all: Vec<_> = contexts.into_iter().map(|nic| (far(nic), nic)).collect();
+    // Of names, the shorter first: mlx5_2 before mlx5_10.
+    all.sort_by_key(|(distance, nic)| (*distance, nic.name.len(), &nic.name));
+    Ok((all, passed_over))
 }
 
 fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {

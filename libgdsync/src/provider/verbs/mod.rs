@@ -177,6 +177,11 @@ impl Nic for VerbsNic {
         self.base.dereg_mr(keys);
     }
 
+    fn reads(&self) -> bool {
+        let device = &self.attributes;
+        device.max_qp_init_rd_atom > 0 && device.max_qp_rd_atom > 0
+    }
+
     fn holds(&self, region: &Region) -> usize {
         self.base.holds(region)
     }

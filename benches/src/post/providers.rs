@@ -1,0 +1,313 @@
+//! What posting costs the host with one provider and with another: the same bursts on a NIC of
+//! each, in one process, in turn, so that whatever else the machine does meets both. The time of
+//! this thread is taken as well as the clock's: threads that drive virtual NICs, and other
+//! programs, are not in it.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::{Bench, SIGNALED, WARM_UP, Way};
+use crate::cli::{Layers, Provider, Run, Setup};
+use crate::endpoint::Names;
+use crate::report::{self, Report, Target};
+use crate::stats::{Samples, Summary};
+use crate::table::Table;
+
+/// What a provider may cost, compared with the one it is measured against.
+const MOST: f64 = 1.10;
+/// Requests of a burst that the CPU posts: the NIC is at work meanwhile, so it is short.
+const CPU_BURST: usize = 128;
+
+/// Options of `mpbench providers`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Whose cost.
+    #[arg(long, value_enum, default_value = "rdma_core")]
+    pub of: Provider,
+    /// Against whose.
+    #[arg(long, value_enum, default_value = "emulated")]
+    pub against: Provider,
+    /// Pairs of bursts, for each way of posting.
+    #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub rounds: u64,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+}
+
+/// What one burst after the other took for each request, in nanoseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cost {
+    /// By the clock.
+    pub wall_ns: Summary,
+    /// Of this thread's time.
+    pub cpu_ns: Summary,
+}
+
+/// One way of posting, with both.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// What it is.
+    pub name: String,
+    /// Of the first provider.
+    pub of: Cost,
+    /// Of the other.
+    pub against: Cost,
+    /// The median, over all pairs of bursts, of the one's time of this thread by the other's.
+    pub cpu_ratio: f64,
+    /// The same by the clock.
+    pub wall_ratio: f64,
+}
+
+/// All of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what: the first, the other.
+    pub names: [Names; 2],
+    /// Each way.
+    pub rows: Vec<Row>,
+}
+
+/// Which calls.
+#[derive(Clone, Copy)]
+enum Calls {
+    /// Prepared and posted by the CPU, which rings itself.
+    Cpu,
+    /// Enqueued on a stream that stands at a closed gate.
+    Stream(Way),
+}
+
+impl Calls {
+    const ALL: [Calls; 4] = [
+        Calls::Cpu,
+        Calls::Stream(Way::Single),
+        Calls::Stream(Way::Sends),
+        Calls::Stream(Way::Mixed),
+    ];
+
+    fn name(self) -> String {
+        match self {
+            Calls::Cpu => "CPU: prepare and post one send".to_owned(),
+            Calls::Stream(Way::Single) => format!("stream: {}", Way::Single.name()),
+            Calls::Stream(way) => format!("stream: prepare, {}", way.name()),
+        }
+    }
+
+    /// What a figure is divided by: the calls of a burst.
+    fn calls(self, bench: &Bench) -> usize {
+        match self {
+            Calls::Cpu => CPU_BURST,
+            Calls::Stream(way) => bench.burst / way.requests(),
+        }
+    }
+}
+
+/// By the clock, and of this thread's time.
+#[derive(Clone, Copy, Debug)]
+struct Took {
+    wall: Duration,
+    cpu: Duration,
+}
+
+fn now(clock: ClockId) -> Duration {
+    let now = clock_gettime(clock);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// Times a call.
+fn timed<R>(f: impl FnOnce() -> R) -> (R, Took) {
+    let clocks = [ClockId::Monotonic, ClockId::ThreadCPUTime];
+    let [wall, cpu] = clocks.map(now);
+    let result = f();
+    // The inner one first, so that it does not see the other's being read.
+    let [cpu_end, wall_end] = [clocks[1], clocks[0]].map(now);
+    let took = Took {
+        wall: wall_end - wall,
+        cpu: cpu_end - cpu,
+    };
+    (result, took)
+}
+
+impl Bench {
+    fn posted_by_cpu(&mut self) -> Result<()> {
+        for i in 0..CPU_BURST {
+            let request = self.prepare(i % SIGNALED == SIGNALED - 1)?;
+            self.qp.post(request)?;
+        }
+        Ok(())
+    }
+
+    /// One burst, and everything done behind it.
+    fn round(&mut self, calls: Calls) -> Result<Took> {
+        match calls {
+            Calls::Cpu => {
+                let (posted, took) = timed(|| self.posted_by_cpu());
+                posted?;
+                let left = self
+                    .deadline
+                    .saturating_duration_since(std::time::Instant::now());
+                self.qp.quiet(left)?;
+                Ok(took)
+            }
+            Calls::Stream(way) => {
+                self.gate.close(&self.endpoint.stream)?;
+                let burst = self.burst;
+                let (enqueued, took) = timed(|| self.calls(way, burst));
+                enqueued?;
+                self.open_gate()?;
+                Ok(took)
+            }
+        }
+    }
+}
+
+/// Samples of one provider.
+struct Taken {
+    wall: Samples,
+    cpu: Samples,
+}
+
+impl Taken {
+    fn new() -> Taken {
+        Taken {
+            wall: Samples::new(),
+            cpu: Samples::new(),
+        }
+    }
+
+    fn cost(&self) -> Cost {
+        Cost {
+            wall_ns: self.wall.summary(),
+            cpu_ns: self.cpu.summary(),
+        }
+    }
+}
+
+/// The one in the middle.
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_unstable_by(f64::total_cmp);
+    of.get(of.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
+    let mut taken = [Taken::new(), Taken::new()];
+    let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
+    for round in 0..WARM_UP + rounds {
+        let mut pair = [None; 2];
+        // Who comes second finds memory warm, so they take turns.
+        for i in [round % 2, 1 - round % 2].map(|i| i as usize) {
+            pair[i] = Some(benches[i].round(calls)?);
+        }
+        let [Some(of), Some(against)] = pair else {
+            continue;
+        };
+        if round < WARM_UP {
+            continue;
+        }
+        by_wall.push(of.wall.as_secs_f64() / against.wall.as_secs_f64());
+        by_cpu.push(of.cpu.as_secs_f64() / against.cpu.as_secs_f64());
+        let n = calls.calls(&benches[0]) as u64;
+        for (taken, took) in taken.iter_mut().zip([of, against]) {
+            taken.wall.record(took.wall.as_nanos() as u64 / n);
+            taken.cpu.record(took.cpu.as_nanos() as u64 / n);
+        }
+    }
+    let [of, against] = taken.map(|taken| taken.cost());
+    Ok(Row {
+        name: calls.name(),
+        of,
+        against,
+        cpu_ratio: median(by_cpu),
+        wall_ratio: median(by_wall),
+    })
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let bench = |provider| {
+        Bench::new(&super::Options {
+            bursts: options.rounds,
+            layer: Layers::Gdsync,
+            setup: Setup {
+                provider,
+                ..options.setup.clone()
+            },
+            run: options.run.clone(),
+        })
+    };
+    let mut benches = [bench(options.of)?, bench(options.against)?];
+    let [first, second] = &benches;
+    ensure!(
+        first.burst == second.burst,
+        "bursts of {} and {} requests",
+        first.burst,
+        second.burst
+    );
+    let names = benches
+        .each_ref()
+        .map(|bench| bench.endpoint.names(&bench.qp, bench.from.region().kind()));
+    println!("mpbench providers: 8-byte RDMA writes, the host's time for a call, in turn");
+    println!(
+        "{}: {} against {}",
+        names[0].gpu, names[0].provider, names[1].provider
+    );
+    let name = |provider: Provider| {
+        let value = provider.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let (of, against) = (name(options.of), name(options.against));
+    let first = format!("{:<58}", "medians of this thread's time");
+    let heads = [&first, &of, &against, "ratio", "by the clock"];
+    let table = Table::new(&heads, 9);
+    println!("{}", table.line(&heads));
+    let mut rows = Vec::new();
+    for calls in Calls::ALL {
+        let row = measure(&mut benches, calls, options.rounds)?;
+        let cells = [
+            row.name.clone(),
+            format!("{} ns", row.of.cpu_ns.median),
+            format!("{} ns", row.against.cpu_ns.median),
+            format!("{:.3}", row.cpu_ratio),
+            format!("{:.3}", row.wall_ratio),
+        ];
+        println!("{}", table.line(&cells));
+        rows.push(row);
+    }
+    if let Some(path) = &options.run.json {
+        let target = |row: &Row| {
+            let name = format!("providers: {}, {of} by {against}", row.name);
+            Target::at_most(&name, row.cpu_ratio, MOST, "")
+        };
+        let targets = rows.iter().map(target).collect();
+        let figures = Figures { names, rows };
+        let report = Report::new("providers", options, &figures, targets)?;
+        report::write_json(path, &report)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_one_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![7.0]), 7.0);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn time_that_others_take_is_not_this_threads() {
+        let ((), took) = timed(|| std::thread::sleep(Duration::from_millis(30)));
+        assert!(took.wall >= Duration::from_millis(30), "{took:?}");
+        assert!(took.cpu < took.wall, "{took:?}");
+    }
+}

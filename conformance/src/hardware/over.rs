@@ -1,0 +1,162 @@
+//! `conformance --over PROVIDER`: this program again, over a provider that is named, on virtual
+//! NICs of a fabric of its own where that provider wants a NIC of verbs.
+//!
+//! They come by `libvmlx5.so`, which has to lie beside the program; libibverbs and libmlx5 are
+//! those of the machine. `GDS_PROVIDER` alone runs the trials over whatever NIC is there.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use gdsync::rdma::Provider;
+
+use super::child;
+use super::gear::Verdict;
+use super::provider;
+
+const HELP: &str = "\
+usage: conformance --over PROVIDER [OPTIONS] [gdsync | matrix | mp [ARGUMENTS]]
+
+  PROVIDER       emulated, rdma_core or proxy; the last two on libvmlx5.so, which lies beside this
+                 program
+  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib)
+  --faults WORDS what happens to their frames, as VMLX5_FAULTS has it
+
+Without a name, all three of them.
+";
+
+/// The kinds of trials.
+const KINDS: [&str; 3] = ["gdsync", "matrix", "mp"];
+
+/// Virtual NICs that there are.
+const NICS: &str = "2";
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Asked {
+    provider: Provider,
+    link: String,
+    faults: Option<String>,
+    kinds: Vec<&'static str>,
+    /// For a kind that is named.
+    arguments: Vec<String>,
+}
+
+fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
+    let named = words.next()?;
+    let all = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
+    let mut asked = Asked {
+        provider: all.into_iter().find(|p| provider::name(*p) == named)?,
+        link: "ib".to_owned(),
+        faults: None,
+        kinds: KINDS.to_vec(),
+        arguments: Vec::new(),
+    };
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
+            "--faults" => asked.faults = Some(words.next()?),
+            kind => {
+                asked.kinds = vec![KINDS.into_iter().find(|k| *k == kind)?];
+                asked.arguments = words.by_ref().collect();
+            }
+        }
+    }
+    Some(asked)
+}
+
+/// The command `conformance --over`.
+pub fn command(words: impl Iterator<Item = String>) -> ! {
+    let Some(asked) = understand(words) else {
+        eprint!("{HELP}");
+        std::process::exit(2);
+    };
+    match run(&asked) {
+        Ok(code) => std::process::exit(code),
+        Err(failed) => {
+            eprintln!("{}", failed.message().unwrap_or("no reason given"));
+            std::process::exit(2)
+        }
+    }
+}
+
+fn run(asked: &Asked) -> Verdict<i32> {
+    let mut worst = 0;
+    for kind in &asked.kinds {
+        let mut command = process(asked, kind)?;
+        if asked.kinds.len() == 1 {
+            // It becomes that process: no other stays between it and who waits for this one.
+            return Err(command.exec().into());
+        }
+        child::tie(&mut command);
+        let status = command.status()?;
+        worst = worst.max(status.code().unwrap_or(101));
+    }
+    Ok(worst)
+}
+
+fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
+    let own = std::env::current_exe()?;
+    let mut command = Command::new(&own);
+    if kind != KINDS[0] {
+        command.arg(kind);
+    }
+    command
+        .args(&asked.arguments)
+        .env_remove("GDS_NIC")
+        .env_remove("GDS_GID_INDEX")
+        .env("GDS_PROVIDER", provider::name(asked.provider));
+    if asked.provider == Provider::Emulated {
+        return Ok(command);
+    }
+    let library = own.with_file_name("libvmlx5.so");
+    if !library.exists() {
+        let build = "cargo build -p vmlx5-preload -p vmlx5-cli";
+        return Err(format!("no {}: it is built by {build}", library.display()).into());
+    }
+    let fabric = format!("conformance-{}-{kind}", std::process::id());
+    command
+        .env("LD_PRELOAD", preloaded(library))
+        .env("VMLX5_FABRIC", fabric)
+        .env("VMLX5_LINK", &asked.link)
+        .env("VMLX5_DEVICES", NICS);
+    match &asked.faults {
+        Some(faults) => command.env("VMLX5_FAULTS", faults),
+        None => command.env_remove("VMLX5_FAULTS"),
+    };
+    Ok(command)
+}
+
+/// The library in front of what is preloaded anyway.
+fn preloaded(library: PathBuf) -> OsString {
+    let mut all = library.into_os_string();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(words: &str) -> Option<Asked> {
+        understand(words.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn a_provider_and_what_to_run_over_it_are_understood() {
+        let all = asked("proxy --link roce --faults loss=0.01").unwrap();
+        assert_eq!(all.provider, Provider::Proxy);
+        assert_eq!((all.link.as_str(), &all.kinds[..]), ("roce", &KINDS[..]));
+        assert_eq!(all.faults.as_deref(), Some("loss=0.01"));
+        let one = asked("rdma_core mp --gpu soft --link ib").unwrap();
+        assert_eq!((one.link.as_str(), &one.kinds[..]), ("ib", &["mp"][..]));
+        assert_eq!(one.arguments, ["--gpu", "soft", "--link", "ib"]);
+        for wrong in ["", "auto", "proxy --link", "proxy --link x", "proxy some"] {
+            assert_eq!(asked(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Who drives the NIC under the trials: what `GDS_PROVIDER` says of the software GPU, asked once
+//! for each process, and the NICs that it opens.
+
+use std::sync::OnceLock;
+
+use gdsync::gpu::Gpu;
+use gdsync::rdma::{Device, DeviceOptions, NicChoice, NicName, Provider};
+use gdsync::{EmulatedOptions, Fabric};
+use vmlx5::fabric::hub::{Hub, HubConfig};
+
+use super::gear::{Net, Verdict};
+
+/// What the environment chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The provider.
+    pub provider: Provider,
+    /// The NIC, as its provider calls it: `mlx5_0:1`.
+    pub nic: String,
+}
+
+/// What the environment chooses.
+///
+/// # Errors
+/// As [`Device::from_env`].
+pub fn chosen() -> Verdict<&'static Chosen> {
+    static CHOSEN: OnceLock<Result<Chosen, String>> = OnceLock::new();
+    let ask = || -> gdsync::Result<Chosen> {
+        let device = Device::from_env(&Gpu::open("soft")?)?;
+        let name = device.name();
+        Ok(Chosen {
+            provider: device.provider(),
+            nic: name.split_once(' ').map_or("", |(_, nic)| nic).to_owned(),
+        })
+    };
+    let chosen = CHOSEN.get_or_init(|| ask().map_err(|e| e.to_string()));
+    Ok(chosen.as_ref()?)
+}
+
+/// A provider, as `GDS_PROVIDER` has it.
+pub fn name(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Auto => "auto",
+        Provider::Emulated => "emulated",
+        Provider::RdmaCore => "rdma_core",
+        Provider::Proxy => "proxy",
+    }
+}
+
+/// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.
+pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
+    match provider {
+        // The NIC counts from 0.
+        Provider::RdmaCore => 0,
+        _ => 0_u32.wrapping_sub(9),
+    }
+}
+
+/// Opens a NIC.
+///
+/// # Errors
+/// As [`Device::open_with`].
+pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
+    let options = DeviceOptions {
+        provider,
+        ..DeviceOptions::default()
+    };
+    Device::open_with(gpu, &options)
+}
+
+/// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
+/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Device; 2]> {
+    if provider == Provider::Emulated && net != Net::Host {
+        let hub = Hub::new(HubConfig::default());
+        let open = || {
+            let fabric = Fabric::Hub(hub.clone());
+            Device::emulated_with(gpu, EmulatedOptions { fabric })
+        };
+        let first = open()?;
+        return Ok(match net {
+            Net::One => [first.clone(), first],
+            _ => [first, open()?],
+        });
+    }
+    let first = open(provider, gpu)?;
+    let second = match net {
+        Net::One => first.clone(),
+        _ => match neighbour(&first) {
+            None => open(provider, gpu)?,
+            Some(nic) => {
+                let options = DeviceOptions {
+                    provider,
+                    nic: Some(nic),
+                    ..DeviceOptions::default()
+                };
+                match Device::open_with(gpu, &options) {
+                    Err(e) if e.kind() == gdsync::Kind::Absent => open(provider, gpu)?,
+                    other => other?,
+                }
+            }
+        },
+    };
+    Ok([first, second])
+}
+
+/// `mlx5_1` of a device on `mlx5_0`, and the other way round.
+fn neighbour(device: &Device) -> Option<NicChoice> {
+    let name = device.name();
+    let (_, nic) = name.split_once(' ')?;
+    let (nic, _port) = nic.split_once(':')?;
+    let (family, number) = nic.split_at(nic.trim_end_matches(char::is_numeric).len());
+    let number: u32 = number.parse().ok()?;
+    Some(NicChoice {
+        device: NicName::Kernel(format!("{family}{}", number ^ 1)),
+        port: None,
+    })
+}

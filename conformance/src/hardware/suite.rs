@@ -1,0 +1,135 @@
+//! Trials of one kind over one provider, and what is said of them in the end: how many ran, what
+//! was skipped because it is not here, and what the provider does not do.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::sync::{Mutex, PoisonError};
+
+use gdsync::rdma::Provider;
+use gdsync::{Gpu, Kind};
+use libtest_mimic::{Arguments, Conclusion, Trial};
+
+use super::gear::{Runtime, Verdict};
+use super::is_required;
+use super::patience;
+use super::provider::{self, Chosen};
+use super::unsupported::Lack;
+
+/// How many trials were refused as listed, by what the list calls them, and why.
+static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());
+
+/// Trials.
+#[derive(Debug)]
+pub struct Suite {
+    name: &'static str,
+    /// The NIC they are over.
+    pub chosen: &'static Chosen,
+    trials: Vec<Trial>,
+    absent: Vec<String>,
+}
+
+impl Suite {
+    /// None yet, over the provider that the environment chooses.
+    ///
+    /// # Errors
+    /// As [`provider::chosen`] and [`patience::check`].
+    pub fn new(name: &'static str) -> Verdict<Suite> {
+        patience::check()?;
+        Ok(Suite {
+            name,
+            chosen: provider::chosen()?,
+            trials: Vec::new(),
+            absent: Vec::new(),
+        })
+    }
+
+    /// The GPU of a runtime. `None`: it is absent or broken, which is a trial of its own.
+    pub fn gpu(&mut self, runtime: Runtime) -> Option<Gpu> {
+        let name = runtime.name();
+        match Gpu::open(name) {
+            Ok(gpu) => Some(gpu),
+            Err(e) => {
+                // Absent is one thing, broken another.
+                let absent = e.kind() == Kind::Absent;
+                self.lacking(name, &e, absent && !is_required(name));
+                None
+            }
+        }
+    }
+
+    /// A trial that cannot be run here.
+    pub fn lacking(&mut self, what: &str, why: impl Display, ignored: bool) {
+        let title = format!("{what} (needs {what}: {why})");
+        if ignored {
+            self.absent.push(title.clone());
+        }
+        let why = why.to_string();
+        let trial = Trial::test(title, move || Err(why.into()));
+        self.trials.push(trial.with_ignored_flag(ignored));
+    }
+
+    /// A trial.
+    pub fn add(
+        &mut self,
+        runtime: Runtime,
+        title: impl Display,
+        run: impl FnOnce() -> Verdict + Send + 'static,
+    ) {
+        let (runtime, provider) = (runtime.name(), self.chosen.provider);
+        let title = match provider {
+            Provider::Emulated => format!("{runtime} {title}"),
+            _ => format!("{runtime} {}: {title}", provider::name(provider)),
+        };
+        let trial = match Lack::of(provider, &title) {
+            None => Trial::test(title, run),
+            Some(lack) => {
+                let told = format!("{title} (unsupported: {})", lack.reason);
+                Trial::test(told, move || {
+                    lack.judge(run())?;
+                    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+                    *refused.entry((lack.trials, lack.reason)).or_default() += 1;
+                    Ok(())
+                })
+            }
+        };
+        self.trials.push(trial);
+    }
+
+    /// Runs them one after the other and says what they came to. `more` is said behind it.
+    pub fn run(self, mut arguments: Arguments, more: impl FnOnce(&Conclusion)) -> ! {
+        // A trial has threads and processes of its own, and on one GPU only a few streams may wait
+        // at a time.
+        arguments.test_threads = Some(1);
+        let listed = arguments.list;
+        let Suite {
+            name,
+            chosen,
+            trials,
+            absent,
+        } = self;
+        let conclusion = libtest_mimic::run(&arguments, trials);
+        if !listed {
+            let refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+            let unsupported: usize = refused.values().sum();
+            let run = (conclusion.num_passed + conclusion.num_failed) as usize - unsupported;
+            let failed = match conclusion.num_failed {
+                0 => String::new(),
+                some => format!(" ({some} failed)"),
+            };
+            let skipped = conclusion.num_ignored;
+            let (provider, nic) = (provider::name(chosen.provider), &chosen.nic);
+            println!(
+                "{provider} on {nic}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
+            );
+            // A filter may have kept it out.
+            for what in absent.iter().filter(|_| skipped > 0) {
+                println!("  skipped: {what}");
+            }
+            for ((what, why), trials) in refused.iter() {
+                println!("  unsupported: {what}: {why} ({trials} tried)");
+            }
+            more(&conclusion);
+        }
+        conclusion.exit()
+    }
+}

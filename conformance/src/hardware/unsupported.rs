@@ -1,0 +1,146 @@
+//! What providers do not do, and why: the one list of it.
+//!
+//! A trial that the list names is run all the same, and has to be refused with the words given
+//! there: one that works fails the run as one does that is refused and not listed.
+
+use gdsync::rdma::Provider;
+
+use super::gear::Verdict;
+use crate::cover::{Axis, Cell, each, name};
+
+/// Something that a provider does not do.
+#[derive(Clone, Copy, Debug)]
+pub struct Lack {
+    /// Who does not.
+    pub provider: Provider,
+    /// Trials whose names say this. A setting of a matrix, as cells are named, is left out of its
+    /// cover, so that all other settings meet, and tried once.
+    pub trials: &'static str,
+    /// What such a trial fails with.
+    pub says: &'static str,
+    /// Why.
+    pub reason: &'static str,
+}
+
+const FIRST: (&str, &str) = (
+    "a first index of",
+    "verbs have no first index of queues: the NIC counts from 0",
+);
+const PINNED: (&str, &str) = (
+    "queues lie in pinned memory",
+    "libmlx5 takes memory for queues from the CPU alone; the library takes pinned memory instead",
+);
+const READ_BY_CPU: (&str, &str) = (
+    "queues lie in pinned memory",
+    "a CPU thread reads the queues all the time; the library takes pinned memory instead",
+);
+
+const fn lack(
+    provider: Provider,
+    trials: &'static str,
+    (says, reason): (&'static str, &'static str),
+) -> Lack {
+    Lack {
+        provider,
+        trials,
+        says,
+        reason,
+    }
+}
+
+/// The list.
+pub const TABLE: [Lack; 10] = [
+    lack(Provider::RdmaCore, "from 2^16-9", FIRST),
+    lack(Provider::RdmaCore, "from 2^32-9", FIRST),
+    lack(Provider::RdmaCore, "queues device", PINNED),
+    lack(Provider::RdmaCore, "rings device", PINNED),
+    lack(Provider::RdmaCore, "completions device", PINNED),
+    lack(Provider::RdmaCore, "record device", PINNED),
+    lack(Provider::Proxy, "queues device", READ_BY_CPU),
+    lack(Provider::Proxy, "rings device", READ_BY_CPU),
+    lack(Provider::Proxy, "completions device", READ_BY_CPU),
+    lack(Provider::Proxy, "record device", READ_BY_CPU),
+];
+
+impl Lack {
+    /// What the list says of a trial.
+    pub fn of(provider: Provider, title: &str) -> Option<&'static Lack> {
+        let mut all = TABLE.iter().filter(|lack| lack.provider == provider);
+        all.find(|lack| title.split(", ").any(|part| part.ends_with(lack.trials)))
+    }
+
+    /// Whether a trial has ended as the list says.
+    ///
+    /// # Errors
+    /// It works, or fails with other words.
+    pub fn judge(&self, verdict: Verdict) -> Verdict {
+        let said = match verdict {
+            Ok(()) => {
+                return Err("it works, and is in the list of what is unsupported".into());
+            }
+            Err(failed) => failed.message().unwrap_or("no reason given").to_owned(),
+        };
+        match said.contains(self.says) {
+            true => Ok(()),
+            false => Err(format!("{said}, where {:?} was due", self.says).into()),
+        }
+    }
+}
+
+/// The cells of a cover (or a `few` of them) that a provider runs, and behind them, for each setting that it lacks, the
+/// plainest cell with it.
+pub fn cells(
+    provider: Provider,
+    axes: &[Axis],
+    few: bool,
+    cover: impl Fn(&dyn Fn(&Cell) -> bool) -> Vec<Cell>,
+) -> Vec<Cell> {
+    let mut cells = cover(&|cell| Lack::of(provider, &name(axes, cell)).is_none());
+    if few {
+        cells = each(cells);
+    }
+    for (axis, (_, settings)) in axes.iter().enumerate() {
+        for setting in 0..settings.len() {
+            let mut cell = vec![0; axes.len()];
+            cell[axis] = setting;
+            if Lack::of(provider, &name(axes, &cell)).is_some() {
+                cells.push(cell);
+            }
+        }
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_listed_is_left_out_of_a_cover_and_tried_once() {
+        const AXES: [Axis; 2] = [
+            ("queues", &["pinned", "device"]),
+            ("from", &["0", "2^16-9", "2^32-9"]),
+        ];
+        let all = [0, 1].map(|q| [0, 1, 2].map(|f| vec![q, f])).concat();
+        let cells = |provider| {
+            cells(provider, &AXES, false, |keep| {
+                all.iter().filter(|cell| keep(cell)).cloned().collect()
+            })
+        };
+        assert_eq!(cells(Provider::Emulated), all);
+        let proxy = vec![vec![0, 0], vec![0, 1], vec![0, 2], vec![1, 0]];
+        assert_eq!(cells(Provider::Proxy), proxy);
+        let rdma_core = vec![vec![0, 0], vec![1, 0], vec![0, 1], vec![0, 2]];
+        assert_eq!(cells(Provider::RdmaCore), rdma_core);
+    }
+
+    #[test]
+    fn a_listed_trial_has_to_be_refused_as_listed() {
+        let lack = Lack::of(Provider::RdmaCore, "program: posts proxy, from 2^16-9");
+        let lack = lack.expect("it is listed");
+        assert!(lack.judge(Ok(())).is_err());
+        assert!(lack.judge(Err("another thing".into())).is_err());
+        lack.judge(Err("a first index of 7".into())).unwrap();
+        assert!(Lack::of(Provider::RdmaCore, "from 0").is_none());
+    }
+}

@@ -1,0 +1,115 @@
+//! Everything that `conformance` tries, over the providers that want a NIC of verbs: libibverbs
+//! and libmlx5 as they are installed, on virtual NICs by `libvmlx5.so`. What each run comes to is
+//! printed. Over the virtual NIC that is linked in, `hardware`, `matrix` and `mp_matrix` run it.
+
+#[path = "../../libgdsync/tests/virtual_nic/mod.rs"]
+#[allow(unused_macros, unused_imports)]
+mod virtual_nic;
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use conformance::hardware::child::{self, Guarded};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// Ends what hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Frames are lost, doubled and late.
+const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
+
+/// What is run: words behind `--over`, and laps of each ring.
+const RUNS: [(&[&str], &str); 10] = [
+    (&["rdma_core", "gdsync"], "20"),
+    (&["rdma_core", "matrix"], "1"),
+    (&["rdma_core", "mp", "--gpu", "soft"], "1"),
+    (&["proxy", "gdsync"], "20"),
+    (&["proxy", "matrix"], "1"),
+    (&["proxy", "mp", "--gpu", "soft"], "1"),
+    // Addressed by GID.
+    (&["rdma_core", "--link", "roce", "matrix"], "1"),
+    (&["proxy", "--link", "roce", "matrix"], "1"),
+    (
+        &["rdma_core", "--faults", FAULTS, "gdsync", "program:"],
+        "5",
+    ),
+    (&["proxy", "--faults", FAULTS, "gdsync", "program:"], "5"),
+];
+
+/// Whether rdma-core is installed.
+fn is_installed() -> bool {
+    let folders = [
+        "/usr/lib64".to_owned(),
+        "/usr/lib".to_owned(),
+        format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH),
+    ];
+    let installed = |name| folders.iter().any(|f| Path::new(f).join(name).exists());
+    installed("libibverbs.so.1") && installed("libmlx5.so.1")
+}
+
+fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+    command
+        .arg("--over")
+        .args(words)
+        .args(["--color", "never"])
+        .env("GDS_LAPS", laps)
+        .env_remove("GDS_LOWER")
+        .env_remove("GDS_ENDPOINT")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    child::tie(&mut command);
+    let mut process = Guarded(command.spawn()?);
+    let mut hear = process.0.stdout.take().ok_or("no standard output")?;
+    let said = std::thread::spawn(move || {
+        let mut text = String::new();
+        let _ = hear.read_to_string(&mut text);
+        text
+    });
+    let start = Instant::now();
+    let status = loop {
+        match process.0.try_wait()? {
+            Some(status) => break Some(status),
+            None if start.elapsed() > LIMIT => break None,
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    drop(process);
+    let said = said.join().unwrap_or_default();
+    match status {
+        Some(status) if status.success() => {
+            // What it came to stands behind the trials.
+            let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
+            let (_, end) = end.split_once('\n').unwrap_or_default();
+            println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
+            Ok(())
+        }
+        Some(status) => Err(format!("{status}\n{said}").into()),
+        None => Err(format!("not done within {LIMIT:?}\n{said}").into()),
+    }
+}
+
+fn main() {
+    child::end_with_parent().expect("whoever has started this lives");
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let here = is_installed();
+    if here && !arguments.list {
+        virtual_nic::library();
+    }
+    let trials = RUNS.map(|(words, laps)| {
+        let title = match here {
+            true => format!("over {}", words.join(" ")),
+            false => format!("over {} (needs rdma-core)", words.join(" ")),
+        };
+        let required = conformance::hardware::is_required("rdma_core");
+        let trial = move || match here {
+            true => run(words, laps),
+            false => Err("GDS_REQUIRE wants rdma_core, which is not installed".into()),
+        };
+        Trial::test(title, trial).with_ignored_flag(!here && !required)
+    });
+    libtest_mimic::run(&arguments, trials.into()).exit()
+}

@@ -1,0 +1,352 @@
+//! The numbers of libibverbs: enums of C, which a library may add to, as integers.
+
+use std::ffi::c_uint;
+use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign};
+
+/// A number in network order.
+pub type __be64 = u64;
+
+/// A largest packet, as verbs number it: 1 for 256 bytes, to 5 for 4096.
+pub type ibv_mtu = c_uint;
+
+/// What kind of GID an entry is.
+pub type ibv_gid_type = c_uint;
+/// Of InfiniBand.
+pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
+/// Of RoCE by Ethernet frames.
+pub const IBV_GID_TYPE_ROCE_V1: ibv_gid_type = 1;
+/// Of RoCE by UDP.
+pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
+
+/// Enums of C: a module for each, with its type and its numbers.
+macro_rules! enums {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $number:ident = $value:expr,)* })*) => { $(
+        $(#[$meta])*
+        pub mod $name {
+            /// Its numbers, and those of newer libraries.
+            pub type Type = std::ffi::c_uint;
+            $($(#[$of])* pub const $number: Type = $value;)*
+        }
+    )* };
+}
+
+enums! {
+    /// How a port is.
+    ibv_port_state {
+        /// Unchanged.
+        IBV_PORT_NOP = 0,
+        /// No link.
+        IBV_PORT_DOWN = 1,
+        /// A link that nobody has set up.
+        IBV_PORT_INIT = 2,
+        /// Set up.
+        IBV_PORT_ARMED = 3,
+        /// Carries data.
+        IBV_PORT_ACTIVE = 4,
+        /// Waits until an interrupted link is back.
+        IBV_PORT_ACTIVE_DEFER = 5,
+    }
+    /// What kind of queue pair.
+    ibv_qp_type {
+        /// A reliable connection.
+        IBV_QPT_RC = 2,
+        /// An unreliable connection.
+        IBV_QPT_UC = 3,
+        /// Datagrams.
+        IBV_QPT_UD = 4,
+        /// Ethernet frames.
+        IBV_QPT_RAW_PACKET = 8,
+        /// The sending end of an extended reliable connection.
+        IBV_QPT_XRC_SEND = 9,
+        /// Its receiving end.
+        IBV_QPT_XRC_RECV = 10,
+        /// The maker's own.
+        IBV_QPT_DRIVER = 255,
+    }
+    /// The states of a queue pair.
+    ibv_qp_state {
+        /// It does nothing.
+        IBV_QPS_RESET = 0,
+        /// Receives may be posted.
+        IBV_QPS_INIT = 1,
+        /// It receives.
+        IBV_QPS_RTR = 2,
+        /// It receives and sends.
+        IBV_QPS_RTS = 3,
+        /// It sends what was posted, and no more.
+        IBV_QPS_SQD = 4,
+        /// Its sends are in error.
+        IBV_QPS_SQE = 5,
+        /// It is in error.
+        IBV_QPS_ERR = 6,
+        /// The library does not know.
+        IBV_QPS_UNKNOWN = 7,
+    }
+    /// What a send asks for.
+    ibv_wr_opcode {
+        /// Writes at the peer.
+        IBV_WR_RDMA_WRITE = 0,
+        /// Writes at the peer and takes a receive there.
+        IBV_WR_RDMA_WRITE_WITH_IMM = 1,
+        /// Sends.
+        IBV_WR_SEND = 2,
+        /// Sends with immediate data.
+        IBV_WR_SEND_WITH_IMM = 3,
+        /// Reads at the peer.
+        IBV_WR_RDMA_READ = 4,
+        /// Compares and swaps at the peer.
+        IBV_WR_ATOMIC_CMP_AND_SWP = 5,
+        /// Adds at the peer.
+        IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
+        /// Invalidates a key of this side.
+        IBV_WR_LOCAL_INV = 7,
+        /// Binds a memory window.
+        IBV_WR_BIND_MW = 8,
+        /// Sends and invalidates a key of the peer.
+        IBV_WR_SEND_WITH_INV = 9,
+        /// Sends in segments.
+        IBV_WR_TSO = 10,
+        /// The maker's own.
+        IBV_WR_DRIVER1 = 11,
+        /// Writes a word at the peer at once.
+        IBV_WR_ATOMIC_WRITE = 15,
+    }
+    /// What was done.
+    ibv_wc_opcode {
+        /// A send.
+        IBV_WC_SEND = 0,
+        /// A write.
+        IBV_WC_RDMA_WRITE = 1,
+        /// A read.
+        IBV_WC_RDMA_READ = 2,
+        /// A compare-and-swap.
+        IBV_WC_COMP_SWAP = 3,
+        /// An addition.
+        IBV_WC_FETCH_ADD = 4,
+        /// A memory window was bound.
+        IBV_WC_BIND_MW = 5,
+        /// A key was invalidated.
+        IBV_WC_LOCAL_INV = 6,
+        /// A send in segments.
+        IBV_WC_TSO = 7,
+        /// A write of a word at once.
+        IBV_WC_ATOMIC_WRITE = 9,
+        /// A receive was filled by a send. The bit that all receives have.
+        IBV_WC_RECV = 128,
+        /// A receive was taken by a write with immediate data.
+        IBV_WC_RECV_RDMA_WITH_IMM = 129,
+        /// A tag was added.
+        IBV_WC_TM_ADD = 130,
+        /// A tag was taken away.
+        IBV_WC_TM_DEL = 131,
+        /// Tags are in step.
+        IBV_WC_TM_SYNC = 132,
+        /// A receive by a tag.
+        IBV_WC_TM_RECV = 133,
+        /// A receive without a tag.
+        IBV_WC_TM_NO_TAG = 134,
+        /// The maker's own.
+        IBV_WC_DRIVER1 = 135,
+        /// The maker's own.
+        IBV_WC_DRIVER2 = 136,
+        /// The maker's own.
+        IBV_WC_DRIVER3 = 137,
+    }
+    /// How a request ended.
+    ibv_wc_status {
+        /// Done.
+        IBV_WC_SUCCESS = 0,
+        /// The message does not fit.
+        IBV_WC_LOC_LEN_ERR = 1,
+        /// The request makes no sense.
+        IBV_WC_LOC_QP_OP_ERR = 2,
+        /// Unused.
+        IBV_WC_LOC_EEC_OP_ERR = 3,
+        /// A local key is wrong or does not cover the memory.
+        IBV_WC_LOC_PROT_ERR = 4,
+        /// The queue pair went into error before.
+        IBV_WC_WR_FLUSH_ERR = 5,
+        /// A memory window cannot be bound so.
+        IBV_WC_MW_BIND_ERR = 6,
+        /// The peer answered what it may not.
+        IBV_WC_BAD_RESP_ERR = 7,
+        /// A peer's write with immediate data was not allowed here.
+        IBV_WC_LOC_ACCESS_ERR = 8,
+        /// The peer does not take such a request.
+        IBV_WC_REM_INV_REQ_ERR = 9,
+        /// The peer's key is wrong or does not allow it.
+        IBV_WC_REM_ACCESS_ERR = 10,
+        /// The peer failed.
+        IBV_WC_REM_OP_ERR = 11,
+        /// The peer does not answer.
+        IBV_WC_RETRY_EXC_ERR = 12,
+        /// The peer has no receive.
+        IBV_WC_RNR_RETRY_EXC_ERR = 13,
+        /// Unused.
+        IBV_WC_LOC_RDD_VIOL_ERR = 14,
+        /// Unused.
+        IBV_WC_REM_INV_RD_REQ_ERR = 15,
+        /// The peer gave up.
+        IBV_WC_REM_ABORT_ERR = 16,
+        /// Unused.
+        IBV_WC_INV_EECN_ERR = 17,
+        /// Unused.
+        IBV_WC_INV_EEC_STATE_ERR = 18,
+        /// The device failed.
+        IBV_WC_FATAL_ERR = 19,
+        /// No answer in time.
+        IBV_WC_RESP_TIMEOUT_ERR = 20,
+        /// Anything else.
+        IBV_WC_GENERAL_ERR = 21,
+        /// A tag could not be matched.
+        IBV_WC_TM_ERR = 22,
+        /// The rest of a message by tag is left to the program.
+        IBV_WC_TM_RNDV_INCOMPLETE = 23,
+    }
+}
+
+/// Sets of bits: a type for each, with its bits.
+macro_rules! bits {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $bit:ident = $value:expr,)* })*) => { $(
+        $(#[$meta])*
+        #[repr(transparent)]
+        #[derive(Debug, Copy, Clone, Hash, PartialEq, Eq, Default)]
+        pub struct $name(
+            /// Its bits, and those of newer libraries.
+            pub c_uint,
+        );
+
+        impl $name {
+            $($(#[$of])* pub const $bit: $name = $name($value);)*
+        }
+
+        impl BitOr for $name {
+            type Output = $name;
+
+            fn bitor(self, other: $name) -> $name {
+                $name(self.0 | other.0)
+            }
+        }
+
+        impl BitOrAssign for $name {
+            fn bitor_assign(&mut self, other: $name) {
+                self.0 |= other.0;
+            }
+        }
+
+        impl BitAnd for $name {
+            type Output = $name;
+
+            fn bitand(self, other: $name) -> $name {
+                $name(self.0 & other.0)
+            }
+        }
+
+        impl BitAndAssign for $name {
+            fn bitand_assign(&mut self, other: $name) {
+                self.0 &= other.0;
+            }
+        }
+    )* };
+}
+
+bits! {
+    /// What may be done with memory, or by a queue pair's peer.
+    ibv_access_flags {
+        /// Receives and answers may write.
+        IBV_ACCESS_LOCAL_WRITE = 1 << 0,
+        /// Peers may write.
+        IBV_ACCESS_REMOTE_WRITE = 1 << 1,
+        /// Peers may read.
+        IBV_ACCESS_REMOTE_READ = 1 << 2,
+        /// Peers may do atomics.
+        IBV_ACCESS_REMOTE_ATOMIC = 1 << 3,
+        /// Memory windows may be bound to it.
+        IBV_ACCESS_MW_BIND = 1 << 4,
+        /// Addresses count from 0.
+        IBV_ACCESS_ZERO_BASED = 1 << 5,
+        /// Pages are brought in when they are used.
+        IBV_ACCESS_ON_DEMAND = 1 << 6,
+        /// It has huge pages.
+        IBV_ACCESS_HUGETLB = 1 << 7,
+        /// Its writes may overtake others.
+        IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
+    }
+    /// How a send is done.
+    ibv_send_flags {
+        /// After the READs and atomics before it.
+        IBV_SEND_FENCE = 1 << 0,
+        /// Raises a completion.
+        IBV_SEND_SIGNALED = 1 << 1,
+        /// Raises an event at the peer.
+        IBV_SEND_SOLICITED = 1 << 2,
+        /// Its data are taken when it is posted.
+        IBV_SEND_INLINE = 1 << 3,
+        /// The device makes its checksums.
+        IBV_SEND_IP_CSUM = 1 << 4,
+    }
+    /// What a completion says.
+    ibv_wc_flags {
+        /// A global route stands before a datagram.
+        IBV_WC_GRH = 1 << 0,
+        /// There is immediate data.
+        IBV_WC_WITH_IMM = 1 << 1,
+        /// The checksums are right.
+        IBV_WC_IP_CSUM_OK = 1 << 2,
+        /// A key was invalidated.
+        IBV_WC_WITH_INV = 1 << 3,
+        /// Tags have to be brought in step.
+        IBV_WC_TM_SYNC_REQ = 1 << 4,
+        /// A tag matched.
+        IBV_WC_TM_MATCH = 1 << 5,
+        /// The data of a tag are there.
+        IBV_WC_TM_DATA_VALID = 1 << 6,
+    }
+    /// What of an [`ibv_qp_attr`](crate::ibv_qp_attr) is set.
+    ibv_qp_attr_mask {
+        /// `qp_state`.
+        IBV_QP_STATE = 1 << 0,
+        /// `cur_qp_state`.
+        IBV_QP_CUR_STATE = 1 << 1,
+        /// `en_sqd_async_notify`.
+        IBV_QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
+        /// `qp_access_flags`.
+        IBV_QP_ACCESS_FLAGS = 1 << 3,
+        /// `pkey_index`.
+        IBV_QP_PKEY_INDEX = 1 << 4,
+        /// `port_num`.
+        IBV_QP_PORT = 1 << 5,
+        /// `qkey`.
+        IBV_QP_QKEY = 1 << 6,
+        /// `ah_attr`.
+        IBV_QP_AV = 1 << 7,
+        /// `path_mtu`.
+        IBV_QP_PATH_MTU = 1 << 8,
+        /// `timeout`.
+        IBV_QP_TIMEOUT = 1 << 9,
+        /// `retry_cnt`.
+        IBV_QP_RETRY_CNT = 1 << 10,
+        /// `rnr_retry`.
+        IBV_QP_RNR_RETRY = 1 << 11,
+        /// `rq_psn`.
+        IBV_QP_RQ_PSN = 1 << 12,
+        /// `max_rd_atomic`.
+        IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
+        /// `alt_ah_attr` and what belongs to it.
+        IBV_QP_ALT_PATH = 1 << 14,
+        /// `min_rnr_timer`.
+        IBV_QP_MIN_RNR_TIMER = 1 << 15,
+        /// `sq_psn`.
+        IBV_QP_SQ_PSN = 1 << 16,
+        /// `max_dest_rd_atomic`.
+        IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
+        /// `path_mig_state`.
+        IBV_QP_PATH_MIG_STATE = 1 << 18,
+        /// `cap`.
+        IBV_QP_CAP = 1 << 19,
+        /// `dest_qp_num`.
+        IBV_QP_DEST_QPN = 1 << 20,
+        /// `rate_limit`.
+        IBV_QP_RATE_LIMIT = 1 << 25,
+    }
+}

@@ -1,0 +1,26 @@
+//! Tells the tests whether this machine has libibverbs, and a provider for the virtual NIC.
+
+use std::path::Path;
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(rdma_core)");
+    println!("cargo::rerun-if-changed=build.rs");
+    let target = std::env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default();
+    let here = |name: &str| {
+        let folders = [
+            "/usr/lib64".to_owned(),
+            "/usr/lib".to_owned(),
+            format!("/usr/lib/{target}-linux-gnu"),
+        ];
+        let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
+        let found = paths.find(|path| path.exists());
+        // What does not exist is not named: cargo would take it for changed each time.
+        if let Some(path) = &found {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        found.is_some()
+    };
+    if here("libibverbs.so.1") && here("libmlx5.so.1") {
+        println!("cargo::rustc-cfg=rdma_core");
+    }
+}

@@ -1,0 +1,177 @@
+//! How it is seen to that a stream sees what a NIC wrote to GPU memory before the completion that
+//! the stream has passed: chosen from what GPU and NIC can do, or named by `GDS_CONSISTENCY`.
+//!
+//! On PCIe a NIC's write to GPU memory and its later write to host memory take two ways: the
+//! completion may be seen while the payload is still on its way.
+
+use std::fmt;
+
+use super::MemoryKind;
+use crate::error::{Error, Kind, Result};
+use crate::memop::Caps;
+
+/// Names the policy; unset or `auto`: the first that GPU and NIC can keep.
+const NAME: &str = "GDS_CONSISTENCY";
+
+/// What a wait that flushes does about payload that may be behind its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Consistency {
+    /// Nothing: the payload is in host memory, as the completion is.
+    NotNeeded,
+    /// Nothing: the GPU lets a stream that has seen a write of a NIC's see the earlier ones
+    /// (CUDA: `GPU_DIRECT_RDMA_WRITES_ORDERING` of *owner* or more).
+    Ordered,
+    /// The wait itself flushes (CUDA: `CAN_FLUSH_REMOTE_WRITES`, `CU_STREAM_WAIT_VALUE_FLUSH`).
+    Flush,
+    /// Behind the wait the stream asks the CPU, by a word, which flushes
+    /// (CUDA: `cuFlushGPUDirectRDMAWrites`, where `GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS` has
+    /// *host*) and answers by another word, for which the stream waits.
+    HostFlag,
+    /// Behind the wait the NIC reads a word of the GPU's memory, by a queue pair connected to
+    /// itself, and the stream waits for that: on PCIe a read pushes the writes before it.
+    LoopbackRead,
+}
+
+impl fmt::Display for Consistency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Consistency::NotNeeded => "not needed: the payload is in host memory",
+            Consistency::Ordered => "ordered: the GPU sees a NIC's writes in their order",
+            Consistency::Flush => "flush: waits of streams flush",
+            Consistency::HostFlag => "host: the CPU flushes, and tells the stream by a word",
+            Consistency::LoopbackRead => "read: the NIC reads from the GPU behind its writes",
+        })
+    }
+}
+
+impl Consistency {
+    /// The policy for payload in memory of `kind` on a GPU of these capabilities, beside a NIC
+    /// that can (`reads`) or cannot READ from itself. The order is that of what it costs a
+    /// stream: nothing, a flag of its wait, a turn of the CPU's. A READ is the last as its effect
+    /// follows from the rules of PCIe, and not from a promise of the GPU's maker.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is none.
+    pub fn choose(kind: MemoryKind, caps: &Caps, reads: bool) -> Result<Consistency> {
+        Ok(match kind {
+            MemoryKind::Pinned => Consistency::NotNeeded,
+            MemoryKind::Device if caps.ordered_writes => Consistency::Ordered,
+            MemoryKind::Device if caps.flush => Consistency::Flush,
+            MemoryKind::Device if caps.host_flush => Consistency::HostFlag,
+            MemoryKind::Device if reads => Consistency::LoopbackRead,
+            MemoryKind::Device => return Err(none("the NIC does no READ")),
+        })
+    }
+}
+
+#[cold]
+pub(crate) fn none(why: impl fmt::Display) -> Error {
+    let what = format!("writes of NICs are neither ordered nor flushed by the GPU, and {why}");
+    Error::new("choose consistency", Kind::Unsupported, what)
+}
+
+/// What [`NAME`] says; `None`: `auto`.
+pub(super) fn wished() -> Result<Option<Consistency>> {
+    std::env::var(NAME).map_or(Ok(None), |value| parse(&value))
+}
+
+fn parse(value: &str) -> Result<Option<Consistency>> {
+    Ok(Some(match value {
+        "auto" => return Ok(None),
+        "ordered" => Consistency::Ordered,
+        "flush" => Consistency::Flush,
+        "host" => Consistency::HostFlag,
+        "read" => Consistency::LoopbackRead,
+        _ => {
+            let what = format!("{NAME}={value}: known are auto, flush, ordered, host, read");
+            return Err(Error::new("read environment", Kind::Invalid, what));
+        }
+    }))
+}
+
+/// `caps` without what would come before the policy that is wished for.
+///
+/// # Errors
+/// `Unsupported` if the GPU cannot keep it. Whether the NIC can READ is for its device to say.
+pub(super) fn under(wish: Option<Consistency>, caps: Caps) -> Result<Caps> {
+    let Some(wish) = wish else { return Ok(caps) };
+    let only = Caps {
+        ordered_writes: caps.ordered_writes && wish == Consistency::Ordered,
+        flush: caps.flush && wish == Consistency::Flush,
+        host_flush: caps.host_flush && wish == Consistency::HostFlag,
+        ..caps
+    };
+    match Consistency::choose(MemoryKind::Device, &only, true)? {
+        kept if kept == wish => Ok(only),
+        _ => {
+            let what = format!("{NAME}: this GPU cannot keep \"{wish}\"");
+            Err(Error::new("open GPU", Kind::Unsupported, what))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Consistency::*;
+
+    fn caps(ordered_writes: bool, flush: bool, host_flush: bool) -> Caps {
+        Caps {
+            ordered_writes,
+            flush,
+            host_flush,
+            ..crate::gpu::soft::SoftOptions::default().caps
+        }
+    }
+
+    /// Order, flush, flush by the CPU, READ by the NIC: every set of attributes.
+    #[test]
+    fn the_policy_follows_from_the_attributes() {
+        for bits in 0..16_u32 {
+            let has = |bit: u32| bits & bit != 0;
+            let expected = match bits {
+                8.. => Some(Ordered),
+                4.. => Some(Flush),
+                2.. => Some(HostFlag),
+                1 => Some(LoopbackRead),
+                0 => None,
+            };
+            let caps = caps(has(8), has(4), has(2));
+            let chosen = Consistency::choose(MemoryKind::Device, &caps, has(1));
+            match expected {
+                Some(policy) => assert_eq!(chosen.unwrap(), policy, "{bits:04b}"),
+                None => assert_eq!(chosen.unwrap_err().kind(), Kind::Unsupported),
+            }
+            let pinned = Consistency::choose(MemoryKind::Pinned, &caps, has(1));
+            assert_eq!(pinned.unwrap(), NotNeeded, "{bits:04b}");
+        }
+    }
+
+    #[test]
+    fn a_wish_is_kept_or_refused() {
+        for bits in 0..8_u32 {
+            let has = |bit: u32| bits & bit != 0;
+            let real = caps(has(4), has(2), has(1));
+            assert_eq!(under(None, real).unwrap(), real);
+            for (value, wish, can) in [
+                ("ordered", Ordered, has(4)),
+                ("flush", Flush, has(2)),
+                ("host", HostFlag, has(1)),
+                ("read", LoopbackRead, true),
+            ] {
+                assert_eq!(parse(value).unwrap(), Some(wish));
+                match under(Some(wish), real) {
+                    Ok(caps) => {
+                        assert!(can, "{bits:03b} {wish:?}");
+                        let kept = Consistency::choose(MemoryKind::Device, &caps, true);
+                        assert_eq!(kept.unwrap(), wish);
+                    }
+                    Err(e) => assert!(!can && e.kind() == Kind::Unsupported, "{e}"),
+                }
+            }
+        }
+        assert_eq!(parse("auto").unwrap(), None);
+        assert_eq!(parse("hots").unwrap_err().kind(), Kind::Invalid);
+    }
+}

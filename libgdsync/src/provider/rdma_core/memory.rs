@@ -1,0 +1,98 @@
+//! How memory is registered: host memory by its address, the GPU's by a dma-buf, or by the address
+//! that a module of its driver in the kernel knows (`nvidia_peermem`), or by the one at which the
+//! CPU has it, where it has one.
+
+use std::ffi::c_void;
+use std::os::fd::AsRawFd as _;
+use std::sync::Once;
+
+use gdsync_sys::verbs::Ibverbs;
+use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
+
+use super::refused_last;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{MemoryKind, Region};
+
+/// A region that is to be registered.
+pub(super) struct Memory<'a> {
+    pub nic: &'a str,
+    pub verbs: &'a Ibverbs,
+    /// A live protection domain.
+    pub pd: *mut ibv_pd,
+    pub region: &'a Region,
+    pub rights: i32,
+}
+
+impl Memory<'_> {
+    /// Registers it by the first way there is. That a GPU's memory goes by another than a dma-buf
+    /// is said once, `told`, with the reason.
+    ///
+    /// # Errors
+    /// `System`, with the reasons of all ways, if the NIC refuses.
+    pub fn register(&self, told: &Once) -> Result<*mut ibv_mr> {
+        if self.region.kind() == MemoryKind::Pinned {
+            return self.by_address();
+        }
+        self.by_dma_buf().or_else(|why| {
+            told.call_once(|| {
+                let gpu = self.region.gpu();
+                let how = match self.region.host_view() {
+                    Some(_) => "the CPU's addresses",
+                    None => "its addresses (peer memory)",
+                };
+                tracing::info!(
+                    target: "gdsync",
+                    "memory of {gpu:?} is registered with {} by {how}, because: {why}", self.nic
+                );
+            });
+            let and = |e: Error| Error::new(e.operation(), e.kind(), format!("{e}; {why}"));
+            self.by_address().map_err(and)
+        })
+    }
+
+    fn by_address(&self) -> Result<*mut ibv_mr> {
+        let iova = self.region.addr().0;
+        let at: *mut c_void = match self.region.host_view() {
+            Some(host) => host.as_ptr().cast(),
+            None => std::ptr::without_provenance_mut(iova as usize),
+        };
+        // SAFETY: memory that lives as long as the region, which the registration holds.
+        let mr = unsafe {
+            let register = self.verbs.ibv_reg_mr_iova;
+            register(self.pd, at, self.region.len(), iova, self.rights)
+        };
+        self.made(mr, "register memory")
+    }
+
+    fn by_dma_buf(&self) -> Result<*mut ibv_mr> {
+        const OPERATION: &str = "register dma-buf";
+        let buf = self.region.dma_buf()?;
+        let Some(register) = self.verbs.ibv_reg_dmabuf_mr else {
+            let what = format!("{:?} has no ibv_reg_dmabuf_mr", self.verbs);
+            return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        };
+        let (fd, iova) = (buf.fd.as_raw_fd(), self.region.addr().0);
+        // SAFETY: the descriptor covers the region from `offset` on.
+        let mr = unsafe {
+            register(
+                self.pd,
+                buf.offset,
+                self.region.len(),
+                iova,
+                fd,
+                self.rights,
+            )
+        };
+        self.made(mr, OPERATION)
+    }
+
+    fn made(&self, mr: *mut ibv_mr, operation: &'static str) -> Result<*mut ibv_mr> {
+        match mr.is_null() {
+            false => Ok(mr),
+            true => {
+                let what = format!("{:?} with {}", self.region, self.nic);
+                Err(refused_last(operation, &what))
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What the bytes of an entry are, one field after the other, and what may differ between the one
+//! that this library writes and the one that libmlx5 writes for the same request.
+//!
+//! | field | rule |
+//! | --- | --- |
+//! | control: modifier, index, opcode, size, flags, immediate | equal |
+//! | control: number of the queue pair | each its own |
+//! | control: signature, stream | zero in both |
+//! | remote address: address, key | equal |
+//! | remote address: the last four bytes | zero in both |
+//! | atomic: operands | equal |
+//! | atomic: comparand of a fetch-and-add, which compares nothing | zero in ours, left as it was by libmlx5 |
+//! | pointer: byte count, key, address | equal |
+//! | inline: byte count, bytes | equal |
+//! | inline: what is left of the last segment | zero in ours, left as it was by libmlx5 |
+//! | receive: pointers, end mark | equal |
+//! | every other byte of the ring | left as it was by both |
+
+use mlx5_prm::opcode::SendOpcode;
+
+use super::request::{Data, Request};
+
+/// What has to hold for a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    Equal,
+    /// The number of the own queue pair, in three bytes.
+    Number,
+    /// Zero in both.
+    Zero,
+    /// Zero in ours, what was there before in theirs.
+    Left,
+}
+
+/// Some bytes of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    pub name: &'static str,
+    pub len: usize,
+    pub rule: Rule,
+}
+
+const fn field(name: &'static str, len: usize, rule: Rule) -> Field {
+    Field { name, len, rule }
+}
+
+/// The control segment.
+const CONTROL: [Field; 8] = [
+    field("modifier", 1, Rule::Equal),
+    field("index", 2, Rule::Equal),
+    field("opcode", 1, Rule::Equal),
+    field("queue pair", 3, Rule::Number),
+    field("size", 1, Rule::Equal),
+    field("signature and stream", 3, Rule::Zero),
+    field("flags", 1, Rule::Equal),
+    field("immediate", 4, Rule::Equal),
+];
+
+/// A pointer, or the end mark of a list.
+const POINTER: [Field; 3] = [
+    field("byte count", 4, Rule::Equal),
+    field("local key", 4, Rule::Equal),
+    field("address", 8, Rule::Equal),
+];
+
+/// Inline data: as many bytes, and what that leaves of the last segment.
+fn inline(len: usize) -> Vec<Field> {
+    if len == 0 {
+        return Vec::new();
+    }
+    let left = (4 + len).next_multiple_of(16) - 4 - len;
+    vec![
+        field("inline byte count", 4, Rule::Equal),
+        field("inline bytes", len, Rule::Equal),
+        field("rest of inline segment", left, Rule::Left),
+    ]
+}
+
+/// The fields of a send's entry.
+pub(super) fn of_send(request: &Request) -> Vec<Field> {
+    let opcode = request.kind.opcode();
+    let mut fields = CONTROL.to_vec();
+    let remote = matches!(
+        opcode,
+        SendOpcode::RDMA_WRITE
+            | SendOpcode::RDMA_WRITE_IMM
+            | SendOpcode::RDMA_READ
+            | SendOpcode::ATOMIC_CS
+            | SendOpcode::ATOMIC_FA
+    );
+    if remote {
+        fields.push(field("remote address", 8, Rule::Equal));
+        fields.push(field("remote key", 4, Rule::Equal));
+        fields.push(field("reserved", 4, Rule::Zero));
+    }
+    let comparand = match opcode {
+        SendOpcode::ATOMIC_CS => Some(Rule::Equal),
+        SendOpcode::ATOMIC_FA => Some(Rule::Left),
+        _ => None,
+    };
+    if let Some(rule) = comparand {
+        fields.push(field("swap or add", 8, Rule::Equal));
+        fields.push(field("compare", 8, rule));
+    }
+    match &request.data {
+        Data::Gather(pieces) => {
+            let there = pieces.iter().filter(|(_, len)| *len != 0).count();
+            fields.extend(POINTER.repeat(there));
+        }
+        Data::Inline(pieces) => fields.extend(inline(pieces.iter().map(Vec::len).sum())),
+    }
+    fields
+}
+
+/// The fields of a receive's entry with so many pointers, in a slot of `stride` bytes.
+pub(super) fn of_receive(pointers: usize, stride: usize) -> Vec<Field> {
+    let end = usize::from(16 * pointers < stride);
+    POINTER.repeat(pointers + end)
+}
+
+/// A queue, as it lies in memory, and the number of its queue pair.
+pub(super) struct Side<'a> {
+    pub ring: &'a [u8],
+    pub qpn: u32,
+}
+
+/// Compares two rings that were filled with `fill` before entries were written into them, given
+/// where these begin and what they are made of.
+///
+/// # Errors
+/// The first difference that no rule allows.
+pub(super) fn compare(
+    ours: &Side<'_>,
+    theirs: &Side<'_>,
+    fill: u8,
+    entries: &[(usize, Vec<Field>)],
+) -> Result<(), String> {
+    let len = ours.ring.len();
+    if theirs.ring.len() != len {
+        return Err(format!("rings of {len} and {} bytes", theirs.ring.len()));
+    }
+    let mut rest = vec![true; len];
+    for (start, fields) in entries {
+        let mut at = *start;
+        for Field { name, len: n, rule } in fields {
+            let mut places = (at..at + n).map(|i| i % len);
+            let pick =
+                |side: &Side<'_>| -> Vec<u8> { (at..at + n).map(|i| side.ring[i % len]).collect() };
+            let (o, t) = (pick(ours), pick(theirs));
+            let good = match rule {
+                Rule::Equal => o == t,
+                Rule::Number => {
+                    o == ours.qpn.to_be_bytes()[1..] && t == theirs.qpn.to_be_bytes()[1..]
+                }
+                Rule::Zero => o.iter().chain(&t).all(|b| *b == 0),
+                Rule::Left => o.iter().all(|b| *b == 0) && t.iter().all(|b| *b == fill),
+            };
+            if !good {
+                return Err(format!(
+                    "{name}, at {} of the entry at {start}: {o:02x?} by us, {t:02x?} by libmlx5",
+                    at - start
+                ));
+            }
+            if !places.all(|i| std::mem::replace(&mut rest[i], false)) {
+                return Err(format!("{name} lies on another entry"));
+            }
+            at += n;
+        }
+    }
+    let touched = (0..len).find(|&i| rest[i] && (ours.ring[i] != fill || theirs.ring[i] != fill));
+    match touched {
+        Some(i) => Err(format!(
+            "byte {i} of the ring, of no entry, became {:#x} by us, {:#x} by libmlx5",
+            ours.ring[i], theirs.ring[i]
+        )),
+        None => Ok(()),
+    }
+}

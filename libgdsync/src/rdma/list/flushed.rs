@@ -1,0 +1,210 @@
+//! Lists whose flushes are made by others than the stream: the CPU, or NICs that READ.
+//!
+//! A flush belongs behind the last of several waits in a row, since nothing between them looks at
+//! memory. There the stream asks for it, and waits.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
+use crate::error::Result;
+use crate::gpu::{Proof, Stream, no_consistency};
+use crate::memop::Caps;
+use crate::mutant::{self, Mutant};
+use crate::rdma::flusher::{Loop, MOST, Slot};
+use crate::rdma::lower::Item;
+use crate::rdma::{Qp, WaitOptions};
+
+/// Whether streams of such a GPU need somebody to flush for them.
+pub(super) fn by_others(caps: &Caps) -> bool {
+    !(caps.flush || caps.ordered_writes)
+}
+
+/// The queue pairs that a list names, and behind them those by which NICs flush for it.
+pub(super) struct Queues<'a, 'q> {
+    named: &'a [&'q mut Qp],
+    loops: &'a [Option<MutexGuard<'a, Loop>>],
+}
+
+impl<'a, 'q> Queues<'a, 'q> {
+    pub fn named(named: &'a [&'q mut Qp]) -> Queues<'a, 'q> {
+        Queues { named, loops: &[] }
+    }
+
+    /// Those that the list names.
+    pub fn given(&self) -> impl Iterator<Item = &Qp> {
+        self.named.iter().map(|qp| &**qp)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Qp> {
+        self.given().chain(self.loops().map(|one| &one.qp))
+    }
+
+    pub fn get(&self, queue: usize) -> &Qp {
+        match queue.checked_sub(self.named.len()) {
+            None => self.named[queue],
+            Some(one) => &self.one(one).qp,
+        }
+    }
+
+    fn loops(&self) -> impl Iterator<Item = &Loop> {
+        self.loops.iter().flatten().map(|one| &**one)
+    }
+
+    fn one(&self, one: usize) -> &Loop {
+        self.loops[one].as_deref().expect("one that is used")
+    }
+
+    /// What NICs were to do and was not posted.
+    pub fn take_back(&self) {
+        self.loops().for_each(Loop::take_back);
+    }
+}
+
+/// Who flushes for the stream.
+pub(super) enum By<'a> {
+    /// It does so itself, where that is needed.
+    Stream,
+    Cpu(MutexGuard<'a, Slot>),
+    Nics,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `run` with those who flush for `stream`. Nobody else has them meanwhile, so that the
+/// stream asks in the order in which it was enqueued.
+///
+/// # Errors
+/// `Unsupported` if there is nobody; those of `run`.
+pub(super) fn with_flusher(
+    stream: &Stream,
+    named: &[&mut Qp],
+    run: impl FnOnce(&Queues<'_, '_>, By<'_>) -> Result<()>,
+) -> Result<()> {
+    let (gpu, id) = (stream.gpu(), stream.id());
+    let nobody = || no_consistency(format_args!("no open NIC does for {gpu:?}"));
+    if gpu.caps().host_flush {
+        let slot = gpu.flushers().host().ok_or_else(nobody)?.slot(id)?;
+        return run(&Queues::named(named), By::Cpu(lock(&slot)));
+    }
+    let flushers = gpu.flushers().reads();
+    if flushers[0].is_none() {
+        return Err(nobody());
+    }
+    let mut owned: [Option<Arc<Mutex<Loop>>>; MOST] = [const { None }; MOST];
+    for (to, flusher) in owned.iter_mut().zip(flushers.iter().flatten()) {
+        *to = Some(flusher.of(id)?);
+    }
+    let loops = owned.each_ref().map(|one| one.as_deref().map(lock));
+    let loops = &loops;
+    run(&Queues { named, loops }, By::Nics)
+}
+
+impl Descriptor<'_> {
+    /// Whether it makes visible what devices wrote.
+    pub(super) fn flushes(&self) -> bool {
+        match self {
+            Descriptor::Wait(_, options) => options.flush,
+            Descriptor::WaitValue32 { flush, .. } | Descriptor::WaitValue64 { flush, .. } => *flush,
+            Descriptor::Flush => true,
+            _ => false,
+        }
+    }
+
+    /// Whether what stands behind it may be seen to before a flush that was asked for earlier.
+    fn only_waits(&self) -> bool {
+        matches!(
+            self,
+            Descriptor::Wait(..)
+                | Descriptor::WaitValue32 { .. }
+                | Descriptor::WaitValue64 { .. }
+                | Descriptor::PassedBy { .. }
+                | Descriptor::Flush
+        )
+    }
+
+    /// What is left if somebody else flushes.
+    fn without_flush(mut self) -> Option<Self> {
+        match &mut self {
+            Descriptor::Wait(_, WaitOptions { flush, .. })
+            | Descriptor::WaitValue32 { flush, .. }
+            | Descriptor::WaitValue64 { flush, .. } => *flush = false,
+            Descriptor::Flush => return None,
+            _ => {}
+        }
+        Some(self)
+    }
+}
+
+/// Decides a whole list.
+pub(super) fn decide_all<'q>(
+    stream: &Stream,
+    queues: &'q Queues<'_, '_>,
+    list: &[Descriptor<'_>],
+    mut by: By<'_>,
+    s: &mut Scratch,
+    held: &mut Held<'q>,
+) -> Result<()> {
+    if matches!(by, By::Stream) {
+        let mut each = list.iter();
+        return each.try_for_each(|d| decide(stream, queues, d, s, held));
+    }
+    let mut wanted = false;
+    for descriptor in list {
+        if wanted && !descriptor.only_waits() {
+            flush(stream, queues, &mut by, s, held)?;
+            wanted = false;
+        }
+        wanted |= descriptor.flushes() && !mutant::on(Mutant::DroppedFlush);
+        if let Some(plain) = descriptor.without_flush() {
+            decide(stream, queues, &plain, s, held)?;
+        }
+    }
+    match wanted {
+        true => flush(stream, queues, &mut by, s, held),
+        false => Ok(()),
+    }
+}
+
+fn flush<'q>(
+    stream: &Stream,
+    queues: &'q Queues<'_, '_>,
+    by: &mut By<'_>,
+    s: &mut Scratch,
+    held: &mut Held<'q>,
+) -> Result<()> {
+    if let By::Cpu(slot) = by {
+        s.items.extend(slot.ask().map(Item::Op));
+        s.proof.get_or_insert(Proof::Idle);
+        return Ok(());
+    }
+    // All NICs are asked before one is waited for.
+    let mut requests = [None; MOST];
+    for (i, (one, request)) in queues.loops().zip(&mut requests).enumerate() {
+        // It takes the lock of its queue pair: no other may be held.
+        *held = None;
+        let read = one.prepare()?;
+        let queue = queues.named.len() + i;
+        let state = hold(queues, queue, held);
+        decide_send(stream, (queue, &one.qp, state), read, s)?;
+        *request = Some(read);
+    }
+    if mutant::on(Mutant::ReadNotAwaited) {
+        return Ok(());
+    }
+    for (i, read) in requests.into_iter().flatten().enumerate() {
+        let queue = queues.named.len() + i;
+        let state = hold(queues, queue, held);
+        let options = WaitOptions::default();
+        decide_wait(
+            stream,
+            (queue, &queues.one(i).qp, state),
+            read.into(),
+            options,
+            s,
+        )?;
+    }
+    Ok(())
+}

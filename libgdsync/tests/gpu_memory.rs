@@ -1,0 +1,225 @@
+//! GPU memory and NICs of libibverbs, over a virtual one: registered by dma-bufs, which are memory
+//! files here, or by address where that is refused; and made visible by every policy.
+
+mod verbs_device;
+mod virtual_nic;
+
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use gdsync::gpu::{Consistency, MemoryKind, Region};
+use gdsync::rdma::{Access, Descriptor, Device, Mr, QpConfig, Work};
+use gdsync::{Gpu, Kind};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use verbs_device::{Open, Pair, finish, paths, pattern};
+use virtual_nic::inside;
+
+/// The devices that register by libibverbs.
+const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::rdma_core), ("proxy", Device::proxy)];
+
+/// How often this process has the memory of `region` mapped.
+fn mappings(region: &Region) -> usize {
+    let file = std::fs::File::from(region.dma_buf().unwrap().fd);
+    let inode = file.metadata().unwrap().ino().to_string();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of = |line: &&str| line.split_whitespace().nth(4) == Some(&inode);
+    maps.lines().filter(of).count()
+}
+
+/// Sends, writes and reads between pieces of GPU memory that `memory` makes.
+fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> Mr) {
+    const LEN: usize = 5000;
+    let mut p = Pair::new(open, config);
+    let (near, far) = (memory(&p, 3 * LEN), memory(&p, 3 * LEN));
+    let stream = p.gpu.stream().unwrap();
+    for round in 0..20 {
+        let bytes = |piece: usize| pattern(3 * round + piece, LEN);
+        for piece in 0..2 {
+            near.region().write(piece * LEN, &bytes(piece)).unwrap();
+        }
+        far.region().write(2 * LEN, &bytes(2)).unwrap();
+        let (at, len) = (|piece: usize| (piece * LEN) as u64, LEN as u32);
+        let recv = p.b.prepare_receive(&[far.sge(0, len)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        let (first, second, third) = (
+            [near.sge(0, len)],
+            [near.sge(at(1), len)],
+            [near.sge(at(2), len)],
+        );
+        let there = |piece| far.remote().span(at(piece), LEN as u64).unwrap();
+        let send = p.a.prepare(&Work::send(&first).signaled()).unwrap();
+        let write = Work::write(&second, there(1)).signaled();
+        let write = p.a.prepare(&write).unwrap();
+        let read = Work::read(&third, there(2)).signaled();
+        let read = p.a.prepare(&read).unwrap();
+        let list = [
+            Descriptor::Send(send),
+            Descriptor::Send(write),
+            Descriptor::Send(read),
+            Descriptor::wait(write),
+            Descriptor::wait_flushed(read),
+        ];
+        p.a.post_on(&stream, &list).unwrap();
+        p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
+            .unwrap();
+        finish(&stream);
+        for (memory, piece) in [(&far, 0), (&far, 1), (&near, 2)] {
+            let mut got = vec![0; LEN];
+            memory.region().read(piece * LEN, &mut got).unwrap();
+            assert_eq!(got, bytes(piece), "round {round}, piece {piece}");
+        }
+    }
+    assert_eq!((p.a.error(), p.b.error()), (None, None));
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_dma_buf_is_what_the_nic_reads_and_writes() {
+    inside!(&[]);
+    for (name, open) in DEVICES {
+        for (_, config) in paths() {
+            bytes_arrive(open, &config, |pair, len| {
+                let memory = pair.memory(MemoryKind::Device, len);
+                // The GPU's and the CPU's, and that of the NIC.
+                assert_eq!(mappings(memory.region()), 3, "{name}");
+                memory
+            });
+        }
+        let gpu = Gpu::soft().unwrap();
+        let region = gpu.alloc(MemoryKind::Device, 100).unwrap();
+        assert_eq!(mappings(&region), 2, "{name}");
+        let pd = open(&gpu).unwrap().alloc_pd().unwrap();
+        let memory = pd.register(&region, Access::ALL).unwrap();
+        assert_eq!(mappings(&region), 3, "{name}");
+        drop(memory);
+        assert_eq!(mappings(&region), 2, "{name}");
+    }
+}
+
+/// Counts what is said of ways to register.
+struct Listener;
+
+/// Only ever counted up by the one thread of the test, and read by it.
+static SAID: AtomicU32 = AtomicU32::new(0);
+
+impl Visit for Listener {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let text = format!("{value:?}");
+        let reason = "because: ";
+        if field.name() == "message" && text.contains("is registered with") {
+            assert!(text.contains(reason) && !text.ends_with(reason), "{text}");
+            SAID.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl tracing::Subscriber for Listener {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target() == "gdsync"
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut Listener);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Runs `during` in a process that is given no more descriptors.
+fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: reads and writes the limit of this process.
+    let set = |limit: &libc::rlimit| unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
+    // SAFETY: as above.
+    assert_eq!(
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) },
+        0
+    );
+    assert_eq!(
+        set(&libc::rlimit {
+            rlim_cur: 0,
+            ..limit
+        }),
+        0
+    );
+    let result = during();
+    assert_eq!(set(&limit), 0);
+    result
+}
+
+/// Without a descriptor there is no dma-buf.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn without_dma_bufs_memory_is_registered_by_address_and_that_is_said_once() {
+    inside!(&[]);
+    tracing::subscriber::set_global_default(Listener).unwrap();
+    for (i, (name, open)) in DEVICES.into_iter().enumerate() {
+        bytes_arrive(open, &QpConfig::default(), |pair, len| {
+            let region = pair.gpu.alloc(MemoryKind::Device, len).unwrap();
+            let memory = without_descriptors(|| pair.pd.register(&region, Access::ALL).unwrap());
+            assert_eq!(mappings(&region), 2, "{name}");
+            memory
+        });
+        // For each NIC that was opened, whatever it registered.
+        assert_eq!(SAID.load(Ordering::Relaxed), i as u32 + 1, "{name}");
+    }
+}
+
+fn policy(wish: Consistency) {
+    for (name, open) in DEVICES {
+        let gpu = Gpu::soft().unwrap();
+        let device = open(&gpu).unwrap();
+        assert_eq!(device.consistency(MemoryKind::Device).unwrap(), wish);
+        let pinned = device.consistency(MemoryKind::Pinned).unwrap();
+        assert_eq!(pinned, Consistency::NotNeeded);
+        println!("{name}: {wish}");
+        verbs_device::ping_pong_by_streams(open);
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(open);
+        verbs_device::a_stream_outlives_the_device(open);
+    }
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_cpu_flushes_where_the_environment_says_so() {
+    inside!(&[("GDS_CONSISTENCY", "host")]);
+    policy(Consistency::HostFlag);
+}
+
+/// By queue pairs of libmlx5 that are connected to themselves.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_nic_reads_behind_its_writes_where_the_environment_says_so() {
+    inside!(&[("GDS_CONSISTENCY", "read")]);
+    policy(Consistency::LoopbackRead);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_same_over_ethernet() {
+    inside!(&[("GDS_CONSISTENCY", "read"), ("VMLX5_LINK", "roce")]);
+    verbs_device::ping_pong_by_streams(Device::rdma_core);
+    verbs_device::ping_pong_by_streams(Device::proxy);
+}
+
+#[test]
+fn a_policy_that_the_gpu_cannot_keep_is_an_error() {
+    virtual_nic::outside!(&[("GDS_CONSISTENCY", "ordered")]);
+    assert_eq!(Gpu::soft().unwrap_err().kind(), Kind::Unsupported);
+}
+
+#[test]
+fn a_policy_that_nobody_knows_is_an_error() {
+    virtual_nic::outside!(&[("GDS_CONSISTENCY", "flag")]);
+    let error = Gpu::soft().unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    assert!(error.to_string().contains("GDS_CONSISTENCY"), "{error}");
+}

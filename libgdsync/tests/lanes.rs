@@ -1,0 +1,406 @@
+//! Several NICs and ports of one GPU at once: which there are, that each request takes the keys of
+//! its lane, and that a lane that fails leaves the others alone.
+
+mod verbs_device;
+mod virtual_nic;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{
+    Access, Descriptor, Device, DeviceOptions, LANES, Lanes, LanesMr, LanesPd, NicChoice, NicName,
+    Provider, Qp, QpAddress, QpConfig, RemoteMemory, Work, post_on,
+};
+use gdsync::{Gpu, Kind, Status};
+use verbs_device::{LIMIT, connect, finish, pattern};
+use virtual_nic::inside;
+
+/// Two NICs with two ports each.
+const FOUR: [(&str, &str); 2] = [("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2")];
+
+fn names(lanes: &Lanes) -> Vec<String> {
+    lanes.devices().iter().map(Device::name).collect()
+}
+
+/// Memory that every lane has another key for.
+fn memory(pd: &LanesPd, len: usize) -> LanesMr {
+    let gpu = pd.pds()[0].device().gpu();
+    // The virtual NICs would all count alike.
+    for (lane, pd) in pd.pds().iter().enumerate() {
+        for _ in 0..lane {
+            let other = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+            std::mem::forget(pd.register(&other, Access::ALL).unwrap());
+        }
+    }
+    let region = gpu.alloc(MemoryKind::Pinned, len).unwrap();
+    let memory = pd.register(&region, Access::ALL).unwrap();
+    let mut keys: Vec<_> = memory.remote().rkeys.into_iter().flatten().collect();
+    assert_eq!(keys.len(), pd.pds().len());
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), pd.pds().len(), "lanes with equal keys");
+    memory
+}
+
+/// A connected pair of each two lanes.
+fn pair(pd: &LanesPd, a: usize, b: usize) -> (Qp, Qp) {
+    let config = QpConfig {
+        send_blocks: 16,
+        recv_entries: 16,
+        ..QpConfig::default()
+    };
+    let (mut a, mut b) = (
+        pd.create_qp(a, &config).unwrap(),
+        pd.create_qp(b, &config).unwrap(),
+    );
+    connect(&mut a, &mut b);
+    (a, b)
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_lanes_are_the_active_ports() {
+    inside!(&FOUR);
+    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
+    let all = ["mlx5_0:1", "mlx5_0:2", "mlx5_1:1", "mlx5_1:2"];
+    assert_eq!(names(&lanes), all.map(|name| format!("rdma_core {name}")));
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn no_more_lanes_than_records_have_room_for() {
+    inside!(&[("VMLX5_DEVICES", "3"), ("VMLX5_PORTS", "2")]);
+    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
+    assert_eq!(lanes.count(), LANES);
+    assert_eq!(lanes.devices()[3].name(), "rdma_core mlx5_1:2");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_port_that_is_down_is_no_lane() {
+    inside!(&[FOUR[0], FOUR[1], ("VMLX5_FAULTS", "down=2:0s..1000s")]);
+    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
+    assert_eq!(names(&lanes), ["rdma_core mlx5_0:1", "rdma_core mlx5_1:1"]);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_environment_names_lanes_and_their_order() {
+    // The first virtual NIC's GUID is looked up below.
+    inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_1:2,mlx5_0")]);
+    let gpu = Gpu::soft().unwrap();
+    let lanes = Lanes::from_env(&gpu).unwrap();
+    assert_eq!(names(&lanes), ["rdma_core mlx5_1:2", "rdma_core mlx5_0:1"]);
+    // Who opens one device has the first lane.
+    let device = Device::from_env(&gpu).unwrap();
+    assert_eq!(device.name(), "rdma_core mlx5_1:2");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn five_lanes_are_too_many() {
+    inside!(&[
+        FOUR[0],
+        FOUR[1],
+        ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")
+    ]);
+    let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_lane_that_is_none() {
+    inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")]);
+    let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Invalid);
+    assert!(e.to_string().contains("GDS_NIC=mlx5_0,,mlx5_1"), "{e}");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_nic_is_found_by_its_guid() {
+    inside!(&FOUR);
+    let gpu = Gpu::soft().unwrap();
+    let open = |device, port| {
+        let options = DeviceOptions {
+            nic: Some(NicChoice { device, port }),
+            ..DeviceOptions::default()
+        };
+        Device::open_with(&gpu, &options)
+    };
+    let mut guids = Vec::new();
+    for name in ["mlx5_0", "mlx5_1"] {
+        let device = open(NicName::Kernel(name.to_owned()), None).unwrap();
+        let qp = device.alloc_pd().unwrap().create_qp(&QpConfig::default());
+        guids.push(qp.unwrap().address().node);
+    }
+    assert_ne!(guids[0], guids[1]);
+    for (i, guid) in guids.iter().enumerate() {
+        let device = open(NicName::Guid(*guid), Some(2)).unwrap();
+        assert_eq!(device.name(), format!("rdma_core mlx5_{i}:2"));
+    }
+    let nobody = guids[0] ^ guids[1] ^ 1;
+    let e = open(NicName::Guid(nobody), None).unwrap_err();
+    assert_eq!(e.kind(), Kind::Absent);
+    assert!(e.to_string().contains(&format!("{nobody:#018x}")), "{e}");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn all_lanes_at_once_from_one_stream() {
+    inside!(&FOUR);
+    all_at_once();
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn all_lanes_at_once_by_proxy() {
+    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "proxy")]);
+    all_at_once();
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn all_lanes_at_once_on_ethernet() {
+    inside!(&[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")]);
+    all_at_once();
+}
+
+/// A stripe of a message by each pair of lanes, straight and crosswise, both ways, for a few laps
+/// of their rings.
+fn all_at_once() {
+    const STRIPE: usize = 3000;
+    let gpu = Gpu::soft().unwrap();
+    let lanes = Lanes::from_env(&gpu).unwrap();
+    assert_eq!(lanes.count(), 4);
+    let pd = lanes.alloc_pd().unwrap();
+    let ways: Vec<(usize, usize)> = (0..4).flat_map(|a| [(a, a), (a, (a + 1) % 4)]).collect();
+    let len = STRIPE * ways.len();
+    let (near, far) = (memory(&pd, len), memory(&pd, 2 * len));
+    // As the peer has it from the wire.
+    let there = RemoteMemory::from_bytes(&far.remote().to_bytes()).unwrap();
+    let mut pairs: Vec<_> = ways.iter().map(|(a, b)| pair(&pd, *a, *b)).collect();
+    for ((a, b), (here, other)) in pairs.iter().zip(&ways) {
+        let record = QpAddress::from_bytes(&b.address().to_bytes()).unwrap();
+        assert_eq!((a.address().lane, record.lane), (*here as u8, *other as u8));
+    }
+    let stream = gpu.stream().unwrap();
+    for round in 0..50 {
+        near.region().write(0, &pattern(round, len)).unwrap();
+        let mut list = Vec::new();
+        let mut waits = Vec::new();
+        for (i, (a, b)) in pairs.iter_mut().enumerate() {
+            let at = (STRIPE * i) as u64;
+            // A message into the far memory, then a WRITE behind it, then a READ of what it wrote.
+            let receive = far.sge(b, at, STRIPE as u32).unwrap();
+            let receive = b.prepare_receive(&[receive]).unwrap();
+            b.post_receive(receive).unwrap();
+            let from = [near.sge(a, at, STRIPE as u32).unwrap()];
+            let send = a.prepare(&Work::send(&from)).unwrap();
+            let span = there.span(len as u64 + at, STRIPE as u64).unwrap();
+            let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+            list.extend([Descriptor::Send(send), Descriptor::Send(write)]);
+            waits.push(Descriptor::wait(write));
+            waits.push(Descriptor::wait_flushed(receive));
+        }
+        list.extend(waits);
+        let mut queues: Vec<&mut Qp> = pairs.iter_mut().flat_map(|(a, b)| [a, b]).collect();
+        post_on(&stream, &mut queues, &list).unwrap();
+        finish(&stream);
+        let mut got = vec![0; 2 * len];
+        far.region().read(0, &mut got).unwrap();
+        assert!(got[..len] == pattern(round, len), "round {round}: messages");
+        assert!(got[len..] == pattern(round, len), "round {round}: writes");
+    }
+    drop(pairs);
+    lanes.close(LIMIT).unwrap();
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn one_lane_fails_and_the_others_go_on() {
+    inside!(&FOUR);
+    one_fails();
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn one_lane_fails_and_the_others_go_on_by_proxy() {
+    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "proxy")]);
+    one_fails();
+}
+
+/// The peer of one lane is gone, and is silent; that of another refuses.
+fn one_fails() {
+    let gpu = Gpu::soft().unwrap();
+    let lanes = Lanes::from_env(&gpu).unwrap();
+    let pd = lanes.alloc_pd().unwrap();
+    let (near, far) = (memory(&pd, 64), memory(&pd, 64));
+    let mut near_ends = Vec::new();
+    let mut far_ends = Vec::new();
+    for lane in 0..lanes.count() {
+        let (a, b) = pair(&pd, lane, lane);
+        near_ends.push(a);
+        far_ends.push(Some(b));
+    }
+    far_ends[1] = None;
+    lanes.devices()[1].close(LIMIT).unwrap();
+    let stream = gpu.stream().unwrap();
+    let mut there = far.remote();
+    there.rkeys[2] = there.rkeys[2].map(|key| key ^ 0x5500);
+    near.region().write(0, &[7; 64]).unwrap();
+    let mut list = Vec::new();
+    let mut writes = Vec::new();
+    for (lane, a) in near_ends.iter_mut().enumerate() {
+        let from = [near.sge(a, 0, 8).unwrap()];
+        let span = there.span(8 * lane as u64, 8).unwrap();
+        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+        writes.push(write);
+        list.push(Descriptor::Send(write));
+    }
+    list.extend(writes.iter().map(|write| Descriptor::wait(*write)));
+    let mut queues: Vec<&mut Qp> = near_ends.iter_mut().collect();
+    post_on(&stream, &mut queues, &list).unwrap();
+    finish(&stream);
+    let ends: Vec<_> = writes
+        .iter()
+        .zip(&mut near_ends)
+        .map(|(write, a)| a.poll(*write).unwrap())
+        .collect();
+    let (good, silent, refused) = (
+        Status::SUCCESS,
+        Status::TRANSPORT_RETRY,
+        Status::REMOTE_ACCESS,
+    );
+    assert_eq!(ends, [good, silent, refused, good].map(Some));
+    let mut got = [0; 32];
+    far.region().read(0, &mut got).unwrap();
+    assert_eq!(got[..8], [7; 8]);
+    assert_eq!(got[8..24], [0; 16]);
+    assert_eq!(got[24..], [7; 8]);
+    // What is whole goes on as before, by the same stream.
+    for round in 0..40 {
+        for lane in [0, 3] {
+            near.region().write(32, &[round; 8]).unwrap();
+            let a = &mut near_ends[lane];
+            let from = [near.sge(a, 32, 8).unwrap()];
+            let span = there.span(8 * lane as u64, 8).unwrap();
+            let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+            let list = [Descriptor::Send(write), Descriptor::wait(write)];
+            a.post_on(&stream, &list).unwrap();
+            finish(&stream);
+            assert_eq!(a.poll(write).unwrap(), Some(good), "lane {lane}");
+            far.region().read(8 * lane, &mut got[..8]).unwrap();
+            assert_eq!(got[..8], [round; 8]);
+        }
+    }
+    // And the others can be mended.
+    for lane in [1, 2] {
+        let a = &mut near_ends[lane];
+        a.reset().unwrap();
+        let mut b = pd.create_qp(lane, &QpConfig::default()).unwrap();
+        connect(a, &mut b);
+        let from = [near.sge(a, 0, 8).unwrap()];
+        let span = far.remote().span(8 * lane as u64, 8).unwrap();
+        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+        a.post(write).unwrap();
+        a.wait(write, LIMIT).unwrap();
+    }
+    far.region().read(0, &mut got).unwrap();
+    assert_eq!(got[8..24], [7; 16]);
+}
+
+/// A ConnectX rung by streams, one by a CPU thread, and a virtual one, with one record of memory.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn nics_of_different_kinds() {
+    inside!(&FOUR);
+    let gpu = Gpu::soft().unwrap();
+    let each = [
+        (Provider::RdmaCore, Some("mlx5_1:1")),
+        (Provider::Emulated, None),
+        (Provider::Proxy, Some("mlx5_0:2")),
+    ];
+    let each = each.map(|(provider, nic)| DeviceOptions {
+        provider,
+        nic: nic.map(|nic| nic.parse().unwrap()),
+        ..DeviceOptions::default()
+    });
+    let lanes = Lanes::open(&gpu, &each).unwrap();
+    let names = names(&lanes);
+    assert_eq!(
+        (&*names[0], &*names[2]),
+        ("rdma_core mlx5_1:1", "proxy mlx5_0:2")
+    );
+    assert!(names[1].starts_with("emulated "), "{names:?}");
+    let pd = lanes.alloc_pd().unwrap();
+    let memory = memory(&pd, 4096);
+    let there = memory.remote();
+    assert_eq!(there.rkeys[3], None);
+    let stream = gpu.stream().unwrap();
+    memory.region().write(0, &pattern(1, 1000)).unwrap();
+    let mut ends: Vec<_> = [(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)]
+        .map(|(a, b)| pair(&pd, a, b))
+        .into();
+    for (i, (a, _)) in ends.iter_mut().enumerate() {
+        let at = 1000 + 600 * i;
+        let from = [memory.sge(a, 300, 600).unwrap()];
+        let span = there.span(at as u64, 600).unwrap();
+        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+        let list = [Descriptor::Send(write), Descriptor::wait(write)];
+        a.post_on(&stream, &list).unwrap();
+        finish(&stream);
+        assert_eq!(a.poll(write).unwrap(), Some(Status::SUCCESS));
+        let mut got = vec![0; 600];
+        memory.region().read(at, &mut got).unwrap();
+        assert_eq!(got[..], pattern(1, 1000)[300..900]);
+    }
+}
+
+#[test]
+fn what_lanes_refuse() {
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::emulated(&gpu).unwrap();
+    let e = Lanes::of(Vec::new()).unwrap_err();
+    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
+    let e = Lanes::of(vec![device.clone(); LANES + 1]).unwrap_err();
+    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
+    let foreign = Device::emulated(&Gpu::soft().unwrap()).unwrap();
+    let e = Lanes::of(vec![device.clone(), foreign]).unwrap_err();
+    assert_eq!(e.kind(), Kind::Foreign);
+
+    let lanes = Lanes::of(vec![device.clone(), Device::emulated(&gpu).unwrap()]).unwrap();
+    let pd = lanes.alloc_pd().unwrap();
+    let e = pd.create_qp(2, &QpConfig::default()).unwrap_err();
+    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(1)));
+    let e = pd.register(
+        &Gpu::soft().unwrap().alloc(MemoryKind::Pinned, 64).unwrap(),
+        Access::ALL,
+    );
+    assert_eq!(e.unwrap_err().kind(), Kind::Foreign);
+
+    // Another protection domain's memory, also where lane and device are the same.
+    let memory = memory(&pd, 64);
+    let (mut a, _b) = pair(&pd, 0, 1);
+    let (other, _) = pair(&lanes.alloc_pd().unwrap(), 0, 0);
+    assert_eq!(memory.sge(&other, 0, 8).unwrap_err().kind(), Kind::Foreign);
+    let alone = device.alloc_pd().unwrap();
+    let alone = alone.create_qp(&QpConfig::default()).unwrap();
+    assert_eq!(memory.sge(&alone, 0, 8).unwrap_err().kind(), Kind::Foreign);
+
+    // A peer's memory that its lane 1 knows nothing of.
+    let there = RemoteMemory {
+        rkeys: [memory.remote().rkeys[0], None, Some(1), Some(1)],
+        ..memory.remote()
+    };
+    let from = [memory.sge(&a, 0, 8).unwrap()];
+    let span = there.span(0, 8).unwrap();
+    let e = a.prepare(&Work::write(&from, span).signaled()).unwrap_err();
+    assert_eq!(e.kind(), Kind::NotRegistered);
+    assert!(e.to_string().contains("lane 1"), "{e}");
+    // By its lane 0 it can be reached.
+    let (mut a, _b) = pair(&pd, 1, 0);
+    let from = [memory.sge(&a, 0, 8).unwrap()];
+    let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+    a.post(write).unwrap();
+    a.wait(write, LIMIT).unwrap();
+}
