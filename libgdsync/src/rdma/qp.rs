@@ -353,7 +353,6 @@ impl Qp {
             remote,
             atomic: work.atomic,
             payload: work.payload(sges),
-            ..SendWqe::default()
         };
         let mut guard = self.core.lock();
         let state = self.usable(&mut guard, OPERATION)?;
