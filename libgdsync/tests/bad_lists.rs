@@ -9,7 +9,7 @@ use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, roomy,
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Lowering, Mr, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Descriptor, Lowering, Mr, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
 const SOON: Duration = Duration::from_millis(5);
