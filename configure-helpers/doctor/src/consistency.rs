@@ -59,7 +59,7 @@ pub(crate) fn policy(report: &Report) -> Use {
         }
     };
     Use {
-        purpose: "seeing what a NIC wrote to the GPU",
+        purpose: "payload from a NIC in the GPU",
         choice: choice.into(),
         because,
     }
