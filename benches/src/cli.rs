@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite};
+use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -42,6 +42,8 @@ pub enum Command {
     Bandwidth(bandwidth::Options),
     /// Messages by the million, and memory that does not grow.
     Soak(soak::Options),
+    /// Messages of changing sizes, every byte verified.
+    Verify(verify::Options),
     /// From the first process's start until all ranks have their peers.
     Start(start::Options),
     /// Memory for each connected peer.

@@ -2,10 +2,11 @@
 //!
 //! Each command is one question: `pingpong` (one-way latency of messages that streams send while
 //! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing
-//! costs the host), `providers` (what that costs with one provider and with another), `rate` (small messages a second), `bandwidth` (large messages between
-//! processes), `soak` (a million messages, and memory that does not grow), `start` (how long a
-//! job takes to start), `footprint` (memory of each peer), the programs of the ancestor under
-//! their names, `suite` (all of them, against their targets).
+//! costs the host), `providers` (what that costs with one provider and with another), `rate`
+//! (small messages a second), `bandwidth` (large messages between processes), `soak` (a million
+//! messages, and memory that does not grow), `verify` (messages of changing sizes, every byte
+//! looked at), `start` (how long a job takes to start), `footprint` (memory of each peer), the
+//! programs of the ancestor under their names, `suite` (all of them, against their targets).
 //! All print a table and write their figures as JSON.
 
 mod alloc;
@@ -36,6 +37,7 @@ mod start;
 mod stats;
 mod suite;
 mod table;
+mod verify;
 mod world;
 
 use std::process::ExitCode;
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Command::Rate(options) => rate::run(&options),
         Command::Bandwidth(options) => bandwidth::run(&options),
         Command::Soak(options) => soak::run(&options),
+        Command::Verify(options) => verify::run(&options),
         Command::Start(options) => start::run(&options),
         Command::Footprint(options) => footprint::run(&options),
         Command::PollLat(options) => ancestors::poll_lat::run(&options),
