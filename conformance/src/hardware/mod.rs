@@ -43,7 +43,7 @@ pub fn main() -> ! {
     match words.peek().map(String::as_str) {
         Some("mp") => mp::command(words.skip(1)),
         Some("matrix") => matrix::command(words.skip(1)),
-        Some("--over") => over::command(words.skip(1)),
+        Some(word) if over::is_meant(word) => over::command(words),
         _ => {}
     }
     let (few, words) = few(words);

@@ -10,7 +10,7 @@ use super::gear::Runtime;
 use super::suite::Suite;
 use super::waits::CHANNELS;
 use super::{is_required, told};
-use crate::cover::{self, Cell};
+use crate::cover::Cell;
 use crate::mp::cells::{self, Ground};
 use crate::mp::{processes, run};
 
@@ -144,7 +144,7 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
     let (mine, others) = match (&choice.cell, choice.whole) {
         (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
         (None, true) => (cells::whole(threads), cells::pairwise(apart)),
-        (None, false) if choice.few => (cover::each(cells::pairwise(threads)), cells::few(apart)),
+        (None, false) if choice.few => (cells::fewer(threads), cells::fewer_apart(apart)),
         (None, false) => (cells::pairwise(threads), cells::few(apart)),
     };
     for cell in mine {
