@@ -15,7 +15,7 @@
 //!
 //! # fn main() -> gdsync::Result<()> {
 //! let gpu = Gpu::soft()?; // a software GPU and a virtual NIC: they run anywhere
-//! let pd = Device::emulated(&gpu)?.alloc_pd()?;
+//! let pd = Device::emulated(&gpu)?.alloc_pd()?; // `Device::from_env` takes the best NIC here
 //! let (mut a, mut b) = (pd.create_qp(&QpConfig::default())?, pd.create_qp(&QpConfig::default())?);
 //! a.connect(&b.address())?;
 //! b.connect(&a.address())?;

@@ -124,10 +124,13 @@ fn without_the_library_there_is_the_virtual_one() {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn without_a_nic_there_is_the_virtual_one() {
+fn without_an_active_port_there_is_the_virtual_one() {
     inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
+    let gpu = Gpu::soft().unwrap();
+    // It goes down soon after it was opened.
+    standin::until("a port that is down", || Device::rdma_core(&gpu).is_err());
     let why = ["mlx5_0:1 is not active"; 2];
-    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "INFO", &why);
+    comes_to(&gpu, Provider::Emulated, "INFO", &why);
 }
 
 #[test]
@@ -186,4 +189,23 @@ fn a_provider_that_is_none() {
     assert_eq!(e.kind(), Kind::Invalid);
     let said = "GDS_PROVIDER=mlx5: known are auto, rdma_core, proxy, emulated";
     assert!(e.to_string().contains(said), "{e}");
+}
+
+/// Ranks of a job that came to different kinds of NIC are told, both of them.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_virtual_nic_and_another_do_not_connect() {
+    inside!(&[]);
+    let gpu = Gpu::soft().unwrap();
+    let make = |device: gdsync::Result<Device>| {
+        let pd = device.unwrap().alloc_pd().unwrap();
+        pd.create_qp(&QpConfig::default()).unwrap()
+    };
+    let mut ends = [make(Device::rdma_core(&gpu)), make(Device::emulated(&gpu))];
+    let addresses = [ends[0].address(), ends[1].address()];
+    for (i, end) in ends.iter_mut().enumerate() {
+        let e = end.connect(&addresses[1 - i]).unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+        assert!(e.to_string().contains("virtual NIC"), "{e}");
+    }
 }

@@ -1,7 +1,7 @@
 //! What is missing and how to get it: conclusions from the facts of a [`Report`].
 //!
 //! Only what this machine could have is asked for: a machine without an NVIDIA GPU is not told
-//! to install its driver. What serves a physical NIC alone says so, as this version drives none.
+//! to install its driver.
 
 use crate::Report;
 use crate::cuda::{Channels, Consistency, Gpu};
@@ -28,7 +28,7 @@ pub struct Advice {
 const CUDA: &str = "running on the GPU";
 const WAITS: &str = "streams that wait";
 const MAPPING: &str = "CPU access to device memory";
-const PHYSICAL: &str = "a physical NIC, which this version does not drive";
+const PHYSICAL: &str = "a physical NIC";
 
 #[derive(Default)]
 struct List(Vec<Advice>);

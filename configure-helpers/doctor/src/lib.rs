@@ -13,6 +13,7 @@ pub mod cuda;
 pub mod gdrcopy;
 pub mod library;
 mod machine;
+mod nic;
 pub mod rdma;
 pub mod system;
 mod text;
@@ -59,7 +60,7 @@ pub fn examine(machine: &Machine) -> Report {
         gdrcopy: gdrcopy::look(machine),
         rdma: rdma::look(machine),
         system: system::look(machine),
-        variables: ["GDS_GPU", "GDS_LOWER", "GDS_PROVIDER"]
+        variables: ["GDS_GPU", "GDS_LOWER", "GDS_NIC", "GDS_PROVIDER"]
             .into_iter()
             .filter_map(|name| Some((name, machine.variable(name)?)))
             .collect(),

@@ -20,7 +20,7 @@ pub enum State {
         /// Functions that it lacks and that can be done without.
         lacks: Vec<String>,
     },
-    /// It opens and lacks a function that is required.
+    /// It opens and lacks a function that is required, or has it in another version alone.
     TooOld {
         /// As it was asked for.
         path: PathBuf,
@@ -64,6 +64,9 @@ impl From<&LoadError> for State {
     fn from(error: &LoadError) -> State {
         match error {
             LoadError::MissingSymbol {
+                library, symbol, ..
+            }
+            | LoadError::OtherVersion {
                 library, symbol, ..
             } => State::TooOld {
                 path: library.clone(),

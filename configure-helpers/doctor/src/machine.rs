@@ -1,6 +1,8 @@
 //! [`Machine`]: where the doctor looks.
 
 use gdsync_sys::library::candidates;
+use gdsync_sys::mlx5::Mlx5;
+use gdsync_sys::verbs::Ibverbs;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -38,8 +40,8 @@ impl Libraries {
                 "libamdhip64.so.5",
                 "libamdhip64.so",
             ]),
-            ibverbs: sonames(&["libibverbs.so.1"]),
-            mlx5: sonames(&["libmlx5.so.1"]),
+            ibverbs: candidates(Ibverbs::ENV, Ibverbs::SONAMES),
+            mlx5: candidates(Mlx5::ENV, Mlx5::SONAMES),
         }
     }
 }

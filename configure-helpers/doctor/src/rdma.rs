@@ -1,8 +1,11 @@
 //! RDMA devices, the kernel's verbs and their libraries.
 
-use crate::library::{self, State};
+use crate::library::State;
 use crate::machine::{Access, Machine};
+use gdsync_sys::mlx5::Mlx5;
+use gdsync_sys::verbs::Ibverbs;
 use serde::Serialize;
+use std::ffi::OsString;
 
 /// RDMA as the kernel and its libraries show it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -88,8 +91,30 @@ pub(crate) fn look(machine: &Machine) -> Rdma {
             .into_iter()
             .map(|name| device(machine, name))
             .collect(),
-        ibverbs: library::look("verbs", &libraries.ibverbs, &[c"ibv_reg_dmabuf_mr"]),
-        mlx5: library::look("mlx5", &libraries.mlx5, &[c"mlx5dv_init_obj"]),
+        ibverbs: verbs(&libraries.ibverbs),
+        mlx5: mlx5(&libraries.mlx5),
+    }
+}
+
+/// Whether libibverbs has what gdsync requires of it.
+fn verbs(paths: &[OsString]) -> State {
+    // SAFETY: whoever made the machine vouches for its libraries; none of the functions is called.
+    match unsafe { Ibverbs::load_from(paths) } {
+        Ok(table) => {
+            let lacks = table.ibv_reg_dmabuf_mr.is_none();
+            let lacks = lacks.then(|| "ibv_reg_dmabuf_mr".to_owned());
+            State::opened(table.path(), lacks.into_iter().collect())
+        }
+        Err(error) => State::from(&error),
+    }
+}
+
+/// Whether libmlx5 has what gdsync requires of it.
+fn mlx5(paths: &[OsString]) -> State {
+    // SAFETY: as above.
+    match unsafe { Mlx5::load_from(paths) } {
+        Ok(table) => State::opened(table.path(), Vec::new()),
+        Err(error) => State::from(&error),
     }
 }
 

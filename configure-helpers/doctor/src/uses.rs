@@ -4,7 +4,7 @@
 
 use crate::Report;
 use crate::cuda::Gpu;
-use crate::rdma::Device;
+use crate::nic;
 use serde::Serialize;
 
 /// One purpose, and what would serve it.
@@ -20,24 +20,10 @@ pub struct Use {
 
 /// Concludes from the facts of `report`.
 pub(crate) fn conclude(report: &Report) -> Vec<Use> {
-    vec![
-        runtime(report),
-        lowering(report),
-        nic(report),
-        doorbell(report),
-        cpu_access(report),
-        rdma_memory(report),
-        Use {
-            purpose: "messages within this host",
-            choice: "links of virtual NICs over shared memory".into(),
-            because: "processes of one host are joined by this version".into(),
-        },
-        Use {
-            purpose: "messages between machines",
-            choice: "nothing".into(),
-            because: "that needs a physical NIC, and this version drives none".into(),
-        },
-    ]
+    let mut uses = vec![runtime(report), lowering(report)];
+    uses.extend(nic::uses(report));
+    uses.push(cpu_access(report));
+    uses
 }
 
 /// What `GDS_GPU` asks for.
@@ -148,53 +134,6 @@ fn lowering(report: &Report) -> Use {
     }
 }
 
-fn nic(report: &Report) -> Use {
-    let found = match report.rdma.devices.len() {
-        0 => "there is no RDMA device, and this version would not drive one".to_owned(),
-        1 => "this version does not drive the RDMA device that is here".to_owned(),
-        n => format!("this version does not drive the {n} RDMA devices that are here"),
-    };
-    let (choice, because) = match report.variables.get("GDS_PROVIDER").map(String::as_str) {
-        None | Some("auto") => ("emulated: a virtual ConnectX in the process", found),
-        Some("emulated") => (
-            "emulated: a virtual ConnectX in the process",
-            format!("GDS_PROVIDER=emulated; {found}"),
-        ),
-        Some("proxy") => (
-            "proxy: a CPU thread rings the virtual ConnectX",
-            format!("GDS_PROVIDER=proxy; {found}"),
-        ),
-        Some(other) => (
-            "nothing: an error",
-            format!("GDS_PROVIDER={other}, and known are auto, emulated, proxy"),
-        ),
-    };
-    Use {
-        purpose: "NIC",
-        choice: choice.into(),
-        because,
-    }
-}
-
-fn doorbell(report: &Report) -> Use {
-    let (choice, because) = if on_cuda(report) {
-        (
-            "pinned host memory that the GPU writes",
-            "the virtual ConnectX looks for its doorbells there",
-        )
-    } else {
-        (
-            "memory of the process",
-            "software GPU and virtual ConnectX share it",
-        )
-    };
-    Use {
-        purpose: "doorbell mapping",
-        choice: choice.into(),
-        because: because.into(),
-    }
-}
-
 fn cpu_access(report: &Report) -> Use {
     let (choice, because) = if !on_cuda(report) {
         (
@@ -249,20 +188,5 @@ pub(crate) fn rdma_memory_path(report: &Report) -> RdmaMemory {
         RdmaMemory::Peermem
     } else {
         RdmaMemory::No("neither dma-buf nor nvidia_peermem is there")
-    }
-}
-
-fn rdma_memory(report: &Report) -> Use {
-    let ready = match rdma_memory_path(report) {
-        RdmaMemory::DmaBuf => "dma-buf is there for one",
-        RdmaMemory::Peermem => "nvidia_peermem is there for one",
-        RdmaMemory::No(why) => why,
-    };
-    let mlx5 = report.rdma.devices.iter().any(Device::is_mlx5);
-    let through = if mlx5 { "a ConnectX" } else { "a physical NIC" };
-    Use {
-        purpose: "GPU memory for a physical NIC",
-        choice: "nothing".into(),
-        because: format!("this version does not drive {through}; {ready}"),
     }
 }

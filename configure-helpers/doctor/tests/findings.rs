@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{ANCIENT, H200, Libraries, OLD, libcuda, library, look, none, tree};
+use common::{ANCIENT, H200, Libraries, OLD, libcuda, libibverbs, library, look, none, tree};
 use gdsync_doctor::Report;
 use gdsync_doctor::advice::Advice;
 use std::process::Command;
@@ -124,7 +124,15 @@ fn a_translating_iommu_and_peermem_are_seen() {
         ..none()
     };
     let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
-    let nic_memory = |report: &Report| report.uses[5].because.clone();
+    let nic_memory = |report: &Report| {
+        let mut uses = report.uses.iter();
+        let memory = uses.find(|u| u.purpose == "GPU memory for a physical NIC");
+        memory.map(|u| format!("{}: {}", u.choice, u.because))
+    };
+    let is = |report: &Report, end: &str| {
+        let said = nic_memory(report).expect("it is said");
+        assert!(said.ends_with(end), "{said}");
+    };
 
     let tree = tree("complete");
     tree.write(
@@ -133,21 +141,24 @@ fn a_translating_iommu_and_peermem_are_seen() {
     );
     let report = look(&tree, libraries(), &[]);
     // Without libibverbs there is no way at all, and how fast it is does not matter.
-    assert!(nic_memory(&report).ends_with("neither dma-buf nor nvidia_peermem is there"));
+    is(&report, "neither dma-buf nor nvidia_peermem is there");
     assert!(asks(&report, "apt-get install libibverbs1") && !asks(&report, "iommu=pt"));
 
     tree.write("sys/module/nvidia_peermem/refcnt", "0\n");
     let report = look(&tree, libraries(), &[]);
-    assert!(nic_memory(&report).ends_with("nvidia_peermem is there for one"));
+    is(&report, "nvidia_peermem is there for one");
     assert!(asks(&report, "iommu=pt"));
 
-    let verbs = vec![library("libibverbs-iommu.so", &["ibv_reg_dmabuf_mr"]).into()];
+    let verbs = vec![libibverbs("libibverbs-iommu.so", &["ibv_reg_dmabuf_mr"]).into()];
     let libraries = Libraries {
         ibverbs: verbs,
         ..libraries()
     };
     let report = look(&tree, libraries, &[]);
-    assert!(nic_memory(&report).ends_with("dma-buf is there for one"));
+    is(
+        &report,
+        "registered as a dma-buf: driver, kernel and libibverbs have what that takes",
+    );
     assert!(asks(&report, "iommu=pt"));
 }
 

@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{H200, Libraries, OLD, SCRATCH, libcuda, libgdrapi, library, look, none, tree};
+use common::{
+    H200, Libraries, OLD, SCRATCH, libcuda, libgdrapi, libibverbs, libmlx5, library, look, none,
+    tree,
+};
 use gdsync_doctor::Report;
 use std::path::{Path, PathBuf};
 
@@ -67,15 +70,15 @@ fn a_machine_that_has_everything() {
     let libraries = Libraries {
         cuda: one(libcuda("libcuda-complete.so", &gpus, ("", 0))),
         gdrapi: one(libgdrapi("libgdrapi-complete.so", true)),
-        ibverbs: one(library("libibverbs-complete.so", &["ibv_reg_dmabuf_mr"])),
-        mlx5: one(library("libmlx5-complete.so", &["mlx5dv_init_obj"])),
+        ibverbs: one(libibverbs("libibverbs-complete.so", &["ibv_reg_dmabuf_mr"])),
+        mlx5: one(libmlx5("libmlx5-complete.so")),
         hip: one(library("libamdhip64-complete.so", &["hipStreamBatchMemOp"])),
     };
     let variables = [
         ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
         ("CUDA_MODULE_LOADING", "EAGER"),
         ("GDS_GPU", "cuda:1"),
-        ("GDS_PROVIDER", "proxy"),
+        ("GDS_NIC", "mlx5_0:1"),
     ];
     let report = examine("complete", libraries, &variables);
     assert!(report.advice.is_empty());
@@ -90,7 +93,7 @@ fn a_machine_in_trouble_is_told_the_remedies() {
             ("", 0),
         )),
         gdrapi: one(libgdrapi("libgdrapi-troubled.so", false)),
-        ibverbs: one(library("libibverbs-troubled.so", &["ibv_get_device_list"])),
+        ibverbs: one(libibverbs("libibverbs-troubled.so", &[])),
         ..none()
     };
     examine(

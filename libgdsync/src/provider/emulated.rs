@@ -252,6 +252,10 @@ impl Nic for EmulatedNic {
     }
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
+        if peer.port.is_some() {
+            let what = "a peer that has no virtual NIC linked into its process";
+            return Err(Error::new("connect", Kind::Invalid, what));
+        }
         let access = self.qps().get(&qpn).map(|qp| qp.access).unwrap_or_default();
         let id = vmlx5::Qpn(qpn);
         let states = [

@@ -8,6 +8,8 @@ mod shared;
 pub use gdsync_doctor::Libraries;
 use gdsync_doctor::{Machine, Report, examine};
 use gdsync_sys::cuda::Cuda;
+use gdsync_sys::mlx5::Mlx5;
+use gdsync_sys::verbs::Ibverbs;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -135,6 +137,17 @@ pub fn library(name: &str, functions: &[&str]) -> PathBuf {
         .map(|name| format!("int {name}(void) {{ return -1; }}\n"))
         .collect();
     shared::compile(Path::new(SCRATCH), name, &source)
+}
+
+/// A libibverbs with all that is required, and more.
+pub fn libibverbs(name: &str, more: &[&str]) -> PathBuf {
+    let all: Vec<&str> = Ibverbs::REQUIRED.iter().chain(more).copied().collect();
+    library(name, &all)
+}
+
+/// A libmlx5 with all that is required.
+pub fn libmlx5(name: &str) -> PathBuf {
+    library(name, Mlx5::REQUIRED)
 }
 
 /// No library at all.
