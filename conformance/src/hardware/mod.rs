@@ -27,7 +27,7 @@ use gdsync::gpu::MemoryKind;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::cover;
-use crate::mp::processes;
+use crate::mp::{lost, processes};
 use faults::PATHS;
 use gear::{Gear, Runtime, Verdict};
 use suite::Suite;
@@ -43,7 +43,7 @@ pub fn main() -> ! {
     match words.peek().map(String::as_str) {
         Some("mp") => mp::command(words.skip(1)),
         Some("matrix") => matrix::command(words.skip(1)),
-        Some("--over") => over::command(words.skip(1)),
+        Some(word) if over::is_meant(word) => over::command(words),
         _ => {}
     }
     let (few, words) = few(words);
@@ -88,6 +88,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         "peer" => peer::child_main(arguments),
         "waits" => waits::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
+        lost::ROLE => lost::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
     match child::end_with_parent().and_then(|()| verdict()) {
