@@ -58,11 +58,7 @@ unsafe impl Sync for Common {}
 
 impl Common {
     /// A channel for events of the NIC's completion queues, and the rest.
-    pub fn new(
-        context: &'static Context,
-        host: Arc<dyn Host>,
-        deputy: bool,
-    ) -> Result<Common> {
+    pub fn new(context: &'static Context, host: Arc<dyn Host>, deputy: bool) -> Result<Common> {
         // SAFETY: two numbers; a new descriptor is answered, or -1.
         let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if bell < 0 {
