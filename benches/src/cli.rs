@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify, write_lat};
+use crate::{
+    bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify, write_lat,
+};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]

@@ -116,7 +116,11 @@ fn meet_over(
     mine: &[u8],
     deadline: Instant,
 ) -> Result<Vec<u8>> {
-    assert!(mine.len() <= MAX_MESSAGE, "a message of {} bytes", mine.len());
+    assert!(
+        mine.len() <= MAX_MESSAGE,
+        "a message of {} bytes",
+        mine.len()
+    );
     let other = 1 - bootstrap.rank();
     bootstrap.send(other, topic, mine)?;
     loop {
@@ -163,6 +167,30 @@ mod tests {
         assert_eq!(a.exchange(b"").unwrap(), b"from b");
         a.barrier().unwrap();
         assert_eq!(other.join().unwrap(), b"");
+    }
+
+    #[test]
+    fn ranks_of_a_job_exchange_and_meet() {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut ranks = mp::bootstrap::Local::ranks(2).into_iter();
+        let (a, b) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let other = std::thread::spawn(move || {
+            let mut link = Link::over(&b, "test", deadline);
+            let got = link.exchange(b"from b").unwrap();
+            link.barrier().unwrap();
+            got
+        });
+        let mut link = Link::over(&a, "test", deadline);
+        assert_eq!(link.exchange(b"").unwrap(), b"from b");
+        link.barrier().unwrap();
+        assert_eq!(other.join().unwrap(), b"");
+        let soon = Instant::now() + Duration::from_millis(20);
+        let e = Link::over(&a, "nobody", soon).barrier().unwrap_err();
+        let e = format!("{e:#}");
+        assert!(
+            e.contains("time limit") || e.contains("left") || e.contains("ended"),
+            "{e}"
+        );
     }
 
     #[test]

@@ -119,11 +119,7 @@ fn processes(
 }
 
 /// Is one of two ranks that were started by somebody else, and tells the other what came of it.
-fn launched(
-    job: &Job,
-    limit: Duration,
-    hear: &mut dyn FnMut(usize, Note),
-) -> Result<[Value; 2]> {
+fn launched(job: &Job, limit: Duration, hear: &mut dyn FnMut(usize, Note)) -> Result<[Value; 2]> {
     let deadline = Instant::now() + limit;
     let bootstrap = from_env()?;
     let (number, size) = (bootstrap.rank(), bootstrap.size());
