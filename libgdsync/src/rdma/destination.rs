@@ -66,7 +66,7 @@ impl Destination {
     }
 
     /// The address vector of requests.
-    pub(super) fn av(&self) -> AvSeg {
+    pub(crate) fn av(&self) -> AvSeg {
         self.0.ah.av
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Result;
 const OPERATION: &str = "name destination";
 
 /// One of libibverbs.
-pub(in crate::provider) struct Handle {
+pub(crate) struct Handle {
     context: &'static Context,
     raw: *mut ibv_ah,
 }
@@ -24,7 +24,7 @@ unsafe impl Sync for Handle {}
 impl Handle {
     /// # Safety
     /// `pd` is a protection domain of `context`, which outlives this.
-    pub unsafe fn make(
+    pub(in crate::provider) unsafe fn make(
         context: &'static Context,
         pd: *mut ibv_pd,
         mut attr: ibv_ah_attr,

@@ -24,7 +24,7 @@ use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
 pub(super) use self::context::{Context, check, refused_last};
 use self::doorbell::Doorbells;
-pub(super) use self::handle::Handle;
+pub(crate) use self::handle::Handle;
 use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;

@@ -19,9 +19,10 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::CqeOpcode;
 
 use super::context::{Context, check};
+use super::handle::Handle;
 use super::{RdmaCoreNic, path};
 use crate::gpu::{Gpu, Mapped};
-use crate::provider::nic::Nic as _;
+use crate::provider::nic::{Nic as _, Way};
 use crate::rdma::{Access, QpAddress, Transport};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
@@ -30,8 +31,8 @@ use crate::ring::cq::ENTRY;
 const LONGEST: u32 = 1024;
 /// Pieces of a request, at most.
 const SGES: u32 = 30;
-/// Bytes of inline data that fit beside the shortest head of an entry.
-const INLINE: u32 = LONGEST - 16 - 4;
+/// Bytes of inline data that fit beside the shortest head of an entry, and of a datagram's.
+const INLINE: [u32; 2] = [LONGEST - 16 - 4, LONGEST - 64 - 4];
 
 const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 const IBV_QP_EX_WITH_SEND: u64 = 1 << 2;
@@ -134,6 +135,9 @@ pub(crate) struct VendorQp {
     domain: *mut ibv_pd,
     cqs: [*mut ibv_cq; 2],
     qp: *mut ibv_qp,
+    transport: Transport,
+    /// To its own port, for datagrams.
+    own: Option<Handle>,
     /// Send, receive.
     pub completions: [Completions; 2],
     /// The mark that the NIC puts into completions.
@@ -153,7 +157,13 @@ impl VendorQp {
     }
 
     /// As many blocks and entries as said, silent, and with one message sent.
-    pub fn make(gpu: &Gpu, blocks: u32, entries: u32, recv_sges: u32) -> VendorQp {
+    pub fn make(
+        gpu: &Gpu,
+        transport: Transport,
+        blocks: u32,
+        entries: u32,
+        recv_sges: u32,
+    ) -> VendorQp {
         let nic = RdmaCoreNic::open(gpu, None).unwrap();
         let context = nic.context();
         let (verbs, mlx5) = (context.verbs(), Mlx5::get().unwrap());
@@ -204,9 +214,12 @@ impl VendorQp {
                     max_recv_wr: entries,
                     max_send_sge: SGES,
                     max_recv_sge: recv_sges,
-                    max_inline_data: INLINE,
+                    max_inline_data: INLINE[usize::from(transport.is_ud())],
                 },
-                qp_type: IBV_QPT_RC,
+                qp_type: match transport {
+                    Transport::Rc => IBV_QPT_RC,
+                    Transport::Ud { .. } => IBV_QPT_UD,
+                },
                 sq_sig_all: 0,
                 comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
                 pd: domain,
@@ -252,6 +265,8 @@ impl VendorQp {
                 domain,
                 cqs,
                 qp,
+                transport,
+                own: None,
                 completions,
                 uidx: 0,
                 send_ring: mapped(is.sq.buf, blocks as usize * 64),
@@ -268,8 +283,15 @@ impl VendorQp {
         }
     }
 
+    /// To the destination's port, as libmlx5 names it.
+    pub fn handle(&self, nic: &RdmaCoreNic, to: &Way) -> Handle {
+        let attr = path::ah_attr(nic.port_used(), to).unwrap();
+        // SAFETY: a protection domain of this context, which is there as long as this.
+        unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
+    }
+
     /// To itself.
-    fn connect(&self, nic: &RdmaCoreNic) {
+    fn connect(&mut self, nic: &RdmaCoreNic) {
         let here = QpAddress {
             node: nic.node(),
             qpn: self.qpn(),
@@ -281,25 +303,45 @@ impl VendorQp {
             lane: 0,
         };
         let port = nic.port_used();
-        let steps = [
-            path::init(port, Access::ALL, Transport::Rc),
-            path::ready_to_receive(port, &here).unwrap(),
-            path::ready_to_send(0),
-        ];
+        let up = match self.transport {
+            Transport::Rc => [
+                path::ready_to_receive(port, &here).unwrap(),
+                path::ready_to_send(0),
+            ],
+            Transport::Ud { .. } => path::active(0),
+        };
+        let steps = [path::init(port, Access::ALL, self.transport), up[0], up[1]];
         for (mut attr, mask) in steps {
             // SAFETY: a live queue pair.
             let answer = unsafe { (self.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
             check(answer, "connect", "the queue pair of libmlx5's").unwrap();
         }
+        if let (Transport::Ud { .. }, Some(port)) = (self.transport, nic.port()) {
+            let to = Way::Port {
+                lid: port.lid,
+                gid: Some(port.gid),
+                service_level: 0,
+            };
+            self.own = Some(self.handle(nic, &to));
+        }
     }
 
-    /// Writes nothing to nowhere, really, and reads how the NIC marks completions.
+    /// Writes nothing to nowhere, or sends it, really, and reads how the NIC marks completions.
     fn one_message(&mut self) {
-        self.post_send(&mut [ibv_send_wr {
+        let mut request = ibv_send_wr {
             opcode: IBV_WR_RDMA_WRITE,
             send_flags: IBV_SEND_SIGNALED,
             ..no_send()
-        }]);
+        };
+        if let Some(own) = &self.own {
+            request.opcode = IBV_WR_SEND;
+            request.wr.ud = ibv_send_ud {
+                ah: own.raw(),
+                remote_qpn: self.qpn(),
+                remote_qkey: 0,
+            };
+        }
+        self.post_send(&mut [request]);
         let start = Instant::now();
         while !self.polled(0) {
             assert!(start.elapsed() < Duration::from_secs(60), "it hangs");
@@ -491,6 +533,7 @@ impl Drop for VendorQp {
     fn drop(&mut self) {
         let verbs = self.verbs();
         self.registers = None;
+        self.own = None;
         // SAFETY: objects of this context, made by `make`, users first.
         let answers = unsafe {
             [

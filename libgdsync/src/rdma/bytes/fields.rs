@@ -8,6 +8,9 @@
 //! | control: signature, stream | zero in both |
 //! | remote address: address, key | equal |
 //! | remote address: the last four bytes | zero in both |
+//! | address vector: key, number, and all that names the port | equal |
+//! | address vector: port of UDP to send from, on Ethernet | from 0xc000 on: libmlx5 draws one for each address handle |
+//! | address vector: reserved bytes | zero in both |
 //! | atomic: operands | equal |
 //! | atomic: comparand of a fetch-and-add, which compares nothing | zero in ours, left as it was by libmlx5 |
 //! | pointer: byte count, key, address | equal |
@@ -30,6 +33,8 @@ pub(super) enum Rule {
     Zero,
     /// Zero in ours, what was there before in theirs.
     Left,
+    /// Equal, or each a port of UDP: no LID of a port is so high.
+    Port,
 }
 
 /// Some bytes of an entry.
@@ -63,6 +68,21 @@ const POINTER: [Field; 3] = [
     field("address", 8, Rule::Equal),
 ];
 
+/// The address vector of a datagram.
+const ADDRESS: [Field; 11] = [
+    field("queue key", 4, Rule::Equal),
+    field("reserved", 4, Rule::Zero),
+    field("peer", 4, Rule::Equal),
+    field("rate and service level", 1, Rule::Equal),
+    field("path bits", 1, Rule::Equal),
+    field("LID, or port of UDP", 2, Rule::Port),
+    field("reserved", 4, Rule::Zero),
+    field("MAC", 6, Rule::Equal),
+    field("traffic class and hops", 2, Rule::Equal),
+    field("own GID and flow", 4, Rule::Equal),
+    field("GID", 16, Rule::Equal),
+];
+
 /// Inline data: as many bytes, and what that leaves of the last segment.
 fn inline(len: usize) -> Vec<Field> {
     if len == 0 {
@@ -88,6 +108,9 @@ pub(super) fn of_send(request: &Request) -> Vec<Field> {
             | SendOpcode::ATOMIC_CS
             | SendOpcode::ATOMIC_FA
     );
+    if request.kind.is_datagram() {
+        fields.extend(ADDRESS);
+    }
     if remote {
         fields.push(field("remote address", 8, Rule::Equal));
         fields.push(field("remote key", 4, Rule::Equal));
@@ -153,6 +176,7 @@ pub(super) fn compare(
                     o == ours.qpn.to_be_bytes()[1..] && t == theirs.qpn.to_be_bytes()[1..]
                 }
                 Rule::Zero => o.iter().chain(&t).all(|b| *b == 0),
+                Rule::Port => o == t || [&o, &t].iter().all(|b| b[0] >= 0xc0),
                 Rule::Left => o.iter().all(|b| *b == 0) && t.iter().all(|b| *b == fill),
             };
             if !good {

@@ -9,6 +9,7 @@
 //! - so is a request that was taken back, from the bytes that libmlx5 writes for it;
 //! - a piece of exactly 2 GiB is to libmlx5 a byte count with the mark of inline data.
 
+mod datagrams;
 mod fields;
 mod request;
 mod rig;
@@ -91,9 +92,15 @@ fn shapes(kind: Kind, memory: u64) -> Vec<Request> {
             Data::Gather(vec![(16, 8), (0, 0)]),
         ]);
     } else {
-        data.extend((0..=PIECES).map(|count| Data::Gather(pieces(count, memory))));
+        // A datagram is one packet.
+        let packet = |i: usize| (i as u64 * 1000, (i as u32 * 37 + 1) % 130 + 1);
+        let pieces = |count| match kind.is_datagram() {
+            true => (0..count).map(packet).collect(),
+            false => pieces(count, memory),
+        };
+        data.extend((0..=PIECES).map(|count| Data::Gather(pieces(count))));
         for mask in 0..32 {
-            let mut list = pieces(5, memory);
+            let mut list = pieces(5);
             list.iter_mut()
                 .enumerate()
                 .filter(|(i, _)| mask >> i & 1 == 0)
@@ -288,6 +295,7 @@ fn drawn(rng: &mut Rng, memory: u64) -> Request {
         data,
         remote: RemoteSpan::new(rng.u64(..), rng.u32(..)),
         operands: (rng.u64(..), rng.u64(..)),
+        to: 0,
     }
 }
 

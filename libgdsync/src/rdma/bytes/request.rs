@@ -5,8 +5,9 @@ use gdsync_sys::verbs::types::*;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, WqeFlags};
 
+use crate::provider::rdma_core::Handle;
 use crate::provider::rdma_core::vendor::no_send;
-use crate::rdma::{Mr, RemoteSpan, Sge, Work};
+use crate::rdma::{Destination, Mr, RemoteSpan, Sge, Work};
 
 const IBV_SEND_INLINE: u32 = 1 << 3;
 
@@ -21,9 +22,14 @@ pub(super) enum Kind {
     Read,
     CompareSwap,
     FetchAdd,
+    Datagram,
+    DatagramImm,
 }
 
 impl Kind {
+    /// Those of queue pairs of datagrams.
+    pub const UD: [Kind; 2] = [Kind::Datagram, Kind::DatagramImm];
+    /// Those of connections, which have an opcode each.
     pub const ALL: [Kind; 8] = [
         Kind::Nop,
         Kind::Send,
@@ -38,8 +44,8 @@ impl Kind {
     pub const fn opcode(self) -> SendOpcode {
         match self {
             Kind::Nop => SendOpcode::NOP,
-            Kind::Send => SendOpcode::SEND,
-            Kind::SendImm => SendOpcode::SEND_IMM,
+            Kind::Send | Kind::Datagram => SendOpcode::SEND,
+            Kind::SendImm | Kind::DatagramImm => SendOpcode::SEND_IMM,
             Kind::Write => SendOpcode::RDMA_WRITE,
             Kind::WriteImm => SendOpcode::RDMA_WRITE_IMM,
             Kind::Read => SendOpcode::RDMA_READ,
@@ -50,7 +56,11 @@ impl Kind {
 
     pub fn takes_inline(self) -> bool {
         use Kind::*;
-        matches!(self, Send | SendImm | Write | WriteImm)
+        matches!(self, Send | SendImm | Write | WriteImm) || self.is_datagram()
+    }
+
+    pub fn is_datagram(self) -> bool {
+        matches!(self, Kind::Datagram | Kind::DatagramImm)
     }
 
     pub fn is_atomic(self) -> bool {
@@ -61,6 +71,7 @@ impl Kind {
     pub fn most_inline(self) -> usize {
         let head = match self {
             Kind::Send | Kind::SendImm => 1,
+            Kind::Datagram | Kind::DatagramImm => 4,
             _ => 2,
         };
         16 * (63 - head) - 4
@@ -116,6 +127,8 @@ pub(super) struct Request {
     pub remote: RemoteSpan,
     /// Of atomics.
     pub operands: (u64, u64),
+    /// Of datagrams: which of the destinations.
+    pub to: usize,
 }
 
 impl Request {
@@ -131,6 +144,7 @@ impl Request {
             data: Data::Gather(Vec::new()),
             remote: RemoteSpan::new(0x1122_3344_5566_7788, 0x99aa_bbcc),
             operands: (0xf1f2_f3f4_f5f6_f7f8, 0xe1e2_e3e4_e5e6_e7e8),
+            to: 0,
         }
     }
 
@@ -144,7 +158,12 @@ impl Request {
     }
 
     /// Hands over the request as the library's users say it.
-    pub fn with_work<R>(&self, memory: &Mr, f: impl FnOnce(&Work<'_>) -> R) -> R {
+    pub fn with_work<R>(
+        &self,
+        memory: &Mr,
+        destinations: &[(Destination, Handle)],
+        f: impl FnOnce(&Work<'_>) -> R,
+    ) -> R {
         let (mut sges, mut pieces): (Vec<Sge<'_>>, Vec<&[u8]>) = Default::default();
         match &self.data {
             Data::Gather(list) => {
@@ -156,15 +175,25 @@ impl Request {
         let (first, second) = self.operands;
         let mut work = match (self.kind, inline) {
             (Kind::Nop, _) => Work::nop(),
-            (Kind::Send | Kind::SendImm, false) => Work::send(&sges),
-            (Kind::Send | Kind::SendImm, true) => Work::send_inline(&pieces),
+            (Kind::Send | Kind::SendImm | Kind::Datagram | Kind::DatagramImm, false) => {
+                Work::send(&sges)
+            }
+            (Kind::Send | Kind::SendImm | Kind::Datagram | Kind::DatagramImm, true) => {
+                Work::send_inline(&pieces)
+            }
             (Kind::Write | Kind::WriteImm, false) => Work::write(&sges, self.remote),
             (Kind::Write | Kind::WriteImm, true) => Work::write_inline(&pieces, self.remote),
             (Kind::Read, _) => Work::read(&sges, self.remote),
             (Kind::CompareSwap, _) => Work::compare_swap(&sges, self.remote, first, second),
             (Kind::FetchAdd, _) => Work::fetch_add(&sges, self.remote, first),
         };
-        if matches!(self.kind, Kind::SendImm | Kind::WriteImm) {
+        if self.kind.is_datagram() {
+            work = work.to(&destinations[self.to].0);
+        }
+        if matches!(
+            self.kind,
+            Kind::SendImm | Kind::WriteImm | Kind::DatagramImm
+        ) {
             work = work.with_imm(self.imm);
         }
         let WqeFlags {
@@ -187,7 +216,11 @@ impl Request {
 
 /// The same request as verbs say it. Its pieces are put into `sges`. A NOP, which verbs have no
 /// word for, comes out as the SEND of nothing with its flags.
-pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr {
+pub(super) fn as_verbs(
+    work: &Work<'_>,
+    destinations: &[(Destination, Handle)],
+    sges: &mut Vec<ibv_sge>,
+) -> ibv_send_wr {
     // Without "..": whoever adds to a request says here what that is in verbs.
     let Work {
         opcode,
@@ -201,11 +234,8 @@ pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr 
             solicited,
             fence,
         },
-        to: None,
-    } = *work
-    else {
-        panic!("a datagram");
-    };
+        to: destination,
+    } = *work;
     let flag = |set: bool, bit: u32| if set { bit } else { 0 };
     let mut wr = no_send();
     wr.send_flags = flag(signaled, IBV_SEND_SIGNALED)
@@ -263,5 +293,14 @@ pub(super) fn as_verbs(work: &Work<'_>, sges: &mut Vec<ibv_sge>) -> ibv_send_wr 
             }
         }
     };
+    if let Some(to) = destination {
+        let known = destinations.iter().find(|(known, _)| known.av() == to.av());
+        let (_, handle) = known.expect("a destination of the rig's");
+        wr.wr.ud = ibv_send_ud {
+            ah: handle.raw(),
+            remote_qpn: to.qpn(),
+            remote_qkey: to.av().qkey.get(),
+        };
+    }
     wr
 }

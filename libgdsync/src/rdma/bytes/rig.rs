@@ -10,11 +10,15 @@ use mlx5_prm::doorbell::record_value;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::BASIC_BLOCK;
 
+use super::datagrams;
 use super::fields::{self, Field, Side};
 use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
+use crate::provider::rdma_core::Handle;
 use crate::provider::rdma_core::vendor::{Completions, Silence, VendorQp};
-use crate::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
+use crate::rdma::{
+    Access, Descriptor, Destination, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Transport, Work,
+};
 use crate::ring::cq::ENTRY;
 use crate::status::Status;
 use crate::{Gpu, rdma::RemoteSpan};
@@ -128,6 +132,8 @@ pub(super) struct Rig {
     /// Ours. It ends before the queue pair does, whose page it covers.
     doorbell: Silence,
     ours: Qp,
+    /// Of datagrams, and the ways there for libmlx5.
+    pub destinations: Vec<(Destination, Handle)>,
     /// Of ours: send, receive.
     completions: [Completions; 2],
     theirs: VendorQp,
@@ -175,15 +181,26 @@ fn word(mapped: &Mapped) -> [u8; 8] {
 
 impl Rig {
     pub fn new(blocks: u32, entries: u32, recv_sges: u32) -> Rig {
-        Rig::with_memory(SOME, blocks, entries, recv_sges)
+        Rig::with_memory(Transport::Rc, SOME, blocks, entries, recv_sges)
     }
 
     /// As [`Rig::new`], with enough memory for pieces of every length.
     pub fn large(blocks: u32, entries: u32, recv_sges: u32) -> Rig {
-        Rig::with_memory(MUCH, blocks, entries, recv_sges)
+        Rig::with_memory(Transport::Rc, MUCH, blocks, entries, recv_sges)
     }
 
-    fn with_memory(len: u64, blocks: u32, entries: u32, recv_sges: u32) -> Rig {
+    /// As [`Rig::new`], of datagrams.
+    pub fn of_datagrams(blocks: u32) -> Rig {
+        Rig::with_memory(Transport::Ud { qkey: 0x77 }, SOME, blocks, 4, 1)
+    }
+
+    fn with_memory(
+        transport: Transport,
+        len: u64,
+        blocks: u32,
+        entries: u32,
+        recv_sges: u32,
+    ) -> Rig {
         let gpu = Gpu::soft().unwrap();
         let device = Device::rdma_core(&gpu).unwrap();
         let pd = device.alloc_pd().unwrap();
@@ -191,6 +208,7 @@ impl Rig {
         let region = unsafe { gpu.register_host(room(len), len as usize).unwrap() };
         let memory = pd.register(&region, Access::ALL).unwrap();
         let config = QpConfig {
+            transport,
             send_blocks: blocks,
             recv_entries: entries,
             recv_sges,
@@ -200,13 +218,27 @@ impl Rig {
             ..QpConfig::default()
         };
         let mut ours = pd.create_qp(&config).unwrap();
-        ours.connect(&ours.address()).unwrap();
         // Theirs has sent a message, too.
         let nowhere = RemoteSpan::new(0, 0);
-        let first = ours.prepare(&Work::write(&[], nowhere).signaled()).unwrap();
+        let first = match transport {
+            Transport::Rc => {
+                ours.connect(&ours.address()).unwrap();
+                ours.prepare(&Work::write(&[], nowhere).signaled())
+            }
+            Transport::Ud { .. } => {
+                ours.activate().unwrap();
+                let to = pd.destination(&ours.address()).unwrap();
+                ours.prepare(&Work::send(&[]).to(&to).signaled())
+            }
+        };
+        let first = first.unwrap();
         ours.post(first).unwrap();
         ours.wait(first, LIMIT).unwrap();
-        let theirs = VendorQp::make(&gpu, blocks, entries, recv_sges);
+        let theirs = VendorQp::make(&gpu, transport, blocks, entries, recv_sges);
+        let destinations = match transport {
+            Transport::Rc => Vec::new(),
+            Transport::Ud { .. } => datagrams::destinations(&gpu, &pd, &theirs),
+        };
         let places = ours.core.places;
         let completions = |cq: Mapped, next| Completions {
             ring: cq,
@@ -224,6 +256,7 @@ impl Rig {
             ],
             memory,
             ours,
+            destinations,
             doorbell,
             theirs,
             blocks,
@@ -233,6 +266,14 @@ impl Rig {
             empty: BTreeMap::new(),
             tally: Tally::default(),
             last: None,
+        }
+    }
+
+    /// A message of this transport.
+    fn plain(&self) -> Kind {
+        match self.ours.transport() {
+            Transport::Rc => Kind::Send,
+            Transport::Ud { .. } => Kind::Datagram,
         }
     }
 
@@ -291,7 +332,7 @@ impl Rig {
     /// Prepares a request on our side alone.
     pub fn prepare(&mut self, request: &Request) -> crate::Result<crate::rdma::SendRequest> {
         let (ours, memory) = (&mut self.ours, &self.memory);
-        request.with_work(memory, |work| ours.prepare(work))
+        request.with_work(memory, &self.destinations, |work| ours.prepare(work))
     }
 
     /// Posts requests with one doorbell, as [`Rig::send`] posts one.
@@ -309,9 +350,10 @@ impl Rig {
         let mut starts = Vec::new();
         for request in requests {
             let (ours, memory) = (&mut self.ours, &self.memory);
-            let (ticket, wr) = request.with_work(memory, |work| {
+            let there = &self.destinations;
+            let (ticket, wr) = request.with_work(memory, there, |work| {
                 let mut sges = Vec::new();
-                let wr = as_verbs(work, &mut sges);
+                let wr = as_verbs(work, there, &mut sges);
                 (ours.prepare(work), (wr, sges))
             });
             prepared.push(ticket.map_err(|e| e.to_string())?);
@@ -363,7 +405,7 @@ impl Rig {
         result.map_err(|e| format!("{e}\nof {requests:?}, by {by:?}"))?;
         if requests.last().is_some_and(|r| !r.flags.signaled) {
             let last = self.last.take();
-            self.send(&Request::empty(Kind::Send), by)?;
+            self.send(&Request::empty(self.plain()), by)?;
             self.last = last;
         }
         for ticket in prepared {
@@ -432,7 +474,7 @@ impl Rig {
         entry[3] = Kind::Nop.opcode().0;
 
         self.fill_rings();
-        let behind = Request::empty(Kind::Send);
+        let behind = Request::empty(self.plain());
         let mut prepare = |request: &Request| self.prepare(request).map_err(|e| e.to_string());
         let (first, second) = (prepare(request)?, prepare(&behind)?);
         self.ours.abort(first).unwrap();
@@ -440,7 +482,8 @@ impl Rig {
         self.theirs.post_raw(&entry);
         let _ = self.theirs.take_doorbell();
         let mut sges = Vec::new();
-        let wr = behind.with_work(&self.memory, |work| as_verbs(work, &mut sges));
+        let there = &self.destinations;
+        let wr = behind.with_work(&self.memory, there, |work| as_verbs(work, there, &mut sges));
         self.theirs.post_send(&mut [wr]);
 
         let at = |index: u32| (index % self.blocks) as usize * BASIC_BLOCK;
@@ -530,13 +573,14 @@ impl Rig {
                 return Ok(());
             }
             // Of so many blocks.
-            let bytes = match left.min(16) {
+            let bytes = match left.min(15) {
                 1 => 0,
-                blocks => (blocks as usize - 1) * 64,
+                // Four less: a datagram's head is a whole block.
+                blocks => (blocks as usize - 1) * 64 - 4,
             };
             let filler = Request {
                 data: Data::Inline(vec![vec![0x3c; bytes]]),
-                ..Request::empty(Kind::Send)
+                ..Request::empty(self.plain())
             };
             self.send(&filler, By::Cpu)?;
         }
