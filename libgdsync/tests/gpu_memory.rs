@@ -143,17 +143,13 @@ fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
     // SAFETY: reads and writes the limit of this process.
     let set = |limit: &libc::rlimit| unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
     // SAFETY: as above.
-    assert_eq!(
-        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) },
-        0
-    );
-    assert_eq!(
-        set(&libc::rlimit {
-            rlim_cur: 0,
-            ..limit
-        }),
-        0
-    );
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    assert_eq!(known, 0);
+    let none = libc::rlimit {
+        rlim_cur: 0,
+        ..limit
+    };
+    assert_eq!(set(&none), 0);
     let result = during();
     assert_eq!(set(&limit), 0);
     result

@@ -1,24 +1,98 @@
 //! Flushes that fail, which only the library itself can bring about here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::lock;
 use crate::gpu::soft::SoftOptions;
-use crate::gpu::{Gpu, MemoryKind};
+use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::Condition;
-use crate::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work};
-use crate::{Kind, Status};
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use crate::rdma::{
+    Access, Descriptor, Device, Lowering, PortAddress, QpAddress, QpConfig, Work, post_on,
+};
+use crate::{Kind, Result, Status};
 
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// A GPU that neither orders nor flushes, and whose CPU cannot either.
+fn bare() -> Gpu {
+    let mut options = SoftOptions::default();
+    (options.caps.flush, options.caps.host_flush) = (false, false);
+    Gpu::soft_with(gds_driver::Live::global().unwrap(), options).unwrap()
+}
+
+/// A NIC that does no READs.
+struct Mute(EmulatedNic);
+
+macro_rules! delegate {
+    ($($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&self, $($arg: $type),*) $(-> $result)? {
+            self.0.$name($($arg),*)
+        }
+    )*};
+}
+
+impl Nic for Mute {
+    fn reads(&self) -> bool {
+        false
+    }
+
+    delegate! {
+        provider() -> &'static str;
+        name() -> &str;
+        node() -> u64;
+        port() -> Option<PortAddress>;
+        layout() -> Layout;
+        alloc_pd() -> Result<PdId>;
+        dealloc_pd(id: PdId);
+        reg_mr(pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
+        dereg_mr(keys: MrKeys);
+        holds(region: &Region) -> usize;
+        create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
+        connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+        modify_to_error(qpn: u32);
+        reset_qp(qpn: u32) -> Result<()>;
+        cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
+        destroy_qp(objects: &QpObjects);
+    }
+}
+
+/// What a NIC wrote that does no READs, those of another do not push: as long as there is such a
+/// one, flushes are refused. Where the GPU flushes it does no harm.
+#[test]
+fn a_nic_without_reads_has_flushes_refused() {
+    let open = |gpu: &Gpu| {
+        let nic = EmulatedNic::open(gpu, EmulatedOptions::default()).unwrap();
+        Device::open(gpu, Arc::new(Mute(nic)), true, Vec::new()).unwrap()
+    };
+    let gpu = bare();
+    let (stream, list) = (gpu.stream().unwrap(), [Descriptor::Flush]);
+    let mute = open(&gpu);
+    let none = mute.consistency(MemoryKind::Device).unwrap_err();
+    assert_eq!(none.kind(), Kind::Unsupported);
+    assert!(mute.consistency(MemoryKind::Pinned).is_ok());
+    let other = Device::emulated(&gpu).unwrap();
+    let refused = post_on(&stream, &mut [], &list).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert!(refused.to_string().contains("READ"), "{refused}");
+    drop(mute);
+    post_on(&stream, &mut [], &list).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+    drop(other);
+
+    let able = Gpu::soft().unwrap();
+    let mute = open(&able);
+    assert!(mute.consistency(MemoryKind::Device).is_ok());
+    post_on(&able.stream().unwrap(), &mut [], &list).unwrap();
+}
 
 /// Streams are let go, and know by then; queue pairs fail, are reset, and flush again.
 #[test]
 fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
     for lowering in [Lowering::MemOps, Lowering::Kernel] {
-        let mut options = SoftOptions::default();
-        (options.caps.flush, options.caps.host_flush) = (false, false);
-        let live = gds_driver::Live::global().unwrap();
-        let gpu = Gpu::soft_with(live, options).unwrap();
+        let gpu = bare();
         let device = Device::emulated(&gpu).unwrap();
         let pd = device.alloc_pd().unwrap();
         let config = QpConfig {
@@ -59,7 +133,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
             let addr = softgpu::DevAddr::from_raw;
             soft.copy(addr(noted.addr().0), addr(a.error_word().0), 4)
                 .unwrap();
-            let flusher = gpu.flushers().reads()[0].clone().unwrap();
+            let flusher = gpu.flushers().reads().unwrap()[0].clone().unwrap();
             let one = flusher.of(stream.id()).unwrap();
             lock(&one).qp.fail(Status::CLOSED);
             gate.store(round).unwrap();
