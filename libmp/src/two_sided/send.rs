@@ -210,10 +210,8 @@ fn chunks(len: u64) -> u64 {
 /// The payload of a large message, to where `to` begins.
 fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: RemoteSpan) -> Result<()> {
     for i in 0..chunks(len) {
-        let at = RemoteSpan {
-            addr: to.addr.wrapping_add(i * CHUNK),
-            ..to
-        };
+        let mut at = to;
+        at.addr = to.addr.wrapping_add(i * CHUNK);
         match chunk(segments, len, i)? {
             Some(piece) => batch.write(&[piece], at)?,
             None => batch.write(segments, at)?,
