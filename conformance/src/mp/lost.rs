@@ -39,7 +39,7 @@ const BEFORE: u32 = 1;
 const AFTER: u32 = 2;
 
 /// After which a message is given up that no NIC and no rank answers.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What becomes of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
