@@ -16,7 +16,7 @@ use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
 use crate::provider::nic::Nic;
 use crate::ring::RingMemory;
 use crate::status::Status;
-use crate::watch::WatchList;
+use crate::watch::WeakWatchList;
 
 pub(super) use host::{HostFlusher, Slot};
 pub(super) use read::{Loop, ReadFlusher};
@@ -144,12 +144,12 @@ pub(crate) struct FlushFaults {
     /// Counted up, with release, before streams are let go; loaded, with acquire, by whoever
     /// looks at a queue pair.
     count: AtomicU32,
-    /// The queue pairs of the device.
-    list: WatchList,
+    /// The queue pairs of the device. They hold this, so it does not hold them.
+    list: WeakWatchList,
 }
 
 impl FlushFaults {
-    pub fn new(list: WatchList) -> FlushFaults {
+    pub fn new(list: WeakWatchList) -> FlushFaults {
         FlushFaults {
             count: AtomicU32::new(0),
             list,

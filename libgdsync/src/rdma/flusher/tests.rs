@@ -88,6 +88,26 @@ fn a_nic_without_reads_has_flushes_refused() {
     post_on(&able.stream().unwrap(), &mut [], &list).unwrap();
 }
 
+/// Whatever a device has for flushes ends with it.
+#[test]
+fn nothing_is_left_of_a_device_that_flushed() {
+    for gpu in [bare(), Gpu::soft().unwrap()] {
+        let device = Device::emulated(&gpu).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let qp = pd.create_qp(&QpConfig::default()).unwrap();
+        let mut cores = vec![Arc::downgrade(&qp.core)];
+        let stream = gpu.stream().unwrap();
+        post_on(&stream, &mut [], &[Descriptor::Flush]).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
+        if let Ok(flushers) = gpu.flushers().reads() {
+            let one = flushers[0].as_ref().unwrap().of(stream.id()).unwrap();
+            cores.push(Arc::downgrade(&lock(&one).qp.core));
+        }
+        drop((qp, pd, device));
+        assert!(cores.iter().all(|core| core.upgrade().is_none()));
+    }
+}
+
 /// Streams are let go, and know by then; queue pairs fail, are reset, and flush again.
 #[test]
 fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
