@@ -163,8 +163,9 @@ fn that_meet(cells: Vec<Cell>, axes: &[&str]) -> Vec<Cell> {
     let mut met = std::collections::BTreeSet::new();
     let mut few = cells;
     few.retain(|cell| {
-        let settings = axes.iter().map(|axis| (axis, setting(cell, axis)));
-        settings.fold(false, |new, setting| met.insert(setting) || new)
+        let before = met.len();
+        met.extend(axes.iter().map(|axis| (axis, setting(cell, axis))));
+        met.len() > before
     });
     few
 }
