@@ -4,7 +4,7 @@
 //! and all of a batch is enqueued before it begins.
 //!
 //! Each message is the number of its round, and the wait is for exactly that number, so every
-//! byte is compared. Every ten rounds rank 0's stream runs a kernel that takes the time, and what
+//! byte is compared. Every four rounds rank 0's stream runs a kernel that takes the time, and what
 //! that takes itself is subtracted.
 
 use std::path::PathBuf;
@@ -30,9 +30,9 @@ use crate::world;
 /// Bytes of a message.
 const SIZE: u64 = 8;
 /// Round trips between two looks at the clock.
-const STRETCH: u64 = 10;
+const STRETCH: u64 = 4;
 /// Stretches of a batch.
-const STRETCHES: u64 = 50;
+const STRETCHES: u64 = 100;
 /// Round trips before the first look, in which the ranks' gates open one after the other.
 const LEAD: u64 = 2;
 /// Kernels after a batch, whose time is taken.
@@ -49,7 +49,7 @@ const WARM_UP: u64 = 2;
 /// Options of `mpbench write_lat`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
-    /// Batches of 500 round trips.
+    /// Batches of 400 round trips.
     #[arg(short = 'n', long, default_value = "10", value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub batches: u64,
     /// Run both ranks in this process, as threads.
@@ -92,7 +92,7 @@ pub struct Figures {
     pub ranks: Ranks,
     /// Round trips that were timed.
     pub rounds: u64,
-    /// Half a round trip, each the mean of ten, in nanoseconds.
+    /// Half a round trip, each the mean of four, in nanoseconds.
     pub latency_ns: Summary,
 }
 
@@ -255,7 +255,7 @@ pub fn run(options: &Options) -> Result<()> {
         names.gpu, names.provider, names.lowering
     );
     println!(
-        "{} round trips, half of one, by tens: {} at least, {} median, {} mean, {} at most",
+        "{} round trips, half of one, by fours: {} at least, {} median, {} mean, {} at most",
         figures.rounds,
         micros(latency_ns.min as f64),
         micros(latency_ns.median as f64),

@@ -193,7 +193,7 @@ fn writes_in_turn_are_timed() {
     let output = run(&[&words[..], &["--ib-write-lat", "1000"]].concat());
     assert!(output.status.success(), "{}", text(&output));
     let report = json(&file);
-    assert_eq!(number(&report, "/figures/latency_ns/count"), 50.0);
+    assert_eq!(number(&report, "/figures/latency_ns/count"), 100.0);
     assert!(number(&report, "/figures/latency_ns/min") > 0.0);
     assert_eq!(number(&report, "/targets/0/target"), 2000.0);
     // A round in which another number is waited for does not end.
