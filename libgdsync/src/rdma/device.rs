@@ -347,7 +347,7 @@ impl Drop for DeviceInner {
         if let Some(proxy) = self.proxy.get() {
             host.detach(*proxy);
         }
-        for core in self.watch.take() {
+        for core in self.watch.open() {
             core.abandon();
         }
     }

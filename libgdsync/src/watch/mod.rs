@@ -39,15 +39,6 @@ impl WatchList {
             .cloned()
             .collect()
     }
-
-    /// Lets go of all queue pairs, and returns those that are not finished. To be called at the
-    /// device's end, since queue pairs hold what holds the list.
-    pub fn take(&self) -> Vec<Arc<QpCore>> {
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut open = std::mem::take(&mut *list);
-        open.retain(|core| !core.is_closed());
-        open
-    }
 }
 
 /// As seen by what the queue pairs themselves hold.
