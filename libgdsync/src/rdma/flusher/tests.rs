@@ -8,7 +8,7 @@ use crate::gpu::soft::SoftOptions;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::Condition;
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::nic::{Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings};
+use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::rdma::{
     Access, Descriptor, Device, Lowering, PortAddress, QpAddress, QpConfig, Work, post_on,
 };
@@ -52,6 +52,9 @@ impl Nic for Mute {
         holds(region: &Region) -> usize;
         create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
         connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+        activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
+        create_ah(pd: PdId, to: &Way) -> Result<Ah>;
+        destroy_ah(id: u32);
         modify_to_error(qpn: u32);
         reset_qp(qpn: u32) -> Result<()>;
         cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
