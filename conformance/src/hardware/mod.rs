@@ -1,9 +1,11 @@
 //! The library on real threads and real GPUs: one set of trials for every GPU runtime, as the
-//! program `conformance`, which runs on a machine without a toolchain too.
+//! program `conformance`, which runs on a machine without a toolchain too. `GDS_PROVIDER` says over
+//! which [`provider`]; [`unsupported`] lists what one does not do, [`suite`] says what a run came
+//! to, and [`over`] starts it over virtual NICs that libibverbs finds.
 //!
 //! [`program`] plays random programs of messages, [`faults`] and [`peer`] let them fail, [`waits`]
 //! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
-//! by themselves; [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
+//! by themselves; [`matrix`] switches what the software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
 //! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
 //! other: on one GPU only a few streams may wait at a time.
 
