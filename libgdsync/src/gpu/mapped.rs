@@ -131,6 +131,12 @@ impl Mapped {
         self.settle();
     }
 
+    /// As [`Mapped::store64`], for who has fenced everything just before.
+    pub fn store64_fenced(&self, offset: usize, value: u64) {
+        self.word64(offset).store(value, Ordering::Release);
+        self.settle();
+    }
+
     #[inline]
     fn half(&self, offset: usize) -> &AtomicU16 {
         self.check(offset, 2, 2);
