@@ -1,7 +1,7 @@
 //! Who executes work requests.
 //!
-//! [`emulated`] is the virtual ConnectX, linked in ([`nodes`]: how its datagrams are addressed): its queue pairs are rings that CPU, streams
-//! and kernels ring directly. [`rdma_core`] is a ConnectX by libibverbs and libmlx5, used the same
+//! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
+//! and kernels ring directly; [`nodes`] addresses its datagrams. [`rdma_core`] is a ConnectX by libibverbs and libmlx5, used the same
 //! way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between its queues and our rings.
 //! All stand behind the trait [`nic::Nic`]. [`proxy`] is a CPU thread that rings on behalf of
 //! streams and publishes completions as words, over any of them.

@@ -5,10 +5,9 @@
 //! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
 //! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
-//! datagrams go to, [`queues`] has the
-//! device's objects, [`thread`] the thread. Ports, registrations and paths are those of
-//! [`rdma_core`](super::rdma_core). On a software GPU the GPU's thread may be that one:
-//! [`deputy`].
+//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
+//! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the
+//! GPU's thread may be that one: [`deputy`].
 
 mod deputy;
 mod entries;
