@@ -10,7 +10,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
 
   demo  [ARGS]   two ranks play ping-pong on their streams (mpbench pingpong ARGS), four compute a
                  stencil (halo2d) and compare with the serial run
-  test  [STEP..] every test; steps: unit mutants interop fuzz rdma asan
+  test  [STEP..] every test; steps: unit mutants interop fuzz rdma vm asan
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
   check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
@@ -258,6 +258,27 @@ step_rdma() {
     emulator/ci/run
 }
 
+# The kernel's soft-RoCE, in virtual machines: the proxy's tests there, and messages between two.
+step_vm() {
+    say "vm: the proxy on soft-RoCE in a virtual machine, and between two"
+    local built said proxy
+    PATH="$PATH:/usr/sbin:/sbin" need rdma iproute2
+    need ib_write_lat perftest
+    # The driver of soft-RoCE is libibverbs'.
+    [ -e /etc/libibverbs.d/rxe.driver ] || bring librxe ibverbs-providers
+    configure-helpers/rdma-vm/rdma-vm --install || {
+        # With fresh lists of packages.
+        bring qemu-system-x86_64 qemu-system-x86
+        configure-helpers/rdma-vm/rdma-vm --install
+    } || die "no virtual machine: see above"
+    # As the step unit builds everything, so nothing is built again.
+    said=$(cargo test --workspace --no-run 2>&1) || die "$said"
+    proxy=$(sed -n 's/^ *Executable tests.proxy\.rs (\(.*\))$/\1/p' <<<"$said")
+    [ -x "$proxy" ] || die "vm: cargo does not say where gdsync's test proxy is"
+    built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/debug"
+    configure-helpers/rdma-vm/ci "$built" "$(realpath "$proxy")"
+}
+
 # --- test --long -------------------------------------------------------------------------
 
 # within HOURS COMMAND..: nothing hangs for ever.
@@ -401,7 +422,7 @@ test)
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
         # All of them: there are later ones.
         [ $# -gt 0 ] || AHEAD=yes
-        run_steps "unit mutants interop fuzz rdma asan" "$@"
+        run_steps "unit mutants interop fuzz rdma vm asan" "$@"
     fi
     ;;
 check)

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu::{self, is_cuda};
-use crate::{bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify};
+use crate::{
+    bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify, write_lat,
+};
 
 /// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
 #[derive(Debug, Parser)]
@@ -48,6 +50,9 @@ pub enum Command {
     Start(start::Options),
     /// Memory for each connected peer.
     Footprint(footprint::Options),
+    /// What ib_write_lat asks, by streams: writes in turn, and looks at memory.
+    #[command(name = "write_lat")]
+    WriteLat(write_lat::Options),
     /// From the CPU's store that a stream waits for to the CPU's sight of what comes behind.
     #[command(name = "gds_poll_lat")]
     PollLat(poll_lat::Options),
@@ -180,6 +185,8 @@ pub enum Ranks {
     Processes,
     /// Both in this one.
     Threads,
+    /// In processes that somebody else starts, on hosts of their own perhaps.
+    Launched,
 }
 
 /// Options about GPU and NIC.

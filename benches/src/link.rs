@@ -1,19 +1,33 @@
 //! What two ranks say to each other outside the benchmark: address records and barriers, over
-//! a socket pair.
+//! a socket pair, or the way by which ranks on two hosts have met.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use mp::Bootstrap;
+use mp::bootstrap::MAX_MESSAGE;
 
-/// Longest message.
+/// Longest message over a socket.
 const LONGEST: usize = 4096;
+/// Between two looks at what has come over a bootstrap.
+const NAP: Duration = Duration::from_micros(200);
 
-/// A rank's end of the socket pair. Messages are a length (32 bits, little-endian) and bytes.
+/// How messages get there.
+#[derive(Debug)]
+enum Way {
+    /// A rank's end of a socket pair. Messages are a length (32 bits, little-endian) and bytes.
+    Socket(UnixStream),
+    /// Control messages under this topic.
+    Bootstrap(Arc<dyn Bootstrap>, u64),
+}
+
+/// A rank's way to the other one.
 #[derive(Debug)]
 pub struct Link {
-    socket: UnixStream,
+    way: Way,
     deadline: Instant,
     barriers: u64,
 }
@@ -22,7 +36,20 @@ impl Link {
     /// A link that gives up at `deadline`.
     pub fn new(socket: UnixStream, deadline: Instant) -> Link {
         Link {
-            socket,
+            way: Way::Socket(socket),
+            deadline,
+            barriers: 0,
+        }
+    }
+
+    /// A link between the two ranks of a job, for what `name` names.
+    pub fn over(bootstrap: &Arc<dyn Bootstrap>, name: &str, deadline: Instant) -> Link {
+        let mut topic = [0; 8];
+        for (i, byte) in name.bytes().enumerate() {
+            topic[i % 8] ^= byte.rotate_left(i as u32 / 8);
+        }
+        Link {
+            way: Way::Bootstrap(Arc::clone(bootstrap), u64::from_le_bytes(topic)),
             deadline,
             barriers: 0,
         }
@@ -44,33 +71,65 @@ impl Link {
     }
 
     fn talk(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
-        assert!(mine.len() <= LONGEST, "a message of {} bytes", mine.len());
-        // Both write first: messages are shorter than what a socket holds.
-        let mut message = (mine.len() as u32).to_le_bytes().to_vec();
-        message.extend_from_slice(mine);
-        self.socket.set_write_timeout(Some(self.left()?))?;
-        self.socket.write_all(&message).map_err(explain)?;
-        let mut len = [0; 4];
-        self.read(&mut len)?;
-        let len = u32::from_le_bytes(len) as usize;
-        if len > LONGEST {
-            bail!("a message of {len} bytes");
+        match &mut self.way {
+            Way::Socket(socket) => talk_over(socket, mine, self.deadline),
+            Way::Bootstrap(bootstrap, topic) => {
+                meet_over(&**bootstrap, *topic, mine, self.deadline)
+            }
         }
-        let mut theirs = vec![0; len];
-        self.read(&mut theirs)?;
-        Ok(theirs)
     }
+}
 
-    fn read(&mut self, into: &mut [u8]) -> Result<()> {
-        self.socket.set_read_timeout(Some(self.left()?))?;
-        self.socket.read_exact(into).map_err(explain)
+fn left(deadline: Instant) -> Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => bail!("the time limit passed"),
+        false => Ok(left),
     }
+}
 
-    fn left(&self) -> Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        match left.is_zero() {
-            true => bail!("the time limit passed"),
-            false => Ok(left),
+fn talk_over(socket: &mut UnixStream, mine: &[u8], deadline: Instant) -> Result<Vec<u8>> {
+    assert!(mine.len() <= LONGEST, "a message of {} bytes", mine.len());
+    // Both write first: messages are shorter than what a socket holds.
+    let mut message = (mine.len() as u32).to_le_bytes().to_vec();
+    message.extend_from_slice(mine);
+    socket.set_write_timeout(Some(left(deadline)?))?;
+    socket.write_all(&message).map_err(explain)?;
+    let mut read = |into: &mut [u8]| {
+        socket.set_read_timeout(Some(left(deadline)?))?;
+        socket.read_exact(into).map_err(explain)
+    };
+    let mut len = [0; 4];
+    read(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > LONGEST {
+        bail!("a message of {len} bytes");
+    }
+    let mut theirs = vec![0; len];
+    read(&mut theirs)?;
+    Ok(theirs)
+}
+
+fn meet_over(
+    bootstrap: &dyn Bootstrap,
+    topic: u64,
+    mine: &[u8],
+    deadline: Instant,
+) -> Result<Vec<u8>> {
+    assert!(
+        mine.len() <= MAX_MESSAGE,
+        "a message of {} bytes",
+        mine.len()
+    );
+    let other = 1 - bootstrap.rank();
+    bootstrap.send(other, topic, mine)?;
+    loop {
+        // Asked before: what it sent last is received first.
+        let gone = bootstrap.gone(other);
+        match bootstrap.receive(topic)? {
+            Some((_, theirs)) => return Ok(theirs),
+            None if gone => bail!("it has ended"),
+            None => std::thread::sleep(NAP.min(left(deadline)?)),
         }
     }
 }
@@ -108,6 +167,30 @@ mod tests {
         assert_eq!(a.exchange(b"").unwrap(), b"from b");
         a.barrier().unwrap();
         assert_eq!(other.join().unwrap(), b"");
+    }
+
+    #[test]
+    fn ranks_of_a_job_exchange_and_meet() {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut ranks = mp::bootstrap::Local::ranks(2).into_iter();
+        let (a, b) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let other = std::thread::spawn(move || {
+            let mut link = Link::over(&b, "test", deadline);
+            let got = link.exchange(b"from b").unwrap();
+            link.barrier().unwrap();
+            got
+        });
+        let mut link = Link::over(&a, "test", deadline);
+        assert_eq!(link.exchange(b"").unwrap(), b"from b");
+        link.barrier().unwrap();
+        assert_eq!(other.join().unwrap(), b"");
+        let soon = Instant::now() + Duration::from_millis(20);
+        let e = Link::over(&a, "nobody", soon).barrier().unwrap_err();
+        let e = format!("{e:#}");
+        assert!(
+            e.contains("time limit") || e.contains("left") || e.contains("ended"),
+            "{e}"
+        );
     }
 
     #[test]

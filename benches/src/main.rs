@@ -39,6 +39,7 @@ mod suite;
 mod table;
 mod verify;
 mod world;
+mod write_lat;
 
 use std::process::ExitCode;
 
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         Command::Verify(options) => verify::run(&options),
         Command::Start(options) => start::run(&options),
         Command::Footprint(options) => footprint::run(&options),
+        Command::WriteLat(options) => write_lat::run(&options),
         Command::PollLat(options) => ancestors::poll_lat::run(&options),
         Command::KernelLatency(options) => ancestors::kernel_latency::run(&options),
         Command::Sanity(options) => ancestors::sanity::run(&options),

@@ -16,7 +16,7 @@ use crate::cli::{Layers, Setup};
 use crate::context;
 use crate::endpoint::Endpoint;
 use crate::link::Link;
-use crate::{bandwidth, footprint, pingpong, start};
+use crate::{bandwidth, footprint, pingpong, start, write_lat};
 
 /// What ranks are started for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub enum Job {
     Bandwidth(bandwidth::Options),
     /// See [`kernel_latency`].
     KernelLatency(kernel_latency::Options),
+    /// See [`write_lat`].
+    WriteLat(write_lat::Options),
     /// See [`start`].
     Start(start::Turn),
     /// See [`footprint`].
@@ -39,7 +41,7 @@ impl Job {
         let layers = match self {
             Job::Pingpong(options) => options.layer,
             Job::Bandwidth(options) => options.layer,
-            Job::KernelLatency(_) => Layers::Gdsync,
+            Job::KernelLatency(_) | Job::WriteLat(_) => Layers::Gdsync,
             Job::Start(_) | Job::Footprint(_) => Layers::Mp,
         };
         layers != Layers::Gdsync
@@ -117,6 +119,7 @@ impl Rank {
             Job::Pingpong(options) => pingpong::play(&mut self, options),
             Job::Bandwidth(options) => bandwidth::play(&mut self, options),
             Job::KernelLatency(options) => kernel_latency::play(&mut self, options),
+            Job::WriteLat(options) => write_lat::play(&mut self, options),
             Job::Start(turn) => start::play(&self, turn),
             Job::Footprint(options) => footprint::play(&self, options),
         };

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use mp::Bootstrap;
 use mp::bootstrap::{Local, from_env};
 use serde_json::Value;
@@ -33,11 +33,14 @@ pub fn run(
     limit: Duration,
     hear: &mut dyn FnMut(usize, Note),
 ) -> Result<[Value; 2]> {
+    if ranks == Ranks::Launched {
+        return launched(job, limit, hear);
+    }
     let sockets = UnixStream::pair().context("making a socket pair")?;
     let sockets = [sockets.0, sockets.1];
     let results = match ranks {
         Ranks::Threads => threads(sockets, job, limit, hear)?,
-        Ranks::Processes => processes(sockets.into(), job, limit, hear)?,
+        _ => processes(sockets.into(), job, limit, hear)?,
     };
     let two = <[Value; 2]>::try_from(results);
     two.map_err(|results| anyhow!("{} ranks instead of 2", results.len()))
@@ -113,6 +116,39 @@ fn processes(
     })?;
     ends.into_iter().collect::<Result<()>>()?;
     Ok(result)
+}
+
+/// Is one of two ranks that were started by somebody else, and tells the other what came of it.
+fn launched(job: &Job, limit: Duration, hear: &mut dyn FnMut(usize, Note)) -> Result<[Value; 2]> {
+    let deadline = Instant::now() + limit;
+    let bootstrap = from_env()?;
+    let (number, size) = (bootstrap.rank(), bootstrap.size());
+    ensure!(
+        size == 2,
+        "a job of {size} ranks: two are needed, named by a launcher or MP_RANK and MP_SIZE"
+    );
+    let (sender, notes) = channel();
+    let link = Link::over(&bootstrap, "mpbench", deadline);
+    let rank = Rank::new(number, link, deadline, Outbox::Channel(sender));
+    rank.meets(Some(Arc::clone(&bootstrap))).work(job);
+    let mut mine = None;
+    for (rank, note) in notes {
+        match note {
+            Note::Result(value) => mine = Some(value),
+            Note::Failed(why) => bail!("rank {rank}: {why}"),
+            note => hear(rank, note),
+        }
+    }
+    let mine = mine.context("no result")?;
+    let mut link = Link::over(&bootstrap, "mpbench result", deadline);
+    let theirs = link.exchange(&serde_json::to_vec(&mine)?)?;
+    let theirs = serde_json::from_slice(&theirs).context("reading the other rank's result")?;
+    // Neither leaves before the other has it.
+    link.barrier()?;
+    match number {
+        0 => Ok([mine, theirs]),
+        _ => Ok([theirs, mine]),
+    }
 }
 
 fn start_thread(

@@ -151,6 +151,58 @@ fn ragged_sizes_and_writes_are_played() {
     }
 }
 
+/// As on two hosts: who has started the one knows nothing of the other.
+#[test]
+fn ranks_may_be_started_apart() {
+    let _alone = alone();
+    let folder = Folder::new("apart");
+    let file = folder.at("r.json");
+    let words = ["pingpong", "--launched", "--layer", "both", "--sizes", "8"];
+    let rank = |number: u32, more: &[&str]| {
+        let mut command = mpbench("soft", &words);
+        command
+            .args(["--iterations", "20"])
+            .args(more)
+            .env("MP_RANK", number.to_string())
+            .env("MP_SIZE", "2")
+            .env("MP_STORE", format!("file://{}", folder.at("")));
+        shared::start(&mut command)
+    };
+    let (first, second) = (rank(0, &["--json", &file]), rank(1, &[]));
+    let (first, second) = (end(first), end(second));
+    for output in [&first, &second] {
+        assert!(output.status.success(), "{}", text(output));
+    }
+    assert!(text(&first).contains("started apart"), "{}", text(&first));
+    assert_eq!(text(&second).trim(), "");
+    let report = json(&file);
+    assert_eq!(report["figures"]["header"]["ranks"], "launched");
+    for row in ["/figures/sizes/0", "/figures/sizes/1"] {
+        let row = report.pointer(row).unwrap();
+        assert_eq!(number(row, "/latency_ns/count"), 20.0);
+    }
+    assert_eq!(report["figures"]["proof"].as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn writes_in_turn_are_timed() {
+    let _alone = alone();
+    let folder = Folder::new("write-lat");
+    let file = folder.at("r.json");
+    let words = ["write_lat", "-n", "1", "--json", &file];
+    let output = run(&[&words[..], &["--ib-write-lat", "1000"]].concat());
+    assert!(output.status.success(), "{}", text(&output));
+    let report = json(&file);
+    assert_eq!(number(&report, "/figures/latency_ns/count"), 100.0);
+    assert!(number(&report, "/figures/latency_ns/min") > 0.0);
+    assert_eq!(number(&report, "/targets/0/target"), 2000.0);
+    // A round in which another number is waited for does not end.
+    let wrong = ["--threads", "--corrupt", "77", "--timeout", "3"];
+    let output = run(&[&words[..], &wrong].concat());
+    assert!(!output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("time limit"), "{}", text(&output));
+}
+
 #[test]
 fn one_wrong_bit_fails_the_run() {
     let _alone = alone();

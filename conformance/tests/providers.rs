@@ -3,7 +3,6 @@
 //! printed. Over the virtual NIC that is linked in, `hardware`, `matrix` and `mp_matrix` run it.
 
 #[path = "../../libgdsync/tests/virtual_nic/mod.rs"]
-#[allow(unused_macros, unused_imports)]
 mod virtual_nic;
 
 use std::io::Read;
@@ -21,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
 
 /// What is run: words behind `--over`, and laps of each ring.
-const RUNS: [(&[&str], &str); 10] = [
+const RUNS: [(&[&str], &str); 12] = [
     (&["rdma_core", "gdsync"], "20"),
     (&["rdma_core", "matrix"], "1"),
     (&["rdma_core", "mp", "--gpu", "soft"], "1"),
@@ -36,6 +35,8 @@ const RUNS: [(&[&str], &str); 10] = [
         "5",
     ),
     (&["proxy", "--faults", FAULTS, "gdsync", "program:"], "5"),
+    (&["rdma_core", "--faults", FAULTS, "mp", "--few"], "1"),
+    (&["proxy", "--link", "roce", "mp", "--few"], "1"),
 ];
 
 /// Whether rdma-core is installed.

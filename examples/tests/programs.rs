@@ -9,6 +9,7 @@ use std::time::Duration;
 
 const SENDRECV: &str = env!("CARGO_BIN_EXE_sendrecv");
 const SENDRECV_STREAM: &str = env!("CARGO_BIN_EXE_sendrecv_stream");
+const PINGPONG: &str = env!("CARGO_BIN_EXE_pingpong");
 const RING: &str = env!("CARGO_BIN_EXE_ring");
 const HALO2D: &str = env!("CARGO_BIN_EXE_halo2d");
 
@@ -106,6 +107,19 @@ fn sendrecv_stream() {
     }
 }
 
+/// Eager messages and such as wait for their receive.
+#[test]
+fn pingpong() {
+    let launched = launch(2, &[PINGPONG, "--rounds", "100"]);
+    assert!(launched.status.success(), "{}", text(&launched));
+    for rank in [0, 1] {
+        let words = format!("rank {rank} had 100 messages of 1 to 20000 bytes");
+        assert!(text(&launched).contains(&words), "{}", text(&launched));
+    }
+    let short = threads(PINGPONG, 2, &["--longest", "64"]);
+    assert!(short.status.success(), "{}", text(&short));
+}
+
 #[test]
 fn ring() {
     for (ranks, token) in [(1, 8), (2, 24), (5, 120)] {
@@ -184,6 +198,41 @@ impl Drop for Rank {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A peer that dies in mid-run is an error that names it and says how it failed.
+#[test]
+fn a_killed_peer_is_told_of() {
+    let _alone = alone();
+    let folder = std::env::temp_dir().join(format!("mp-pingpong-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let mut ranks: Vec<Rank> = (0..2)
+        .map(|rank: u32| {
+            let mut command = Command::new(PINGPONG);
+            command
+                .args(["--until-it-fails", "--timeout", "120"])
+                .env("GDS_GPU", "soft")
+                .env("GDS_PROVIDER", "emulated")
+                .env("MP_RANK", rank.to_string())
+                .env("MP_SIZE", "2")
+                .env("MP_STORE", format!("file://{}", folder.display()))
+                .stdout(Stdio::piped());
+            Rank(command.spawn().unwrap())
+        })
+        .collect();
+    std::thread::sleep(Duration::from_secs(2));
+    for rank in &mut ranks {
+        assert!(
+            rank.0.try_wait().unwrap().is_none(),
+            "a rank ended by itself"
+        );
+    }
+    ranks[1].0.kill().unwrap();
+    let stdout = ranks[0].0.stdout.take().unwrap();
+    let said = std::io::read_to_string(stdout).unwrap();
+    assert!(ranks[0].0.wait().unwrap().success(), "{said}");
+    assert!(said.contains("rank 1 is gone: PeerFailed("), "{said}");
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 /// In a row of three, all are neighbours: the two that are left end, and say who is gone. One of

@@ -68,8 +68,8 @@
 //! devices have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
-//! `GDS_TRACE`, `GDS_LOWER`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`, and the paths of libraries: see
-//! `docs/env.md`.
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`, and the
+//! paths of libraries: see `docs/env.md`.
 
 mod error;
 pub mod gpu;

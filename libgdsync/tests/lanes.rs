@@ -84,7 +84,6 @@ fn a_port_that_is_down_is_no_lane() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn the_environment_names_lanes_and_their_order() {
-    // The first virtual NIC's GUID is looked up below.
     inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_1:2,mlx5_0")]);
     let gpu = Gpu::soft().unwrap();
     let lanes = Lanes::from_env(&gpu).unwrap();

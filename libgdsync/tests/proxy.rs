@@ -11,59 +11,108 @@ use gdsync::{Gpu, Kind, Status};
 use verbs_device::{LIMIT, Pair, finish, paths, pattern};
 use virtual_nic::inside;
 
+/// A thread of the NIC's looks at the rings.
+const OWN: virtual_nic::Vars = &[("GDS_PROXY_THREAD", "own")];
+/// The thread that is the GPU does.
+const GPU: virtual_nic::Vars = &[("GDS_PROXY_THREAD", "gpu")];
+
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_send_from_the_cpu_arrives() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn ping_pong_by_streams() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::ping_pong_by_streams(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn every_opcode_does_what_it_says() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::every_opcode_does_what_it_says(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_failing_request_has_its_status_and_a_reset_mends_it() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_send_from_the_cpu_arrives_by_the_gpus_thread() {
+    inside!(GPU);
+    verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
+}
+
+/// There is no thread of the NIC's then.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn every_opcode_does_what_it_says_by_the_gpus_thread() {
+    inside!(GPU);
+    verbs_device::every_opcode_does_what_it_says(|gpu| {
+        let device = Device::proxy(gpu)?;
+        let threads = gds_driver::thread_times().unwrap();
+        assert!(threads.iter().all(|t| t.name != "gds-verbs"));
+        Ok(device)
+    });
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_failing_request_by_the_gpus_thread() {
+    inside!(GPU);
+    verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+}
+
+/// A NIC that the GPU's thread looks at can be closed, while streams are left.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_stream_outlives_a_device_of_the_gpus_thread() {
+    inside!(GPU);
+    verbs_device::a_stream_outlives_the_device(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn an_unknown_thread_is_refused() {
+    inside!(&[("GDS_PROXY_THREAD", "none")]);
+    let error = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    assert!(error.to_string().contains("GDS_PROXY_THREAD"), "{error}");
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn roce_is_addressed_by_gid() {
-    inside!(&[("VMLX5_LINK", "roce")]);
+    inside!(&[("GDS_PROXY_THREAD", "own"), ("VMLX5_LINK", "roce")]);
     verbs_device::roce_is_addressed_by_gid(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn peers_that_cannot_be_are_refused_and_another_may_follow() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn counters_wrap() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::counters_wrap(Device::proxy);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_stream_outlives_the_device() {
-    inside!(&[]);
+    inside!(OWN);
     verbs_device::a_stream_outlives_the_device(Device::proxy);
 }
 
@@ -71,6 +120,7 @@ fn a_stream_outlives_the_device() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn no_direct_verbs_are_needed() {
     inside!(&[
+        ("GDS_PROXY_THREAD", "own"),
         ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
         ("GDS_NIC", "mlx5_0:1"),
     ]);
@@ -86,7 +136,7 @@ fn no_direct_verbs_are_needed() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn more_requests_than_the_device_takes() {
-    inside!(&[]);
+    inside!(OWN);
     const MANY: usize = 3000;
     let config = QpConfig {
         send_blocks: 4096,
@@ -129,7 +179,7 @@ fn more_requests_than_the_device_takes() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn unsignaled_requests_come_to_rest() {
-    inside!(&[]);
+    inside!(OWN);
     let mut p = Pair::new(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 128);
     let span = memory.remote().span(64, 8).unwrap();
@@ -149,7 +199,7 @@ fn unsignaled_requests_come_to_rest() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn giving_up_flushes_what_is_outstanding() {
-    inside!(&[]);
+    inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::new(Device::proxy, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
@@ -170,7 +220,7 @@ fn giving_up_flushes_what_is_outstanding() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn receives_may_come_before_the_connection() {
-    inside!(&[]);
+    inside!(OWN);
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
@@ -202,7 +252,7 @@ fn receives_may_come_before_the_connection() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_stream_that_posts_late_is_noticed() {
-    inside!(&[]);
+    inside!(OWN);
     for (path, config) in paths() {
         let mut p = Pair::new(Device::proxy, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
@@ -236,7 +286,7 @@ fn a_stream_that_posts_late_is_noticed() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_idle_proxy_sleeps() {
-    inside!(&[]);
+    inside!(OWN);
     const WATCHED: Duration = Duration::from_secs(1);
     let mut p = Pair::new(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);

@@ -58,7 +58,8 @@ fn rings_of_every_size_lie_where_they_should() {
                 ..QpConfig::default()
             };
             let qp = pd.create_qp(&config);
-            qp.unwrap_or_else(|e| panic!("2^{log} blocks, {recv_sges} segments: {e:?}"));
+            let qp = qp.unwrap_or_else(|e| panic!("2^{log} blocks, {recv_sges} segments: {e:?}"));
+            assert_eq!(qp.memory(), [MemoryKind::Pinned; 3]);
         }
     }
     let config = QpConfig {

@@ -78,3 +78,27 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
         assert_eq!((a.error(), b.error()), (None, None));
     }
 }
+
+/// The dma-buf of such a GPU is nothing that a virtual NIC can map: the memory is registered by its
+/// address, as with a module in the kernel that knows it.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
+    let library = standin::build(&Variant::default());
+    let vars = [(LIBRARY, library.to_str().unwrap())];
+    let name = "gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address";
+    if !virtual_nic::is_child(name, &vars, true) {
+        return;
+    }
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    for open in [Device::rdma_core, Device::proxy] {
+        let pd = open(&gpu).unwrap().alloc_pd().unwrap();
+        let region = gpu.alloc(MemoryKind::Device, 8192).unwrap();
+        control.record(true);
+        let memory = pd.register(&region, Access::ALL).unwrap();
+        control.record(false);
+        assert!(control.calls().contains("cuMemGetHandleForAddressRange"));
+        assert_eq!(memory.remote().addr, region.addr().0);
+    }
+}

@@ -207,8 +207,8 @@ fn show(options: &Options, figures: &Figures) {
         },
         match figures.ranks {
             None => "looped back",
-            Some(Ranks::Processes) => "two processes",
             Some(Ranks::Threads) => "two threads",
+            Some(_) => "two processes",
         }
     );
     println!(

@@ -60,6 +60,10 @@ pub struct Options {
     /// Run both ranks in this process, as threads.
     #[arg(long)]
     pub threads: bool,
+    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
+    /// hosts, for example. Rank 0 shows the figures.
+    #[arg(long, conflicts_with = "threads")]
+    pub launched: bool,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
@@ -94,10 +98,10 @@ impl Options {
     }
 
     fn ranks(&self) -> Ranks {
-        if self.threads {
-            Ranks::Threads
-        } else {
-            Ranks::Processes
+        match (self.threads, self.launched) {
+            (true, _) => Ranks::Threads,
+            (_, true) => Ranks::Launched,
+            _ => Ranks::Processes,
         }
     }
 }
@@ -341,6 +345,10 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let results = world::run(options.ranks(), &job, options.run.timeout, &mut hear);
     screen.clear();
+    if header.is_none() && results.is_ok() && options.launched {
+        // The other one has all there is to show.
+        return Ok(());
+    }
     let [first, second] = results?.map(serde_json::from_value::<Vec<Outcome>>);
     let pairs = first?.into_iter().zip(second?);
     let figures = Figures {

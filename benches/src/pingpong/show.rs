@@ -74,6 +74,7 @@ impl Screen {
                 match header.ranks {
                     Ranks::Processes => "2, a process each",
                     Ranks::Threads => "2, threads of one process",
+                    Ranks::Launched => "2, started apart",
                 }
             );
             println!();

@@ -21,6 +21,9 @@ use crate::table::Table;
 const MOST: f64 = 1.10;
 /// Requests of a burst that the CPU posts: the NIC is at work meanwhile, so it is short.
 const CPU_BURST: usize = 128;
+/// Requests of a burst of which each is waited for: behind the gate that takes as many turns of
+/// stream and NIC.
+const WAITED_BURST: usize = 64;
 
 /// Options of `mpbench providers`.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
@@ -100,11 +103,20 @@ impl Calls {
         }
     }
 
+    /// Requests of a burst.
+    fn requests(self, bench: &Bench) -> usize {
+        match self {
+            Calls::Cpu => CPU_BURST,
+            Calls::Stream(Way::Mixed) => WAITED_BURST,
+            Calls::Stream(_) => bench.burst,
+        }
+    }
+
     /// What a figure is divided by: the calls of a burst.
     fn calls(self, bench: &Bench) -> usize {
         match self {
             Calls::Cpu => CPU_BURST,
-            Calls::Stream(way) => bench.burst / way.requests(),
+            Calls::Stream(way) => self.requests(bench) / way.requests(),
         }
     }
 }
@@ -158,8 +170,8 @@ impl Bench {
             }
             Calls::Stream(way) => {
                 self.gate.close(&self.endpoint.stream)?;
-                let burst = self.burst;
-                let (enqueued, took) = timed(|| self.calls(way, burst));
+                let requests = calls.requests(self);
+                let (enqueued, took) = timed(|| self.calls(way, requests));
                 enqueued?;
                 self.open_gate()?;
                 Ok(took)

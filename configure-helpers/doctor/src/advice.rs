@@ -208,15 +208,15 @@ fn about_gpus(report: &Report, list: &mut List) {
     let unordered = |gpu: &Gpu| {
         matches!(
             gpu.consistency,
-            Consistency::FlushByHost | Consistency::None
+            Consistency::FlushByHost | Consistency::ReadByNic
         )
     };
     if let Some(gpus) = those(report, unordered) {
         list.add(
             PHYSICAL,
             format!("order or flushes of what a NIC writes to {gpus}"),
-            "receive payload that streams consume into pinned host memory; waits that ask for a \
-             flush are refused, never left out",
+            "receive payload that streams consume into pinned host memory where latency counts: each \
+             flush takes a turn of the CPU's or of the NIC's",
         );
     }
     if report.rdma.devices.is_empty() {

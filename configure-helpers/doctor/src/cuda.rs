@@ -170,10 +170,10 @@ pub enum Consistency {
     OrderedForOwner,
     /// Each wait flushes.
     FlushByStream,
-    /// Only the CPU can flush, which no stream can ask for.
+    /// The CPU flushes, whom the stream asks by a word.
     FlushByHost,
-    /// Nothing can.
-    None,
+    /// The NIC READs from the GPU behind its writes.
+    ReadByNic,
 }
 
 impl Consistency {
@@ -183,7 +183,7 @@ impl Consistency {
             CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.. => Consistency::OrderedForOwner,
             _ if stream => Consistency::FlushByStream,
             _ if host => Consistency::FlushByHost,
-            _ => Consistency::None,
+            _ => Consistency::ReadByNic,
         }
     }
 
@@ -200,10 +200,10 @@ impl Consistency {
                 "flush: NIC writes may arrive out of order, so each wait for payload flushes, on the stream"
             }
             Consistency::FlushByHost => {
-                "none that a stream can give: only the CPU can flush, so waits that ask for a flush are refused; receive payload into pinned host memory"
+                "flush by the CPU: NIC writes may arrive out of order and streams cannot flush, so behind each wait for payload a stream asks the CPU, and waits for its answer"
             }
-            Consistency::None => {
-                "none: NIC writes may arrive out of order and nothing flushes them, so waits that ask for a flush are refused; receive payload into pinned host memory"
+            Consistency::ReadByNic => {
+                "READs by the NIC: NIC writes may arrive out of order and nothing flushes them, so behind each wait for payload the NIC reads a word of the GPU, which pushes them, and the stream waits for that"
             }
         }
     }
@@ -438,6 +438,6 @@ mod tests {
         assert_eq!(Consistency::of(100, true, true), OrderedForOwner);
         assert_eq!(Consistency::of(0, true, true), FlushByStream);
         assert_eq!(Consistency::of(0, false, true), FlushByHost);
-        assert_eq!(Consistency::of(0, false, false), None);
+        assert_eq!(Consistency::of(0, false, false), ReadByNic);
     }
 }

@@ -9,6 +9,7 @@
 //! kernel module.
 
 pub mod advice;
+mod consistency;
 pub mod cuda;
 pub mod gdrcopy;
 pub mod library;
@@ -60,10 +61,16 @@ pub fn examine(machine: &Machine) -> Report {
         gdrcopy: gdrcopy::look(machine),
         rdma: rdma::look(machine),
         system: system::look(machine),
-        variables: ["GDS_GPU", "GDS_LOWER", "GDS_NIC", "GDS_PROVIDER"]
-            .into_iter()
-            .filter_map(|name| Some((name, machine.variable(name)?)))
-            .collect(),
+        variables: [
+            "GDS_CONSISTENCY",
+            "GDS_GPU",
+            "GDS_LOWER",
+            "GDS_NIC",
+            "GDS_PROVIDER",
+        ]
+        .into_iter()
+        .filter_map(|name| Some((name, machine.variable(name)?)))
+        .collect(),
         uses: Vec::new(),
         advice: Vec::new(),
     };

@@ -36,7 +36,9 @@ struct Named<'a> {
 /// Concludes from the facts and variables of `report`.
 pub(crate) fn conclude(report: &Report) -> Nic<'_> {
     let set = |name: &str| report.variables.get(name).map(String::as_str);
-    let named = set("GDS_NIC").map(|said| match said.split_once(':') {
+    // Of several, which are lanes, one device is the first.
+    let first = set("GDS_NIC").and_then(|said| said.split(',').next());
+    let named = first.map(|said| match said.split_once(':') {
         Some((device, port)) => Named {
             device,
             port: Some(port),

@@ -3,6 +3,7 @@
 //! This says what the gdsync of the same version does, not what the machine could do.
 
 use crate::Report;
+use crate::consistency;
 use crate::cuda::Gpu;
 use crate::nic;
 use serde::Serialize;
@@ -23,6 +24,7 @@ pub(crate) fn conclude(report: &Report) -> Vec<Use> {
     let mut uses = vec![runtime(report), lowering(report)];
     uses.extend(nic::uses(report));
     uses.push(cpu_access(report));
+    uses.push(consistency::policy(report));
     uses
 }
 
@@ -47,7 +49,7 @@ fn asked(report: &Report) -> Asked {
 }
 
 /// The CUDA GPU that programs would run on, if they would on one.
-fn chosen(report: &Report) -> Option<&Gpu> {
+pub(crate) fn chosen(report: &Report) -> Option<&Gpu> {
     let index = match asked(report) {
         Asked::Auto => 0,
         Asked::Cuda(index) => index,

@@ -105,6 +105,7 @@ fn what_is_named_is_not_replaced() {
     let tree = tree("complete");
     for (name, value, choice, because) in [
         ("GDS_NIC", "mlx5_0:1", "rdma_core: mlx5_0", ""),
+        ("GDS_NIC", "mlx5_0:1,mlx5_7", "rdma_core: mlx5_0", ""),
         (
             "GDS_NIC",
             "mlx5_7",

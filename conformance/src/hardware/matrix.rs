@@ -21,10 +21,12 @@ use super::gear::{Runtime, Verdict, ensure};
 use super::patience::patience;
 use super::provider;
 use super::suite::Suite;
-use super::{few, is_required, told, unsupported};
+use super::{few, is_required, laps, told, unsupported};
 use crate::cover::{self, Axis, Cell};
 
-/// Messages each way in one cell: several laps of every ring.
+/// Entries of the rings.
+const ENTRIES: u32 = 16;
+/// Messages each way in one cell: several laps of every ring, or fewer if `GDS_LAPS` says so.
 const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
@@ -115,8 +117,8 @@ fn open(provider: Provider, cell: &Cell) -> Verdict<Bench> {
     let gpu = Gpu::soft_with(live, options)?;
     let pd = provider::open(provider, &gpu)?.alloc_pd()?;
     let config = QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
+        send_blocks: ENTRIES,
+        recv_entries: ENTRIES,
         ring_memory: memory(rings),
         cq_memory: memory(completions),
         record_memory: memory(record),
@@ -166,7 +168,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     let operation = AXES[6].1[cell[6]];
     let mut b = open(provider, cell)?;
     let stream = b.gpu.stream()?;
-    for i in 0..MESSAGES {
+    for i in 0..MESSAGES.min(laps()? * ENTRIES as usize) {
         for from in 0..2 {
             let n = len(i, operation);
             let bytes: Vec<u8> = (0..n).map(|at| (i * 7 + from * 131 + at) as u8).collect();

@@ -1,9 +1,11 @@
 //! The library on real threads and real GPUs: one set of trials for every GPU runtime, as the
-//! program `conformance`, which runs on a machine without a toolchain too.
+//! program `conformance`, which runs on a machine without a toolchain too. `GDS_PROVIDER` says over
+//! which [`provider`]; [`unsupported`] lists what one does not do, [`suite`] says what a run came
+//! to, and [`over`] starts it over virtual NICs that libibverbs finds.
 //!
 //! [`program`] plays random programs of messages, [`faults`] and [`peer`] let them fail, [`waits`]
 //! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
-//! by themselves; [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
+//! by themselves; [`matrix`] switches what the software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
 //! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
 //! other: on one GPU only a few streams may wait at a time.
 
@@ -27,7 +29,7 @@ use gdsync::gpu::MemoryKind;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::cover;
-use crate::mp::processes;
+use crate::mp::{lost, processes};
 use faults::PATHS;
 use gear::{Gear, Runtime, Verdict};
 use suite::Suite;
@@ -43,7 +45,7 @@ pub fn main() -> ! {
     match words.peek().map(String::as_str) {
         Some("mp") => mp::command(words.skip(1)),
         Some("matrix") => matrix::command(words.skip(1)),
-        Some("--over") => over::command(words.skip(1)),
+        Some(word) if over::is_meant(word) => over::command(words),
         _ => {}
     }
     let (few, words) = few(words);
@@ -88,6 +90,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
         "peer" => peer::child_main(arguments),
         "waits" => waits::child_main(arguments),
         processes::ROLE => processes::child_main(arguments),
+        lost::ROLE => lost::child_main(arguments),
         other => Err(format!("no role {other}").into()),
     };
     match child::end_with_parent().and_then(|()| verdict()) {

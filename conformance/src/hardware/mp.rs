@@ -10,8 +10,9 @@ use super::gear::Runtime;
 use super::suite::Suite;
 use super::waits::CHANNELS;
 use super::{is_required, told};
-use crate::cover::{self, Cell};
+use crate::cover::Cell;
 use crate::mp::cells::{self, Ground};
+use crate::mp::lost::{self, Fate};
 use crate::mp::{processes, run};
 
 /// What to run.
@@ -141,10 +142,17 @@ fn add(suite: &mut Suite, runtime: Runtime, choice: &Choice) {
         streams: None,
         shared: runtime == Runtime::Cuda,
     };
+    if choice.cell.is_none() {
+        for (what, fate) in [("killed", Fate::Killed), ("stopped", Fate::Stopped)] {
+            suite.add(runtime, format!("processes: a rank is {what}"), move || {
+                lost::lost(runtime, gpus, fate)
+            });
+        }
+    }
     let (mine, others) = match (&choice.cell, choice.whole) {
         (Some(cell), _) => (vec![cell.clone()], vec![cell.clone()]),
         (None, true) => (cells::whole(threads), cells::pairwise(apart)),
-        (None, false) if choice.few => (cover::each(cells::pairwise(threads)), cells::few(apart)),
+        (None, false) if choice.few => (cells::fewer(threads), cells::fewer_apart(apart)),
         (None, false) => (cells::pairwise(threads), cells::few(apart)),
     };
     for cell in mine {

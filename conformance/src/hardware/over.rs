@@ -1,8 +1,9 @@
-//! `conformance --over PROVIDER`: this program again, over a provider that is named, on virtual
+//! This program again for each kind of trials: by `conformance --all` over the NIC that the
+//! environment names, by `conformance --over PROVIDER` over a provider that is named, on virtual
 //! NICs of a fabric of its own where that provider wants a NIC of verbs.
 //!
 //! They come by `libvmlx5.so`, which has to lie beside the program; libibverbs and libmlx5 are
-//! those of the machine. `GDS_PROVIDER` alone runs the trials over whatever NIC is there.
+//! those of the machine.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -16,14 +17,18 @@ use super::gear::Verdict;
 use super::provider;
 
 const HELP: &str = "\
-usage: conformance --over PROVIDER [OPTIONS] [gdsync | matrix | mp [ARGUMENTS]]
+usage: conformance --all [--few]
+       conformance --over PROVIDER [OPTIONS] [gdsync | matrix | mp [ARGUMENTS]]
 
+  --all          gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER and
+                 GDS_NIC name
   PROVIDER       emulated, rdma_core or proxy; the last two on libvmlx5.so, which lies beside this
                  program
   --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib)
   --faults WORDS what happens to their frames, as VMLX5_FAULTS has it
+  --few          each setting of a matrix, in place of any two together
 
-Without a name, all three of them.
+Without a name, all three kinds of trials.
 ";
 
 /// The kinds of trials.
@@ -35,19 +40,26 @@ const NICS: &str = "2";
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Asked {
+    /// [`Provider::Auto`]: what the environment says, with all that it says.
     provider: Provider,
     link: String,
     faults: Option<String>,
     kinds: Vec<&'static str>,
-    /// For a kind that is named.
     arguments: Vec<String>,
 }
 
 fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
-    let named = words.next()?;
-    let all = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
+    let provider = match words.next()?.as_str() {
+        "--all" => Provider::Auto,
+        "--over" => {
+            let named = words.next()?;
+            let all = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
+            all.into_iter().find(|p| provider::name(*p) == named)?
+        }
+        _ => return None,
+    };
     let mut asked = Asked {
-        provider: all.into_iter().find(|p| provider::name(*p) == named)?,
+        provider,
         link: "ib".to_owned(),
         faults: None,
         kinds: KINDS.to_vec(),
@@ -55,18 +67,25 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
     };
     while let Some(word) = words.next() {
         match word.as_str() {
+            "--few" => asked.arguments.push(word),
+            _ if provider == Provider::Auto => return None,
             "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
             "--faults" => asked.faults = Some(words.next()?),
             kind => {
                 asked.kinds = vec![KINDS.into_iter().find(|k| *k == kind)?];
-                asked.arguments = words.by_ref().collect();
+                asked.arguments.extend(words.by_ref());
             }
         }
     }
     Some(asked)
 }
 
-/// The command `conformance --over`.
+/// Whether a command line that begins with this word is for [`command`].
+pub fn is_meant(word: &str) -> bool {
+    word == "--over" || word == "--all"
+}
+
+/// The commands `conformance --over` and `conformance --all`, with all their words.
 pub fn command(words: impl Iterator<Item = String>) -> ! {
     let Some(asked) = understand(words) else {
         eprint!("{HELP}");
@@ -102,8 +121,11 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
     if kind != KINDS[0] {
         command.arg(kind);
     }
+    command.args(&asked.arguments);
+    if asked.provider == Provider::Auto {
+        return Ok(command);
+    }
     command
-        .args(&asked.arguments)
         .env_remove("GDS_NIC")
         .env_remove("GDS_GID_INDEX")
         .env("GDS_PROVIDER", provider::name(asked.provider));
@@ -148,15 +170,19 @@ mod tests {
 
     #[test]
     fn a_provider_and_what_to_run_over_it_are_understood() {
-        let all = asked("proxy --link roce --faults loss=0.01").unwrap();
+        let all = asked("--over proxy --link roce --faults loss=0.01").unwrap();
         assert_eq!(all.provider, Provider::Proxy);
         assert_eq!((all.link.as_str(), &all.kinds[..]), ("roce", &KINDS[..]));
         assert_eq!(all.faults.as_deref(), Some("loss=0.01"));
-        let one = asked("rdma_core mp --gpu soft --link ib").unwrap();
+        let one = asked("--over rdma_core mp --gpu soft --link ib").unwrap();
         assert_eq!((one.link.as_str(), &one.kinds[..]), ("ib", &["mp"][..]));
         assert_eq!(one.arguments, ["--gpu", "soft", "--link", "ib"]);
+        let here = asked("--all --few").unwrap();
+        assert_eq!((here.provider, here.kinds.len()), (Provider::Auto, 3));
+        assert_eq!(here.arguments, ["--few"]);
         for wrong in ["", "auto", "proxy --link", "proxy --link x", "proxy some"] {
-            assert_eq!(asked(wrong), None, "{wrong}");
+            assert_eq!(asked(&format!("--over {wrong}")), None, "{wrong}");
         }
+        assert_eq!(asked("--all --link ib"), None);
     }
 }

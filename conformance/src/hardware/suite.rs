@@ -13,7 +13,7 @@ use super::gear::{Runtime, Verdict};
 use super::is_required;
 use super::patience;
 use super::provider::{self, Chosen};
-use super::unsupported::Lack;
+use super::unsupported::{Lack, SIMULATED};
 
 /// How many trials were refused as listed, by what the list calls them, and why.
 static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());
@@ -127,6 +127,10 @@ impl Suite {
             }
             for ((what, why), trials) in refused.iter() {
                 println!("  unsupported: {what}: {why} ({trials} tried)");
+            }
+            if chosen.provider != Provider::Emulated {
+                let (what, why) = SIMULATED;
+                println!("  over emulated alone: {what}: {why}");
             }
             more(&conclusion);
         }

@@ -62,6 +62,13 @@ pub const TABLE: [Lack; 10] = [
     lack(Provider::Proxy, "record device", READ_BY_CPU),
 ];
 
+/// What runs over the virtual NIC that is linked in, and over no other, and why.
+pub const SIMULATED: (&str, &str) = (
+    "seeds, faults and mutants under sim",
+    "libibverbs and libmlx5 have threads and a clock of their own, so no order of events can be \
+     drawn from a seed; virtual NICs lose, double and delay frames here by --faults",
+);
+
 impl Lack {
     /// What the list says of a trial.
     pub fn of(provider: Provider, title: &str) -> Option<&'static Lack> {

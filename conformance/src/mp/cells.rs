@@ -134,16 +134,40 @@ pub fn whole(ground: Ground) -> Vec<Cell> {
 
 /// A few cells of the cover, for ranks that are processes: each model and number of ranks.
 pub fn few(ground: Ground) -> Vec<Cell> {
-    let mut cells = Vec::new();
-    let mut met = std::collections::BTreeSet::new();
-    for cell in pairwise(ground) {
-        let new = |axis: &str| !met.contains(setting(&cell, axis));
-        if new("model") || new("ranks") {
-            met.extend([setting(&cell, "model"), setting(&cell, "ranks")]);
-            cells.push(cell);
-        }
-    }
+    that_meet(pairwise(ground), &["model", "ranks"])
+}
+
+/// Cells of the cover in which each setting is met, those with the fewest messages first: for
+/// slow machines.
+pub fn fewer(ground: Ground) -> Vec<Cell> {
+    cover::each(cheapest_first(ground))
+}
+
+/// As [`fewer`], for ranks that are processes: each number of ranks.
+pub fn fewer_apart(ground: Ground) -> Vec<Cell> {
+    that_meet(cheapest_first(ground), &["ranks"])
+}
+
+fn cheapest_first(ground: Ground) -> Vec<Cell> {
+    let mut cells = pairwise(ground);
+    cells.sort_by_key(|cell| {
+        let (messages, bytes) = Setup::of(cell).cost();
+        // A message costs as much as so many bytes of it.
+        messages + bytes / (64 << 10)
+    });
     cells
+}
+
+/// The cells with a setting of these axes that none before has.
+fn that_meet(cells: Vec<Cell>, axes: &[&str]) -> Vec<Cell> {
+    let mut met = std::collections::BTreeSet::new();
+    let mut few = cells;
+    few.retain(|cell| {
+        let before = met.len();
+        met.extend(axes.iter().map(|axis| (axis, setting(cell, axis))));
+        met.len() > before
+    });
+    few
 }
 
 #[cfg(test)]
@@ -185,6 +209,12 @@ mod tests {
                 assert_eq!(parse(&word(&cell)).as_ref(), Some(&cell));
             }
             assert!((7..12).contains(&few(ground).len()));
+            assert_eq!(fewer_apart(ground).len(), 4);
+            let messages = |cells: Vec<Cell>| -> usize {
+                cells.iter().map(|cell| Setup::of(cell).cost().0).sum()
+            };
+            let (some, all) = (messages(fewer(ground)), messages(cells));
+            assert!(some < all / 5, "{some} of {all} messages");
         }
     }
 }

@@ -155,10 +155,19 @@ impl Job {
     /// Opens GPU and NIC of a rank.
     pub fn open(&self, rank: &Rank) -> Place {
         let mut rng = self.own(rank);
-        rank.open(SoftOptions {
+        let mut options = SoftOptions {
             weak: Some(softgpu::Weak::seeded(rng.u64(..))),
             ..SoftOptions::default()
-        })
+        };
+        // Payload in the GPU is seen by its own flush, by its order, by the CPU's or the NIC's.
+        let caps = &mut options.caps;
+        (caps.flush, caps.ordered_writes, caps.host_flush) = match rng.u8(0..6) {
+            0 => (false, true, true),
+            1 => (false, false, true),
+            2 => (false, false, false),
+            _ => (true, false, true),
+        };
+        rank.open(options)
     }
 
     fn own(&self, rank: &Rank) -> Rng {

@@ -207,7 +207,7 @@ impl Gpu {
             .weak
             .map(|w| Posted::new(w.seed ^ 0x5057, w.nic_one_in))
             .map(|posted| match config.ordered_writes {
-                true => posted.to_all(),
+                true => posted.for_all(),
                 false => posted,
             })
             .map(Arc::new);

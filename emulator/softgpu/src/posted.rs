@@ -71,7 +71,7 @@ impl Posted {
     }
 
     /// On the same way as writes to host memory, and in order with them.
-    pub(crate) fn to_all(self) -> Posted {
+    pub(crate) fn for_all(self) -> Posted {
         Posted { all: true, ..self }
     }
 

@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     // A queue pair of each, connected to each other.
     let mut ours = pd.create_qp(&QpConfig::default())?;
     let mut builder = domain.create_qp(&queue, &queue, ibv_qp_type::IBV_QPT_RC);
-    builder.allow_remote_rw().set_timeout(15).set_retry_count(6);
+    builder.allow_remote_rw();
     gdsync_ibverbs::set_peer(&mut builder, &context, &ours.address())?;
     let prepared = builder.build()?;
     let here = prepared.endpoint();

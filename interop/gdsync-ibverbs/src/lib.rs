@@ -34,8 +34,7 @@
 //! It uses the first port of a NIC, sends its packets from number 0, and tells nobody its port's
 //! largest packet. Paths are of the lesser one of both ports: where gdsync's is the greater, say so
 //! to both sides, by `set_path_mtu` of the builder behind [`set_peer`], and in
-//! [`PortAddress::mtu`] of what [`address`] answers. Its queue pairs give up after less than a
-//! millisecond; `set_timeout` and `set_retry_count` give them more time.
+//! [`PortAddress::mtu`] of what [`address`] answers.
 //!
 //! # Building
 //! `ibverbs` builds without cmake, libclang and libibverbs where the workspace has the patch of
@@ -54,6 +53,11 @@ pub const PORT: u8 = 1;
 
 /// READs and atomics that a queue pair of gdsync keeps outstanding and answers.
 const READS: u8 = 16;
+/// A silent peer is asked again after 0.13 s, six times; seven is for ever to some devices.
+const TIMEOUT: u8 = 15;
+const RETRIES: u8 = 6;
+/// For ever.
+const RNR_RETRIES: u8 = 7;
 
 /// Names a NIC of `ibverbs` to gdsync: by its GUID, and the port that `ibverbs` uses.
 ///
@@ -101,7 +105,11 @@ pub fn gid(bytes: [u8; 16]) -> Gid {
 
 /// Tells a queue pair of `ibverbs` that is to be built what it has to know before about its peer:
 /// the number of the first packet, the path's largest packet, how many READs and atomics may be
-/// outstanding, and, where `there` takes one, by which GID of its own it is reached.
+/// outstanding, and by which GID of its own it is reached.
+///
+/// It gets the patience of gdsync's own queue pairs as well: by itself it would give up after less
+/// than a millisecond of silence, or where a stream has not come to a receive for 15 ms. What the
+/// program sets afterwards goes before.
 ///
 /// # Errors
 /// [`Error::Peer`] if `there` is on a virtual NIC that is linked into its process, has a largest
@@ -126,7 +134,10 @@ pub fn set_peer(
         .set_rq_psn(there.psn)
         .set_path_mtu(port.mtu.into())
         .set_max_rd_atomic(READS)
-        .set_max_dest_rd_atomic(READS);
+        .set_max_dest_rd_atomic(READS)
+        .set_timeout(TIMEOUT)
+        .set_retry_count(RETRIES)
+        .set_rnr_retry(RNR_RETRIES);
     Ok(())
 }
 

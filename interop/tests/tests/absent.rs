@@ -1,4 +1,5 @@
-//! Without CUDA: the adapters' programs start, say so, and end well, or not, as is asked of them.
+//! Without CUDA or libibverbs: the adapters' programs start, say so, and end well, or not, as is
+//! asked of them.
 
 use std::path::Path;
 use std::process::Command;
@@ -36,8 +37,33 @@ fn what_is_required_and_absent_is_a_failure() {
 }
 
 #[test]
-fn nothing_of_cuda_is_linked() {
-    for name in EXAMPLES {
+fn an_absent_libibverbs_is_said_and_is_no_panic() {
+    let program = |required: Option<&str>| {
+        let mut command = Command::new(example("ibverbs_send"));
+        command
+            .env_remove("GDS_REQUIRE")
+            .env("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1");
+        if let Some(required) = required {
+            command.env("GDS_REQUIRE", required);
+        }
+        command.output().expect("an example starts")
+    };
+    let output = program(None);
+    let said = String::from_utf8_lossy(&output.stdout);
+    let cried = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{cried}");
+    assert!(said.starts_with("not run: no RDMA: "), "{said}");
+    assert!(said.contains("shared library"), "{said}");
+    assert!(cried.is_empty(), "{cried}");
+    let output = program(Some("soft,rdma"));
+    let cried = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{cried}");
+    assert!(cried.contains("GDS_REQUIRE lists rdma"), "{cried}");
+}
+
+#[test]
+fn nothing_of_cuda_and_libibverbs_is_linked() {
+    for name in [EXAMPLES[0], EXAMPLES[1], "ibverbs_send"] {
         let output = Command::new("readelf")
             .args(["--dynamic", "--wide"])
             .arg(example(name))
@@ -46,6 +72,8 @@ fn nothing_of_cuda_is_linked() {
         let text = String::from_utf8(output.stdout).unwrap();
         let needed: Vec<&str> = text.lines().filter(|l| l.contains("(NEEDED)")).collect();
         assert!(needed.iter().any(|l| l.contains("[libc.so")), "{text}");
-        assert!(!needed.iter().any(|l| l.contains("cuda")), "{needed:?}");
+        let theirs = ["cuda", "verbs", "mlx5", "rdma"];
+        let linked = |l: &&str| theirs.iter().any(|name| l.contains(name));
+        assert!(!needed.iter().any(linked), "{needed:?}");
     }
 }

@@ -38,7 +38,14 @@ fn a_program_without_the_patch_builds_gdsync() {
 
     let lock = fs::read_to_string(program.join("Cargo.lock")).unwrap();
     assert!(lock.contains("name = \"gdsync\""), "{lock}");
-    for name in ["cust", "cust_raw", "find_cuda_helper", "cudarc"] {
+    for name in [
+        "cust",
+        "cust_raw",
+        "find_cuda_helper",
+        "cudarc",
+        "ibverbs",
+        "ibverbs-sys",
+    ] {
         assert!(
             !lock.contains(&format!("name = \"{name}\"")),
             "{name} came along"

@@ -3,6 +3,7 @@
 #[path = "../../../libgdsync/tests/virtual_nic/mod.rs"]
 mod virtual_nic;
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use gdsync::gpu::MemoryKind;
@@ -104,7 +105,7 @@ fn connect<'a>(
     queue: &'a CompletionQueue<'a>,
 ) -> QueuePair<'a> {
     let mut builder = domain.create_qp(queue, queue, ibv_qp_type::IBV_QPT_RC);
-    builder.allow_remote_rw().set_timeout(15).set_retry_count(6);
+    builder.allow_remote_rw();
     gdsync_ibverbs::set_peer(&mut builder, context, &ours.address()).unwrap();
     let prepared = builder.build().unwrap();
     let here = prepared.endpoint();
@@ -193,6 +194,22 @@ fn completion(queue: &CompletionQueue<'_>) -> ibv_wc {
         std::thread::yield_now();
     }
     panic!("no completion");
+}
+
+/// The example, on each NIC.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn the_example_runs() {
+    inside!(&[("VMLX5_DEVICES", "2")]);
+    for nic in ["mlx5_1", "mlx5_0"] {
+        let program = interop_tests::example("ibverbs_send");
+        let output = Command::new(program).arg(nic).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let cried = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}{cried}");
+        let begin = "4096 bytes sent by ibverbs, received and sent back by a stream: rdma_core";
+        assert!(said.starts_with(&format!("{begin} {nic}:1, ")), "{said}");
+    }
 }
 
 /// Of the peer's, with the maker's number: the crate's `ibv_wc` is the patch's.

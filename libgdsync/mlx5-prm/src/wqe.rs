@@ -16,10 +16,14 @@
 //!   registration in the queue, does not arise here: there are no such operations.)
 //! - *Empty pieces*: a pointer with a byte count of 0 means 2 GiB to this hardware, so
 //!   pointers of length 0 are left out of the entry, and an inline payload of no bytes has no
-//!   segment. (That a request with no pointers is a bare control segment is known from the
-//!   vendor's bytes; that it leaves out empty ones among others is our rule.) A pointer of
-//!   exactly 2 GiB is what a byte count of 0 stands for, here and in the parsers.
-//! - *Inline pieces* are joined in one inline segment; its padding is zero.
+//!   segment.
+//! - *Inline pieces* are joined in one inline segment.
+//!
+//! # What we do in another way
+//! - *What nobody reads* is zero: the rest of the last inline segment, the comparand of a fetch
+//!   and add. The vendor's library leaves there what was there before.
+//! - A pointer of exactly 2 GiB has a byte count of 0, here and in the parsers. The vendor's
+//!   library writes the length as it is, whose highest bit marks inline data.
 
 mod error;
 mod parse;

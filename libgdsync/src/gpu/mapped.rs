@@ -18,6 +18,19 @@ pub struct Mapped {
     combining: bool,
 }
 
+/// Orders all stores before it, those that the processor combines too, before all stores behind
+/// it, and sends the former out.
+#[inline]
+fn store_fence() {
+    // SAFETY: SSE is part of x86-64.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_sfence()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
 // SAFETY: access is by atomic operations only; the constructor's contract keeps the memory alive.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
@@ -52,7 +65,7 @@ impl Mapped {
     #[inline]
     fn settle(&self) {
         if self.combining {
-            std::sync::atomic::fence(Ordering::SeqCst);
+            store_fence();
         }
     }
 
@@ -114,6 +127,12 @@ impl Mapped {
 
     pub fn store64(&self, offset: usize, value: u64) {
         self.settle();
+        self.word64(offset).store(value, Ordering::Release);
+        self.settle();
+    }
+
+    /// As [`Mapped::store64`], for who has fenced everything just before.
+    pub fn store64_fenced(&self, offset: usize, value: u64) {
         self.word64(offset).store(value, Ordering::Release);
         self.settle();
     }

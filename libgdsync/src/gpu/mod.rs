@@ -313,7 +313,7 @@ impl Gpu {
 
     pub(crate) fn from_runtime(runtime: Box<dyn Runtime>) -> Result<Gpu> {
         let wish = consistency::wished()?;
-        let caps = consistency::under(wish, runtime.caps()).map_err(|e| e.of(&runtime.name()))?;
+        let caps = consistency::under(wish, runtime.caps()).map_err(|e| e.of(runtime.name()))?;
         let waiting = Waiting::new(runtime.wait_limits());
         Ok(Gpu(Arc::new(GpuInner {
             id: next_id(),

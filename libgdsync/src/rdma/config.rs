@@ -96,7 +96,7 @@ impl Transport {
 }
 
 /// The value of a variable that has a few; the first if it is not set.
-pub(super) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
+pub(crate) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
     let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
     choices
         .iter()

@@ -276,7 +276,7 @@ impl QpCore {
         // The NIC must see the record before the doorbell, and the entries before both.
         fence(Ordering::SeqCst);
         let register = &self.places.doorbell.cpu;
-        register.store64(0, u64::from_ne_bytes(doorbell));
+        register.store64_fenced(0, u64::from_ne_bytes(doorbell));
         self.ring_nic();
     }
 

@@ -157,7 +157,7 @@ impl Device {
         passed_over: Vec<String>,
     ) -> Result<Device> {
         let watch = WatchList::default();
-        let fault = Arc::new(FlushFaults::new(watch.clone()));
+        let fault = Arc::new(FlushFaults::new(watch.downgrade()));
         let flusher = Flusher::new(gpu, &nic, watched, &fault)?;
         let name = format!("{}.watcher", nic.name());
         let flushes = Flushes {

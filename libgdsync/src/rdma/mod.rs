@@ -32,6 +32,7 @@ mod work;
 
 pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
 pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
+pub(crate) use config::env_choice;
 pub use config::{Endpoint, Lowering, QpConfig, Transport};
 pub(crate) use core::{Place, QpCore, QpState};
 pub use destination::Destination;

@@ -5,7 +5,7 @@
 //! that nobody asks about and finishes queue pairs that were dropped with work in flight. Under
 //! `live` it runs about once a millisecond on a thread of its own.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -27,6 +27,10 @@ impl WatchList {
             .push(core);
     }
 
+    pub fn downgrade(&self) -> WeakWatchList {
+        WeakWatchList(Arc::downgrade(&self.0))
+    }
+
     /// The queue pairs that are not finished.
     pub fn open(&self) -> Vec<Arc<QpCore>> {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,6 +38,17 @@ impl WatchList {
             .filter(|core| !core.is_closed())
             .cloned()
             .collect()
+    }
+}
+
+/// As seen by what the queue pairs themselves hold.
+pub(crate) struct WeakWatchList(Weak<Mutex<Vec<Arc<QpCore>>>>);
+
+impl WeakWatchList {
+    /// The queue pairs that are not finished, as long as their device is there.
+    pub fn open(&self) -> Vec<Arc<QpCore>> {
+        let list = self.0.upgrade().map(WatchList);
+        list.map_or(Vec::new(), |list| list.open())
     }
 }
 

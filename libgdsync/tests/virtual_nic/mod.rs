@@ -12,13 +12,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// Names a NIC that is here, and takes the place of the virtual one: as `GDS_NIC` does.
+const REAL: &str = "GDS_TEST_NIC";
+
 /// Tells a child which test it is.
 const CHILD: &str = "VIRTUAL_NIC_CHILD";
 
 /// Environment of the process.
 pub type Vars<'a> = &'a [(&'a str, &'a str)];
 
-/// Goes on in a process of its own with a virtual NIC, and these variables set.
+/// Goes on in a process of its own with a virtual NIC, or the one that `GDS_TEST_NIC` names, and
+/// these variables set.
 macro_rules! inside {
     ($vars:expr) => {
         let name = crate::virtual_nic::child::test_name!();
@@ -53,9 +57,12 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
             .env_remove("GDS_PROVIDER")
             .env_remove("GDS_ENDPOINT")
             .env_remove("GDS_LOWER")
+            .env_remove("GDS_PROXY_THREAD")
             .env("VMLX5_FABRIC", &fabric[..fabric.len().min(64)])
             .envs(vars.iter().copied());
-        if nic {
+        if nic && let Ok(real) = std::env::var(REAL) {
+            command.env("GDS_NIC", real);
+        } else if nic {
             command.env("LD_PRELOAD", library());
         }
         if std::env::var_os("TSAN_OPTIONS").is_some() {

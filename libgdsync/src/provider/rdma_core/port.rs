@@ -91,6 +91,9 @@ pub(super) fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
     Ok(found)
 }
 
+/// A NIC, behind its distance from a GPU.
+type Placed = (usize, &'static Context);
+
 /// The NICs, or those of this name, each behind its distance from `gpu`, the nearest first; and
 /// why others cannot be used. Where the topology says nothing they stand in the order of their
 /// names, for the library has them in another order each time.
@@ -98,7 +101,7 @@ fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
     direct: bool,
-) -> Result<(Vec<(usize, &'static Context)>, Vec<String>)> {
+) -> Result<(Vec<Placed>, Vec<String>)> {
     let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
     let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
     let far = |context: &Context| match (&gpu_place, context.place()) {

@@ -293,6 +293,9 @@ impl<Q: Queues> Lane<Q> {
     }
 
     fn collect(&mut self) -> bool {
+        if self.send.posted + self.recv.posted == 0 {
+            return false;
+        }
         let n = self.queues.poll(&mut self.wcs);
         for wc in &self.wcs[..n] {
             let outcome = translate::outcome(wc);

@@ -5,9 +5,11 @@
 //! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
 //! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
-//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports, registrations and paths are those of
-//! [`rdma_core`](super::rdma_core).
+//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
+//! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the GPU's
+//! thread may be that one: [`deputy`].
 
+mod deputy;
 mod entries;
 mod handles;
 mod lane;
@@ -19,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use gds_step::Shared;
+use gds_step::{MachineId, Shared};
 use gdsync_sys::verbs::consts::IBV_QPS_RESET;
 use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
@@ -56,6 +58,8 @@ pub(crate) struct VerbsNic {
     attributes: ibv_device_attr,
     common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
+    /// Who does its work, if there is none.
+    deputy: Option<MachineId>,
     /// By number.
     qps: Mutex<BTreeMap<u32, Owned>>,
     handles: Arc<Handles>,
@@ -66,19 +70,23 @@ impl VerbsNic {
         let base = RdmaCoreNic::open_any(gpu, nic)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
-        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()))?);
-        let thread = {
+        let deputy = deputy::wanted(gpu)?;
+        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()), deputy)?);
+        let start = || {
             let common = Arc::clone(&common);
             std::thread::Builder::new()
                 .name("gds-verbs".to_owned())
                 .spawn(move || common.run())
-                .map_err(|e| Error::new(OPEN, Kind::System, "its thread").source(e))?
+                .map_err(|e| Error::new(OPEN, Kind::System, "its thread").source(e))
         };
+        let thread = (!deputy).then(start).transpose()?;
+        let deputy = deputy.then(|| deputy::attach(&common));
         Ok(VerbsNic {
             base,
             attributes,
             common,
-            thread: Some(thread),
+            thread,
+            deputy,
             qps: Mutex::default(),
             handles: Arc::default(),
         })
@@ -351,6 +359,9 @@ impl Drop for VerbsNic {
         if let Some(thread) = self.thread.take() {
             // A panic of it was reported where it happened.
             let _ = thread.join();
+        }
+        if let Some(deputy) = self.deputy.take() {
+            self.common.host().detach(deputy);
         }
         // Queue pairs hold the NIC, so none is left but those that were never whole.
         self.common.change(Vec::clear);

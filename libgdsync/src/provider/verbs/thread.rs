@@ -41,6 +41,8 @@ pub(super) struct Common {
     /// under the lock.
     changes: AtomicU32,
     bell: OwnedFd,
+    /// The GPU's thread looks at the rings, and there is no other.
+    deputy: bool,
     /// True while the thread is about to sleep, or asleep. Stored before its last look, loaded
     /// by `ring` after what it rings for: both sides have a full fence in between, so that one
     /// of them sees the other.
@@ -56,7 +58,7 @@ unsafe impl Sync for Common {}
 
 impl Common {
     /// A channel for events of the NIC's completion queues, and the rest.
-    pub fn new(context: &'static Context, host: Arc<dyn Host>) -> Result<Common> {
+    pub fn new(context: &'static Context, host: Arc<dyn Host>, deputy: bool) -> Result<Common> {
         // SAFETY: two numbers; a new descriptor is answered, or -1.
         let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if bell < 0 {
@@ -76,6 +78,7 @@ impl Common {
             lanes: Mutex::default(),
             changes: AtomicU32::new(0),
             bell,
+            deputy,
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
         };
@@ -98,8 +101,31 @@ impl Common {
         self.ring();
     }
 
+    /// The driver that steps the software devices of this process.
+    pub fn host(&self) -> &Arc<dyn Host> {
+        &self.host
+    }
+
+    /// The NIC's name.
+    pub fn nic(&self) -> &str {
+        &self.context.name
+    }
+
+    /// Takes over what lanes there are, if they have changed since `seen`.
+    pub fn follow(&self, lanes: &mut Vec<SharedLane>, seen: &mut Option<u32>) {
+        let changes = self.changes.load(Ordering::Relaxed);
+        if *seen != Some(changes) {
+            *seen = Some(changes);
+            let all = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            lanes.clone_from(&all);
+        }
+    }
+
     /// Wakes the thread if it sleeps. Call after writing what it shall find.
     pub fn ring(&self) {
+        if self.deputy {
+            return self.host.ring();
+        }
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) {
             let one = 1_u64.to_ne_bytes();
@@ -123,12 +149,7 @@ impl Common {
         let mut seen = None;
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            let changes = self.changes.load(Ordering::Relaxed);
-            if seen != Some(changes) {
-                seen = Some(changes);
-                let all = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-                lanes.clone_from(&all);
-            }
+            self.follow(&mut lanes, &mut seen);
             if self.round(&mut lanes) {
                 last = Instant::now();
                 continue;

@@ -231,7 +231,10 @@ fn requests_that_are_taken_back() {
 fn requests_drawn_at_random() {
     inside!(&[]);
     let seed = match std::env::var("GDS_SEED") {
-        Ok(said) => u64::from_str_radix(said.trim_start_matches("0x"), 16).unwrap(),
+        Ok(said) => match said.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
+            None => said.parse().unwrap(),
+        },
         Err(_) => fastrand::u64(..),
     };
     println!("GDS_SEED={seed:#018x}");

@@ -17,6 +17,8 @@ use crate::ring::RingMemory;
 
 /// Bytes from one word to the next: writers do not share lines.
 const APART: usize = 64;
+/// Far ahead of any count that a stream was told to ask for and has not yet.
+const AHEAD: u32 = 1 << 30;
 /// Streams whose words lie in one region.
 const STREAMS: usize = 32;
 
@@ -146,14 +148,17 @@ impl HostFlusher {
 }
 
 impl Drop for HostFlusher {
-    /// The last device is gone: what is in flight is given up, and streams that wait pass.
+    /// The last device is gone: what is in flight is given up, and streams that wait pass. No lock
+    /// of a stream's is taken, as whoever has it may stand before a full stream.
     fn drop(&mut self) {
         if let Some(machine) = self.machine.get() {
             self.gpu.host().detach(*machine);
         }
         let _ = self.gpu.runtime().host_flush();
-        self.slots
-            .each(|slot| slot.words.made.cpu.store32(0, slot.asked));
+        for words in &lock(&self.table).words {
+            let asked = words.asked.cpu.load32(0);
+            words.made.cpu.store32(0, asked.wrapping_add(AHEAD));
+        }
         self.gpu.host().ring();
     }
 }

@@ -5,16 +5,18 @@
 
 mod host;
 mod read;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Consistency, Gpu, MemoryKind};
+use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
 use crate::provider::nic::Nic;
 use crate::ring::RingMemory;
 use crate::status::Status;
-use crate::watch::WatchList;
+use crate::watch::WeakWatchList;
 
 pub(super) use host::{HostFlusher, Slot};
 pub(super) use read::{Loop, ReadFlusher};
@@ -34,6 +36,8 @@ pub(crate) struct Flushers(Mutex<Known>);
 struct Known {
     host: Weak<HostFlusher>,
     reads: Vec<Weak<ReadFlusher>>,
+    /// Of devices whose NIC cannot: what they write, no other NIC's READ pushes.
+    unable: Vec<Weak<FlushFaults>>,
 }
 
 impl Flushers {
@@ -43,16 +47,25 @@ impl Flushers {
     }
 
     /// The flushers by READs, one for each NIC.
-    pub(super) fn reads(&self) -> [Option<Arc<ReadFlusher>>; MOST] {
+    ///
+    /// # Errors
+    /// `Unsupported` if there is none, or a NIC that has none.
+    pub(super) fn reads(&self) -> Result<[Option<Arc<ReadFlusher>>; MOST]> {
         let mut out = [const { None }; MOST];
         let known = lock(&self.0);
+        if known.unable.iter().any(|one| one.strong_count() > 0) {
+            return Err(no_consistency("a NIC is open that does no READs"));
+        }
         for (to, read) in out
             .iter_mut()
             .zip(known.reads.iter().filter_map(Weak::upgrade))
         {
             *to = Some(read);
         }
-        out
+        match out[0] {
+            Some(_) => Ok(out),
+            None => Err(no_consistency("no NIC is open")),
+        }
     }
 
     fn add(&self, read: &Arc<ReadFlusher>) -> Result<()> {
@@ -105,7 +118,13 @@ impl Flusher {
                 Ok(Flusher::Read(read))
             }
             Err(e) if gpu.wish().is_some() => Err(e.of(nic.name())),
-            _ => Ok(Flusher::None),
+            Err(_) => {
+                let mut known = lock(&gpu.flushers().0);
+                known.unable.retain(|one| one.strong_count() > 0);
+                known.unable.push(Arc::downgrade(fault));
+                Ok(Flusher::None)
+            }
+            Ok(_) => Ok(Flusher::None),
         }
     }
 
@@ -125,12 +144,12 @@ pub(crate) struct FlushFaults {
     /// Counted up, with release, before streams are let go; loaded, with acquire, by whoever
     /// looks at a queue pair.
     count: AtomicU32,
-    /// The queue pairs of the device.
-    list: WatchList,
+    /// The queue pairs of the device. They hold this, so it does not hold them.
+    list: WeakWatchList,
 }
 
 impl FlushFaults {
-    pub fn new(list: WatchList) -> FlushFaults {
+    pub fn new(list: WeakWatchList) -> FlushFaults {
         FlushFaults {
             count: AtomicU32::new(0),
             list,
@@ -193,12 +212,5 @@ impl<T> PerStream<T> {
         let made = Arc::new(Mutex::new(make()?));
         known.push((stream, Arc::clone(&made)));
         Ok(made)
-    }
-
-    /// Everybody's.
-    pub fn each(&self, mut look: impl FnMut(&mut T)) {
-        for (_, one) in lock(&self.known).iter() {
-            look(&mut lock(one));
-        }
     }
 }

@@ -84,15 +84,12 @@ pub(super) fn with_flusher(
     run: impl FnOnce(&Queues<'_, '_>, By<'_>) -> Result<()>,
 ) -> Result<()> {
     let (gpu, id) = (stream.gpu(), stream.id());
-    let nobody = || no_consistency(format_args!("no open NIC does for {gpu:?}"));
     if gpu.caps().host_flush {
+        let nobody = || no_consistency("no NIC is open");
         let slot = gpu.flushers().host().ok_or_else(nobody)?.slot(id)?;
         return run(&Queues::named(named), By::Cpu(lock(&slot)));
     }
-    let flushers = gpu.flushers().reads();
-    if flushers[0].is_none() {
-        return Err(nobody());
-    }
+    let flushers = gpu.flushers().reads()?;
     let mut owned: [Option<Arc<Mutex<Loop>>>; MOST] = [const { None }; MOST];
     for (to, flusher) in owned.iter_mut().zip(flushers.iter().flatten()) {
         *to = Some(flusher.of(id)?);

@@ -1,0 +1,285 @@
+//! `write_lat`: what `ib_write_lat` of perftest asks, by streams. Two ranks write eight bytes into
+//! each other's memory in turn, and each waits for what the other writes by looking at that
+//! memory. No kernel runs and no completion is waited for, as there; but streams post and look,
+//! and all of a batch is enqueued before it begins.
+//!
+//! Each message is the number of its round, and the wait is for exactly that number, so every
+//! byte is compared. Every four rounds rank 0's stream runs a kernel that takes the time, and what
+//! that takes itself is subtracted.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use gdsync::gpu::{MemoryKind, Region, Word64};
+use gdsync::memop::Condition;
+use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::cli::{Ranks, Run, Setup};
+use crate::endpoint::{Endpoint, Names, exchange_memory};
+use crate::gate::{Gate, well};
+use crate::kernel::{Tally, Turn, Turns};
+use crate::rank::{Job, Rank};
+use crate::report::{self, Report, Target};
+use crate::stats::{Samples, Summary};
+use crate::table::micros;
+use crate::world;
+
+/// Bytes of a message.
+const SIZE: u64 = 8;
+/// Round trips between two looks at the clock.
+const STRETCH: u64 = 4;
+/// Stretches of a batch.
+const STRETCHES: u64 = 100;
+/// Round trips before the first look, in which the ranks' gates open one after the other.
+const LEAD: u64 = 2;
+/// Kernels after a batch, whose time is taken.
+const ALONE: u64 = 5;
+/// Round trips of a batch.
+const BATCH: u64 = LEAD + STRETCH * STRETCHES;
+/// Looks of a batch.
+const STAMPS: usize = (STRETCHES + ALONE) as usize + 1;
+/// Entries of the send queue: a batch, and what is not known to be free of the one before.
+const QUEUE: u32 = 1024;
+/// Batches before anything is timed.
+const WARM_UP: u64 = 2;
+
+/// Options of `mpbench write_lat`.
+#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+pub struct Options {
+    /// Batches of 400 round trips.
+    #[arg(short = 'n', long, default_value = "10", value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub batches: u64,
+    /// Run both ranks in this process, as threads.
+    #[arg(long)]
+    pub threads: bool,
+    /// Be one of the two ranks, which a launcher or MP_RANK, MP_SIZE and MP_STORE name: on two
+    /// hosts, or each on a processor of its own.
+    #[arg(long, conflicts_with = "threads")]
+    pub launched: bool,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub setup: Setup,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub run: Run,
+    /// What ib_write_lat says of the same NIC, in microseconds: at most twice that is aimed at.
+    #[arg(long, value_name = "US")]
+    pub ib_write_lat: Option<f64>,
+    /// Wait for another number in this round, to see that it is noticed.
+    #[arg(long, value_name = "ROUND", hide = true)]
+    pub corrupt: Option<u64>,
+}
+
+impl Options {
+    fn ranks(&self) -> Ranks {
+        match (self.threads, self.launched) {
+            (true, _) => Ranks::Threads,
+            (_, true) => Ranks::Launched,
+            _ => Ranks::Processes,
+        }
+    }
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Figures {
+    /// With what.
+    pub names: Names,
+    /// Where the ranks live.
+    pub ranks: Ranks,
+    /// Round trips that were timed.
+    pub rounds: u64,
+    /// Half a round trip, each the mean of four, in nanoseconds.
+    pub latency_ns: Summary,
+}
+
+struct Player<'e> {
+    endpoint: &'e Endpoint,
+    number: u32,
+    qp: Qp,
+    arriving: Mr,
+    word: Word64,
+    theirs: RemoteMemory,
+    turns: Turns,
+    tally: Tally,
+    stamps: Region,
+    gate: Gate,
+    /// Round trips so far.
+    played: u64,
+    corrupt: Option<u64>,
+}
+
+impl<'e> Player<'e> {
+    fn new(rank: &mut Rank, endpoint: &'e Endpoint, options: &Options) -> Result<Player<'e>> {
+        let gpu = &endpoint.gpu;
+        let arriving = endpoint.memory(options.setup.memory(gpu), 64)?;
+        Ok(Player {
+            qp: endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?,
+            word: arriving.region().word64(0)?,
+            theirs: exchange_memory(&arriving, &mut rank.link)?,
+            arriving,
+            turns: Turns::new(gpu)?,
+            tally: Tally::new(gpu)?,
+            stamps: gpu.alloc(MemoryKind::Device, 8 * STAMPS)?,
+            gate: Gate::new(gpu)?,
+            number: rank.number,
+            played: 0,
+            corrupt: options.corrupt,
+            endpoint,
+        })
+    }
+
+    /// Enqueues a batch, opens the gate, sleeps until the stream is done. What a round trip took in
+    /// each stretch is added to `samples`, halved, if this is rank 0.
+    fn batch(&mut self, rank: &mut Rank, samples: Option<&mut Samples>) -> Result<()> {
+        self.gate.close(&self.endpoint.stream)?;
+        let mut last = None;
+        for i in 0..BATCH {
+            if self.number == 0 && i >= LEAD && (i - LEAD).is_multiple_of(STRETCH) {
+                self.stamp((i - LEAD) / STRETCH)?;
+            }
+            last = Some(self.round(i + 1 == BATCH)?);
+        }
+        if self.number == 0 {
+            (STRETCHES..STAMPS as u64).try_for_each(|i| self.stamp(i))?;
+        }
+        rank.link.barrier()?;
+        self.gate.open()?;
+        rank.park(&self.endpoint.stream)?;
+        well(self.qp.error())?;
+        if let Some(last) = last {
+            self.qp.wait(last, rank.left())?;
+        }
+        let arrived = self.word.load()?;
+        ensure!(
+            arrived == self.played,
+            "{arrived} arrived last, not {}",
+            self.played
+        );
+        if let (0, Some(samples)) = (self.number, samples) {
+            let mut bytes = vec![0; 8 * STAMPS];
+            self.stamps.read(0, &mut bytes)?;
+            let (stamps, _) = bytes.as_chunks::<8>();
+            let stamps: Vec<u64> = stamps.iter().map(|b| u64::from_ne_bytes(*b)).collect();
+            ensure!(
+                stamps.is_sorted() && stamps[0] > 0,
+                "the GPU's clock went back, or a kernel did not stamp"
+            );
+            let mut gaps: Vec<u64> = stamps.windows(2).map(|w| w[1] - w[0]).collect();
+            let mut kernels = gaps.split_off(STRETCHES as usize);
+            kernels.sort_unstable();
+            let kernel = kernels[kernels.len() / 2];
+            let halves = gaps
+                .iter()
+                .map(|ns| ns.saturating_sub(kernel) / (2 * STRETCH));
+            halves.for_each(|ns| samples.record(ns));
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, last: bool) -> Result<SendRequest> {
+        self.played += 1;
+        let number = self.played.to_ne_bytes();
+        let pieces: [&[u8]; 1] = [&number];
+        let work = Work::write_inline(&pieces, self.theirs.span(0, SIZE)?);
+        // The queue's room is known when the last one of a batch is.
+        let work = if last { work.signaled() } else { work };
+        let write = self.qp.prepare(&work)?;
+        let wrong = u64::from(self.corrupt == Some(self.played));
+        let wait = Descriptor::WaitValue64 {
+            word: &self.word,
+            condition: Condition::Eq,
+            value: self.played ^ (wrong << 63),
+            flush: false,
+        };
+        let list = match self.number {
+            0 => [Descriptor::Send(write), wait],
+            _ => [wait, Descriptor::Send(write)],
+        };
+        self.qp.post_on(&self.endpoint.stream, &list)?;
+        Ok(write)
+    }
+
+    fn stamp(&self, number: u64) -> Result<()> {
+        let turn = Turn::new(SIZE, &self.tally).stamp(&self.stamps, 8 * number);
+        // SAFETY: the regions live as long as the player, which is dropped after the stream is
+        // done or when the process gives up.
+        unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
+    }
+}
+
+/// One rank's part.
+pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
+    let endpoint = Endpoint::open(&options.setup, rank.number)?;
+    let mut player = Player::new(rank, &endpoint, options)?;
+    for _ in 0..WARM_UP {
+        player.batch(rank, None)?;
+    }
+    let mut samples = Samples::new();
+    for _ in 0..options.batches {
+        player.batch(rank, Some(&mut samples))?;
+    }
+    player.qp.quiet(rank.left())?;
+    rank.link.barrier()?;
+    let figures = (rank.number == 0).then(|| Figures {
+        names: endpoint.names(&player.qp, player.arriving.region().kind()),
+        ranks: options.ranks(),
+        rounds: options.batches * STRETCH * STRETCHES,
+        latency_ns: samples.summary(),
+    });
+    Ok(serde_json::to_value(figures)?)
+}
+
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    let job = Job::WriteLat(options.clone());
+    let [first, _] = world::run(options.ranks(), &job, options.run.timeout, &mut |_, _| {})?;
+    let figures: Option<Figures> = serde_json::from_value(first).context("reading a result")?;
+    let figures = figures.context("rank 0 has no figures")?;
+    let Figures {
+        names, latency_ns, ..
+    } = &figures;
+    println!(
+        "write_lat: writes of {SIZE} B in {} memory by streams, two {}",
+        names.memory,
+        match figures.ranks {
+            Ranks::Threads => "threads",
+            _ => "processes",
+        }
+    );
+    println!(
+        "{}; {}; lowering {}",
+        names.gpu, names.provider, names.lowering
+    );
+    println!(
+        "{} round trips, half of one, by fours: {} at least, {} median, {} mean, {} at most",
+        figures.rounds,
+        micros(latency_ns.min as f64),
+        micros(latency_ns.median as f64),
+        micros(latency_ns.mean),
+        micros(latency_ns.max as f64)
+    );
+    let target = options.ib_write_lat.map(|theirs| {
+        let ours = latency_ns.median as f64 / 1000.0;
+        println!(
+            "ib_write_lat took {theirs} us: {:.2} times that",
+            ours / theirs
+        );
+        Target::at_most(
+            "write of 8 B by streams, median one-way",
+            ours,
+            2.0 * theirs,
+            "us",
+        )
+    });
+    let json: Option<&PathBuf> = options.run.json.as_ref();
+    if let Some(path) = json {
+        let targets = target.into_iter().collect();
+        let report = Report::new("write_lat", options, &figures, targets)?;
+        report::write_json(path, &report)?;
+    }
+    Ok(())
+}

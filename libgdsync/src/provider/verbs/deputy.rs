@@ -1,0 +1,86 @@
+//! Who looks at the rings: a thread of the NIC's, or, on a software GPU, the thread that is the
+//! GPU, in between its own work.
+//!
+//! Where processors are few two threads that spin take turns at the scheduler's pace, twice for
+//! each message: to ring, and to be told. The GPU's thread is awake whenever a stream could post
+//! or wait, so as a deputy it costs one more look a round, and nothing is handed over.
+
+use std::sync::Arc;
+
+use gds_step::{Lane, Machine, MachineId, Step, Time};
+
+use super::thread::{Common, SharedLane};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Gpu;
+use crate::rdma::env_choice;
+
+/// With so many processors each thread has one to itself.
+const ENOUGH: usize = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Auto,
+    Own,
+    Gpu,
+}
+
+/// Whether the thread of `gpu` shall look at the rings, as `GDS_PROXY_THREAD` says.
+///
+/// # Errors
+/// `Invalid` for what the variable cannot be, `Unsupported` if the GPU has no such thread.
+pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
+    const NAME: &str = "GDS_PROXY_THREAD";
+    let known = [
+        ("auto", Choice::Auto),
+        ("own", Choice::Own),
+        ("gpu", Choice::Gpu),
+    ];
+    let soft = gpu.runtime_name() == "soft";
+    match env_choice(NAME, &known)? {
+        Choice::Own => Ok(false),
+        Choice::Gpu if !soft => {
+            let what = format!("{NAME}=gpu, on a GPU that is no thread of this process");
+            Err(Error::new(super::OPEN, Kind::Unsupported, what))
+        }
+        Choice::Gpu => Ok(true),
+        Choice::Auto => {
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            Ok(soft && processors < ENOUGH)
+        }
+    }
+}
+
+/// A machine of the GPU's driver that looks at the rings of a NIC.
+struct Deputy {
+    common: Arc<Common>,
+    lanes: Vec<SharedLane>,
+    seen: Option<u32>,
+}
+
+/// Has the thread of `gpu` look at the rings from now on.
+pub(super) fn attach(common: &Arc<Common>) -> MachineId {
+    let deputy = Deputy {
+        common: Arc::clone(common),
+        lanes: Vec::new(),
+        seen: None,
+    };
+    common.host().attach(Lane::Device, Box::new(deputy))
+}
+
+impl Machine for Deputy {
+    fn step(&mut self, now: Time) -> Step {
+        self.common.follow(&mut self.lanes, &mut self.seen);
+        let mut busy = false;
+        for lane in &mut self.lanes {
+            busy |= lane.step(now) == Step::Progress;
+        }
+        match busy {
+            true => Step::Progress,
+            false => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("{}.proxy", self.common.nic())
+    }
+}

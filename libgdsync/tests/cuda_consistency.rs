@@ -1,0 +1,174 @@
+//! How payload in GPU memory is seen on CUDA, by a stand-in for its driver: the policy follows
+//! from attributes, the CPU flushes by the driver's call, and a flush that fails is a failure.
+
+mod common;
+mod standin;
+
+use common::{Flag, Gate, LIMIT, Net, Pair, finish, sge};
+use gdsync::gpu::{Consistency, MemoryKind};
+use gdsync::rdma::{Descriptor, Device, Lowering, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+use standin::{Control, Variant, inside};
+
+/// The device attributes that the policy is chosen from.
+const FLUSH: i32 = 98;
+const OPTIONS: i32 = 117;
+const ORDERING: i32 = 118;
+/// `cuFlushGPUDirectRDMAWrites`, and what it may answer.
+const CALL: &str = "cuFlushGPUDirectRDMAWrites";
+const UNKNOWN: i32 = 999;
+
+fn set(ordering: i32, flush: i32, options: i32) -> Control {
+    let control = Control::open();
+    control.set_attribute(ORDERING, ordering);
+    control.set_attribute(FLUSH, flush);
+    control.set_attribute(OPTIONS, options);
+    control
+}
+
+fn policy() -> Consistency {
+    let gpu = Gpu::cuda(0).unwrap();
+    let device = Device::emulated(&gpu).unwrap();
+    device.consistency(MemoryKind::Device).unwrap()
+}
+
+fn configs() -> [QpConfig; 2] {
+    [Lowering::MemOps, Lowering::Kernel].map(|lowering| QpConfig {
+        lowering,
+        ..QpConfig::default()
+    })
+}
+
+/// Messages into GPU memory, each looked at by the stream behind its wait.
+fn messages(config: &QpConfig) {
+    let gpu = Gpu::cuda(0).unwrap();
+    let mut p = Pair::new(&gpu, Net::One, config);
+    let (near, far) = (
+        p.mem_a(MemoryKind::Device, 4096),
+        p.mem_b(MemoryKind::Device, 4096),
+    );
+    let seen = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+    let stream = gpu.stream().unwrap();
+    for round in 0..20_u8 {
+        let bytes: Vec<u8> = (0..4000_u32).map(|i| round ^ i as u8).collect();
+        near.region().write(0, &bytes).unwrap();
+        let recv = p.b.prepare_receive(&[sge(&far, 0, 4000)]).unwrap();
+        p.b.post_receive(recv).unwrap();
+        let list = [sge(&near, 0, 4000)];
+        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+        p.a.post_on(&stream, &[Descriptor::Send(send), Descriptor::wait(send)])
+            .unwrap();
+        p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
+            .unwrap();
+        let (to, from) = (seen.span(0, 4000), far.region().span(0, 4000));
+        stream.copy(&to.unwrap(), &from.unwrap()).unwrap();
+        finish(&stream, "messages");
+        let mut got = vec![0; 4000];
+        seen.read(0, &mut got).unwrap();
+        assert_eq!(got, bytes, "round {round}");
+    }
+    assert_eq!((p.a.error(), p.b.error()), (None, None));
+}
+
+#[test]
+fn order_goes_before_everything() {
+    inside!(Variant::default());
+    let _control = set(100, 1, 1);
+    assert_eq!(policy(), Consistency::Ordered);
+}
+
+#[test]
+fn without_order_waits_flush() {
+    inside!(Variant::default());
+    let _control = set(0, 1, 1);
+    assert_eq!(policy(), Consistency::Flush);
+}
+
+#[test]
+fn without_either_the_cpu_flushes() {
+    inside!(Variant::default());
+    let control = set(0, 0, 1);
+    assert_eq!(policy(), Consistency::HostFlag);
+    for config in configs() {
+        control.record(true);
+        messages(&config);
+        control.record(false);
+        let calls = control.calls();
+        let flushes = calls.lines().filter(|line| line.contains(CALL)).count();
+        assert!(flushes >= 20, "{flushes} flushes");
+    }
+}
+
+#[test]
+fn where_nobody_else_flushes_the_nic_reads() {
+    inside!(Variant::default());
+    let control = set(0, 0, 0);
+    assert_eq!(policy(), Consistency::LoopbackRead);
+    control.record(true);
+    configs().iter().for_each(messages);
+    control.record(false);
+    assert!(!control.calls().contains(CALL));
+}
+
+#[test]
+fn a_driver_without_the_call_has_the_nic_read() {
+    inside!(Variant {
+        without: Some(CALL),
+        ..Variant::default()
+    });
+    let _control = set(0, 0, 1);
+    assert_eq!(policy(), Consistency::LoopbackRead);
+}
+
+/// Its attributes say HOST, and the call fails: streams pass, and know.
+#[test]
+fn a_flush_that_fails_fails_the_queue_pairs() {
+    inside!(Variant::default());
+    let control = set(0, 0, 1);
+    for config in configs() {
+        let gpu = Gpu::cuda(0).unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let (stream, gate, done) = (gpu.stream().unwrap(), Gate::new(&gpu), Flag::new(&gpu));
+        let list = [gate.wait(), Descriptor::Flush, done.set()];
+        p.a.post_on(&stream, &list).unwrap();
+        control.fail(CALL, UNKNOWN, 0);
+        gate.open();
+        finish(&stream, "a flush that fails");
+        assert!(done.is_set());
+        assert_eq!(p.a.error(), Some(Status::NOT_VISIBLE));
+        assert_eq!(p.b.error(), Some(Status::NOT_VISIBLE));
+        let refused = p.a.post_on(&stream, &[Descriptor::Flush]);
+        drop(refused);
+        control.fail(CALL, 0, 0);
+        finish(&stream, "another one");
+        p.recover("after a flush that failed");
+        let list = [Descriptor::Flush];
+        p.a.post_on(&stream, &list).unwrap();
+        finish(&stream, "a flush that works again");
+        assert_eq!(p.a.error(), None);
+        p.a.device().close(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
+    inside!(Variant {
+        env: &[("GDS_CONSISTENCY", "host")],
+        ..Variant::default()
+    });
+    let _control = set(100, 1, 0);
+    let refused = Gpu::cuda(0).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert!(refused.to_string().contains("GDS_CONSISTENCY"), "{refused}");
+}
+
+#[test]
+fn what_is_demanded_goes_before_order() {
+    inside!(Variant {
+        env: &[("GDS_CONSISTENCY", "host")],
+        ..Variant::default()
+    });
+    let _control = set(100, 1, 1);
+    assert_eq!(policy(), Consistency::HostFlag);
+    configs().iter().for_each(messages);
+}
