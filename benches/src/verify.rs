@@ -20,7 +20,7 @@ use crate::pattern;
 use crate::report::{self, Report, Target};
 
 /// Messages of a chunk.
-const CHUNK: u64 = 64;
+const CHUNK: u64 = 32;
 /// Entries of each queue.
 const QUEUE: u32 = 128;
 /// What lies where nothing was received.
