@@ -224,6 +224,7 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
             mtu: own.mtu,
             gid,
         }),
+        qkey: None,
         lane: 0,
     })
 }

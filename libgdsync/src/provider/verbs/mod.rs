@@ -5,24 +5,9 @@
 //! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
 //! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
-<<<<<<< HEAD
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
 //! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the
 //! GPU's thread may be that one: [`deputy`].
-||||||| merged common ancestors
-<<<<<<<<< Temporary merge branch 1
-//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports, registrations and paths are those of
-//! [`rdma_core`](super::rdma_core).
-||||||||| 90adfa9
-//! datagrams go to, [`queues`] has the
-//! device's objects, [`thread`] the thread. Ports, registrations and paths are those of
-//! [`rdma_core`](super::rdma_core).
-=========
-//! datagrams go to, [`queues`] has the
-//! device's objects, [`thread`] the thread. Ports, registrations and paths are those of
-//! [`rdma_core`](super::rdma_core). On a software GPU the GPU's thread may be that one:
-//! [`deputy`].
->>>>>>>>> Temporary merge branch 2
 =======
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
 //! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the GPU's
