@@ -80,7 +80,12 @@ pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
         std::thread::spawn(move || {
             // Nobody listens any more once the trial has been given up.
             for line in BufReader::new(hear).lines().map_while(Result::ok) {
+                let over = line == DONE;
                 let _ = tell.send((rank, line));
+                if over {
+                    // Its end is no news.
+                    return;
+                }
             }
             let mut why = String::new();
             let _ = errors.read_to_string(&mut why);
