@@ -110,13 +110,13 @@ fn sendrecv_stream() {
 /// Eager messages and such as wait for their receive.
 #[test]
 fn pingpong() {
-    let launched = launch(2, &[PINGPONG, "--rounds", "100"]);
+    let launched = launch(2, &[PINGPONG, "--rounds", "30"]);
     assert!(launched.status.success(), "{}", text(&launched));
     for rank in [0, 1] {
-        let words = format!("rank {rank} had 100 messages of 1 to 20000 bytes");
+        let words = format!("rank {rank} had 30 messages of 1 to 20000 bytes");
         assert!(text(&launched).contains(&words), "{}", text(&launched));
     }
-    let short = threads(PINGPONG, 2, &["--longest", "64"]);
+    let short = threads(PINGPONG, 2, &["--longest", "64", "--rounds", "50"]);
     assert!(short.status.success(), "{}", text(&short));
 }
 
