@@ -59,6 +59,11 @@ need_toolchain() {
     need g++ g++ # kernels of the software GPU are C++
 }
 
+# Not linked but loaded: libmlx5 is a driver of libibverbs'. It comes with that.
+need_mlx5() {
+    [ -e /etc/libibverbs.d/mlx5.driver ] || bring libmlx5 ibverbs-providers
+}
+
 # nvcc comes as Python wheels, with pip as the only client; it preprocesses by g++.
 need_nvcc() {
     need g++ g++
@@ -161,6 +166,8 @@ step_kernels() {
 # (each in a binary of its own) never compete with others for the machine.
 step_unit() {
     say "unit: unit, integration, property and doc tests of the workspace"
+    # Tests that want it are ignored without, which GDS_REQUIRE=virt does not let pass.
+    case ",${GDS_REQUIRE:-}," in *,virt,*) need_mlx5 ;; esac
     cargo test --workspace --no-run
     local ahead=""
     if [ "${AHEAD:-}" ]; then
@@ -253,8 +260,7 @@ step_rdma() {
     need ib_write_bw perftest
     need ibv_devinfo ibverbs-utils
     [ -e /usr/include/infiniband/mlx5dv.h ] || bring mlx5dv.h libibverbs-dev
-    # Not linked but loaded: libmlx5 is a driver of libibverbs'.
-    [ -e /etc/libibverbs.d/mlx5.driver ] || bring libmlx5 ibverbs-providers
+    need_mlx5
     emulator/ci/run
 }
 
