@@ -12,6 +12,7 @@ fn here(lid: u16, gid: [u8; 16]) -> QpAddress {
         gpu: 2,
         process: 3,
         port: Some(PortAddress { lid, mtu: 4, gid }),
+        qkey: None,
         lane: 0,
     }
 }

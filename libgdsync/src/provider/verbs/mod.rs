@@ -8,11 +8,6 @@
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
 //! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the
 //! GPU's thread may be that one: [`deputy`].
-=======
-//! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
-//! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the GPU's
-//! thread may be that one: [`deputy`].
->>>>>>> s6-ud
 
 mod deputy;
 mod entries;
