@@ -189,6 +189,17 @@ pub enum Ranks {
     Launched,
 }
 
+impl Ranks {
+    /// As the options of a command say.
+    pub fn of(threads: bool, launched: bool) -> Ranks {
+        match (threads, launched) {
+            (true, _) => Ranks::Threads,
+            (_, true) => Ranks::Launched,
+            _ => Ranks::Processes,
+        }
+    }
+}
+
 /// Options about GPU and NIC.
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Setup {

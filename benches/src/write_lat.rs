@@ -75,11 +75,7 @@ pub struct Options {
 
 impl Options {
     fn ranks(&self) -> Ranks {
-        match (self.threads, self.launched) {
-            (true, _) => Ranks::Threads,
-            (_, true) => Ranks::Launched,
-            _ => Ranks::Processes,
-        }
+        Ranks::of(self.threads, self.launched)
     }
 }
 

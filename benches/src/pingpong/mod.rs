@@ -98,11 +98,7 @@ impl Options {
     }
 
     fn ranks(&self) -> Ranks {
-        match (self.threads, self.launched) {
-            (true, _) => Ranks::Threads,
-            (_, true) => Ranks::Launched,
-            _ => Ranks::Processes,
-        }
+        Ranks::of(self.threads, self.launched)
     }
 }
 

@@ -70,12 +70,19 @@ fn no_list() -> Error {
     }
 }
 
-/// An answer that is a number: 0 or an errno, which some functions negate or leave in `errno`.
+/// What an answer other than 0 says: an errno, which some functions negate or leave in `errno`.
+pub(super) fn told(answer: i32, operation: &'static str, what: &str) -> Error {
+    match answer {
+        -1 => refused_last(operation, what),
+        errno => refused(operation, what, errno.abs()),
+    }
+}
+
+/// An answer that is a number: 0, or as [`told`].
 pub(in crate::provider) fn check(answer: i32, operation: &'static str, what: &str) -> Result<()> {
     match answer {
         0 => Ok(()),
-        -1 => Err(refused_last(operation, what)),
-        errno => Err(refused(operation, what, errno.abs())),
+        answer => Err(told(answer, operation, what)),
     }
 }
 

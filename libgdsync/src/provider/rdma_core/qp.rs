@@ -15,7 +15,7 @@ use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::context::{Context, check, missing, refused_last};
+use super::context::{Context, check, missing, refused_last, told};
 use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
@@ -238,21 +238,9 @@ impl QpParts {
             return Err(refused_last(CREATE, &what));
         }
         let guard = CqGuard(self.context, cq);
-        let mut out = mlx5dv_cq {
-            buf: std::ptr::null_mut(),
-            dbrec: std::ptr::null_mut(),
-            cqe_cnt: 0,
-            cqe_size: 0,
-            cq_uar: std::ptr::null_mut(),
-            cqn: 0,
-            comp_mask: 0,
-        };
-        let mut question = mlx5dv_obj::default();
-        question.cq.object = cq;
-        question.cq.out = &mut out;
-        // SAFETY: a live completion queue and a place to write to.
-        let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_CQ) };
-        check(answer, CREATE, "where the completion queue lies")?;
+        // SAFETY: a live completion queue.
+        let out = unsafe { mlx5.cq(cq) }
+            .map_err(|answer| told(answer, CREATE, "where the completion queue lies"))?;
         let is = (out.buf as usize, out.cqe_cnt, out.cqe_size as usize);
         if is != (at, entries, ENTRY) {
             let what = format!("a completion queue at {is:x?} in place of {at:#x}, {entries}");
@@ -366,33 +354,15 @@ impl QpParts {
             let what = format!("queue pair of {requests} sends and {entries} receives");
             return Err(refused_last(CREATE, &what));
         }
-        let none = mlx5dv_ring {
-            buf: std::ptr::null_mut(),
-            wqe_cnt: 0,
-            stride: 0,
-        };
-        let mut out = mlx5dv_qp {
-            dbrec: std::ptr::null_mut(),
-            sq: none,
-            rq: none,
-            bf_reg: std::ptr::null_mut(),
-            bf_size: 0,
-            comp_mask: 0,
-            uar_mmap_offset: 0,
-            numbers: [0; 4],
-            tir_icm_addr: 0,
-        };
-        let mut question = mlx5dv_obj::default();
-        question.qp.object = qp;
-        question.qp.out = &mut out;
-        // SAFETY: a live queue pair and a place to write to.
-        let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_QP) };
-        if let Err(e) = check(answer, CREATE, "where the queue pair lies") {
+        // SAFETY: a live queue pair.
+        let out = unsafe { mlx5.qp(qp) }
+            .map_err(|answer| told(answer, CREATE, "where the queue pair lies"));
+        if out.is_err() {
             self.take_back(qp)?;
-            return Err(e);
+            return out;
         }
         self.qp = qp;
-        Ok(out)
+        out
     }
 
     /// Destroys a queue pair that is not the one wanted.

@@ -486,47 +486,11 @@ unsafe fn layout(
     qp: *mut ibv_qp,
     cqs: [*mut ibv_cq; 2],
 ) -> (mlx5dv_qp, [mlx5dv_cq; 2]) {
-    let none = mlx5dv_ring {
-        buf: ptr::null_mut(),
-        wqe_cnt: 0,
-        stride: 0,
-    };
-    let mut is = mlx5dv_qp {
-        dbrec: ptr::null_mut(),
-        sq: none,
-        rq: none,
-        bf_reg: ptr::null_mut(),
-        bf_size: 0,
-        comp_mask: 0,
-        uar_mmap_offset: 0,
-        numbers: [0; 4],
-        tir_icm_addr: 0,
-    };
-    let mut question = mlx5dv_obj::default();
-    question.qp.object = qp;
-    question.qp.out = &mut is;
-    // SAFETY: a live queue pair, as the caller says, and a place to write to.
-    let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_QP) };
-    assert_eq!(answer, 0, "mlx5dv_init_obj");
-    let cqs = cqs.map(|cq| {
-        let mut is = mlx5dv_cq {
-            buf: ptr::null_mut(),
-            dbrec: ptr::null_mut(),
-            cqe_cnt: 0,
-            cqe_size: 0,
-            cq_uar: ptr::null_mut(),
-            cqn: 0,
-            comp_mask: 0,
-        };
-        let mut question = mlx5dv_obj::default();
-        question.cq.object = cq;
-        question.cq.out = &mut is;
-        // SAFETY: as above.
-        let answer = unsafe { (mlx5.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_CQ) };
-        assert_eq!(answer, 0, "mlx5dv_init_obj");
-        is
-    });
-    (is, cqs)
+    // SAFETY: live objects, as the caller says.
+    unsafe {
+        let is = mlx5.qp(qp).expect("mlx5dv_init_obj");
+        (is, cqs.map(|cq| mlx5.cq(cq).expect("mlx5dv_init_obj")))
+    }
 }
 
 impl Drop for VendorQp {

@@ -3,6 +3,7 @@
 #![allow(non_camel_case_types)]
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 
 use crate::verbs::types::*;
 
@@ -35,6 +36,69 @@ crate::dl_api! {
             "MLX5_1.2" fn mlx5dv_init_obj(object: *mut mlx5dv_obj, kinds: u64) -> c_int;
         }
         optional {}
+    }
+}
+
+impl Mlx5 {
+    /// Where a queue pair lies, by [`Mlx5::mlx5dv_init_obj`].
+    ///
+    /// # Errors
+    /// What that answers.
+    ///
+    /// # Safety
+    /// A live queue pair of this library's.
+    pub unsafe fn qp(&self, qp: *mut ibv_qp) -> Result<mlx5dv_qp, c_int> {
+        let none = mlx5dv_ring {
+            buf: ptr::null_mut(),
+            wqe_cnt: 0,
+            stride: 0,
+        };
+        let mut out = mlx5dv_qp {
+            dbrec: ptr::null_mut(),
+            sq: none,
+            rq: none,
+            bf_reg: ptr::null_mut(),
+            bf_size: 0,
+            comp_mask: 0,
+            uar_mmap_offset: 0,
+            numbers: [0; 4],
+            tir_icm_addr: 0,
+        };
+        let mut question = mlx5dv_obj::default();
+        question.qp.object = qp;
+        question.qp.out = &mut out;
+        // SAFETY: a live queue pair, as the caller says, and a place to write to.
+        match unsafe { (self.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_QP) } {
+            0 => Ok(out),
+            answer => Err(answer),
+        }
+    }
+
+    /// Where a completion queue lies, by [`Mlx5::mlx5dv_init_obj`].
+    ///
+    /// # Errors
+    /// What that answers.
+    ///
+    /// # Safety
+    /// A live completion queue of this library's.
+    pub unsafe fn cq(&self, cq: *mut ibv_cq) -> Result<mlx5dv_cq, c_int> {
+        let mut out = mlx5dv_cq {
+            buf: ptr::null_mut(),
+            dbrec: ptr::null_mut(),
+            cqe_cnt: 0,
+            cqe_size: 0,
+            cq_uar: ptr::null_mut(),
+            cqn: 0,
+            comp_mask: 0,
+        };
+        let mut question = mlx5dv_obj::default();
+        question.cq.object = cq;
+        question.cq.out = &mut out;
+        // SAFETY: a live completion queue, as the caller says, and a place to write to.
+        match unsafe { (self.mlx5dv_init_obj)(&mut question, MLX5DV_OBJ_CQ) } {
+            0 => Ok(out),
+            answer => Err(answer),
+        }
     }
 }
 
