@@ -27,6 +27,7 @@ mod meet;
 mod memory;
 mod pattern;
 mod pingpong;
+mod pins;
 mod plot;
 mod post;
 mod rank;
