@@ -27,7 +27,6 @@ mod meet;
 mod memory;
 mod pattern;
 mod pingpong;
-mod pins;
 mod plot;
 mod post;
 mod rank;

@@ -3,22 +3,21 @@
 //! this thread is taken as well as the clock's: threads that drive virtual NICs, and other
 //! programs, are not in it.
 //!
-//! What a store into a ring costs depends on whose cache its line was read into last: a virtual
-//! NIC is a thread, and the linked-in one is the GPU's. So this thread has a processor to itself
-//! and all others share another. And it depends on where the rings happen to lie, so that both
-//! NICs are set up anew several times.
+//! The process runs on one processor. What a store into a ring costs depends on whose cache its
+//! line was read into last, and a virtual NIC is a thread: on two processors, and on sixteen, that
+//! would decide more than what the host does.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::{Bench, SIGNALED, WARM_UP, Way};
 use crate::cli::{Layers, Provider, Run, Setup};
 use crate::endpoint::Names;
-use crate::pins::Pins;
 use crate::report::{self, Report, Target};
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
@@ -40,12 +39,9 @@ pub struct Options {
     /// Against whose.
     #[arg(long, value_enum, default_value = "emulated")]
     pub against: Provider,
-    /// Pairs of bursts, for each way of posting, each time.
-    #[arg(long, default_value = "300", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    /// Pairs of bursts, for each way of posting.
+    #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
-    /// Times that both are set up anew.
-    #[arg(long, default_value = "9", value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub times: u64,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
@@ -72,35 +68,10 @@ pub struct Row {
     pub of: Cost,
     /// Of the other.
     pub against: Cost,
-    /// By this thread's time.
-    pub cpu_ratio: Ratio,
-    /// By the clock.
-    pub wall_ratio: Ratio,
-}
-
-/// How many times as long the one took as the other: medians over the pairs of bursts of each
-/// time, of which this is the median.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Ratio {
-    /// The one in the middle.
-    pub median: f64,
-    /// All, smallest first.
-    pub each: Vec<f64>,
-}
-
-impl Ratio {
-    fn of(mut each: Vec<f64>) -> Ratio {
-        each.sort_unstable_by(f64::total_cmp);
-        let median = each.get(each.len() / 2).copied().unwrap_or(f64::NAN);
-        Ratio { median, each }
-    }
-
-    /// Median, least and most.
-    fn cells(&self) -> [String; 2] {
-        let show = |ratio: Option<&f64>| format!("{:.3}", ratio.unwrap_or(&f64::NAN));
-        let [first, last] = [self.each.first(), self.each.last()].map(show);
-        [show(Some(&self.median)), format!("{first} - {last}")]
-    }
+    /// The median, over all pairs of bursts, of the one's time of this thread by the other's.
+    pub cpu_ratio: f64,
+    /// The same by the clock.
+    pub wall_ratio: f64,
 }
 
 /// All of it.
@@ -108,8 +79,6 @@ impl Ratio {
 pub struct Figures {
     /// With what: the first, the other.
     pub names: [Names; 2],
-    /// Where threads ran; `None` on a machine of one processor.
-    pub pins: Option<Pins>,
     /// Each way.
     pub rows: Vec<Row>,
 }
@@ -155,6 +124,13 @@ impl Calls {
             Calls::Stream(way) => self.requests(bench) / way.requests(),
         }
     }
+}
+
+/// Has this thread, and those that it starts from now on, run on the processor it is on.
+fn stay() -> Result<()> {
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here).context("staying on one processor")
 }
 
 /// By the clock, and of this thread's time.
@@ -238,65 +214,48 @@ impl Taken {
     }
 }
 
-/// What has been measured of one way of posting.
-struct Measured {
-    taken: [Taken; 2],
-    /// A median a time.
-    by_cpu: Vec<f64>,
-    by_wall: Vec<f64>,
+/// The one in the middle.
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_unstable_by(f64::total_cmp);
+    of.get(of.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-impl Measured {
-    fn new() -> Measured {
-        Measured {
-            taken: [Taken::new(), Taken::new()],
-            by_cpu: Vec::new(),
-            by_wall: Vec::new(),
+fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
+    let mut taken = [Taken::new(), Taken::new()];
+    let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
+    for round in 0..WARM_UP + rounds {
+        let mut pair = [None; 2];
+        // Who comes second finds memory warm, so they take turns.
+        for i in [round % 2, 1 - round % 2].map(|i| i as usize) {
+            pair[i] = Some(benches[i].round(calls)?);
+        }
+        let [Some(of), Some(against)] = pair else {
+            continue;
+        };
+        if round < WARM_UP {
+            continue;
+        }
+        by_wall.push(of.wall.as_secs_f64() / against.wall.as_secs_f64());
+        by_cpu.push(of.cpu.as_secs_f64() / against.cpu.as_secs_f64());
+        let n = calls.calls(&benches[0]) as u64;
+        for (taken, took) in taken.iter_mut().zip([of, against]) {
+            taken.wall.record(took.wall.as_nanos() as u64 / n);
+            taken.cpu.record(took.cpu.as_nanos() as u64 / n);
         }
     }
-
-    /// With these two, once more.
-    fn measure(&mut self, benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<()> {
-        let (mut by_wall, mut by_cpu) = (Vec::new(), Vec::new());
-        for round in 0..WARM_UP + rounds {
-            let mut pair = [None; 2];
-            // Who comes second finds memory warm, so they take turns.
-            for i in [round % 2, 1 - round % 2].map(|i| i as usize) {
-                pair[i] = Some(benches[i].round(calls)?);
-            }
-            let [Some(of), Some(against)] = pair else {
-                continue;
-            };
-            if round < WARM_UP {
-                continue;
-            }
-            by_wall.push(of.wall.as_secs_f64() / against.wall.as_secs_f64());
-            by_cpu.push(of.cpu.as_secs_f64() / against.cpu.as_secs_f64());
-            let n = calls.calls(&benches[0]) as u64;
-            for (taken, took) in self.taken.iter_mut().zip([of, against]) {
-                taken.wall.record(took.wall.as_nanos() as u64 / n);
-                taken.cpu.record(took.cpu.as_nanos() as u64 / n);
-            }
-        }
-        self.by_cpu.push(Ratio::of(by_cpu).median);
-        self.by_wall.push(Ratio::of(by_wall).median);
-        Ok(())
-    }
-
-    fn row(self, calls: Calls) -> Row {
-        let [of, against] = self.taken.map(|taken| taken.cost());
-        Row {
-            name: calls.name(),
-            of,
-            against,
-            cpu_ratio: Ratio::of(self.by_cpu),
-            wall_ratio: Ratio::of(self.by_wall),
-        }
-    }
+    let [of, against] = taken.map(|taken| taken.cost());
+    Ok(Row {
+        name: calls.name(),
+        of,
+        against,
+        cpu_ratio: median(by_cpu),
+        wall_ratio: median(by_wall),
+    })
 }
 
-/// Both, set up.
-fn set_up(options: &Options) -> Result<[Bench; 2]> {
+/// The command.
+pub fn run(options: &Options) -> Result<()> {
+    stay()?;
     let bench = |provider| {
         Bench::new(&super::Options {
             bursts: options.rounds,
@@ -308,7 +267,7 @@ fn set_up(options: &Options) -> Result<[Bench; 2]> {
             run: options.run.clone(),
         })
     };
-    let benches = [bench(options.of)?, bench(options.against)?];
+    let mut benches = [bench(options.of)?, bench(options.against)?];
     let [first, second] = &benches;
     ensure!(
         first.burst == second.burst,
@@ -316,37 +275,13 @@ fn set_up(options: &Options) -> Result<[Bench; 2]> {
         first.burst,
         second.burst
     );
-    Ok(benches)
-}
-
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let pins = Pins::choose()?;
-    let mut measured = Calls::ALL.map(|_| Measured::new());
-    let mut names = None;
-    for _ in 0..options.times {
-        let mut benches = set_up(options)?;
-        pins.map_or(Ok(()), Pins::apply)?;
-        for (calls, measured) in Calls::ALL.into_iter().zip(&mut measured) {
-            measured.measure(&mut benches, calls, options.rounds)?;
-        }
-        let name = |bench: &Bench| bench.endpoint.names(&bench.qp, bench.from.region().kind());
-        names.get_or_insert(benches.each_ref().map(name));
-    }
-    let names = names.context("nothing was measured")?;
-    println!("mpbench providers: 8-byte RDMA writes, the host's time for a call, in turn");
+    let names = benches
+        .each_ref()
+        .map(|bench| bench.endpoint.names(&bench.qp, bench.from.region().kind()));
+    println!("mpbench providers: 8-byte RDMA writes, the host's time, in turn, on one processor");
     println!(
-        "{}: {} against {}, {}",
-        names[0].gpu,
-        names[0].provider,
-        names[1].provider,
-        match pins {
-            Some(pins) => format!(
-                "on processor {}, all other threads on {}",
-                pins.own, pins.others
-            ),
-            None => "on the only processor".to_owned(),
-        }
+        "{}: {} against {}",
+        names[0].gpu, names[0].provider, names[1].provider
     );
     let name = |provider: Provider| {
         let value = provider.to_possible_value();
@@ -354,21 +289,18 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let (of, against) = (name(options.of), name(options.against));
     let first = format!("{:<58}", "medians of this thread's time");
-    let each = format!("of {:<13}", format!("{} times", options.times));
-    let heads = [&first, &of, &against, "ratio", &each, "by the clock"];
+    let heads = [&first, &of, &against, "ratio", "by the clock"];
     let table = Table::new(&heads, 9);
     println!("{}", table.line(&heads));
     let mut rows = Vec::new();
-    for (calls, measured) in Calls::ALL.into_iter().zip(measured) {
-        let row = measured.row(calls);
-        let [median, each] = row.cpu_ratio.cells();
+    for calls in Calls::ALL {
+        let row = measure(&mut benches, calls, options.rounds)?;
         let cells = [
             row.name.clone(),
             format!("{} ns", row.of.cpu_ns.median),
             format!("{} ns", row.against.cpu_ns.median),
-            median,
-            each,
-            row.wall_ratio.cells()[0].clone(),
+            format!("{:.3}", row.cpu_ratio),
+            format!("{:.3}", row.wall_ratio),
         ];
         println!("{}", table.line(&cells));
         rows.push(row);
@@ -376,10 +308,10 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(path) = &options.run.json {
         let target = |row: &Row| {
             let name = format!("providers: {}, {of} by {against}", row.name);
-            Target::at_most(&name, row.cpu_ratio.median, MOST, "")
+            Target::at_most(&name, row.cpu_ratio, MOST, "")
         };
         let targets = rows.iter().map(target).collect();
-        let figures = Figures { names, pins, rows };
+        let figures = Figures { names, rows };
         let report = Report::new("providers", options, &figures, targets)?;
         report::write_json(path, &report)?;
     }
@@ -392,11 +324,19 @@ mod tests {
 
     #[test]
     fn the_median_is_the_one_in_the_middle() {
-        assert_eq!(Ratio::of(vec![3.0, 1.0, 2.0]).median, 2.0);
-        assert_eq!(Ratio::of(vec![7.0]).median, 7.0);
-        assert!(Ratio::of(Vec::new()).median.is_nan());
-        let [median, each] = Ratio::of(vec![3.0, 1.0, 2.0]).cells();
-        assert_eq!((&*median, &*each), ("2.000", "1.000 - 3.000"));
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![7.0]), 7.0);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn threads_stay_where_their_maker_stays() {
+        let maker = std::thread::spawn(|| {
+            stay().unwrap();
+            let parallel = || std::thread::available_parallelism().unwrap().get();
+            [parallel(), std::thread::spawn(parallel).join().unwrap()]
+        });
+        assert_eq!(maker.join().unwrap(), [1, 1]);
     }
 
     #[test]
