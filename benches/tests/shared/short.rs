@@ -38,7 +38,7 @@ const fn short(
 }
 
 /// All of them.
-pub const SHORT: [Short; 28] = [
+pub const SHORT: [Short; 30] = [
     short("post", &["post", "--bursts", "4"], |r, on| post(r, on, 3)),
     short(
         "post with messages",
@@ -62,6 +62,36 @@ pub const SHORT: [Short; 28] = [
             assert_eq!(r["figures"]["rows"][0]["bare_ns"], Value::Null, "{r:#}");
         },
     ),
+    short(
+        "providers",
+        &[
+            "providers",
+            "--rounds",
+            "3",
+            "--of",
+            "emulated",
+            "--against",
+            "emulated",
+        ],
+        |r, on| {
+            names(r, "/figures/names/0", on);
+            assert_ne!(r["figures"]["names"][0], r["figures"]["names"][1]);
+            assert_eq!(number(r, "/machine/cores"), 1.0);
+            let rows = r["figures"]["rows"].as_array().unwrap();
+            assert_eq!(rows.len(), 4);
+            for row in rows {
+                assert!(number(row, "/cpu_ratio") > 0.0, "{row:#}");
+                assert_eq!(number(row, "/against/cpu_ns/count"), 3.0);
+            }
+        },
+    ),
+    short("verify", &["verify", "--messages", "300"], |r, on| {
+        names(r, "/figures/names", on);
+        assert_eq!(number(r, "/figures/messages"), 300.0);
+        for by in ["/figures/verified/0", "/figures/verified/1"] {
+            assert_eq!(number(r, by), number(r, "/figures/bytes"), "{r:#}");
+        }
+    }),
     short("rate", &["rate", "--messages", "20000"], |r, on| {
         names(r, "/figures/names", on);
         assert!(number(r, "/figures/spot_checks") > 0.0);
@@ -349,7 +379,7 @@ pub fn play(short: &Short, on: &On) {
 }
 
 /// Commands that are told to get something wrong, and what they must say of it.
-pub const WRONG: [(&[&str], &str); 3] = [
+pub const WRONG: [(&[&str], &str); 4] = [
     (
         &[
             "pingpong",
@@ -362,6 +392,10 @@ pub const WRONG: [(&[&str], &str); 3] = [
             "9",
         ],
         "byte 32 of message 9 from rank 1",
+    ),
+    (
+        &["verify", "--messages", "300", "--spoil", "200"],
+        "wrong bytes",
     ),
     (
         &["soak", "--messages", "20000", "--leak", "8"],
