@@ -51,6 +51,8 @@ pub(super) struct Limits {
     /// Pieces of one.
     pub send_sges: usize,
     pub recv_sges: usize,
+    /// Bytes of a send that are copied as it is posted.
+    pub inline: usize,
 }
 
 /// The rings of a queue pair.
@@ -394,15 +396,18 @@ impl<Q: Queues> Lane<Q> {
     fn post_send(&mut self, ds: u8) -> Option<Stage> {
         let at = u64::from(self.send.head) * BASIC_BLOCK as u64;
         let bytes = &self.entry[..usize::from(ds) * SEGMENT];
-        let limit = self.limits.send_sges;
+        let most = translate::Most {
+            sges: self.limits.send_sges,
+            inline: self.limits.inline,
+        };
         let ring = &self.rings.send_memory;
         // Until the device has taken the request.
         let handles = self.handles.as_deref().map(Handles::read);
         let wr = match &handles {
-            None => translate::send(bytes, at, ring, limit, &mut self.sges),
+            None => translate::send(bytes, at, ring, most, &mut self.sges),
             Some(handles) => {
                 let find = |av: &AvSeg| handles.find(av);
-                translate::datagram(bytes, at, ring, limit, &mut self.sges, find)
+                translate::datagram(bytes, at, ring, most, &mut self.sges, find)
             }
         };
         let wr = match wr {

@@ -232,6 +232,7 @@ const LIMITS: Limits = Limits {
     receives: 4,
     send_sges: 4,
     recv_sges: 4,
+    inline: 64,
 };
 const FLUSH: Option<Syndrome> = Some(Syndrome::WR_FLUSH);
 

@@ -201,6 +201,7 @@ impl Nic for VerbsNic {
             sends: blocks as usize,
             receives: slots as usize,
             send_sges: 0,
+            inline: 0,
             recv_sges: stride as usize / SEGMENT,
         };
         let init = path::init(self.base.port_used(), rings.access, rings.transport);

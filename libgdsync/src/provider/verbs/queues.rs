@@ -18,6 +18,10 @@ const CREATE: &str = "create queue pair";
 const MOST_WAITING: u32 = 256;
 /// Pieces of a send that are asked for first; fewer where the device has no more.
 const SEND_SGES: u32 = 30;
+/// Bytes of inline data, likewise.
+const INLINE: u32 = 256;
+/// Fewer than that are none.
+const LEAST_INLINE: u32 = 32;
 
 /// The objects.
 pub(super) struct DeviceQueues {
@@ -33,6 +37,44 @@ pub(super) struct DeviceQueues {
 
 // SAFETY: libibverbs may be called from any thread with any of its objects.
 unsafe impl Send for DeviceQueues {}
+
+/// What a queue pair is asked to take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    sends: u32,
+    receives: u32,
+    send_sges: u32,
+    inline: u32,
+}
+
+impl Sizes {
+    /// What to ask for when this was refused; `None`: it is not for the sizes. No attribute tells
+    /// how many bytes of inline data there may be, nor that requests times pieces have a limit.
+    fn smaller(self) -> Option<Sizes> {
+        let Sizes {
+            sends,
+            receives,
+            send_sges,
+            inline,
+        } = self;
+        match self {
+            _ if inline > 0 => Some(Sizes {
+                inline: Some(inline / 2).filter(|n| *n >= LEAST_INLINE).unwrap_or(0),
+                ..self
+            }),
+            _ if send_sges > 4 => Some(Sizes {
+                send_sges: send_sges / 2,
+                ..self
+            }),
+            _ if sends.max(receives) > 16 => Some(Sizes {
+                sends: (sends / 2).max(4).min(sends),
+                receives: (receives / 2).max(4).min(receives),
+                ..self
+            }),
+            _ => None,
+        }
+    }
+}
 
 /// What the device says about itself.
 pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
@@ -83,21 +125,24 @@ impl DeviceQueues {
             init,
             armed: false,
         };
-        // Requests times pieces have a limit too, which no attribute tells.
-        let mut sizes = (sends, receives, SEND_SGES.min(most(device.max_sge)));
+        let mut sizes = Sizes {
+            sends,
+            receives,
+            send_sges: SEND_SGES.min(most(device.max_sge)),
+            inline: INLINE,
+        };
         loop {
-            let (sends, receives, send_sges) = sizes;
             let mut attr = ibv_qp_init_attr {
                 qp_context: ptr::null_mut(),
                 send_cq: cq,
                 recv_cq: cq,
                 srq: ptr::null_mut(),
                 cap: ibv_qp_cap {
-                    max_send_wr: sends,
-                    max_recv_wr: receives,
-                    max_send_sge: send_sges,
+                    max_send_wr: sizes.sends,
+                    max_recv_wr: sizes.receives,
+                    max_send_sge: sizes.send_sges,
                     max_recv_sge: recv_sges,
-                    max_inline_data: 0,
+                    max_inline_data: sizes.inline,
                 },
                 qp_type: match transport {
                     Transport::Rc => IBV_QPT_RC,
@@ -109,21 +154,18 @@ impl DeviceQueues {
             made.qp = unsafe { (verbs.ibv_create_qp)(pd, &mut attr) };
             if !made.qp.is_null() {
                 let limits = Limits {
-                    sends: sends as usize,
-                    receives: receives as usize,
-                    send_sges: send_sges as usize,
+                    sends: sizes.sends as usize,
+                    receives: sizes.receives as usize,
+                    send_sges: sizes.send_sges as usize,
                     recv_sges: recv_sges as usize,
+                    inline: sizes.inline as usize,
                 };
                 // SAFETY: a live queue pair.
                 let qpn = unsafe { (*made.qp).qp_num };
                 return Ok((made, qpn, limits));
             }
             let refusal = refused_last(CREATE, &format!("queue pair of {attr:?}"));
-            sizes = match sizes {
-                (s, r, sges) if sges > 4 => (s, r, sges / 2),
-                (s, r, sges) if s.max(r) > 16 => (s.min(s / 2).max(4), r.min(r / 2).max(4), sges),
-                _ => return Err(refusal),
-            };
+            sizes = sizes.smaller().ok_or(refusal)?;
         }
     }
 
@@ -214,5 +256,34 @@ impl Queues for DeviceQueues {
         if let Err(e) = done {
             tracing::warn!(target: "gdsync", "{e}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_asked_for_smaller_until_nothing_is_left() {
+        let most = Sizes {
+            sends: 256,
+            receives: 256,
+            send_sges: 30,
+            inline: 256,
+        };
+        let all: Vec<Sizes> = std::iter::successors(Some(most), |sizes| sizes.smaller()).collect();
+        // Inline data go first: without them everything works.
+        let inline: Vec<u32> = all.iter().map(|sizes| sizes.inline).collect();
+        assert_eq!(inline[..6], [256, 128, 64, 32, 0, 0]);
+        assert_eq!(all[4], Sizes { inline: 0, ..most });
+        let last = Sizes {
+            sends: 16,
+            receives: 16,
+            send_sges: 3,
+            inline: 0,
+        };
+        assert_eq!(all.last(), Some(&last));
+        assert_eq!(all.len(), 5 + 3 + 4);
+        assert_eq!(Sizes { sends: 1, ..last }.smaller(), None);
     }
 }

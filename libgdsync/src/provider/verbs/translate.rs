@@ -43,21 +43,31 @@ impl RingMemory {
     }
 }
 
+/// What one request may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Most {
+    /// Pieces.
+    pub sges: usize,
+    /// Bytes that are copied as it is posted.
+    pub inline: usize,
+}
+
 /// The request that the entry in `bytes` stands for, its data in `sges`; `None` for one that does
-/// nothing. The entry begins `at` bytes into the ring, where the NIC reads inline data: they stay
-/// until the request has completed, and their length has no limit but the entry's.
+/// nothing. Inline data are copied from `bytes` as the request is posted. If they are more than
+/// the device copies, or stand beside others, the NIC reads them from the ring, `at` bytes into
+/// which the entry begins: they stay there until the request has completed.
 ///
 /// # Errors
-/// What a completion says of an entry that makes no sense, or has more than `limit` pieces.
+/// What a completion says of an entry that makes no sense, or has more than `most` pieces.
 pub(super) fn send(
     bytes: &[u8],
     at: u64,
     ring: &RingMemory,
-    limit: usize,
+    most: Most,
     sges: &mut Vec<ibv_sge>,
 ) -> Result<Option<ibv_send_wr>, Syndrome> {
     let entry = parse_send(bytes).map_err(|_| Syndrome::LOCAL_QP_OP)?;
-    request(&entry, bytes, at, ring, limit, sges)
+    request(&entry, bytes, at, ring, most, sges)
 }
 
 /// As [`send`], of a queue pair of datagrams; `find` has the address handle that an entry names.
@@ -68,12 +78,12 @@ pub(super) fn datagram(
     bytes: &[u8],
     at: u64,
     ring: &RingMemory,
-    limit: usize,
+    most: Most,
     sges: &mut Vec<ibv_sge>,
     find: impl FnOnce(&AvSeg) -> Option<*mut ibv_ah>,
 ) -> Result<Option<ibv_send_wr>, Syndrome> {
     let entry = parse_datagram(bytes).map_err(|_| Syndrome::LOCAL_QP_OP)?;
-    let Some(mut wr) = request(&entry, bytes, at, ring, limit, sges)? else {
+    let Some(mut wr) = request(&entry, bytes, at, ring, most, sges)? else {
         return Ok(None);
     };
     let av = entry.av.ok_or(Syndrome::LOCAL_QP_OP)?;
@@ -90,7 +100,7 @@ fn request(
     bytes: &[u8],
     at: u64,
     ring: &RingMemory,
-    limit: usize,
+    most: Most,
     sges: &mut Vec<ibv_sge>,
 ) -> Result<Option<ibv_send_wr>, Syndrome> {
     let opcode = match entry.opcode() {
@@ -105,9 +115,22 @@ fn request(
         SendOpcode::ATOMIC_FA => IBV_WR_ATOMIC_FETCH_AND_ADD,
         _ => return Err(Syndrome::LOCAL_QP_OP),
     };
+    let mut flags = flags(entry.flags());
+    let fetches = matches!(opcode, IBV_WR_RDMA_READ) || entry.atomic.is_some();
+    let all_inline = entry.data().all(|data| matches!(data, Data::Inline(_)));
+    let short = (1..=most.inline as u64).contains(&entry.data_len());
+    let copied = all_inline && short && !fetches;
+    if copied {
+        flags |= IBV_SEND_INLINE;
+    }
     sges.clear();
     for data in entry.data() {
         match data {
+            Data::Inline(inline) if copied => sges.push(ibv_sge {
+                addr: inline.as_ptr() as u64,
+                length: inline.len() as u32,
+                lkey: 0,
+            }),
             Data::Sge(sge) => sges.push(ibv_sge {
                 addr: sge.addr,
                 length: sge.len,
@@ -119,7 +142,7 @@ fn request(
             }
         }
     }
-    if sges.len() > limit {
+    if sges.len() > most.sges {
         return Err(Syndrome::LOCAL_QP_OP);
     }
     if entry.atomic.is_some() && entry.data_len() != 8 {
@@ -157,7 +180,7 @@ fn request(
         sg_list: sges.as_mut_ptr(),
         num_sge: sges.len() as c_int,
         opcode,
-        send_flags: flags(entry.flags()),
+        send_flags: flags,
         imm_data,
         wr,
         qp_type: 0,

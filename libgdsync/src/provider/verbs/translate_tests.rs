@@ -46,11 +46,16 @@ fn encode(wqe: &SendWqe<'_>) -> Vec<u8> {
     bytes
 }
 
+const MOST: Most = Most {
+    sges: 30,
+    inline: 0,
+};
+
 type Translated = Result<Option<(ibv_send_wr, Vec<ibv_sge>)>, Syndrome>;
 
 fn translated(bytes: &[u8], at: u64) -> Translated {
     let mut sges = Vec::new();
-    let wr = send(bytes, at, &RING, 30, &mut sges)?;
+    let wr = send(bytes, at, &RING, MOST, &mut sges)?;
     Ok(wr.map(|wr| (wr, sges)))
 }
 
@@ -118,7 +123,7 @@ fn datagrams_go_to_the_handle_that_their_address_names() {
             assert_eq!(asked.rlid.get(), 7);
             found
         };
-        let wr = datagram(bytes, 64, &RING, 30, &mut sges, find)?;
+        let wr = datagram(bytes, 64, &RING, MOST, &mut sges, find)?;
         Ok::<_, Syndrome>(wr.map(|wr| (wr, sges)))
     };
     let gathered = encode(SendOpcode::SEND_IMM, Payload::Gather(&SGES));
@@ -269,6 +274,54 @@ fn a_request_that_does_nothing_is_none() {
     assert!(matches!(translated(&nop, 0), Ok(None)));
 }
 
+/// What the device copies as it is posted; more is left in the ring, and so is what others stand
+/// beside.
+#[test]
+fn short_inline_data_are_copied() {
+    let data: Vec<u8> = (0..60).collect();
+    let parts = [&data[..50], &data[50..]];
+    let bytes = encode(&SendWqe {
+        opcode: SendOpcode::RDMA_WRITE,
+        remote: Some(REMOTE),
+        payload: Payload::Inline(&parts),
+        ..SendWqe::default()
+    });
+    let translated = |bytes: &[u8], inline| {
+        let mut sges = Vec::new();
+        let most = Most { inline, ..MOST };
+        let wr = send(bytes, RING.len - 64, &RING, most, &mut sges).unwrap();
+        (wr.expect("one that does something"), sges)
+    };
+    for (inline, copied) in [(0, false), (59, false), (60, true), (1000, true)] {
+        let (wr, sges) = translated(&bytes, inline);
+        assert_eq!(wr.send_flags & IBV_SEND_INLINE != 0, copied, "of {inline}");
+        assert_eq!(sges.iter().all(|sge| sge.lkey == RING.lkey), !copied);
+        let len: u32 = sges.iter().map(|sge| sge.length).sum();
+        assert_eq!(len, 60);
+        if copied {
+            let piece = |sge: &ibv_sge| {
+                let at = sge.addr as usize - bytes.as_ptr() as usize;
+                bytes[at..][..sge.length as usize].to_vec()
+            };
+            assert_eq!(sges.iter().flat_map(piece).collect::<Vec<u8>>(), data);
+        }
+    }
+    // Nothing is not copied, nor is what has to be fetched.
+    let empty = encode(&SendWqe {
+        opcode: SendOpcode::SEND,
+        ..SendWqe::default()
+    });
+    let gathered = encode(&SendWqe {
+        opcode: SendOpcode::SEND,
+        payload: Payload::Gather(&SGES),
+        ..SendWqe::default()
+    });
+    for bytes in [empty, gathered] {
+        let (wr, _) = translated(&bytes, 1000);
+        assert_eq!(wr.send_flags & IBV_SEND_INLINE, 0);
+    }
+}
+
 /// The device reads inline data where they lie, around the end of the ring too.
 #[test]
 fn inline_data_are_read_from_the_ring() {
@@ -308,8 +361,9 @@ fn what_is_no_entry_or_too_long_is_refused() {
         ..SendWqe::default()
     });
     let mut sges = Vec::new();
-    assert!(send(&good, 0, &RING, 2, &mut sges).is_ok());
-    let refused = send(&good, 0, &RING, 1, &mut sges).err();
+    let most = |sges| Most { sges, ..MOST };
+    assert!(send(&good, 0, &RING, most(2), &mut sges).is_ok());
+    let refused = send(&good, 0, &RING, most(1), &mut sges).err();
     assert_eq!(refused, Some(Syndrome::LOCAL_QP_OP));
     let mut unknown = good.clone();
     unknown[3] = 0x7f;
@@ -336,7 +390,11 @@ fn any_bytes() {
             *ds = (len / 16) as u8;
         }
         let at = random.u64(..) & !63;
-        if let Ok(Some(wr)) = send(&bytes, at, &RING, 8, &mut sges) {
+        let most = Most {
+            sges: 8,
+            inline: random.usize(..100),
+        };
+        if let Ok(Some(wr)) = send(&bytes, at, &RING, most, &mut sges) {
             assert!(wr.num_sge as usize == sges.len() && sges.len() <= 8);
         }
         let whole = len - len % 16;

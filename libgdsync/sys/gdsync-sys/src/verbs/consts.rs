@@ -116,6 +116,8 @@ pub const IBV_SEND_FENCE: c_uint = 1 << 0;
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
 /// Raises an event at the peer.
 pub const IBV_SEND_SOLICITED: c_uint = 1 << 2;
+/// The data are copied as the request is posted; their keys mean nothing.
+pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 /// A receive was filled by a send.
 pub const IBV_WC_RECV: c_int = 128;
 /// A receive was taken by a write with immediate data.
