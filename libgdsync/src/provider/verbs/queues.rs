@@ -61,14 +61,17 @@ impl DeviceQueues {
     ) -> Result<(DeviceQueues, u32, Limits)> {
         let verbs = context.verbs();
         let most = |number: c_int| u32::try_from(number).unwrap_or(0).max(1);
+        // Sends and receives complete into one queue, which must have room for all.
+        let side = (most(device.max_cqe) / 2).max(1);
         let requests = |wanted: usize| {
             (wanted as u32)
                 .min(MOST_WAITING)
                 .min(most(device.max_qp_wr))
+                .min(side)
         };
         let (sends, receives) = (requests(wanted.sends), requests(wanted.receives));
         let recv_sges = (wanted.recv_sges as u32).min(most(device.max_sge));
-        let entries = (sends + receives).min(most(device.max_cqe)) as c_int;
+        let entries = (sends + receives) as c_int;
         // SAFETY: an open context and a channel of it.
         let cq =
             unsafe { (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0) };
@@ -121,7 +124,9 @@ impl DeviceQueues {
             let refusal = refused_last(CREATE, &format!("queue pair of {attr:?}"));
             sizes = match sizes {
                 (s, r, sges) if sges > 4 => (s, r, sges / 2),
-                (s, r, sges) if s.max(r) > 16 => (s.min(s / 2).max(4), r.min(r / 2).max(4), sges),
+                (s, r, sges) if s.max(r) > 16 => {
+                    ((s / 2).max(s.min(4)), (r / 2).max(r.min(4)), sges)
+                }
                 _ => return Err(refusal),
             };
         }
