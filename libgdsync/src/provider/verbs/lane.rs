@@ -255,9 +255,12 @@ impl<Q: Queues> Lane<Q> {
         self.queues.to_error();
     }
 
-    /// The rings are not looked at any more; what is in flight is forgotten.
+    /// The rings are not looked at any more; what is in flight is forgotten, and so are the
+    /// completions that nobody has taken: not every device does that when it is reset, and its
+    /// completion queue has no room for those of two connections.
     pub fn down(&mut self) {
         self.state = State::Down;
+        while self.queues.poll(&mut self.wcs) > 0 {}
         self.expect(self.rings.start, self.rings.start);
         self.send.reset(self.rings.start);
         self.recv.reset(self.rings.start);

@@ -432,6 +432,17 @@ fn a_lane_that_was_down_begins_anew() {
     assert_eq!(rig.lane.positions(), (1, 0));
 }
 
+/// What the device told of it takes no room in its completion queue that the next one needs.
+#[test]
+fn a_lane_that_goes_down_takes_what_was_told() {
+    let mut rig = Rig::new(0, LIMITS);
+    for _ in 0..BATCH + 1 {
+        rig.lane.queues.done.push_back(ibv_wc::default());
+    }
+    rig.lane.down();
+    assert_eq!(rig.lane.queues.done.len(), 0);
+}
+
 /// Any bytes in the rings, any record: as many entries as requests at most, and an end.
 #[test]
 fn any_bytes_come_to_an_end() {
