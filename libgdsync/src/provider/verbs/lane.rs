@@ -27,6 +27,8 @@ use crate::ring::RingMemory as _;
 const ENTRY_BYTES: usize = MAX_SEGMENTS.next_multiple_of(4) * SEGMENT;
 /// Completions taken at once.
 const BATCH: usize = 16;
+/// Requests of the longest queue.
+const LONGEST: u16 = 1 << 15;
 /// Marks the numbers of receives.
 const RECEIVE: u64 = 1 << 63;
 
@@ -238,7 +240,8 @@ impl<Q: Queues> Lane<Q> {
     pub fn awaits(&self) -> bool {
         let behind = |expected: u16, at: usize| {
             let index = doorbell::record_index(self.rings.record.load32(at));
-            (expected.wrapping_sub(index) as i16) > 0
+            // The longest queue is half of all numbers: one that streams fill is behind by that.
+            (1..=LONGEST).contains(&expected.wrapping_sub(index))
         };
         let (send, recv) = self.expected;
         self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))

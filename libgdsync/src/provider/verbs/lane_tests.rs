@@ -443,6 +443,18 @@ fn a_lane_that_goes_down_takes_what_was_told() {
     assert_eq!(rig.lane.queues.done.len(), 0);
 }
 
+/// A queue of the longest kind that streams are going to fill.
+#[test]
+fn a_lane_awaits_as_much_as_there_may_be() {
+    for start in [0, 7, u32::from(u16::MAX)] {
+        let mut rig = Rig::new(start, LIMITS);
+        rig.lane.expect(start.wrapping_add(1 << 15), start);
+        assert!(rig.lane.awaits());
+        rig.lane.expect(start, start.wrapping_add(1 << 15));
+        assert!(rig.lane.awaits());
+    }
+}
+
 /// Any bytes in the rings, any record: as many entries as requests at most, and an end.
 #[test]
 fn any_bytes_come_to_an_end() {
