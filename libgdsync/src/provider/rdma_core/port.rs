@@ -126,7 +126,8 @@ fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {
         ethernet,
         gid_index,
         address: PortAddress {
-            lid: attr.lid,
+            // On Ethernet there is none, whatever drivers say.
+            lid: if ethernet { 0 } else { attr.lid },
             mtu: attr.active_mtu.clamp(1, 5) as u8,
             gid,
         },
