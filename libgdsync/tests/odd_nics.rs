@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gdsync::Gpu;
-use gdsync::rdma::{Device, QpConfig};
+use gdsync::rdma::{Device, Provider, QpConfig};
+use gdsync::{Gpu, Kind};
 use verbs_device::Pair;
 use virtual_nic::outside;
 
@@ -47,6 +47,53 @@ macro_rules! with_nics {
             ("ODD_NICS", $nics),
         ]);
     };
+}
+
+#[test]
+fn a_nic_that_cannot_be_opened_is_there() {
+    with_nics!("closed0");
+    let gpu = Gpu::soft().unwrap();
+    let e = Device::proxy(&gpu).unwrap_err();
+    assert_eq!(e.kind(), Kind::System, "{e}");
+    assert!(e.to_string().contains("Permission denied"), "{e}");
+    let device = Device::from_env(&gpu).unwrap();
+    assert_eq!(device.provider(), Provider::Emulated);
+    let why = &device.passed_over()[1];
+    assert!(why.contains("closed0: Permission denied"), "{why}");
+}
+
+#[test]
+fn a_nic_that_tells_nothing_of_its_ports_is_there() {
+    with_nics!("mute0");
+    let e = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::System, "{e}");
+    assert!(e.to_string().contains("mute0"), "{e}");
+}
+
+/// Where none is named, one that cannot be used is no obstacle to one that can.
+#[test]
+fn a_nic_without_an_identifier_is_passed_over() {
+    with_nics!("closed_0,iwarp__0,roce___0");
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    assert_eq!(device.name(), "proxy roce___0:1");
+    let named = gdsync::rdma::DeviceOptions {
+        provider: Provider::Proxy,
+        nic: Some("iwarp__0".parse().unwrap()),
+        ..Default::default()
+    };
+    let e = Device::open_with(&gpu, &named).unwrap_err();
+    assert_eq!(e.kind(), Kind::Unsupported, "{e}");
+}
+
+#[test]
+fn nics_without_an_identifier_alone_are_unsupported() {
+    with_nics!("iwarp0,iwarp1");
+    let e = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Unsupported, "{e}");
+    for nic in ["iwarp0:1", "iwarp1:1"] {
+        assert!(e.to_string().contains(nic), "{e}");
+    }
 }
 
 /// Some drivers say 1 there, which means nothing.

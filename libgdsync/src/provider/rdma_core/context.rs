@@ -12,6 +12,7 @@ use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 
 use super::OPEN;
+use super::port::Reason;
 use crate::error::{Error, Kind, Result};
 use crate::rdma::NicName;
 
@@ -177,7 +178,7 @@ unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
 pub(super) fn all(
     libraries: Libraries,
     wanted: Option<&NicName>,
-) -> Result<(Vec<&'static Context>, Vec<String>)> {
+) -> Result<(Vec<&'static Context>, Vec<Reason>)> {
     let verbs = libraries.verbs;
     let mut count = 0;
     // SAFETY: stores a number.
@@ -197,12 +198,12 @@ pub(super) fn all(
             if let Some(mlx5) = libraries.mlx5
                 && !(mlx5.mlx5dv_is_supported)(device)
             {
-                bad.push(format!("{name} is no ConnectX of {mlx5:?}"));
+                bad.push((Kind::Absent, format!("{name} is no ConnectX of {mlx5:?}")));
                 continue;
             }
             match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
-                Err(e) => bad.push(e.to_string()),
+                Err(e) => bad.push((e.kind(), e.to_string())),
             }
         }
     }
