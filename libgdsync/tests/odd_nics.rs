@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gdsync::rdma::{Device, Provider, QpConfig};
-use gdsync::{Gpu, Kind};
-use verbs_device::Pair;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, Device, Provider, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+use verbs_device::{LIMIT, Pair, finish};
 use virtual_nic::outside;
 
 /// The stand-in, built once.
@@ -105,4 +106,39 @@ fn a_port_on_ethernet_has_no_local_identifier() {
     let pair = Pair::of(gpu, &device, &QpConfig::default());
     let port = pair.a.address().port.unwrap();
     assert_eq!((port.lid, port.gid), (0, [7; 16]));
+}
+
+/// Streams that wait for it pass, and all that was posted has failed.
+#[test]
+fn a_nic_that_vanishes_keeps_no_stream() {
+    with_nics!("gone0");
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    let mut p = Pair::of(gpu, &device, &QpConfig::default());
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let stream = p.gpu.stream().unwrap();
+    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
+    let wait = [
+        Descriptor::Receive(receive),
+        Descriptor::wait_flushed(receive),
+    ];
+    p.b.post_on(&stream, &wait).unwrap();
+    let list = [memory.sge(0, 9)];
+    let sends = [(); 2].map(|()| p.a.prepare(&Work::send(&list).signaled()).unwrap());
+    let other = p.gpu.stream().unwrap();
+    let post = sends.map(Descriptor::Send);
+    p.a.post_on(&other, &post).unwrap();
+    let waits = sends.map(Descriptor::wait);
+    p.a.post_on(&other, &waits).unwrap();
+    finish(&other);
+    finish(&stream);
+    let status = |qp: &mut gdsync::rdma::Qp, c: gdsync::rdma::Completion| qp.poll(c).unwrap();
+    let [first, second] = sends.map(|send| status(&mut p.a, send.into()).unwrap());
+    assert_eq!((first, second), (Status::UNKNOWN_SYNDROME, Status::FLUSHED));
+    let received = status(&mut p.b, receive.into());
+    assert_eq!(received, Some(Status::UNKNOWN_SYNDROME));
+    // Nothing can be made of it, which is an error and not a wait.
+    assert_eq!(p.a.reset().unwrap_err().kind(), Kind::System);
+    drop((p, memory));
+    device.close(LIMIT).unwrap();
 }

@@ -19,7 +19,7 @@ use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_b
 
 use super::entries::Entries;
 use super::handles::Handles;
-use super::translate::{self, Outcome};
+use super::translate::{self, Outcome, UNNAMED};
 use crate::gpu::Mapped;
 use crate::ring::RingMemory as _;
 
@@ -180,6 +180,21 @@ impl Side {
         (busy, failed)
     }
 
+    /// Nothing comes back from the device: what is there has failed, the oldest for no reason
+    /// that verbs have a name for.
+    fn lose(&mut self) {
+        let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
+        let mut why = UNNAMED;
+        for request in self.flight.iter_mut().filter(posted) {
+            request.stage = Stage::Done(Outcome {
+                failure: Some((why, 0)),
+                ..Outcome::default()
+            });
+            why = Syndrome::WR_FLUSH;
+        }
+        self.posted = 0;
+    }
+
     /// Forgets what is in flight.
     fn reset(&mut self, start: u32) {
         self.first = self.next();
@@ -256,6 +271,19 @@ impl<Q: Queues> Lane<Q> {
     pub fn fail(&mut self) {
         self.state = State::Error;
         self.queues.to_error();
+    }
+
+    /// The device is gone: what it has is over, and what is posted is flushed. Answers whether
+    /// that is news.
+    pub fn lose(&mut self) -> bool {
+        let waits = self.send.posted + self.recv.posted > 0;
+        if self.state == State::Down || (self.state == State::Error && !waits) {
+            return false;
+        }
+        self.state = State::Error;
+        self.send.lose();
+        self.recv.lose();
+        true
     }
 
     /// The rings are not looked at any more; what is in flight is forgotten, and so are the

@@ -455,6 +455,33 @@ fn a_lane_awaits_as_much_as_there_may_be() {
     }
 }
 
+/// What is at the device fails, the oldest for its own reason; the rest is flushed.
+#[test]
+fn a_device_that_is_gone_keeps_nothing() {
+    let mut rig = Rig::new(0, LIMITS);
+    for _ in 0..6 {
+        rig.send(SendOpcode::SEND, true);
+    }
+    rig.receive();
+    rig.receive();
+    rig.run();
+    rig.lane.queues.finish(IBV_WC_SUCCESS);
+    rig.run();
+    rig.lane.lose();
+    rig.run();
+    let gone = Some(translate::UNNAMED);
+    let flushed = (2..6).map(|counter| (counter, FLUSH));
+    let all: Vec<_> = [(0, None), (1, gone)].into_iter().chain(flushed).collect();
+    assert_eq!(rig.sends(0), all);
+    assert_eq!(rig.receives(0), [(0, gone), (1, FLUSH)]);
+    // And whatever is posted from now on.
+    rig.send(SendOpcode::SEND, true);
+    rig.receive();
+    rig.run();
+    assert_eq!(rig.sends(6), [(6, FLUSH)]);
+    assert_eq!(rig.receives(2), [(2, FLUSH)]);
+}
+
 /// Any bytes in the rings, any record: as many entries as requests at most, and an end.
 #[test]
 fn any_bytes_come_to_an_end() {
