@@ -21,6 +21,9 @@ pub(in crate::provider) struct Port {
     pub number: u8,
     /// Addressed by GID alone.
     pub ethernet: bool,
+    /// Whatever leaves it names a GID, also in its own subnet: what is several NICs by one port,
+    /// for virtual machines, has but one LID.
+    pub by_gid: bool,
     /// The place of its GID.
     pub gid_index: u8,
     pub address: PortAddress,
@@ -150,6 +153,7 @@ fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {
     Ok(Port {
         number,
         ethernet,
+        by_gid: ethernet || attr.flags & consts::IBV_QPF_GRH_REQUIRED != 0,
         gid_index,
         address: PortAddress {
             // On Ethernet there is none, whatever drivers say.
