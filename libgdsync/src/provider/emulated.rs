@@ -338,7 +338,7 @@ impl Nic for EmulatedNic {
         Ok(Ah { id: 0, av })
     }
 
-    fn destroy_ah(&self, _: u32) {}
+    fn destroy_ah(&self, _: u64) {}
 
     fn modify_to_error(&self, qpn: u32) {
         let id = vmlx5::Qpn(qpn);

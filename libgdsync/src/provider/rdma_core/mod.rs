@@ -52,8 +52,8 @@ unsafe impl<T> Send for Object<T> {}
 struct Alive {
     pds: BTreeMap<PdId, Object<ibv_pd>>,
     next_pd: u32,
-    ahs: BTreeMap<u32, Handle>,
-    next_ah: u32,
+    ahs: BTreeMap<u64, Handle>,
+    next_ah: u64,
     /// By local key.
     mrs: BTreeMap<u32, Object<ibv_mr>>,
     /// By number.
@@ -285,7 +285,7 @@ impl Nic for RdmaCoreNic {
         Ok(Ah { id, av })
     }
 
-    fn destroy_ah(&self, id: u32) {
+    fn destroy_ah(&self, id: u64) {
         let handle = self.alive().ahs.remove(&id);
         // Outside the lock.
         drop(handle);

@@ -290,7 +290,7 @@ impl Nic for VerbsNic {
         Ok(Ah { id, av })
     }
 
-    fn destroy_ah(&self, id: u32) {
+    fn destroy_ah(&self, id: u64) {
         self.handles.remove(id);
     }
 

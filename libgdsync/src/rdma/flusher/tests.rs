@@ -54,7 +54,7 @@ impl Nic for Mute {
         connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
         activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
         create_ah(pd: PdId, to: &Way) -> Result<Ah>;
-        destroy_ah(id: u32);
+        destroy_ah(id: u64);
         modify_to_error(qpn: u32);
         reset_qp(qpn: u32) -> Result<()>;
         cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
