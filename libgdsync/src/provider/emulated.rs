@@ -340,7 +340,7 @@ impl Nic for EmulatedNic {
 
     fn destroy_ah(&self, _: u64) {}
 
-    fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) -> bool {
         let id = vmlx5::Qpn(qpn);
         self.nic.with(|nic| {
             // Receives may be posted before a connection, in state RESET, from which the way to
@@ -351,6 +351,7 @@ impl Nic for EmulatedNic {
             let _ = nic.modify_qp(id, vmlx5::Modify::Error);
         });
         self.host.ring();
+        true
     }
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {

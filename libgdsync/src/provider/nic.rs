@@ -128,8 +128,9 @@ pub(crate) trait Nic: Send + Sync {
     /// Makes a port known to which datagrams go.
     fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;
     fn destroy_ah(&self, id: u64);
-    /// To the error state, from any other.
-    fn modify_to_error(&self, qpn: u32);
+    /// To the error state, from any other. Answers whether what is outstanding is flushed: not by
+    /// a NIC that is gone, which will never write an entry again.
+    fn modify_to_error(&self, qpn: u32) -> bool;
     fn reset_qp(&self, qpn: u32) -> Result<()>;
     /// Where the NIC stands in send and receive completion queue: the next positions it writes.
     /// `None`: the entries tell.

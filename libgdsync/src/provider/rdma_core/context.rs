@@ -62,6 +62,13 @@ pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> 
     refused(operation, what, errno.unwrap_or(0))
 }
 
+/// Whether an error says that the kernel has taken the device from the process.
+pub(in crate::provider) fn is_gone(e: &Error) -> bool {
+    let of_system = std::error::Error::source(e).and_then(|e| e.downcast_ref::<std::io::Error>());
+    let errno = of_system.and_then(std::io::Error::raw_os_error);
+    matches!(errno, Some(libc::EIO | libc::ENODEV))
+}
+
 /// Why there is no list of devices: for the most part because no driver of one is in the kernel.
 fn no_list() -> Error {
     let e = refused_last(OPEN, "list of devices");

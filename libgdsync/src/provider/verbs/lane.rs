@@ -40,8 +40,9 @@ pub(super) trait Queues: Send {
     fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int;
     /// Takes completions; answers how many.
     fn poll(&mut self, into: &mut [ibv_wc]) -> usize;
-    /// Puts the queue pair in error.
-    fn to_error(&mut self);
+    /// Puts the queue pair in error. Answers whether what it has comes back: not from a device
+    /// that is gone.
+    fn to_error(&mut self) -> bool;
 }
 
 /// What the device takes.
@@ -270,7 +271,9 @@ impl<Q: Queues> Lane<Q> {
     /// Into error, from any state.
     pub fn fail(&mut self) {
         self.state = State::Error;
-        self.queues.to_error();
+        if !self.queues.to_error() {
+            self.lose();
+        }
     }
 
     /// The device is gone: what it has is over, and what is posted is flushed. Answers whether

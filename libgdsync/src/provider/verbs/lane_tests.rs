@@ -28,6 +28,7 @@ struct Fake {
     room: usize,
     refusal: c_int,
     failed: bool,
+    gone: bool,
 }
 
 impl Fake {
@@ -74,8 +75,9 @@ impl Queues for Fake {
         }
         n
     }
-    fn to_error(&mut self) {
+    fn to_error(&mut self) -> bool {
         self.failed = true;
+        !self.gone
     }
 }
 
@@ -453,6 +455,20 @@ fn a_lane_awaits_as_much_as_there_may_be() {
         rig.lane.expect(start, start.wrapping_add(1 << 15));
         assert!(rig.lane.awaits());
     }
+}
+
+/// Where nobody has told before, a failure does: the device refuses to be set to error.
+#[test]
+fn a_device_that_is_found_gone_keeps_nothing() {
+    let mut rig = Rig::new(0, LIMITS);
+    rig.lane.queues.gone = true;
+    rig.send(SendOpcode::SEND, true);
+    rig.send(SendOpcode::SEND, true);
+    rig.run();
+    rig.lane.fail();
+    rig.run();
+    let gone = Some(translate::UNNAMED);
+    assert_eq!(rig.sends(0), [(0, gone), (1, FLUSH)]);
 }
 
 /// What is at the device fails, the oldest for its own reason; the rest is flushed.

@@ -294,11 +294,13 @@ impl Nic for VerbsNic {
         self.handles.remove(id);
     }
 
-    fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) -> bool {
+        // What the device does not flush its lane does.
         if let Ok(lane) = self.lane(qpn, "modify to error") {
             lane.with(|lane| lane.fail());
             self.common.ring();
         }
+        true
     }
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {

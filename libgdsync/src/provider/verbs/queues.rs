@@ -9,7 +9,7 @@ use gdsync_sys::verbs::types::*;
 
 use super::lane::{Limits, Queues};
 use crate::error::Result;
-use crate::provider::rdma_core::{Change, Context, check, path, refused_last};
+use crate::provider::rdma_core::{Change, Context, check, is_gone, path, refused_last};
 use crate::rdma::Transport;
 
 const CREATE: &str = "create queue pair";
@@ -204,9 +204,9 @@ impl Queues for DeviceQueues {
         usize::try_from(n).unwrap_or(0).min(into.len())
     }
 
-    fn to_error(&mut self) {
+    fn to_error(&mut self) -> bool {
         if self.qp.is_null() {
-            return;
+            return true;
         }
         const OPERATION: &str = "modify to error";
         let to = path::plain(IBV_QPS_ERR);
@@ -216,8 +216,8 @@ impl Queues for DeviceQueues {
             self.modify(self.init, OPERATION)?;
             self.modify(to, OPERATION)
         });
-        if let Err(e) = done {
-            tracing::warn!(target: "gdsync", "{e}");
-        }
+        let Err(e) = done else { return true };
+        tracing::warn!(target: "gdsync", "{e}");
+        !is_gone(&e)
     }
 }
