@@ -37,7 +37,7 @@ pub(super) struct Common {
     pub channel: *mut ibv_comp_channel,
     host: Arc<dyn Host>,
     lanes: Mutex<Vec<SharedLane>>,
-    /// Counted up under the lock of `lanes` when those change; read relaxed, as a hint to look
+    /// Counted up after `lanes` have changed under their lock; read relaxed, as a hint to look
     /// under the lock.
     changes: AtomicU32,
     bell: OwnedFd,
