@@ -108,6 +108,15 @@ fn a_port_on_ethernet_has_no_local_identifier() {
     assert_eq!((port.lid, port.gid), (0, [7; 16]));
 }
 
+/// Its queue pairs have no more at the device than may complete; the stand-in sees to it.
+#[test]
+fn a_completion_queue_has_room_for_both_sides() {
+    with_nics!("short0");
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    Pair::of(gpu, &device, &QpConfig::default());
+}
+
 /// Streams that wait for it pass, and all that was posted has failed.
 #[test]
 fn a_nic_that_vanishes_keeps_no_stream() {

@@ -5,9 +5,11 @@
  *   mute     nothing is told of its ports
  *   iwarp    on Ethernet, without an identifier of RoCE v2
  *   roce     on RoCE, and its port has a local identifier nevertheless, as some drivers say
+ *   short    as roce, and its completion queues have at most 32 entries
  *   gone     as roce, until the first send: then the kernel takes it from the process
  *
- * Requests are taken and never completed. Structures are those of rdma-core's verbs.h, as far as
+ * Requests are taken and never completed. A queue pair of more requests than its completion queue
+ * has entries ends the process. Structures are those of rdma-core's verbs.h, as far as
  * anybody looks at them. */
 #include <errno.h>
 #include <pthread.h>
@@ -43,6 +45,12 @@ struct qp {
     void *qp_context, *pd, *send_cq, *recv_cq, *srq;
     uint32_t handle, qp_num;
     int state, type;
+};
+struct qp_init {
+    void *qp_context;
+    struct cq *send_cq, *recv_cq;
+    void *srq;
+    uint32_t max_send_wr, max_recv_wr;
 };
 struct port {
     int state, max_mtu, active_mtu, gid_tbl_len;
@@ -143,7 +151,7 @@ int ibv_query_device(struct context *context, struct limits *limits) {
     memset(limits, 0, sizeof *limits);
     limits->max_qp_wr = 64;
     limits->max_sge = 30;
-    limits->max_cqe = 1024;
+    limits->max_cqe = is(context, "short") ? 32 : 1024;
     limits->max_qp_rd_atom = limits->max_qp_init_rd_atom = 16;
     return 0;
 }
@@ -174,11 +182,15 @@ int ibv_destroy_comp_channel(struct channel *channel) {
 int ibv_get_cq_event(struct channel *channel, struct cq **cq, void **context) { return -1; }
 void ibv_ack_cq_events(struct cq *cq, unsigned events) {}
 struct cq *ibv_create_cq(struct context *context, int entries, void *own, void *channel, int v) {
-    return made(sizeof(struct cq), context);
+    struct cq *cq = made(sizeof *cq, context);
+    cq->cqe = entries;
+    return cq;
 }
 int ibv_destroy_cq(struct cq *cq) { free(cq); return 0; }
-struct qp *ibv_create_qp(struct pd *pd, void *attr) {
+struct qp *ibv_create_qp(struct pd *pd, struct qp_init *init) {
     static uint32_t number = 0x40;
+    if (init->send_cq != init->recv_cq || init->max_send_wr + init->max_recv_wr > init->send_cq->cqe)
+        abort();
     struct qp *qp = made(sizeof *qp, pd->context);
     qp->qp_num = __atomic_add_fetch(&number, 1, __ATOMIC_RELAXED);
     return qp;
