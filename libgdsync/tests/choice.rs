@@ -115,6 +115,22 @@ fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
     comes_to(&gpu, Provider::Proxy, "WARN", &["register host memory"]);
 }
 
+/// Not a name that makes no sense: the GPU's driver calls the doorbell's address invalid.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_nic_that_was_named_is_driven_by_a_thread_too() {
+    let library = standin::build(&Variant::default());
+    let vars = [(LIBRARY, library.to_str().unwrap()), ("GDS_NIC", "mlx5_0")];
+    let name = "a_nic_that_was_named_is_driven_by_a_thread_too";
+    if !virtual_nic::is_child(name, &vars, true) {
+        return;
+    }
+    let gpu = Gpu::cuda(0).unwrap();
+    // Invalid value.
+    Control::open().fail("cuMemHostRegister_v2", 1, 0);
+    comes_to(&gpu, Provider::Proxy, "WARN", &["register host memory"]);
+}
+
 #[test]
 fn without_the_library_there_is_the_virtual_one() {
     outside!(&[("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")]);

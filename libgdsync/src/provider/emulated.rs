@@ -243,28 +243,44 @@ impl Nic for EmulatedNic {
             stride: rings.recv_ring.3,
         };
         let record = (span::of(rings.record.0), rings.record.1);
+        let attr = |pd, uar, send_cq, recv_cq| vmlx5::QpAttr {
+            recv_cq,
+            rq: Some(rq),
+            service: match rings.transport {
+                Transport::Rc => vmlx5::Service::Rc,
+                Transport::Ud { .. } => vmlx5::Service::Ud,
+            },
+            sq_start: start as u16,
+            rq_start: start as u16,
+            ..vmlx5::QpAttr::new(pd, uar, send_cq, sq, record)
+        };
         let objects = self.nic.with(|nic| {
             let uar = nic.alloc_uar(uar_mem, uar_offset)?;
-            let send_cq = nic.create_cq(send_cq)?;
-            let recv_cq = nic.create_cq(recv_cq)?;
-            let qpn = nic.create_qp(vmlx5::QpAttr {
-                recv_cq,
-                rq: Some(rq),
-                service: match rings.transport {
-                    Transport::Rc => vmlx5::Service::Rc,
-                    Transport::Ud { .. } => vmlx5::Service::Ud,
-                },
-                sq_start: start as u16,
-                rq_start: start as u16,
-                ..vmlx5::QpAttr::new(pd, uar, send_cq, sq, record)
-            })?;
-            let owned = Owned {
-                access: rings.access,
-                send_cq,
-                recv_cq,
-                uar,
-            };
-            Ok((qpn.0, owned))
+            let mut cqs = Vec::with_capacity(2);
+            let made = [send_cq, recv_cq].into_iter().try_for_each(|cq| {
+                cqs.push(nic.create_cq(cq)?);
+                Ok(())
+            });
+            let made = made.and_then(|()| nic.create_qp(attr(pd, uar, cqs[0], cqs[1])));
+            match made {
+                Ok(qpn) => {
+                    let owned = Owned {
+                        access: rings.access,
+                        send_cq: cqs[0],
+                        recv_cq: cqs[1],
+                        uar,
+                    };
+                    Ok((qpn.0, owned))
+                }
+                Err(e) => {
+                    // Nothing is bound to what was made before.
+                    for cq in cqs {
+                        let _ = nic.destroy_cq(cq);
+                    }
+                    let _ = nic.free_uar(uar);
+                    Err(e)
+                }
+            }
         });
         let (qpn, owned) = objects.map_err(fail)?;
         self.qps().insert(qpn, owned);
@@ -322,9 +338,9 @@ impl Nic for EmulatedNic {
         Ok(Ah { id: 0, av })
     }
 
-    fn destroy_ah(&self, _: u32) {}
+    fn destroy_ah(&self, _: u64) {}
 
-    fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) -> bool {
         let id = vmlx5::Qpn(qpn);
         self.nic.with(|nic| {
             // Receives may be posted before a connection, in state RESET, from which the way to
@@ -335,6 +351,7 @@ impl Nic for EmulatedNic {
             let _ = nic.modify_qp(id, vmlx5::Modify::Error);
         });
         self.host.ring();
+        true
     }
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {
@@ -421,5 +438,48 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
     match limit {
         Some(limit) => error.limit(limit).source(e),
         None => error.source(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::MemoryKind;
+
+    /// Queues of 16 entries in one region.
+    fn rings(region: &Region, blocks: u32, recv_log: u8) -> QpRings<'_> {
+        QpRings {
+            uar: (region, 0),
+            record: (region, 4096),
+            recv_ring: (region, 8192, 16, 64),
+            send_ring: (region, 12288, blocks),
+            send_cq: (region, 16384, 5),
+            recv_cq: (region, 20480, recv_log),
+            access: Access::ALL,
+            start: 0,
+            transport: Transport::Rc,
+        }
+    }
+
+    #[test]
+    fn a_queue_pair_that_cannot_be_made_leaves_nothing_behind() {
+        let gpu = Gpu::soft().unwrap();
+        let options = EmulatedOptions {
+            fabric: Fabric::Hub(Hub::new(vmlx5::fabric::hub::HubConfig::default())),
+        };
+        let nic = EmulatedNic::open(&gpu, options).unwrap();
+        let region = gpu.alloc(MemoryKind::Pinned, 24576).unwrap();
+        let pd = nic.alloc_pd().unwrap();
+        let population = || nic.nic.with(|nic| nic.population());
+        let before = population();
+        // The send queue, or the second completion queue, lies outside its memory.
+        for (blocks, recv_log) in [(1 << 14, 5), (16, 16)] {
+            let refused = nic.create_qp(pd, &rings(&region, blocks, recv_log));
+            assert_eq!(refused.err().map(|e| e.kind()), Some(Kind::Invalid));
+            assert_eq!(population(), before);
+        }
+        let made = nic.create_qp(pd, &rings(&region, 16, 5)).unwrap();
+        nic.destroy_qp(&made.objects);
+        assert_eq!(population(), before);
     }
 }

@@ -93,7 +93,7 @@ pub(crate) enum Way {
 /// Such a port as requests name it.
 pub(crate) struct Ah {
     /// For [`Nic::destroy_ah`].
-    pub id: u32,
+    pub id: u64,
     /// Without the queue pair there and its key.
     pub av: AvSeg,
 }
@@ -127,9 +127,10 @@ pub(crate) trait Nic: Send + Sync {
     fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
     /// Makes a port known to which datagrams go.
     fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;
-    fn destroy_ah(&self, id: u32);
-    /// To the error state, from any other.
-    fn modify_to_error(&self, qpn: u32);
+    fn destroy_ah(&self, id: u64);
+    /// To the error state, from any other. Answers whether what is outstanding is flushed: not by
+    /// a NIC that is gone, which will never write an entry again.
+    fn modify_to_error(&self, qpn: u32) -> bool;
     fn reset_qp(&self, qpn: u32) -> Result<()>;
     /// Where the NIC stands in send and receive completion queue: the next positions it writes.
     /// `None`: the entries tell.

@@ -228,41 +228,45 @@ type Attempt<'a> = dyn Fn() -> Result<Arc<dyn Nic>> + 'a;
 
 /// The first that works, and why others do not.
 fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
-    let direct = || tried(gpu, Arc::new(RdmaCoreNic::open(gpu, named)?));
-    let by_thread = || tried(gpu, Arc::new(VerbsNic::open(gpu, named)?));
+    let direct = || Ok(Arc::new(RdmaCoreNic::open(gpu, named)?) as Arc<dyn Nic>);
+    let by_thread = || Ok(Arc::new(VerbsNic::open(gpu, named)?) as Arc<dyn Nic>);
     let attempts: [(&str, &Attempt<'_>); 2] = [("rdma_core", &direct), ("proxy", &by_thread)];
     let told = named.is_some() || std::env::var_os(GID_INDEX).is_some();
     let mut passed_over = Vec::new();
     let mut absent = true;
     for (name, attempt) in attempts {
-        match attempt() {
-            Ok(nic) => {
-                report(&passed_over, name, absent);
-                return Ok((nic, passed_over));
-            }
-            // What was said makes no sense, or the named NIC can be had in no way.
-            Err(e) if told && (e.kind() == Kind::Invalid || name == "proxy") => return Err(e),
-            Err(e) => {
-                absent &= e.kind() == Kind::Absent;
-                passed_over.push(format!("{name}: {e}"));
-            }
+        let (nonsense, e) = match attempt() {
+            Ok(nic) => match tried(gpu, &nic) {
+                Ok(()) => {
+                    report(&passed_over, name, absent);
+                    return Ok((nic, passed_over));
+                }
+                // Whatever it says: NIC and GPU were found as they were named.
+                Err(e) => (false, e),
+            },
+            Err(e) => (e.kind() == Kind::Invalid, e),
+        };
+        // What was said makes no sense, or the named NIC can be had in no way.
+        if told && (nonsense || name == "proxy") {
+            return Err(e);
         }
+        absent &= e.kind() == Kind::Absent;
+        passed_over.push(format!("{name}: {e}"));
     }
     report(&passed_over, "emulated", absent);
     Ok((emulated(gpu)?, passed_over))
 }
 
 /// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
-fn tried(gpu: &Gpu, nic: Arc<dyn Nic>) -> Result<Arc<dyn Nic>> {
-    let device = Device::open(gpu, Arc::clone(&nic), true, Vec::new())?;
+fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
+    let device = Device::open(gpu, Arc::clone(nic), true, Vec::new())?;
     let config = QpConfig {
         send_blocks: 4,
         recv_entries: 4,
         ..QpConfig::default()
     };
     drop(device.alloc_pd()?.create_qp(&config)?);
-    device.close(TRIAL)?;
-    Ok(nic)
+    device.close(TRIAL)
 }
 
 /// Says once for each process what was passed over for what. That nothing is there is no news.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
+use mlx5_prm::opcode::CqeOpcode;
 
 use super::device::{Flushes, PdInner};
 use super::{Destination, FlushFaults, Mr, Transport};
@@ -18,7 +19,8 @@ use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, status};
-use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
+use crate::ring::fifo::Fifo;
+use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
 /// What requests keep alive while they are in flight.
@@ -383,7 +385,7 @@ impl QpCore {
         {
             // A NIC would go on with the receives of such a queue pair.
             *cause = Some((Side::Send, status));
-            self.nic.modify_to_error(self.objects.qpn);
+            self.flush(send, recv);
         }
         send.retire_with(Vec::clear);
         recv.retire_with(Vec::clear);
@@ -486,7 +488,19 @@ impl QpCore {
         state.cause = Some((side, status));
         state.connected = false;
         self.places.error.cpu.store32(0, status.0);
-        self.nic.modify_to_error(self.objects.qpn);
+        self.flush(&mut state.send, &mut state.recv);
+    }
+
+    /// Has the NIC flush what is outstanding. In the place of one that is gone, what it has not
+    /// told of is told of here, so that streams pass.
+    fn flush(&self, send: &mut SendQueue<Mapped, Hold>, recv: &mut ReceiveQueue<Mapped, Hold>) {
+        if self.nic.modify_to_error(self.objects.qpn) {
+            return;
+        }
+        send.retire_with(Vec::clear);
+        recv.retire_with(Vec::clear);
+        tell_flushed(&send.fifo, &send.cq, CqeOpcode::REQ_ERR);
+        tell_flushed(&recv.fifo, &recv.cq, CqeOpcode::RESP_ERR);
     }
 
     /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
@@ -513,6 +527,15 @@ impl QpCore {
         }
         // Ordering edges need no help: streams write the record whether or not a NIC reads it.
         self.host.ring();
+    }
+}
+
+/// Writes an entry for each request that was posted and has no outcome.
+fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
+    let posted = (fifo.retired()..fifo.posted()).filter_map(|ticket| fifo.slot(ticket));
+    let pending = posted.filter(|slot| slot.status == Status::PENDING);
+    for (position, slot) in (cq.written()..).zip(pending) {
+        cq.put_flushed(position, opcode, slot.start as u16);
     }
 }
 

@@ -24,6 +24,8 @@ mod header;
 mod lanes;
 mod list;
 mod lower;
+#[cfg(test)]
+mod odd_nic;
 mod post;
 mod progress;
 mod qp;

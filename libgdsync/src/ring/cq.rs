@@ -11,7 +11,9 @@
 //! A stream announces that it has passed by a word of its own, which it counts up at the end of
 //! each submission that contained waits. So completed work retires without a call by the user.
 
-use mlx5_prm::cqe::{self, EntryState};
+use mlx5_prm::cqe::{self, EntryState, ErrCqe, Failure};
+use mlx5_prm::opcode::CqeOpcode;
+use mlx5_prm::syndrome::Syndrome;
 
 use super::{Refusal, RingMemory};
 use crate::mutant::{self, Mutant};
@@ -291,15 +293,33 @@ impl<M: RingMemory> CompletionRing<M> {
         entry
     }
 
+    /// Writes the entry at `position` in the place of a NIC that is gone: the request that it calls
+    /// `counter` was flushed. `opcode` is that of an entry in error, of a send or a receive.
+    pub fn put_flushed(&self, position: u64, opcode: CqeOpcode, counter: u16) {
+        let failure = Failure {
+            opcode,
+            syndrome: Syndrome::WR_FLUSH,
+            wqe_counter: counter,
+            ..Failure::default()
+        };
+        let mut bytes = ErrCqe::new(&failure, self.owner(position)).to_bytes();
+        let (_, last) = bytes.split_at_mut(cqe::LAST_DWORD_OFFSET);
+        let mut word = [0; 4];
+        word.copy_from_slice(last);
+        // Until the rest is there the entry is what it was.
+        last.copy_from_slice(&self.memory.load32(self.offset(position)).to_le_bytes());
+        let base = self.index(position) * ENTRY;
+        for (i, segment) in bytes.as_chunks().0.iter().enumerate() {
+            self.memory.store_segment(base + 16 * i, segment);
+        }
+        let word = u32::from_le_bytes(word);
+        self.memory.store32(self.offset(position), word);
+    }
+
     /// Overwrites an entry in error so that streams that wait for it pass. The caller has
     /// stored the status before.
     pub fn release(&self, position: u64) {
-        let word = cqe::last_dword(
-            mlx5_prm::opcode::CqeOpcode::REQ,
-            self.owner(position),
-            0,
-            position as u16,
-        );
+        let word = cqe::last_dword(CqeOpcode::REQ, self.owner(position), 0, position as u16);
         self.memory.store32(self.offset(position), word);
     }
 }

@@ -12,6 +12,7 @@ use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 
 use super::OPEN;
+use super::port::Reason;
 use crate::error::{Error, Kind, Result};
 use crate::rdma::NicName;
 
@@ -59,6 +60,13 @@ pub(super) fn refused(operation: &'static str, what: &str, errno: i32) -> Error 
 pub(in crate::provider) fn refused_last(operation: &'static str, what: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error();
     refused(operation, what, errno.unwrap_or(0))
+}
+
+/// Whether an error says that the kernel has taken the device from the process.
+pub(in crate::provider) fn is_gone(e: &Error) -> bool {
+    let of_system = std::error::Error::source(e).and_then(|e| e.downcast_ref::<std::io::Error>());
+    let errno = of_system.and_then(std::io::Error::raw_os_error);
+    matches!(errno, Some(libc::EIO | libc::ENODEV))
 }
 
 /// Why there is no list of devices: for the most part because no driver of one is in the kernel.
@@ -177,7 +185,7 @@ unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
 pub(super) fn all(
     libraries: Libraries,
     wanted: Option<&NicName>,
-) -> Result<(Vec<&'static Context>, Vec<String>)> {
+) -> Result<(Vec<&'static Context>, Vec<Reason>)> {
     let verbs = libraries.verbs;
     let mut count = 0;
     // SAFETY: stores a number.
@@ -197,12 +205,12 @@ pub(super) fn all(
             if let Some(mlx5) = libraries.mlx5
                 && !(mlx5.mlx5dv_is_supported)(device)
             {
-                bad.push(format!("{name} is no ConnectX of {mlx5:?}"));
+                bad.push((Kind::Absent, format!("{name} is no ConnectX of {mlx5:?}")));
                 continue;
             }
             match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
-                Err(e) => bad.push(e.to_string()),
+                Err(e) => bad.push((e.kind(), e.to_string())),
             }
         }
     }

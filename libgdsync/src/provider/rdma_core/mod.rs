@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
-pub(super) use self::context::{Context, check, refused_last};
+pub(super) use self::context::{Context, check, is_gone, refused_last};
 use self::doorbell::Doorbells;
 pub(crate) use self::handle::Handle;
 use self::memory::Memory;
@@ -52,8 +52,8 @@ unsafe impl<T> Send for Object<T> {}
 struct Alive {
     pds: BTreeMap<PdId, Object<ibv_pd>>,
     next_pd: u32,
-    ahs: BTreeMap<u32, Handle>,
-    next_ah: u32,
+    ahs: BTreeMap<u64, Handle>,
+    next_ah: u64,
     /// By local key.
     mrs: BTreeMap<u32, Object<ibv_mr>>,
     /// By number.
@@ -285,13 +285,13 @@ impl Nic for RdmaCoreNic {
         Ok(Ah { id, av })
     }
 
-    fn destroy_ah(&self, id: u32) {
+    fn destroy_ah(&self, id: u64) {
         let handle = self.alive().ahs.remove(&id);
         // Outside the lock.
         drop(handle);
     }
 
-    fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) -> bool {
         const OPERATION: &str = "modify to error";
         let done = self.modify(qpn, OPERATION, |qp| {
             // Receives may be posted before a connection, in state RESET, from which the way to
@@ -299,9 +299,9 @@ impl Nic for RdmaCoreNic {
             let _ = qp.modify(self.init(qp), OPERATION);
             qp.modify(path::plain(consts::IBV_QPS_ERR), OPERATION)
         });
-        if let Err(e) = done {
-            tracing::warn!(target: "gdsync", "{e}");
-        }
+        let Err(e) = done else { return true };
+        tracing::warn!(target: "gdsync", "{e}");
+        !is_gone(&e)
     }
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {

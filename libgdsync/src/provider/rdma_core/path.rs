@@ -93,7 +93,7 @@ fn way(
     }
     // The first half of an identifier is the subnet: another one is reached by a router.
     let elsewhere = gid.is_some_and(|gid| gid[..8] != port.address.gid[..8]);
-    let routed = port.ethernet || elsewhere;
+    let routed = gid.is_some() && (port.by_gid || elsewhere);
     Ok(ibv_ah_attr {
         grh: ibv_global_route {
             dgid: gid.unwrap_or_default(),
@@ -190,4 +190,48 @@ pub(in crate::provider) fn ready_to_send(psn: u32) -> Change {
         | IBV_QP_SQ_PSN
         | IBV_QP_MAX_QP_RD_ATOMIC;
     (attr, mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rdma::PortAddress;
+
+    fn port(ethernet: bool, by_gid: bool) -> Port {
+        let lid = if ethernet { 0 } else { 3 };
+        let (mtu, gid) = (5, [1; 16]);
+        Port {
+            number: 2,
+            ethernet,
+            by_gid,
+            gid_index: 4,
+            address: PortAddress { lid, mtu, gid },
+        }
+    }
+
+    #[test]
+    fn a_path_has_a_global_part_where_it_needs_one() {
+        let (near, mut far) = ([1; 16], [1; 16]);
+        far[7] = 2;
+        // Ethernet, needs it always, and from a subnet to: itself, another, somebody unknown.
+        for (ethernet, by_gid, lid, gid, global) in [
+            (true, true, 0, Some(near), 1),
+            (false, false, 5, Some(near), 0),
+            (false, false, 5, Some(far), 1),
+            (false, false, 5, None, 0),
+            (false, true, 5, Some(near), 1),
+            (false, true, 5, Some(far), 1),
+            (false, true, 5, None, 0),
+        ] {
+            let to = Way::Port {
+                lid,
+                gid,
+                service_level: 0,
+            };
+            let attr = ah_attr(&port(ethernet, by_gid), &to).unwrap();
+            assert_eq!((attr.is_global, attr.dlid), (global, lid), "{to:?}");
+            assert_eq!(attr.grh.dgid, gid.unwrap_or_default());
+            assert_eq!((attr.grh.sgid_index, attr.port_num), (4, 2));
+        }
+    }
 }

@@ -21,13 +21,19 @@ pub(in crate::provider) struct Port {
     pub number: u8,
     /// Addressed by GID alone.
     pub ethernet: bool,
+    /// Whatever leaves it names a GID, also in its own subnet: what is several NICs by one port,
+    /// for virtual machines, has but one LID.
+    pub by_gid: bool,
     /// The place of its GID.
     pub gid_index: u8,
     pub address: PortAddress,
 }
 
-/// The NIC and port that are wanted, or the nearest one to `gpu` that is active. With `direct`
-/// verbs, or of any maker.
+/// Why a NIC or a port is not taken. `Absent`: it is none, or one that carries no data now.
+pub(super) type Reason = (Kind, String);
+
+/// The NIC and port that are wanted, or the nearest one to `gpu` that is active and can be used.
+/// With `direct` verbs, or of any maker.
 pub(super) fn choose(
     gpu: &Gpu,
     wanted: Option<&NicChoice>,
@@ -42,16 +48,33 @@ pub(super) fn choose(
             let name = format!("{}:{number}", context.name);
             match context.port(number) {
                 Some(attr) if attr.state == consts::IBV_PORT_ACTIVE => {
-                    let port = open(context, number, &attr)?;
-                    for why in &passed_over {
+                    let port = match open(context, number, &attr) {
+                        Ok(port) => port,
+                        // Where it was not asked for, another one may do.
+                        Err(e) if wanted.is_none() && e.kind() == Kind::Unsupported => {
+                            passed_over.push((e.kind(), e.to_string()));
+                            continue;
+                        }
+                        Err(e) => return Err(e),
+                    };
+                    for (_, why) in &passed_over {
                         tracing::info!(target: "gdsync", "{name} is taken: {why}");
                     }
                     return Ok((context, port));
                 }
                 Some(attr) => {
-                    passed_over.push(format!("{name} is not active (state {})", attr.state));
+                    let why = format!("{name} is not active (state {})", attr.state);
+                    passed_over.push((Kind::Absent, why));
                 }
-                None if one.is_some() => passed_over.push(format!("{name} does not exist")),
+                None if one.is_some() => {
+                    passed_over.push((Kind::Absent, format!("{name} does not exist")));
+                }
+                // Every NIC has a first one.
+                None if number == 1 => {
+                    let why = format!("{} does not tell of its ports", context.name);
+                    passed_over.push((Kind::System, why));
+                    break;
+                }
                 None => break,
             }
         }
@@ -59,9 +82,15 @@ pub(super) fn choose(
     let what = match (wanted, passed_over.is_empty()) {
         (Some(wanted), true) => format!("no NIC is called {}", wanted.device),
         (None, true) => "libibverbs knows no NIC".to_owned(),
-        (_, false) => passed_over.join("; "),
+        (_, false) => {
+            let why: Vec<&str> = passed_over.iter().map(|(_, why)| &**why).collect();
+            why.join("; ")
+        }
     };
-    Err(Error::new(OPEN, Kind::Absent, what))
+    // What is there and cannot be used says more than what is not there.
+    let mut kinds = passed_over.iter().map(|(kind, _)| *kind);
+    let kind = kinds.find(|kind| *kind != Kind::Absent);
+    Err(Error::new(OPEN, kind.unwrap_or(Kind::Absent), what))
 }
 
 /// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
@@ -101,7 +130,7 @@ fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
     direct: bool,
-) -> Result<(Vec<Placed>, Vec<String>)> {
+) -> Result<(Vec<Placed>, Vec<Reason>)> {
     let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
     let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
     let far = |context: &Context| match (&gpu_place, context.place()) {
@@ -124,9 +153,11 @@ fn open(context: &Context, number: u8, attr: &ibv_port_attr) -> Result<Port> {
     Ok(Port {
         number,
         ethernet,
+        by_gid: ethernet || attr.flags & consts::IBV_QPF_GRH_REQUIRED != 0,
         gid_index,
         address: PortAddress {
-            lid: attr.lid,
+            // On Ethernet there is none, whatever drivers say.
+            lid: if ethernet { 0 } else { attr.lid },
             mtu: attr.active_mtu.clamp(1, 5) as u8,
             gid,
         },

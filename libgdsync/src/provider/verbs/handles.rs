@@ -1,8 +1,8 @@
 //! Whom datagrams go to, as the device knows it: address handles by number.
 //!
 //! An entry of our rings names its handle by that number, in place of the GID that a ConnectX's
-//! entry has. Numbers are not used again, so one that a stream has spoiled, or kept for too long,
-//! names nobody.
+//! entry has. Numbers are never used again, of which 64 bits have enough, so one that a stream has
+//! spoiled, or kept for too long, names nobody.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
@@ -18,8 +18,8 @@ pub(super) struct Handles(RwLock<Table>);
 
 #[derive(Default)]
 pub(super) struct Table {
-    by_number: BTreeMap<u32, Handle>,
-    next: u32,
+    by_number: BTreeMap<u64, Handle>,
+    next: u64,
 }
 
 impl Handles {
@@ -28,7 +28,7 @@ impl Handles {
     }
 
     /// Takes a handle in; answers its number.
-    pub fn add(&self, handle: Handle) -> u32 {
+    pub fn add(&self, handle: Handle) -> u64 {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let number = table.next;
         table.next += 1;
@@ -36,7 +36,7 @@ impl Handles {
         number
     }
 
-    pub fn remove(&self, number: u32) {
+    pub fn remove(&self, number: u64) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let handle = table.by_number.remove(&number);
         drop(table);
@@ -52,15 +52,15 @@ impl Table {
 }
 
 /// The address vector that names the handle with this number.
-pub(super) fn address(number: u32) -> AvSeg {
+pub(super) fn address(number: u64) -> AvSeg {
     let mut av = AvSeg::infiniband(0, 0, 0, 0);
-    av.rgid[..4].copy_from_slice(&number.to_be_bytes());
+    av.rgid[..8].copy_from_slice(&number.to_be_bytes());
     av
 }
 
-fn number(av: &AvSeg) -> u32 {
-    let [a, b, c, d, ..] = av.rgid;
-    u32::from_be_bytes([a, b, c, d])
+fn number(av: &AvSeg) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = av.rgid;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn an_address_has_the_number_that_it_was_given() {
-        for n in [0, 1, 0x1234_5678, u32::MAX] {
+        for n in [0, 1, 0x1234_5678_9abc_def0, 1 << 32, u64::MAX] {
             assert_eq!(number(&address(n)), n);
         }
     }

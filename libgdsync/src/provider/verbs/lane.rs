@@ -19,7 +19,7 @@ use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_b
 
 use super::entries::Entries;
 use super::handles::Handles;
-use super::translate::{self, Outcome};
+use super::translate::{self, Outcome, UNNAMED};
 use crate::gpu::Mapped;
 use crate::ring::RingMemory as _;
 
@@ -27,6 +27,8 @@ use crate::ring::RingMemory as _;
 const ENTRY_BYTES: usize = MAX_SEGMENTS.next_multiple_of(4) * SEGMENT;
 /// Completions taken at once.
 const BATCH: usize = 16;
+/// Requests of the longest queue.
+const LONGEST: u16 = 1 << 15;
 /// Marks the numbers of receives.
 const RECEIVE: u64 = 1 << 63;
 
@@ -38,8 +40,9 @@ pub(super) trait Queues: Send {
     fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int;
     /// Takes completions; answers how many.
     fn poll(&mut self, into: &mut [ibv_wc]) -> usize;
-    /// Puts the queue pair in error.
-    fn to_error(&mut self);
+    /// Puts the queue pair in error. Answers whether what it has comes back: not from a device
+    /// that is gone.
+    fn to_error(&mut self) -> bool;
 }
 
 /// What the device takes.
@@ -180,6 +183,21 @@ impl Side {
         (busy, failed)
     }
 
+    /// Nothing comes back from the device: what is there has failed, the oldest for no reason
+    /// that verbs have a name for.
+    fn lose(&mut self) {
+        let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
+        let mut why = UNNAMED;
+        for request in self.flight.iter_mut().filter(posted) {
+            request.stage = Stage::Done(Outcome {
+                failure: Some((why, 0)),
+                ..Outcome::default()
+            });
+            why = Syndrome::WR_FLUSH;
+        }
+        self.posted = 0;
+    }
+
     /// Forgets what is in flight.
     fn reset(&mut self, start: u32) {
         self.first = self.next();
@@ -240,7 +258,8 @@ impl<Q: Queues> Lane<Q> {
     pub fn awaits(&self) -> bool {
         let behind = |expected: u16, at: usize| {
             let index = doorbell::record_index(self.rings.record.load32(at));
-            (expected.wrapping_sub(index) as i16) > 0
+            // The longest queue is half of all numbers: one that streams fill is behind by that.
+            (1..=LONGEST).contains(&expected.wrapping_sub(index))
         };
         let (send, recv) = self.expected;
         self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
@@ -254,12 +273,30 @@ impl<Q: Queues> Lane<Q> {
     /// Into error, from any state.
     pub fn fail(&mut self) {
         self.state = State::Error;
-        self.queues.to_error();
+        if !self.queues.to_error() {
+            self.lose();
+        }
     }
 
-    /// The rings are not looked at any more; what is in flight is forgotten.
+    /// The device is gone: what it has is over, and what is posted is flushed. Answers whether
+    /// that is news.
+    pub fn lose(&mut self) -> bool {
+        let waits = self.send.posted + self.recv.posted > 0;
+        if self.state == State::Down || (self.state == State::Error && !waits) {
+            return false;
+        }
+        self.state = State::Error;
+        self.send.lose();
+        self.recv.lose();
+        true
+    }
+
+    /// The rings are not looked at any more; what is in flight is forgotten, and so are the
+    /// completions that nobody has taken: not every device does that when it is reset, and its
+    /// completion queue has no room for those of two connections.
     pub fn down(&mut self) {
         self.state = State::Down;
+        while self.queues.poll(&mut self.wcs) > 0 {}
         self.expect(self.rings.start, self.rings.start);
         self.send.reset(self.rings.start);
         self.recv.reset(self.rings.start);

@@ -28,6 +28,7 @@ struct Fake {
     room: usize,
     refusal: c_int,
     failed: bool,
+    gone: bool,
 }
 
 impl Fake {
@@ -74,8 +75,9 @@ impl Queues for Fake {
         }
         n
     }
-    fn to_error(&mut self) {
+    fn to_error(&mut self) -> bool {
         self.failed = true;
+        !self.gone
     }
 }
 
@@ -431,6 +433,70 @@ fn a_lane_that_was_down_begins_anew() {
     rig.run();
     assert_eq!(rig.sends(0), [(0, None)]);
     assert_eq!(rig.lane.positions(), (1, 0));
+}
+
+/// What the device told of it takes no room in its completion queue that the next one needs.
+#[test]
+fn a_lane_that_goes_down_takes_what_was_told() {
+    let mut rig = Rig::new(0, LIMITS);
+    for _ in 0..BATCH + 1 {
+        rig.lane.queues.done.push_back(ibv_wc::default());
+    }
+    rig.lane.down();
+    assert_eq!(rig.lane.queues.done.len(), 0);
+}
+
+/// A queue of the longest kind that streams are going to fill.
+#[test]
+fn a_lane_awaits_as_much_as_there_may_be() {
+    for start in [0, 7, u32::from(u16::MAX)] {
+        let mut rig = Rig::new(start, LIMITS);
+        rig.lane.expect(start.wrapping_add(1 << 15), start);
+        assert!(rig.lane.awaits());
+        rig.lane.expect(start, start.wrapping_add(1 << 15));
+        assert!(rig.lane.awaits());
+    }
+}
+
+/// Where nobody has told before, a failure does: the device refuses to be set to error.
+#[test]
+fn a_device_that_is_found_gone_keeps_nothing() {
+    let mut rig = Rig::new(0, LIMITS);
+    rig.lane.queues.gone = true;
+    rig.send(SendOpcode::SEND, true);
+    rig.send(SendOpcode::SEND, true);
+    rig.run();
+    rig.lane.fail();
+    rig.run();
+    let gone = Some(translate::UNNAMED);
+    assert_eq!(rig.sends(0), [(0, gone), (1, FLUSH)]);
+}
+
+/// What is at the device fails, the oldest for its own reason; the rest is flushed.
+#[test]
+fn a_device_that_is_gone_keeps_nothing() {
+    let mut rig = Rig::new(0, LIMITS);
+    for _ in 0..6 {
+        rig.send(SendOpcode::SEND, true);
+    }
+    rig.receive();
+    rig.receive();
+    rig.run();
+    rig.lane.queues.finish(IBV_WC_SUCCESS);
+    rig.run();
+    rig.lane.lose();
+    rig.run();
+    let gone = Some(translate::UNNAMED);
+    let flushed = (2..6).map(|counter| (counter, FLUSH));
+    let all: Vec<_> = [(0, None), (1, gone)].into_iter().chain(flushed).collect();
+    assert_eq!(rig.sends(0), all);
+    assert_eq!(rig.receives(0), [(0, gone), (1, FLUSH)]);
+    // And whatever is posted from now on.
+    rig.send(SendOpcode::SEND, true);
+    rig.receive();
+    rig.run();
+    assert_eq!(rig.sends(6), [(6, FLUSH)]);
+    assert_eq!(rig.receives(2), [(2, FLUSH)]);
 }
 
 /// Any bytes in the rings, any record: as many entries as requests at most, and an end.

@@ -291,15 +291,17 @@ impl Nic for VerbsNic {
         Ok(Ah { id, av })
     }
 
-    fn destroy_ah(&self, id: u32) {
+    fn destroy_ah(&self, id: u64) {
         self.handles.remove(id);
     }
 
-    fn modify_to_error(&self, qpn: u32) {
+    fn modify_to_error(&self, qpn: u32) -> bool {
+        // What the device does not flush its lane does.
         if let Ok(lane) = self.lane(qpn, "modify to error") {
             lane.with(|lane| lane.fail());
             self.common.ring();
         }
+        true
     }
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {

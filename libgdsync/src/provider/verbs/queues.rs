@@ -9,7 +9,7 @@ use gdsync_sys::verbs::types::*;
 
 use super::lane::{Limits, Queues};
 use crate::error::Result;
-use crate::provider::rdma_core::{Change, Context, check, path, refused_last};
+use crate::provider::rdma_core::{Change, Context, check, is_gone, path, refused_last};
 use crate::rdma::Transport;
 
 const CREATE: &str = "create queue pair";
@@ -103,14 +103,17 @@ impl DeviceQueues {
     ) -> Result<(DeviceQueues, u32, Limits)> {
         let verbs = context.verbs();
         let most = |number: c_int| u32::try_from(number).unwrap_or(0).max(1);
+        // Sends and receives complete into one queue, which must have room for all.
+        let side = (most(device.max_cqe) / 2).max(1);
         let requests = |wanted: usize| {
             (wanted as u32)
                 .min(MOST_WAITING)
                 .min(most(device.max_qp_wr))
+                .min(side)
         };
         let (sends, receives) = (requests(wanted.sends), requests(wanted.receives));
         let recv_sges = (wanted.recv_sges as u32).min(most(device.max_sge));
-        let entries = (sends + receives).min(most(device.max_cqe)) as c_int;
+        let entries = (sends + receives) as c_int;
         // SAFETY: an open context and a channel of it.
         let cq =
             unsafe { (verbs.ibv_create_cq)(context.raw(), entries, ptr::null_mut(), channel, 0) };
@@ -241,9 +244,9 @@ impl Queues for DeviceQueues {
         usize::try_from(n).unwrap_or(0).min(into.len())
     }
 
-    fn to_error(&mut self) {
+    fn to_error(&mut self) -> bool {
         if self.qp.is_null() {
-            return;
+            return true;
         }
         const OPERATION: &str = "modify to error";
         let to = path::plain(IBV_QPS_ERR);
@@ -253,9 +256,9 @@ impl Queues for DeviceQueues {
             self.modify(self.init, OPERATION)?;
             self.modify(to, OPERATION)
         });
-        if let Err(e) = done {
-            tracing::warn!(target: "gdsync", "{e}");
-        }
+        let Err(e) = done else { return true };
+        tracing::warn!(target: "gdsync", "{e}");
+        !is_gone(&e)
     }
 }
 

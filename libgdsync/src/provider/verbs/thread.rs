@@ -37,7 +37,7 @@ pub(super) struct Common {
     pub channel: *mut ibv_comp_channel,
     host: Arc<dyn Host>,
     lanes: Mutex<Vec<SharedLane>>,
-    /// Counted up under the lock of `lanes` when those change; read relaxed, as a hint to look
+    /// Counted up after `lanes` have changed under their lock; read relaxed, as a hint to look
     /// under the lock.
     changes: AtomicU32,
     bell: OwnedFd,
@@ -49,6 +49,8 @@ pub(super) struct Common {
     asleep: AtomicBool,
     /// Says that the thread shall end; a ring of the bell follows.
     stop: AtomicBool,
+    /// Whether the device is gone. The thread's own: relaxed.
+    lost: AtomicBool,
 }
 
 // SAFETY: libibverbs may be called from any thread with any of its objects.
@@ -81,6 +83,7 @@ impl Common {
             deputy,
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
         };
         // An event may be taken back between the news of it and its reading.
         // SAFETY: a live channel's descriptor.
@@ -207,8 +210,17 @@ impl Common {
             tv_sec: 0,
             tv_nsec: nap.subsec_nanos().into(),
         };
-        // SAFETY: a channel lives as long as this.
-        let channel = unsafe { (*self.channel).fd };
+        let lost = self.lost.load(Ordering::Relaxed);
+        let lose = |lane: &SharedLane| lane.with(|lane| lane.lose());
+        if lost && lanes.iter().filter(|lane| lose(lane)).count() > 0 {
+            return true;
+        }
+        let channel = match lost {
+            // It would be news for ever. What is no descriptor is passed over.
+            true => -1,
+            // SAFETY: a channel lives as long as this.
+            false => unsafe { (*self.channel).fd },
+        };
         let wait = |fd| libc::pollfd {
             fd,
             events: libc::POLLIN,
@@ -233,6 +245,12 @@ impl Common {
         }
         if fds[1].revents != 0 {
             self.take_events(lanes);
+        }
+        if fds[1].revents & !libc::POLLIN != 0 {
+            // The kernel has taken the device from the process, which the channel alone tells:
+            // nothing completes any more, and no call changes that.
+            self.lost.store(true, Ordering::Relaxed);
+            tracing::warn!(target: "gdsync", "{} is gone", self.nic());
         }
         true
     }

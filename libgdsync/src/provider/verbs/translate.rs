@@ -271,7 +271,10 @@ pub(super) fn outcome(wc: &ibv_wc) -> Outcome {
     }
 }
 
-/// The syndrome for a status of verbs. What has none is named by a number that no NIC uses.
+/// What has no syndrome is named by a number that no NIC uses.
+pub(super) const UNNAMED: Syndrome = Syndrome(0xff);
+
+/// The syndrome for a status of verbs.
 fn syndrome(status: c_int) -> Syndrome {
     match status {
         IBV_WC_LOC_LEN_ERR => Syndrome::LOCAL_LENGTH,
@@ -287,7 +290,7 @@ fn syndrome(status: c_int) -> Syndrome {
         IBV_WC_RETRY_EXC_ERR => Syndrome::TRANSPORT_RETRY,
         IBV_WC_RNR_RETRY_EXC_ERR => Syndrome::RNR_RETRY,
         IBV_WC_REM_ABORT_ERR => Syndrome::REMOTE_ABORTED,
-        _ => Syndrome(0xff),
+        _ => UNNAMED,
     }
 }
 

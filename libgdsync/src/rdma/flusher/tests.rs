@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use super::lock;
 use crate::gpu::soft::SoftOptions;
-use crate::gpu::{Gpu, MemoryKind, Region};
+use crate::gpu::{Gpu, MemoryKind};
 use crate::memop::Condition;
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
-use crate::rdma::{
-    Access, Descriptor, Device, Lowering, PortAddress, QpAddress, QpConfig, Work, post_on,
-};
-use crate::{Kind, Result, Status};
+use crate::rdma::odd_nic::OddNic;
+use crate::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work, post_on};
+use crate::{Kind, Status};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -23,52 +21,13 @@ fn bare() -> Gpu {
     Gpu::soft_with(gds_driver::Live::global().unwrap(), options).unwrap()
 }
 
-/// A NIC that does no READs.
-struct Mute(EmulatedNic);
-
-macro_rules! delegate {
-    ($($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
-        fn $name(&self, $($arg: $type),*) $(-> $result)? {
-            self.0.$name($($arg),*)
-        }
-    )*};
-}
-
-impl Nic for Mute {
-    fn reads(&self) -> bool {
-        false
-    }
-
-    delegate! {
-        provider() -> &'static str;
-        name() -> &str;
-        node() -> u64;
-        port() -> Option<PortAddress>;
-        layout() -> Layout;
-        alloc_pd() -> Result<PdId>;
-        dealloc_pd(id: PdId);
-        reg_mr(pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
-        dereg_mr(keys: MrKeys);
-        holds(region: &Region) -> usize;
-        create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
-        connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
-        activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
-        create_ah(pd: PdId, to: &Way) -> Result<Ah>;
-        destroy_ah(id: u32);
-        modify_to_error(qpn: u32);
-        reset_qp(qpn: u32) -> Result<()>;
-        cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
-        destroy_qp(objects: &QpObjects);
-    }
-}
-
 /// What a NIC wrote that does no READs, those of another do not push: as long as there is such a
 /// one, flushes are refused. Where the GPU flushes it does no harm.
 #[test]
 fn a_nic_without_reads_has_flushes_refused() {
     let open = |gpu: &Gpu| {
         let nic = EmulatedNic::open(gpu, EmulatedOptions::default()).unwrap();
-        Device::open(gpu, Arc::new(Mute(nic)), true, Vec::new()).unwrap()
+        Device::open(gpu, Arc::new(OddNic::mute(nic)), true, Vec::new()).unwrap()
     };
     let gpu = bare();
     let (stream, list) = (gpu.stream().unwrap(), [Descriptor::Flush]);

@@ -146,7 +146,9 @@ impl Library {
     }
 
     /// The function `name`, in `version` if one is given, if the library exports it. A library
-    /// without versions has every one.
+    /// without a table of versions has every one. It has that table as soon as it uses versioned
+    /// symbols of others, such as the C library's: then what it exports itself has no version, and
+    /// is not found in any.
     ///
     /// # Safety
     /// `F` must be a function pointer of the type that the library gives `name`.

@@ -14,6 +14,8 @@ pub const IBV_PORT_ACTIVE: c_int = 4;
 pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 /// A port of Ethernet.
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+/// `ibv_port_attr::flags`: nothing goes without a global route header.
+pub const IBV_QPF_GRH_REQUIRED: u8 = 1 << 0;
 
 /// A GID of InfiniBand.
 pub const IBV_GID_TYPE_IB: u32 = 0;
