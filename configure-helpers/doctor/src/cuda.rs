@@ -7,6 +7,7 @@ use gdsync_sys::cuda::types::{CUdevice, CUuuid};
 use gdsync_sys::cuda::{Cuda as Table, CudaResult};
 use serde::Serialize;
 use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
 
 /// The CUDA driver and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -90,6 +91,8 @@ pub struct Gpu {
     pub name: String,
     /// Its PCI address, in lower case.
     pub pci: Option<String>,
+    /// Where it is in the tree of devices, below the machine's `/`.
+    pub place: Option<PathBuf>,
     /// Its UUID.
     pub uuid: Option<String>,
     /// Major and minor.
@@ -367,6 +370,7 @@ impl Driver {
             iommu: sysfs
                 .as_ref()
                 .and_then(|sysfs| machine.read(&format!("{sysfs}/iommu_group/type"))),
+            place: sysfs.as_ref().and_then(|sysfs| machine.place(sysfs)),
             numa_node: sysfs
                 .and_then(|sysfs| machine.read(&format!("{sysfs}/numa_node")))
                 .and_then(|node| node.parse().ok())
