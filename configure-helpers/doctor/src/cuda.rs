@@ -249,6 +249,10 @@ fn lacking(table: &Table) -> Vec<String> {
             table.cuMemGetHandleForAddressRange.is_none(),
         ),
         ("cuFuncLoad", table.cuFuncLoad.is_none()),
+        (
+            "cuFlushGPUDirectRDMAWrites",
+            table.cuFlushGPUDirectRDMAWrites.is_none(),
+        ),
     ];
     looked_for
         .into_iter()
@@ -329,7 +333,8 @@ impl Driver {
             nor: has(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
             flush: has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
         };
-        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0;
+        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0
+            && self.table.cuFlushGPUDirectRDMAWrites.is_some();
         let pci = self
             .text(|at, len| {
                 // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
