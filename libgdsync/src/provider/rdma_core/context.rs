@@ -172,19 +172,38 @@ unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
     name.to_string_lossy().into_owned()
 }
 
+/// Why NICs, or ports of theirs, cannot be used.
+#[derive(Debug, Default)]
+pub(super) struct PassedOver {
+    /// Each reason.
+    pub why: Vec<String>,
+    /// Whether one is there and could not be opened.
+    refused: bool,
+}
+
+impl PassedOver {
+    /// What it is that none is left: `System` if one could not be opened.
+    pub fn kind(&self) -> Kind {
+        match self.refused {
+            true => Kind::System,
+            false => Kind::Absent,
+        }
+    }
+}
+
 /// The NICs that can be used, opened, in the order in which libibverbs has them: all, or those
 /// that `wanted` names. And for each other one why it cannot.
 pub(super) fn all(
     libraries: Libraries,
     wanted: Option<&NicName>,
-) -> Result<(Vec<&'static Context>, Vec<String>)> {
+) -> Result<(Vec<&'static Context>, PassedOver)> {
     let verbs = libraries.verbs;
     let mut count = 0;
     // SAFETY: stores a number.
     let list = unsafe { (verbs.ibv_get_device_list)(&mut count) };
     let first = NonNull::new(list).ok_or_else(no_list)?;
     let count = usize::try_from(count).unwrap_or(0);
-    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    let (mut good, mut bad) = (Vec::new(), PassedOver::default());
     for i in 0..count {
         // SAFETY: the list has so many entries, each a device, until it is freed below.
         unsafe {
@@ -197,12 +216,15 @@ pub(super) fn all(
             if let Some(mlx5) = libraries.mlx5
                 && !(mlx5.mlx5dv_is_supported)(device)
             {
-                bad.push(format!("{name} is no ConnectX of {mlx5:?}"));
+                bad.why.push(format!("{name} is no ConnectX of {mlx5:?}"));
                 continue;
             }
             match Context::open(verbs, device) {
                 Ok(context) => good.push(context),
-                Err(e) => bad.push(e.to_string()),
+                Err(e) => {
+                    bad.refused = true;
+                    bad.why.push(e.to_string());
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_gid_entry, ibv_port_attr};
 
 use super::OPEN;
-use super::context::{self, Context, Libraries, check};
+use super::context::{self, Context, Libraries, PassedOver, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::rdma::choice::GID_INDEX;
@@ -43,25 +43,28 @@ pub(super) fn choose(
             match context.port(number) {
                 Some(attr) if attr.state == consts::IBV_PORT_ACTIVE => {
                     let port = open(context, number, &attr)?;
-                    for why in &passed_over {
+                    for why in &passed_over.why {
                         tracing::info!(target: "gdsync", "{name} is taken: {why}");
                     }
                     return Ok((context, port));
                 }
                 Some(attr) => {
-                    passed_over.push(format!("{name} is not active (state {})", attr.state));
+                    let why = &mut passed_over.why;
+                    why.push(format!("{name} is not active (state {})", attr.state));
                 }
-                None if one.is_some() => passed_over.push(format!("{name} does not exist")),
+                None if one.is_some() => {
+                    passed_over.why.push(format!("{name} does not exist"));
+                }
                 None => break,
             }
         }
     }
-    let what = match (wanted, passed_over.is_empty()) {
+    let what = match (wanted, passed_over.why.is_empty()) {
         (Some(wanted), true) => format!("no NIC is called {}", wanted.device),
         (None, true) => "libibverbs knows no NIC".to_owned(),
-        (_, false) => passed_over.join("; "),
+        (_, false) => passed_over.why.join("; "),
     };
-    Err(Error::new(OPEN, Kind::Absent, what))
+    Err(Error::new(OPEN, passed_over.kind(), what))
 }
 
 /// The active ports of the NICs that are nearest to `gpu`, all at one distance, in the order in
@@ -101,7 +104,7 @@ fn by_distance(
     gpu: &Gpu,
     name: Option<&NicName>,
     direct: bool,
-) -> Result<(Vec<Placed>, Vec<String>)> {
+) -> Result<(Vec<Placed>, PassedOver)> {
     let (contexts, passed_over) = context::all(Libraries::load(direct)?, name)?;
     let gpu_place = gpu.pci().and_then(|address| pci_place(&address));
     let far = |context: &Context| match (&gpu_place, context.place()) {
