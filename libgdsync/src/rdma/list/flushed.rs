@@ -153,7 +153,7 @@ pub(super) fn decide_all<'q>(
     }
     let mut wanted = false;
     for descriptor in list {
-        if wanted && !descriptor.only_waits() {
+        if wanted && !descriptor.only_waits() && !mutant::on(Mutant::FlushedLate) {
             flush(stream, queues, &mut by, s, held)?;
             wanted = false;
         }
