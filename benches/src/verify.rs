@@ -32,7 +32,7 @@ pub struct Options {
     /// Messages.
     #[arg(long, default_value = "100000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
-    /// The longest, in bytes: `8`, `64Ki`. Every length from 1 on occurs, short ones more often.
+    /// The longest, in bytes: `8`, `64Ki`. Any length from 1 on may occur, a short one more often.
     #[arg(long, value_name = "BYTES", default_value = "64Ki", value_parser = cli::size)]
     pub longest: u64,
     /// What the lengths are drawn from.

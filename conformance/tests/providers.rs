@@ -2,6 +2,9 @@
 //! and libmlx5 as they are installed, on virtual NICs by `libvmlx5.so`. What each run comes to is
 //! printed. Over the virtual NIC that is linked in, `hardware`, `matrix` and `mp_matrix` run it.
 
+#[path = "../../libgdsync/tests/standin/mod.rs"]
+#[allow(unused_macros, unused_imports)]
+mod standin;
 #[path = "../../libgdsync/tests/virtual_nic/mod.rs"]
 mod virtual_nic;
 
@@ -11,7 +14,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use conformance::hardware::child::{self, Guarded};
+use conformance::hardware::is_required;
 use libtest_mimic::{Arguments, Failed, Trial};
+use standin::Variant;
 
 /// Ends what hangs.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -19,17 +24,20 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Frames are lost, doubled and late.
 const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
 
+/// The trials on a GPU of CUDA's, for which a stand-in is taken.
+const ON_CUDA: &str = "cuda ";
+
 /// What is run: words behind `--over`, and laps of each ring.
-const RUNS: [(&[&str], &str); 12] = [
+const RUNS: [(&[&str], &str); 14] = [
     (&["rdma_core", "gdsync"], "20"),
-    (&["rdma_core", "matrix"], "1"),
+    (&["rdma_core", "matrix"], "4"),
     (&["rdma_core", "mp", "--gpu", "soft"], "1"),
     (&["proxy", "gdsync"], "20"),
-    (&["proxy", "matrix"], "1"),
+    (&["proxy", "matrix"], "4"),
     (&["proxy", "mp", "--gpu", "soft"], "1"),
     // Addressed by GID.
-    (&["rdma_core", "--link", "roce", "matrix"], "1"),
-    (&["proxy", "--link", "roce", "matrix"], "1"),
+    (&["rdma_core", "--link", "roce", "matrix"], "4"),
+    (&["proxy", "--link", "roce", "matrix"], "4"),
     (
         &["rdma_core", "--faults", FAULTS, "gdsync", "program:"],
         "5",
@@ -37,6 +45,8 @@ const RUNS: [(&[&str], &str); 12] = [
     (&["proxy", "--faults", FAULTS, "gdsync", "program:"], "5"),
     (&["rdma_core", "--faults", FAULTS, "mp", "--few"], "1"),
     (&["proxy", "--link", "roce", "mp", "--few"], "1"),
+    (&["rdma_core", "gdsync", ON_CUDA], "2"),
+    (&["proxy", "gdsync", ON_CUDA], "2"),
 ];
 
 /// Whether rdma-core is installed.
@@ -61,6 +71,12 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
         .env_remove("GDS_ENDPOINT")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
+    if words.contains(&ON_CUDA) {
+        command
+            .env(standin::LIBRARY, standin::build(&Variant::default()))
+            .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
+            .env("GDS_REQUIRE", "cuda");
+    }
     child::tie(&mut command);
     let mut process = Guarded(command.spawn()?);
     let mut hear = process.0.stdout.take().ok_or("no standard output")?;
@@ -85,11 +101,31 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
             let end = said.rsplit_once("test result: ").map_or("", |(_, end)| end);
             let (_, end) = end.split_once('\n').unwrap_or_default();
             println!("{} ({:.0} s)", end.trim(), start.elapsed().as_secs_f64());
-            Ok(())
+            match is_over(end, words) {
+                true => Ok(()),
+                false => Err(format!("not over what was asked for, or nothing\n{said}").into()),
+            }
         }
         Some(status) => Err(format!("{status}\n{said}").into()),
         None => Err(format!("not done within {LIMIT:?}\n{said}").into()),
     }
+}
+
+/// Whether trials have run, over the provider and of the kind that the words name, on two NICs
+/// where a trial is about two.
+fn is_over(end: &str, words: &[&str]) -> bool {
+    let kind = words
+        .iter()
+        .find(|w| ["gdsync", "matrix", "mp"].contains(w));
+    let ran = |line: &str| {
+        let line = line.strip_prefix(&format!("{} on mlx5_0:1: ", words[0]))?;
+        let (count, _) = line
+            .strip_prefix(&format!("{}: ", kind?))?
+            .split_once(" run")?;
+        count.parse::<usize>().ok()
+    };
+    let count = end.lines().find_map(ran);
+    count.is_some_and(|count| count > 0) && !end.contains("opened twice")
 }
 
 fn main() {
@@ -105,10 +141,11 @@ fn main() {
             true => format!("over {}", words.join(" ")),
             false => format!("over {} (needs rdma-core)", words.join(" ")),
         };
-        let required = conformance::hardware::is_required("rdma_core");
+        // The virtual NIC is required below rdma-core too.
+        let required = ["rdma_core", "virt"].iter().any(|what| is_required(what));
         let trial = move || match here {
             true => run(words, laps),
-            false => Err("GDS_REQUIRE wants rdma_core, which is not installed".into()),
+            false => Err("GDS_REQUIRE wants rdma-core, which is not installed".into()),
         };
         Trial::test(title, trial).with_ignored_flag(!here && !required)
     });

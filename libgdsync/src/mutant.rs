@@ -16,6 +16,8 @@ gds_step::mutants! {
     DroppedFlush,
     /// The CPU says that it has flushed, and has not.
     FlagWithoutFlush,
+    /// What stands behind a wait goes before the flush that the wait asks somebody else for.
+    FlushedLate,
     /// A stream does not wait for the READ that it asked its NIC for.
     ReadNotAwaited,
     /// The GPU does not keep the order of writes that it claims.

@@ -7,6 +7,7 @@ use gdsync_sys::cuda::types::{CUdevice, CUuuid};
 use gdsync_sys::cuda::{Cuda as Table, CudaResult};
 use serde::Serialize;
 use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
 
 /// The CUDA driver and its GPUs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -90,6 +91,8 @@ pub struct Gpu {
     pub name: String,
     /// Its PCI address, in lower case.
     pub pci: Option<String>,
+    /// Where it is in the tree of devices, below the machine's `/`.
+    pub place: Option<PathBuf>,
     /// Its UUID.
     pub uuid: Option<String>,
     /// Major and minor.
@@ -246,6 +249,10 @@ fn lacking(table: &Table) -> Vec<String> {
             table.cuMemGetHandleForAddressRange.is_none(),
         ),
         ("cuFuncLoad", table.cuFuncLoad.is_none()),
+        (
+            "cuFlushGPUDirectRDMAWrites",
+            table.cuFlushGPUDirectRDMAWrites.is_none(),
+        ),
     ];
     looked_for
         .into_iter()
@@ -326,7 +333,8 @@ impl Driver {
             nor: has(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),
             flush: has(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),
         };
-        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0;
+        let host_flush = options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST != 0
+            && self.table.cuFlushGPUDirectRDMAWrites.is_some();
         let pci = self
             .text(|at, len| {
                 // SAFETY: writes at most `len` bytes to `at`, ended by NUL.
@@ -367,6 +375,7 @@ impl Driver {
             iommu: sysfs
                 .as_ref()
                 .and_then(|sysfs| machine.read(&format!("{sysfs}/iommu_group/type"))),
+            place: sysfs.as_ref().and_then(|sysfs| machine.place(sysfs)),
             numa_node: sysfs
                 .and_then(|sysfs| machine.read(&format!("{sysfs}/numa_node")))
                 .and_then(|node| node.parse().ok())

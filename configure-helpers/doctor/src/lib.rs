@@ -14,6 +14,7 @@ pub mod cuda;
 pub mod gdrcopy;
 pub mod library;
 mod machine;
+mod named;
 mod nic;
 pub mod rdma;
 pub mod system;
@@ -63,6 +64,7 @@ pub fn examine(machine: &Machine) -> Report {
         system: system::look(machine),
         variables: [
             "GDS_CONSISTENCY",
+            "GDS_GID_INDEX",
             "GDS_GPU",
             "GDS_LOWER",
             "GDS_NIC",

@@ -113,6 +113,13 @@ impl Machine {
         names
     }
 
+    /// Where links lead from a path, below the root.
+    pub(crate) fn place(&self, path: &str) -> Option<PathBuf> {
+        let root = self.root.canonicalize().ok()?;
+        let place = root.join(path).canonicalize().ok()?;
+        Some(place.strip_prefix(root).ok()?.to_owned())
+    }
+
     pub(crate) fn exists(&self, path: &str) -> bool {
         self.root.join(path).exists()
     }

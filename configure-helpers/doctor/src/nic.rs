@@ -5,8 +5,10 @@
 use crate::Report;
 use crate::library::State;
 use crate::machine::Access;
+use crate::named::Named;
 use crate::rdma::Device;
-use crate::uses::{RdmaMemory, Use, on_cuda, rdma_memory_path};
+use crate::uses::{self, RdmaMemory, Use, on_cuda, rdma_memory_path};
+use std::path::Path;
 
 /// Who would drive which NIC.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,27 +29,18 @@ pub(crate) struct Nic<'a> {
     pub because: String,
 }
 
-/// A NIC and, if one was named, its port.
-struct Named<'a> {
-    device: &'a str,
-    port: Option<&'a str>,
-}
-
 /// Concludes from the facts and variables of `report`.
 pub(crate) fn conclude(report: &Report) -> Nic<'_> {
     let set = |name: &str| report.variables.get(name).map(String::as_str);
-    // Of several, which are lanes, one device is the first.
-    let first = set("GDS_NIC").and_then(|said| said.split(',').next());
-    let named = first.map(|said| match said.split_once(':') {
-        Some((device, port)) => Named {
-            device,
-            port: Some(port),
-        },
-        None => Named {
-            device: said,
-            port: None,
-        },
-    });
+    let named = match set("GDS_NIC").map(Named::first).transpose() {
+        Ok(named) => named,
+        Err(because) => {
+            return Nic {
+                driven: Driven::Nothing,
+                because,
+            };
+        }
+    };
     let direct = || usable(report, named.as_ref(), true);
     let any = || usable(report, named.as_ref(), false);
     let (driven, because) = match set("GDS_PROVIDER") {
@@ -66,11 +59,15 @@ pub(crate) fn conclude(report: &Report) -> Nic<'_> {
             Err(why) => (Driven::Nothing, format!("GDS_PROVIDER=proxy, and {why}")),
         },
         Some("emulated") => (Driven::Emulated, "GDS_PROVIDER=emulated".to_owned()),
-        None | Some("auto") => match (direct(), any(), &named) {
-            (Ok(device), _, _) => (Driven::RdmaCore(device), doorbells(report)),
-            (Err(why), Ok(device), _) => (Driven::Proxy(device), why),
-            (_, Err(why), Some(_)) => (Driven::Nothing, why),
-            (_, Err(why), None) => (Driven::Emulated, why),
+        None | Some("auto") => match (direct(), any(), &named, set("GDS_GID_INDEX")) {
+            (Ok(device), ..) => (Driven::RdmaCore(device), doorbells(report)),
+            (Err(why), Ok(device), ..) => (Driven::Proxy(device), why),
+            (_, Err(why), Some(_), _) => (Driven::Nothing, why),
+            // Who says what a port is addressed by wants a port.
+            (_, Err(why), None, Some(index)) => {
+                (Driven::Nothing, format!("GDS_GID_INDEX={index}, and {why}"))
+            }
+            (_, Err(why), None, None) => (Driven::Emulated, why),
         },
         Some(other) => (
             Driven::Nothing,
@@ -109,8 +106,8 @@ fn usable<'a>(
         opened("libmlx5", &rdma.mlx5)?;
     }
     let mut passed_over = Vec::new();
-    for device in &rdma.devices {
-        if named.is_some_and(|named| named.device != device.name) {
+    for device in by_distance(report) {
+        if named.is_some_and(|named| !named.is(device)) {
             continue;
         }
         let port = named.and_then(|named| named.port);
@@ -121,9 +118,31 @@ fn usable<'a>(
     }
     Err(match (passed_over.is_empty(), named) {
         (false, _) => passed_over.join("; "),
-        (true, Some(named)) => format!("no RDMA device is called {}", named.device),
+        (true, Some(named)) => format!("no RDMA device is called {}", named.nic()),
         (true, None) => "there is no RDMA device".to_owned(),
     })
+}
+
+/// The devices in the order in which they are tried: the nearest to the GPU first, and where the
+/// tree of devices says nothing, by their names, the shorter first.
+fn by_distance(report: &Report) -> Vec<&Device> {
+    let gpu = uses::chosen(report).filter(|_| on_cuda(report));
+    let gpu = gpu.and_then(|gpu| gpu.place.as_deref());
+    let far = |device: &Device| match (gpu, device.place.as_deref()) {
+        (None, _) => 0,
+        (Some(gpu), Some(place)) => distance(gpu, place),
+        (Some(_), None) => usize::MAX,
+    };
+    let mut all: Vec<&Device> = report.rdma.devices.iter().collect();
+    all.sort_by_key(|device| (far(device), device.name.len(), &device.name));
+    all
+}
+
+/// How many bridges and devices lie between two places in the tree of devices.
+fn distance(a: &Path, b: &Path) -> usize {
+    let (a, b): (Vec<_>, Vec<_>) = (a.components().collect(), b.components().collect());
+    let common = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    a.len() + b.len() - 2 * common
 }
 
 fn opened(name: &str, state: &State) -> Result<(), String> {
@@ -137,7 +156,7 @@ fn opened(name: &str, state: &State) -> Result<(), String> {
     }
 }
 
-fn unusable(device: &Device, port: Option<&str>, direct: bool) -> Option<String> {
+fn unusable(device: &Device, port: Option<u8>, direct: bool) -> Option<String> {
     let name = &device.name;
     if direct && !device.is_mlx5() {
         return Some(format!("{name} is no ConnectX"));
@@ -150,7 +169,7 @@ fn unusable(device: &Device, port: Option<&str>, direct: bool) -> Option<String>
         }
         (Access::Granted, Some(port)) => {
             let mut ports = device.ports.iter();
-            match ports.find(|p| p.number == port) {
+            match ports.find(|p| p.number.parse() == Ok(port)) {
                 None => Some(format!("{name} has no port {port}")),
                 Some(p) if !p.is_active() => Some(format!("port {port} of {name} is not active")),
                 Some(_) => None,

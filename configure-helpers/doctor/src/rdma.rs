@@ -4,8 +4,10 @@ use crate::library::State;
 use crate::machine::{Access, Machine};
 use gdsync_sys::mlx5::Mlx5;
 use gdsync_sys::verbs::Ibverbs;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
 
 /// RDMA as the kernel and its libraries show it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -25,6 +27,10 @@ pub struct Rdma {
 pub struct Device {
     /// The kernel's name of it.
     pub name: String,
+    /// What it is called wherever it is plugged in.
+    pub guid: Option<Guid>,
+    /// Where it is in the tree of devices, below the machine's `/`.
+    pub place: Option<PathBuf>,
     /// Its kernel driver.
     pub driver: Option<String>,
     /// Its PCI address.
@@ -45,6 +51,32 @@ pub struct Device {
     pub access: Access,
     /// The ports.
     pub ports: Vec<Port>,
+}
+
+/// The GUID of a NIC, as `GDS_NIC` has it: `0x0002c903002f1190`. 0 is nobody's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guid(u64);
+
+impl Guid {
+    /// From hexadecimal digits alone.
+    pub(crate) fn parse(digits: &str) -> Option<Guid> {
+        // `from_str_radix` would take a sign.
+        let plain = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let guid = u64::from_str_radix(digits, 16).ok();
+        guid.filter(|guid| plain && *guid != 0).map(Guid)
+    }
+}
+
+impl fmt::Display for Guid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#018x}", self.0)
+    }
+}
+
+impl Serialize for Guid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
 }
 
 impl Device {
@@ -138,6 +170,9 @@ fn device(machine: &Machine, name: String) -> Device {
                 == Some(name.clone())
         });
     Device {
+        // The kernel writes "0002:c903:002f:1190".
+        guid: read("node_guid").and_then(|guid| Guid::parse(&guid.replace(':', ""))),
+        place: machine.place(&format!("{folder}/device")),
         driver: said("DRIVER"),
         pci: said("PCI_SLOT_NAME"),
         pci_id: said("PCI_ID"),

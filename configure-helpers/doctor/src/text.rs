@@ -206,6 +206,7 @@ fn about_device(device: &Device, f: &mut Formatter<'_>) -> fmt::Result {
         device.board.clone(),
         device.driver.clone(),
         device.pci.as_ref().map(|pci| format!("at {pci}")),
+        device.guid.map(|guid| format!("GUID {guid}")),
         device.firmware.as_ref().map(|fw| format!("firmware {fw}")),
         device.numa_node.map(|node| format!("NUMA node {node}")),
         device.iommu.as_ref().map(|kind| format!("IOMMU {kind}")),

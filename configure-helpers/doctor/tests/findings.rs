@@ -3,7 +3,10 @@
 
 mod common;
 
-use common::{ANCIENT, H200, Libraries, OLD, libcuda, libibverbs, library, look, none, tree};
+use common::{
+    ANCIENT, Attributes, H200, Libraries, OLD, libcuda, libcuda_without, libibverbs, library, look,
+    none, tree,
+};
 use gdsync_doctor::Report;
 use gdsync_doctor::advice::Advice;
 use std::process::Command;
@@ -276,6 +279,36 @@ fn the_program_takes_libraries_from_their_variables() {
     );
     let tried = &json["gdrcopy"]["library"]["tried"];
     assert_eq!(tried.as_array().map(Vec::len), Some(1));
+}
+
+/// Attributes of a GPU that neither orders nor flushes, but says that the CPU can flush.
+const BY_CPU: Attributes = &[(75, 9), (76, 0), (91, 1), (117, 1), (122, 1)];
+
+#[test]
+fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
+    for (call, choice) in [(true, "flushes by the CPU"), (false, "READs by the NIC")] {
+        let gpus = [("NVIDIA GPU", BY_CPU)];
+        let name = format!("libcuda-flush-{call}.so");
+        let cuda = match call {
+            true => libcuda(&name, &gpus, ("", 0)),
+            false => libcuda_without(&name, &gpus, "cuFlushGPUDirectRDMAWrites"),
+        };
+        let libraries = || Libraries {
+            cuda: vec![cuda.clone().into()],
+            ..none()
+        };
+        let report = look(&tree("nvlink"), libraries(), &[]);
+        assert_eq!(report.cuda.gpus[0].host_flush, call);
+        let said = |report: &Report| {
+            let mut uses = report.uses.iter();
+            let payload = uses.find(|u| u.purpose == "payload from a NIC in the GPU");
+            payload.expect("it is said").choice.clone()
+        };
+        assert!(said(&report).starts_with(choice), "{}", said(&report));
+        let named = [("GDS_CONSISTENCY", "host")];
+        let named = look(&tree("nvlink"), libraries(), &named);
+        assert_eq!(said(&named) == "nothing: an error", !call);
+    }
 }
 
 #[test]

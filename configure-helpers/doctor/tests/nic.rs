@@ -144,3 +144,102 @@ fn what_is_named_is_not_replaced() {
     let said = nic(&tree, none(), &[("GDS_PROVIDER", "proxy")]);
     is(said, "nothing", "there is no usable libibverbs");
 }
+
+#[test]
+fn a_nic_is_named_by_its_guid_too() {
+    let tree = tree("complete");
+    let guid = |file: &str, text: &str| {
+        tree.write(&format!("sys/class/infiniband/{file}/node_guid"), text);
+    };
+    guid("mlx5_0", "0002:c903:002f:1190\n");
+    // One without a port, which has no GUID either.
+    guid("mlx5_1", "0000:0000:0000:0000\n");
+    for (value, choice, because) in [
+        ("0x0002c903002f1190", "rdma_core: mlx5_0", ""),
+        ("0x2c903002F1190:1", "rdma_core: mlx5_0", ""),
+        ("0x0002c903002f1190:2", "nothing", "mlx5_0 has no port 2"),
+        (
+            "0x2c903002f1191",
+            "nothing",
+            "no RDMA device is called 0x0002c903002f1191",
+        ),
+    ] {
+        let said = nic(&tree, both("guid"), &[("GDS_NIC", value)]);
+        is(said, choice, because);
+    }
+}
+
+#[test]
+fn a_name_that_makes_no_sense_is_an_error_whoever_would_drive_it() {
+    let tree = tree("complete");
+    for value in ["", "mlx5_0:x", "mlx5_0:0", "0x0", "0x+1", "mlx5_0,,mlx5_1"] {
+        for provider in ["auto", "rdma_core", "proxy", "emulated"] {
+            let set = [("GDS_NIC", value), ("GDS_PROVIDER", provider)];
+            let said = nic(&tree, both("senseless"), &set);
+            is(said, "nothing", &format!("GDS_NIC={value}: it is a NIC"));
+        }
+    }
+}
+
+#[test]
+fn what_is_said_of_gids_is_not_for_a_virtual_one() {
+    let bare = common::tree("bare");
+    let set = [("GDS_GID_INDEX", "3")];
+    let said = nic(&bare, both("gid"), &set);
+    is(
+        said,
+        "nothing",
+        "GDS_GID_INDEX=3, and there is no RDMA device",
+    );
+    let said = nic(&bare, none(), &[set[0], ("GDS_PROVIDER", "emulated")]);
+    is(said, "emulated", "GDS_PROVIDER=emulated");
+    let said = nic(&tree("complete"), both("gid"), &set);
+    is(said, "rdma_core: mlx5_0", "");
+}
+
+/// NICs in the tree of devices, by the bridge above each, and a GPU below the second bridge.
+fn bridges(tree: &Tree, nics: &[(&str, &str)]) {
+    use std::os::unix::fs::symlink;
+    let sys = tree.0.join("sys");
+    let place = |bridge: &str, device: &str| {
+        let place = sys.join(format!("devices/pci0000:00/{bridge}/{device}"));
+        std::fs::create_dir_all(&place).unwrap();
+        place
+    };
+    let gpu = sys.join("bus/pci/devices/0000:1b:00.0");
+    std::fs::create_dir_all(gpu.parent().unwrap()).unwrap();
+    symlink(place("0000:00:02.0", "0000:1b:00.0"), gpu).unwrap();
+    for (i, (name, bridge)) in nics.iter().enumerate() {
+        let folder = format!("sys/class/infiniband/{name}");
+        let uverbs = format!("uverbs{}", i + 1);
+        tree.write(&format!("{folder}/ports/1/state"), "4: ACTIVE\n");
+        let ibdev = format!("sys/class/infiniband_verbs/{uverbs}/ibdev");
+        tree.write(&ibdev, &format!("{name}\n"));
+        tree.write(&format!("dev/infiniband/{uverbs}"), "device\n");
+        let device = place(bridge, &format!("0000:a{i}:00.0"));
+        symlink(device, tree.0.join(folder).join("device")).unwrap();
+    }
+}
+
+#[test]
+fn the_nearest_to_the_gpu_goes_before_others() {
+    let tree = tree("bare");
+    let (far, near) = ("0000:00:01.0", "0000:00:02.0");
+    bridges(
+        &tree,
+        &[("mlx5_1", far), ("mlx5_20", near), ("mlx5_3", near)],
+    );
+    let gpus = [("NVIDIA H200", H200)];
+    let with_gpu = || Libraries {
+        cuda: vec![libcuda("libcuda-near.so", &gpus, ("", 0)).into()],
+        ..both("near")
+    };
+    let choice = |set: &[(&str, &str)]| nic(&tree, with_gpu(), set).0;
+    // Of names, the shorter first.
+    assert!(choice(&[]).starts_with("rdma_core: mlx5_3,"));
+    // Nothing is nearer to a software GPU.
+    assert!(choice(&[("GDS_GPU", "soft")]).starts_with("rdma_core: mlx5_1,"));
+    tree.write("sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN\n");
+    assert!(choice(&[]).starts_with("rdma_core: mlx5_20,"));
+    assert!(choice(&[("GDS_NIC", "mlx5_1")]).starts_with("rdma_core: mlx5_1,"));
+}

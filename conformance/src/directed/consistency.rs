@@ -51,7 +51,8 @@ fn pattern(rank: usize, message: usize, len: usize) -> Vec<u8> {
 }
 
 /// Two ranks write to each other's GPU memory, in every way and with lists of either lowering;
-/// streams copy what is there once they have waited. The policy goes around with the seed.
+/// streams copy what is there once they have waited, or tell a stream that only looks on, by a
+/// word that the same list writes. The policy goes around with the seed.
 ///
 /// # Errors
 /// Whatever did not go so, with the seed.
@@ -86,9 +87,11 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
         let their_told = rank.swap_memory(&told, rank.peer());
         rank.connect(&mut qp, rank.peer());
         let streams = [(); 2].map(|()| place.gpu.stream().unwrap());
+        let onlooker = place.gpu.stream().unwrap();
+        let waited = place.gpu.alloc(MemoryKind::Pinned, 4 * TOGETHER).unwrap();
         for round in 0..ROUNDS {
             let number = |i: usize| round * TOGETHER + i;
-            let draws: Vec<(usize, Way)> = (0..TOGETHER)
+            let draws: Vec<(usize, Way, bool)> = (0..TOGETHER)
                 .map(|_| {
                     let ways = [
                         Way::Send,
@@ -97,16 +100,23 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                         Way::WordThenFlush,
                         Way::Read,
                     ];
-                    (rng.usize(1..ROOM), ways[rng.usize(0..ways.len())])
+                    let way = ways[rng.usize(0..ways.len())];
+                    (rng.usize(1..ROOM), way, rng.bool())
                 })
                 .collect();
-            for (i, (len, _)) in draws.iter().enumerate() {
+            for (i, (len, ..)) in draws.iter().enumerate() {
                 let bytes = pattern(rank.me, number(i), *len);
                 leaving.region().write(i * ROOM, &bytes).unwrap();
             }
             rank.barrier();
-            for (i, (len, way)) in draws.iter().copied().enumerate() {
+            for (i, (len, way, looks_on)) in draws.iter().copied().enumerate() {
                 let stream = &streams[number(i) % 2];
+                let told_here = waited.word32(4 * i).unwrap();
+                let tell_here = Descriptor::WriteValue32 {
+                    word: &told_here,
+                    value: number(i) as u32 + 1,
+                };
+                let last = usize::from(!looks_on);
                 let (at, long) = ((i * ROOM) as u64, len as u32);
                 let (mine, into) = ([leaving.sge(at, long)], [landing.sge(at, long)]);
                 let there = their_landing.span(at, len as u64).unwrap();
@@ -125,12 +135,14 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                             Descriptor::Send(first),
                             Descriptor::wait_flushed(recv),
                             Descriptor::wait(first),
+                            tell_here,
                         ];
-                        qp.post_on(stream, &list).unwrap();
+                        qp.post_on(stream, &list[..5 - last]).unwrap();
                     }
                     Way::Read => {
-                        let list = [Descriptor::Send(first), Descriptor::wait_flushed(first)];
-                        qp.post_on(stream, &list).unwrap();
+                        let wait = Descriptor::wait_flushed(first);
+                        let list = [Descriptor::Send(first), wait, tell_here];
+                        qp.post_on(stream, &list[..3 - last]).unwrap();
                     }
                     Way::Word | Way::WordThenFlush => {
                         let count = (number(i) as u64 + 1).to_le_bytes();
@@ -149,19 +161,31 @@ pub fn consistency(seed: u64) -> Result<SimReport, SimError> {
                             flush: by_itself,
                         };
                         // No queue pair is named: whoever wrote the word, it holds.
-                        let list = [wait, Descriptor::Flush];
-                        let list = &list[..2 - usize::from(by_itself)];
-                        gdsync::rdma::post_on(stream, &mut [], list).unwrap();
+                        let mut list = vec![wait];
+                        list.extend((!by_itself).then_some(Descriptor::Flush));
+                        list.extend(looks_on.then_some(tell_here));
+                        gdsync::rdma::post_on(stream, &mut [], &list).unwrap();
                     }
                 }
                 let from = landing.region().span(i * ROOM, len).unwrap();
                 let to = seen.span(i * ROOM, len).unwrap();
-                stream.copy(&to, &from).unwrap();
+                let mut looker = stream;
+                if looks_on {
+                    looker = &onlooker;
+                    let wait = Descriptor::WaitValue32 {
+                        word: &told_here,
+                        condition: Condition::Geq,
+                        value: number(i) as u32 + 1,
+                        flush: false,
+                    };
+                    gdsync::rdma::post_on(looker, &mut [], &[wait]).unwrap();
+                }
+                looker.copy(&to, &from).unwrap();
             }
-            for stream in &streams {
+            for stream in streams.iter().chain([&onlooker]) {
                 assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs");
             }
-            for (i, (len, way)) in draws.iter().enumerate() {
+            for (i, (len, way, _)) in draws.iter().enumerate() {
                 let mut got = vec![0; *len];
                 seen.read(i * ROOM, &mut got).unwrap();
                 let right = pattern(rank.peer(), number(i), *len);

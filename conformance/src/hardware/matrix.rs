@@ -30,7 +30,7 @@ const ENTRIES: u32 = 16;
 const MESSAGES: usize = 150;
 
 /// The settings of each axis, by name.
-const AXES: [Axis; 7] = [
+pub(super) const AXES: [Axis; 7] = [
     ("posts", &["memops", "kernel", "proxy"]),
     (
         "caps",

@@ -24,7 +24,8 @@ usage: conformance --all [--few]
                  GDS_NIC name
   PROVIDER       emulated, rdma_core or proxy; the last two on libvmlx5.so, which lies beside this
                  program
-  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib)
+  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib); like --faults,
+                 for rdma_core and proxy
   --faults WORDS what happens to their frames, as VMLX5_FAULTS has it
   --few          each setting of a matrix, in place of any two together
 
@@ -69,6 +70,8 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         match word.as_str() {
             "--few" => asked.arguments.push(word),
             _ if provider == Provider::Auto => return None,
+            // The NIC that is linked in would know nothing of them.
+            "--link" | "--faults" if provider == Provider::Emulated => return None,
             "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
             "--faults" => asked.faults = Some(words.next()?),
             kind => {
@@ -184,5 +187,9 @@ mod tests {
             assert_eq!(asked(&format!("--over {wrong}")), None, "{wrong}");
         }
         assert_eq!(asked("--all --link ib"), None);
+        // What it would not do is not taken.
+        assert_eq!(asked("--over emulated --faults loss=0.01"), None);
+        assert_eq!(asked("--over emulated --link roce"), None);
+        assert!(asked("--over emulated matrix").is_some());
     }
 }

@@ -2,13 +2,14 @@
 //! for each process, and the NICs that it opens.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gdsync::gpu::Gpu;
 use gdsync::rdma::{Device, DeviceOptions, NicChoice, NicName, Provider};
 use gdsync::{EmulatedOptions, Fabric};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-use super::gear::{Net, Verdict};
+use super::gear::{Net, Verdict, ensure};
 
 /// What the environment chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +38,18 @@ pub fn chosen() -> Verdict<&'static Chosen> {
     Ok(chosen.as_ref()?)
 }
 
+/// That a device which was opened by itself is over the provider that was chosen: what suits its
+/// GPU best may be another one than what suits the software GPU.
+///
+/// # Errors
+/// It is not; as [`chosen`].
+pub fn check(device: &Device) -> Verdict {
+    let (there, wanted) = (device.provider(), chosen()?.provider);
+    ensure(there == wanted, || {
+        format!("over {}, in place of {}", name(there), name(wanted))
+    })
+}
+
 /// A provider, as `GDS_PROVIDER` has it.
 pub fn name(provider: Provider) -> &'static str {
     match provider {
@@ -56,6 +69,14 @@ pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     }
 }
 
+/// Whether two NICs were wanted where there is one. Only says so; nothing is ordered by it.
+static ALONE: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`open_two`] has come to one NIC that was opened twice.
+pub fn was_alone() -> bool {
+    ALONE.load(Ordering::Relaxed)
+}
+
 /// Opens a NIC.
 ///
 /// # Errors
@@ -69,7 +90,8 @@ pub fn open(provider: Provider, gpu: &Gpu) -> gdsync::Result<Device> {
 }
 
 /// Two NICs, or one twice, with `net` between them. Of a provider for real NICs, one and its
-/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again.
+/// neighbour, as the kernel counts them, or, where there is one alone, that one opened again,
+/// which [`was_alone`] tells.
 ///
 /// # Errors
 /// As [`open`].
@@ -87,10 +109,14 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
         });
     }
     let first = open(provider, gpu)?;
+    let again = || {
+        ALONE.store(provider != Provider::Emulated, Ordering::Relaxed);
+        open(provider, gpu)
+    };
     let second = match net {
         Net::One => first.clone(),
         _ => match neighbour(&first) {
-            None => open(provider, gpu)?,
+            None => again()?,
             Some(nic) => {
                 let options = DeviceOptions {
                     provider,
@@ -98,7 +124,7 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
                     ..DeviceOptions::default()
                 };
                 match Device::open_with(gpu, &options) {
-                    Err(e) if e.kind() == gdsync::Kind::Absent => open(provider, gpu)?,
+                    Err(e) if e.kind() == gdsync::Kind::Absent => again()?,
                     other => other?,
                 }
             }

@@ -128,6 +128,9 @@ impl Suite {
             for ((what, why), trials) in refused.iter() {
                 println!("  unsupported: {what}: {why} ({trials} tried)");
             }
+            if provider::was_alone() {
+                println!("  two NICs: one, opened twice: there is no other");
+            }
             if chosen.provider != Provider::Emulated {
                 let (what, why) = SIMULATED;
                 println!("  over emulated alone: {what}: {why}");

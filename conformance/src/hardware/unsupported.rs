@@ -120,6 +120,7 @@ pub fn cells(
 
 #[cfg(test)]
 mod tests {
+    use super::super::{matrix, program};
     use super::*;
 
     #[test]
@@ -139,6 +140,24 @@ mod tests {
         assert_eq!(cells(Provider::Proxy), proxy);
         let rdma_core = vec![vec![0, 0], vec![1, 0], vec![0, 1], vec![0, 2]];
         assert_eq!(cells(Provider::RdmaCore), rdma_core);
+    }
+
+    /// One that nothing is called by would never be tried.
+    #[test]
+    fn whatever_is_listed_is_a_setting_that_is_tried() {
+        for lack in &TABLE {
+            let tried = |axes: &[Axis]| {
+                let cells = super::cells(lack.provider, axes, false, |_| Vec::new());
+                let cells = cells.iter().map(|cell| name(axes, cell));
+                let of = |title: String| Lack::of(lack.provider, &title).map(|l| l.trials);
+                cells.filter_map(of).any(|trials| trials == lack.trials)
+            };
+            assert!(
+                tried(&program::AXES) || tried(&matrix::AXES),
+                "no trial is called {:?}",
+                lack.trials
+            );
+        }
     }
 
     #[test]

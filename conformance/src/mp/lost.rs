@@ -19,6 +19,7 @@ use super::run::gpu_of;
 use crate::hardware::child::{self, Guarded};
 use crate::hardware::gear::{Runtime, Verdict, ensure, finish};
 use crate::hardware::patience::{patience, patiently};
+use crate::hardware::provider;
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-lost";
@@ -151,6 +152,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         .connect(Connect::UpFront)
         .timeout(patiently(TIMEOUT))
         .build()?;
+    provider::check(ctx.device())?;
     let others: Vec<u32> = (0..RANKS).filter(|other| *other != rank).collect();
     if rank == VICTIM {
         let mut exchanges = Exchanges::new(&ctx, &others, BEFORE)?;

@@ -65,7 +65,9 @@ pub fn play(
     over: impl Fn() -> bool,
 ) -> Verdict {
     let builder = Context::builder().bootstrap(bootstrap).gpu(gpu);
-    let ctx = setup.build(builder, provider::chosen()?.provider).build()?;
+    let chosen = provider::chosen()?.provider;
+    let ctx = setup.build(builder, chosen).build()?;
+    provider::check(ctx.device())?;
     rank::play(setup, &ctx)?;
     done();
     // The others may have something to settle with this one, which is up to it.

@@ -75,6 +75,20 @@ pub type Attributes = &'static [(u32, i32)];
 
 /// A libcuda with `gpus`, whose functions return `failing` for the function named in it.
 pub fn libcuda(name: &str, gpus: &[(&str, Attributes)], failing: (&str, i32)) -> PathBuf {
+    compile_libcuda(name, gpus, failing, "")
+}
+
+/// A libcuda with `gpus` that lacks a function which can be done without.
+pub fn libcuda_without(name: &str, gpus: &[(&str, Attributes)], function: &str) -> PathBuf {
+    compile_libcuda(name, gpus, ("", 0), function)
+}
+
+fn compile_libcuda(
+    name: &str,
+    gpus: &[(&str, Attributes)],
+    failing: (&str, i32),
+    without: &str,
+) -> PathBuf {
     let mut source = text("standin-cuda.c");
     let made = [
         "cuInit",
@@ -91,7 +105,13 @@ pub fn libcuda(name: &str, gpus: &[(&str, Attributes)], failing: (&str, i32)) ->
         source += &format!("int {name}(void) {{ return 801; }}\n");
     }
     // The doctor asks only whether these are there.
-    for name in ["cuMemCreate", "cuMemGetHandleForAddressRange", "cuFuncLoad"] {
+    let asked = [
+        "cuMemCreate",
+        "cuMemGetHandleForAddressRange",
+        "cuFuncLoad",
+        "cuFlushGPUDirectRDMAWrites",
+    ];
+    for name in asked.iter().filter(|name| **name != without) {
         source += &format!("int {name}(void) {{ return 801; }}\n");
     }
     let names: Vec<String> = gpus.iter().map(|(name, _)| format!("{name:?}")).collect();

@@ -121,22 +121,14 @@ impl HostFlusher {
         Ok(slot)
     }
 
+    /// Called by one thread at a time.
     fn make(&self) -> Result<Slot> {
+        let free = lock(&self.table).free.pop();
+        let words = match free {
+            Some(words) => words,
+            None => self.more()?,
+        };
         let mut table = lock(&self.table);
-        if table.free.is_empty() {
-            let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
-            let memory = Place {
-                cpu: region.mapped()?,
-                gpu: region.addr(),
-            };
-            let words = (0..STREAMS).rev().map(|i| Words {
-                asked: memory.part(2 * APART * i, 4),
-                made: memory.part(2 * APART * i + APART, 4),
-            });
-            table.free.extend(words);
-            table.regions.push(region);
-        }
-        let words = table.free.pop().expect("as many as were just made");
         let tracer = self.gpu.tracer();
         for (place, what) in [(words.asked, "asked"), (words.made, "made")] {
             let name = format!("flush{}.{what}", table.words.len());
@@ -144,6 +136,25 @@ impl HostFlusher {
         }
         table.words.push(words);
         Ok(Slot { words, asked: 0 })
+    }
+
+    /// Words for more streams, and of these the first. The memory is made without the lock that
+    /// the machine takes: a driver may let an allocation wait for streams, which may wait for
+    /// a flush.
+    fn more(&self) -> Result<Words> {
+        let region = self.gpu.alloc(MemoryKind::Pinned, 2 * APART * STREAMS)?;
+        let memory = Place {
+            cpu: region.mapped()?,
+            gpu: region.addr(),
+        };
+        let words = |i: usize| Words {
+            asked: memory.part(2 * APART * i, 4),
+            made: memory.part(2 * APART * i + APART, 4),
+        };
+        let mut table = lock(&self.table);
+        table.free.extend((1..STREAMS).rev().map(words));
+        table.regions.push(region);
+        Ok(words(0))
     }
 }
 

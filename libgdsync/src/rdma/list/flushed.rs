@@ -86,7 +86,10 @@ pub(super) fn with_flusher(
     let (gpu, id) = (stream.gpu(), stream.id());
     if gpu.caps().host_flush {
         let nobody = || no_consistency("no NIC is open");
-        let slot = gpu.flushers().host().ok_or_else(nobody)?.slot(id)?;
+        // Kept until the stream has been told: the words go with the flusher, and its end lets
+        // those pass that wait for it by then.
+        let flusher = gpu.flushers().host().ok_or_else(nobody)?;
+        let slot = flusher.slot(id)?;
         return run(&Queues::named(named), By::Cpu(lock(&slot)));
     }
     let flushers = gpu.flushers().reads()?;
@@ -150,7 +153,7 @@ pub(super) fn decide_all<'q>(
     }
     let mut wanted = false;
     for descriptor in list {
-        if wanted && !descriptor.only_waits() {
+        if wanted && !descriptor.only_waits() && !mutant::on(Mutant::FlushedLate) {
             flush(stream, queues, &mut by, s, held)?;
             wanted = false;
         }
@@ -204,4 +207,35 @@ fn flush<'q>(
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Gpu;
+    use crate::gpu::soft::SoftOptions;
+    use crate::rdma::Device;
+
+    /// The last device may go while another thread enqueues: words and queue pairs that are
+    /// being enqueued have to outlive that.
+    #[test]
+    fn who_flushes_stays_as_long_as_something_is_enqueued() {
+        for by_cpu in [true, false] {
+            let mut options = SoftOptions::default();
+            (options.caps.flush, options.caps.host_flush) = (false, by_cpu);
+            let live = gds_driver::Live::global().unwrap();
+            let gpu = Gpu::soft_with(live, options).unwrap();
+            let device = Device::emulated(&gpu).unwrap();
+            let stream = gpu.stream().unwrap();
+            let enqueued = with_flusher(&stream, &[], |_, _| {
+                drop(device);
+                assert_eq!(gpu.flushers().host().is_some(), by_cpu);
+                assert_eq!(gpu.flushers().reads().is_ok(), !by_cpu);
+                Ok(())
+            });
+            enqueued.unwrap();
+            assert!(gpu.flushers().host().is_none());
+            assert!(gpu.flushers().reads().is_err());
+        }
+    }
 }
