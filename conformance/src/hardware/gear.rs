@@ -79,6 +79,14 @@ impl Gear {
     /// # Errors
     /// As [`Gpu::load_module`] and [`provider::chosen`].
     pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
+        Gear::with(runtime, gpu, provider::chosen()?.provider)
+    }
+
+    /// The kernels for a GPU that is open, and a provider.
+    ///
+    /// # Errors
+    /// As [`Gpu::load_module`].
+    pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Gear> {
         // Once: a module stays loaded as long as the process lives.
         static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
         let (fill, verify) = match runtime {
@@ -95,7 +103,7 @@ impl Gear {
         };
         Ok(Gear {
             runtime,
-            provider: provider::chosen()?.provider,
+            provider,
             gpu,
             fill,
             verify,

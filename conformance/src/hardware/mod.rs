@@ -213,7 +213,7 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
 
 /// Rounds of a program of datagrams: so many at least that all queues wrap.
 fn rounds() -> Verdict<u32> {
-    Ok(laps()?.clamp(18, 30) as u32)
+    Ok(laps()?.clamp(24, 30) as u32)
 }
 
 fn add(

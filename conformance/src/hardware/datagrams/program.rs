@@ -1,5 +1,5 @@
 //! Rounds of datagrams between four stations: from one to all, from all to one, from anybody to
-//! anybody. Streams fill what is sent by a kernel, send, wait and verify by a kernel; the CPU sees
+//! each. Streams fill what is sent by a kernel, send, wait and verify by a kernel; the CPU sees
 //! every byte, those around the message too. Now and then one says a wrong key, and is lost.
 
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ pub fn setting(cell: &Cell, axis: &str) -> &'static str {
 }
 
 /// Stations.
-const MANY: usize = 4;
+pub const MANY: usize = 4;
 /// Most messages of a round that one of them sends or gets.
 const MOST: usize = 4;
 /// Bytes before and behind what arrives that nobody may touch.
@@ -96,7 +96,7 @@ fn draw(rng: &mut Rng, round: u32, longest: usize) -> Vec<Message> {
         .map(|i| match round % 3 {
             0 => (who, i),
             1 => (i, who),
-            _ => (rng.usize(..MANY), rng.usize(..MANY)),
+            _ => (rng.usize(..MANY), i),
         })
         .collect();
     rng.shuffle(&mut ends);
