@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
 
 /// What is run: words behind `--over`, and laps of each ring.
-const RUNS: [(&[&str], &str); 12] = [
+const RUNS: [(&[&str], &str); 14] = [
     (&["rdma_core", "gdsync"], "20"),
     (&["rdma_core", "matrix"], "1"),
     (&["rdma_core", "mp", "--gpu", "soft"], "1"),
@@ -30,6 +30,9 @@ const RUNS: [(&[&str], &str); 12] = [
     // Addressed by GID.
     (&["rdma_core", "--link", "roce", "matrix"], "1"),
     (&["proxy", "--link", "roce", "matrix"], "1"),
+    // Headers of IPv4.
+    (&["rdma_core", "--link", "roce", "gdsync", "datagram"], "1"),
+    (&["proxy", "--link", "roce", "gdsync", "datagram"], "1"),
     (
         &["rdma_core", "--faults", FAULTS, "gdsync", "program:"],
         "5",

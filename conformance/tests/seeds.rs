@@ -1,5 +1,5 @@
-//! Random programs under random schedules with weak memory: two hundred seeds, each replayable, and
-//! fifty of datagrams.
+//! Random programs under random schedules with weak memory: two hundred seeds, each replayable,
+//! and as many of datagrams.
 
 #[test]
 fn every_byte_arrives_whatever_the_program_and_the_schedule() {
@@ -8,5 +8,5 @@ fn every_byte_arrives_whatever_the_program_and_the_schedule() {
 
 #[test]
 fn datagrams_arrive_or_are_lost_whatever_the_schedule() {
-    gds_driver::sim::seeds(50, conformance::directed::datagrams);
+    gds_driver::sim::seeds(200, conformance::directed::datagrams);
 }

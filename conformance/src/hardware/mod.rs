@@ -3,10 +3,11 @@
 //! which [`provider`]; [`unsupported`] lists what one does not do, [`suite`] says what a run came
 //! to, and [`over`] starts it over virtual NICs that libibverbs finds.
 //!
-//! [`program`] plays random programs of messages, [`datagrams`] those without a connection, [`faults`] and [`peer`] let them fail, [`waits`]
-//! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
-//! by themselves; [`matrix`] switches what the software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
-//! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
+//! [`program`] plays random programs of messages, [`datagrams`] those without a connection,
+//! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
+//! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
+//! software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on,
+//! [`child`] the processes they start. A runtime that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
 //! other: on one GPU only a few streams may wait at a time.
 
 pub mod child;
@@ -180,9 +181,8 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
 fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
     use datagrams::{directed, program};
     if std::env::var("VMLX5_FAULTS").is_ok_and(|faults| !faults.is_empty()) {
-        // Nobody sends them again.
-        let what = "datagrams that arrive";
-        suite.lacking(what, "frames are lost by VMLX5_FAULTS", true);
+        let why = "nobody sends again what VMLX5_FAULTS loses";
+        suite.lacking("datagrams", why, true);
         return;
     }
     let provider = suite.chosen.provider;
