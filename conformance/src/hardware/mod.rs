@@ -7,8 +7,9 @@
 //! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
 //! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
 //! software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on,
-//! [`child`] the processes they start. A runtime that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
-//! other: on one GPU only a few streams may wait at a time.
+//! [`child`] the processes they start. A runtime that is absent is shown as ignored, with the
+//! reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the other: on one GPU
+//! only a few streams may wait at a time.
 
 pub mod child;
 pub mod datagrams;
@@ -213,7 +214,7 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
 
 /// Rounds of a program of datagrams: so many at least that all queues wrap.
 fn rounds() -> Verdict<u32> {
-    Ok(laps()?.clamp(24, 30) as u32)
+    Ok(u32::try_from(laps()? / 4)?.max(24))
 }
 
 fn add(

@@ -57,8 +57,8 @@ const MOST: usize = 4;
 const GUARD: usize = 64;
 /// The longest datagram on any link.
 const LONGEST: usize = 4096;
-/// Room for one message, with its header and the guards.
-const SLOT: usize = GUARD + GRH + LONGEST + GUARD;
+/// Bytes of a place for a message, beside the message.
+const AROUND: usize = GUARD + GRH + GUARD;
 /// Room for a header that lies apart, and a guard.
 const FRONT: usize = GRH + 24;
 /// Up to so many bytes travel in the entry.
@@ -240,7 +240,10 @@ struct Table<'g> {
     play: Play,
     stations: Stations,
     places: Vec<Place>,
+    /// The longest datagram that all take.
     longest: usize,
+    /// Bytes of a place for one, with its header and the guards.
+    room: usize,
     finding: Finding,
     /// What each has sent and taken.
     moved: [[usize; 2]; MANY],
@@ -250,17 +253,19 @@ struct Table<'g> {
 impl<'g> Table<'g> {
     fn new(gear: &'g Gear, stations: Stations, play: &Play) -> Verdict<Table<'g>> {
         let mut longest = LONGEST;
+        for i in 0..MANY * MANY {
+            let to = stations.destination(i / MANY, i % MANY)?;
+            longest = longest.min(to.max_len() as usize);
+        }
+        let room = longest + AROUND;
         let mut places = Vec::new();
         for i in 0..MANY {
-            for to in 0..MANY {
-                longest = longest.min(stations.destination(i, to)?.max_len() as usize);
-            }
             let memory = |kind, len| stations.memory(i, kind, MOST * len);
             places.push(Place {
-                out: memory(play.payload, LONGEST)?,
-                into: memory(play.payload, SLOT)?,
+                out: memory(play.payload, longest)?,
+                into: memory(play.payload, room)?,
                 fronts: memory(MemoryKind::Pinned, FRONT)?,
-                seen: gear.gpu.alloc(MemoryKind::Pinned, MOST * SLOT)?,
+                seen: gear.gpu.alloc(MemoryKind::Pinned, MOST * room)?,
                 ready: gear.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
                 heard: BTreeMap::new(),
             });
@@ -271,6 +276,7 @@ impl<'g> Table<'g> {
             stations,
             places,
             longest,
+            room,
             finding: gear.finding()?,
             moved: [[0; 2]; MANY],
             answered: 0,
@@ -313,20 +319,26 @@ impl<'g> Table<'g> {
         let (station, place) = (&mut self.stations.all[i], &self.places[i]);
         let due = messages.iter().filter(|m| m.to == i && !m.lost);
         // From several senders, they come in any order.
-        let room = due.clone().map(|m| m.len).max().unwrap_or(0) as u32;
+        let len = due.clone().map(|m| m.len).max().unwrap_or(0) as u32;
         let mut dues = Vec::new();
         for slot in 0..due.count() {
             let around = guard(round, i, slot);
             let (gear, stream) = (self.gear, &station.stream);
-            gear.fill(stream, place.into.region(), slot * SLOT, SLOT, around)?;
+            gear.fill(
+                stream,
+                place.into.region(),
+                slot * self.room,
+                self.room,
+                around,
+            )?;
             let front = slot * FRONT;
             place.fronts.region().write(front, &[UNTOUCHED; FRONT])?;
-            let at = (slot * SLOT + GUARD) as u64;
+            let at = (slot * self.room + GUARD) as u64;
             let apart = rng.bool();
-            let whole = [place.into.sge(at, GRH as u32 + room)];
+            let whole = [place.into.sge(at, GRH as u32 + len)];
             let pieces = [
                 place.fronts.sge(front as u64, GRH as u32),
-                place.into.sge(at + GRH as u64, room),
+                place.into.sge(at + GRH as u64, len),
             ];
             let list: &[_] = if apart { &pieces } else { &whole };
             let request = retry(&gear.gpu, || station.qp.prepare_receive(list))?;
@@ -354,7 +366,7 @@ impl<'g> Table<'g> {
             if !message.inline {
                 let (out, len) = (place.out.region(), message.len);
                 let gear = self.gear;
-                gear.fill(&station.stream, out, slot * LONGEST, len, message.id)?;
+                gear.fill(&station.stream, out, slot * self.longest, len, message.id)?;
             }
         }
         let ready = Descriptor::WriteValue32 {
@@ -387,7 +399,7 @@ impl<'g> Table<'g> {
             let to = self.whom(message)?;
             let (out, qp) = (&self.places[i].out, &mut self.stations.all[i].qp);
             let cut = rng.usize(..=message.len);
-            let (at, rest) = ((slot * LONGEST) as u64, (message.len - cut) as u32);
+            let (at, rest) = ((slot * self.longest) as u64, (message.len - cut) as u32);
             let pieces = [out.sge(at, cut as u32), out.sge(at + cut as u64, rest)];
             let bytes = match message.inline {
                 true => expected(message.id, message.len),
@@ -449,7 +461,7 @@ impl<'g> Table<'g> {
             .map(|due| Descriptor::Wait(due.request.into(), options))
             .collect();
         station.qp.post_on(&station.stream, &list)?;
-        let len = dues.len() * SLOT;
+        let len = dues.len() * self.room;
         let (seen, into) = (place.seen.span(0, len)?, place.into.region().span(0, len)?);
         station.stream.copy(&seen, &into)?;
         Ok(())
@@ -467,8 +479,8 @@ impl<'g> Table<'g> {
             })?;
             let got = station.qp.received(request)?;
             let source = got.source.ok_or("no source of a datagram")?;
-            let mut bytes = vec![0; SLOT];
-            place.seen.read(slot * SLOT, &mut bytes)?;
+            let mut bytes = vec![0; self.room];
+            place.seen.read(slot * self.room, &mut bytes)?;
             let mut header = [0; FRONT];
             place.fronts.region().read(slot * FRONT, &mut header)?;
             let behind = if apart { GRH } else { 0 };
@@ -497,13 +509,13 @@ impl<'g> Table<'g> {
                 (got.len as usize, got.imm) == (GRH + message.len, message.imm),
                 || format!("{got:?} in place of {message:?}"),
             )?;
-            let mut want = expected(guard(round, i, slot), SLOT);
+            let mut want = expected(guard(round, i, slot), self.room);
             let at = GUARD + GRH;
             if !apart {
                 want[GUARD..at].copy_from_slice(&front);
             }
             want[at..at + message.len].copy_from_slice(&expected(message.id, message.len));
-            if let Some(first) = (0..SLOT).find(|b| bytes[*b] != want[*b]) {
+            if let Some(first) = (0..self.room).find(|b| bytes[*b] != want[*b]) {
                 let (got, want) = (bytes[first], want[first]);
                 let place = first as i64 - at as i64;
                 return Err(format!(
@@ -512,7 +524,7 @@ impl<'g> Table<'g> {
                 .into());
             }
             let into = place.into.region();
-            let (at, len) = (slot * SLOT + at, message.len);
+            let (at, len) = (slot * self.room + at, message.len);
             let gear = self.gear;
             gear.verify(&station.stream, into, at, len, message.id, &self.finding)?;
             let key = qkey(message.from);
