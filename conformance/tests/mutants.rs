@@ -14,12 +14,13 @@ mod hunt {
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    const SCENARIOS: [Scenario; 5] = [
+    const SCENARIOS: [Scenario; 6] = [
         ("exchange", exchange::run),
         ("failure", directed::failure),
         ("held stream", directed::held_stream),
         ("silence", directed::silence),
         ("consistency", directed::consistency),
+        ("datagrams", directed::datagrams),
     ];
 
     /// The first scenario and seed that notice the mutant.

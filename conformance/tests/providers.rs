@@ -28,7 +28,7 @@ const FAULTS: &str = "loss=0.01,dup=0.01,reorder=0.01,seed=7";
 const ON_CUDA: &str = "cuda ";
 
 /// What is run: words behind `--over`, and laps of each ring.
-const RUNS: [(&[&str], &str); 14] = [
+const RUNS: [(&[&str], &str); 16] = [
     (&["rdma_core", "gdsync"], "20"),
     (&["rdma_core", "matrix"], "4"),
     (&["rdma_core", "mp", "--gpu", "soft"], "1"),
@@ -38,6 +38,9 @@ const RUNS: [(&[&str], &str); 14] = [
     // Addressed by GID.
     (&["rdma_core", "--link", "roce", "matrix"], "4"),
     (&["proxy", "--link", "roce", "matrix"], "4"),
+    // Headers of IPv4.
+    (&["rdma_core", "--link", "roce", "gdsync", "datagram"], "1"),
+    (&["proxy", "--link", "roce", "gdsync", "datagram"], "1"),
     (
         &["rdma_core", "--faults", FAULTS, "gdsync", "program:"],
         "5",

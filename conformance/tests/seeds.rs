@@ -1,6 +1,12 @@
-//! Random programs under random schedules with weak memory: two hundred seeds, each replayable.
+//! Random programs under random schedules with weak memory: two hundred seeds, each replayable,
+//! and as many of datagrams.
 
 #[test]
 fn every_byte_arrives_whatever_the_program_and_the_schedule() {
     gds_driver::sim::seeds(200, conformance::exchange::run);
+}
+
+#[test]
+fn datagrams_arrive_or_are_lost_whatever_the_schedule() {
+    gds_driver::sim::seeds(200, conformance::directed::datagrams);
 }

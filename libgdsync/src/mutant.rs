@@ -24,6 +24,12 @@ gds_step::mutants! {
     OrderNotKept,
     /// Completion entries count as reusable before their waiters have passed.
     EntryReusedEarly,
+    /// Immediate data are told as a machine of the other byte order has them.
+    ImmReversed,
+    /// A datagram is told to be from the queue pair that took it.
+    SourceOfTaker,
+    /// A datagram says its sender's key.
+    KeyOfSender,
 }
 
 /// What `op_own` of an entry of a new completion buffer is.

@@ -1,6 +1,8 @@
-//! Scenarios that a random program would meet too rarely: failures, held streams, silent peers.
+//! Scenarios that a random program would meet too rarely: failures, held streams, silent peers,
+//! datagrams.
 
 mod consistency;
+mod datagrams;
 mod failure;
 mod held;
 mod silence;
@@ -16,6 +18,7 @@ use gdsync::rdma::{Descriptor, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
 use crate::world::{LIMIT, Place, Rank};
 
 pub use consistency::consistency;
+pub use datagrams::datagrams;
 pub use failure::failure;
 pub use held::held_stream;
 pub use silence::silence;

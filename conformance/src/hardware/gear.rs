@@ -79,6 +79,14 @@ impl Gear {
     /// # Errors
     /// As [`Gpu::load_module`] and [`provider::chosen`].
     pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
+        Gear::with(runtime, gpu, provider::chosen()?.provider)
+    }
+
+    /// The kernels for a GPU that is open, and a provider.
+    ///
+    /// # Errors
+    /// As [`Gpu::load_module`].
+    pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Gear> {
         // Once: a module stays loaded as long as the process lives.
         static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
         let (fill, verify) = match runtime {
@@ -95,7 +103,7 @@ impl Gear {
         };
         Ok(Gear {
             runtime,
-            provider: provider::chosen()?.provider,
+            provider,
             gpu,
             fill,
             verify,
@@ -226,15 +234,27 @@ pub fn finish(stream: &Stream, what: &str) -> Verdict {
 ///
 /// # Errors
 /// As the attempt; `QueueFull` after the limit.
-pub fn retry<T>(gpu: &Gpu, mut attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
-    let full = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == Kind::QueueFull);
+pub fn retry<T>(gpu: &Gpu, attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync::Result<T> {
+    retry_while(gpu, Kind::QueueFull, attempt)
+}
+
+/// Tries as long as it is refused so, at most [`patience`].
+///
+/// # Errors
+/// As the attempt; after the limit, that one too.
+pub fn retry_while<T>(
+    gpu: &Gpu,
+    kind: Kind,
+    mut attempt: impl FnMut() -> gdsync::Result<T>,
+) -> gdsync::Result<T> {
+    let again = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == kind);
     let mut result = attempt();
     let deadline = gpu.host().now() + patience();
     gpu.host().wait_until(Some(deadline), &mut || {
-        if full(&result) {
+        if again(&result) {
             result = attempt();
         }
-        !full(&result)
+        !again(&result)
     });
     result
 }

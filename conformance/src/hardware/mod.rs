@@ -3,13 +3,16 @@
 //! which [`provider`]; [`unsupported`] lists what one does not do, [`suite`] says what a run came
 //! to, and [`over`] starts it over virtual NICs that libibverbs finds.
 //!
-//! [`program`] plays random programs of messages, [`faults`] and [`peer`] let them fail, [`waits`]
-//! and [`memory`] go to the limits of streams and memory, [`kernels`] runs the library's kernels
-//! by themselves; [`matrix`] switches what the software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on, [`child`] the processes they start. A runtime that is absent is shown as ignored,
-//! with the reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the
-//! other: on one GPU only a few streams may wait at a time.
+//! [`program`] plays random programs of messages, [`datagrams`] those without a connection,
+//! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
+//! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
+//! software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on,
+//! [`child`] the processes they start. A runtime that is absent is shown as ignored, with the
+//! reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the other: on one GPU
+//! only a few streams may wait at a time.
 
 pub mod child;
+pub mod datagrams;
 pub mod faults;
 pub mod gear;
 pub mod kernels;
@@ -133,6 +136,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
         let run = move |gear: &Gear| program::run(gear, &cell, laps()?);
         add(suite, runtime, title, run);
     }
+    add_datagrams(suite, runtime, few);
     for payload in ["pinned", "device"] {
         let kind = match payload {
             "pinned" => MemoryKind::Pinned,
@@ -173,6 +177,44 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
         let title = "a full stream that waits";
         add(suite, runtime, title, waits::full_stream);
     }
+}
+
+fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
+    use datagrams::{directed, program};
+    if std::env::var("VMLX5_FAULTS").is_ok_and(|faults| !faults.is_empty()) {
+        let why = "nobody sends again what VMLX5_FAULTS loses";
+        suite.lacking("datagrams", why, true);
+        return;
+    }
+    let provider = suite.chosen.provider;
+    let cells = unsupported::cells(provider, &program::AXES, few, |keep| {
+        cover::pairwise(&program::AXES, |cell| {
+            program::makes_sense(provider, cell) && keep(cell)
+        })
+    });
+    for cell in cells {
+        let title = format!("datagrams: {}", cover::name(&program::AXES, &cell));
+        let run = move |gear: &Gear| program::run(gear, &cell, rounds()?);
+        add(suite, runtime, title, run);
+    }
+    for path in PATHS {
+        let title = format!("datagrams that are lost, posts {path}");
+        add(suite, runtime, title, move |gear| {
+            directed::lost(gear, path)
+        });
+        let title = format!("a datagram that is too long, posts {path}");
+        add(suite, runtime, title, move |gear| {
+            directed::too_long(gear, path)
+        });
+        let title = format!("a datagram for what a stream posts, posts {path}");
+        let run = move |gear: &Gear| directed::posted_by_a_stream(gear, path);
+        add(suite, runtime, title, run);
+    }
+}
+
+/// Rounds of a program of datagrams: so many at least that all queues wrap.
+fn rounds() -> Verdict<u32> {
+    Ok(u32::try_from(laps()? / 4)?.max(24))
 }
 
 fn add(

@@ -287,7 +287,7 @@ pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
 }
 
 /// What a failure says.
-fn text(failed: &libtest_mimic::Failed) -> &str {
+pub(super) fn text(failed: &libtest_mimic::Failed) -> &str {
     failed.message().unwrap_or("no reason given")
 }
 

@@ -10,6 +10,7 @@ use super::core::Side;
 use super::{Completion, Qp, ReceiveRequest, Received, Source};
 use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
+use crate::mutant::{self, Mutant};
 use crate::ring::{Refusal, Ticket};
 use crate::status::Status;
 
@@ -102,13 +103,19 @@ impl Qp {
             entry.opcode(),
             CqeOpcode::RESP_SEND_IMM | CqeOpcode::RESP_WR_IMM
         )
-        .then(|| u32::from_be_bytes(entry.imm_inval_pkey));
+        .then(|| match mutant::on(Mutant::ImmReversed) {
+            true => u32::from_le_bytes(entry.imm_inval_pkey),
+            false => u32::from_be_bytes(entry.imm_inval_pkey),
+        });
         let source = self.core.transport.is_ud().then(|| {
             let from = entry.source();
             // Elsewhere these fields tell something else.
             let infiniband = self.core.nic.port().is_some_and(|port| port.lid != 0);
             Source {
-                qpn: from.qpn,
+                qpn: match mutant::on(Mutant::SourceOfTaker) {
+                    true => self.core.qpn(),
+                    false => from.qpn,
+                },
                 lid: if infiniband { from.slid } else { 0 },
                 service_level: if infiniband { from.sl } else { 0 },
                 grh: from.grh,

@@ -17,6 +17,7 @@ use super::{
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{MemoryKind, Region, Stream};
 use crate::memop::trace::Tracer;
+use crate::mutant::{self, Mutant};
 use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
@@ -397,7 +398,7 @@ impl Qp {
                 work.opcode
             ))),
             (Transport::Ud { .. }, None) => Err(invalid(format!("{self:?}: a send to nobody"))),
-            (Transport::Ud { .. }, Some(to)) => {
+            (Transport::Ud { qkey }, Some(to)) => {
                 if !to.is_of(&self.pd) {
                     let what = format!("{to:?} with {self:?}");
                     return Err(Error::new(operation, Kind::Foreign, what));
@@ -408,7 +409,11 @@ impl Qp {
                     let what = format!("{self:?}: a datagram of {len} bytes to {to:?}");
                     return Err(invalid(what).limit(to.max_len()));
                 }
-                Ok(Some(to.av()))
+                let mut av = to.av();
+                if mutant::on(Mutant::KeyOfSender) {
+                    av.qkey = qkey.into();
+                }
+                Ok(Some(av))
             }
         }
     }

@@ -1,0 +1,52 @@
+//! Datagrams between four queue pairs of one NIC, under schedules that a seed draws.
+
+use fastrand::Rng;
+use gds_driver::{SimError, SimReport};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Endpoint, Provider, QpConfig};
+
+use super::{config, weak};
+use crate::hardware::datagrams::Stations;
+use crate::hardware::datagrams::program::{MANY, Play, rounds_of};
+use crate::hardware::gear::{Gear, Runtime};
+use crate::world::play;
+
+/// Rounds: so many that all queues wrap.
+const ROUNDS: u32 = 24;
+
+/// Rounds of datagrams, as `conformance` plays them on real threads; who posts, by what, and where
+/// queues and messages lie is drawn.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
+    play(seed, 1, move |rank| {
+        let mut rng = Rng::with_seed(seed);
+        let config = QpConfig {
+            send_blocks: 32,
+            ..config(&mut rng)
+        };
+        let receives = ["by CPU", "by both", "by stream"];
+        let among = match config.endpoint {
+            // A thread hands over what streams post a moment later.
+            Endpoint::Proxy => 2,
+            _ => 3,
+        };
+        let it = Play {
+            config,
+            payload: [MemoryKind::Pinned, MemoryKind::Device][rng.usize(..2)],
+            cpu_sends: rng.u8(..4) == 0,
+            receives: receives[rng.usize(..among)],
+        };
+        let place = rank.open(weak(&mut rng));
+        let gear = Gear::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated);
+        let verdict = gear.and_then(|gear| {
+            let devices = [place.device.clone(), place.device.clone()];
+            let stations = Stations::on(devices, &it.config, MANY)?;
+            rounds_of(&gear, stations, &it, ROUNDS, seed)
+        });
+        if let Err(failed) = verdict {
+            panic!("{it:?}: {}", failed.message().unwrap_or("no reason given"));
+        }
+    })
+}
