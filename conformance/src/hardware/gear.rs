@@ -166,6 +166,24 @@ impl Gear {
         Ok(Finding(region))
     }
 
+    /// That the queues of these lie where they were wanted, on any provider and the software GPU.
+    /// Other GPUs have memory that the CPU does not reach, where a NIC that is linked in is given
+    /// pinned memory.
+    ///
+    /// # Errors
+    /// They do not: so it is said in the table of what is unsupported.
+    pub fn lie<'q>(&self, qps: impl IntoIterator<Item = &'q Qp>, wanted: MemoryKind) -> Verdict {
+        if self.runtime != Runtime::Soft && self.provider == Provider::Emulated {
+            return Ok(());
+        }
+        for lie in qps.into_iter().map(Qp::memory) {
+            ensure(lie == [wanted; 3], || {
+                format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
+            })?;
+        }
+        Ok(())
+    }
+
     /// Shows that the GPU works: memory, a kernel, a copy, and a message on fresh queue pairs.
     ///
     /// # Errors

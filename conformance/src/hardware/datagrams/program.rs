@@ -14,7 +14,7 @@ use gdsync::rdma::{
 };
 
 use super::super::gear::{
-    Finding, Gear, Net, Runtime, Verdict, ensure, expected, finish, retry, retry_while,
+    Finding, Gear, Net, Verdict, ensure, expected, finish, retry, retry_while,
 };
 use super::super::patience::patience;
 use super::super::program::text;
@@ -180,13 +180,10 @@ pub fn run(gear: &Gear, cell: &Cell, rounds: u32) -> Verdict {
     };
     let play = Play::of(cell);
     let stations = Stations::new(gear, net, &play.config, MANY)?;
-    if gear.runtime == Runtime::Soft {
-        // Others have memory that the CPU does not reach.
-        let (lie, wanted) = (stations.all[0].qp.memory()[0], play.config.ring_memory);
-        ensure(lie == wanted, || {
-            format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
-        })?;
-    }
+    gear.lie(
+        stations.all.iter().map(|one| &one.qp),
+        play.config.ring_memory,
+    )?;
     let seed = cell.iter().fold(2, |seed, n| 31 * seed + *n as u64);
     rounds_of(gear, stations, &play, rounds, seed)
 }
