@@ -18,7 +18,7 @@ use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
-use crate::ring::fault::{Fault, StatusSink, status};
+use crate::ring::fault::{Fault, StatusSink, due, status};
 use crate::ring::fifo::Fifo;
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
@@ -366,20 +366,25 @@ impl QpCore {
             fault: self.flushes.raises.then_some(&*self.flushes.fault),
             slots: u64::from(send.fifo.room()),
         };
-        busy |= send_fault.tick(
-            &mut send.fifo,
-            &mut send.cq,
-            cause_of(Side::Send),
-            &mut sink,
-        );
+        let (sent, received) = due((send_fault, &mut send.cq), (recv_fault, &mut recv.cq));
+        if sent {
+            busy |= send_fault.tick(
+                &mut send.fifo,
+                &mut send.cq,
+                cause_of(Side::Send),
+                &mut sink,
+            );
+        }
         sink.statuses = &self.places.recv.statuses.cpu;
         sink.slots = u64::from(recv.fifo.room());
-        busy |= recv_fault.tick(
-            &mut recv.fifo,
-            &mut recv.cq,
-            cause_of(Side::Receive),
-            &mut sink,
-        );
+        if received {
+            busy |= recv_fault.tick(
+                &mut recv.fifo,
+                &mut recv.cq,
+                cause_of(Side::Receive),
+                &mut sink,
+            );
+        }
         if let (Transport::Ud { .. }, None, Some(status)) =
             (self.transport, *cause, send_fault.first())
         {

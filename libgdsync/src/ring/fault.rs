@@ -91,6 +91,11 @@ impl Fault {
         busy | self.release(fifo, cq, completed)
     }
 
+    fn is_due<M: RingMemory>(&self, cq: &mut CompletionRing<M>) -> bool {
+        let completed = cq.advance();
+        self.first.is_some() || matches!(cq.state(completed), EntryState::Error(_))
+    }
+
     fn release<M: RingMemory, H>(
         &self,
         fifo: &Fifo<H>,
@@ -118,6 +123,23 @@ impl Fault {
                     .is_none_or(|s| s.status.is_error() || s.status == Status::SUCCESS)
             })
     }
+}
+
+/// A queue's failure, and where its completions are told of.
+pub type Watched<'a, M> = (&'a Fault, &'a mut CompletionRing<M>);
+
+/// Looks at new entries of both queues of a queue pair; whose [`tick`](Fault::tick) is due, because
+/// something in it has failed. A NIC tells of a cause before it tells of what was flushed for it,
+/// each in its own queue: whoever has seen a flush in the one finds the cause in the other, if he
+/// looks there afterwards.
+pub fn due<M: RingMemory, N: RingMemory>(
+    send: Watched<'_, M>,
+    recv: Watched<'_, N>,
+) -> (bool, bool) {
+    let ((send_fault, send), (recv_fault, recv)) = (send, recv);
+    let sent = send_fault.is_due(send);
+    let received = recv_fault.is_due(recv);
+    (sent || received && send_fault.is_due(send), received)
 }
 
 /// Gives a pending request its outcome; returns the one it has.

@@ -11,7 +11,7 @@ use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
 use super::cq::ENTRY;
-use super::fault::{Fault, StatusSink};
+use super::fault::{Fault, StatusSink, due};
 use super::fifo::Fifo;
 use super::{CompletionRing, Poster, RingMemory};
 use crate::memop::{Batch, Caps, DevicePtr, Op, completion};
@@ -262,4 +262,36 @@ fn the_watcher_never_reads_half_an_error_entry() {
         }
         nic.join().unwrap();
     });
+}
+
+/// Whoever sees what was flushed sees for what, in whichever queue that failed.
+#[test]
+fn a_flush_is_never_seen_without_its_cause() {
+    for cause_is_sent in [true, false] {
+        loom::model(move || {
+            let words = [Words::new(&[last(0)]), Words::new(&[last(0)])];
+            let [(mut send, _), (mut recv, _)] = words.each_ref().map(one_in_flight);
+            let nic = {
+                let words = words.clone();
+                thread::spawn(move || {
+                    let (first, second) = if cause_is_sent { (0, 1) } else { (1, 0) };
+                    for queue in [first, second] {
+                        error_entry(|o, word| {
+                            if o == last(0) {
+                                words[queue].store32(o, word);
+                            }
+                        });
+                    }
+                })
+            };
+            let fault = Fault::default();
+            let (sent, received) = due((&fault, &mut send), (&fault, &mut recv));
+            let (cause, flush) = match cause_is_sent {
+                true => (sent, received),
+                false => (received, sent),
+            };
+            assert!(cause || !flush);
+            nic.join().unwrap();
+        });
+    }
 }
