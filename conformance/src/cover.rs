@@ -67,6 +67,16 @@ pub fn name(axes: &[Axis], cell: &Cell) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
+/// What a cell sets on an axis.
+///
+/// # Panics
+/// There is no such axis.
+pub fn setting(axes: &[Axis], cell: &Cell, axis: &str) -> &'static str {
+    let at = axes.iter().position(|(name, _)| *name == axis);
+    let at = at.expect("an axis of this name");
+    axes[at].1[cell[at]]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

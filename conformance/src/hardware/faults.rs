@@ -5,28 +5,24 @@ use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::memop::{Batch, Condition, Op};
-use gdsync::rdma::{Access, Descriptor, Endpoint, Lowering, Qp, QpConfig, SendRequest, Work};
+use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
 use super::gear::{Gear, Net, Pair, Verdict, ensure, finish, limited, refused};
 use super::patience::patience;
+use super::settings;
 
 /// Every way work gets from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
+    let (lowering, endpoint) = settings::posting(path);
     QpConfig {
         send_blocks: 16,
         recv_entries: 16,
-        lowering: match path {
-            "kernel" => Lowering::Kernel,
-            _ => Lowering::MemOps,
-        },
-        endpoint: match path {
-            "proxy" => Endpoint::Proxy,
-            _ => Endpoint::Ring,
-        },
+        lowering,
+        endpoint,
         ..QpConfig::default()
     }
 }

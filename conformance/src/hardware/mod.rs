@@ -7,9 +7,9 @@
 //! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
 //! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
 //! software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on,
-//! [`child`] the processes they start. A runtime that is absent is shown as ignored, with the
-//! reason, and `GDS_REQUIRE` turns that into a failure. Trials run one after the other: on one GPU
-//! only a few streams may wait at a time.
+//! [`settings`] what the words in their names mean, [`child`] the processes they start. A runtime
+//! that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
+//! Trials run one after the other: on one GPU only a few streams may wait at a time.
 
 pub mod child;
 pub mod datagrams;
@@ -24,11 +24,11 @@ pub mod patience;
 pub mod peer;
 pub mod program;
 pub mod provider;
+pub mod settings;
 pub mod suite;
 pub mod unsupported;
 pub mod waits;
 
-use gdsync::gpu::MemoryKind;
 use libtest_mimic::{Arguments, Failed};
 
 use crate::cover;
@@ -138,10 +138,7 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     }
     add_datagrams(suite, runtime, few);
     for payload in ["pinned", "device"] {
-        let kind = match payload {
-            "pinned" => MemoryKind::Pinned,
-            _ => MemoryKind::Device,
-        };
+        let kind = settings::memory(payload);
         let title = format!("kernels fill and verify {payload} memory");
         let run = move |gear: &Gear| kernels::patterns(gear, kind);
         add(suite, runtime, title, run);

@@ -16,6 +16,7 @@ use super::faults::{config, error_word};
 use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish, retry};
 use super::patience::patience;
 use super::provider;
+use super::settings;
 
 /// Bytes of a message.
 const LEN: usize = 256;
@@ -89,13 +90,6 @@ impl Side {
     }
 }
 
-fn memory_kind(name: &str) -> MemoryKind {
-    match name {
-        "pinned" => MemoryKind::Pinned,
-        _ => MemoryKind::Device,
-    }
-}
-
 /// The peer: echoes until it is killed, or until whoever started it is gone.
 ///
 /// # Errors
@@ -105,7 +99,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         return Err("a runtime, a path and a kind of memory are needed".into());
     };
     let runtime = Runtime::named(runtime).ok_or("no such runtime")?;
-    let mut side = Side::open(runtime, path, memory_kind(payload))?;
+    let mut side = Side::open(runtime, path, settings::memory(payload))?;
     println!("{}", hex(&side.qp.address().to_bytes()));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -164,7 +158,7 @@ impl Peer {
 /// # Errors
 /// Whatever goes wrong.
 pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
-    let mut side = Side::open(runtime, path, memory_kind(payload))?;
+    let mut side = Side::open(runtime, path, settings::memory(payload))?;
     let mut peer = Peer::start(&[runtime.name(), path, payload])?;
     let theirs = peer.line()?;
     writeln!(peer.say, "{}", hex(&side.qp.address().to_bytes()))?;

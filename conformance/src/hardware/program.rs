@@ -6,13 +6,13 @@ use std::collections::VecDeque;
 
 use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync::rdma::{
-    Completion, Descriptor, Endpoint, Lowering, Mr, QpConfig, ReceiveRequest, RemoteSpan,
-    SendRequest, Work, post_on,
+    Completion, Descriptor, Mr, QpConfig, ReceiveRequest, RemoteSpan, SendRequest, Work, post_on,
 };
 
-use super::gear::{Finding, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish, retry};
+use super::gear::{Finding, Gear, Pair, Runtime, Verdict, ensure, expected, finish, retry};
 use super::patience::patience;
-use crate::cover::{Axis, Cell};
+use super::settings;
+use crate::cover::{self, Axis, Cell};
 
 /// What the programs of a matrix differ in.
 pub const AXES: [Axis; 9] = [
@@ -42,9 +42,7 @@ pub fn makes_sense(cell: &Cell) -> bool {
 /// # Panics
 /// There is no such axis.
 pub fn setting(cell: &Cell, axis: &str) -> &'static str {
-    let at = AXES.iter().position(|(name, _)| *name == axis);
-    let at = at.expect("an axis of this name");
-    AXES[at].1[cell[at]]
+    cover::setting(&AXES, cell, axis)
 }
 
 /// Most bytes of a payload.
@@ -193,17 +191,8 @@ struct Play<'g> {
 
 /// The configuration that a cell stands for.
 fn config(cell: &Cell, blocks: u32) -> QpConfig {
-    let memory = |axis| match setting(cell, axis) {
-        "pinned" => MemoryKind::Pinned,
-        _ => MemoryKind::Device,
-    };
-    let queues = memory("queues");
-    let (lowering, endpoint) = match setting(cell, "posts") {
-        "memops" => (Lowering::MemOps, Endpoint::Ring),
-        "kernel" => (Lowering::Kernel, Endpoint::Ring),
-        "auto" => (Lowering::Auto, Endpoint::Ring),
-        _ => (Lowering::MemOps, Endpoint::Proxy),
-    };
+    let queues = settings::memory(setting(cell, "queues"));
+    let (lowering, endpoint) = settings::posting(setting(cell, "posts"));
     QpConfig {
         send_blocks: blocks,
         recv_entries: blocks,
@@ -212,11 +201,7 @@ fn config(cell: &Cell, blocks: u32) -> QpConfig {
         record_memory: queues,
         lowering,
         endpoint,
-        start: match setting(cell, "from") {
-            "0" => 0,
-            "2^16-9" => (1 << 16) - 9,
-            _ => 0u32.wrapping_sub(9),
-        },
+        start: settings::start(setting(cell, "from")),
         ..QpConfig::default()
     }
 }
@@ -234,11 +219,7 @@ pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
         blocks = 4;
     }
     let config = config(cell, blocks);
-    let net = match setting(cell, "NICs") {
-        "one" => Net::One,
-        "two" => Net::Hub,
-        _ => Net::Host,
-    };
+    let net = settings::nics(setting(cell, "NICs"));
     // Each queue pair sends half of the messages, most of them of one block.
     let count = 2 * laps * blocks as usize;
     let seed = cell.iter().fold(1, |seed, n| 31 * seed + *n as u64);

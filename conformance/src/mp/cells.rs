@@ -52,9 +52,7 @@ const MAIN: usize = 6;
 /// # Panics
 /// There is no such axis.
 pub fn setting(cell: &Cell, axis: &str) -> &'static str {
-    let at = AXES.iter().position(|(name, _)| *name == axis);
-    let at = at.expect("an axis of this name");
-    AXES[at].1[cell[at]]
+    cover::setting(&AXES, cell, axis)
 }
 
 /// What a cell sets, for people.

@@ -9,17 +9,16 @@ use gdsync::Kind;
 use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{
-    Descriptor, Destination, Endpoint, GRH, Lowering, Mr, Provider, QpConfig, ReceiveRequest,
-    SendRequest, WaitOptions, Work,
+    Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, WaitOptions,
+    Work,
 };
 
-use super::super::gear::{
-    Finding, Gear, Net, Verdict, ensure, expected, finish, retry, retry_while,
-};
+use super::super::gear::{Finding, Gear, Verdict, ensure, expected, finish, retry, retry_while};
 use super::super::patience::patience;
 use super::super::program::text;
+use super::super::settings;
 use super::{Stations, came_from, qkey};
-use crate::cover::{Axis, Cell};
+use crate::cover::{self, Axis, Cell};
 
 /// What programs of datagrams differ in.
 pub const AXES: [Axis; 6] = [
@@ -44,9 +43,7 @@ pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
 /// # Panics
 /// There is no such axis.
 pub fn setting(cell: &Cell, axis: &str) -> &'static str {
-    let at = AXES.iter().position(|(name, _)| *name == axis);
-    let at = at.expect("an axis of this name");
-    AXES[at].1[cell[at]]
+    cover::setting(&AXES, cell, axis)
 }
 
 /// Stations.
@@ -133,12 +130,9 @@ pub struct Play {
 
 impl Play {
     fn of(cell: &Cell) -> Play {
-        let memory = |axis| match setting(cell, axis) {
-            "pinned" => MemoryKind::Pinned,
-            _ => MemoryKind::Device,
-        };
         let posts = setting(cell, "posts");
-        let queues = memory("queues");
+        let queues = settings::memory(setting(cell, "queues"));
+        let (lowering, endpoint) = settings::posting(posts);
         Play {
             config: QpConfig {
                 send_blocks: 32,
@@ -146,22 +140,12 @@ impl Play {
                 ring_memory: queues,
                 cq_memory: queues,
                 record_memory: queues,
-                lowering: match posts {
-                    "kernel" => Lowering::Kernel,
-                    _ => Lowering::MemOps,
-                },
-                endpoint: match posts {
-                    "proxy" => Endpoint::Proxy,
-                    _ => Endpoint::Ring,
-                },
-                start: match setting(cell, "from") {
-                    "0" => 0,
-                    "2^16-9" => (1 << 16) - 9,
-                    _ => 0_u32.wrapping_sub(9),
-                },
+                lowering,
+                endpoint,
+                start: settings::start(setting(cell, "from")),
                 ..QpConfig::default()
             },
-            payload: memory("payload"),
+            payload: settings::memory(setting(cell, "payload")),
             cpu_sends: posts == "CPU",
             receives: setting(cell, "receives"),
         }
@@ -173,11 +157,7 @@ impl Play {
 /// # Errors
 /// Whatever goes wrong, with the seed, the round and the message.
 pub fn run(gear: &Gear, cell: &Cell, rounds: u32) -> Verdict {
-    let net = match setting(cell, "NICs") {
-        "one" => Net::One,
-        "two" => Net::Hub,
-        _ => Net::Host,
-    };
+    let net = settings::nics(setting(cell, "NICs"));
     let play = Play::of(cell);
     let stations = Stations::new(gear, net, &play.config, MANY)?;
     gear.lie(

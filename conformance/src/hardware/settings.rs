@@ -1,0 +1,44 @@
+//! What the settings of trials mean that several of them have: where memory lies, who posts, where
+//! indices begin, and which NICs there are.
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Endpoint, Lowering};
+
+use super::gear::Net;
+
+/// Where queues or payloads lie: `pinned` or `device`.
+pub fn memory(name: &str) -> MemoryKind {
+    match name {
+        "pinned" => MemoryKind::Pinned,
+        _ => MemoryKind::Device,
+    }
+}
+
+/// How posts become work of a stream, and who rings: `memops`, also for posts by the `CPU`,
+/// `kernel`, `auto` or `proxy`.
+pub fn posting(name: &str) -> (Lowering, Endpoint) {
+    match name {
+        "kernel" => (Lowering::Kernel, Endpoint::Ring),
+        "auto" => (Lowering::Auto, Endpoint::Ring),
+        "proxy" => (Lowering::MemOps, Endpoint::Proxy),
+        _ => (Lowering::MemOps, Endpoint::Ring),
+    }
+}
+
+/// The first index of queues: `0`, `2^16-9` or `2^32-9`.
+pub fn start(name: &str) -> u32 {
+    match name {
+        "0" => 0,
+        "2^16-9" => (1 << 16) - 9,
+        _ => 0_u32.wrapping_sub(9),
+    }
+}
+
+/// `one`, `two` or, on one host, `as of two processes`.
+pub fn nics(name: &str) -> Net {
+    match name {
+        "one" => Net::One,
+        "two" => Net::Hub,
+        _ => Net::Host,
+    }
+}
