@@ -95,7 +95,7 @@ run_steps() {
 }
 
 # Folders of kernels, each with the module that is made of them in its folder ptx.
-KERNELS="libgdsync/device libmp/device benches/device examples/device"
+KERNELS="libgdsync/device libmp/device benches/device examples/device examples/own-kernel/device"
 
 # --- check -------------------------------------------------------------------------------
 

@@ -1,18 +1,9 @@
-//! Compiles the benchmark's kernels with the host compiler, for the soft GPU.
+//! Compiles the benchmark's kernels.
 
-fn main() {
-    println!("cargo::rerun-if-changed=device");
-    let include = std::env::var("DEP_SOFTGPU_INCLUDE").expect("softgpu exports its headers");
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .cpp_link_stdlib(None)
-        .flag("-fno-exceptions")
-        .opt_level(2)
-        .flag("-x")
-        .flag("c++")
-        .include(include)
+fn main() -> Result<(), gdsync_build::Error> {
+    gdsync_build::Kernels::new("mpbench_kernels")
+        .source("device/mpbench_turn.cu")
         .include("device")
-        .file("device/mpbench_turn.cu")
-        .compile("mpbench_kernels");
+        .ptx("device/ptx/mpbench_kernels.ptx")
+        .compile()
 }

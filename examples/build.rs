@@ -1,17 +1,9 @@
-//! Compiles the examples' kernels with the host compiler, for the soft GPU.
+//! Compiles the examples' kernels.
 
-fn main() {
-    println!("cargo::rerun-if-changed=device");
-    let include = std::env::var("DEP_SOFTGPU_INCLUDE").expect("softgpu exports its headers");
-    cc::Build::new()
-        .cpp(true)
-        .std("c++17")
-        .cpp_link_stdlib(None)
-        .flag("-fno-exceptions")
-        .opt_level(2)
-        .flag("-x")
-        .flag("c++")
-        .include(include)
-        .files(["device/add.cu", "device/halo2d.cu"])
-        .compile("examples_kernels");
+fn main() -> Result<(), gdsync_build::Error> {
+    gdsync_build::Kernels::new("examples_kernels")
+        .source("device/add.cu")
+        .source("device/halo2d.cu")
+        .ptx("device/ptx/examples_kernels.ptx")
+        .compile()
 }

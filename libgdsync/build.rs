@@ -3,29 +3,31 @@
 
 use std::path::Path;
 
-const KERNELS: [&str; 4] = [
-    "device/gds_copy.cu",
-    "device/gds_pattern.cu",
-    "device/gds_program.cu",
-    "device/gds_trigger.cu",
-];
+use gdsync_build::Kernels;
 
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
 
-fn main() {
-    println!("cargo::rerun-if-changed=device");
-    println!("cargo::rerun-if-changed=tests/kernels");
-    let include = std::env::var("DEP_SOFTGPU_INCLUDE").expect("softgpu exports its headers");
-    compiler(&include)
-        .flag("-x")
-        .flag("c++")
+fn main() -> Result<(), gdsync_build::Error> {
+    Kernels::new("gds_kernels")
+        .source("device/gds_copy.cu")
+        .source("device/gds_pattern.cu")
+        .source("device/gds_program.cu")
+        .source("device/gds_trigger.cu")
         .include("device")
-        .files(KERNELS)
-        .compile("gds_kernels");
-    compiler(&include)
+        .ptx("device/ptx/gds_kernels.ptx")
+        .compile()?;
+    println!("cargo::rerun-if-changed=tests/kernels");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .cpp_link_stdlib(None)
+        .flag("-fno-exceptions")
+        .opt_level(2)
+        .include(gdsync_build::include_dir())
         .file("tests/kernels/witness.cpp")
         .compile("gds_test_kernels");
     look_for_rdma_core();
+    Ok(())
 }
 
 /// Sets `rdma_core` for tests: what runs without is shown as ignored.
@@ -49,16 +51,4 @@ fn look_for_rdma_core() {
     if found.len() == LIBRARIES.len() {
         println!("cargo::rustc-cfg=rdma_core");
     }
-}
-
-fn compiler(include: &str) -> cc::Build {
-    let mut build = cc::Build::new();
-    build
-        .cpp(true)
-        .std("c++17")
-        .cpp_link_stdlib(None)
-        .flag("-fno-exceptions")
-        .opt_level(2)
-        .include(include);
-    build
 }

@@ -1,17 +1,11 @@
 //! The benchmark's kernel as the host launches it: a rank's turn.
 
-use std::ffi::c_void;
-
 use anyhow::{Context, Result, bail};
-use gdsync::gpu::{Dims, Kernel, MemoryKind, Region};
+use gdsync::gpu::{Dims, Kernel, KernelImage, MemoryKind, Region};
 use gdsync::{Gpu, Stream};
 
 use crate::gpu::is_cuda;
 use crate::pattern;
-
-unsafe extern "C" {
-    fn mpbench_turn(params: *const c_void);
-}
 
 /// Says that there is nothing to verify, write, stamp or spoil.
 const NONE: u64 = 0;
@@ -95,8 +89,7 @@ impl Turn {
     }
 }
 
-/// The kernel as CUDA takes it.
-const PTX: &str = include_str!("../device/ptx/mpbench_kernels.ptx");
+static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
 
 /// How a turn is spread.
 #[derive(Clone, Copy)]
@@ -129,20 +122,12 @@ pub struct Turns {
 impl Turns {
     /// The kernel as `gpu` runs it. To be called before its streams wait.
     pub fn new(gpu: &Gpu) -> Result<Turns> {
-        if is_cuda(gpu) {
-            let module = gpu.load_module(PTX.as_bytes())?;
-            return Ok(Turns {
-                kernel: module.kernel("mpbench_turn")?,
-                shape: Shape::Cuda,
-            });
-        }
-        // SAFETY: the entry is GDS_KERNEL(mpbench_turn, mpbench::Turn, ..), compiled by build.rs
-        // against softgpu's headers; the sizes of the two `Turn`s are asserted to be equal.
-        let kernel =
-            unsafe { softgpu::Kernel::new("mpbench_turn", mpbench_turn, size_of::<Turn>()) };
         Ok(Turns {
-            kernel: Kernel::soft(kernel),
-            shape: Shape::Soft,
+            kernel: gpu.load(&KERNELS)?.kernel("mpbench_turn")?,
+            shape: match is_cuda(gpu) {
+                true => Shape::Cuda,
+                false => Shape::Soft,
+            },
         })
     }
 

@@ -1,24 +1,13 @@
-//! The kernels of the examples, as the GPU of the moment runs them, and what they take. Their
-//! one source is in `device/`: compiled by the build script for the soft GPU, and by
-//! `./build.sh kernels` to PTX for CUDA.
-
-use std::ffi::c_void;
+//! The kernels of the examples and their parameters. The sources are in `device/`: compiled by
+//! the build script for the soft GPU, and by `./build.sh kernels` to PTX for CUDA.
 
 use mp::Result;
-use mp::gdsync::gpu::{Dims, Kernel, Stream};
+use mp::gdsync::Gpu;
+use mp::gdsync::gpu::{Kernel, KernelImage, Stream};
 use mp::gdsync::memop::DevicePtr;
-use mp::gdsync::{Gpu, gpu};
 use zerocopy::{Immutable, IntoBytes};
 
-unsafe extern "C" {
-    fn examples_add(params: *const c_void);
-    fn examples_halo2d_interior(params: *const c_void);
-    fn examples_halo2d_boundary(params: *const c_void);
-    fn examples_halo2d_move(params: *const c_void);
-}
-
-/// The kernels as CUDA takes them.
-const PTX: &str = include_str!("../device/ptx/examples_kernels.ptx");
+static KERNELS: KernelImage = mp::gdsync::kernel_image!("examples_kernels");
 
 /// Bytes of a word, which is what the kernels compute with.
 pub const WORD: usize = size_of::<u64>();
@@ -87,28 +76,10 @@ struct Move {
 const _: () = assert!(size_of::<Add>() == 24 && size_of::<Step>() == 32);
 const _: () = assert!(size_of::<Strip>() == 32 && size_of::<Move>() == 136);
 
-/// How a kernel is spread.
-#[derive(Clone, Copy, Debug)]
-enum Shape {
-    /// A thread of the soft GPU is a fiber: one of them does it all.
-    Soft,
-    /// As a device wants it that has thousands of them.
-    Cuda,
-}
-
-impl Shape {
-    fn dims(self, items: u64) -> Dims {
-        match self {
-            Shape::Soft => Dims::linear(1, 1),
-            Shape::Cuda => Dims::linear(items.div_ceil(256).clamp(1, 1024) as u32, 256),
-        }
-    }
-}
-
 /// The kernels, loaded on one GPU.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    shape: Shape,
+    gpu: Gpu,
     add: Kernel,
     interior: Kernel,
     boundary: Kernel,
@@ -116,35 +87,19 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Loads them. To be called before streams of `gpu` wait for anything: CUDA lets loading
-    /// stand behind waits.
+    /// Loads them. Call it before any stream of `gpu` waits: CUDA's driver blocks loading behind
+    /// waits.
     ///
     /// # Errors
-    /// Those of loading a module.
+    /// Those of [`Gpu::load`].
     pub fn load(gpu: &Gpu) -> Result<Kernels> {
-        if gpu.runtime_name() != "soft" {
-            let module = gpu.load_module(PTX.as_bytes())?;
-            return Ok(Kernels {
-                shape: Shape::Cuda,
-                add: module.kernel("examples_add")?,
-                interior: module.kernel("examples_halo2d_interior")?,
-                boundary: module.kernel("examples_halo2d_boundary")?,
-                copies: module.kernel("examples_halo2d_move")?,
-            });
-        }
-        let soft = |name, entry, args| {
-            // SAFETY: each entry is GDS_KERNEL(name, ..), compiled by build.rs against softgpu's
-            // headers; the sizes of the parameters here and there are asserted to be equal.
-            let kernel = unsafe { softgpu::Kernel::new(name, entry, args) };
-            gpu::Kernel::soft(kernel)
-        };
-        let step = size_of::<Step>();
+        let module = gpu.load(&KERNELS)?;
         Ok(Kernels {
-            shape: Shape::Soft,
-            add: soft("add", examples_add, size_of::<Add>()),
-            interior: soft("interior", examples_halo2d_interior, step),
-            boundary: soft("boundary", examples_halo2d_boundary, step),
-            copies: soft("move", examples_halo2d_move, size_of::<Move>()),
+            gpu: gpu.clone(),
+            add: module.kernel("examples_add")?,
+            interior: module.kernel("examples_halo2d_interior")?,
+            boundary: module.kernel("examples_halo2d_boundary")?,
+            copies: module.kernel("examples_halo2d_move")?,
         })
     }
 
@@ -169,7 +124,7 @@ impl Kernels {
             value,
         };
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.add, self.shape.dims(count), add.as_bytes())? };
+        unsafe { stream.launch(&self.add, self.gpu.dims_for(count), add.as_bytes())? };
         Ok(())
     }
 
@@ -184,7 +139,7 @@ impl Kernels {
     pub unsafe fn interior(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = u64::from(step.width) * u64::from(step.height);
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.interior, self.shape.dims(cells), step.as_bytes())? };
+        unsafe { stream.launch(&self.interior, self.gpu.dims_for(cells), step.as_bytes())? };
         Ok(())
     }
 
@@ -198,7 +153,7 @@ impl Kernels {
     pub unsafe fn boundary(&self, stream: &Stream, step: &Step) -> Result<()> {
         let cells = 2 * (u64::from(step.width) + u64::from(step.height));
         // SAFETY: the caller's promise.
-        unsafe { stream.launch(&self.boundary, self.shape.dims(cells), step.as_bytes())? };
+        unsafe { stream.launch(&self.boundary, self.gpu.dims_for(cells), step.as_bytes())? };
         Ok(())
     }
 
@@ -219,7 +174,7 @@ impl Kernels {
             copies.strips[..strips.len()].copy_from_slice(strips);
             let cells = strips.iter().map(|s| s.cells).max().unwrap_or(0);
             // SAFETY: the caller's promise.
-            unsafe { stream.launch(&self.copies, self.shape.dims(cells), copies.as_bytes())? };
+            unsafe { stream.launch(&self.copies, self.gpu.dims_for(cells), copies.as_bytes())? };
         }
         Ok(())
     }

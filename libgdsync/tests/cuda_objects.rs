@@ -275,6 +275,24 @@ fn adopted_memory() {
     }
 }
 
+/// A second load would block behind streams that wait.
+#[test]
+fn image_is_loaded_once_for_each_gpu() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    control.record(true);
+    let first = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    let second = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    control.record(false);
+    let calls = control.calls();
+    assert_eq!(calls.matches("cuModuleLoadData").count(), 1, "{calls}");
+    first.kernel("gds_fill").unwrap();
+    let error = second.kernel("gds_no_such").unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    assert_eq!(gpu.dims_for(1000).grid, [4, 1, 1]);
+}
+
 /// The library's kernels from its own text: fill, copy, verify.
 #[test]
 fn modules_kernels_events() {

@@ -291,3 +291,17 @@ fn wait_passes_on_success_of_the_lap_and_says_so() {
         }
     }
 }
+
+#[test]
+fn kernel_that_the_image_lacks_is_refused() {
+    let gpu = Gpu::soft().unwrap();
+    let module = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    module.kernel("gds_fill").unwrap();
+    let error = module.kernel("gds_no_such").unwrap_err();
+    assert_eq!(error.kind(), gdsync::Kind::Invalid);
+    assert!(
+        error.to_string().contains("no kernel \"gds_no_such\""),
+        "{error}"
+    );
+    assert_eq!(gpu.dims_for(1 << 20), Dims::linear(1, 1));
+}

@@ -9,26 +9,14 @@ mod params;
 #[cfg(test)]
 mod tests;
 
-use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError};
-
-use gdsync::gpu::{Dims, Kernel, Module, Word64};
+use gdsync::gpu::{Dims, Kernel, KernelImage, Word64};
 use gdsync::{Gpu, Stream};
 
 use crate::error::Result;
 
 pub(crate) use params::{Patch, SEGMENTS, STAMPS, Segment, Stamp, Unpack};
 
-/// The kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
-/// NUL, as `cuModuleLoadData` wants it.
-const PTX: &str = concat!(include_str!("../device/ptx/mp_kernels.ptx"), "\0");
-
-unsafe extern "C" {
-    fn mp_unpack_1(params: *const c_void);
-    fn mp_unpack_30(params: *const c_void);
-    fn mp_stamp_1(params: *const c_void);
-    fn mp_stamp_16(params: *const c_void);
-}
+static IMAGE: KernelImage = gdsync::kernel_image!("mp_kernels");
 
 /// The kernels, loaded on one GPU. Clones are the same.
 #[derive(Clone, Debug)]
@@ -76,47 +64,21 @@ impl Kernels {
     /// so later contexts must not need it.
     ///
     /// # Errors
-    /// Those of [`Gpu::load_module`].
+    /// Those of [`Gpu::load`].
     pub fn of(gpu: &Gpu) -> Result<Kernels> {
-        /// By GPU, of which CUDA's stay open for as long as the process.
-        static LOADED: Mutex<Vec<(Gpu, Kernels)>> = Mutex::new(Vec::new());
-        if gpu.runtime_name() == "soft" {
-            return Ok(Kernels::soft());
-        }
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, kernels)) = loaded.iter().find(|(known, _)| known.is(gpu)) {
-            return Ok(kernels.clone());
-        }
-        let kernels = Kernels::cuda(&gpu.load_module(PTX.as_bytes())?)?;
-        loaded.push((gpu.clone(), kernels.clone()));
-        Ok(kernels)
-    }
-
-    /// A thread of the soft GPU is a fiber: one of them copies as fast as many.
-    fn soft() -> Kernels {
-        // SAFETY: build.rs compiled the entries against softgpu's headers; each takes one
-        // parameter of the size named, which `device/` and `params` assert.
-        unsafe {
-            let kernel = |name, entry, size| Kernel::soft(softgpu::Kernel::new(name, entry, size));
-            Kernels {
-                unpack_1: kernel("mp_unpack_1", mp_unpack_1, size_of::<Unpack<1>>()),
-                unpack_30: kernel("mp_unpack_30", mp_unpack_30, size_of::<Unpack<SEGMENTS>>()),
-                stamp_1: kernel("mp_stamp_1", mp_stamp_1, size_of::<Stamp<1>>()),
-                stamp_16: kernel("mp_stamp_16", mp_stamp_16, size_of::<Stamp<STAMPS>>()),
-                unpack: Dims::linear(1, 1),
-                stamp: Dims::linear(1, 1),
-            }
-        }
-    }
-
-    fn cuda(module: &Module) -> Result<Kernels> {
+        let module = gpu.load(&IMAGE)?;
+        let block = |threads: u32| {
+            // One thread of the soft GPU copies as fast as many.
+            let most = gpu.dims_for(threads.into()).block[0];
+            Dims::linear(1, threads.min(most))
+        };
         Ok(Kernels {
             unpack_1: module.kernel("mp_unpack_1")?,
             unpack_30: module.kernel("mp_unpack_30")?,
             stamp_1: module.kernel("mp_stamp_1")?,
             stamp_16: module.kernel("mp_stamp_16")?,
-            unpack: Dims::linear(1, 256),
-            stamp: Dims::linear(1, 32),
+            unpack: block(256),
+            stamp: block(32),
         })
     }
 

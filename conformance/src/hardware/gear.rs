@@ -1,11 +1,10 @@
 //! What the trials run on: a GPU of one runtime with the kernels that fill and verify payloads,
 //! and queue pairs on it.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
-use gdsync::kernels::{Fill, PTX, Report, Verify, pattern};
+use gdsync::kernels::{Fill, IMAGE, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Error, Gpu, Kind};
@@ -77,7 +76,7 @@ impl Gear {
     /// The kernels for a GPU that is open.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`] and [`provider::chosen`].
+    /// As [`Gpu::load`] and [`provider::chosen`].
     pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
         Gear::with(runtime, gpu, provider::chosen()?.provider)
     }
@@ -85,22 +84,11 @@ impl Gear {
     /// The kernels for a GPU that is open, and a provider.
     ///
     /// # Errors
-    /// As [`Gpu::load_module`].
+    /// As [`Gpu::load`].
     pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Gear> {
-        // Once: a module stays loaded as long as the process lives.
-        static CUDA: OnceLock<(Kernel, Kernel)> = OnceLock::new();
-        let (fill, verify) = match runtime {
-            Runtime::Soft => (Fill::ENTRY.soft(), Verify::ENTRY.soft()),
-            Runtime::Cuda => match CUDA.get() {
-                Some(kernels) => kernels.clone(),
-                None => {
-                    let module = gpu.load_module(PTX.as_bytes())?;
-                    let fill = module.kernel(Fill::ENTRY.name())?;
-                    let verify = module.kernel(Verify::ENTRY.name())?;
-                    CUDA.get_or_init(|| (fill, verify)).clone()
-                }
-            },
-        };
+        let module = gpu.load(&IMAGE)?;
+        let fill = module.kernel(Fill::ENTRY.name())?;
+        let verify = module.kernel(Verify::ENTRY.name())?;
         Ok(Gear {
             runtime,
             provider,

@@ -3,18 +3,16 @@
 
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::kernels::{
-    Entry, Fill, PTX, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
+    Entry, Fill, IMAGE, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited,
+    WaiterState,
 };
 use gdsync::memop::DevicePtr;
 
-use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish};
+use super::gear::{Gear, Verdict, ensure, expected, finish};
 
-/// A kernel of the library, loaded anew.
+/// A kernel of the library.
 fn kernel(gear: &Gear, entry: Entry) -> gdsync::Result<Kernel> {
-    match gear.runtime {
-        Runtime::Soft => Ok(entry.soft()),
-        Runtime::Cuda => gear.gpu.load_module(PTX.as_bytes())?.kernel(entry.name()),
-    }
+    gear.gpu.load(&IMAGE)?.kernel(entry.name())
 }
 
 fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync::Result<()> {

@@ -54,6 +54,9 @@
     extern "C" void name(const void* params) noexcept {     \
         name##_body(*static_cast<const Params*>(params));   \
     }                                                       \
+    extern "C" size_t name##_params_size() noexcept {       \
+        return sizeof(Params);                              \
+    }                                                       \
     static inline void name##_body([[maybe_unused]] const Params& p)
 #else
 #define GDS_KERNEL(name, Params, p) extern "C" __global__ void name(const Params p)

@@ -33,7 +33,7 @@ pub use event::Event;
 #[doc(hidden)]
 pub use event::EventHandle;
 pub(crate) use mapped::Mapped;
-pub use module::Module;
+pub use module::{KernelImage, Module};
 pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
@@ -246,6 +246,7 @@ struct GpuInner {
     waiting: Waiting,
     adopted: Adopted,
     flushers: Flushers,
+    modules: module::Loaded,
     /// What `GDS_CONSISTENCY` says.
     wish: Option<Consistency>,
 }
@@ -323,6 +324,7 @@ impl Gpu {
             waiting,
             adopted: Adopted::default(),
             flushers: Flushers::default(),
+            modules: module::Loaded::default(),
             wish,
         })))
     }
@@ -385,6 +387,11 @@ impl Gpu {
     /// The consistency that the environment demands.
     pub(crate) fn wish(&self) -> Option<Consistency> {
         self.0.wish
+    }
+
+    /// The kernel images that were loaded.
+    fn modules(&self) -> &module::Loaded {
+        &self.0.modules
     }
 
     fn adopted(&self) -> &Adopted {

@@ -6,9 +6,7 @@
 
 mod params;
 
-use std::ffi::c_void;
-
-use crate::gpu::Kernel;
+use crate::gpu::{Kernel, KernelImage};
 
 pub use params::{
     Fill, QUEUES, QueueState, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited,
@@ -19,16 +17,8 @@ pub use params::{
 /// NUL, as `cuModuleLoadData` wants it.
 pub const PTX: &str = concat!(include_str!("../../device/ptx/gds_kernels.ptx"), "\0");
 
-unsafe extern "C" {
-    fn gds_program_8(params: *const c_void);
-    fn gds_program_40(params: *const c_void);
-    fn gds_program(params: *const c_void);
-    fn gds_trigger(params: *const c_void);
-    fn gds_wait(params: *const c_void);
-    fn gds_fill(params: *const c_void);
-    fn gds_verify(params: *const c_void);
-    fn gds_copy(params: *const c_void);
-}
+/// All kernels, as code for every runtime.
+pub static IMAGE: KernelImage = crate::kernel_image!("gds_kernels");
 
 /// One of the library's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,18 +85,8 @@ impl Entry {
 
     /// The kernel for the soft GPU.
     pub fn soft(self) -> Kernel {
-        let entry = match self {
-            Entry::Program8 => gds_program_8,
-            Entry::Program40 => gds_program_40,
-            Entry::Program => gds_program,
-            Entry::Trigger => gds_trigger,
-            Entry::Wait => gds_wait,
-            Entry::Fill => gds_fill,
-            Entry::Verify => gds_verify,
-            Entry::Transfer => gds_copy,
-        };
-        // SAFETY: the entry was compiled by build.rs against softgpu's headers, and takes one
-        // parameter of this size: the headers assert the size of each, as this file does.
-        Kernel::soft(unsafe { softgpu::Kernel::new(self.name(), entry, self.param_size()) })
+        IMAGE
+            .soft(self.name())
+            .expect("every entry is in `device/`")
     }
 }

@@ -34,32 +34,8 @@ pub const MAX_ARGS: usize = 4096;
 
 /// A kernel: a C++ function and the size of its parameters.
 ///
-/// # Kernels of your own
-/// This crate hands the folder of its headers to the build scripts of crates that depend on
-/// it directly:
-/// ```ignore
-/// // build.rs, with `cc` as a build dependency
-/// let include = std::env::var_os("DEP_SOFTGPU_INCLUDE").expect("softgpu is a dependency");
-/// cc::Build::new()
-///     .cpp(true)
-///     .std("c++17")
-///     .cpp_link_stdlib(None)      // kernels need no C++ runtime
-///     .flag("-fno-exceptions")    // they cannot be unwound
-///     .opt_level(2)
-///     .include(include)
-///     .file("device/trigger.cpp")
-///     .compile("my_kernels");
-/// ```
-/// ```ignore
-/// use softgpu::Kernel;
-/// use std::ffi::c_void;
-///
-/// unsafe extern "C" {
-///     fn trigger(params: *const c_void);
-/// }
-/// // SAFETY: `trigger` is GDS_KERNEL(trigger, TriggerParams, p), built as above.
-/// static TRIGGER: Kernel = unsafe { Kernel::new("trigger", trigger, size_of::<TriggerParams>()) };
-/// ```
+/// Build scripts compile kernels with the package `gdsync-build`, which also names the entry and
+/// the size of its parameters; `docs/kernels.md` has a whole program.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     name: &'static str,

@@ -1,0 +1,8 @@
+//! Compiles the kernel.
+
+fn main() -> Result<(), gdsync_build::Error> {
+    gdsync_build::Kernels::new("own_kernel")
+        .source("device/scale.cu")
+        .ptx("device/ptx/own_kernel.ptx") // without this line nvcc makes it
+        .compile()
+}

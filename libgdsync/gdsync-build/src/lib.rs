@@ -1,0 +1,299 @@
+//! Compiles GPU kernels in a build script, once for each GPU runtime.
+//!
+//! A kernel is a C++ function written against `gds_device.hpp`. The software GPU runs it as code
+//! of the host compiler, CUDA as PTX. [`Kernels::compile`] makes both and writes
+//! `$OUT_DIR/NAME.rs`, which `gdsync::kernel_image!("NAME")` includes:
+//!
+//! ```no_run
+//! // build.rs, with gdsync-build in [build-dependencies]
+//! fn main() -> Result<(), gdsync_build::Error> {
+//!     gdsync_build::Kernels::new("scale").source("device/scale.cu").compile()
+//! }
+//! ```
+//!
+//! `docs/kernels.md` has the whole program.
+
+mod scan;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, io};
+
+/// Why a module of kernels was not compiled.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A source, a PTX file or the output could not be read or written.
+    #[error("compile kernels: {path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The sources define no kernel, or two of one name.
+    #[error("compile kernels: {0}")]
+    Source(String),
+    /// The host compiler failed.
+    #[error("compile kernels for the software GPU: {0}")]
+    Host(#[from] cc::Error),
+    /// nvcc failed.
+    #[error("compile kernels for CUDA: {0}")]
+    Nvcc(String),
+    /// A variable that cargo sets for build scripts is missing.
+    #[error("compile kernels: {0} is not set; call this from a build script")]
+    NotABuildScript(&'static str),
+}
+
+/// The folder of `gds_device.hpp`.
+pub fn include_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../emulator/softgpu/device")
+}
+
+/// A module of kernels that is to be compiled.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Kernels {
+    name: String,
+    sources: Vec<PathBuf>,
+    includes: Vec<PathBuf>,
+    ptx: Option<PathBuf>,
+    arch: String,
+}
+
+impl Kernels {
+    /// A module called `name`: letters, digits and underscores, unique in the program.
+    pub fn new(name: &str) -> Kernels {
+        Kernels {
+            name: name.to_owned(),
+            sources: Vec::new(),
+            includes: vec![include_dir()],
+            ptx: None,
+            arch: "compute_75".to_owned(),
+        }
+    }
+
+    /// Adds a source, relative to the package. Every `GDS_KERNEL` in it becomes a kernel of the
+    /// module; those that come from other macros or from headers do not.
+    pub fn source(mut self, path: impl AsRef<Path>) -> Kernels {
+        self.sources.push(path.as_ref().to_owned());
+        self
+    }
+
+    /// Adds a folder of headers, relative to the package.
+    pub fn include(mut self, folder: impl AsRef<Path>) -> Kernels {
+        self.includes.push(folder.as_ref().to_owned());
+        self
+    }
+
+    /// Takes the PTX from a file, relative to the package, in place of compiling it: for packages
+    /// that are built where nvcc is not installed.
+    pub fn ptx(mut self, path: impl AsRef<Path>) -> Kernels {
+        self.ptx = Some(path.as_ref().to_owned());
+        self
+    }
+
+    /// The virtual architecture that nvcc compiles for. `compute_75` if it is not set, which
+    /// every later GPU runs.
+    pub fn arch(mut self, arch: &str) -> Kernels {
+        self.arch = arch.to_owned();
+        self
+    }
+
+    /// Compiles the module: for the software GPU with the host compiler (`CXX`), for CUDA with
+    /// nvcc (`NVCC`, else `$CUDA_HOME/bin/nvcc`, else the one in `PATH`) unless [`Kernels::ptx`]
+    /// names a file. Where there is neither, cargo prints a warning, and loading the module on a
+    /// GPU of CUDA fails with `Unsupported`.
+    ///
+    /// # Errors
+    /// A source that defines no kernel, a file that cannot be read, a compiler that fails.
+    pub fn compile(self) -> Result<(), Error> {
+        let root = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+        let out = PathBuf::from(variable("OUT_DIR")?);
+        let sources: Vec<PathBuf> = self.sources.iter().map(|path| root.join(path)).collect();
+        let includes: Vec<PathBuf> = self.includes.iter().map(|path| root.join(path)).collect();
+        for path in sources.iter().chain(&includes) {
+            println!("cargo::rerun-if-changed={}", path.display());
+        }
+        let names = self.kernels(&sources)?;
+        self.host(&sources, &includes)?;
+        let ptx = match &self.ptx {
+            Some(path) => {
+                let path = root.join(path);
+                println!("cargo::rerun-if-changed={}", path.display());
+                fs::metadata(&path).map_err(|e| file(&path, e))?;
+                Some(path)
+            }
+            None => self.nvcc(&sources, &includes, &out)?,
+        };
+        let path = out.join(format!("{}.rs", self.name));
+        fs::write(&path, image(&names, ptx.as_deref())).map_err(|e| file(&path, e))
+    }
+
+    /// The names of the kernels in `sources`.
+    fn kernels(&self, sources: &[PathBuf]) -> Result<Vec<String>, Error> {
+        let mut names: Vec<String> = Vec::new();
+        for path in sources {
+            let text = fs::read_to_string(path).map_err(|e| file(path, e))?;
+            for name in scan::kernels(&text) {
+                if names.contains(&name) {
+                    let what = format!("{}: kernel {name} is defined twice", path.display());
+                    return Err(Error::Source(what));
+                }
+                names.push(name);
+            }
+        }
+        if names.is_empty() {
+            let what = format!("module {}: no source has a GDS_KERNEL", self.name);
+            return Err(Error::Source(what));
+        }
+        Ok(names)
+    }
+
+    fn host(&self, sources: &[PathBuf], includes: &[PathBuf]) -> Result<(), Error> {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++17")
+            .cpp_link_stdlib(None) // kernels call no C++ runtime
+            .flag("-fno-exceptions") // a kernel cannot be unwound
+            .opt_level(2)
+            .flag("-x") // `.cu` is C++ here
+            .flag("c++")
+            .includes(includes)
+            .files(sources);
+        Ok(build.try_compile(&self.name)?)
+    }
+
+    /// Compiles to PTX, all sources as one translation unit. `None`: there is no nvcc.
+    fn nvcc(
+        &self,
+        sources: &[PathBuf],
+        includes: &[PathBuf],
+        out: &Path,
+    ) -> Result<Option<PathBuf>, Error> {
+        for name in ["NVCC", "CUDA_HOME", "PATH"] {
+            println!("cargo::rerun-if-env-changed={name}");
+        }
+        let nvcc = env::var_os("NVCC")
+            .map(PathBuf::from)
+            .or_else(|| {
+                let home = PathBuf::from(env::var_os("CUDA_HOME")?);
+                Some(home.join("bin/nvcc")).filter(|path| path.exists())
+            })
+            .unwrap_or_else(|| PathBuf::from("nvcc"));
+        let unit = out.join(format!("{}.cu", self.name));
+        let ptx = out.join(format!("{}.ptx", self.name));
+        let text: String = sources
+            .iter()
+            .map(|path| format!("#include \"{}\"\n", path.display()))
+            .collect();
+        fs::write(&unit, text).map_err(|e| file(&unit, e))?;
+        let mut command = Command::new(&nvcc);
+        command
+            .args(["-std=c++17", "-ptx", "-x", "cu"])
+            .arg(format!("-arch={}", self.arch))
+            .args(includes.iter().map(|path| format!("-I{}", path.display())))
+            .arg("-o")
+            .args([&ptx, &unit]);
+        match command.output() {
+            Ok(output) if output.status.success() => Ok(Some(ptx)),
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                Err(Error::Nvcc(format!("{}: {said}", nvcc.display())))
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound && env::var_os("NVCC").is_none() => {
+                println!(
+                    "cargo::warning=kernels {}: nvcc was not found (NVCC, CUDA_HOME, PATH): they \
+                     run on the software GPU only",
+                    self.name
+                );
+                Ok(None)
+            }
+            Err(e) => Err(file(&nvcc, e)),
+        }
+    }
+}
+
+fn variable(name: &'static str) -> Result<std::ffi::OsString, Error> {
+    env::var_os(name).ok_or(Error::NotABuildScript(name))
+}
+
+fn file(path: &Path, source: io::Error) -> Error {
+    Error::File {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The expression that `gdsync::kernel_image!` includes: each kernel's name, entry and size of
+/// parameters, and the PTX.
+fn image(names: &[String], ptx: Option<&Path>) -> String {
+    let mut text = String::from("{\n    unsafe extern \"C\" {\n");
+    for name in names {
+        let _ = writeln!(
+            text,
+            "        fn {name}(params: *const ::core::ffi::c_void);\n        \
+             fn {name}_params_size() -> usize;"
+        );
+    }
+    text.push_str(
+        "    }\n    type Entry = unsafe extern \"C\" fn(*const ::core::ffi::c_void);\n    \
+         type Size = unsafe extern \"C\" fn() -> usize;\n    (\n        &[\n",
+    );
+    for name in names {
+        let _ = writeln!(
+            text,
+            "            ({name:?}, {name} as Entry, {name}_params_size as Size),"
+        );
+    }
+    text.push_str("        ],\n        ");
+    match ptx {
+        Some(path) => {
+            let _ = writeln!(
+                text,
+                "::core::option::Option::Some(::core::include_str!({:?})),",
+                path.display().to_string()
+            );
+        }
+        None => text.push_str("::core::option::Option::None,\n"),
+    }
+    text.push_str("    )\n}\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generated_expression_names_each_kernel_and_the_ptx() {
+        let names = ["a".to_owned(), "b_1".to_owned()];
+        let text = image(&names, Some(Path::new("/x/y.ptx")));
+        for part in [
+            "fn a(params",
+            "(\"b_1\", b_1 as Entry, b_1_params_size as Size)",
+            "include_str!(\"/x/y.ptx\")",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(image(&names, None).contains("Option::None"));
+    }
+
+    #[test]
+    fn module_without_kernels_is_refused() {
+        let error = Kernels::new("none").kernels(&[]).unwrap_err().to_string();
+        assert!(
+            error.contains("module none: no source has a GDS_KERNEL"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn missing_source_is_named() {
+        let path = PathBuf::from("/nonexistent/k.cu");
+        let error = Kernels::new("k").kernels(&[path]).unwrap_err().to_string();
+        assert!(error.contains("/nonexistent/k.cu"), "{error}");
+    }
+}
