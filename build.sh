@@ -46,6 +46,7 @@ virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
 interop   readelf                           binutils
 rdma      ib_write_bw                       perftest
 rdma      ibv_devinfo                       ibverbs-utils
+rdma      pgrep                             procps
 rdma      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
 rdma      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
 vm        ib_write_lat                      perftest
