@@ -21,6 +21,8 @@ usage: ./build.sh COMMAND [ARGUMENTS]
                  a GPU of NVIDIA with it; logs and JSON go to DIR
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
   asan           the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
+  packages [COMMAND [STEP..]]
+                 installs the packages of Debian that a command wants (test), and does nothing else
   help           this list
 USAGE
 }
@@ -29,46 +31,81 @@ say() { printf '==> %s\n' "$*"; }
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# need PROGRAM PACKAGE: PROGRAM is there, or Debian's PACKAGE brings it, or we say so.
-need() {
-    has "$1" || bring "$1" "$2"
-    has "$1" || die "$1 is still missing after installing $2"
+# What commands and steps want beyond Rust: who wants it, a program, a file, or a module of Python's,
+# and the package of Debian that brings it. All that a command wants is installed before it builds
+# anything, because build scripts and tests look for it. `build` is for whatever compiles; `virt` is
+# what GDS_REQUIRE=virt makes the step unit want.
+WANTS="
+build     cc                                gcc
+build     g++                               g++
+kernels   g++                               g++
+kernels   python3                           python3
+kernels   python3:ensurepip                 python3-venv
+virt      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
+virt      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
+interop   readelf                           binutils
+rdma      ib_write_bw                       perftest
+rdma      ibv_devinfo                       ibverbs-utils
+rdma      pgrep                             procps
+rdma      /etc/libibverbs.d/mlx5.driver     ibverbs-providers
+rdma      /usr/include/infiniband/mlx5dv.h  libibverbs-dev
+vm        ib_write_lat                      perftest
+vm        rdma                              iproute2
+vm        xz                                xz-utils
+vm        /etc/libibverbs.d/rxe.driver      ibverbs-providers
+tsan      nm                                binutils
+hardware  strip                             binutils
+"
+
+# is_here WANTED: a program, a file or PYTHON:MODULE is on this machine.
+is_here() {
+    case "$1" in
+    /*) [ -e "$1" ] ;;
+    *:*) "${1%:*}" -c "import ${1#*:}" 2>/dev/null ;;
+    *) PATH="$PATH:/usr/sbin:/sbin" has "$1" ;;
+    esac
 }
 
-# bring WHAT PACKAGE: installs Debian's PACKAGE for the sake of WHAT.
+# lacking NAME..: of what these commands and steps want, what is not here: WANTED PACKAGE a line.
+lacking() {
+    local who wanted package
+    while read -r who wanted package; do
+        case " $* " in *" $who "*) ;; *) continue ;; esac
+        is_here "$wanted" || printf '%s %s\n' "$wanted" "$package"
+    done <<<"$WANTS"
+}
+
+# prepare NAME..: what these commands and steps want is here, or Debian brings it, or we say so.
+prepare() {
+    local missing names packages
+    case " $* ,${GDS_REQUIRE:-}," in *" unit "*,virt,*) set -- "$@" virt ;; esac
+    missing=$(lacking "$@")
+    [ -n "$missing" ] || return 0
+    names=$(cut -d ' ' -f 1 <<<"$missing" | sort -u | xargs)
+    packages=$(cut -d ' ' -f 2 <<<"$missing" | sort -u | xargs)
+    bring "$names" "$packages"
+    missing=$(lacking "$@" | cut -d ' ' -f 1 | xargs)
+    [ -z "$missing" ] || die "still missing after installing $packages: $missing"
+}
+
+# bring WHAT PACKAGES: installs Debian's PACKAGES for the sake of WHAT.
 bring() {
     local root=""
     if [ "$(id -u)" -ne 0 ]; then
         root=sudo
         # Without a terminal there is nobody to type a password.
         if ! has sudo || { [ ! -t 0 ] && ! sudo -n true 2>/dev/null; }; then
-            die "$1 is missing; install it with: apt-get install $2 (as root)"
+            die "missing: $1; install with: apt-get install $2 (as root)"
         fi
     fi
-    has apt-get || die "$1 is missing; install what Debian calls $2"
-    say "installing $2, which brings $1"
+    has apt-get || die "missing: $1; install what Debian calls $2"
+    say "installing $2, for: $1"
     $root apt-get update -q || say "apt-get update failed; trying with the lists at hand"
-    $root apt-get install -q -y --no-install-recommends "$2" ||
-        die "$1 is missing and could not be installed; install what Debian calls $2"
+    # Unquoted on purpose: a list of plain words.
+    # shellcheck disable=SC2086
+    $root apt-get install -q -y --no-install-recommends $2 ||
+        die "missing, and could not be installed: $1; install what Debian calls $2"
     hash -r
-}
-
-need_toolchain() {
-    has cargo || die "cargo is missing; install Rust 1.95 or later from https://rustup.rs"
-    need cc gcc
-    need g++ g++ # kernels of the software GPU are C++
-}
-
-# Not linked but loaded: libmlx5 is a driver of libibverbs'. It comes with that.
-need_mlx5() {
-    [ -e /etc/libibverbs.d/mlx5.driver ] || bring libmlx5 ibverbs-providers
-}
-
-# nvcc comes as Python wheels, with pip as the only client; it preprocesses by g++.
-need_nvcc() {
-    need g++ g++
-    need python3 python3
-    python3 -c 'import ensurepip' 2>/dev/null || bring "python3's venv" python3-venv
 }
 
 need_component() {
@@ -76,8 +113,12 @@ need_component() {
         die "cargo $1 is missing; install it with: rustup component add $2"
 }
 
-# run_steps "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
-run_steps() {
+CHECK_STEPS="lock fmt clippy doc env licences kernels"
+TEST_STEPS="unit mutants interop fuzz rdma vm asan"
+LONG_STEPS="matrix seeds soak"
+
+# chosen "ALL STEPS" [STEP..]: the named steps, or all of them, in the order given.
+chosen() {
     local all="$1" step
     shift
     # Unquoted on purpose: a list of plain words.
@@ -89,9 +130,42 @@ run_steps() {
         *) die "no step $step; steps are: $all" ;;
         esac
     done
-    for step in "$@"; do
+    echo "$@"
+}
+
+# Runs $steps.
+run_steps() {
+    local step
+    for step in $steps; do
         "step_$step"
     done
+}
+
+# steps_of COMMAND [ARGUMENTS]: the steps that it runs; none if it has none.
+steps_of() {
+    local command="$1"
+    shift
+    case "$command ${1:-}" in
+    "check "*) chosen "$CHECK_STEPS" "$@" ;;
+    "test --long") chosen "$LONG_STEPS" "${@:2}" ;;
+    "test "*) chosen "$TEST_STEPS" "$@" ;;
+    esac
+}
+
+# prepare_for COMMAND [STEP..]: all that it wants is here.
+prepare_for() {
+    case "$1" in
+    help | -h | --help) ;;
+    kernels) prepare kernels ;;
+    demo | test | check | bench | doctor | hardware | tsan | asan)
+        has cargo || die "cargo is missing; install Rust 1.95 or later from https://rustup.rs"
+        prepare build "$@"
+        ;;
+    *)
+        usage >&2
+        die "no command $1"
+        ;;
+    esac
 }
 
 # Folders of kernels, each with the module that is made of them in its folder ptx.
@@ -144,7 +218,6 @@ step_licences() {
 
 step_kernels() {
     say "kernels: the committed PTX is what nvcc makes of the sources today"
-    need_nvcc
     local fresh kernels ptx
     fresh=$(mktemp -d)
     for kernels in $KERNELS; do
@@ -166,8 +239,6 @@ step_kernels() {
 # (each in a binary of its own) never compete with others for the machine.
 step_unit() {
     say "unit: unit, integration, property and doc tests of the workspace"
-    # Tests that want it are ignored without, which GDS_REQUIRE=virt does not let pass.
-    case ",${GDS_REQUIRE:-}," in *,virt,*) need_mlx5 ;; esac
     cargo test --workspace --no-run
     local ahead=""
     if [ "${AHEAD:-}" ]; then
@@ -215,7 +286,6 @@ step_interop() {
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
     need_component fmt rustfmt
     need_component clippy clippy
-    need readelf binutils
     (
         cd interop
         export CARGO_TARGET_DIR="$target/interop"
@@ -257,10 +327,6 @@ step_fuzz() {
 # Unmodified libibverbs, libmlx5 and programs on top of them, on virtual devices.
 step_rdma() {
     say "rdma: programs of rdma-core and perftest on libvmlx5.so"
-    need ib_write_bw perftest
-    need ibv_devinfo ibverbs-utils
-    [ -e /usr/include/infiniband/mlx5dv.h ] || bring mlx5dv.h libibverbs-dev
-    need_mlx5
     emulator/ci/run
 }
 
@@ -268,10 +334,6 @@ step_rdma() {
 step_vm() {
     say "vm: the proxy on soft-RoCE in a virtual machine, and between two"
     local built said proxy
-    PATH="$PATH:/usr/sbin:/sbin" need rdma iproute2
-    need ib_write_lat perftest
-    # The driver of soft-RoCE is libibverbs'.
-    [ -e /etc/libibverbs.d/rxe.driver ] || bring librxe ibverbs-providers
     configure-helpers/rdma-vm/rdma-vm --install || {
         # With fresh lists of packages.
         bring qemu-system-x86_64 qemu-system-x86
@@ -335,7 +397,6 @@ run_tsan() {
     CARGO_TARGET_DIR="$(realpath -m "${CARGO_TARGET_DIR:-target}")/tsan"
     mkdir -p "$CARGO_TARGET_DIR"
 
-    need nm binutils
     STD_SYMBOLS=$(nm -D --defined-only "$(rustc --print target-libdir --target $target)"/libstd-*.so |
         awk '{ print $3 }')
     tsan_wrap MUTEX_LOCK '3sys4sync5mutex.*14lock_contended'
@@ -394,7 +455,6 @@ replay_with_asan() {
 build_hardware() {
     local program target
     target="$(realpath -m "${CARGO_TARGET_DIR:-target}")"
-    need strip binutils
     cargo build --release --locked -p conformance -p mpbench -p gdsync-doctor
     mkdir -p "$1"
     for program in conformance mpbench gdsync-doctor; do
@@ -406,12 +466,22 @@ build_hardware() {
 
 # --- commands ----------------------------------------------------------------------------
 
+only_packages=""
+if [ "${1:-}" = packages ]; then
+    only_packages=yes
+    shift
+    [ $# -gt 0 ] || set -- test
+fi
 command="${1:-help}"
 [ $# -eq 0 ] || shift
+steps=$(steps_of "$command" "$@")
+# What doctor prints may be read by a program.
+# shellcheck disable=SC2086 # a list of plain words
+prepare_for "$command" $steps >&2
+[ -z "$only_packages" ] || exit 0
 case "$command" in
 demo)
     say "demo: two ranks play ping-pong on their streams"
-    need_toolchain
     cargo build --release -p mpbench -p mp-examples -p mprun
     built="$(realpath -m "${CARGO_TARGET_DIR:-target}")/release"
     "$built/mpbench" pingpong "$@"
@@ -419,43 +489,35 @@ demo)
     "$built/mprun" -n 4 "$built/halo2d"
     ;;
 test)
-    need_toolchain
     if [ "${1:-}" = --long ]; then
-        shift
         say "test --long: what takes too long for every change"
-        run_steps "matrix seeds soak" "$@"
     else
         say "test: every test of the workspace (required to be present: ${GDS_REQUIRE:-nothing})"
         # All of them: there are later ones.
         [ $# -gt 0 ] || AHEAD=yes
-        run_steps "unit mutants interop fuzz rdma vm asan" "$@"
     fi
+    run_steps
     ;;
 check)
     say "check: formatting, lints, documentation, licences; runs no test"
-    need_toolchain
-    run_steps "lock fmt clippy doc env licences kernels" "$@"
+    run_steps
     ;;
 bench)
     say "bench: runs the benchmark suite on this machine"
-    need_toolchain
     [ $# -gt 0 ] || set -- --json benches/results/suite.json
     cargo run --release -p mpbench -- suite "$@"
     ;;
 kernels)
     say "kernels: compiles the kernels in $KERNELS to PTX"
-    need_nvcc
     for kernels in $KERNELS; do
         configure-helpers/kernels/generate "" "$kernels"
     done
     ;;
 doctor)
-    need_toolchain >&2
     cargo run -q -p gdsync-doctor -- "$@"
     ;;
 hardware)
     say "hardware: the trials for a GPU of NVIDIA, built here, run here if there is one"
-    need_toolchain
     folder="$(realpath -m "${CARGO_TARGET_DIR:-target}")/hardware"
     build_hardware "$folder"
     sh "$folder/run" "$@"
@@ -463,20 +525,14 @@ hardware)
 tsan)
     [ $# -gt 0 ] || set -- gds-step gds-driver softgpu gdsync
     say "tsan: tests of $* under the thread sanitizer, but for model:: and moves_between_threads"
-    need_toolchain
     run_tsan "$@"
     ;;
 asan)
     say "asan: the virtual NIC's tests and the fuzzer's corpora under the address sanitizer"
-    need_toolchain
     step_asan
     replay_with_asan
     ;;
 help | -h | --help)
     usage
-    ;;
-*)
-    usage >&2
-    die "no command $command"
     ;;
 esac

@@ -44,11 +44,14 @@ fn look_for_rdma_core() {
         all.into_iter().find(|path| path.exists())
     };
     let found: Vec<_> = LIBRARIES.iter().filter_map(place).collect();
-    // What does not exist is not named: cargo would take it for changed each time.
     for path in &found {
         println!("cargo::rerun-if-changed={}", path.display());
     }
-    if found.len() == LIBRARIES.len() {
+    if found.len() < LIBRARIES.len() {
+        // Written anew when a library is installed. What is missing is not named itself: cargo
+        // would build this crate and all behind it anew each time.
+        println!("cargo::rerun-if-changed=/etc/ld.so.cache");
+    } else {
         println!("cargo::rustc-cfg=rdma_core");
     }
 }

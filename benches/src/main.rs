@@ -52,6 +52,10 @@ static ALLOCATOR: alloc::Counting = alloc::Counting;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Err(e) = gds_log::init(gdsync::launcher::rank()) {
+        eprintln!("mpbench: {e}");
+        return ExitCode::FAILURE;
+    }
     if let Some(parent) = cli.parent
         && let Err(e) = world::end_with(parent)
     {

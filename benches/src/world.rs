@@ -223,6 +223,8 @@ impl Process {
         sender: Sender<(usize, Note)>,
     ) -> Result<Process> {
         let mut command = Command::new("/proc/self/exe");
+        // Names its lines of the log and its trace file, also where no job is joined.
+        command.env("MP_RANK", number.to_string());
         if let Some(store) = store {
             store.tell(&mut command, number);
         }

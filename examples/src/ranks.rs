@@ -30,6 +30,10 @@ pub fn play(
     set: impl Fn(Builder) -> Builder + Sync,
     body: impl Fn(&Context) -> Result<()> + Sync,
 ) -> ExitCode {
+    if let Err(e) = gds_log::init(mp::gdsync::launcher::rank()) {
+        eprintln!("{e}");
+        return ExitCode::FAILURE;
+    }
     let rank = |bootstrap: Arc<dyn Bootstrap>| {
         let number = bootstrap.rank();
         let result = join(options, &set, bootstrap, &body);

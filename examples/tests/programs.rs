@@ -166,6 +166,65 @@ fn a_difference_is_a_failure() {
     assert!(!out.contains(" 0 of 3072"), "{out}");
 }
 
+/// With `GDS_TRACE=1` each rank shows its trace, each line behind its number.
+#[test]
+fn traces_are_shown_on_standard_error_with_the_rank_in_each_line() {
+    let mut command = Command::new(mprun());
+    command.args(["-n", "2", "--timeout", "120", SENDRECV_STREAM]);
+    let output = run(command.args(["--rounds", "2"]).env("GDS_TRACE", "1"));
+    well(&output, &[": ok"]);
+    let err = String::from_utf8_lossy(&output.stderr);
+    for rank in 0..2 {
+        let of_rank = format!("[{rank}] rank {rank}: INFO gdsync::trace: ");
+        let lines: Vec<&str> = err
+            .lines()
+            .filter_map(|l| l.strip_prefix(&of_rank))
+            .collect();
+        let heads = lines.iter().filter(|l| l.starts_with("stream ")).count();
+        assert!(heads > 0 && lines.len() > heads, "{err}");
+    }
+    let labelled = err.lines().all(|l| l.contains("] rank "));
+    assert!(labelled, "{err}");
+}
+
+/// `GDS_TRACE=PATH` is a file of each rank's own, or a failure that names it.
+#[test]
+fn each_rank_has_a_trace_file() {
+    let path = std::env::temp_dir().join(format!("mp-trace-{}", std::process::id()));
+    let launch = |path: &Path| {
+        let mut command = Command::new(mprun());
+        command.args(["-n", "2", "--timeout", "120", SENDRECV_STREAM]);
+        run(command.args(["--rounds", "2"]).env("GDS_TRACE", path))
+    };
+    well(&launch(&path), &[": ok"]);
+    for rank in 0..2 {
+        let own = PathBuf::from(format!("{}.rank{rank}", path.display()));
+        let trace = fs::read_to_string(&own).unwrap();
+        fs::remove_file(&own).unwrap();
+        // Whole submissions: each line is a head, or indented.
+        let whole = |l: &str| l.starts_with("stream ") || l.starts_with("  ");
+        assert!(
+            trace.lines().count() > 1 && trace.lines().all(whole),
+            "{trace}"
+        );
+    }
+    assert!(!path.exists());
+    fails(
+        &launch(Path::new("/nonexistent/trace")),
+        "/nonexistent/trace.rank",
+    );
+}
+
+/// What `GDS_LOG` cannot be is an error of every program.
+#[test]
+fn what_is_no_level_of_the_log_is_refused() {
+    let mut command = Command::new(SENDRECV);
+    let output = run(command
+        .args(["--ranks-as-threads", "2"])
+        .env("GDS_LOG", "loud"));
+    fails(&output, "GDS_LOG=\"loud\"");
+}
+
 #[test]
 fn wrong_numbers_of_ranks_are_refused() {
     fails(&launch(3, &[SENDRECV]), "start it by mprun -n 2");

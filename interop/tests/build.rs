@@ -14,10 +14,10 @@ fn main() {
         ];
         let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
         let found = paths.find(|path| path.exists());
-        // What does not exist is not named: cargo would take it for changed each time.
-        if let Some(path) = &found {
-            println!("cargo::rerun-if-changed={}", path.display());
-        }
+        // What is missing is not named itself, since cargo would take it for changed each time,
+        // but what is written anew when a library is installed.
+        let seen = found.clone().unwrap_or("/etc/ld.so.cache".into());
+        println!("cargo::rerun-if-changed={}", seen.display());
         found.is_some()
     };
     if here("libibverbs.so.1") && here("libmlx5.so.1") {

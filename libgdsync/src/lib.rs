@@ -74,6 +74,7 @@
 mod error;
 pub mod gpu;
 pub mod kernels;
+pub mod launcher;
 pub mod memop;
 #[doc(hidden)]
 pub mod mutant;

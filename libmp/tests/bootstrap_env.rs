@@ -176,6 +176,7 @@ fn what_is_not_understood_is_named() {
         &["MP_RANK=\"x\"", "number"],
     );
     refused("MP_RANK=1", Kind::Invalid, &["MP_RANK is set", "MP_SIZE"]);
+    refused("MP_SIZE=2", Kind::Invalid, &["MP_SIZE is set", "MP_RANK"]);
     refused("MP_RANK=2 MP_SIZE=2", Kind::Invalid, &["rank 2 of 2"]);
     refused("MP_RANK=0 MP_SIZE=0", Kind::Invalid, &["rank 0 of 0"]);
     refused("PMI_RANK=0", Kind::Invalid, &["PMI_SIZE"]);

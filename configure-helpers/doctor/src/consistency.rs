@@ -2,7 +2,7 @@
 //! `Device::consistency` comes to, concluded from facts.
 
 use crate::Report;
-use crate::uses::{Use, chosen, on_cuda};
+use crate::uses::{ERROR, PAYLOAD, Use, chosen, on_cuda};
 
 /// What a GPU can do about it.
 struct Can {
@@ -59,13 +59,11 @@ pub(crate) fn policy(report: &Report) -> Use {
         }
     };
     Use {
-        purpose: "payload from a NIC in the GPU",
+        purpose: PAYLOAD,
         choice: choice.into(),
         because,
     }
 }
-
-const ERROR: &str = "nothing: an error";
 
 fn by_itself(can: &Can, whose: &str) -> (&'static str, String) {
     match can {

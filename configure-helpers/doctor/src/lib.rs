@@ -1,7 +1,8 @@
 //! What a machine offers to messages that GPU streams send by themselves.
 //!
 //! [`examine`] looks at a [`Machine`] and makes a [`Report`]: facts by subject, then what would
-//! be used for what ([`uses`]), then what is missing and how to get it ([`advice`]). Facts are
+//! be used for what ([`uses`]), what the environment asks for in vain ([`errors`]), then what is
+//! missing and how to get it ([`advice`]). Facts are
 //! only collected, and conclusions are drawn from facts alone, so both can be tested on machines
 //! that are not there: a folder stands for `/`, other libraries for those installed.
 //!
@@ -11,6 +12,7 @@
 pub mod advice;
 mod consistency;
 pub mod cuda;
+pub mod errors;
 pub mod gdrcopy;
 pub mod library;
 mod machine;
@@ -45,6 +47,8 @@ pub struct Report {
     pub variables: BTreeMap<&'static str, String>,
     /// Which path would be used for what.
     pub uses: Vec<uses::Use>,
+    /// What the environment asks for and this machine has not.
+    pub errors: Vec<errors::Failure>,
     /// What is missing, and how to get it.
     pub advice: Vec<advice::Advice>,
 }
@@ -64,9 +68,13 @@ pub fn examine(machine: &Machine) -> Report {
         system: system::look(machine),
         variables: [
             "GDS_CONSISTENCY",
+            "GDS_CUDA_LIB",
+            "GDS_GDRAPI_LIB",
             "GDS_GID_INDEX",
             "GDS_GPU",
+            "GDS_IBVERBS_LIB",
             "GDS_LOWER",
+            "GDS_MLX5_LIB",
             "GDS_NIC",
             "GDS_PROVIDER",
         ]
@@ -74,9 +82,11 @@ pub fn examine(machine: &Machine) -> Report {
         .filter_map(|name| Some((name, machine.variable(name)?)))
         .collect(),
         uses: Vec::new(),
+        errors: Vec::new(),
         advice: Vec::new(),
     };
     report.uses = uses::conclude(&report);
+    report.errors = errors::conclude(&report);
     report.advice = advice::conclude(&report);
     report
 }

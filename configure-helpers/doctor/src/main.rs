@@ -1,13 +1,14 @@
 //! `gdsync-doctor`: prints what [`gdsync_doctor::examine`] finds, as text or as JSON.
 //!
-//! What is missing is a finding and not a failure: the exit code is 0 unless the doctor itself
-//! could not work.
+//! What is missing is a finding and not a failure. The exit code is 1 if the environment asks for
+//! what is not here, or if the doctor itself could not work.
 
 use anyhow::Context;
 use clap::Parser;
 use gdsync_doctor::{Libraries, Machine, examine};
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Says what this machine offers, what would be used for what, and how to get what is missing.
 #[derive(Parser)]
@@ -22,8 +23,9 @@ struct Args {
     root: PathBuf,
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
+    gds_log::init(None)?;
     let machine = Machine::new(args.root, Libraries::installed(), std::env::vars_os());
     let report = examine(&machine);
     let mut said = if args.json {
@@ -35,7 +37,11 @@ fn main() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(said.as_bytes()).and_then(|()| out.flush()) {
         // Whoever reads has read enough.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("standard output"),
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+        other => other.context("standard output")?,
     }
+    Ok(match report.errors.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
 }

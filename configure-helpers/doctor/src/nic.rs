@@ -193,12 +193,12 @@ pub(crate) fn uses(report: &Report) -> Vec<Use> {
 
 fn chosen(nic: &Nic<'_>) -> Use {
     Use {
-        purpose: "NIC",
+        purpose: uses::NIC,
         choice: match nic.driven {
             Driven::RdmaCore(device) => format!("rdma_core: {}, which streams ring", device.name),
             Driven::Proxy(device) => format!("proxy: {}, by a CPU thread", device.name),
             Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
-            Driven::Nothing => "nothing: an error".to_owned(),
+            Driven::Nothing => uses::ERROR.to_owned(),
         },
         because: nic.because.clone(),
     }

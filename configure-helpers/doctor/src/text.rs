@@ -25,10 +25,18 @@ impl Display for Report {
             line(f, used.purpose, &used.choice)?;
             line(f, "", format_args!("because {}", used.because))?;
         }
-        if self.advice.is_empty() {
-            return write!(f, "\nNothing that could be here is missing.");
+        if !self.errors.is_empty() {
+            writeln!(f, "\nWhat is asked for in vain")?;
         }
-        write!(f, "\nWhat is missing")?;
+        for (i, error) in self.errors.iter().enumerate() {
+            writeln!(f, "  {}. {}", i + 1, error.failed)?;
+            writeln!(f, "     do:   {}", error.remedy)?;
+        }
+        match (self.advice.is_empty(), self.errors.is_empty()) {
+            (true, true) => return write!(f, "\nNothing that could be here is missing."),
+            (true, false) => return write!(f, "\nNothing else that could be here is missing."),
+            (false, _) => write!(f, "\nWhat is missing")?,
+        }
         for (i, advice) in self.advice.iter().enumerate() {
             write!(f, "\n  {}. {}", i + 1, advice.missing)?;
             write!(f, "\n     for:  {}", advice.matters)?;

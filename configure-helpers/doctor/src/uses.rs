@@ -19,6 +19,14 @@ pub struct Use {
     pub because: String,
 }
 
+/// The choice where opening what is asked for is an error.
+pub(crate) const ERROR: &str = "nothing: an error";
+
+pub(crate) const RUNTIME: &str = "GPU runtime";
+pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
+pub(crate) const NIC: &str = "NIC";
+pub(crate) const PAYLOAD: &str = "payload from a NIC in the GPU";
+
 /// Concludes from the facts of `report`.
 pub(crate) fn conclude(report: &Report) -> Vec<Use> {
     let mut uses = vec![runtime(report), lowering(report)];
@@ -65,7 +73,7 @@ pub(crate) fn on_cuda(report: &Report) -> bool {
 
 fn runtime(report: &Report) -> Use {
     let soft = || "soft: the software GPU".to_owned();
-    let error = || "nothing: an error".to_owned();
+    let error = || ERROR.to_owned();
     let why_no_gpu = || match &report.cuda.trouble {
         _ if !report.cuda.library.is_opened() => "there is no usable CUDA driver".to_owned(),
         Some(trouble) => format!(
@@ -101,7 +109,7 @@ fn runtime(report: &Report) -> Use {
         }
     };
     Use {
-        purpose: "GPU runtime",
+        purpose: RUNTIME,
         choice,
         because,
     }
@@ -125,12 +133,12 @@ fn lowering(report: &Report) -> Use {
             "GDS_LOWER=kernel".to_owned(),
         ),
         Some(other) => (
-            "nothing: an error",
+            ERROR,
             format!("GDS_LOWER={other}, and known are auto, memops, kernel"),
         ),
     };
     Use {
-        purpose: "doorbells and waits on a stream",
+        purpose: LOWERING,
         choice: choice.into(),
         because,
     }

@@ -238,9 +238,12 @@ fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
 
 fn doctor() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gdsync-doctor"));
-    command
-        .env_remove("GDS_GPU")
-        .env_remove("CUDA_VISIBLE_DEVICES");
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("GDS_") || name == "CUDA_VISIBLE_DEVICES" {
+            command.env_remove(&*name);
+        }
+    }
     command
 }
 
@@ -270,7 +273,7 @@ fn the_program_takes_libraries_from_their_variables() {
         .env("GDS_GDRAPI_LIB", "/nonexistent/libgdrapi.so")
         .output()
         .expect("it runs");
-    assert!(output.status.success());
+    assert_eq!(output.status.code(), Some(1), "GDRCopy is named and absent");
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("it is JSON");
     assert_eq!(json["cuda"]["gpus"][0]["name"], "NVIDIA H200");
     assert_eq!(
@@ -308,6 +311,76 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
         let named = [("GDS_CONSISTENCY", "host")];
         let named = look(&tree("nvlink"), libraries(), &named);
         assert_eq!(said(&named) == "nothing: an error", !call);
+    }
+}
+
+#[test]
+fn what_is_asked_for_and_absent_is_an_error_with_a_remedy() {
+    let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "proxy")];
+    let cases: [(&[(&str, &str)], &str, &str); 7] = [
+        (
+            &[("GDS_GPU", "cuda")],
+            "GDS_GPU=cuda, and there is no usable",
+            "unset GDS_GPU",
+        ),
+        (&[("GDS_GPU", "hip")], "known are soft", "unset GDS_GPU"),
+        (
+            &[("GDS_LOWER", "both")],
+            "GDS_LOWER=both",
+            "unset GDS_LOWER",
+        ),
+        (&nic, "no usable libibverbs", "unset GDS_NIC, GDS_PROVIDER:"),
+        (
+            &[("GDS_GID_INDEX", "3")],
+            "GDS_GID_INDEX=3",
+            "unset GDS_GID_INDEX",
+        ),
+        (
+            &[("GDS_CONSISTENCY", "ordered")],
+            "cannot keep",
+            "unset GDS_CONSISTENCY",
+        ),
+        (
+            &[("GDS_MLX5_LIB", "/x.so")],
+            "GDS_MLX5_LIB=/x.so: absent",
+            "libmlx5.so.1 is taken",
+        ),
+    ];
+    for (set, failed, remedy) in cases {
+        let report = look(&tree("bare"), none(), set);
+        let [error] = &report.errors[..] else {
+            panic!("{set:?}: {:?}", report.errors);
+        };
+        assert!(error.failed.contains(failed), "{set:?}: {error:?}");
+        assert!(error.remedy.contains(remedy), "{set:?}: {error:?}");
+        let text = report.to_string();
+        assert!(
+            text.contains(&error.failed) && text.contains(&error.remedy),
+            "{text}"
+        );
+        assert!(!text.contains("Nothing that could be here"), "{text}");
+    }
+    assert_eq!(look(&tree("bare"), none(), &[]).errors, []);
+}
+
+#[test]
+fn exit_status_is_1_when_the_gpu_asked_for_is_absent() {
+    let absent = [
+        ("GDS_GPU", "cuda"),
+        ("GDS_CUDA_LIB", "/nonexistent/libcuda.so.1"),
+    ];
+    for format in [&[][..], &["--json"]] {
+        let output = doctor()
+            .args(format)
+            .envs(absent)
+            .output()
+            .expect("it runs");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("unset GDS_GPU") && said.contains("no usable CUDA driver"),
+            "{said}"
+        );
     }
 }
 

@@ -50,6 +50,14 @@ fn a_bare_machine_lacks_nothing_that_it_could_have() {
 }
 
 #[test]
+fn what_is_asked_for_in_vain_is_told_with_its_remedy() {
+    let asked = [("GDS_GPU", "cuda"), ("GDS_NIC", "mlx5_0")];
+    let report = look(&tree("bare"), none(), &asked);
+    golden("asked.txt", &report.to_string());
+    assert_eq!(report.errors.len(), 2);
+}
+
+#[test]
 fn a_gpu_without_nic() {
     let libraries = Libraries {
         cuda: one(libcuda(

@@ -32,7 +32,7 @@ use rank::{Launch, Start};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// How many ranks. Left out with --hosts: as many as there are slots.
+    /// How many ranks; -np N is the same. Left out with --hosts: as many as there are slots.
     #[arg(short, value_name = "N")]
     n: Option<u32>,
 
@@ -42,7 +42,7 @@ struct Args {
     hosts: Option<std::path::PathBuf>,
 
     /// Ends all after so many seconds.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     timeout: Option<Duration>,
 
     /// Sets a variable for the ranks, or hands this process's value to ranks on other hosts.
@@ -50,7 +50,8 @@ struct Args {
     env: Vec<(String, String)>,
 
     /// How long ranks may take to end when they are asked to, before they are killed.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2")]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2",
+        allow_negative_numbers = true)]
     grace: Duration,
 
     /// Where to listen for the ranks. Loopback if all are here, else every address.
@@ -67,7 +68,7 @@ struct Args {
     ssh: String,
 
     /// What each rank runs.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     command: Vec<String>,
 }
 
@@ -91,13 +92,28 @@ fn variable(text: &str) -> anyhow::Result<(String, String)> {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
+    let args = arguments();
+    let code = gds_log::init(None).map_err(Into::into);
+    match code.and_then(|()| run(&args)) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
             eprintln!("mprun: {e:#}");
             ExitCode::from(125)
         }
     }
+}
+
+/// The command line, on which `-np N` is `-n N`.
+fn arguments() -> Args {
+    let mut words: Vec<_> = std::env::args_os().collect();
+    Args::try_parse_from(&words).unwrap_or_else(|e| {
+        // One of the launched program's is no reason to fail, so this is another.
+        match words.iter_mut().find(|word| *word == "-np") {
+            Some(word) => *word = "-n".into(),
+            None => e.exit(),
+        }
+        Args::parse_from(words)
+    })
 }
 
 fn run(args: &Args) -> anyhow::Result<u8> {

@@ -59,6 +59,8 @@ fn main() {
         a_reader_who_stops_reading_ends_the_job
         a_rank_that_never_comes_is_named_by_the_others
         wrong_arguments_are_refused
+        the_number_of_ranks_is_taken_in_every_usual_form
+        options_behind_the_program_are_the_programs
     }
     let mut arguments = Arguments::from_args();
     // Each starts processes that want the processors.
@@ -498,7 +500,10 @@ fn a_rank_that_never_comes_is_named_by_the_others() {
 fn wrong_arguments_are_refused() {
     let folder = Folder::new("wrong");
     let hosts = folder.file("hosts", "alpha 2\n");
-    let cases: [(&[&str], i32, &str); 8] = [
+    let cases: [(&[&str], i32, &str); 11] = [
+        (&["--bogus", "-n", "2", "true"], 2, "'--bogus'"),
+        (&["-n", "2", "-q", "true"], 2, "'-q'"),
+        (&["-np", "x", "true"], 2, "invalid value 'x'"),
         (&["true"], 125, "how many ranks"),
         (&["-n", "0", "true"], 125, "0 ranks"),
         (&["-n", "x", "true"], 2, "invalid value"),
@@ -520,5 +525,33 @@ fn wrong_arguments_are_refused() {
         let output = run(&mut bare(arguments));
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(err(&output).contains(word), "{arguments:?}");
+    }
+}
+
+fn the_number_of_ranks_is_taken_in_every_usual_form() {
+    let forms: [&[&str]; 5] = [
+        &["-n", "2"],
+        &["-n2"],
+        &["-np", "2"],
+        &["--timeout", "60", "-np", "2"],
+        &["-np", "2", "--"],
+    ];
+    for form in forms {
+        let output = run(&mut sh(form, "echo $MP_RANK of $MP_SIZE"));
+        assert!(output.status.success(), "{form:?}");
+        for rank in 0..2 {
+            let said = format!("{rank} of 2");
+            assert_eq!(lines_of(&out(&output), rank), [said.as_str()], "{form:?}");
+        }
+    }
+}
+
+fn options_behind_the_program_are_the_programs() {
+    let words = ["-np", "3", "-n", "4", "--timeout", "x", "--help", "--bogus"];
+    for options in [["-n", "1"], ["-np", "1"]] {
+        let mut command = bare(&options);
+        let output = run(command.args(["printf", "%s "]).args(words));
+        assert!(output.status.success());
+        assert_eq!(lines_of(&out(&output), 0), [words.join(" ") + " "]);
     }
 }

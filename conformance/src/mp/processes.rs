@@ -69,6 +69,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         ];
         let mut command = child::command(ROLE, &arguments)?;
         command
+            .env("MP_RANK", &rank)
             .env(CHANNELS, &channels)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

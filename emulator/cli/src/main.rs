@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -65,6 +66,10 @@ struct Run {
     /// delay=20us..2ms,die=3s,deaf=1s..2s,down=1:1s..2s,seed=7
     #[arg(long)]
     faults: Option<String>,
+    /// Waits for a program on this host that listens on this TCP port, for a minute at most, and
+    /// starts the program then: a client behind its server
+    #[arg(long, value_name = "PORT")]
+    wait_port: Option<u16>,
     /// Says on standard error what the program asks of its devices
     #[arg(long)]
     trace: bool,
@@ -72,14 +77,18 @@ struct Run {
     #[arg(long)]
     library: Option<PathBuf>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 const LIBRARY: &str = "libvmlx5.so";
 
+/// Longest that `--wait-port` waits.
+const LIMIT: Duration = Duration::from_secs(60);
+
 fn main() -> Result<()> {
     let Task::Run(run) = Cli::parse().command;
+    gds_log::init(None)?;
     let library = match &run.library {
         Some(path) => path.clone(),
         None => library()?,
@@ -109,8 +118,41 @@ fn main() -> Result<()> {
     for (variable, value) in variables(&run) {
         command.env(variable, value);
     }
+    if let Some(port) = run.wait_port {
+        wait_for(port)?;
+    }
     let error = command.exec();
     Err(error).with_context(|| program.display().to_string())
+}
+
+/// Waits until a process of this host listens on a port. No connection is tried: servers that take
+/// one client would take that for it.
+fn wait_for(port: u16) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while !listens(port)? {
+        if Instant::now() >= end {
+            bail!("--wait-port: no program listens on TCP port {port} after {LIMIT:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Whether a process of this host listens on a TCP port, as the kernel's tables say.
+fn listens(port: u16) -> Result<bool> {
+    const LISTEN: &str = "0A";
+    let (v4, v6) = ("/proc/net/tcp", "/proc/net/tcp6");
+    let mut table = fs::read_to_string(v4).context(v4)?;
+    // A kernel may be without IPv6.
+    table += &fs::read_to_string(v6).unwrap_or_default();
+    let local = format!(":{port:04X}");
+    Ok(table.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words
+            .next()
+            .is_some_and(|address| address.ends_with(&local))
+            && words.nth(1) == Some(LISTEN)
+    }))
 }
 
 /// What the options say to the library.

@@ -320,7 +320,7 @@ impl Gpu {
             id: next_id(),
             runtime,
             caps,
-            tracer: Tracer::from_env(),
+            tracer: Tracer::from_env()?,
             waiting,
             adopted: Adopted::default(),
             flushers: Flushers::default(),

@@ -1,7 +1,7 @@
 //! Readable traces of every submission.
 //!
 //! `GDS_TRACE=1` sends each submission to `tracing` (target `gdsync::trace`), `GDS_TRACE=FILE`
-//! appends to a file, and a test captures them. Addresses are shown by the names that their
+//! appends to a file, of each rank its own, and a test captures them. Addresses are shown by the names that their
 //! owners gave them: `qp0x100.record`, not a number that changes from run to run.
 
 use std::collections::BTreeMap;
@@ -13,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::program::{Code, Program, ProgramOp};
 use super::{DevicePtr, Op};
+use crate::error::{Error, Kind, Result};
+use crate::launcher;
 
 /// Where the submissions of one GPU go, and what its addresses are called.
 #[derive(Debug, Default)]
@@ -39,22 +41,33 @@ enum Sink {
 
 impl Tracer {
     /// As `GDS_TRACE` says.
-    pub(crate) fn from_env() -> Tracer {
+    ///
+    /// # Errors
+    /// `System`: the file that it names cannot be opened.
+    pub(crate) fn from_env() -> Result<Tracer> {
         let tracer = Tracer::default();
-        let sink = match std::env::var("GDS_TRACE") {
-            Err(_) => Sink::Nowhere,
-            Ok(v) if v.is_empty() || v == "0" => Sink::Nowhere,
-            Ok(v) if v == "1" => Sink::Events,
-            Ok(path) => match File::options().create(true).append(true).open(&path) {
-                Ok(file) => Sink::File(file),
-                Err(e) => {
-                    tracing::warn!(target: "gdsync", "GDS_TRACE: cannot open {path}: {e}");
-                    Sink::Nowhere
+        let sink = match std::env::var_os("GDS_TRACE") {
+            None => Sink::Nowhere,
+            Some(v) if v.is_empty() || v == "0" => Sink::Nowhere,
+            Some(v) if v == "1" => Sink::Events,
+            Some(mut path) => {
+                // Ranks that write into one file would cut each other's submissions into pieces.
+                if let Some(rank) = launcher::rank() {
+                    path.push(format!(".rank{rank}"));
                 }
-            },
+                let opened = File::options().create(true).append(true).open(&path);
+                Sink::File(opened.map_err(|e| {
+                    let text = format!(
+                        "{}: {e}; GDS_TRACE is the path of a file that can be written, 1 for \
+                         events of the log, or 0 for no trace",
+                        path.display()
+                    );
+                    Error::new("open trace file", Kind::System, text).source(e)
+                })?)
+            }
         };
         tracer.set(sink);
-        tracer
+        Ok(tracer)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

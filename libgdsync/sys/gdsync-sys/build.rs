@@ -2,16 +2,26 @@
 
 use std::path::Path;
 
+const HEADERS: [&str; 2] = ["infiniband/verbs.h", "infiniband/mlx5dv.h"];
+
 fn main() {
     println!("cargo::rustc-check-cfg=cfg(rdma_headers)");
-    let headers =
-        ["verbs.h", "mlx5dv.h"].map(|name| Path::new("/usr/include/infiniband").join(name));
     println!("cargo::rerun-if-changed=build.rs");
-    // What does not exist is not named: cargo would take it for changed each time.
-    for header in headers.iter().filter(|header| header.exists()) {
-        println!("cargo::rerun-if-changed={}", header.display());
+    let include = Path::new("/usr/include");
+    let folder = include.join("infiniband");
+    let mut all = true;
+    for header in HEADERS.map(|name| include.join(name)) {
+        // A file that comes later changes its folder. The missing file itself is not named: cargo
+        // would build everything behind this crate anew each time.
+        let seen = [header.as_path(), &folder, include];
+        let seen = seen.into_iter().find(|path| path.exists());
+        println!(
+            "cargo::rerun-if-changed={}",
+            seen.unwrap_or(include).display()
+        );
+        all &= header.exists();
     }
-    if headers.iter().all(|header| header.exists()) {
+    if all {
         println!("cargo::rustc-cfg=rdma_headers");
     }
 }

@@ -198,6 +198,11 @@ impl Vars<'_> {
                 one_host: None,
             });
         }
+        // PMIx says the size to its library alone, so there MP_SIZE may go with its rank.
+        if self.text("MP_SIZE").is_some() && self.text("PMIX_RANK").is_none() {
+            let text = "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
+            return Err(Error::new(READ, Kind::Invalid, text));
+        }
         if let (Some(rank), Some(size)) = (self.number(&["RANK"])?, self.number(&["WORLD_SIZE"])?) {
             let run = self.first(&["TORCHELASTIC_RUN_ID"]).unwrap_or_default();
             let turn = self.first(&["TORCHELASTIC_RESTART_COUNT"]);

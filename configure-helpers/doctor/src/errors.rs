@@ -1,0 +1,72 @@
+//! What the environment asks for and this machine has not: programs would fail with it.
+
+use crate::Report;
+use crate::uses::{self, Use};
+use serde::Serialize;
+
+/// Something that the environment asks for and that cannot be had.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Failure {
+    /// What was asked for, and why it cannot be had.
+    pub failed: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// The variables by which libraries are named, with what is looked for without them.
+const LIBRARIES: [(&str, &str); 4] = [
+    ("GDS_CUDA_LIB", "libcuda.so.1"),
+    ("GDS_GDRAPI_LIB", "libgdrapi.so.2"),
+    ("GDS_IBVERBS_LIB", "libibverbs.so.1"),
+    ("GDS_MLX5_LIB", "libmlx5.so.1"),
+];
+
+/// Concludes from the facts and the uses of `report`.
+pub(crate) fn conclude(report: &Report) -> Vec<Failure> {
+    let failed = report.uses.iter().filter(|used| used.choice == uses::ERROR);
+    let mut all: Vec<Failure> = failed.map(|used| of_use(report, used)).collect();
+    let states = [
+        &report.cuda.library,
+        &report.gdrcopy.library,
+        &report.rdma.ibverbs,
+        &report.rdma.mlx5,
+    ];
+    for ((name, soname), state) in LIBRARIES.into_iter().zip(states) {
+        if let Some(path) = report.variables.get(name)
+            && !state.is_opened()
+        {
+            all.push(Failure {
+                failed: format!("{name}={path}: {state}"),
+                remedy: format!("name a library that is here, or unset {name}: {soname} is taken"),
+            });
+        }
+    }
+    all
+}
+
+fn of_use(report: &Report, used: &Use) -> Failure {
+    let by: &[&str] = match used.purpose {
+        uses::RUNTIME => &["GDS_GPU"],
+        uses::LOWERING => &["GDS_LOWER"],
+        uses::NIC => &["GDS_NIC", "GDS_PROVIDER", "GDS_GID_INDEX"],
+        uses::PAYLOAD => &["GDS_CONSISTENCY"],
+        _ => &[],
+    };
+    let set = by
+        .iter()
+        .filter(|name| report.variables.contains_key(**name));
+    let set = set.copied().collect::<Vec<_>>().join(", ");
+    let cuda = used.purpose == uses::RUNTIME && !report.cuda.library.is_opened();
+    let install = match cuda {
+        true => "install the driver of the NVIDIA GPU (Debian: apt-get install nvidia-driver), or ",
+        false => "",
+    };
+    Failure {
+        failed: format!("{}: {}", used.purpose, used.because),
+        remedy: match set.is_empty() {
+            false => format!("{install}unset {set}: what is here is taken then"),
+            // Only a GPU that is here and cannot be used is an error unasked.
+            true => "set GDS_GPU=soft, or GDS_GPU=cuda:INDEX for another GPU".to_owned(),
+        },
+    }
+}

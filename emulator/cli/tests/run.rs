@@ -1,0 +1,62 @@
+//! The command line of `vmlx5 run`, with a library in place of libvmlx5.so that changes nothing.
+
+use std::net::TcpListener;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+/// `vmlx5 run` with the C library preloaded, which is loaded anyhow.
+fn vmlx5(words: &[&str]) -> Output {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = maps.lines().find_map(|line| {
+        let path = &line[line.find('/')?..];
+        path.contains("/libc.so").then_some(path)
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmlx5"));
+    command.args(["run", "--library", libc.unwrap()]);
+    command.args(words).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|b| String::from_utf8_lossy(b));
+    format!("{}: {out}{err}", output.status)
+}
+
+#[test]
+fn options_that_are_unknown_are_named_and_those_of_the_program_are_its_own() {
+    let output = vmlx5(&["--bogus", "--", "true"]);
+    assert!(
+        !output.status.success() && said(&output).contains("'--bogus'"),
+        "{}",
+        said(&output)
+    );
+    let words = ["--link", "nonsense", "-p", "1", "--help"];
+    for dashes in [&[][..], &["--"]] {
+        let output = vmlx5(&[dashes, &["printf", "%s "], &words].concat());
+        assert!(output.status.success(), "{}", said(&output));
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(out.trim_end(), words.join(" "));
+    }
+}
+
+#[test]
+fn wait_port_starts_the_program_when_another_listens() {
+    // A port that is free for sure: bound, and not listened on yet.
+    let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = held.local_addr().unwrap().port();
+    drop(held);
+    let server = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        TcpListener::bind(("127.0.0.1", port)).unwrap()
+    });
+    // A connection is made, or the shell fails.
+    let connect = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
+    let port = port.to_string();
+    let output = vmlx5(&["--wait-port", &port, "--", "bash", "-c", &connect]);
+    let listener = server.join().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    // The waiting itself connected to nothing: there is one connection.
+    listener.accept().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let e = listener.accept().expect_err("one connection alone");
+    assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock);
+}

@@ -1,0 +1,55 @@
+//! What `GDS_TRACE` names is written, or opening the GPU fails: each test in a process of its own,
+//! since the environment is a process's.
+
+mod child;
+
+use std::path::{Path, PathBuf};
+
+use gdsync::{Gpu, Kind};
+
+const CHILD: &str = "TRACE_FILES_CHILD";
+
+/// A path in the tests' folder, where no file is.
+fn absent(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+#[test]
+fn opening_a_gpu_fails_when_its_trace_file_cannot_be_opened() {
+    let path = "/nonexistent/folder/trace.txt";
+    let name = child::test_name!();
+    if child::is(CHILD, name) {
+        for open in [Gpu::soft(), Gpu::open("soft"), Gpu::from_env()] {
+            let e = open.expect_err("there is no such folder");
+            assert_eq!(e.kind(), Kind::System);
+            let said = e.to_string();
+            assert!(said.contains(path) && said.contains("GDS_TRACE"), "{said}");
+        }
+        return;
+    }
+    child::run(CHILD, name, |command| {
+        command.env("GDS_TRACE", path).env("GDS_GPU", "soft");
+        command.env_remove("MP_RANK");
+    });
+}
+
+#[test]
+fn each_rank_writes_a_trace_file_of_its_own() {
+    let name = child::test_name!();
+    if child::is(CHILD, name) {
+        let gpu = Gpu::soft().unwrap();
+        gpu.stream().unwrap();
+        return;
+    }
+    let path = absent("trace_files.txt");
+    for rank in [0, 12] {
+        let own = absent(&format!("trace_files.txt.rank{rank}"));
+        child::run(CHILD, name, |command| {
+            command.env("GDS_TRACE", &path);
+            command.env("MP_RANK", rank.to_string());
+        });
+        assert!(own.exists() && !path.exists(), "rank {rank}");
+    }
+}
