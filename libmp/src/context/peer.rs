@@ -118,6 +118,15 @@ impl Peer {
         error.with_rank(self.rank)
     }
 
+    /// Whether this side waits for a control message of the peer's.
+    pub fn owes_answer(&self) -> bool {
+        let mut lanes = self.lanes.iter().flatten();
+        lanes.any(|lane| !(lane.connected && lane.up))
+            || self.asked && !self.answered
+            || self.sends.values().any(|channel| !channel.is_open())
+            || self.recvs.values().any(|channel| !channel.is_open())
+    }
+
     /// Whether everything is there to post on `lane`.
     pub fn is_open(&self, lane: usize, way: Way) -> bool {
         let up = |lane: usize| {
