@@ -12,7 +12,9 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use gds_step::deadline;
 
 use super::inbox::{Inbox, room};
 use super::notes::{JobNote, mail_name, parse_mail_name};
@@ -82,7 +84,7 @@ impl Directory {
             let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
             return Err(error.with_limit(MAX_RANKS));
         }
-        let end = Instant::now() + limit;
+        let end = deadline(limit);
         private(path)?;
         let seat = Seat::take(path, rank, size, temporary)?;
         let job = seat.wait(limit, end)?;
