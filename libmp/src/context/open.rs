@@ -288,6 +288,22 @@ impl Inner {
         heard
     }
 
+    /// Makes mailboxes that a peer waits for, if there is a use or a place for them now.
+    pub fn make_mailboxes(
+        &self,
+        state: &mut State,
+        rank: u32,
+        say: &mut Vec<Control>,
+    ) -> Result<()> {
+        let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
+        let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
+        let ground = self.ground(&state.endpoints);
+        match state.peers.get_mut(rank as usize) {
+            Some(Some(peer)) => peer.make_mailboxes(&ground, |tag| wild.contains(&tag), say),
+            _ => Ok(()),
+        }
+    }
+
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
         let ground = self.ground(&state.endpoints);
         let Some(place) = state.peers.get_mut(rank as usize) else {

@@ -202,6 +202,16 @@ impl Inner {
             }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
+            if peer.is_put_off()
+                && let Err(e) = self.make_mailboxes(state, rank, &mut say)
+            {
+                tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
+                self.give_up(state, rank, Status::BAD_RESPONSE);
+                continue;
+            }
+            let Some(peer) = state.peer(rank) else {
+                continue;
+            };
             if !lost && peer.is_crowded(self.config.channels) {
                 let sends = state.requests.iter().filter(|(_, entry)| {
                     !entry.receive && entry.peer == rank && !matches!(entry.phase, Phase::Done(_))
