@@ -64,6 +64,15 @@ fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
 }
 
 #[test]
+fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
+    let place = Place::new("long");
+    for limit in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
+        let rank = Directory::join(&place.0, 0, 1, limit).unwrap();
+        assert_eq!(rank.size(), 1);
+    }
+}
+
+#[test]
 fn messages_pass_and_nothing_is_left_behind() {
     let place = Place::new("pass");
     let ranks = all(&place.0, 3);

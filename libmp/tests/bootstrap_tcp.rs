@@ -388,6 +388,79 @@ fn strangers_get_nothing_and_stop_nobody() {
 }
 
 #[test]
+fn silent_connections_keep_no_rank_from_joining() {
+    let job = Job::new(2);
+    let connect = |_| TcpStream::connect(job.server.address()).unwrap();
+    let silent: Vec<TcpStream> = (0..300).map(connect).collect();
+    let ranks = job.all();
+    ranks[0].send(1, 0, b"all well").unwrap();
+    assert_eq!(next(&ranks[1], 0), (0, b"all well".to_vec()));
+    drop(silent);
+}
+
+#[test]
+fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
+    let secret = Secret::random().unwrap();
+    let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = fake.local_addr().unwrap();
+    let join = Join {
+        store: address.to_string(),
+        rank: 0,
+        size: 1,
+        secret: secret.clone(),
+        name: String::new(),
+        limit: LONG,
+    };
+    std::thread::scope(|s| {
+        let joining = s.spawn(|| Tcp::join(&join));
+        fake.set_nonblocking(true).unwrap();
+        for _ in 0..3 {
+            until(|| {
+                fake.accept()
+                    .is_ok()
+                    .then_some(())
+                    .or(joining.is_finished().then_some(()))
+            });
+        }
+        drop(fake);
+        let _server = until(|| Server::start(address, &secret, "", 1).ok());
+        assert_eq!(joining.join().unwrap().unwrap().size(), 1);
+    });
+    // In the end it says what happened.
+    let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let join = Join {
+        store: fake.local_addr().unwrap().to_string(),
+        limit: Duration::from_millis(300),
+        ..join
+    };
+    std::thread::scope(|s| {
+        let joining = s.spawn(|| Tcp::join(&join).unwrap_err());
+        while !joining.is_finished() {
+            fake.set_nonblocking(true).unwrap();
+            drop(fake.accept());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let e = joining.join().unwrap();
+        assert_eq!(
+            (e.kind(), e.limit_value()),
+            (Kind::System, Some(300)),
+            "{e}"
+        );
+        assert!(e.to_string().contains("broke"), "{e}");
+    });
+}
+
+#[test]
+fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
+    let job = Job::new(1);
+    let join = Join {
+        limit: Duration::MAX,
+        ..job.join(0)
+    };
+    assert_eq!(Tcp::join(&join).unwrap().size(), 1);
+}
+
+#[test]
 fn another_version_is_told_so() {
     let job = Job::new(2);
     let mut stream = TcpStream::connect(job.server.address()).unwrap();

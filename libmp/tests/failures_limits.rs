@@ -378,3 +378,44 @@ fn a_result_is_kept_for_a_stream_that_comes_late() {
         rank.barrier();
     });
 }
+
+/// A mailbox has 2 MiB: a peer that announces tags has a few of them, and waits for more.
+#[test]
+fn tags_that_nothing_is_received_under_pin_bounded_memory() {
+    const PLACES: u32 = 16;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(5)).depth(16).eager_limit(128 << 10));
+        let small = slice(&ctx, SMALL);
+        let send = |tag| -> mp::Result<()> { ctx.isend(0, tag, &small)?.wait(LIMIT).map(drop) };
+        let receive = |from: Source, tag| {
+            let recv = ctx.irecv(from, tag, &small).unwrap();
+            assert_eq!(recv.wait(LIMIT).unwrap().source(), 1);
+        };
+        let one = Source::Rank(1);
+        if rank.me == 1 {
+            let accepted = (0..3 * PLACES).take_while(|tag| send(*tag).is_ok()).count();
+            assert_eq!(accepted as u32, PLACES);
+            rank.barrier();
+            // What is received under, from this rank or anybody, needs no place.
+            send(PLACES).unwrap();
+            send(PLACES + 1).unwrap();
+            rank.barrier();
+            // There is one again, and the message waits for a late receive in it.
+            send(PLACES + 2).unwrap();
+            assert_eq!(send(PLACES + 3).unwrap_err().kind(), Kind::Timeout);
+            rank.barrier();
+        } else {
+            rank.barrier();
+            receive(one, PLACES);
+            receive(Source::Any, PLACES + 1);
+            receive(one, 0);
+            rank.barrier();
+            rank.barrier();
+            (1..PLACES).for_each(|tag| receive(one, tag));
+            receive(one, PLACES + 2);
+        }
+        rank.barrier();
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{LIMIT, pattern, ranks, ranks_with};
 use gdsync::gpu::MemoryKind;
-use mp::{Kind, Recv, Send, SizeSource, Source};
+use mp::{Builder, Kind, Recv, Send, SizeSource, Source};
 
 const SIZES: [usize; 10] = [0, 1, 4, 64, 4095, 4096, 4097, 65536, 1 << 20, 3_000_001];
 
@@ -563,5 +563,32 @@ fn memory_of_another_context_is_refused_at_once() {
         assert_eq!(e.kind(), Kind::Invalid, "{e}");
         let e = ctx.irecv(0, 1, &memory.all()).unwrap_err();
         assert_eq!(e.kind(), Kind::Invalid, "{e}");
+    });
+}
+
+#[test]
+fn time_limits_may_be_as_long_as_durations_get() {
+    const MANY: usize = 10;
+    let build = |b: Builder| b.timeout(Duration::MAX).watchdog(Duration::MAX).depth(2);
+    ranks_with(2, build, |ctx| {
+        let peer = 1 - ctx.rank();
+        let memory = ctx.alloc(MemoryKind::Pinned, 64 * MANY).unwrap();
+        let slices = (0..MANY).map(|i| memory.slice(64 * i, 64).unwrap());
+        // More receives than there are slots: they wait for room.
+        let requests: Vec<_> = slices
+            .map(|slice| match ctx.rank() {
+                0 => ctx.isend(peer, 1, &slice).unwrap(),
+                _ => ctx.irecv(peer, 1, &slice).unwrap(),
+            })
+            .collect();
+        mp::wait_all(&requests, Duration::MAX).unwrap();
+        assert!(
+            ctx.gpu()
+                .stream()
+                .unwrap()
+                .synchronize(Duration::MAX)
+                .unwrap()
+        );
+        ctx.close(Duration::MAX).unwrap();
     });
 }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use gds_step::{after, deadline};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -159,7 +160,7 @@ impl Job<'_> {
         let timeout = match (self.ending, self.ended) {
             (_, Some(at)) => Some(at + LAST + FULL),
             (Some((_, kill)), None) => kill,
-            (None, None) => self.limits.timeout.map(|limit| self.begun + limit),
+            (None, None) => self.limits.timeout.map(|limit| after(self.begun, limit)),
         };
         let timeout = timeout.map(|at| at.saturating_duration_since(now) + FULL);
         let timeout = timeout.into_iter().chain((!room).then_some(FULL)).min();
@@ -254,8 +255,9 @@ impl Job<'_> {
     fn end(&mut self, code: u8, why: &str) {
         // Ranks on other hosts are killed there; their connections shall live to tell of it.
         let away = self.ranks.iter().any(|r| r.start.host.is_some());
-        let grace = self.limits.grace + if away { THERE } else { Duration::ZERO };
-        self.ending = Some((code, Some(Instant::now() + grace)));
+        let there = if away { THERE } else { Duration::ZERO };
+        let grace = self.limits.grace.saturating_add(there);
+        self.ending = Some((code, Some(deadline(grace))));
         self.ranks.iter_mut().for_each(Rank::ask);
         self.writer.push(To::Err, format!("mprun: {why}\n").into());
     }

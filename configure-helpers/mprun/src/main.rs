@@ -17,6 +17,7 @@ use rustix::process::set_child_subreaper;
 mod hosts;
 mod job;
 mod lines;
+mod listen;
 mod rank;
 mod remains;
 mod writer;
@@ -54,11 +55,13 @@ struct Args {
         allow_negative_numbers = true)]
     grace: Duration,
 
-    /// Where to listen for the ranks. Loopback if all are here, else every address.
+    /// Where to listen for the ranks; 0.0.0.0: on every address. Left out: on loopback if all are
+    /// here, else on the address from which this host reaches the others.
     #[arg(long, value_name = "ADDRESS")]
     bind: Option<IpAddr>,
 
-    /// What ranks on other hosts call this host. Its name, or the address it listens on.
+    /// What ranks on other hosts call this host. Left out: the address it listens on, or its name
+    /// if that is every address.
     #[arg(long, value_name = "HOST")]
     address: Option<String>,
 
@@ -127,11 +130,11 @@ fn run(args: &Args) -> anyhow::Result<u8> {
     };
     let size = hosts.iter().map(|h| h.ranks).sum::<u32>();
     let away = hosts.iter().any(|h| h.name.is_some());
-    let everywhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-    let bind = args.bind.unwrap_or(match away {
-        true => everywhere,
-        false => IpAddr::from(Ipv4Addr::LOCALHOST),
-    });
+    let bind = match args.bind {
+        Some(address) => address,
+        None if away => listen::address(&hosts, args.address.as_deref())?,
+        None => IpAddr::from(Ipv4Addr::LOCALHOST),
+    };
     let secret = secret()?;
     let server = Server::start(
         SocketAddr::new(bind, 0),

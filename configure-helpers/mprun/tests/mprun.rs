@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -42,6 +43,8 @@ fn main() {
         ranks_meet_and_talk
         ranks_of_two_hosts_by_a_stand_in_for_ssh
         nothing_is_on_the_command_line_of_ssh
+        only_the_address_that_other_hosts_reach_is_listened_on
+        time_limits_may_be_longer_than_the_clock_can_tell
         lines_are_prefixed_and_never_mixed
         the_first_failure_ends_all_and_is_named
         a_signal_is_named
@@ -217,17 +220,51 @@ fn ranks_meet_and_talk() {
     }
 }
 
+/// Hosts of the tests have no address.
+const BIND: [&str; 2] = ["--bind", "127.0.0.1"];
+
+fn only_the_address_that_other_hosts_reach_is_listened_on() {
+    let folder = Folder::new("listen");
+    // To ssh it is another host; it is reached by loopback.
+    let hosts = folder.file("hosts", "127.0.0.1\n");
+    let ssh = folder.ssh();
+    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let mut child = sh(&options, "echo at $MP_STORE; exec sleep 1000")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    let store = line.trim().rsplit_once("at tcp://127.0.0.1:");
+    let port: Option<u16> = store.and_then(|(_, port)| port.parse().ok());
+    let heard = [1, 2]
+        .map(|n| TcpStream::connect((Ipv4Addr::new(127, 0, 0, n), port.unwrap_or(0))).is_ok());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(heard, [true, false], "{line}");
+    // Where that is not known, it has to be said.
+    let hosts = folder.file("hosts", "no.such.host.invalid\n");
+    let output = run(&mut sh(&["--hosts", &hosts, "--ssh", &ssh], "true"));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(err(&output).contains("--bind"));
+}
+
+fn time_limits_may_be_longer_than_the_clock_can_tell() {
+    let options = ["-n", "1", "--timeout", "1e19", "--grace", "1e19"];
+    let output = run(&mut sh(&options, "exit 3"));
+    assert_eq!(output.status.code(), Some(3));
+}
+
 fn ranks_of_two_hosts_by_a_stand_in_for_ssh() {
     let folder = Folder::new("hosts");
     let hosts = folder.file(
         "hosts",
         "alpha 2\nlocalhost\nbeta slots=2 # more than needed\n",
     );
-    let options = ["--hosts", &hosts, "--ssh", &folder.ssh(), "-n", "4"];
-    let output = run(&mut mprun(
-        &[&options[..], &["--bind", "127.0.0.1"]].concat(),
-        &["ring"],
-    ));
+    let ssh = folder.ssh();
+    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh, "-n", "4"]].concat();
+    let output = run(&mut mprun(&options, &["ring"]));
     assert!(output.status.success());
     for rank in 0..4 {
         let told = format!("rank {rank} of 4 heard {}", (rank + 3) % 4);
@@ -251,6 +288,8 @@ fn nothing_is_on_the_command_line_of_ssh() {
     let hosts = folder.file("hosts", "alpha\n");
     let ssh = folder.ssh();
     let options = [
+        "--bind",
+        "127.0.0.1",
         "--hosts",
         &hosts,
         "--ssh",
@@ -359,7 +398,7 @@ fn ranks_of_other_hosts_end_with_mprun() {
     let folder = Folder::new("lifeline");
     let hosts = folder.file("hosts", "alpha\nbeta\n");
     let ssh = folder.ssh();
-    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat();
     let script = "echo process $$; sleep 1000 & echo process $!; wait";
     let running = Running::start(&mut sh(&options, script), 4);
     running.signal(Signal::INT);
@@ -380,7 +419,7 @@ fn a_failure_on_another_host_ends_all() {
     let folder = Folder::new("away");
     let hosts = folder.file("hosts", "alpha\nlocalhost\n");
     let ssh = folder.ssh();
-    let options = ["--hosts", &hosts, "--ssh", &ssh];
+    let options = [&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat();
     let output = run(&mut sh(
         &options,
         "[ $MP_RANK = 0 ] && exit 9; exec sleep 1000",
@@ -397,7 +436,7 @@ fn a_failure_on_another_host_ends_all() {
     assert!(err(&output).contains(told));
     let hosts = folder.file("hosts", "localhost\nunreachable\n");
     let output = run(&mut sh(
-        &["--hosts", &hosts, "--ssh", &ssh],
+        &[&BIND[..], &["--hosts", &hosts, "--ssh", &ssh]].concat(),
         "exec sleep 1000",
     ));
     assert_eq!(output.status.code(), Some(255));

@@ -20,5 +20,5 @@ mod word;
 
 pub use bell::{Bell, BellError};
 pub use machine::{Env, Host, Lane, Machine, MachineId, Shared, Step};
-pub use time::Time;
+pub use time::{Time, after, deadline};
 pub use word::Word;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A point in time: nanoseconds since the driver started. Virtual under `sim`, monotonic
 /// under `live`. Never compared across drivers or processes.
@@ -31,6 +31,19 @@ impl Time {
     }
 }
 
+/// The instant at which `limit`, counted from now, is over. A limit that is too long for the clock
+/// is one of a century.
+pub fn deadline(limit: Duration) -> Instant {
+    after(Instant::now(), limit)
+}
+
+/// As [`deadline`], counted from `start`.
+pub fn after(start: Instant, limit: Duration) -> Instant {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+    // Both are added to what the machine has been up: the century always fits.
+    start.checked_add(limit).unwrap_or_else(|| start + CENTURY)
+}
+
 impl Add<Duration> for Time {
     type Output = Time;
 
@@ -51,5 +64,26 @@ impl Sub<Time> for Time {
 impl fmt::Debug for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:03}us", self.0 / 1000, self.0 % 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_no_clock_can_tell_are_far_away() {
+        let now = Instant::now();
+        let day = Duration::from_secs(24 * 3600);
+        for limit in [
+            Duration::MAX,
+            Duration::from_secs(u64::MAX),
+            Duration::MAX / 2,
+        ] {
+            assert!(after(now, limit) > now + day, "{limit:?}");
+        }
+        assert_eq!(after(now, day), now + day);
+        assert!(deadline(day) >= now + day);
+        assert_eq!(Time::from_nanos(1) + Duration::MAX, Time::NEVER);
     }
 }

@@ -12,7 +12,9 @@ use std::io::{ErrorKind, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use gds_step::deadline;
 
 use super::inbox::{Inbox, room};
 use super::notes::{JobNote, mail_name, parse_mail_name};
@@ -82,7 +84,7 @@ impl Directory {
             let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
             return Err(error.with_limit(MAX_RANKS));
         }
-        let end = Instant::now() + limit;
+        let end = deadline(limit);
         private(path)?;
         let seat = Seat::take(path, rank, size, temporary)?;
         let job = seat.wait(limit, end)?;
@@ -98,18 +100,6 @@ impl Directory {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether a rank is gone, by a look at its note.
-    fn look(&self, state: &mut State, rank: u32) -> bool {
-        let Some(peer) = state.peers.get_mut(rank as usize) else {
-            return false;
-        };
-        if !peer.gone && rank != self.rank() {
-            let nonce = &self.job.ranks[rank as usize].1;
-            peer.gone = !self.seat.lives(rank, nonce);
-        }
-        peer.gone
     }
 
     /// Takes what lies in this rank's mail, in the order of each sender, as far as there is room.
@@ -194,6 +184,9 @@ impl Bootstrap for Directory {
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
         check(self.size(), to, message)?;
         let from = self.rank();
+        if Bootstrap::gone(self, to) {
+            return Err(gone(to));
+        }
         let mut state = self.state();
         if to == from {
             if !state.inbox.has_room(from, message.len()) {
@@ -201,9 +194,6 @@ impl Bootstrap for Directory {
             }
             state.inbox.push(from, topic, message.to_vec());
             return Ok(());
-        }
-        if self.look(&mut state, to) {
-            return Err(gone(to));
         }
         let peer = &mut state.peers[to as usize];
         if !self.has_room(peer, to, message.len()) {
@@ -248,7 +238,21 @@ impl Bootstrap for Directory {
     }
 
     fn gone(&self, rank: u32) -> bool {
-        self.look(&mut self.state(), rank)
+        let Some((_, nonce)) = self.job.ranks.get(rank as usize) else {
+            return false;
+        };
+        if rank == self.rank() {
+            return false;
+        }
+        if self.state().peers[rank as usize].gone {
+            return true;
+        }
+        // The file system may be slow: without the lock.
+        let gone = !self.seat.lives(rank, nonce);
+        if gone {
+            self.state().peers[rank as usize].gone = true;
+        }
+        gone
     }
 
     fn host(&self, rank: u32) -> Option<u64> {

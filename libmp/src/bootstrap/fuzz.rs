@@ -1,12 +1,16 @@
 //! Entries for tests and fuzzers: the pure parts of the protocol, linked in memory, and what
 //! parses bytes of other processes.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use super::Secret;
 use super::relay::{Id, Relay};
 use super::session::Session;
 use super::wire::Hello;
+
+/// Where all connections come from.
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A store and its ranks in memory. Bytes move when [`turn`](World::turn) is called.
 pub struct World {
@@ -32,10 +36,9 @@ impl World {
                 host: 0,
                 nonce: [rank as u8; 32],
             };
-            if let Some(id) = world.relay.connect(world.now, [9; 32]) {
-                let session = Session::new(secret.clone(), hello);
-                world.ranks.push((id, session));
-            }
+            let (id, _) = world.relay.connect(world.now, HERE, [9; 32]);
+            let session = Session::new(secret.clone(), hello);
+            world.ranks.push((id, session));
         }
         for _ in 0..3 {
             world.turn();
@@ -71,12 +74,10 @@ impl World {
     /// Bytes reach the store as if from a rank, and no rank, if there is none of this number.
     pub fn say(&mut self, rank: u32, bytes: &[u8]) {
         let id = match self.ranks.get(rank as usize) {
-            Some((id, _)) => Some(*id),
-            None => self.relay.connect(self.now, [9; 32]),
+            Some((id, _)) => *id,
+            None => self.relay.connect(self.now, HERE, [9; 32]).0,
         };
-        if let Some(id) = id {
-            self.relay.input(self.now, id, bytes);
-        }
+        self.relay.input(self.now, id, bytes);
     }
 
     /// Bytes reach a rank as if from the store. False if it gives up on that.

@@ -2,9 +2,12 @@
 //! and times go in, bytes come out; sockets are elsewhere.
 //!
 //! What is held for a rank is bounded by the windows of its senders, what is held of a stranger
-//! by the length of a greeting.
+//! by the length of a greeting. Strangers cannot keep a rank out: each has a time limit, and where
+//! there are too many, a new one takes the place of the oldest of the network address that has
+//! most of them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
 use super::inbox::room;
@@ -48,6 +51,7 @@ enum Seat {
 }
 
 struct Connection {
+    origin: IpAddr,
     phase: Phase,
     input: Vec<u8>,
     output: Output,
@@ -85,22 +89,38 @@ impl Relay {
         }
     }
 
-    /// Somebody has connected. None if there are too many strangers already.
-    pub fn connect(&mut self, now: Duration, nonce: Nonce) -> Option<Id> {
-        let seated = |c: &&Connection| matches!(c.phase, Phase::Seated(_));
-        let strangers = self.connections.len() - self.connections.values().filter(seated).count();
-        if strangers >= MAX_STRANGERS + self.seats.len() {
-            return None;
+    /// There is a connection from an address. If there are too many strangers, one of them has to
+    /// go for it: its connection is the second.
+    pub fn connect(&mut self, now: Duration, from: IpAddr, nonce: Nonce) -> (Id, Option<Id>) {
+        let dropped = self.crowded_out();
+        if let Some(id) = dropped {
+            self.connections.remove(&id);
         }
         self.next += 1;
         let until = now + GREETING_LIMIT;
         let connection = Connection {
+            origin: origin(from),
             phase: Phase::Stranger { nonce, until },
             input: Vec::new(),
             output: Output::default(),
         };
         self.connections.insert(self.next, connection);
-        Some(self.next)
+        (self.next, dropped)
+    }
+
+    /// Who has to go before another stranger comes, if there is no more room.
+    fn crowded_out(&self) -> Option<Id> {
+        let mut origins: HashMap<IpAddr, (usize, Id)> = HashMap::new();
+        let all = self.connections.iter();
+        let strangers = all.filter(|(_, c)| !matches!(c.phase, Phase::Seated(_)));
+        // Their numbers say their age.
+        for (id, connection) in strangers {
+            origins.entry(connection.origin).or_insert((0, *id)).0 += 1;
+        }
+        let count: usize = origins.values().map(|(count, _)| count).sum();
+        let most = origins.into_values().max_by_key(|(count, _)| *count);
+        most.filter(|_| count >= MAX_STRANGERS + self.seats.len())
+            .map(|(_, oldest)| oldest)
     }
 
     /// Bytes have come.
@@ -370,5 +390,49 @@ impl Relay {
                 connection.output.push(frame);
             }
         }
+    }
+}
+
+/// What counts as one origin: a host's address, or the network of 64 bits that one has under IPv6.
+fn origin(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_are_crowded_out_by_those_of_their_own_address() {
+        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 2);
+        let addresses: [IpAddr; 3] = [
+            [10, 0, 0, 1].into(),
+            [10, 0, 0, 2].into(),
+            "fd00::1".parse().unwrap(),
+        ];
+        let mut connect = |from: IpAddr| relay.connect(Duration::ZERO, from, [0; 32]);
+        // A flood of one address leaves room for others, and theirs stay.
+        let mut flood = Vec::new();
+        for _ in 0..MAX_STRANGERS + 2 {
+            let (id, dropped) = connect(addresses[0]);
+            assert_eq!(dropped, None);
+            flood.push(id);
+        }
+        let (rank, dropped) = connect(addresses[1]);
+        assert_eq!(dropped, Some(flood.remove(0)));
+        // One that has many addresses of one network under IPv6 has one origin.
+        for i in 0..10 * MAX_STRANGERS as u16 {
+            let from = match i % 2 {
+                0 => addresses[0],
+                _ => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, i, 1).into(),
+            };
+            let (_, dropped) = connect(from);
+            assert!(dropped.is_some() && dropped != Some(rank));
+        }
+        assert!(relay.connections.len() == MAX_STRANGERS + 2);
+        assert!(relay.phase(rank).is_some());
     }
 }

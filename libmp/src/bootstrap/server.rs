@@ -213,13 +213,15 @@ impl Shop {
         self.pause = None;
         loop {
             match self.listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     let Ok(nonce) = random_bytes() else { continue };
                     if prepare(&stream).is_err() || stream.set_nonblocking(true).is_err() {
                         continue;
                     }
-                    if let Some(id) = self.relay.connect(now, nonce) {
-                        self.streams.insert(id, stream);
+                    let (id, dropped) = self.relay.connect(now, from.ip(), nonce);
+                    self.streams.insert(id, stream);
+                    if let Some(id) = dropped {
+                        self.streams.remove(&id);
                     }
                 }
                 Err(e) => match e.kind() {

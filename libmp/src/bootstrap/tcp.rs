@@ -6,6 +6,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use gds_step::deadline;
+
 use super::descriptors::Descriptors;
 use super::host::host;
 use super::inbox::Inbox;
@@ -68,13 +70,15 @@ struct State {
 }
 
 impl Tcp {
-    /// Comes to the store and waits until all ranks have.
+    /// Comes to the store and waits until all ranks have. A connection that ends before, as the
+    /// store drops the oldest where too many have not proved that they know the secret, is made
+    /// again until the limit is over.
     ///
     /// # Errors
     /// `Missing` if ranks have not come in time, with their numbers; `Absent` if the store could
     /// not be reached in time; `Protocol` if it refuses this rank (another secret, version, size
     /// or name; a second process of the same rank), or is not the job's store; `Invalid` for a
-    /// rank that the job has not; `System`.
+    /// rank that the job has not; `System`, also if the last connection ended before the start.
     pub fn join(join: &Join) -> Result<Tcp> {
         let Join { rank, size, .. } = *join;
         if rank >= size || size > MAX_RANKS {
@@ -82,8 +86,29 @@ impl Tcp {
             let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
             return Err(error.with_limit(MAX_RANKS));
         }
-        let end = Instant::now() + join.limit;
-        let mut stream = connect(join, end)?;
+        let end = deadline(join.limit);
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let why = match Tcp::attempt(join, end)? {
+                Ok(joined) => return Ok(joined),
+                Err(why) => why,
+            };
+            std::thread::sleep(pause.min(end.saturating_duration_since(Instant::now())));
+            if Instant::now() >= end {
+                return Err(why);
+            }
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// Comes to the store once. The inner error is that of a connection which cannot be had, or
+    /// ends before the job has started: another may do better.
+    fn attempt(join: &Join, end: Instant) -> Result<Result<Tcp>> {
+        let Join { rank, size, .. } = *join;
+        let mut stream = match connect(join, end) {
+            Ok(stream) => stream,
+            Err(e) => return Ok(Err(absent(join, e))),
+        };
         let hello = Hello {
             rank,
             size,
@@ -100,8 +125,9 @@ impl Tcp {
                 session.answer();
             }
             // A greeting fits into a socket that was never written to.
-            let sent = session.output.flush(&mut stream);
-            sent.map_err(|e| broken(join, e))?;
+            if let Err(e) = session.output.flush(&mut stream) {
+                return Ok(Err(broken(join, e)));
+            }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(late(join, &session));
@@ -110,11 +136,11 @@ impl Tcp {
                 .set_read_timeout(Some(left))
                 .map_err(|e| broken(join, e))?;
             match stream.read(&mut bytes) {
-                Ok(0) => return Err(broken(join, ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Ok(Err(broken(join, ErrorKind::UnexpectedEof.into()))),
                 Ok(n) => session.input(&bytes[..n]).map_err(|e| refused(join, e))?,
                 Err(e) => match e.kind() {
                     ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
-                    _ => return Err(broken(join, e)),
+                    _ => return Ok(Err(broken(join, e))),
                 },
             }
         }
@@ -124,7 +150,7 @@ impl Tcp {
             // It has started, so it was asked.
             _ => return Err(refused(join, Trouble::Garbage("out of turn"))),
         };
-        Ok(Tcp {
+        Ok(Ok(Tcp {
             rank,
             job,
             hosts: session.hosts().to_vec(),
@@ -136,7 +162,7 @@ impl Tcp {
                 fds: Inbox::default(),
                 lost: None,
             }),
-        })
+        }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -303,26 +329,16 @@ fn farewell(state: &mut State) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A connection to the store, tried again until it listens.
-fn connect(join: &Join, end: Instant) -> Result<TcpStream> {
-    let mut pause = Duration::from_millis(5);
-    loop {
-        let why = match resolve(join) {
-            Ok(addresses) => match connect_any(&addresses, end) {
-                Ok(stream) => return Ok(stream),
-                Err(e) => e,
-            },
-            Err(e) => e,
-        };
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let text = format!("the store at {} cannot be reached", join.store);
-            let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
-            return Err(error.with_limit(join.limit.as_millis()).with_source(why));
-        }
-        std::thread::sleep(pause.min(left));
-        pause = (pause * 2).min(Duration::from_millis(100));
-    }
+/// A connection to the store.
+fn connect(join: &Join, end: Instant) -> std::io::Result<TcpStream> {
+    connect_any(&resolve(join)?, end)
+}
+
+#[cold]
+fn absent(join: &Join, e: std::io::Error) -> Error {
+    let text = format!("the store at {} cannot be reached", join.store);
+    let error = Error::new(JOIN, Kind::Absent, text).with_rank(join.rank);
+    error.with_limit(join.limit.as_millis()).with_source(e)
 }
 
 fn resolve(join: &Join) -> std::io::Result<Vec<SocketAddr>> {
@@ -360,7 +376,7 @@ fn late(join: &Join, session: &Session) -> Error {
 fn broken(join: &Join, e: std::io::Error) -> Error {
     let text = format!("the connection to the store at {} broke", join.store);
     let error = Error::new(JOIN, Kind::System, text).with_rank(join.rank);
-    error.with_source(e)
+    error.with_limit(join.limit.as_millis()).with_source(e)
 }
 
 #[cold]

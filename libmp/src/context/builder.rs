@@ -183,7 +183,9 @@ impl Builder {
 
     /// Tags under which memory is kept at a time, for each peer and direction: at least 4, default
     /// 256. When most are taken, those not used for longest go, and cost a connection when they
-    /// are used again. A peer keeps to the limit that it was built with itself.
+    /// are used again. A peer keeps to the limit that it was built with itself; if messages of its
+    /// under which nothing was received yet take 32 MiB of mailboxes (and more than 16 tags), its
+    /// next send under a new tag waits for a receive.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;

@@ -355,6 +355,8 @@ impl Context {
     /// without it may make the last sends to it fail, which it has received.
     ///
     /// Other ranks need not close; their background work answers. The context may be used on.
+    /// Without a bootstrap that reaches them ([`Kind::BootstrapLost`]) they cannot be asked: then
+    /// this waits for this side's part alone.
     ///
     /// # Errors
     /// `Timeout`, naming what is unfinished or who did not answer. The call may be repeated.

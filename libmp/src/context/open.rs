@@ -53,8 +53,16 @@ impl Inner {
             _ => {}
         }
         drop(state);
-        self.open(rank, lane, way)?;
-        Ok((self.lock(), lane))
+        let opened = self.open(rank, lane, way);
+        let state = self.lock();
+        match opened {
+            Ok(()) => Ok((state, lane)),
+            Err(e) if e.kind() == Kind::BootstrapLost => {
+                let shared = state.open_lane_like(rank, lane, way);
+                shared.map(|lane| (state, lane)).ok_or(e)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     #[cold]
@@ -95,7 +103,7 @@ impl Inner {
         let state = &mut *guard;
         let ground = self.ground(&state.endpoints);
         let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
-        if peer.failed.is_some() {
+        if peer.failed.is_some() || state.lost.is_some() {
             return Ok(());
         }
         let mut say = Vec::new();
@@ -105,14 +113,21 @@ impl Inner {
     }
 
     fn is_open(&self, rank: u32, lane: u8, way: Way) -> Result<bool> {
+        const OPERATION: &str = "open connection";
         let mut state = self.lock();
         match state.peer(rank) {
-            Some(peer) if peer.failed.is_none() || peer.may(lane.into(), way) => {
-                Ok(peer.may(lane.into(), way))
-            }
-            Some(peer) => Err(peer.error("open connection")),
-            None => Ok(false),
+            Some(peer) if peer.may(lane.into(), way) => return Ok(true),
+            Some(peer) if peer.failed.is_some() => return Err(peer.error(OPERATION)),
+            _ => {}
         }
+        let Some(why) = &state.lost else {
+            return Ok(false);
+        };
+        let what = format!(
+            "the bootstrap does not reach the other ranks any more ({why}): peers and tags that \
+             are open stay usable, this one cannot be opened"
+        );
+        Err(Error::new(OPERATION, Kind::BootstrapLost, what).with_rank(rank))
     }
 
     /// Connects to every rank.
@@ -151,54 +166,95 @@ impl Inner {
         self.say(state, rank, vec![Control::GivenUp]);
     }
 
-    /// Sends control messages, or keeps what the bootstrap has no room for.
+    /// Sends control messages, or keeps what the bootstrap does not take now.
     pub fn say(&self, state: &mut State, rank: u32, messages: Vec<Control>) {
         state.unsent.extend(messages.into_iter().map(|m| (rank, m)));
-        self.send_unsent(state);
+        if let (_, Some(e)) = self.send_unsent(state) {
+            self.lose(state, &e);
+        }
         let kept = state.unsent.iter().filter(|(to, _)| *to == rank).count();
-        if kept > UNSENT {
+        if kept <= UNSENT {
+            return;
+        }
+        if state.lost.is_some() {
+            // The rank may well read: what it was to be told first is kept.
+            let mut room = UNSENT;
+            state.unsent.retain(|(to, _)| {
+                let keep = *to != rank || room > 0;
+                room -= usize::from(*to == rank && room > 0);
+                keep
+            });
+        } else {
             tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
             self.give_up(state, rank, Status::BAD_RESPONSE);
         }
     }
 
-    /// `true`: something was sent.
-    fn send_unsent(&self, state: &mut State) -> bool {
+    /// `true`: something was sent. The error is the bootstrap's, if it does not reach the others.
+    fn send_unsent(&self, state: &mut State) -> (bool, Option<Error>) {
         if state.unsent.is_empty() {
-            return false;
+            return (false, None);
         }
         let mut kept = Vec::new();
-        let mut full: Vec<u32> = Vec::new();
-        let mut lost = Vec::new();
+        let mut held: Vec<u32> = Vec::new();
+        let mut gone = Vec::new();
+        let mut lost = None;
         let mut sent = false;
         for (rank, message) in mem::take(&mut state.unsent) {
-            if full.contains(&rank) {
+            if held.contains(&rank) {
                 kept.push((rank, message));
                 continue;
             }
             match self.bootstrap.send(rank, self.topic, &message.encode()) {
                 Ok(()) => sent = true,
                 Err(e) if e.kind() == Kind::QueueFull => {
-                    full.push(rank);
+                    held.push(rank);
                     kept.push((rank, message));
                 }
-                Err(_) if message == Control::GivenUp => {}
-                Err(e) => lost.push((rank, e)),
+                Err(e) if matches!(e.kind(), Kind::PeerFailed(_)) => {
+                    if message != Control::GivenUp {
+                        gone.push((rank, e));
+                    }
+                }
+                Err(e) => {
+                    // The peer is not to blame.
+                    held.push(rank);
+                    kept.push((rank, message));
+                    lost = Some(e);
+                }
             }
         }
         state.unsent = kept;
-        self.host().ring();
-        for (rank, e) in lost {
+        if sent {
+            self.host().ring();
+        }
+        for (rank, e) in gone {
             tracing::warn!(target: "mp", "rank {}: rank {rank} cannot be told: {e}", self.rank);
             let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
             self.give_up(state, rank, status);
         }
-        sent
+        (sent, lost)
+    }
+
+    /// The bootstrap does not reach the other ranks: what is open stays so.
+    fn lose(&self, state: &mut State, e: &Error) {
+        if !state.lost_told {
+            state.lost_told = true;
+            tracing::warn!(
+                target: "mp",
+                "rank {}: the bootstrap does not reach the other ranks any more: {e}; peers and \
+                 tags that are open stay usable, no others can be opened",
+                self.rank
+            );
+        }
+        state.lost.get_or_insert_with(|| e.to_string());
+        state.unretire();
     }
 
     /// Takes control messages in. `true`: there was something.
     pub fn hear(&self, state: &mut State) -> bool {
-        let mut heard = self.send_unsent(state);
+        state.lost = None;
+        let (mut heard, mut lost) = self.send_unsent(state);
         for _ in 0..BURST {
             match self.bootstrap.receive(self.topic) {
                 Ok(Some((rank, bytes))) => {
@@ -213,12 +269,39 @@ impl Inner {
                 }
                 Ok(None) => break,
                 Err(e) => {
-                    tracing::warn!(target: "mp", "rank {}: {e}", self.rank);
+                    lost = Some(e);
                     break;
                 }
             }
         }
+        if let Some(e) = lost {
+            self.lose(state, &e);
+        }
+        if state.lost.is_none() && state.lost_told {
+            state.lost_told = false;
+            tracing::info!(
+                target: "mp",
+                "rank {}: the bootstrap reaches the other ranks again",
+                self.rank
+            );
+        }
         heard
+    }
+
+    /// Makes mailboxes that a peer waits for, if there is a use or a place for them now.
+    pub fn make_mailboxes(
+        &self,
+        state: &mut State,
+        rank: u32,
+        say: &mut Vec<Control>,
+    ) -> Result<()> {
+        let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
+        let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
+        let ground = self.ground(&state.endpoints);
+        match state.peers.get_mut(rank as usize) {
+            Some(Some(peer)) => peer.make_mailboxes(&ground, |tag| wild.contains(&tag), say),
+            _ => Ok(()),
+        }
     }
 
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
@@ -281,6 +364,9 @@ impl Inner {
     /// Asks peers whether anything is under way to this rank: all, or those who came since.
     fn ask_to_leave(&self, all: bool) {
         let mut state = self.lock();
+        if state.lost.is_some() {
+            return;
+        }
         for rank in (0..self.size).filter(|rank| *rank != self.rank) {
             let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
@@ -294,9 +380,12 @@ impl Inner {
         }
     }
 
-    /// Ranks that were asked and have not answered.
+    /// Ranks that were asked and have not answered. None without a bootstrap that brings answers.
     fn silent(&self) -> Vec<u32> {
         let state = self.lock();
+        if state.lost.is_some() {
+            return Vec::new();
+        }
         let peers = state.peers.iter().flatten();
         peers
             .filter(|peer| peer.rank != self.rank && peer.failed.is_none() && !peer.answered)

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use gdsync::Status;
 use gdsync::gpu::Word32;
-use gdsync::rdma::{Endpoint, Pd, Qp, QpConfig};
+use gdsync::rdma::{Endpoint, Pd, Qp, QpConfig, RemoteMemory};
 
 use super::Config;
 use crate::error::{Error, Kind, Result};
@@ -22,6 +22,10 @@ pub(crate) const LANES: usize = 8;
 /// Channels of one direction that a peer may have opened here: it keeps to a limit of its own, which
 /// this side need not know.
 const COUNTERPARTS: usize = 4096;
+/// Bytes of mailboxes that a peer may have this side make for tags under which nothing was
+/// received from it yet; a few tags have one whatever its size. The peer waits with the others.
+const UNUSED_BYTES: usize = 32 << 20;
+const UNUSED_TAGS: usize = 16;
 /// Channels that a peer is asked about at a time, whether they can go.
 const RETIRE: usize = 16;
 
@@ -41,6 +45,8 @@ pub(crate) struct Peer {
     pub lanes: [Option<Lane>; LANES],
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
+    /// By tag: the peer's return block, where it will send and has no mailbox here yet.
+    put_off: BTreeMap<u32, RemoteMemory>,
     /// How it failed, if it was given up.
     pub failed: Option<Status>,
     /// It is about to leave, and waits to be told that nothing is under way to it.
@@ -96,6 +102,7 @@ impl Peer {
             lanes: Default::default(),
             sends: BTreeMap::new(),
             recvs: BTreeMap::new(),
+            put_off: BTreeMap::new(),
             failed: None,
             leaving: false,
             asked: false,
@@ -116,6 +123,15 @@ impl Peer {
             }
         };
         error.with_rank(self.rank)
+    }
+
+    /// Whether this side waits for a control message of the peer's.
+    pub fn owes_answer(&self) -> bool {
+        let mut lanes = self.lanes.iter().flatten();
+        lanes.any(|lane| !(lane.connected && lane.up))
+            || self.asked && !self.answered
+            || self.sends.values().any(|channel| !channel.is_open())
+            || self.recvs.values().any(|channel| !channel.is_open())
     }
 
     /// Whether everything is there to post on `lane`.
@@ -234,8 +250,13 @@ impl Peer {
         say: &mut Vec<Control>,
     ) -> Result<&mut RecvChannel> {
         if !self.recvs.contains_key(&tag) {
-            let shape = self.admit(self.recvs.len(), limit, ground)?;
-            let channel = RecvChannel::new(ground.pd, shape)?;
+            // What the peer alone has opened takes no place of this side's own.
+            let own = self.recvs.values().filter(|c| c.is_used() || !c.is_open());
+            let shape = self.admit(own.count(), limit, ground)?;
+            let mut channel = RecvChannel::new(ground.pd, shape)?;
+            if let Some(block) = self.put_off.remove(&tag) {
+                channel.open(block)?;
+            }
             say.push(Control::Receives {
                 tag,
                 block: channel.block(),
@@ -244,6 +265,48 @@ impl Peer {
             self.recvs.insert(tag, channel);
         }
         Ok(self.recvs.get_mut(&tag).expect("it was inserted"))
+    }
+
+    /// Whether a mailbox may be made for a tag under which nothing is received.
+    fn has_place(&self, ground: &Ground<'_>) -> bool {
+        let places = UNUSED_BYTES / ground.config.shape().mailbox_len();
+        let places = places.clamp(UNUSED_TAGS, COUNTERPARTS);
+        let unused = self.recvs.values().filter(|c| c.is_open() && !c.is_used());
+        unused.count() < places
+    }
+
+    /// Has the peer wait for a mailbox: its first send under the tag is not prepared before.
+    fn put_off(&mut self, ground: &Ground<'_>, tag: u32, block: RemoteMemory) -> Result<()> {
+        self.admit(self.recvs.len() + self.put_off.len(), COUNTERPARTS, ground)?;
+        match self.put_off.insert(tag, block) {
+            Some(known) if known != block => {
+                let what = format!("tag {tag}, announced twice");
+                Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the mailboxes that the peer waits for: those of `wanted` tags, under which a message
+    /// from anybody is received, and others as far as there are places.
+    pub fn make_mailboxes(
+        &mut self,
+        ground: &Ground<'_>,
+        wanted: impl Fn(u32) -> bool,
+        say: &mut Vec<Control>,
+    ) -> Result<()> {
+        let tags: Vec<u32> = self.put_off.keys().copied().collect();
+        for tag in tags {
+            if wanted(tag) || self.has_place(ground) {
+                self.recv_channel(ground, tag, COUNTERPARTS, say)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the peer waits for a mailbox.
+    pub fn is_put_off(&self) -> bool {
+        !self.put_off.is_empty()
     }
 
     fn admit(&self, channels: usize, limit: usize, ground: &Ground<'_>) -> Result<Shape> {
@@ -299,6 +362,9 @@ impl Peer {
             }
             Control::Sends { tag, block, shape } => {
                 self.agree(ground, shape)?;
+                if !self.recvs.contains_key(&tag) && !self.has_place(ground) {
+                    return self.put_off(ground, tag, block);
+                }
                 self.recv_channel(ground, tag, COUNTERPARTS, say)?
                     .open(block)
             }
@@ -314,6 +380,7 @@ impl Peer {
                     .is_none_or(|channel| channel.is_idle(next));
                 if gone {
                     self.recvs.remove(&tag);
+                    self.put_off.remove(&tag);
                 }
                 say.push(Control::Retired { tag, gone });
                 Ok(())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::rdma::Endpoint;
 
-use super::peer::{LANES, Peer};
+use super::peer::{LANES, Peer, Way};
 use super::staging::Staging;
 use crate::region::Memory;
 use crate::request::table::{RequestKey, Segments, Table};
@@ -74,12 +74,20 @@ pub(crate) struct State {
     pub wild_from: u32,
     /// Control messages that the bootstrap had no room for.
     pub unsent: Vec<(u32, Control)>,
+    /// Why the bootstrap does not reach the other ranks; none: it does.
+    pub lost: Option<String>,
+    /// It was logged.
+    pub lost_told: bool,
     pub trash: Trash,
     pub staging: Staging,
     /// Kept from round to round.
     pub keys: Vec<RequestKey>,
     pub fronts: Vec<Front>,
     pub next_look: Time,
+    /// When the bootstrap is asked again which ranks are gone.
+    pub next_census: Time,
+    /// The rank that is asked about next, whether or not something waits for it.
+    pub census_at: u32,
 }
 
 impl State {
@@ -95,11 +103,15 @@ impl State {
             wild: Vec::new(),
             wild_from: 0,
             unsent: Vec::new(),
+            lost: None,
+            lost_told: false,
             trash: Trash::default(),
             staging: Staging::default(),
             keys: Vec::new(),
             fronts: Vec::new(),
             next_look: Time::ZERO,
+            next_census: Time::ZERO,
+            census_at: 0,
         }
     }
 
@@ -124,6 +136,31 @@ impl State {
             0 => 1,
             n => alike[(stream % n as u64) as usize] as u8,
         }
+    }
+
+    /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams
+    /// that the same endpoint rings.
+    pub fn open_lane_like(&self, rank: u32, lane: u8, way: Way) -> Option<u8> {
+        let endpoint = self.lanes.get(usize::from(lane))?.endpoint;
+        let peer = self.peers.get(rank as usize)?.as_deref()?;
+        (1..self.lanes.len())
+            .find(|other| self.lanes[*other].endpoint == endpoint && peer.may(*other, way))
+            .map(|other| other as u8)
+    }
+
+    /// Keeps the channels about which no peer could be asked whether they can go.
+    pub fn unretire(&mut self) {
+        let State { peers, unsent, .. } = self;
+        unsent.retain(|(rank, message)| {
+            let Control::Retire { tag, .. } = message else {
+                return true;
+            };
+            let peer = peers.get_mut(*rank as usize).and_then(Option::as_deref_mut);
+            if let Some(channel) = peer.and_then(|peer| peer.sends.get_mut(tag)) {
+                channel.retiring = false;
+            }
+            false
+        });
     }
 
     pub fn peer(&mut self, rank: u32) -> Option<&mut Peer> {

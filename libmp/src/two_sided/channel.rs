@@ -53,7 +53,7 @@ impl Shape {
         (self.slots() * PAIR).next_multiple_of(64)
     }
 
-    fn mailbox_len(&self) -> usize {
+    pub(crate) fn mailbox_len(&self) -> usize {
         self.payload_at() + self.slots() * self.room()
     }
 
@@ -417,6 +417,11 @@ impl RecvChannel {
 
     pub fn is_open(&self) -> bool {
         self.remote.is_some()
+    }
+
+    /// Whether a receive was prepared here.
+    pub fn is_used(&self) -> bool {
+        self.next != self.shape.start
     }
 
     /// The word that tells a receive that its message is there: a small one also ends when a

@@ -70,7 +70,7 @@ impl Inner {
         loop {
             let before = lost();
             // Whoever keeps it from having room is given up after once the limit: that is to be told.
-            let deadline = self.host().now() + self.config.timeout * 2;
+            let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
                 self.turn();
                 let answer = attempt();

@@ -1,11 +1,14 @@
 //! The background work, one round at a time.
 
+use std::time::Duration;
+
 use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
 use super::credit::tell_the_rest;
 use super::receive::set_mark;
+use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::context::{Inner, PERIOD, Progress};
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -14,6 +17,9 @@ use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
 const SLICE: usize = 128;
+/// How often the bootstrap is asked which ranks are gone: about one, and all that something waits
+/// for.
+const CENSUS: Duration = Duration::from_millis(100);
 
 impl Inner {
     /// One round of everything. `true`: something was done.
@@ -41,6 +47,18 @@ impl Inner {
         if now >= state.next_look {
             state.next_look = now + PERIOD;
             done |= self.look(&mut state, now);
+        }
+        let suspects = suspects(&mut state, now);
+        drop(state);
+        for rank in suspects {
+            // A file of another process, say: not with the lock.
+            if self.bootstrap.gone(rank) {
+                let mut state = self.lock();
+                // What it said last.
+                self.hear(&mut state);
+                self.give_up(&mut state, rank, Status::REMOTE_ABORTED);
+                done = true;
+            }
         }
         done
     }
@@ -174,6 +192,7 @@ impl Inner {
     /// What need not be seen to in every round: failures, silence, what peers are to be told.
     fn look(&self, state: &mut State, now: Time) -> bool {
         let mut done = false;
+        let lost = state.lost.is_some();
         for rank in 0..state.peers.len() as u32 {
             let Some(peer) = state.peer(rank) else {
                 continue;
@@ -183,7 +202,17 @@ impl Inner {
             }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
-            if peer.is_crowded(self.config.channels) {
+            if peer.is_put_off()
+                && let Err(e) = self.make_mailboxes(state, rank, &mut say)
+            {
+                tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
+                self.give_up(state, rank, Status::BAD_RESPONSE);
+                continue;
+            }
+            let Some(peer) = state.peer(rank) else {
+                continue;
+            };
+            if !lost && peer.is_crowded(self.config.channels) {
                 let sends = state.requests.iter().filter(|(_, entry)| {
                     !entry.receive && entry.peer == rank && !matches!(entry.phase, Phase::Done(_))
                 });
@@ -199,9 +228,7 @@ impl Inner {
                 peer.leaving = false;
                 say.push(Control::Left);
             }
-            let error = peer.lane_error();
-            let gone = || self.bootstrap.gone(rank).then_some(Status::REMOTE_ABORTED);
-            if let Some(status) = error.or_else(gone) {
+            if let Some(status) = peer.lane_error() {
                 self.give_up(state, rank, status);
                 done = true;
             } else if !say.is_empty() {
@@ -265,6 +292,36 @@ impl Inner {
         state.keys = keys;
         state.requests.swept();
     }
+}
+
+/// The ranks that the bootstrap is to be asked about now: each in its turn, and in every turn
+/// those that something waits for.
+fn suspects(state: &mut State, now: Time) -> Vec<u32> {
+    if now < state.next_census {
+        return Vec::new();
+    }
+    state.next_census = now + CENSUS;
+    let size = state.peers.len();
+    let mut asked = vec![false; size];
+    for (_, entry) in state.requests.iter() {
+        let waits = !matches!(entry.phase, Phase::Done(_) | Phase::Prepared);
+        if let Some(asked) = asked.get_mut(entry.peer as usize) {
+            *asked |= waits;
+        }
+    }
+    let lives = |peer: &Peer| peer.failed.is_none();
+    for (asked, peer) in asked.iter_mut().zip(&state.peers) {
+        let peer = peer.as_deref().filter(|peer| lives(peer));
+        *asked = peer.is_some_and(|peer| *asked || peer.owes_answer());
+    }
+    let next = (0..size).map(|i| (state.census_at as usize + i) % size);
+    let mut known = next.filter(|at| state.peers[*at].as_deref().is_some_and(lives));
+    if let Some(at) = known.next() {
+        asked[at] = true;
+        state.census_at = (at + 1) as u32;
+    }
+    let ranks = (0..).zip(asked).filter(|(_, asked)| *asked);
+    ranks.map(|(rank, _)| rank).collect()
 }
 
 fn given_up(state: &mut State, rank: u32) -> Option<Status> {

@@ -1,0 +1,390 @@
+//! Contexts whose bootstrap has lost its way to the other ranks, and how often contexts ask a
+//! bootstrap which ranks are gone.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use gdsync::Gpu;
+use gdsync::gpu::MemoryKind;
+use mp::bootstrap::Local;
+use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Slice, Source};
+use sim::{LIMIT, Rank, millis, play, secs};
+
+const SMALL: usize = 8;
+const LARGE: usize = 10_000;
+
+/// The store that the ranks share, and how often each asked which ranks are gone.
+#[derive(Clone, Debug, Default)]
+struct Store {
+    dead: Arc<AtomicBool>,
+    looks: Arc<[AtomicU64; 4]>,
+    /// A bit for each rank that is gone.
+    gone: Arc<AtomicU64>,
+    /// Closed, a look does not end before it is opened.
+    gate: Arc<Gate>,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    closed: AtomicBool,
+    /// A look stands before it.
+    reached: AtomicBool,
+}
+
+impl Gate {
+    fn pass(&self) {
+        while self.closed.load(Ordering::Relaxed) {
+            self.reached.store(true, Ordering::Relaxed);
+            std::thread::sleep(millis(1));
+        }
+    }
+}
+
+impl Store {
+    fn die(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+
+    fn revive(&self) {
+        self.dead.store(false, Ordering::Relaxed);
+    }
+
+    fn looks(&self, rank: u32) -> u64 {
+        self.looks[rank as usize].load(Ordering::Relaxed)
+    }
+
+    /// The bootstrap of a rank at this store.
+    fn of(&self, rank: &Rank) -> Arc<dyn Bootstrap> {
+        Arc::new(AtStore {
+            inner: rank.bootstrap(),
+            store: self.clone(),
+        })
+    }
+
+    fn open(&self, rank: &Rank, build: impl FnOnce(Builder) -> Builder) -> Context {
+        let bootstrap = self.of(rank);
+        rank.open(|b| build(b.bootstrap(bootstrap).timeout(secs(5)).depth(4)))
+    }
+}
+
+/// As `Tcp`: without the store, what has arrived is received, and everything else is an error.
+#[derive(Debug)]
+struct AtStore {
+    inner: Arc<dyn Bootstrap>,
+    store: Store,
+}
+
+impl AtStore {
+    fn reach(&self, operation: &'static str) -> Result<()> {
+        match self.store.dead.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(Error::new(operation, Kind::System, "the store is gone")),
+        }
+    }
+}
+
+impl Bootstrap for AtStore {
+    fn rank(&self) -> u32 {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> u32 {
+        self.inner.size()
+    }
+
+    fn job(&self) -> u64 {
+        self.inner.job()
+    }
+
+    fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()> {
+        self.reach("send a control message")?;
+        self.inner.send(to, topic, message)
+    }
+
+    fn receive(&self, topic: u64) -> Result<Option<(u32, Vec<u8>)>> {
+        match self.inner.receive(topic)? {
+            Some(message) => Ok(Some(message)),
+            None => self.reach("receive a control message").map(|()| None),
+        }
+    }
+
+    fn gone(&self, rank: u32) -> bool {
+        self.store.looks[self.rank() as usize].fetch_add(1, Ordering::Relaxed);
+        self.store.gate.pass();
+        self.store.gone.load(Ordering::Relaxed) >> rank & 1 == 1
+    }
+}
+
+fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+/// A message each way under `tag`, small and large, on a stream.
+fn talk(ctx: &Context, with: u32, tag: u32) {
+    let stream = ctx.gpu().stream().unwrap();
+    for len in [SMALL, LARGE] {
+        let (data, into) = (slice(ctx, len), slice(ctx, len));
+        let mine = vec![(ctx.rank() as u8) ^ 0x55; len];
+        data.memory().write(0, &mine).unwrap();
+        let recv = ctx.irecv_on(&stream, with, tag, &into).unwrap();
+        let send = ctx.isend_on(&stream, with, tag, &data).unwrap();
+        recv.wait_on(&stream).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
+        send.wait(LIMIT).unwrap();
+        let mut got = vec![0; len];
+        into.memory().read(0, &mut got).unwrap();
+        assert_eq!(got, vec![(with as u8) ^ 0x55; len]);
+    }
+}
+
+/// The store dies once all ranks are here.
+fn lose(rank: &Rank, store: &Store) {
+    rank.barrier();
+    store.die();
+    rank.barrier();
+}
+
+#[test]
+fn open_peers_and_tags_stay_usable_and_close_ends_in_order() {
+    let store = Store::default();
+    let run = play(1, 3, move |rank| {
+        let ctx = store.open(rank, |b| b);
+        if rank.me < 2 {
+            talk(&ctx, rank.peer(), 1);
+            talk(&ctx, rank.peer(), 2);
+        }
+        lose(rank, &store);
+        if rank.me < 2 {
+            // The receiver cannot tell the sender that the message was too long.
+            let (short, long) = (slice(&ctx, SMALL), slice(&ctx, 2 * SMALL));
+            let recv = ctx.irecv(rank.peer(), 1, &short).unwrap();
+            ctx.isend(rank.peer(), 1, &long)
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            talk(&ctx, rank.peer(), 1);
+            talk(&ctx, rank.peer(), 2);
+        }
+        rank.barrier();
+        // Long enough for a warning in each round to be seen.
+        rank.pass(secs(2));
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+        if rank.me < 2 {
+            talk(&ctx, rank.peer(), 2);
+        }
+        rank.barrier();
+    });
+    let all = run.warnings.all();
+    for rank in 0..3 {
+        let mine = |line: &&String| line.starts_with(&format!("rank {rank}: the bootstrap"));
+        assert_eq!(all.iter().filter(mine).count(), 1, "{all:#?}");
+    }
+    assert_eq!(all.len(), 3, "{all:#?}");
+}
+
+#[test]
+fn new_peers_and_tags_are_refused_at_once_with_the_cause() {
+    let store = Store::default();
+    play(1, 3, move |rank| {
+        let ctx = store.open(rank, |b| b);
+        if rank.me < 2 {
+            talk(&ctx, rank.peer(), 1);
+        }
+        lose(rank, &store);
+        let begun = rank.host.now();
+        let small = slice(&ctx, SMALL);
+        let refused = |request: Result<mp::Request>, with: u32| {
+            let e = request.unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::BootstrapLost, Some(with)));
+            assert!(e.to_string().contains("the store is gone"), "{e}");
+        };
+        for with in (0..3).filter(|with| *with != rank.me) {
+            for _ in 0..2 {
+                refused(ctx.isend(with, 7, &small), with);
+                refused(ctx.irecv(with, 8, &small), with);
+            }
+        }
+        let waited = rank.host.now().since(begun);
+        assert!(waited < millis(100), "{waited:?}");
+        assert_eq!(ctx.error(), None);
+        if rank.me < 2 {
+            talk(&ctx, rank.peer(), 1);
+        }
+        rank.barrier();
+    });
+}
+
+#[test]
+fn all_ranks_are_not_waited_for_without_a_bootstrap() {
+    let store = Store::default();
+    play(1, 2, move |rank| {
+        store.die();
+        let bootstrap = store.of(rank);
+        let place = rank.place(Default::default(), true);
+        let builder = Context::builder().bootstrap(bootstrap).gpu(&place.gpu);
+        let builder = builder.device(&place.device).connect(mp::Connect::UpFront);
+        let e = builder.timeout(secs(5)).build().unwrap_err();
+        assert_eq!(e.kind(), Kind::BootstrapLost, "{e:?}");
+        assert!(rank.host.now().since(Default::default()) < secs(1));
+        rank.barrier();
+    });
+}
+
+/// The channels of tags that were used once are asked about when most places are taken.
+#[test]
+fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
+    const TAGS: u32 = 4;
+    let store = Store::default();
+    let run = play(1, 2, move |rank| {
+        let ctx = store.open(rank, |b| b.channels(TAGS as usize));
+        let (small, peer) = (slice(&ctx, SMALL), rank.peer());
+        let sends: Vec<_> = (0..TAGS)
+            .map(|tag| ctx.isend(peer, tag, &small).unwrap())
+            .collect();
+        mp::wait_all(&sends, LIMIT).unwrap();
+        // None of them is idle before it is received.
+        lose(rank, &store);
+        for tag in 0..TAGS {
+            ctx.irecv(peer, tag, &small).unwrap().wait(LIMIT).unwrap();
+        }
+        rank.pass(millis(100));
+        rank.barrier();
+        for tag in 0..TAGS {
+            let recv = ctx.irecv(peer, tag, &small).unwrap();
+            ctx.isend(peer, tag, &small).unwrap().wait(LIMIT).unwrap();
+            recv.wait(LIMIT).unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+    assert_eq!(run.warnings.all().len(), 2, "{:#?}", run.warnings.all());
+}
+
+/// A file system that is full for a while, say.
+#[test]
+fn what_could_not_be_said_is_said_when_the_way_is_back() {
+    let store = Store::default();
+    play(1, 2, move |rank| {
+        let ctx = store.open(rank, |b| b);
+        talk(&ctx, rank.peer(), 1);
+        lose(rank, &store);
+        if rank.me == 0 {
+            let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+        } else {
+            let long = slice(&ctx, 2 * SMALL);
+            ctx.isend(0, 1, &long).unwrap().wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+        assert_eq!(ctx.error().is_some(), rank.me == 0);
+        store.revive();
+        rank.until("no news of the message that was too long", || {
+            ctx.error() == Some(gdsync::Status::TRUNCATED)
+        });
+        talk(&ctx, rank.peer(), 3);
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn an_idle_context_looks_for_gone_ranks_ten_times_a_second() {
+    const SECONDS: u64 = 10;
+    let store = Store::default();
+    play(1, 4, move |rank| {
+        let ctx = store.open(rank, |b| b.connect(mp::Connect::UpFront));
+        talk(&ctx, rank.me ^ 1, 1);
+        rank.barrier();
+        rank.pass(secs(1));
+        let before = store.looks(rank.me);
+        rank.pass(secs(SECONDS));
+        let looks = store.looks(rank.me) - before;
+        assert!(looks <= 10 * SECONDS + 1, "{looks} looks");
+        // Each of the others had its turn.
+        assert!(looks >= 3, "{looks} looks");
+        rank.barrier();
+    });
+}
+
+/// On real threads, as a file system that does not answer would have it.
+#[test]
+fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
+    let store = Store::default();
+    let ranks = Local::ranks(2).into_iter().map(|inner| {
+        let store = store.clone();
+        std::thread::spawn(move || {
+            let builder = Context::builder().bootstrap(Arc::new(AtStore { inner, store }));
+            let builder = builder.gpu(&Gpu::soft().unwrap());
+            builder.connect(mp::Connect::UpFront).build().unwrap()
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let ranks: Vec<_> = ranks.into_iter().map(|r| r.join().unwrap()).collect();
+    store.gate.closed.store(true, Ordering::Relaxed);
+    while !store.gate.reached.load(Ordering::Relaxed) {
+        std::thread::sleep(millis(1));
+    }
+    let (done, wait) = std::sync::mpsc::channel();
+    let caller = std::thread::spawn({
+        let ranks = ranks.clone();
+        move || {
+            let stuck: Vec<_> = ranks.iter().flat_map(Context::stuck).collect();
+            done.send(stuck.len()).unwrap();
+        }
+    });
+    let answered = wait.recv_timeout(secs(10));
+    store.gate.closed.store(false, Ordering::Relaxed);
+    caller.join().unwrap();
+    assert_eq!(answered, Ok(0), "a call waited for the look");
+}
+
+#[test]
+fn a_rank_that_is_gone_is_found_whether_or_not_something_waits_for_it() {
+    for waits in [true, false] {
+        let store = Store::default();
+        let run = play(1, 4, move |rank| {
+            let ctx = store.open(rank, |b| b.connect(mp::Connect::UpFront));
+            let small = slice(&ctx, SMALL);
+            if rank.me == 0 {
+                let recv = waits.then(|| ctx.irecv(3, 1, &small).unwrap());
+                rank.pass(secs(1));
+                // What the bootstrap says is all that is known of it.
+                store.gone.store(1 << 3, Ordering::Relaxed);
+                rank.pass(millis(if waits { 150 } else { 350 }));
+                let found = rank.host.now();
+                let failed = match recv {
+                    Some(recv) => recv.wait(LIMIT).map(|_| ()),
+                    None => ctx.isend(3, 1, &small).map(|_| ()),
+                };
+                let e = failed.unwrap_err();
+                assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+                assert!(rank.host.now().since(found) < millis(1), "found too late");
+            }
+            rank.barrier();
+        });
+        let told = |line: &&String| line.starts_with("rank 0: rank 3 is given up");
+        let told = run.warnings.all().iter().filter(told).count();
+        assert_eq!(told, usize::from(waits), "{:#?}", run.warnings.all());
+    }
+}
+
+#[test]
+fn receives_from_anybody_match_without_a_bootstrap() {
+    let store = Store::default();
+    play(1, 2, move |rank| {
+        let ctx = store.open(rank, |b| b);
+        talk(&ctx, rank.peer(), 1);
+        lose(rank, &store);
+        let small = slice(&ctx, SMALL);
+        let any = ctx.irecv(Source::Any, 1, &small).unwrap();
+        drop(ctx.isend(rank.peer(), 1, &small).unwrap());
+        assert_eq!(any.wait(LIMIT).unwrap().source(), rank.peer());
+        rank.barrier();
+    });
+}
