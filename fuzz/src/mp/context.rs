@@ -78,7 +78,10 @@ impl World {
         let options = SoftOptions::default();
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
         let fabric = Fabric::Hub(self.hub.clone());
-        let device = Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a NIC");
+        let device = Device::emulated_with(&gpu, EmulatedOptions {
+            fabric,
+            ..EmulatedOptions::default()
+        }).expect("a NIC");
         (gpu, device)
     }
 

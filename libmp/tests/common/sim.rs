@@ -85,7 +85,10 @@ impl Rank {
     pub fn place(&self, options: SoftOptions, watched: bool) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).unwrap();
         let fabric = Fabric::Hub(self.hub.clone());
-        let options = EmulatedOptions { fabric };
+        let options = EmulatedOptions {
+            fabric,
+            ..EmulatedOptions::default()
+        };
         self.nodes.set(self.nodes.get() + 1);
         let node = self.nodes.get();
         let device = match watched {
