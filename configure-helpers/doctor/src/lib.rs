@@ -69,6 +69,7 @@ pub fn examine(machine: &Machine) -> Report {
             "GDS_LOWER",
             "GDS_NIC",
             "GDS_PROVIDER",
+            "MP_TELL",
         ]
         .into_iter()
         .filter_map(|name| Some((name, machine.variable(name)?)))
