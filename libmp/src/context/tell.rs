@@ -27,8 +27,11 @@ impl Tell {
     /// # Errors
     /// `Invalid` for another value than those it may have.
     pub(crate) fn from_env() -> Result<Tell> {
-        let value = std::env::var("MP_TELL").unwrap_or_default();
-        match value.as_str() {
+        Tell::parse(&std::env::var("MP_TELL").unwrap_or_default())
+    }
+
+    fn parse(value: &str) -> Result<Tell> {
+        match value {
             "" | "auto" => Ok(Tell::Auto),
             "write" => Ok(Tell::Write),
             "read" => Ok(Tell::Read),
@@ -88,6 +91,20 @@ mod tests {
             assert_eq!(chosen(Tell::Write, keeps), Tell::Write);
             assert_eq!(chosen(Tell::Read, keeps), Tell::Read);
         }
+    }
+
+    #[test]
+    fn what_is_no_way_to_tell_is_refused_by_name() {
+        for (value, tell) in [
+            ("", Tell::Auto),
+            ("write", Tell::Write),
+            ("read", Tell::Read),
+        ] {
+            assert_eq!(Tell::parse(value).unwrap(), tell);
+        }
+        let e = Tell::parse("atomic").unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid);
+        assert!(e.to_string().contains("MP_TELL=atomic"), "{e}");
     }
 
     #[test]
