@@ -39,12 +39,13 @@ fn talk(ctx: &Context) -> usize {
         let into = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
         data.write(0, &said(ctx.rank())).unwrap();
         let (data, here) = (data.slice(0, len).unwrap(), into.slice(0, len).unwrap());
-        let by_cpu = round / SIZES.len() % 3 == 0;
+        let way = round / SIZES.len() % 3;
+        let by_cpu = way == 0;
         let recv = match by_cpu {
             true => ctx.irecv(with, 7, &here).unwrap(),
             false => ctx.irecv_on(&stream, with, 7, &here).unwrap(),
         };
-        let send = match round / SIZES.len() % 3 {
+        let send = match way {
             0 => ctx.isend(with, 7, &data).unwrap(),
             1 => ctx.isend_on(&stream, with, 7, &data).unwrap(),
             _ => {
@@ -74,7 +75,7 @@ fn talk(ctx: &Context) -> usize {
 /// What two ranks come to whose NICs place `ooo` of the pieces late.
 fn told(seed: u64, ooo: [f64; 2], tell: Tell, expected: [Tell; 2]) {
     play(seed, 2, move |rank| {
-        let ctx = open(&rank, ooo[rank.me as usize], tell);
+        let ctx = open(rank, ooo[rank.me as usize], tell);
         let with = 1 - rank.me;
         assert_eq!(ctx.tells(with), None);
         assert_eq!(talk(&ctx), 0, "wrong bytes");
@@ -114,7 +115,7 @@ fn what_is_forced_goes_before_what_is_known() {
 fn a_rank_tells_itself_as_its_own_nic_has_it() {
     for (ooo, expected) in [(0.0, Tell::Write), (0.9, Tell::Read)] {
         play(3, 1, move |rank| {
-            let ctx = open(&rank, ooo, Tell::Auto);
+            let ctx = open(rank, ooo, Tell::Auto);
             let data = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             let into = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             for round in 1..20 {
