@@ -14,6 +14,7 @@ use gdsync::gpu::soft::SoftOptions;
 use gdsync::rdma::{Access, Device, Mr, Pd, Qp, QpAddress, RemoteMemory};
 use gdsync::{EmulatedOptions, Fabric, Gpu};
 use vmlx5::fabric::NodeId;
+use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 use crate::digest;
@@ -86,10 +87,17 @@ impl Rank {
 
     /// Opens GPU and NIC.
     pub fn open(&self, options: SoftOptions) -> Place {
+        self.open_with(options, Faults::default())
+    }
+
+    /// Opens a GPU, and a NIC with faults.
+    pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
-        let fabric = Fabric::Hub(self.hub.clone());
-        let device =
-            Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a virtual NIC");
+        let options = EmulatedOptions {
+            fabric: Fabric::Hub(self.hub.clone()),
+            faults: Some(faults),
+        };
+        let device = Device::emulated_with(&gpu, options).expect("a virtual NIC");
         let pd = device.alloc_pd().expect("a protection domain");
         Place { gpu, device, pd }
     }

@@ -14,7 +14,11 @@ mod hunt {
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    const SCENARIOS: [Scenario; 2] = [("talk", mp_sim::talk::run), ("halo", mp_sim::halo::run)];
+    const SCENARIOS: [Scenario; 3] = [
+        ("talk", mp_sim::talk::run),
+        ("halo", mp_sim::halo::run),
+        ("talk out of order", mp_sim::talk::run_in_disorder),
+    ];
 
     /// The first seed of a scenario that notices the mutant.
     fn killer(scenario: &Scenario) -> Option<(u64, String)> {

@@ -13,6 +13,17 @@ fn every_message_arrives_whatever_the_program_and_the_schedule() {
     gds_driver::sim::seeds(200, mp_sim::talk::run);
 }
 
+/// A message is told of behind its payload, whatever the fabric does.
+#[test]
+fn the_stencil_is_the_serial_one_where_writes_are_placed_out_of_order() {
+    gds_driver::sim::seeds(100, mp_sim::halo::run_in_disorder);
+}
+
+#[test]
+fn every_message_arrives_where_writes_are_placed_out_of_order() {
+    gds_driver::sim::seeds(100, mp_sim::talk::run_in_disorder);
+}
+
 #[test]
 fn a_seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {

@@ -56,7 +56,14 @@ fn text(message: &Message) -> Vec<u8> {
 fn stations(gpu: &Gpu, config: &QpConfig, fabric: &dyn Fn() -> Fabric) -> Vec<Station> {
     let open = || {
         let fabric = fabric();
-        Device::emulated_with(gpu, EmulatedOptions { fabric }).unwrap()
+        Device::emulated_with(
+            gpu,
+            EmulatedOptions {
+                fabric,
+                ..EmulatedOptions::default()
+            },
+        )
+        .unwrap()
     };
     // Two of them share a NIC.
     let devices = [open(), open(), open()];

@@ -117,7 +117,7 @@ mod two_sided;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Connect, Context, Full, Progress, Scope, Stuck};
+pub use context::{Builder, Connect, Context, Full, Progress, Scope, Stuck, Tell};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
 pub use region::{Memory, Slice};

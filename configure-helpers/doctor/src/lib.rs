@@ -77,6 +77,7 @@ pub fn examine(machine: &Machine) -> Report {
             "GDS_MLX5_LIB",
             "GDS_NIC",
             "GDS_PROVIDER",
+            "MP_TELL",
         ]
         .into_iter()
         .filter_map(|name| Some((name, machine.variable(name)?)))

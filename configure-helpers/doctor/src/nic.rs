@@ -188,6 +188,7 @@ pub(crate) fn uses(report: &Report) -> Vec<Use> {
         memory(report, nic.driven),
         within_host(nic.driven),
         between_hosts(nic.driven),
+        told(report, nic.driven),
     ]
 }
 
@@ -311,5 +312,34 @@ fn between_hosts(driven: Driven<'_>) -> Use {
         purpose: "messages between machines",
         choice,
         because: because.into(),
+    }
+}
+
+/// What keeps the word that tells of a message behind its payload.
+fn told(report: &Report, driven: Driven<'_>) -> Use {
+    const WRITE: &str = "a plain WRITE of a word";
+    const READ: &str = "a WRITE of a word that waits for a READ behind the payload";
+    let set = report.variables.get("MP_TELL").map(String::as_str);
+    let (choice, because) = match (set, driven) {
+        (Some("write"), _) => (WRITE, "MP_TELL=write".to_owned()),
+        (Some("read"), _) => (READ, "MP_TELL=read".to_owned()),
+        (Some(other), _) if other != "auto" && !other.is_empty() => (
+            "nothing: an error",
+            format!("MP_TELL={other}, and known are auto, write, read"),
+        ),
+        (_, Driven::Emulated) => (
+            WRITE,
+            "the virtual ConnectX places WRITEs in order, unless VMLX5_FAULTS has ooo".to_owned(),
+        ),
+        (_, Driven::RdmaCore(_) | Driven::Proxy(_)) => (
+            READ,
+            "nothing promises that a NIC on a fabric places WRITEs in order".to_owned(),
+        ),
+        (_, Driven::Nothing) => ("nothing", "there is no NIC".to_owned()),
+    };
+    Use {
+        purpose: "mp tells of a message by",
+        choice: choice.into(),
+        because,
     }
 }

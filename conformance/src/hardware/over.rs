@@ -24,9 +24,9 @@ usage: conformance --all [--few]
                  GDS_NIC name
   PROVIDER       emulated, rdma_core or proxy; the last two on libvmlx5.so, which lies beside this
                  program
-  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib); like --faults,
-                 for rdma_core and proxy
-  --faults WORDS what happens to their frames, as VMLX5_FAULTS has it
+  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib), for rdma_core
+                 and proxy
+  --faults WORDS what happens to frames of virtual NICs, as VMLX5_FAULTS has it
   --few          each setting of a matrix, in place of any two together
 
 Without a name, all three kinds of trials.
@@ -70,8 +70,8 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         match word.as_str() {
             "--few" => asked.arguments.push(word),
             _ if provider == Provider::Auto => return None,
-            // The NIC that is linked in would know nothing of them.
-            "--link" | "--faults" if provider == Provider::Emulated => return None,
+            // The NIC that is linked in has links of its own.
+            "--link" if provider == Provider::Emulated => return None,
             "--link" => asked.link = words.next().filter(|l| l == "ib" || l == "roce")?,
             "--faults" => asked.faults = Some(words.next()?),
             kind => {
@@ -132,6 +132,10 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
         .env_remove("GDS_NIC")
         .env_remove("GDS_GID_INDEX")
         .env("GDS_PROVIDER", provider::name(asked.provider));
+    match &asked.faults {
+        Some(faults) => command.env("VMLX5_FAULTS", faults),
+        None => command.env_remove("VMLX5_FAULTS"),
+    };
     if asked.provider == Provider::Emulated {
         return Ok(command);
     }
@@ -146,10 +150,6 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
         .env("VMLX5_FABRIC", fabric)
         .env("VMLX5_LINK", &asked.link)
         .env("VMLX5_DEVICES", NICS);
-    match &asked.faults {
-        Some(faults) => command.env("VMLX5_FAULTS", faults),
-        None => command.env_remove("VMLX5_FAULTS"),
-    };
     Ok(command)
 }
 

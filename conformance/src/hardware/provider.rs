@@ -100,7 +100,13 @@ pub fn open_two(provider: Provider, gpu: &Gpu, net: Net) -> gdsync::Result<[Devi
         let hub = Hub::new(HubConfig::default());
         let open = || {
             let fabric = Fabric::Hub(hub.clone());
-            Device::emulated_with(gpu, EmulatedOptions { fabric })
+            Device::emulated_with(
+                gpu,
+                EmulatedOptions {
+                    fabric,
+                    ..EmulatedOptions::default()
+                },
+            )
         };
         let first = open()?;
         return Ok(match net {

@@ -120,7 +120,14 @@ pub fn times(seed: u64, sleep: Sleep) -> Result<Vec<Time>, SimError> {
     for (me, bootstrap) in jobs.into_iter().enumerate() {
         let gpu = Gpu::soft_with(Arc::clone(&host), SoftOptions::default()).expect("a GPU");
         let fabric = Fabric::Hub(hub.clone());
-        let device = Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a NIC");
+        let device = Device::emulated_with(
+            &gpu,
+            EmulatedOptions {
+                fabric,
+                ..EmulatedOptions::default()
+            },
+        )
+        .expect("a NIC");
         let words = gpu
             .alloc(MemoryKind::Pinned, 16 * STREAMS * MESSAGES)
             .expect("words");

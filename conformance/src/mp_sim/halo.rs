@@ -10,7 +10,9 @@ use mp_examples::halo2d::grid::{Grid, Size};
 use mp_examples::halo2d::serial::{self, Field};
 use mp_examples::halo2d::{self, Config, Model};
 
-use super::job::{Job, Settings};
+use vmlx5::fabric::faults::Faults;
+
+use super::job::{Job, Settings, disorder};
 use crate::world::{LIMIT, play};
 
 /// What is computed, on which ranks, by what.
@@ -78,13 +80,25 @@ impl Case {
 /// A cell that differs from the serial run, and whatever else did not go as it should, with the
 /// seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, Faults::default())
+}
+
+/// As [`run`], with WRITEs that become visible out of order.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, disorder(seed))
+}
+
+fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let grid = Grid {
         columns: rng.u32(1..=3),
         rows: rng.u32(1..=2),
     };
     let case = Rc::new(Case::draw(&mut rng, grid));
-    let job = Job::new(seed, case.ranks(), case.settings.clone());
+    let job = Job::new(seed, case.ranks(), case.settings.clone()).on_a_wire(faults);
     let (together, expected) = (rng.bool(), case.checksum());
     play(seed, case.ranks() as usize, move |rank| {
         let seat = job.sit(&rank);

@@ -12,6 +12,8 @@ use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Connect, Context, Kind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use vmlx5::fabric::faults::Faults;
+
 use crate::world::{LIMIT, Place, Rank};
 
 /// What all contexts of a job have alike.
@@ -123,6 +125,20 @@ impl Bootstrap for Told {
     }
 }
 
+/// WRITEs that become visible out of order; every fourth seed on a wire that loses and doubles as
+/// well.
+pub fn disorder(seed: u64) -> Faults {
+    let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
+    let bad = rng.u8(0..4) == 0;
+    Faults {
+        seed,
+        ooo: [0.1, 0.5, 0.9][rng.usize(0..3)],
+        loss: if bad { 0.002 } else { 0.0 },
+        dup: if bad { 0.02 } else { 0.0 },
+        ..Faults::default()
+    }
+}
+
 /// A job whose ranks are fibers.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -131,6 +147,8 @@ pub struct Job {
     seed: u64,
     ranks: Arc<[Arc<dyn Bootstrap>]>,
     gone: Arc<AtomicU64>,
+    /// What happens on the wire.
+    faults: Faults,
 }
 
 /// One rank's GPU, NIC and context.
@@ -149,7 +167,13 @@ impl Job {
             seed,
             ranks: Local::ranks_of(seed, ranks).into(),
             gone: Arc::default(),
+            faults: Faults::default(),
         }
+    }
+
+    /// The same with these faults on every NIC.
+    pub fn on_a_wire(self, faults: Faults) -> Job {
+        Job { faults, ..self }
     }
 
     /// Opens GPU and NIC of a rank.
@@ -167,7 +191,7 @@ impl Job {
             2 => (false, false, false),
             _ => (true, false, true),
         };
-        rank.open(options)
+        rank.open_with(options, self.faults.clone())
     }
 
     fn own(&self, rank: &Rank) -> Rng {

@@ -44,6 +44,7 @@ impl Machine for Nic {
         let Nic { core, wire } = self;
         busy |= core.look_at_clocks(wire);
         busy |= core.look_after_receives();
+        busy |= core.place_late();
         busy |= core.send_strays(wire);
         busy |= core.give_turns(wire);
         if core.cq_failed {
@@ -56,10 +57,9 @@ impl Machine for Nic {
             return Step::Progress;
         }
         let clock = core.timers.deadline();
-        Step::IdleUntil(match (deadline, clock) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        })
+        let late = core.disorder.as_ref().map(|disorder| disorder.next);
+        let late = late.filter(|next| *next != Time::NEVER);
+        Step::IdleUntil([deadline, clock, late].into_iter().flatten().min())
     }
 
     fn name(&self) -> String {
@@ -238,6 +238,28 @@ impl Core {
             }
         }
         any
+    }
+
+    /// Places pieces of WRITEs that were late for long enough.
+    fn place_late(&mut self) -> bool {
+        let now = self.now;
+        match &mut self.disorder {
+            Some(disorder) if disorder.next <= now => disorder.next = Time::NEVER,
+            _ => return false,
+        }
+        for slot in 0..self.qps.slots() {
+            let Some((qp, ctx)) = self.qp(slot) else {
+                continue;
+            };
+            let next = qp.place_late(ctx.mrs, now);
+            if let (Some(next), Some(disorder)) = (next, ctx.disorder) {
+                disorder.next = disorder.next.min(next);
+            }
+            if !qp.resp.answers.is_empty() {
+                self.schedule(slot);
+            }
+        }
+        true
     }
 
     fn send_strays(&mut self, wire: &mut Wire) -> bool {

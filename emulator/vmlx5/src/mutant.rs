@@ -14,6 +14,8 @@ gds_step::mutants! {
     RnrUncounted,
     /// A fence holds nothing back.
     FenceIgnored,
+    /// An atomic, a READ or a receive overtakes WRITEs that are placed late.
+    LateBehindAtomic,
     /// Packets are numbered by 23 bits.
     ShortNumbers,
 }

@@ -22,6 +22,7 @@ use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
 use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
 use crate::qp::Qp;
+use crate::responder::late::Disorder;
 use crate::route::Resolve;
 use crate::srq::{Refused, Srq, Srqn};
 use crate::table::Table;
@@ -172,6 +173,8 @@ pub(crate) struct Core {
     pub dropped: u64,
     /// The ports that are down, as the wire has them.
     pub down: u32,
+    /// What places WRITEs out of order, if anything does.
+    pub disorder: Option<Box<Disorder>>,
     pub now: Time,
 }
 
@@ -206,6 +209,7 @@ pub(crate) struct Ctx<'a> {
     events: &'a mut Events,
     pub srqs: &'a mut Table<Srq>,
     srq_news: &'a mut bool,
+    pub disorder: &'a mut Option<Box<Disorder>>,
     pub now: Time,
 }
 
@@ -281,6 +285,7 @@ impl Core {
             events: &mut self.events,
             srqs: &mut self.srqs,
             srq_news: &mut self.srq_news,
+            disorder: &mut self.disorder,
             now: self.now,
         };
         Some((self.qps.at(slot)?, ctx))
@@ -406,6 +411,7 @@ impl Nic {
                 doorbells: 0,
                 dropped: 0,
                 down: 0,
+                disorder: None,
                 now: Time::ZERO,
             },
         }
@@ -446,14 +452,27 @@ impl Nic {
     }
 
     /// From now on, `faults` happen to what the NIC sends; those before happen no more, but to
-    /// frames that are held back already, which are lost.
+    /// frames that are held back already, which are lost. What the NIC receives by WRITE is placed
+    /// out of order as they say.
     pub fn set_faults(&mut self, faults: Faults) {
+        let before = self.core.disorder.take();
+        if before.is_some() || faults.ooo > 0.0 {
+            let mut disorder = Disorder::new(&faults, self.node().0);
+            if let Some(before) = before {
+                (disorder.next, disorder.displaced) = (before.next, before.displaced);
+            }
+            self.core.disorder = Some(Box::new(disorder));
+        }
         self.wire.set_faults(faults);
     }
 
     /// What faults did since they were set.
     pub fn fault_stats(&self) -> FaultStats {
-        self.wire.fault_stats()
+        let disorder = self.core.disorder.as_ref();
+        FaultStats {
+            displaced: disorder.map_or(0, |disorder| disorder.displaced),
+            ..self.wire.fault_stats()
+        }
     }
 
     /// Makes a protection domain.

@@ -293,6 +293,8 @@ impl Qp {
         self.state = QpState::Err;
         self.resp.msg = None;
         self.resp.starved = false;
+        // What was not acknowledged need not come.
+        self.resp.late.clear();
         self.sq.stop_clock();
     }
 

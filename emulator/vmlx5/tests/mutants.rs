@@ -5,10 +5,11 @@ mod rig;
 mod worker;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::SendWqe;
+use mlx5_prm::wqe::{Atomic, SendWqe};
 use rig::*;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::mutant::{self, Mutant};
@@ -19,11 +20,12 @@ const SEEDS: u64 = 12;
 /// A scenario: panics when a rule is broken.
 type Scenario = (&'static str, fn(u64));
 
-const SCENARIOS: [Scenario; 4] = [
+const SCENARIOS: [Scenario; 5] = [
     ("random work over bad wires", bad_wires),
     ("a frame that is lost, and no clock", one_lost),
     ("a fenced write behind a read", fence),
     ("no receive", no_receive),
+    ("WRITEs out of order in front of an atomic", disorder),
 ];
 
 fn faults(world: &mut World, faults: &Faults) {
@@ -97,6 +99,26 @@ fn no_receive(_: u64) {
     let entry = a.send.poll().expect("an end");
     assert_err(&entry, CqeOpcode::REQ_ERR, s, Syndrome::RNR_RETRY);
     drop(b);
+}
+
+fn disorder(seed: u64) {
+    let mut world = World::new(2);
+    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    world.nics[1].set_faults(Faults {
+        seed,
+        ooo: 0.5,
+        ..Faults::default()
+    });
+    a.put(0, &[1; 1000]);
+    a.post(&write(b.remote(0), &[a.sge(0, 1000)]));
+    let add = Atomic::FetchAdd { add: 1 };
+    a.post(&atomic(b.remote(2000), add, &[a.sge(2000, 8)]));
+    while b.get64(2000) == 0 {
+        if !world.step() {
+            world.pass(Duration::from_micros(1));
+        }
+    }
+    assert_eq!(b.get(0, 1000), a.get(0, 1000));
 }
 
 /// The first scenario and seed that notice what is switched on.

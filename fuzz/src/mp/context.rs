@@ -78,7 +78,11 @@ impl World {
         let options = SoftOptions::default();
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
         let fabric = Fabric::Hub(self.hub.clone());
-        let device = Device::emulated_with(&gpu, EmulatedOptions { fabric }).expect("a NIC");
+        let options = EmulatedOptions {
+            fabric,
+            ..EmulatedOptions::default()
+        };
+        let device = Device::emulated_with(&gpu, options).expect("a NIC");
         (gpu, device)
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_driver::Live;
 use gds_step::{Bell, Host, Lane, MachineId, Shared};
+use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
@@ -57,6 +58,24 @@ impl fmt::Debug for Fabric {
 pub struct EmulatedOptions {
     /// What it is plugged into.
     pub fabric: Fabric,
+    /// What happens to what it sends and receives. Default: what `VMLX5_FAULTS` says, if anything.
+    pub faults: Option<Faults>,
+}
+
+/// What `VMLX5_FAULTS` says.
+fn faults_of_environment() -> Result<Option<Faults>> {
+    const NAME: &str = "VMLX5_FAULTS";
+    let Ok(words) = std::env::var(NAME) else {
+        return Ok(None);
+    };
+    if words.is_empty() {
+        return Ok(None);
+    }
+    let faults = words.parse().map_err(|why| {
+        let what = format!("{NAME}: {why}");
+        Error::new("read environment", Kind::Invalid, what)
+    })?;
+    Ok(Some(faults))
 }
 
 /// What the NIC has for one queue pair.
@@ -74,6 +93,8 @@ pub(crate) struct EmulatedNic {
     host: Arc<dyn Host>,
     name: String,
     node: vmlx5::fabric::NodeId,
+    /// WRITEs are placed in order.
+    in_order: bool,
     /// By number.
     qps: Mutex<BTreeMap<u32, Owned>>,
     pds: Mutex<BTreeMap<PdId, vmlx5::PdId>>,
@@ -106,6 +127,14 @@ impl EmulatedNic {
         };
         let mut nic = vmlx5::Nic::new(config, fabric);
         nic.set_resolver(Arc::new(Nodes::new(node)));
+        let faults = match options.faults {
+            Some(faults) => Some(faults),
+            None => faults_of_environment()?,
+        };
+        let in_order = faults.as_ref().is_none_or(|faults| faults.ooo == 0.0);
+        if let Some(faults) = faults {
+            nic.set_faults(faults);
+        }
         let nic = Shared::new(nic);
         let host = Arc::clone(gpu.host());
         let machine = host.attach(Lane::Device, Box::new(nic.clone()));
@@ -115,6 +144,7 @@ impl EmulatedNic {
             host,
             name,
             node,
+            in_order,
             qps: Mutex::default(),
             pds: Mutex::default(),
         })
@@ -166,6 +196,10 @@ impl Nic for EmulatedNic {
 
     fn port(&self) -> Option<PortAddress> {
         None
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.in_order
     }
 
     fn name(&self) -> &str {

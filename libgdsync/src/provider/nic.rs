@@ -117,6 +117,11 @@ pub(crate) trait Nic: Send + Sync {
     fn reads(&self) -> bool {
         true
     }
+    /// Whether WRITEs of a peer's queue pair become visible in the order in which they were posted,
+    /// whatever the way between the two does.
+    fn keeps_order(&self) -> bool {
+        false
+    }
     /// Handles on `region` that a registration of it keeps.
     fn holds(&self, region: &Region) -> usize;
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;

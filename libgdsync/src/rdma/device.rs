@@ -268,6 +268,18 @@ impl Device {
         Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
     }
 
+    /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
+    /// order in which they were posted. Not known of a NIC on a real fabric: one that spreads
+    /// packets over several paths has the NIC place them as they come.
+    pub fn keeps_write_order(&self) -> bool {
+        self.nic().keeps_order()
+    }
+
+    /// Whether its queue pairs do RDMA READs.
+    pub fn reads(&self) -> bool {
+        self.nic().reads()
+    }
+
     pub(super) fn nic(&self) -> &Arc<dyn Nic> {
         &self.0.nic
     }

@@ -125,7 +125,14 @@ impl Pair {
                 Net::Host => Fabric::Host,
                 _ => Fabric::Hub(hub.clone()),
             };
-            Device::emulated_with(gpu, EmulatedOptions { fabric }).unwrap()
+            Device::emulated_with(
+                gpu,
+                EmulatedOptions {
+                    fabric,
+                    ..EmulatedOptions::default()
+                },
+            )
+            .unwrap()
         };
         let first = open();
         let second = if net == Net::One {

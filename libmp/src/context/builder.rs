@@ -7,7 +7,7 @@ use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
 
-use super::Context;
+use super::{Context, Tell};
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
@@ -55,6 +55,7 @@ pub(crate) struct Config {
     pub progress: Progress,
     pub full: Full,
     pub endpoint: Endpoint,
+    pub tell: Tell,
     pub qp: QpConfig,
     pub channels: usize,
     pub start: u64,
@@ -102,6 +103,7 @@ pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
     gpu: Option<Gpu>,
     device: Option<Device>,
+    tell: Option<Tell>,
     config: Config,
 }
 
@@ -111,6 +113,7 @@ impl Default for Builder {
             bootstrap: None,
             gpu: None,
             device: None,
+            tell: None,
             config: Config {
                 name: "mp".to_owned(),
                 eager_limit: 4096,
@@ -121,6 +124,7 @@ impl Default for Builder {
                 progress: Progress::Background,
                 full: Full::Wait,
                 endpoint: Endpoint::Auto,
+                tell: Tell::Auto,
                 qp: QpConfig {
                     send_blocks: 64,
                     recv_entries: 4,
@@ -237,6 +241,13 @@ impl Builder {
         self
     }
 
+    /// How words are kept behind the payload that they tell of. Default: as `MP_TELL` says.
+    #[must_use]
+    pub fn tell(mut self, how: Tell) -> Builder {
+        self.tell = Some(how);
+        self
+    }
+
     /// What queue pairs are made of; the time limit and the endpoint are the context's.
     #[must_use]
     pub fn qp(mut self, config: QpConfig) -> Builder {
@@ -258,8 +269,12 @@ impl Builder {
     /// # Errors
     /// `Invalid` for sizes out of range; `Gdsync` and others if GPU or NIC refuse; those of the
     /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
-    pub fn build(self) -> Result<Context> {
+    pub fn build(mut self) -> Result<Context> {
         self.config.check()?;
+        self.config.tell = match self.tell {
+            Some(tell) => tell,
+            None => Tell::from_env()?,
+        };
         let bootstrap = match self.bootstrap {
             Some(bootstrap) => bootstrap,
             None => bootstrap::from_env()?,

@@ -8,6 +8,7 @@ pub(crate) mod peer;
 mod scope;
 mod staging;
 pub(crate) mod state;
+mod tell;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -30,6 +31,7 @@ pub(crate) use builder::Config;
 pub use builder::{Builder, Connect, Full, Progress};
 pub use scope::Scope;
 pub use state::Stuck;
+pub use tell::Tell;
 
 /// How often the background work is done.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -211,6 +213,13 @@ impl Context {
     /// The GPU.
     pub fn gpu(&self) -> &Gpu {
         &self.inner().gpu
+    }
+
+    /// How this rank tells `rank` what it has written there: [`Tell::Write`] or [`Tell::Read`].
+    /// `None` before the two are connected.
+    pub fn tells(&self, rank: u32) -> Option<Tell> {
+        let mut state = self.inner().lock();
+        state.peer(rank)?.tells
     }
 
     /// The NIC.

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use gdsync::Status;
-use gdsync::gpu::Word32;
-use gdsync::rdma::{Endpoint, Pd, Qp, QpConfig, RemoteMemory};
+use gdsync::gpu::{MemoryKind, Word32};
+use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory};
 
-use super::Config;
+use super::{Config, Tell};
 use crate::error::{Error, Kind, Result};
 use crate::two_sided::channel::{RecvChannel, SendChannel};
 use crate::wire::control::{Control, Shape};
@@ -32,6 +32,8 @@ const RETIRE: usize = 16;
 /// A queue pair to a peer.
 pub(crate) struct Lane {
     pub qp: Qp,
+    /// Where READs land that keep words behind what they tell of; `None`: a plain WRITE does.
+    pub behind: Option<Mr>,
     /// The other end, if the peer is this rank itself.
     mirror: Option<Qp>,
     connected: bool,
@@ -47,6 +49,10 @@ pub(crate) struct Peer {
     pub recvs: BTreeMap<u32, RecvChannel>,
     /// By tag: the peer's return block, where it will send and has no mailbox here yet.
     put_off: BTreeMap<u32, RemoteMemory>,
+    /// How it is told, once that is known.
+    pub tells: Option<Tell>,
+    /// As [`Lane::behind`].
+    behind: Option<Mr>,
     /// How it failed, if it was given up.
     pub failed: Option<Status>,
     /// It is about to leave, and waits to be told that nothing is under way to it.
@@ -103,6 +109,8 @@ impl Peer {
             sends: BTreeMap::new(),
             recvs: BTreeMap::new(),
             put_off: BTreeMap::new(),
+            tells: None,
+            behind: None,
             failed: None,
             leaving: false,
             asked: false,
@@ -188,6 +196,11 @@ impl Peer {
         say: &mut Vec<Control>,
     ) -> Result<&mut Lane> {
         let rank = self.rank;
+        let keeps_order = ground.pd.device().keeps_write_order();
+        if rank == ground.me {
+            self.choose_tell(ground, keeps_order)?;
+        }
+        let behind = self.behind.clone();
         let place = self.lanes.get_mut(lane).ok_or_else(|| {
             let what = format!("lane {lane}");
             Error::new("open lane", Kind::Protocol, what)
@@ -209,17 +222,36 @@ impl Peer {
                         lane: lane as u8,
                         address: qp.address(),
                         shape: ground.config.shape(),
+                        keeps_order,
                     });
                 }
                 let whole = mirror.is_some();
                 Ok(place.insert(Lane {
                     qp,
+                    behind,
                     mirror,
                     connected: whole,
                     up: whole,
                 }))
             }
         }
+    }
+
+    /// Finds out how the peer is told, which is once and for all its lanes.
+    fn choose_tell(&mut self, ground: &Ground<'_>, keeps_order: bool) -> Result<()> {
+        if self.tells.is_some() {
+            return Ok(());
+        }
+        let device = ground.pd.device();
+        let (tell, why) = ground.config.tell.choose(keeps_order, device.reads())?;
+        if tell == Tell::Read {
+            let landing = device.gpu().alloc(MemoryKind::Pinned, 64)?;
+            self.behind = Some(ground.pd.register(&landing, Access::LOCAL_WRITE)?);
+        }
+        self.tells = Some(tell);
+        let (me, rank) = (ground.me, self.rank);
+        tracing::info!(target: "mp", "rank {me}: rank {rank} is told by {tell}: {why}");
+        Ok(())
     }
 
     fn send_channel(
@@ -334,6 +366,7 @@ impl Peer {
                 lane,
                 address,
                 shape,
+                keeps_order,
             } => {
                 if usize::from(lane) > 0 {
                     self.lane(ground, 0, say)?;
@@ -341,8 +374,11 @@ impl Peer {
                 // What is said now tells the peer, too, how this side is set up.
                 self.lane(ground, usize::from(lane), say)?;
                 self.agree(ground, shape)?;
+                self.choose_tell(ground, keeps_order)?;
+                let behind = self.behind.clone();
                 let mine = self.lane(ground, usize::from(lane), say)?;
                 mine.qp.connect(&address)?;
+                mine.behind = behind;
                 mine.connected = true;
                 say.push(Control::Up { lane });
                 Ok(())

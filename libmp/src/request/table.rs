@@ -127,7 +127,7 @@ pub(crate) struct Entry {
     pub staging: Option<Memory>,
     pub stamped: Option<Box<Stamped>>,
     /// Work requests posted first (a send's all, but for stamped ones).
-    pub work: [Option<SendRequest>; 2],
+    pub work: [Option<SendRequest>; 3],
     /// `None`: the context's, where it has one.
     pub timeout: Option<Duration>,
     /// Position in the order of posts and waits.

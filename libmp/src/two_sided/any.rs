@@ -80,7 +80,7 @@ impl Inner {
         if announced && entry.large {
             settle_told(channel, &mut peer.lanes, slot, 0)?;
             if let Some(lane) = &mut peer.lanes[0] {
-                let mut batch = Batch::new(&mut lane.qp);
+                let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
                 channel.told[slot] = Some((0, batch.post()?));
             }

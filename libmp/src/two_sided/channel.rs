@@ -92,6 +92,11 @@ fn block(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
     Ok(pd.register(&region, access)?)
 }
 
+/// What a peer does with the memory in which it tells: it writes, and reads to keep the order.
+fn told() -> Access {
+    Access::REMOTE_WRITE | Access::REMOTE_READ
+}
+
 /// Waits on a stream until `word` has come to message `number`.
 pub(crate) fn wait_for(word: &Word64, number: u64, flush: bool) -> Descriptor<'_> {
     Descriptor::WaitValue64 {
@@ -143,7 +148,7 @@ pub(crate) struct SendChannel {
 
 impl SendChannel {
     pub fn new(pd: &Pd, shape: Shape) -> Result<SendChannel> {
-        let block = block(pd, shape.block_len(), Access::REMOTE_WRITE)?;
+        let block = block(pd, shape.block_len(), told())?;
         Ok(SendChannel {
             next: shape.start,
             used: u64::MAX,
@@ -387,7 +392,7 @@ pub(crate) struct RecvChannel {
 
 impl RecvChannel {
     pub fn new(pd: &Pd, shape: Shape) -> Result<RecvChannel> {
-        let mailbox = block(pd, shape.mailbox_len(), Access::REMOTE_WRITE)?;
+        let mailbox = block(pd, shape.mailbox_len(), told())?;
         let outbox = block(pd, shape.slots() * 8, Access::LOCAL_READ)?;
         Ok(RecvChannel {
             next: shape.start,

@@ -44,7 +44,7 @@ pub(super) fn credit_on(
     channel: &RecvChannel,
     run: &Run,
 ) -> Result<()> {
-    let mut batch = Batch::new(qp);
+    let mut batch = Batch::words(qp);
     let requests = credit(&mut batch, channel, run)?;
     let mut list = List::<2>::new();
     for request in requests.iter().flatten() {
@@ -75,7 +75,7 @@ fn credit(
 /// Tells a sender what was taken, or keeps it for the next round. `true`: it was told.
 pub(super) fn credit_by_cpu(qp: Option<&mut Qp>, channel: &mut RecvChannel, run: Run) -> bool {
     let told = qp.is_some_and(|qp| {
-        let mut batch = Batch::new(qp);
+        let mut batch = Batch::words(qp);
         credit(&mut batch, channel, &run).is_ok() && batch.post().is_ok()
     });
     if !told {

@@ -377,7 +377,7 @@ impl Inner {
         entry.void = true;
         entry.large = false;
         entry.len = 0;
-        entry.work = [None; 2];
+        entry.work = [None; 3];
         entry.stamped = None;
         entry.poster.lane = 0;
         entry.poster.stream = None;
@@ -429,7 +429,8 @@ fn refusal(
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
-    let mut batch = Batch::new(&mut lane.qp);
-    batch.add(&Work::write_inline(&[&refused], channel.ready(number)?).signaled())?;
+    let mut batch = Batch::new(lane);
+    let to = channel.ready(number)?;
+    batch.tell(&Work::write_inline(&[&refused], to).signaled(), to)?;
     batch.post()
 }

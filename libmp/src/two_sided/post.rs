@@ -9,7 +9,7 @@ use super::receive::lands_in_device;
 use super::send::chunk_len;
 use crate::context::Inner;
 use crate::context::builder::Full;
-use crate::context::peer::Peer;
+use crate::context::peer::{Lane, Peer};
 use crate::context::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
@@ -185,8 +185,8 @@ impl Inner {
         }
         let Some(late) = &entry.stamped else {
             list.post(stream, Some(&mut lane.qp))?;
-            let last = entry.work[1].or(entry.work[0]);
-            entry.phase = last.map_or(Phase::Done(Status::SUCCESS), Phase::Sent);
+            let last = entry.work.iter().flatten().next_back();
+            entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
             return Ok(());
         };
         stream.check_room(4)?;
@@ -210,10 +210,10 @@ impl Inner {
             seq: entry.number as u32,
             patch: [Patch::default(); STAMPS],
         };
-        let stamp = self.patches(&lane.qp, entry, &late.behind, &mut params)?;
+        let stamp = self.patches(lane, entry, &late.behind, &mut params)?;
         list.post(stream, Some(&mut lane.qp))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
-            let mut list = List::<{ STAMPS + 1 }>::new();
+            let mut list = List::<{ STAMPS + 2 }>::new();
             for request in &late.behind {
                 list.push(Descriptor::Send(*request));
             }
@@ -237,13 +237,19 @@ impl Inner {
     /// What the kernel has to patch; the last work request is the stamp.
     fn patches(
         &self,
-        qp: &Qp,
+        lane: &Lane,
         entry: &Entry,
         behind: &[SendRequest],
         params: &mut Stamp<STAMPS>,
     ) -> Result<SendRequest> {
+        let qp = &lane.qp;
         let Some((stamp, payload)) = behind.split_last() else {
             return Err(Error::new(POST, Kind::Invalid, "no work requests"));
+        };
+        // The READ in front of the stamp stays as it is.
+        let payload = match (&lane.behind, payload.split_last()) {
+            (Some(_), Some((_, payload))) => payload,
+            _ => payload,
         };
         let late = entry.stamped.as_deref();
         let by_word = late.is_some_and(|l| l.length.is_some());

@@ -60,7 +60,7 @@ impl Inner {
             segments: Segments::new(spec.segments),
             staging: staging.clone(),
             stamped: None,
-            work: [None; 2],
+            work: [None; 3],
             timeout: spec.timeout,
             order: 0,
             waiters: Vec::new(),
@@ -148,7 +148,7 @@ impl Inner {
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
             let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
-            entry.work = tell_place(&mut Batch::new(&mut lane.qp), channel, &entry)?;
+            entry.work = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
         let key = requests.put(entry);
@@ -199,7 +199,7 @@ impl Inner {
         let free = channel.is_free(entry.number);
         match &entry.poster.stream {
             Some(stream) => {
-                let mut list = List::<3>::new();
+                let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
                     list.push(wait_for(channel.taken(entry.number), before, false));
@@ -208,15 +208,15 @@ impl Inner {
                     list.push(Descriptor::Send(*request));
                 }
                 list.post(stream, Some(&mut lane.qp))?;
-                let last = entry.work[1].map(|request| (entry.poster.lane, request));
-                channel.told[slot] = last;
+                let last = entry.work.iter().flatten().next_back();
+                channel.told[slot] = last.map(|request| (entry.poster.lane, *request));
             }
             None if !free => {
                 let what = "the message before in this slot was not taken yet";
                 return Err(Error::new(PREPARE, Kind::QueueFull, what).with_rank(entry.peer));
             }
             None => {
-                let mut batch = Batch::new(&mut lane.qp);
+                let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
                 if !on(Mutant::MissingReadyWord) {
                     channel.told[slot] = Some((entry.poster.lane, batch.post()?));
@@ -242,7 +242,7 @@ pub(super) fn tell_place(
     batch: &mut Batch<'_>,
     channel: &RecvChannel,
     entry: &Entry,
-) -> Result<[Option<SendRequest>; 2]> {
+) -> Result<[Option<SendRequest>; 3]> {
     let (addr, mr) = match (&entry.staging, entry.segments.as_slice()) {
         (Some(staging), _) => (staging.region().addr().0, staging.mr()),
         (None, [one]) => (one.addr(), one.memory().mr()),
@@ -265,10 +265,10 @@ pub(super) fn tell_place(
     info[..8].copy_from_slice(&addr.to_le_bytes());
     info[8..12].copy_from_slice(&rkey.to_le_bytes());
     let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
-    let first = batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
+    batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
     let to = channel.ready(entry.number)?;
-    let second = batch.add(&Work::write_inline(&[&ready], to).signaled())?;
-    Ok([Some(first), Some(second)])
+    batch.tell(&Work::write_inline(&[&ready], to).signaled(), to)?;
+    Ok(batch.first_three())
 }
 
 /// Whether what last told a sender of a receive in `slot` is done, or went by the lane that tells

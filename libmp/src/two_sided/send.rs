@@ -7,7 +7,7 @@ use super::channel::SendChannel;
 use super::post::List;
 use super::spec::{On, Send, SizeSource};
 use crate::context::Inner;
-use crate::context::peer::Way;
+use crate::context::peer::{Lane, Way};
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
@@ -55,31 +55,42 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
+/// Bytes that are read to keep a word behind what it tells of.
+const LOOK: u32 = 8;
+
 /// Work requests that belong together: prepared all or not at all. At most `N`.
-pub(super) struct Batch<'q, const N: usize = { STAMPS + 2 }> {
+pub(super) struct Batch<'q, const N: usize = { STAMPS + 3 }> {
     qp: &'q mut Qp,
+    /// Where READs land that keep words behind what they tell of, if such READs are needed.
+    behind: Option<&'q Mr>,
     made: [Option<SendRequest>; N],
     count: usize,
 }
 
 impl<'q> Batch<'q> {
     /// Of as many as the longest message has.
-    pub fn new(qp: &'q mut Qp) -> Batch<'q> {
-        Batch::of(qp)
+    pub fn new(lane: &'q mut Lane) -> Batch<'q> {
+        Batch::of(&mut lane.qp, lane.behind.as_ref())
+    }
+
+    /// Of words alone, which tell of nothing that was written before.
+    pub fn words(qp: &'q mut Qp) -> Batch<'q> {
+        Batch::of(qp, None)
     }
 }
 
-impl<'q> Batch<'q, 2> {
-    /// Of the two that a short message has.
-    fn short(qp: &'q mut Qp) -> Batch<'q, 2> {
-        Batch::of(qp)
+impl<'q> Batch<'q, 3> {
+    /// Of the three that a short message has.
+    fn short(lane: &'q mut Lane) -> Batch<'q, 3> {
+        Batch::of(&mut lane.qp, lane.behind.as_ref())
     }
 }
 
 impl<'q, const N: usize> Batch<'q, N> {
-    fn of(qp: &'q mut Qp) -> Batch<'q, N> {
+    fn of(qp: &'q mut Qp, behind: Option<&'q Mr>) -> Batch<'q, N> {
         Batch {
             qp,
+            behind,
             made: [None; N],
             count: 0,
         }
@@ -98,6 +109,24 @@ impl<'q, const N: usize> Batch<'q, N> {
                 Err(e.into())
             }
         }
+    }
+
+    /// Prepares the WRITE of words at `to`, which nobody sees before what this queue pair wrote
+    /// earlier. Where WRITEs may be placed out of order, it waits for a READ from there, which is
+    /// carried out behind them.
+    #[inline]
+    pub fn tell(&mut self, words: &Work<'_>, to: RemoteSpan) -> Result<SendRequest> {
+        let Some(landing) = self.behind else {
+            return self.add(words);
+        };
+        self.add(&Work::read(&[landing.sge(0, LOOK)], to))?;
+        self.add(&words.fenced())
+    }
+
+    /// The first three.
+    pub fn first_three(&self) -> [Option<SendRequest>; 3] {
+        let mut all = self.all();
+        [all.next(), all.next(), all.next()]
     }
 
     /// Prepares a gather of segments.
@@ -169,19 +198,32 @@ fn plain<const N: usize>(
     if len > 0 {
         batch.write(segments, channel.payload(number)?)?;
     }
-    let stamp = pair(number, WordKind::Eager, len);
-    batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())
+    put_stamp(batch, channel, number, WordKind::Eager, len)
+}
+
+/// Both words of a message, behind what was written before; answered.
+#[inline]
+fn put_stamp<const N: usize>(
+    batch: &mut Batch<'_, N>,
+    channel: &SendChannel,
+    number: u64,
+    kind: WordKind,
+    len: u64,
+) -> Result<SendRequest> {
+    let stamp = pair(number, kind, len);
+    let to = channel.pair(number)?;
+    batch.tell(&Work::write_inline(&[&stamp], to).signaled(), to)
 }
 
 /// Hands an eager message to a stream.
 #[inline]
 fn post_short(
     stream: &Stream,
-    batch: &mut Batch<'_, 2>,
+    batch: &mut Batch<'_, 3>,
     channel: &SendChannel,
     number: u64,
 ) -> Result<()> {
-    let mut list = List::<4>::new();
+    let mut list = List::<5>::new();
     channel.lead_in(number, true, &mut list)?;
     for request in batch.all() {
         list.push(Descriptor::Send(request));
@@ -296,7 +338,7 @@ impl Inner {
         requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
-        let mut work = [None; 2];
+        let mut work = [None; 3];
         let mut phase = Phase::Prepared;
         if let Some(stream) = stream {
             let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
@@ -307,13 +349,13 @@ impl Inner {
                     return Err(Error::new(PREPARE, Kind::Unsupported, what));
                 }
                 let stamps = channel.stamps(&self.pd)?;
-                let mut batch = Batch::new(&mut lane.qp);
+                let mut batch = Batch::new(lane);
                 let all = spec.segments;
                 work[0] = stamped(&mut batch, channel, &stamps, number, large, all, len)?;
                 let behind = batch.all().skip(usize::from(large));
                 late.get_or_insert_default().behind = behind.collect();
             } else {
-                let mut batch = Batch::short(&mut lane.qp);
+                let mut batch = Batch::short(lane);
                 let stamp = plain(&mut batch, channel, number, spec.segments, len)?;
                 if post {
                     if let Err(e) = post_short(stream, &mut batch, channel, number) {
@@ -322,8 +364,7 @@ impl Inner {
                     }
                     phase = Phase::Sent(stamp);
                 } else {
-                    let mut made = batch.all();
-                    work = [made.next(), made.next()];
+                    work = batch.first_three();
                 }
             }
         }
@@ -392,10 +433,9 @@ impl Inner {
         if channel.room(number).is_some() {
             return Ok(false);
         }
-        let mut batch = Batch::new(&mut lane.qp);
+        let mut batch = Batch::new(lane);
         if entry.void {
-            let stamp = pair(number, WordKind::TooLong, 0);
-            batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+            put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
             entry.phase = Phase::Sent(batch.post()?);
             entry.since = None;
             return Ok(true);
@@ -427,15 +467,13 @@ impl Inner {
             Some((Some(WordKind::Ready), room)) if entry.len <= room => {
                 let to = channel.info(number)?;
                 payload(&mut batch, entry.segments.as_slice(), entry.len, to)?;
-                let stamp = pair(number, WordKind::Direct, entry.len);
-                batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+                put_stamp(&mut batch, channel, number, WordKind::Direct, entry.len)?;
                 entry.phase = Phase::Sent(batch.post()?);
                 entry.since = None;
                 Ok(true)
             }
             Some((Some(WordKind::Ready), _)) => {
-                let stamp = pair(number, WordKind::TooLong, entry.len);
-                batch.add(&Work::write_inline(&[&stamp], channel.pair(number)?).signaled())?;
+                put_stamp(&mut batch, channel, number, WordKind::TooLong, entry.len)?;
                 entry.phase = Phase::Sent(batch.post()?);
                 entry.since = None;
                 let told = word::result(Status::TRUNCATED, entry.len);
@@ -477,7 +515,7 @@ fn stamped(
     // Of a large message the kernel puts the right place in.
     payload(batch, segments, len, channel.payload(number)?)?;
     let stamp = stamps.sge(channel.stamp_at(number) as u64, 16);
-    batch.add(&Work::write(&[stamp], pair).signaled())?;
+    batch.tell(&Work::write(&[stamp], pair).signaled(), pair)?;
     Ok(announced)
 }
 

@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// How a channel is laid out; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub enum Control {
         address: QpAddress,
         /// How its channels are laid out.
         shape: Shape,
+        /// Its NIC places the WRITEs that it receives in the order in which they were posted.
+        keeps_order: bool,
     },
     /// The sender of this has connected its queue pair.
     Up {
@@ -123,9 +125,15 @@ impl Control {
         };
         b.extend([kind, small]);
         match self {
-            Control::Connect { address, shape, .. } => {
+            Control::Connect {
+                address,
+                shape,
+                keeps_order,
+                ..
+            } => {
                 b.extend(address.to_bytes());
                 shape.encode(&mut b);
+                b.push(u8::from(*keeps_order));
             }
             Control::Up { .. } | Control::GivenUp | Control::Leaving | Control::Left => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
@@ -171,6 +179,7 @@ impl Control {
                 lane: small,
                 address: QpAddress::from_bytes(&r.take::<{ QpAddress::LEN }>()?)?,
                 shape: r.shape()?,
+                keeps_order: r.flag()?,
             },
             2 => Control::Up { lane: small },
             3 | 4 => {
@@ -223,6 +232,14 @@ impl Reader<'_> {
         Ok(*head)
     }
 
+    fn flag(&mut self) -> Result<bool> {
+        match self.take()? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [other] => Err(malformed(format!("{other} in place of no or yes"))),
+        }
+    }
+
     fn shape(&mut self) -> Result<Shape> {
         Ok(Shape {
             depth: u32::from_le_bytes(self.take()?),
@@ -263,6 +280,7 @@ mod tests {
                 lane: 3,
                 address,
                 shape,
+                keeps_order: true,
             },
             Control::Up { lane: 7 },
             Control::Sends {
@@ -299,7 +317,8 @@ mod tests {
             let mut other = bytes;
             other[4] = 9;
             let e = Control::decode(&other).unwrap_err().to_string();
-            assert!(e.contains("version 9") && e.contains("version 2"), "{e}");
+            let ours = format!("version {VERSION}");
+            assert!(e.contains("version 9") && e.contains(&ours), "{e}");
         }
     }
 }

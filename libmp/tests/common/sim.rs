@@ -18,6 +18,7 @@ use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Progress, Request};
 use vmlx5::fabric::NodeId;
+use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 #[path = "alarm.rs"]
@@ -83,9 +84,16 @@ impl Rank {
 
     /// A GPU and a NIC; `watched`: gdsync looks after the NIC by itself.
     pub fn place(&self, options: SoftOptions, watched: bool) -> Place {
+        self.place_with(options, watched, Faults::default())
+    }
+
+    /// As [`Rank::place`], with faults of the NIC.
+    pub fn place_with(&self, options: SoftOptions, watched: bool, faults: Faults) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).unwrap();
-        let fabric = Fabric::Hub(self.hub.clone());
-        let options = EmulatedOptions { fabric };
+        let options = EmulatedOptions {
+            fabric: Fabric::Hub(self.hub.clone()),
+            faults: Some(faults),
+        };
         self.nodes.set(self.nodes.get() + 1);
         let node = self.nodes.get();
         let device = match watched {

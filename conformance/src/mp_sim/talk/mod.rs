@@ -13,7 +13,9 @@ use std::rc::Rc;
 use fastrand::Rng;
 use gds_driver::{SimError, SimReport};
 
-use super::job::Job;
+use vmlx5::fabric::faults::Faults;
+
+use super::job::{Job, disorder};
 use crate::world::play;
 
 /// Draws the program of `seed` and runs it under the schedule of `seed`.
@@ -21,9 +23,21 @@ use crate::world::play;
 /// # Errors
 /// Whatever did not go as the program says, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, Faults::default())
+}
+
+/// As [`run`], with WRITEs that become visible out of order.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, disorder(seed))
+}
+
+fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
     let plan = Rc::new(draw::draw(&mut Rng::with_seed(seed)));
     let ranks = plan.ranks as usize;
-    let job = Job::new(seed, plan.ranks, plan.settings.clone());
+    let job = Job::new(seed, plan.ranks, plan.settings.clone()).on_a_wire(faults);
     play(seed, ranks, move |rank| {
         let seat = job.sit(&rank);
         player::Player::new(&rank, &seat, Rc::clone(&plan)).play();

@@ -29,6 +29,9 @@ pub struct Faults {
     pub dup: f64,
     /// How many are held back for 1 to 20 us, so that later ones overtake them.
     pub reorder: f64,
+    /// How many pieces of what arrives by WRITE on connections become visible late, for 1 to
+    /// 20 us, so that later ones do before them. See the crate's README for what stays ordered.
+    pub ooo: f64,
     /// How late each is; as they come if the range is empty.
     pub delay: Range<Duration>,
     /// When nothing is sent or received.
@@ -50,6 +53,8 @@ pub struct FaultStats {
     pub doubled: u64,
     /// Copies that were held back.
     pub held: u64,
+    /// Pieces of WRITEs that became visible late.
+    pub displaced: u64,
 }
 
 /// A frame that is held back.

@@ -53,6 +53,12 @@ impl Qp {
             mtu_log,
             ..Frame::new(kind, remote.qpn, number, psn)
         };
+        if matches!(
+            answer,
+            Answer::Read { sent: 0, .. } | Answer::Atomic { was: None, .. }
+        ) {
+            self.place_all(mrs);
+        }
         let (frame, len, source) = match answer {
             Answer::Ack(psn) => (frame(Kind::Ack, psn), 0, None),
             Answer::Hint => (frame(Kind::Hint, self.resp.expect), 0, None),

@@ -8,6 +8,7 @@
 
 mod answer;
 mod datagram;
+pub(crate) mod late;
 mod place;
 mod shared;
 
@@ -47,6 +48,10 @@ pub(crate) struct Responder {
     /// The other end was told that what is expected is missing: not once more before it comes.
     told: bool,
     pub min_rnr_timer: u8,
+    /// Pieces of WRITEs that are not visible yet.
+    pub late: Vec<late::Late>,
+    /// An acknowledgement waits for them.
+    owes: bool,
     /// The last atomics by packet, and what they found: one that comes again must find the same.
     replay: VecDeque<(u32, u64)>,
 }
@@ -168,6 +173,7 @@ impl Qp {
         }
         let old = psn::after(frame.psn, self.resp.expect);
         let outcome = if old > BEHIND {
+            self.place_all(ctx.mrs);
             self.gap();
             Outcome::Done
         } else if frame.mtu_log != self.mtu_log {
@@ -182,6 +188,10 @@ impl Qp {
                 _ => self.queue_atomic(ctx.mrs, frame),
             }
         };
+        if !matches!(outcome, Outcome::Done) {
+            // A NAK speaks for all before it.
+            self.place_all(ctx.mrs);
+        }
         let resp = &mut self.resp;
         match outcome {
             Outcome::Done => {}
@@ -302,8 +312,13 @@ impl Responder {
         };
     }
 
-    /// Queues an acknowledgement of all that arrived; it speaks for all before it.
+    /// Queues an acknowledgement of all that arrived, as soon as all of it is placed; it speaks
+    /// for all before it.
     fn ack(&mut self) {
+        if !self.late.is_empty() {
+            self.owes = true;
+            return;
+        }
         let last = psn::add(self.expect, psn::MASK);
         if let Some(Answer::Ack(psn)) = self.answers.back_mut() {
             *psn = last;

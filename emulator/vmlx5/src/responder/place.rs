@@ -6,6 +6,7 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::parse_recv;
 
 use super::{Answer, AtomicOp, Message, Outcome, REMOTE_OP, Target, invalid, refused};
+use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::frame::{ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, SOLICITED, packets, psn};
 use crate::mr::{Access, MrTable, write};
@@ -72,10 +73,16 @@ impl Qp {
             if !payload.is_empty() {
                 let va = msg.va.wrapping_add(at);
                 let need = Access::REMOTE_WRITE;
-                let put = ctx
+                let found = ctx
                     .mrs
-                    .find(self.pd, msg.rkey, need, va, payload.len() as u64)
-                    .and_then(|(mem, offset)| write(mem, offset, payload, last));
+                    .find(self.pd, msg.rkey, need, va, payload.len() as u64);
+                let put = match (found, &mut *ctx.disorder) {
+                    (Ok(_), Some(disorder)) if self.service == Service::Rc => {
+                        let (to, on) = ((msg.rkey, va), (ctx.mrs, ctx.now));
+                        self.place_in_disorder(disorder, on, to, payload)
+                    }
+                    (found, _) => found.and_then(|(mem, offset)| write(mem, offset, payload, last)),
+                };
                 if let Err(why) = put {
                     return Outcome::Refused(refused(why), None);
                 }
@@ -105,6 +112,9 @@ impl Qp {
     /// A message is complete.
     fn finish(&mut self, ctx: &mut Ctx<'_>, frame: &Frame, scattered: Option<&[u8]>) {
         self.resp.msg = None;
+        if frame.kind == Kind::Send || frame.is(IMM) {
+            self.place_all(ctx.mrs);
+        }
         self.resp.ack();
         let carries = frame.is(IMM) || frame.is(INVALIDATE);
         let opcode = match (frame.kind, frame.is(IMM)) {

@@ -24,7 +24,7 @@ pub struct FaultsError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FaultsWhy {
     /// No fault has that name.
-    #[error("it may be one of seed, loss, dup, reorder, delay, deaf, die, down with a value")]
+    #[error("it may be one of seed, loss, dup, reorder, ooo, delay, deaf, die, down with a value")]
     Name,
     /// It was said before, and can be once only.
     #[error("it was there before")]
@@ -96,7 +96,7 @@ fn port(text: &str) -> Result<(u8, Range<Time>), FaultsWhy> {
 impl FromStr for Faults {
     type Err = FaultsError;
 
-    /// Reads words such as `loss=0.01,dup=0.01,reorder=0.01,delay=20us..2ms,seed=7,die=3s`,
+    /// Reads words such as `loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,delay=20us..2ms,seed=7,die=3s`,
     /// `deaf=1s..2s` and `down=1:1s..2s` (port 1); the last two may come several times. Without
     /// a seed one is drawn. What is printed of the result reads as the same.
     ///
@@ -125,6 +125,7 @@ impl FromStr for Faults {
                 "loss" => rate(value).map(|rate| faults.loss = rate),
                 "dup" => rate(value).map(|rate| faults.dup = rate),
                 "reorder" => rate(value).map(|rate| faults.reorder = rate),
+                "ooo" => rate(value).map(|rate| faults.ooo = rate),
                 "delay" => span(value).map(|span| faults.delay = span),
                 "die" => time(value).map(|at| faults.die_at = Some(Time::ZERO + at)),
                 "deaf" => window(value).map(|window| faults.deaf.push(window)),
@@ -160,6 +161,7 @@ impl fmt::Display for Faults {
             ("loss", self.loss),
             ("dup", self.dup),
             ("reorder", self.reorder),
+            ("ooo", self.ooo),
         ];
         for (name, rate) in rates {
             if rate != 0.0 {

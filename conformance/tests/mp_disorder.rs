@@ -1,0 +1,16 @@
+//! The matrix of messages where NICs place WRITEs out of order: each setting once on the software
+//! GPU, and any two together with `--pairwise`. It takes what `conformance mp` does.
+
+fn main() {
+    conformance::hardware::play_role();
+    // SAFETY: no other thread has been started yet.
+    unsafe {
+        std::env::set_var("GDS_PROVIDER", "emulated");
+        std::env::set_var("VMLX5_FAULTS", "ooo=0.5,seed=57");
+    }
+    let asked: Vec<String> = std::env::args().skip(1).collect();
+    let rest = asked.iter().filter(|word| *word != "--pairwise").cloned();
+    let few = (rest.clone().count() == asked.len()).then(|| "--few".to_owned());
+    let words = ["--gpu", "soft"].map(str::to_owned);
+    conformance::hardware::mp::command(words.into_iter().chain(few).chain(rest))
+}

@@ -1,0 +1,118 @@
+//! How a rank tells a peer what it has written there: which operation keeps a word behind what it
+//! tells of.
+
+use std::fmt;
+
+use crate::error::{Error, Kind, Result};
+use crate::mutant::{Mutant, on};
+
+/// How words are kept behind the payload that they tell of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tell {
+    /// By [`Tell::Write`] to a peer whose NIC is known to place WRITEs in order, by [`Tell::Read`]
+    /// to any other.
+    #[default]
+    Auto,
+    /// The word is a WRITE behind the payload's. Right where WRITEs of one queue pair become
+    /// visible in order; nothing promises that on a fabric that spreads packets over several paths.
+    Write,
+    /// Behind the payload goes a READ of eight bytes, and the word's WRITE waits for its answer: a
+    /// READ is carried out behind all earlier WRITEs. Costs a round trip for each message.
+    Read,
+}
+
+impl Tell {
+    /// What `MP_TELL` says.
+    ///
+    /// # Errors
+    /// `Invalid` for another value than those it may have.
+    pub(crate) fn from_env() -> Result<Tell> {
+        Tell::parse(&std::env::var("MP_TELL").unwrap_or_default())
+    }
+
+    fn parse(value: &str) -> Result<Tell> {
+        match value {
+            "" | "auto" => Ok(Tell::Auto),
+            "write" => Ok(Tell::Write),
+            "read" => Ok(Tell::Read),
+            _ => {
+                let what = format!("MP_TELL={value}: known are auto, write, read");
+                Err(Error::new("read environment", Kind::Invalid, what))
+            }
+        }
+    }
+
+    /// How a peer is told whose NIC `keeps` the order of WRITEs or may not, by a NIC that does
+    /// READs or none, and why.
+    ///
+    /// # Errors
+    /// `Unsupported` if READs are needed and there are none.
+    pub(super) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
+        let forced = "MP_TELL or Builder::tell says so";
+        if on(Mutant::PlainTell) {
+            return Ok((Tell::Write, "a mutant says so"));
+        }
+        let chosen = match (self, keeps) {
+            (Tell::Write, _) => (Tell::Write, forced),
+            (Tell::Read, _) => (Tell::Read, forced),
+            (Tell::Auto, true) => (Tell::Write, "its NIC places WRITEs in order"),
+            (Tell::Auto, false) => (Tell::Read, "its NIC may place WRITEs out of order"),
+        };
+        if chosen.0 == Tell::Read && !reads {
+            let what = "the peer's NIC may place WRITEs out of order, and the NIC here does no READ \
+                        that could keep a message's word behind its payload; MP_TELL=write goes \
+                        without, where the fabric has one path between the two";
+            return Err(Error::new("open lane", Kind::Unsupported, what));
+        }
+        Ok(chosen)
+    }
+}
+
+impl fmt::Display for Tell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tell::Auto => "auto",
+            Tell::Write => "a plain WRITE",
+            Tell::Read => "a WRITE behind a READ",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_a_plain_write_only_where_order_is_known_or_forced() {
+        let chosen = |tell: Tell, keeps| tell.choose(keeps, true).unwrap().0;
+        assert_eq!(chosen(Tell::Auto, true), Tell::Write);
+        assert_eq!(chosen(Tell::Auto, false), Tell::Read);
+        for keeps in [true, false] {
+            assert_eq!(chosen(Tell::Write, keeps), Tell::Write);
+            assert_eq!(chosen(Tell::Read, keeps), Tell::Read);
+        }
+    }
+
+    #[test]
+    fn what_is_no_way_to_tell_is_refused_by_name() {
+        for (value, tell) in [
+            ("", Tell::Auto),
+            ("write", Tell::Write),
+            ("read", Tell::Read),
+        ] {
+            assert_eq!(Tell::parse(value).unwrap(), tell);
+        }
+        let e = Tell::parse("atomic").unwrap_err();
+        assert_eq!(e.kind(), Kind::Invalid);
+        assert!(e.to_string().contains("MP_TELL=atomic"), "{e}");
+    }
+
+    #[test]
+    fn a_nic_without_reads_refuses_a_peer_that_may_place_out_of_order() {
+        let e = Tell::Auto.choose(false, false).unwrap_err();
+        assert_eq!(e.kind(), Kind::Unsupported);
+        assert!(e.to_string().contains("MP_TELL=write"), "{e}");
+        assert_eq!(Tell::Write.choose(false, false).unwrap().0, Tell::Write);
+        assert_eq!(Tell::Auto.choose(true, false).unwrap().0, Tell::Write);
+    }
+}

@@ -1,0 +1,135 @@
+//! What keeps a message's word behind its payload: chosen for each peer, told, and forced.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use mp::{Context, SizeSource, Tell};
+use sim::{LIMIT, Rank, play};
+use vmlx5::fabric::faults::Faults;
+
+const SIZES: [usize; 4] = [0, 8, 3000, 20_000];
+
+/// A context whose NIC places so many pieces of WRITEs late.
+fn open(rank: &Rank, ooo: f64, tell: Tell) -> Context {
+    let faults = Faults {
+        seed: rank.me.into(),
+        ooo,
+        ..Faults::default()
+    };
+    let place = rank.place_with(SoftOptions::default(), true, faults);
+    // Numbers that soon need a 17th bit, and slots that soon come again.
+    let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).tell(tell);
+    rank.open_at(&place, build)
+}
+
+/// Messages in both directions, by the CPU and on a stream, of known and of late lengths. Answers
+/// how many had wrong bytes, or another length.
+fn talk(ctx: &Context) -> usize {
+    let with = 1 - ctx.rank();
+    let stream = ctx.gpu().stream().unwrap();
+    let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = word.word64(0).unwrap();
+    let mut wrong = 0;
+    for round in 0..24 {
+        let len = SIZES[round % SIZES.len()];
+        let said = |from: u32| vec![from as u8 * 64 + round as u8; len];
+        let data = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
+        let into = ctx.alloc(MemoryKind::Pinned, len.max(1)).unwrap();
+        data.write(0, &said(ctx.rank())).unwrap();
+        let (data, here) = (data.slice(0, len).unwrap(), into.slice(0, len).unwrap());
+        let way = round / SIZES.len() % 3;
+        let by_cpu = way == 0;
+        let recv = match by_cpu {
+            true => ctx.irecv(with, 7, &here).unwrap(),
+            false => ctx.irecv_on(&stream, with, 7, &here).unwrap(),
+        };
+        let send = match way {
+            0 => ctx.isend(with, 7, &data).unwrap(),
+            1 => ctx.isend_on(&stream, with, 7, &data).unwrap(),
+            _ => {
+                word.store(len as u64).unwrap();
+                let size = SizeSource::Word {
+                    len: &word,
+                    offset: None,
+                };
+                let segments = [data];
+                let spec = mp::Send::new(with, 7, &segments).on(&stream).size(size);
+                ctx.send(&spec).unwrap()
+            }
+        };
+        if !by_cpu {
+            recv.wait_on(&stream).unwrap();
+            assert!(stream.synchronize(LIMIT).unwrap());
+        }
+        let got = recv.wait(LIMIT).unwrap().len;
+        let mut bytes = vec![0; len];
+        into.read(0, &mut bytes).unwrap();
+        wrong += usize::from(got != len as u64 || bytes != said(with));
+        send.wait(LIMIT).unwrap();
+    }
+    wrong
+}
+
+/// What two ranks come to whose NICs place `ooo` of the pieces late.
+fn told(seed: u64, ooo: [f64; 2], tell: Tell, expected: [Tell; 2]) {
+    play(seed, 2, move |rank| {
+        let ctx = open(rank, ooo[rank.me as usize], tell);
+        let with = 1 - rank.me;
+        assert_eq!(ctx.tells(with), None);
+        assert_eq!(talk(&ctx), 0, "wrong bytes");
+        assert_eq!(ctx.tells(with), Some(expected[rank.me as usize]));
+        assert_eq!(ctx.tells(2), None);
+        ctx.close(LIMIT).unwrap();
+        rank.leave();
+    });
+}
+
+#[test]
+fn a_peer_that_keeps_order_is_told_by_a_plain_write() {
+    told(1, [0.0, 0.0], Tell::Auto, [Tell::Write; 2]);
+}
+
+#[test]
+fn a_peer_that_places_out_of_order_is_told_behind_a_read() {
+    for seed in 0..10 {
+        told(seed, [0.5, 0.5], Tell::Auto, [Tell::Read; 2]);
+    }
+}
+
+/// Each rank decides by the other's NIC.
+#[test]
+fn ranks_may_tell_each_other_differently() {
+    for seed in 0..10 {
+        told(seed, [0.0, 0.5], Tell::Auto, [Tell::Read, Tell::Write]);
+    }
+}
+
+#[test]
+fn what_is_forced_goes_before_what_is_known() {
+    told(1, [0.0, 0.0], Tell::Read, [Tell::Read; 2]);
+}
+
+#[test]
+fn a_rank_tells_itself_as_its_own_nic_has_it() {
+    for (ooo, expected) in [(0.0, Tell::Write), (0.9, Tell::Read)] {
+        play(3, 1, move |rank| {
+            let ctx = open(rank, ooo, Tell::Auto);
+            let data = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
+            let into = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
+            for round in 1..20 {
+                data.write(0, &[round; 5000]).unwrap();
+                let recv = ctx.irecv(0, 1, &into.all()).unwrap();
+                ctx.isend(0, 1, &data.all()).unwrap().wait(LIMIT).unwrap();
+                recv.wait(LIMIT).unwrap();
+                let mut bytes = [0; 5000];
+                into.read(0, &mut bytes).unwrap();
+                assert_eq!(bytes, [round; 5000]);
+            }
+            assert_eq!(ctx.tells(0), Some(expected));
+            ctx.close(LIMIT).unwrap();
+            rank.leave();
+        });
+    }
+}
