@@ -182,7 +182,7 @@ impl Inner {
                     full.push(rank);
                     kept.push((rank, message));
                 }
-                Err(_) if message == Control::GivenUp => {}
+                Err(_) if matches!(message, Control::GivenUp | Control::Ping | Control::Pong) => {}
                 Err(e) => lost.push((rank, e)),
             }
         }
@@ -228,6 +228,7 @@ impl Inner {
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
         };
         let peer = place.get_or_insert_with(|| Box::new(Peer::new(rank)));
+        peer.heard = Some(self.host().now());
         if peer.failed.is_some() {
             return Ok(());
         }
@@ -239,7 +240,11 @@ impl Inner {
             Control::Truncated { tag, number, len } => {
                 self.was_truncated(state, rank, tag, number, len);
             }
-            Control::GivenUp => self.give_up(state, rank, Status::REMOTE_ABORTED),
+            Control::GivenUp => {
+                let text = self.status_text(state, rank, Status::REMOTE_ABORTED);
+                self.blame(state, rank, None, text);
+                self.give_up(state, rank, Status::REMOTE_ABORTED);
+            }
             _ => {}
         }
         taken

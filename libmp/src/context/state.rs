@@ -11,11 +11,12 @@ use gdsync::rdma::Endpoint;
 use super::peer::{LANES, Peer};
 use super::staging::Staging;
 use crate::region::Memory;
+use crate::request::fault::Faults;
 use crate::request::table::{RequestKey, Segments, Table};
 use crate::two_sided::Source;
 use crate::wire::control::Control;
 
-/// A request whose stream has stood for longer than the watchdog's limit.
+/// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// This rank.
@@ -26,8 +27,8 @@ pub struct Stuck {
     pub tag: u32,
     /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
     pub number: u64,
-    /// What the stream waits for, as the words between peer and message.
-    pub what: &'static str,
+    /// What the stream waits for, and what to check, in words.
+    pub what: String,
     /// The stream's number.
     pub stream: u64,
     /// For how long.
@@ -80,6 +81,8 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     pub fronts: Vec<Front>,
     pub next_look: Time,
+    /// Failures that no call has returned.
+    pub faults: Faults,
 }
 
 impl State {
@@ -100,6 +103,7 @@ impl State {
             keys: Vec::new(),
             fronts: Vec::new(),
             next_look: Time::ZERO,
+            faults: Faults::default(),
         }
     }
 
@@ -123,6 +127,16 @@ impl State {
         match alike.len() {
             0 => 1,
             n => alike[(stream % n as u64) as usize] as u8,
+        }
+    }
+
+    /// A call is about to return the failure of a request.
+    pub fn take_fault(&mut self, key: RequestKey) {
+        if let Some(entry) = self.requests.get_mut(key)
+            && !std::mem::replace(&mut entry.end.taken, true)
+            && entry.end.fault.is_some()
+        {
+            self.faults.open -= 1;
         }
     }
 

@@ -227,6 +227,7 @@ impl Inner {
             }
             let rank = entry.peer;
             self.give_up(state, rank, Status::CLOSED);
+            state.take_fault(key);
             self.finish(state, key, Status::CLOSED, 0);
             return Err(e);
         }

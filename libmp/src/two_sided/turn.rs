@@ -99,11 +99,15 @@ impl Inner {
                     None if status == Status::SUCCESS => (status, len),
                     None => (reason.unwrap_or(status), 0),
                 };
-                self.finish(state, key, status, len);
-                if status.is_error()
+                let fatal = status.is_error()
                     && status != Status::TRUNCATED
-                    && status != Status::LOCAL_LENGTH
-                {
+                    && status != Status::LOCAL_LENGTH;
+                if fatal {
+                    let text = self.status_text(state, rank, status);
+                    self.blame(state, rank, Some(key), text);
+                }
+                self.finish(state, key, status, len);
+                if fatal {
                     self.give_up(state, rank, status);
                 }
                 true
@@ -202,6 +206,11 @@ impl Inner {
             let error = peer.lane_error();
             let gone = || self.bootstrap.gone(rank).then_some(Status::REMOTE_ABORTED);
             if let Some(status) = error.or_else(gone) {
+                let text = match error {
+                    Some(status) => self.status_text(state, rank, status),
+                    None => format!("rank {rank} has left the job, or died"),
+                };
+                self.blame(state, rank, None, text);
                 self.give_up(state, rank, status);
                 done = true;
             } else if !say.is_empty() {
@@ -218,17 +227,12 @@ impl Inner {
         let mut state = self.lock();
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
-            let what = match entry.phase {
-                Phase::Queued { .. } | Phase::Sent(_) => "send to",
-                Phase::Claimed(_) => "receive from",
-                _ => continue,
-            };
-            let told = state.requests.told(key).is_some();
-            let Entry {
-                peer, tag, number, ..
-            } = entry;
-            if !told {
-                open.push(format!("{what} rank {peer}, tag {tag}, message {number}"));
+            let posted = matches!(
+                entry.phase,
+                Phase::Queued { .. } | Phase::Sent(_) | Phase::Claimed(_)
+            );
+            if posted && state.requests.told(key).is_none() {
+                open.push(entry.name().to_string());
             }
         }
         for peer in state

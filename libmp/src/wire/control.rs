@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// How a channel is laid out; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +88,10 @@ pub enum Control {
     Left,
     /// The sender of this has given the reader up, or is no more: nothing else comes from it.
     GivenUp,
+    /// The sender of this waits for the reader, and asks whether that lives.
+    Ping,
+    /// The answer.
+    Pong,
     /// A message of the reader's was longer than the receive that took it.
     Truncated {
         /// Under which tag.
@@ -120,6 +124,8 @@ impl Control {
             Control::GivenUp => (8, 0),
             Control::Leaving => (9, 0),
             Control::Left => (10, 0),
+            Control::Ping => (11, 0),
+            Control::Pong => (12, 0),
         };
         b.extend([kind, small]);
         match self {
@@ -127,7 +133,12 @@ impl Control {
                 b.extend(address.to_bytes());
                 shape.encode(&mut b);
             }
-            Control::Up { .. } | Control::GivenUp | Control::Leaving | Control::Left => {}
+            Control::Up { .. }
+            | Control::GivenUp
+            | Control::Leaving
+            | Control::Left
+            | Control::Ping
+            | Control::Pong => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
                 b.extend(block.to_bytes());
@@ -198,6 +209,8 @@ impl Control {
             8 => Control::GivenUp,
             9 => Control::Leaving,
             10 => Control::Left,
+            11 => Control::Ping,
+            12 => Control::Pong,
             _ => return Err(malformed(format!("a message of kind {kind}"))),
         };
         match r.0.len() {
@@ -285,6 +298,8 @@ mod tests {
             Control::GivenUp,
             Control::Leaving,
             Control::Left,
+            Control::Ping,
+            Control::Pong,
         ];
         for message in all {
             let bytes = message.encode();
@@ -299,7 +314,7 @@ mod tests {
             let mut other = bytes;
             other[4] = 9;
             let e = Control::decode(&other).unwrap_err().to_string();
-            assert!(e.contains("version 9") && e.contains("version 2"), "{e}");
+            assert!(e.contains("version 9") && e.contains("version 3"), "{e}");
         }
     }
 }
