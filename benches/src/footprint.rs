@@ -178,7 +178,7 @@ fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<(
                 let receive = context.irecv_on(stream, from, TAG, &nothing)?;
                 let send = context.isend_on(stream, to, TAG, &nothing)?;
                 receive.wait_on(stream)?;
-                ensure!(stream.synchronize(limit)?, "the time limit passed");
+                context.synchronize(stream, limit)?;
                 (send, receive)
             }
         };

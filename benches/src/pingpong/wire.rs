@@ -213,9 +213,7 @@ impl Wire for Messages<'_> {
     }
 
     fn check(&mut self) -> Result<()> {
-        let failed = self.context.error();
-        ensure!(failed.is_none(), "a message failed: {failed:?}");
-        Ok(())
+        Ok(self.context.take_error().map_or(Ok(()), Err)?)
     }
 
     fn finish(&mut self, limit: Duration) -> Result<()> {
