@@ -30,6 +30,11 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
         if plan.together {
             rank.barrier();
         }
-        seat.leave();
+        let me = seat.ctx.rank();
+        let too_long = |m: &draw::Message| (m.to == me || m.from == me) && m.is_too_long();
+        match plan.messages.iter().any(too_long) {
+            true => seat.leave_truncated(),
+            false => seat.leave(),
+        }
     })
 }
