@@ -267,7 +267,7 @@ fn timeout_of_short_send_says_how_many_messages_were_taken() {
             if rank.me == 1 {
                 // All but the first.
                 let first = ctx
-                    .prepare_recv(&mp::Recv::new(0, 1, &[data.clone()]))
+                    .prepare_recv(&mp::Recv::new(0, 1, std::slice::from_ref(&data)))
                     .unwrap();
                 for _ in 0..taken {
                     ctx.irecv(0, 1, &data).unwrap().wait(LIMIT).unwrap();
@@ -365,4 +365,51 @@ fn dead_peers_have_other_texts_than_living_ones() {
             rank.barrier();
         });
     }
+}
+
+#[test]
+fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(20)));
+        if rank.me == 1 {
+            ctx.irecv(0, 3, &slice(&ctx, SMALL))
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            return Death::Freezes.end(rank, &place, ctx, 1);
+        }
+        let data = slice(&ctx, SMALL);
+        ctx.isend(1, 3, &data).unwrap().wait(LIMIT).unwrap();
+        rank.pass(secs(1));
+        drop(ctx.isend(1, 3, &data).unwrap());
+        let e = ctx.close(LIMIT).unwrap_err();
+        assert_eq!(e.kind(), Kind::PeerFailed(Status::TRANSPORT_RETRY), "{e}");
+        assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(3), Some(1)));
+        assert_eq!(
+            e.to_string(),
+            "close context: send of 8 bytes to rank 1, tag 3, message 1: rank 1 does not answer, \
+             the retries of the NIC are exhausted: it has died, or the way to it is cut"
+        );
+        rank.barrier();
+    });
+}
+
+#[test]
+fn connection_that_nobody_answers_says_what_to_check() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            return rank.barrier();
+        }
+        let ctx = rank.open(|b| b.timeout(TIMEOUT));
+        let e = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)));
+        assert_eq!(
+            e.to_string(),
+            "open connection: rank 1 has not answered in 2 s (Builder::timeout): has it built a \
+             context named \"mp\", and does it call progress() if it does so itself \
+             (Progress::Manual)?"
+        );
+        rank.barrier();
+    });
 }

@@ -10,6 +10,7 @@ use super::peer::{Ground, Peer, Way};
 use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::two_sided::On;
+use crate::two_sided::words::time;
 use crate::wire::control::Control;
 
 /// Control messages that are kept for a rank that has no room for them.
@@ -85,7 +86,16 @@ impl Inner {
             (true, _) => Ok(()),
             (false, Some(e)) => Err(e),
             (false, None) => {
-                Err(Error::new(OPERATION, Kind::Timeout, "it did not answer").with_rank(rank))
+                let what = format!(
+                    "rank {rank} has not answered in {} (Builder::timeout): has it built a context \
+                     named {:?}, and does it call progress() if it does so itself \
+                     (Progress::Manual)?",
+                    time(self.config.timeout),
+                    self.config.name
+                );
+                Err(Error::new(OPERATION, Kind::Timeout, what)
+                    .with_rank(rank)
+                    .whole())
             }
         }
     }
@@ -158,6 +168,8 @@ impl Inner {
         let kept = state.unsent.iter().filter(|(to, _)| *to == rank).count();
         if kept > UNSENT {
             tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
+            let text = format!("rank {rank} does not read the control messages of this rank");
+            self.blame(state, rank, None, text);
             self.give_up(state, rank, Status::BAD_RESPONSE);
         }
     }
@@ -191,6 +203,8 @@ impl Inner {
         for (rank, e) in lost {
             tracing::warn!(target: "mp", "rank {}: rank {rank} cannot be told: {e}", self.rank);
             let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
+            let text = format!("rank {rank} cannot be reached by the bootstrap: {e}");
+            self.blame(state, rank, None, text);
             self.give_up(state, rank, status);
         }
         sent

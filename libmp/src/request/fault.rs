@@ -67,8 +67,8 @@ pub(crate) struct End {
 pub(crate) struct Faults {
     /// Of dropped requests.
     pub kept: Vec<Fault>,
-    /// Dropped requests that failed and are not among those.
-    pub uncounted: u64,
+    /// How many dropped requests failed and are not among those.
+    pub more: usize,
     /// Requests in the table that have one, and those kept.
     pub open: usize,
     last: u64,
@@ -87,7 +87,7 @@ impl Faults {
         match room {
             true => self.kept.push(fault),
             false => {
-                self.uncounted += 1;
+                self.more += 1;
                 self.open -= 1;
             }
         }

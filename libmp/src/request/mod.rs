@@ -39,7 +39,8 @@ impl Done {
 ///
 /// Dropping it *detaches* the request: that never blocks, the message moves as if the handle
 /// were held, and the memory it uses is kept until it has ended. A send has ended when its memory
-/// may be written again; a receive when the message is there.
+/// may be written again; a receive when the message is there. A failure that no call has returned is
+/// logged then, and returned by [`Context::synchronize`] or [`Context::close`].
 #[must_use = "a request that is dropped cannot be waited for"]
 pub struct Request {
     context: Context,

@@ -156,8 +156,14 @@ impl Inner {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
-            self.give_up(state, rank, Status::CLOSED);
             state.take_fault(key);
+            self.blame(
+                state,
+                rank,
+                Some(key),
+                format!("enqueued in part only: {e}"),
+            );
+            self.give_up(state, rank, Status::CLOSED);
             self.finish(state, key, Status::CLOSED, 0);
             return Err(e);
         }

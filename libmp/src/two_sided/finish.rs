@@ -81,6 +81,9 @@ impl Inner {
 
     /// Notes the failure of a request that ends, or that had ended well.
     fn fails(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+        if status == Status::ABORTED {
+            return;
+        }
         let order = state.faults.order();
         let Some(entry) = state.requests.get(key) else {
             return;
@@ -132,7 +135,7 @@ impl Inner {
         let (me, text) = (self.rank, self.fault_text(state, &fault));
         if state.faults.keep(fault) {
             tracing::warn!(target: "mp", "rank {me}: a request that was dropped failed: {text}");
-        } else if state.faults.uncounted == 1 {
+        } else if state.faults.more == 1 {
             tracing::warn!(
                 target: "mp",
                 "rank {me}: further failures of dropped requests are counted, not named, until \
@@ -185,9 +188,9 @@ impl Inner {
             state.faults.open -= count;
         }
         if stream.is_none() {
-            count += state.faults.uncounted as usize;
+            count += state.faults.more;
             if take {
-                state.faults.uncounted = 0;
+                state.faults.more = 0;
             }
         }
         let error = self.fault_error(state, operation, &first?);

@@ -89,6 +89,8 @@ impl Inner {
                 };
                 let status = match lane.qp.poll(request) {
                     Ok(None) => return false,
+                    // The payload failed, and the word behind it was flushed.
+                    Ok(Some(Status::FLUSHED)) => lane.qp.error().unwrap_or(Status::FLUSHED),
                     Ok(Some(status)) => status,
                     // So old that the queue has forgotten it.
                     Err(_) => peer.failed.unwrap_or(Status::SUCCESS),

@@ -346,6 +346,12 @@ impl Inner {
             (Why::Own(text), _) => format!("{name}: {text}"),
             (Why::Culprit, Some(cause)) => format!("{name}: {}", cause.text),
             (Why::Peer, Some(cause)) => format!("{name}: {}", cause.of_others(rank)),
+            (_, None) if peer.is_some_and(|peer| peer.why.is_some()) => {
+                let why = peer
+                    .and_then(|peer| peer.why.as_deref())
+                    .unwrap_or_default();
+                format!("{name}: rank {rank} sent what this rank does not understand: {why}")
+            }
             (_, None) => format!("{name}: {}", self.status_text(state, rank, fault.status)),
         }
     }
