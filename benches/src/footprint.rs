@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Connect, Context, Slice};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOptions, Work};
 use mp::{Memory, Slice};
