@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Connect, Context, Slice};
@@ -178,7 +178,7 @@ fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<(
                 let receive = context.irecv_on(stream, from, TAG, &nothing)?;
                 let send = context.isend_on(stream, to, TAG, &nothing)?;
                 receive.wait_on(stream)?;
-                ensure!(stream.synchronize(limit)?, "the time limit passed");
+                context.synchronize(stream, limit)?;
                 (send, receive)
             }
         };

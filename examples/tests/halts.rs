@@ -101,6 +101,10 @@ fn a_rank() {
     // A send of another's may have come, and that rank not know yet: nobody leaves before all say
     // that they are done.
     let _ = std::io::read_to_string(std::io::stdin());
+    // Requests that were dropped have failed.
+    if let Err(e) = ctx.close(LIMIT) {
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+    }
     ctx.close(LIMIT).unwrap();
 }
 

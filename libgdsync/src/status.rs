@@ -33,8 +33,8 @@ statuses! {
     ABORTED = 2, "aborted before it was posted";
     /// Discarded because an earlier request of the queue pair failed.
     FLUSHED = 3, "flushed because an earlier request failed";
-    /// The peer was silent for longer than the time limit.
-    TIMEOUT = 4, "the peer was silent for longer than the time limit";
+    /// Not complete when its time limit had passed, for whatever reason.
+    TIMEOUT = 4, "not complete within the time limit";
     /// The message is longer than the memory posted for it, or the request than the device allows.
     LOCAL_LENGTH = 5, "local length error";
     /// The work queue entry is malformed.
@@ -52,9 +52,9 @@ statuses! {
     /// The peer failed while doing it.
     REMOTE_OPERATION = 12, "remote operation error";
     /// No answer from the peer after all retries.
-    TRANSPORT_RETRY = 13, "transport retries exceeded";
-    /// The peer never had a receive ready.
-    RNR_RETRY = 14, "receiver-not-ready retries exceeded";
+    TRANSPORT_RETRY = 13, "transport retries exceeded: the peer's NIC does not answer";
+    /// The peer had no receive posted, at any of the retries.
+    RNR_RETRY = 14, "receiver-not-ready retries exceeded: no receive was posted";
     /// The peer aborted.
     REMOTE_ABORTED = 15, "remote aborted";
     /// A syndrome this library does not know.

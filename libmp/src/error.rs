@@ -61,6 +61,10 @@ struct Inner {
     rank: Option<u32>,
     object: String,
     limit: Option<u64>,
+    /// Tag and number of the message concerned.
+    message: Option<(u32, u64)>,
+    /// The object is a sentence that names rank and reason itself.
+    whole: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -75,6 +79,8 @@ impl Error {
             rank: None,
             object: object.into(),
             limit: None,
+            message: None,
+            whole: false,
             source: None,
         }))
     }
@@ -100,6 +106,29 @@ impl Error {
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
         self.0.source = Some(source.into());
+        self
+    }
+
+    /// The object is a sentence that names rank and reason itself.
+    #[cold]
+    pub(crate) fn whole(mut self) -> Error {
+        self.0.whole = true;
+        self
+    }
+
+    /// Names the message concerned, which the object does in words.
+    #[cold]
+    pub(crate) fn of_message(mut self, rank: Option<u32>, tag: u32, number: u64) -> Error {
+        self.0.rank = rank;
+        self.0.message = Some((tag, number));
+        self.whole()
+    }
+
+    /// Says that `more` other requests failed as well.
+    #[cold]
+    pub(crate) fn and_more(mut self, more: usize) -> Error {
+        let requests = if more == 1 { "request" } else { "requests" };
+        self.0.object += &format!(" ({more} other {requests} failed as well)");
         self
     }
 
@@ -134,6 +163,17 @@ impl Error {
     /// The rank concerned, where there is one.
     pub fn rank(&self) -> Option<u32> {
         self.0.rank
+    }
+
+    /// The tag of the message concerned, where there is one.
+    pub fn tag(&self) -> Option<u32> {
+        self.0.message.map(|(tag, _)| tag)
+    }
+
+    /// The number of the message concerned under its rank and tag, where there is one; 0 of a
+    /// receive from any rank that matched nothing.
+    pub fn number(&self) -> Option<u64> {
+        self.0.message.map(|(_, number)| number)
     }
 
     /// The limit that was run into, where there is one.
@@ -175,14 +215,14 @@ impl From<gdsync::Error> for Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.0.operation)?;
-        if let Some(rank) = self.0.rank {
+        if let Some(rank) = self.0.rank.filter(|_| !self.0.whole) {
             write!(f, "rank {rank}: ")?;
         }
         f.write_str(&self.0.object)?;
         if let Some(limit) = self.0.limit {
             write!(f, " (limit {limit})")?;
         }
-        if let Some(status) = self.status() {
+        if let Some(status) = self.status().filter(|_| !self.0.whole) {
             write!(f, ": {status}")?;
         }
         Ok(())

@@ -24,12 +24,12 @@
 //!     recv.wait_on(&stream)?; // kernels enqueued from here on find the message
 //!     drop(send); // detached: it goes on
 //!
-//!     assert!(stream.synchronize(Duration::from_secs(10))?);
+//!     ctx.synchronize(&stream, Duration::from_secs(10))?; // the first error of what was enqueued
 //!     let mut bytes = [0; 8];
 //!     memory.read(32, &mut bytes)?;
 //!     assert_eq!(bytes, [peer as u8; 8]);
 //!     assert_eq!(recv.wait(Duration::ZERO)?.len, 8);
-//!     ctx.close(Duration::from_secs(10))
+//!     ctx.close(Duration::from_secs(10)) // the first error that no call has returned
 //! }
 //!
 //! # fn main() -> mp::Result<()> {
@@ -90,11 +90,17 @@
 //! there are. At most 65,536 may be unfinished, or held, at a time.
 //!
 //! # Errors and time
-//! A rank that dies, or is silent for longer than the time limit, is given up: its requests fail
-//! with [`Kind::PeerFailed`], naming it, the streams that wait for it go on, having stored the
+//! A request that fails says so to whoever waits for it or tests it. A failure that no call has
+//! returned is returned by [`Context::synchronize`], if the stream posted the request or waited for
+//! it, by [`Context::close`] or by [`Context::take_error`]: the first one, once, with kind, rank, tag
+//! and number. Failures of requests whose handles were dropped are logged as well.
+//!
+//! A rank that dies, or fails a request by its time limit, is given up: its requests fail
+//! with [`Kind::PeerFailed`], naming it, and say what did not come, in which time, and what is known
+//! of the rank's life; the streams that wait for it go on, having stored the
 //! status in the request's word ([`Request::result_word`]) and the context's
 //! ([`Context::error_word`]), and everybody else is as before. What had arrived is still received.
-//! A stream that has stood for long is named by a warning and [`Context::stuck`]. The time limit of
+//! A stream that has waited for long is named by a warning and [`Context::stuck`]. The time limit of
 //! a request on a stream counts from when the stream has passed all earlier ones and what it
 //! waits for is not there; a kernel in between counts too.
 //!

@@ -71,7 +71,7 @@ fn stands_in_the_page(number: u32, rank: u32, alarms: &[String]) -> Result<(), S
         return Ok(());
     }
     let quoted = |line: &str, alarm: &str| {
-        let (_, what) = alarm.split_once(" has stood for ").unwrap_or_default();
+        let (_, what) = alarm.split_once(" has waited for ").unwrap_or_default();
         let (_, what) = what.split_once(": ").unwrap_or_default();
         line.trim_start().starts_with(&who) && line.ends_with(what)
     };
@@ -87,7 +87,7 @@ struct Wait<'a> {
     peer: Source,
     tag: u32,
     number: u64,
-    what: &'a str,
+    what: String,
 }
 
 fn to_send(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
@@ -96,7 +96,34 @@ fn to_send(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
         peer: peer.into(),
         tag,
         number,
-        what: "to send",
+        what: format!(
+            "receive from rank {peer}, tag {tag}, message {number}: no message; rank {peer} is \
+             alive. Do both ranks use the same tags in the same order?"
+        ),
+    }
+}
+
+/// A stream that waits for the receive of a long message.
+fn to_receive(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
+    Wait {
+        what: format!(
+            "send of {LARGE} bytes to rank {peer}, tag {tag}, message {number}: rank {peer} \
+             posted no receive; rank {peer} is alive. Messages above the eager limit (4096) hold \
+             their stream until then: post receives first"
+        ),
+        ..to_send(stream, peer, tag, number)
+    }
+}
+
+/// A stream that waits for room for a short message.
+fn to_take(stream: &Stream, peer: u32, tag: u32, number: u64) -> Wait<'_> {
+    Wait {
+        what: format!(
+            "send of {SMALL} bytes to rank {peer}, tag {tag}, message {number}: no room: rank \
+             {peer} has taken none of the last 4 messages (Builder::depth); rank {peer} is alive. \
+             Does it post a receive for each?"
+        ),
+        ..to_send(stream, peer, tag, number)
     }
 }
 
@@ -111,11 +138,11 @@ fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
     stuck.sort_by_key(|s| s.stream);
     let found: Vec<_> = stuck
         .iter()
-        .map(|s| (s.rank, s.peer, s.tag, s.number, s.what, s.stream))
+        .map(|s| (s.rank, s.peer, s.tag, s.number, &*s.what, s.stream))
         .collect();
     let wanted: Vec<_> = expected
         .iter()
-        .map(|w| (rank.me, w.peer, w.tag, w.number, w.what, w.stream.id()))
+        .map(|w| (rank.me, w.peer, w.tag, w.number, &*w.what, w.stream.id()))
         .collect();
     assert_eq!(found, wanted);
     for s in &stuck {
@@ -124,7 +151,7 @@ fn named_now(rank: &Rank, ctx: &Context, expected: &[Wait<'_>]) {
             "{s} in {LOOK:?}"
         );
         let text = s.to_string();
-        let (who, what) = text.split_once(" has stood for ").unwrap();
+        let (who, what) = text.split_once(" has waited for ").unwrap();
         let (_, what) = what.split_once(": ").unwrap();
         let said = |line: &String| line.starts_with(who) && line.ends_with(what);
         let alarms = rank.warnings.alarms();
@@ -209,15 +236,7 @@ fn crossed_order_on_two_ranks() {
             if written == Right {
                 return done(rank, &ctx, &[&stream], &[first, second]);
             }
-            let what = "to receive";
-            named(
-                rank,
-                &ctx,
-                &[Wait {
-                    what,
-                    ..to_send(&stream, peer, 1, 0)
-                }],
-            );
+            named(rank, &ctx, &[to_receive(&stream, peer, 1, 0)]);
             return given_up(rank, &ctx, &[&stream], &[(&first, peer), (&second, peer)]);
         }
         let second = ctx.irecv_on(&stream, 0, 2, &b).unwrap();
@@ -321,14 +340,7 @@ fn a_ring_that_sends_before_it_receives() {
         if written == Right {
             return done(rank, &ctx, &[&stream], &[send, recv]);
         }
-        named(
-            rank,
-            &ctx,
-            &[Wait {
-                what: "to receive",
-                ..to_send(&stream, next, 1, 0)
-            }],
-        );
+        named(rank, &ctx, &[to_receive(&stream, next, 1, 0)]);
         given_up(rank, &ctx, &[&stream], &[(&send, next), (&recv, before)]);
     });
 }
@@ -375,14 +387,7 @@ fn more_eager_messages_than_room() {
             if written == Right {
                 return done(rank, &ctx, &[&stream], &all);
             }
-            named(
-                rank,
-                &ctx,
-                &[Wait {
-                    what: "to take earlier messages, for room for",
-                    ..to_send(&stream, peer, 1, 4)
-                }],
-            );
+            named(rank, &ctx, &[to_take(&stream, peer, 1, 4)]);
             // What had room has ended.
             for sent in all.drain(..4) {
                 sent.wait(LIMIT).unwrap();
@@ -478,7 +483,11 @@ fn nobody_calls_progress() {
             let found = &stuck[0];
             assert_eq!((found.rank, found.peer, found.tag), (0, Source::Any, 1));
             assert_eq!(found.stream, stream.id());
-            assert_eq!(found.what, "and for progress() to take in");
+            assert_eq!(
+                found.what,
+                "receive from any rank, tag 1: a message is there, and no CPU has matched it: \
+                 call progress() (Progress::Manual)"
+            );
             assert!((WATCHDOG..LOOK + SLACK).contains(&found.since), "{found}");
             stands_in_the_page(8, 0, &[found.to_string()]).unwrap();
         }

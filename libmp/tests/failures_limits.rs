@@ -246,7 +246,7 @@ fn closing_names_what_is_unfinished() {
         for part in [
             "2 requests unfinished",
             "receive from rank 1, tag 3, message 0",
-            "send to rank 1, tag 4, message 0",
+            "send of 10000 bytes to rank 1, tag 4, message 0",
         ] {
             assert!(text.contains(part), "{text}");
         }

@@ -225,11 +225,10 @@ impl Flow for Messages<'_> {
             self.wait(rank, &request)?;
         }
         if self.poster == Poster::Stream {
-            synchronize(rank, self.endpoint)?;
+            let stream = &self.endpoint.stream;
+            self.context.synchronize(stream, rank.left())?;
         }
-        let failed = self.context.error();
-        ensure!(failed.is_none(), "a message failed: {failed:?}");
-        Ok(())
+        Ok(self.context.take_error().map_or(Ok(()), Err)?)
     }
 
     fn finish(&mut self, rank: &Rank) -> Result<()> {

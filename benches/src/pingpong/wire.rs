@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, RemoteMemory, Sge, WaitOptions, Work};
 use mp::{Memory, Slice};
@@ -213,9 +213,7 @@ impl Wire for Messages<'_> {
     }
 
     fn check(&mut self) -> Result<()> {
-        let failed = self.context.error();
-        ensure!(failed.is_none(), "a message failed: {failed:?}");
-        Ok(())
+        Ok(self.context.take_error().map_or(Ok(()), Err)?)
     }
 
     fn finish(&mut self, limit: Duration) -> Result<()> {

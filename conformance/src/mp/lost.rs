@@ -185,6 +185,10 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     for round in 0..8 {
         exchanges.round(round)?;
     }
+    // Requests that were dropped have failed.
+    if let Err(e) = ctx.close(patience()) {
+        ensure(e.rank() == Some(VICTIM), || format!("{e:?}"))?;
+    }
     ctx.close(patience())?;
     println!("{DONE}");
     Ok(())

@@ -253,6 +253,14 @@ impl Seat {
         self.end();
     }
 
+    /// As [`Seat::leave`], where messages that were dropped may have been too long.
+    pub fn leave_truncated(self) {
+        if let Err(e) = self.ctx.close(LIMIT) {
+            assert_eq!(e.kind(), Kind::Truncated, "{e:?}");
+        }
+        self.leave();
+    }
+
     /// As [`Seat::leave`], where a rank is lost that may not answer.
     pub fn leave_without(self, lost: u32) {
         close_without(&self.ctx, lost);
@@ -265,13 +273,26 @@ impl Seat {
     }
 }
 
-/// Closes a context whose peer `lost` may not answer.
+/// Closes a context whose peer `lost` may not answer. Requests that were dropped have failed, with
+/// other ranks, too, which gave up themselves.
 pub fn close_without(ctx: &Context, lost: u32) {
     const FOR: Duration = Duration::from_secs(1);
-    if let Err(e) = ctx.close(FOR) {
-        let known = (e.kind(), e.rank()) == (Kind::Timeout, Some(lost));
-        assert!(known && e.object().starts_with("no answer"), "{e:?}");
+    const TRIES: usize = 4;
+    for _ in 0..TRIES {
+        match ctx.close(FOR) {
+            Ok(()) => return,
+            Err(e) if e.kind() == Kind::Timeout => {
+                let known = e.rank() == Some(lost) && e.object().starts_with("no answer");
+                assert!(known, "{e:?}");
+                return;
+            }
+            Err(e) => {
+                let failed = matches!(e.kind(), Kind::PeerFailed(_)) && e.tag().is_some();
+                assert!(failed && e.rank() != Some(ctx.rank()), "{e:?}");
+            }
+        }
     }
+    panic!("requests fail after all have failed");
 }
 
 /// The machines and the fiber of a rank: what stops when its process does.

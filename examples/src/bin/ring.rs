@@ -55,10 +55,7 @@ fn play(ctx: &Context, laps: u64) -> Result<()> {
         ctx.irecv_on(&stream, before, TOKEN, &memory.all())?
             .wait_on(&stream)?;
     }
-    ensure!(
-        stream.synchronize(LIMIT)?,
-        "the stream did not end within {LIMIT:?}"
-    );
+    ctx.synchronize(&stream, LIMIT)?;
 
     // What the word holds: the laps that the token has completed, and this lap's ranks so far.
     let mut bytes = [0; WORD];

@@ -76,10 +76,7 @@ fn play(ctx: &Context, cli: &Cli) -> Result<()> {
     let enqueued = start.elapsed();
 
     // The only wait of the CPU.
-    ensure!(
-        stream.synchronize(LIMIT)?,
-        "the stream did not end within {LIMIT:?}"
-    );
+    ctx.synchronize(&stream, LIMIT)?;
     let done = start.elapsed();
 
     let mut bytes = vec![0; memory.len()];

@@ -15,10 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
-use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::memop::DevicePtr;
 use gdsync::rdma::{Access, Device, Pd};
+use gdsync::{Gpu, Stream};
 
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
@@ -341,10 +341,33 @@ impl Context {
         self.inner().error.addr()
     }
 
-    /// The status of the first request of this context that failed.
+    /// The status of the first request of this context that failed, whether or not a call has
+    /// returned the failure.
     pub fn error(&self) -> Option<gdsync::Status> {
         let status = self.inner().error.load().unwrap_or(0);
         (status != 0).then_some(gdsync::Status(status))
+    }
+
+    /// The first failure of a request that no call has returned: neither a wait or test of the
+    /// request, nor an earlier call of this, [`synchronize`](Context::synchronize) or
+    /// [`close`](Context::close). All later ones count as returned, too; the error says how many there
+    /// are. Requests whose handles are held still answer what became of them.
+    pub fn take_error(&self) -> Option<Error> {
+        self.inner().first_error("take error", None, true)
+    }
+
+    /// Waits, at most `limit`, until everything that was enqueued on `stream` so far has run, and
+    /// returns the first failure of what was enqueued there: messages that it posted or waited for,
+    /// except failures that a call has returned. Later failures of the stream count as returned,
+    /// too. A short message that the stream does not wait for may fail after that:
+    /// [`close`](Context::close) returns it.
+    ///
+    /// # Errors
+    /// `Timeout` after `limit`, saying what the stream waits for: the call may be repeated. Those of
+    /// requests as [`Request::test`](crate::Request::test); those of
+    /// [`Stream::synchronize`](gdsync::Stream::synchronize).
+    pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        self.inner().synchronize(stream, limit)
     }
 
     /// One round of the background work. `true`: something was done.
@@ -358,7 +381,7 @@ impl Context {
         self.inner().stuck()
     }
 
-    /// Leaves in good order: waits, at most `limit`, until no request that was posted is unfinished
+    /// Leaves in good order, and returns the first failure that no call has returned. Waits, at most `limit`, until no request that was posted is unfinished
     /// (receives that nobody waits for do not count), this side has told its peers all that they
     /// wait for, and none of them has anything under way to this rank. A rank that leaves
     /// without it may make the last sends to it fail, which it has received.
@@ -368,8 +391,19 @@ impl Context {
     /// this waits for this side's part alone.
     ///
     /// # Errors
-    /// `Timeout`, naming what is unfinished or who did not answer. The call may be repeated.
+    /// `Timeout`, naming what is unfinished or who did not answer; its source is the first failure
+    /// that no call has returned, if there is one. The call may be repeated. Else that failure,
+    /// as [`take_error`](Context::take_error).
     pub fn close(&self, limit: Duration) -> Result<()> {
-        self.inner().close(limit)
+        const OPERATION: &str = "close context";
+        let inner = self.inner();
+        let closed = inner.close(limit);
+        let first = inner.first_error(OPERATION, None, closed.is_ok());
+        match (closed, first) {
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(first)) => Err(first),
+            (Err(late), Some(first)) => Err(late.with_source(first)),
+            (Err(late), None) => Err(late),
+        }
     }
 }

@@ -10,6 +10,7 @@ use super::peer::{Ground, Peer, Way};
 use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::two_sided::On;
+use crate::two_sided::words::time;
 use crate::wire::control::Control;
 
 /// Control messages that are kept for a rank that has no room for them.
@@ -93,7 +94,16 @@ impl Inner {
             (true, _) => Ok(()),
             (false, Some(e)) => Err(e),
             (false, None) => {
-                Err(Error::new(OPERATION, Kind::Timeout, "it did not answer").with_rank(rank))
+                let what = format!(
+                    "rank {rank} has not answered in {} (Builder::timeout): has it built a context \
+                     named {:?}, and does it call progress() if it does so itself \
+                     (Progress::Manual)?",
+                    time(self.config.timeout),
+                    self.config.name
+                );
+                Err(Error::new(OPERATION, Kind::Timeout, what)
+                    .with_rank(rank)
+                    .whole())
             }
         }
     }
@@ -186,6 +196,8 @@ impl Inner {
             });
         } else {
             tracing::warn!(target: "mp", "rank {}: rank {rank} asks and does not read", self.rank);
+            let text = format!("rank {rank} does not read the control messages of this rank");
+            self.blame(state, rank, None, text);
             self.give_up(state, rank, Status::BAD_RESPONSE);
         }
     }
@@ -211,6 +223,7 @@ impl Inner {
                     held.push(rank);
                     kept.push((rank, message));
                 }
+                Err(_) if matches!(message, Control::Ping | Control::Pong) => {}
                 Err(e) if matches!(e.kind(), Kind::PeerFailed(_)) => {
                     if message != Control::GivenUp {
                         gone.push((rank, e));
@@ -231,6 +244,8 @@ impl Inner {
         for (rank, e) in gone {
             tracing::warn!(target: "mp", "rank {}: rank {rank} cannot be told: {e}", self.rank);
             let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
+            let text = format!("rank {rank} cannot be reached by the bootstrap: {e}");
+            self.blame(state, rank, None, text);
             self.give_up(state, rank, status);
         }
         (sent, lost)
@@ -311,6 +326,7 @@ impl Inner {
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
         };
         let peer = place.get_or_insert_with(|| Box::new(Peer::new(rank)));
+        peer.heard = Some(self.host().now());
         if peer.failed.is_some() {
             return Ok(());
         }
@@ -322,7 +338,11 @@ impl Inner {
             Control::Truncated { tag, number, len } => {
                 self.was_truncated(state, rank, tag, number, len);
             }
-            Control::GivenUp => self.give_up(state, rank, Status::REMOTE_ABORTED),
+            Control::GivenUp => {
+                let text = self.status_text(state, rank, Status::REMOTE_ABORTED);
+                self.blame(state, rank, None, text);
+                self.give_up(state, rank, Status::REMOTE_ABORTED);
+            }
             _ => {}
         }
         taken

@@ -7,12 +7,15 @@
 
 use std::collections::BTreeMap;
 
+use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory};
 
 use super::{Config, Tell};
 use crate::error::{Error, Kind, Result};
+use crate::request::fault::Name;
+use crate::request::table::RequestKey;
 use crate::two_sided::channel::{RecvChannel, SendChannel};
 use crate::wire::control::{Control, Shape};
 
@@ -63,6 +66,35 @@ pub(crate) struct Peer {
     pub answered: bool,
     /// What it said that made no sense here.
     pub why: Option<String>,
+    /// Why it was given up, or is about to be.
+    pub cause: Option<Cause>,
+    /// When a control message of it was last taken in.
+    pub heard: Option<Time>,
+    /// When it was last asked whether it lives.
+    pub probed: Option<Time>,
+}
+
+/// Why a peer was given up.
+pub(crate) struct Cause {
+    /// The request that the peer failed.
+    pub culprit: Option<(RequestKey, Name)>,
+    /// The position of its failure in the order of failures.
+    pub order: u64,
+    /// In words.
+    pub text: String,
+}
+
+impl Cause {
+    /// In words, for other requests than the culprit.
+    pub fn of_others(&self, rank: u32) -> String {
+        match &self.culprit {
+            Some((_, name)) => {
+                let text = &self.text;
+                format!("rank {rank} was given up after another request failed: {name}: {text}")
+            }
+            None => self.text.clone(),
+        }
+    }
 }
 
 /// What is to be open before something can be posted.
@@ -116,6 +148,9 @@ impl Peer {
             asked: false,
             answered: false,
             why: None,
+            cause: None,
+            heard: None,
+            probed: None,
         }
     }
 
@@ -126,8 +161,12 @@ impl Peer {
         let error = match &self.why {
             Some(why) => Error::new(operation, Kind::Protocol, why.as_str()),
             None => {
-                let what = "the peer failed or was given up";
-                Error::new(operation, Kind::PeerFailed(status), what)
+                let rank = self.rank;
+                let what = match &self.cause {
+                    Some(cause) => cause.of_others(rank),
+                    None => format!("rank {rank} was given up: {status}"),
+                };
+                Error::new(operation, Kind::PeerFailed(status), what).whole()
             }
         };
         error.with_rank(self.rank)
@@ -445,7 +484,11 @@ impl Peer {
                 self.answered = true;
                 Ok(())
             }
-            Control::Truncated { .. } | Control::GivenUp => Ok(()),
+            Control::Ping => {
+                say.push(Control::Pong);
+                Ok(())
+            }
+            Control::Pong | Control::Truncated { .. } | Control::GivenUp => Ok(()),
         }
     }
 

@@ -11,11 +11,12 @@ use gdsync::rdma::Endpoint;
 use super::peer::{LANES, Peer, Way};
 use super::staging::Staging;
 use crate::region::Memory;
+use crate::request::fault::Faults;
 use crate::request::table::{RequestKey, Segments, Table};
 use crate::two_sided::Source;
 use crate::wire::control::Control;
 
-/// A request whose stream has stood for longer than the watchdog's limit.
+/// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// This rank.
@@ -26,8 +27,8 @@ pub struct Stuck {
     pub tag: u32,
     /// Its number under peer and tag, from 0; 0 if nothing has matched a receive from anybody.
     pub number: u64,
-    /// What the stream waits for, as the words between peer and message.
-    pub what: &'static str,
+    /// What the stream waits for, and what to check, in words.
+    pub what: String,
     /// The stream's number.
     pub stream: u64,
     /// For how long.
@@ -88,6 +89,8 @@ pub(crate) struct State {
     pub next_census: Time,
     /// The rank that is asked about next, whether or not something waits for it.
     pub census_at: u32,
+    /// Failures that no call has returned.
+    pub faults: Faults,
 }
 
 impl State {
@@ -112,6 +115,7 @@ impl State {
             next_look: Time::ZERO,
             next_census: Time::ZERO,
             census_at: 0,
+            faults: Faults::default(),
         }
     }
 
@@ -161,6 +165,16 @@ impl State {
             }
             false
         });
+    }
+
+    /// A call is about to return the failure of a request.
+    pub fn take_fault(&mut self, key: RequestKey) {
+        if let Some(entry) = self.requests.get_mut(key)
+            && !std::mem::replace(&mut entry.end.taken, true)
+            && entry.end.fault.is_some()
+        {
+            self.faults.open -= 1;
+        }
     }
 
     pub fn peer(&mut self, rank: u32) -> Option<&mut Peer> {

@@ -1,5 +1,6 @@
 //! Requests: handles on sends and receives, and waiting for several.
 
+pub(crate) mod fault;
 pub(crate) mod table;
 
 use std::fmt;
@@ -12,6 +13,9 @@ use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
 use table::{Phase, RequestKey};
+
+const TEST: &str = "test request";
+const WAIT: &str = "wait for request";
 
 /// How a request ended well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +39,8 @@ impl Done {
 ///
 /// Dropping it *detaches* the request: that never blocks, the message moves as if the handle
 /// were held, and the memory it uses is kept until it has ended. A send has ended when its memory
-/// may be written again; a receive when the message is there.
+/// may be written again; a receive when the message is there. A failure that no call has returned is
+/// logged then, and returned by [`Context::synchronize`] or [`Context::close`].
 #[must_use = "a request that is dropped cannot be waited for"]
 pub struct Request {
     context: Context,
@@ -101,7 +106,8 @@ impl Request {
     pub fn test(&self) -> Result<Option<Done>> {
         let inner = self.inner();
         let mut state = inner.lock();
-        inner.visit(&mut state, self.key)
+        inner.visit(&mut state, self.key);
+        inner.answer(TEST, &mut state, self.key)
     }
 
     /// Waits on the CPU, at most `limit`, until it has ended. For a receive that a stream posted see
@@ -111,25 +117,21 @@ impl Request {
     /// As [`Request::test`]; `Timeout`, naming the rank, after `limit`: it is under way still, and
     /// the call may be repeated. `NoSuchRequest` if it was not posted.
     pub fn wait(&self, limit: Duration) -> Result<Done> {
-        let mut result = Ok(None);
-        self.inner().wait_until(limit, &mut |state| {
-            result = self.inner().visit(state, self.key);
-            !matches!(result, Ok(None))
-        });
-        match result? {
-            Some(done) => Ok(done),
-            None => Err(self.late(limit)),
-        }
+        let inner = self.inner();
+        inner.wait_until(limit, &mut |state| inner.has_ended(state, self.key));
+        let done = inner.answer(WAIT, &mut inner.lock(), self.key)?;
+        done.ok_or_else(|| self.late(limit))
     }
 
     #[cold]
     fn late(&self, limit: Duration) -> Error {
-        let what = format!("{self:?}, after {limit:?}");
-        let error = Error::new("wait for request", Kind::Timeout, what);
-        let state = self.inner().lock();
-        match state.requests.get(self.key).map(|e| e.peer) {
-            Some(rank) if rank < self.inner().size => error.with_rank(rank),
-            _ => error,
+        let inner = self.inner();
+        let state = inner.lock();
+        let text = inner.late_text(&state, self.key, limit);
+        let error = Error::new(WAIT, Kind::Timeout, text);
+        match state.requests.get(self.key) {
+            Some(e) => error.of_message(e.name().peer, e.tag, e.number),
+            None => error,
         }
     }
 
@@ -170,8 +172,15 @@ impl Request {
 }
 
 impl Inner {
-    /// The answer about one request, after doing what can be done for it.
-    fn visit(&self, state: &mut State, key: RequestKey) -> Result<Option<Done>> {
+    /// Whether a request has ended, or cannot, after doing what can be done for it.
+    fn has_ended(&self, state: &mut State, key: RequestKey) -> bool {
+        self.visit(state, key);
+        let phase = state.requests.get(key).map(|entry| entry.phase);
+        matches!(phase, None | Some(Phase::Done(_) | Phase::Prepared))
+    }
+
+    /// Does what can be done for a request.
+    fn visit(&self, state: &mut State, key: RequestKey) {
         if let Some(entry) = state.requests.get_mut(key) {
             entry.wanted = true;
             if entry.phase == Phase::Unmatched {
@@ -179,14 +188,31 @@ impl Inner {
             }
         }
         self.advance(state, key);
-        self.outcome(state, key)
     }
 
-    fn outcome(&self, state: &State, key: RequestKey) -> Result<Option<Done>> {
-        const OPERATION: &str = "test request";
+    /// The answer about one request. A failure counts as returned.
+    fn answer(
+        &self,
+        operation: &'static str,
+        state: &mut State,
+        key: RequestKey,
+    ) -> Result<Option<Done>> {
+        let outcome = self.outcome(operation, state, key);
+        if outcome.is_err() {
+            state.take_fault(key);
+        }
+        outcome
+    }
+
+    fn outcome(
+        &self,
+        operation: &'static str,
+        state: &State,
+        key: RequestKey,
+    ) -> Result<Option<Done>> {
         let Some(entry) = state.requests.get(key) else {
             return Err(Error::new(
-                OPERATION,
+                operation,
                 Kind::NoSuchRequest,
                 "it is not known",
             ));
@@ -194,43 +220,38 @@ impl Inner {
         let Phase::Done(status) = entry.phase else {
             if entry.phase == Phase::Prepared {
                 return Err(Error::new(
-                    OPERATION,
+                    operation,
                     Kind::NoSuchRequest,
                     "it is not posted",
                 ));
             }
             return Ok(None);
         };
-        let (rank, tag, len) = (entry.peer, entry.tag, entry.len);
-        let fail = |kind, what: String| {
-            let error = Error::new(OPERATION, kind, what);
-            Err(if rank < self.size {
-                error.with_rank(rank)
-            } else {
-                error
-            })
-        };
-        match status {
-            Status::SUCCESS => Ok(Some(Done {
-                peer: rank,
-                tag,
-                len,
+        let name = entry.name();
+        match (status, &entry.end.fault) {
+            (Status::SUCCESS, _) => Ok(Some(Done {
+                peer: entry.peer,
+                tag: entry.tag,
+                len: entry.len,
             })),
-            Status::TRUNCATED => {
-                let what = format!("a message of {len} bytes under tag {tag}");
-                fail(Kind::Truncated, what)
-            }
-            Status::CANCELLED | Status::ABORTED => {
-                fail(Kind::Cancelled, format!("under tag {tag}"))
-            }
-            status => {
-                let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
-                match peer.filter(|peer| peer.failed.is_some()) {
-                    Some(peer) => Err(peer.error(OPERATION)),
-                    None => fail(Kind::Failed(status), format!("under tag {tag}")),
-                }
+            (_, Some(fault)) => Err(self.fault_error(state, operation, fault)),
+            (_, None) => {
+                let text = format!("{name}: {status}");
+                let error = Error::new(operation, Kind::Cancelled, text);
+                Err(error.of_message(name.peer, name.tag, name.number))
             }
         }
+    }
+
+    /// The first failure of several requests, in their order; those of all count as returned.
+    fn first_of(&self, requests: &[Request]) -> Option<Error> {
+        let mut state = self.lock();
+        let mut failed = requests
+            .iter()
+            .map(|request| self.answer(WAIT, &mut state, request.key));
+        let first = failed.find_map(Result::err);
+        failed.for_each(drop);
+        first
     }
 
     /// Waits, doing the background work now and then.
@@ -287,7 +308,7 @@ impl Inner {
                 Kind::NoSuchRequest,
                 "it is not posted",
             )),
-            Phase::Done(_) => self.outcome(&state, key).map(drop),
+            Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
             Phase::Sent(request) => {
                 let (rank, lane) = (entry.peer, usize::from(entry.poster.lane));
                 let lane = state.peer(rank).and_then(|peer| peer.lanes[lane].as_mut());
@@ -336,7 +357,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     let mut open = 0;
     let ended = inner.wait_until(limit, &mut |state| {
         while let Some(request) = requests.get(open) {
-            if matches!(inner.visit(state, request.key), Ok(None)) {
+            if !inner.has_ended(state, request.key) {
                 return false;
             }
             open += 1;
@@ -345,14 +366,17 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
     });
     if !ended && let Some(request) = requests.get(open) {
         // One that failed may be why another is late.
-        let failed = requests.iter().find_map(|request| request.test().err());
+        let failed = inner.first_of(requests);
         return Err(failed.unwrap_or_else(|| request.late(limit)));
+    }
+    if let Some(e) = inner.first_of(requests) {
+        return Err(e);
     }
     let state = inner.lock();
     let done = |request: &Request| -> Result<Done> {
         inner
-            .outcome(&state, request.key)?
-            .ok_or_else(|| Error::new("wait for requests", Kind::Timeout, "one has not ended"))
+            .outcome(WAIT, &state, request.key)?
+            .ok_or_else(|| Error::new(WAIT, Kind::Timeout, "one has not ended"))
     };
     requests.iter().map(done).collect()
 }
@@ -363,7 +387,7 @@ pub fn wait_all(requests: &[Request], limit: Duration) -> Result<Vec<Done>> {
 /// That of the request that ended first, if it failed; `Timeout` as [`Request::wait`], of the
 /// first; `Invalid` for no requests or those of several contexts.
 pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> {
-    let mut found = Ok(None);
+    let mut found = None;
     let Some(inner) = same(requests)? else {
         return Err(Error::new(
             "wait for requests",
@@ -372,19 +396,13 @@ pub fn wait_any(requests: &[Request], limit: Duration) -> Result<(usize, Done)> 
         ));
     };
     inner.wait_until(limit, &mut |state| {
-        for (place, request) in requests.iter().enumerate() {
-            match inner.visit(state, request.key) {
-                Ok(None) => {}
-                Ok(Some(done)) => found = Ok(Some((place, done))),
-                Err(e) => found = Err(e),
-            }
-            if !matches!(found, Ok(None)) {
-                return true;
-            }
-        }
-        false
+        found = requests.iter().position(|r| inner.has_ended(state, r.key));
+        found.is_some()
     });
-    found?.ok_or_else(|| requests[0].late(limit))
+    let late = || requests[0].late(limit);
+    let place = found.ok_or_else(late)?;
+    let done = inner.answer(WAIT, &mut inner.lock(), requests[place].key)?;
+    Ok((place, done.ok_or_else(late)?))
 }
 
 /// Waits on the CPU, at most `limit`, until at least one of the requests has ended; answers all
@@ -396,12 +414,16 @@ pub fn wait_some(requests: &[Request], limit: Duration) -> Result<Vec<(usize, Do
     let (first, _) = wait_any(requests, limit)?;
     let mut all = Vec::new();
     for (place, request) in requests.iter().enumerate() {
-        match request.test() {
+        let inner = request.inner();
+        let mut state = inner.lock();
+        inner.visit(&mut state, request.key);
+        // A failure is returned when it is waited for.
+        match inner.outcome(WAIT, &state, request.key) {
             Ok(Some(done)) => all.push((place, done)),
-            Ok(None) => {}
-            Err(e) if place == first => return Err(e),
-            // It is told when it is waited for.
-            Err(_) => {}
+            Err(_) if place == first => {
+                return inner.answer(WAIT, &mut state, request.key).map(|_| all);
+            }
+            Ok(None) | Err(_) => {}
         }
     }
     Ok(all)

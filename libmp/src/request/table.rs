@@ -13,6 +13,7 @@ use gdsync::rdma::SendRequest;
 use gdsync::{Gpu, Status, Stream};
 use slotmap::{DefaultKey, Key, SlotMap};
 
+use super::fault::{End, Fault};
 use crate::error::{Error, Kind, Result};
 use crate::region::{Memory, Slice};
 use crate::wire::word;
@@ -146,6 +147,8 @@ pub(crate) struct Entry {
     pub refused: bool,
     /// A receive posted by a stream: the stream was told to set the mark.
     pub marked: Option<Event>,
+    /// How it ended, as far as it concerns errors.
+    pub end: End,
 }
 
 /// The table.
@@ -274,6 +277,13 @@ impl Table {
             .iter()
             .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || !e.held);
         into.extend(open.map(|(key, _)| key));
+    }
+
+    /// Failures that no call has returned.
+    pub fn faults(&mut self) -> impl Iterator<Item = (&Fault, &mut bool)> {
+        let ends = self.entries.values_mut().map(|entry| &mut entry.end);
+        ends.filter_map(|end| Some((end.fault.as_deref()?, &mut end.taken)))
+            .filter(|(_, taken)| !**taken)
     }
 
     /// The next position in the order of posts.

@@ -195,6 +195,14 @@ impl SendChannel {
         (!has_come(taken, before)).then_some((taken, before))
     }
 
+    /// How many of the messages that may be under way before `number` were taken.
+    pub fn taken_before(&self, number: u64) -> u32 {
+        let oldest = number.saturating_sub(self.shape.depth.into());
+        let before = oldest.max(self.shape.start)..number;
+        let taken = before.filter(|n| has_come(&self.taken[self.shape.slot(*n)], *n));
+        taken.count() as u32
+    }
+
     /// The word of the receive of `number`, if only short messages used its slot for so long that
     /// its 16 bits would soon tell of the future. Who sends a short message makes it tell of that
     /// one: its receive has nothing to say, and the next in the slot is not there before it.

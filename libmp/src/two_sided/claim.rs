@@ -82,7 +82,9 @@ impl Inner {
         let number = entry.number;
         let there = |channel: &RecvChannel| has_come(channel.word(number, entry.large), number);
         if peer.failed.is_some() && !peer.recvs.get(&entry.tag).is_some_and(there) {
-            return Err(peer.error(WAIT));
+            let e = peer.error(WAIT);
+            state.take_fault(key);
+            return Err(e);
         }
         let Peer { recvs, lanes, .. } = peer;
         let Some(channel) = recvs.get_mut(&entry.tag) else {
@@ -154,6 +156,13 @@ impl Inner {
                 let _ = word.store(failed);
             }
             let _ = channel.taken(number).store(failed);
+            state.take_fault(key);
+            self.blame(
+                state,
+                rank,
+                Some(key),
+                format!("enqueued in part only: {e}"),
+            );
             self.give_up(state, rank, Status::CLOSED);
             self.finish(state, key, Status::CLOSED, 0);
             return Err(e);

@@ -8,11 +8,13 @@ use super::post::known;
 use super::receive::{set_mark, settle_told};
 use super::send::Batch;
 use super::turn::arrived;
+use super::words::TOO_LONG;
 use crate::context::Inner;
-use crate::context::peer::{Lane, Peer};
+use crate::context::peer::{Cause, Lane, Peer};
 use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
+use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::{Phase, RequestKey, Segments};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -26,10 +28,15 @@ impl Inner {
         if matches!(entry.phase, Phase::Done(_)) {
             return;
         }
-        if status != Status::SUCCESS && status != Status::CANCELLED {
+        let failed = status != Status::SUCCESS && status != Status::CANCELLED;
+        if failed {
             // Before the word that streams wait for.
             self.note(status);
+            self.fails(state, key, status, len);
         }
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
         let looked_at = entry.held || !entry.waiters.is_empty();
         if looked_at && state.requests.told(key).is_none() {
             // Pinned memory, which the CPU reaches: it cannot fail.
@@ -44,7 +51,7 @@ impl Inner {
         entry.phase = Phase::Done(status);
         entry.len = len;
         entry.stamped = None;
-        entry.poster.stream = None;
+        entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         let segments = std::mem::take(&mut entry.segments);
         let staging = entry.staging.take();
         let (receive, rank, tag, number) = (entry.receive, entry.peer, entry.tag, entry.number);
@@ -66,7 +73,131 @@ impl Inner {
         if receive && status == Status::TRUNCATED {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
+        if failed {
+            self.drop_fault(state, key);
+        }
         state.requests.release(key);
+    }
+
+    /// Notes the failure of a request that ends, or that had ended well.
+    fn fails(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
+        if status == Status::ABORTED {
+            return;
+        }
+        let order = state.faults.order();
+        let Some(entry) = state.requests.get(key) else {
+            return;
+        };
+        let name = entry.name();
+        let peer = state
+            .peers
+            .get(entry.peer as usize)
+            .and_then(Option::as_deref);
+        let cause = peer.and_then(|peer| peer.cause.as_ref());
+        let culprit = cause.filter(|cause| cause.culprit.is_some_and(|(of, _)| of == key));
+        let own = matches!(status, Status::TRUNCATED | Status::LOCAL_LENGTH);
+        let why = match culprit {
+            Some(_) => Why::Culprit,
+            None if !own && peer.is_some_and(|peer| peer.failed.is_some()) => Why::Peer,
+            None => Why::Own(self.own_text(state, key, status, len)),
+        };
+        let claimed = match entry.phase {
+            Phase::Claimed(stream) => Some(stream),
+            _ => None,
+        };
+        let poster = entry.poster.stream.as_ref().map(|stream| stream.id());
+        let posted = poster.or(entry.end.stream);
+        let waiters = entry.waiters.iter().map(|waiter| waiter.stream);
+        let fault = Fault {
+            order: culprit.map_or(order, |cause| cause.order),
+            name,
+            status,
+            why,
+            streams: posted.into_iter().chain(claimed).chain(waiters).collect(),
+        };
+        if let Some(entry) = state.requests.get_mut(key) {
+            state.faults.open += usize::from(!entry.end.taken);
+            entry.end.fault = Some(Box::new(fault));
+        }
+    }
+
+    /// Logs and keeps the failure of a request whose handle is dropped, if no call has returned it.
+    fn drop_fault(&self, state: &mut State, key: RequestKey) {
+        let Some(entry) = state.requests.get_mut(key).filter(|entry| !entry.held) else {
+            return;
+        };
+        if let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken) {
+            self.keep_fault(state, *fault);
+        }
+    }
+
+    fn keep_fault(&self, state: &mut State, fault: Fault) {
+        let (me, text) = (self.rank, self.fault_text(state, &fault));
+        if state.faults.keep(fault) {
+            tracing::warn!(target: "mp", "rank {me}: a request that was dropped failed: {text}");
+        } else if state.faults.more == 1 {
+            tracing::warn!(
+                target: "mp",
+                "rank {me}: further failures of dropped requests are counted, not named, until \
+                 Context::close or Context::take_error returns one"
+            );
+        }
+    }
+
+    /// Ends what can end now.
+    fn settle(&self, state: &mut State) {
+        let mut keys = Vec::new();
+        state.requests.unfinished(&mut keys);
+        for key in keys {
+            self.advance(state, key);
+        }
+    }
+
+    /// The first failure that no call has returned, of what was enqueued on `stream`, or of
+    /// everything; `take`: this and all later ones count as returned.
+    pub(crate) fn first_error(
+        &self,
+        operation: &'static str,
+        stream: Option<u64>,
+        take: bool,
+    ) -> Option<Error> {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        self.settle(state);
+        if state.faults.open == 0 {
+            return None;
+        }
+        let mut first: Option<Fault> = None;
+        let mut count = 0;
+        let mut look = |fault: &Fault| {
+            count += 1;
+            if first.as_ref().is_none_or(|first| fault.order < first.order) {
+                first = Some(fault.clone());
+            }
+        };
+        for (fault, taken) in state.requests.faults() {
+            if fault.is_of(stream) {
+                look(fault);
+                *taken = take;
+            }
+        }
+        let kept = &mut state.faults.kept;
+        kept.iter().filter(|f| f.is_of(stream)).for_each(look);
+        if take {
+            kept.retain(|fault| !fault.is_of(stream));
+            state.faults.open -= count;
+        }
+        if stream.is_none() {
+            count += state.faults.more;
+            if take {
+                state.faults.more = 0;
+            }
+        }
+        let error = self.fault_error(state, operation, &first?);
+        Some(match count {
+            1 => error,
+            n => error.and_more(n - 1),
+        })
     }
 
     /// Tells the sender of a message that waits for a receive which has no room for it, before
@@ -144,11 +275,6 @@ impl Inner {
         number: u64,
         len: u64,
     ) {
-        tracing::warn!(
-            target: "mp",
-            "rank {}: message {number} under tag {tag} was too long for rank {rank}: {len} bytes",
-            self.rank
-        );
         let known = state.peer(rank).and_then(|peer| peer.sends.get(&tag));
         let Some(channel) = known.filter(|channel| number < channel.next) else {
             return;
@@ -158,15 +284,37 @@ impl Inner {
         self.note(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            let sent = matches!(
-                entry.phase,
-                Phase::Queued { announced: true } | Phase::Sent(_) | Phase::Done(Status::SUCCESS)
-            );
-            !entry.receive && this && sent && entry.order >= born
+            !entry.receive && this && entry.order >= born
         });
         let Some((key, entry)) = found else {
-            return;
+            // Dropped, and forgotten since it ended: well, if it was a short message that had been
+            // posted.
+            if len == 0 || len > self.config.eager_limit as u64 {
+                return;
+            }
+            let name = Name {
+                receive: false,
+                peer: Some(rank),
+                tag,
+                number,
+                size: len,
+            };
+            let fault = Fault {
+                order: state.faults.order(),
+                name,
+                status: Status::TRUNCATED,
+                why: Why::Own(TOO_LONG.to_owned()),
+                streams: Vec::new(),
+            };
+            state.faults.open += 1;
+            return self.keep_fault(state, fault);
         };
+        if !matches!(
+            entry.phase,
+            Phase::Queued { announced: true } | Phase::Sent(_) | Phase::Done(Status::SUCCESS)
+        ) {
+            return;
+        }
         let (large, queued) = (entry.large, matches!(entry.phase, Phase::Queued { .. }));
         if large && let Some(channel) = state.peer(rank).and_then(|peer| peer.sends.get(&tag)) {
             channel.refuse(number);
@@ -180,6 +328,8 @@ impl Inner {
         {
             *status = Status::TRUNCATED;
             entry.len = len;
+            self.fails(state, key, Status::TRUNCATED, len);
+            self.drop_fault(state, key);
         }
         // One that has not ended learns it when it does: the word comes before its completion.
         let _ = state
@@ -205,7 +355,17 @@ impl Inner {
             peer.fail(status);
         }
         if lost || status != Status::REMOTE_ABORTED {
-            tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {status}");
+            let peer = state.peer(rank);
+            let text = match peer.and_then(|peer| peer.cause.as_ref()) {
+                Some(Cause {
+                    culprit: Some((_, name)),
+                    text,
+                    ..
+                }) => format!("{name}: {text}"),
+                Some(cause) => cause.text.clone(),
+                None => status.to_string(),
+            };
+            tracing::warn!(target: "mp", "rank {me}: rank {rank} is given up: {text}");
         } else {
             tracing::debug!(target: "mp", "rank {me}: rank {rank} has left");
         }
@@ -255,6 +415,8 @@ impl Inner {
         let mut keys = Vec::new();
         state.requests.unfinished(&mut keys);
         for key in keys {
+            // Nobody is left to ask.
+            state.take_fault(key);
             let Some(entry) = state.requests.get(key) else {
                 continue;
             };
@@ -339,7 +501,10 @@ impl Inner {
         };
         entry.held = false;
         match entry.phase {
-            Phase::Done(_) => _ = state.requests.release(key),
+            Phase::Done(_) => {
+                self.drop_fault(state, key);
+                state.requests.release(key);
+            }
             Phase::Prepared => {
                 let back = self.take_back(state, key);
                 back.unwrap_or_else(|_| self.void(state, key));

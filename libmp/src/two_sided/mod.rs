@@ -18,6 +18,7 @@ mod spec;
 mod take;
 mod turn;
 mod watch;
+pub(crate) mod words;
 
 pub(crate) use spec::On;
 pub use spec::{Recv, Send, SizeSource, Source};

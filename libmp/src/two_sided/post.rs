@@ -226,6 +226,13 @@ impl Inner {
                 let _ = lane.qp.abort(*request);
             }
             let rank = entry.peer;
+            state.take_fault(key);
+            self.blame(
+                state,
+                rank,
+                Some(key),
+                format!("enqueued in part only: {e}"),
+            );
             self.give_up(state, rank, Status::CLOSED);
             self.finish(state, key, Status::CLOSED, 0);
             return Err(e);

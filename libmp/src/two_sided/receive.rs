@@ -14,6 +14,7 @@ use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::region::Slice;
+use crate::request::fault::End;
 use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments};
 use crate::wire::word::{self, WordKind};
 
@@ -70,6 +71,7 @@ impl Inner {
             void: false,
             refused: false,
             marked: None,
+            end: End::default(),
         };
         let started = match spec.from {
             Source::Any => self.start(None, post, |state| {

@@ -13,6 +13,7 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
 use crate::region::Slice;
+use crate::request::fault::End;
 use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Stamped};
 use crate::wire::word::{self, WordKind};
 
@@ -394,6 +395,7 @@ impl Inner {
             void: false,
             refused: false,
             marked: None,
+            end: End::default(),
         };
         channel.next += 1;
         Ok((requests.put(entry), phase != Phase::Prepared))

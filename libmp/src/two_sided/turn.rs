@@ -56,6 +56,8 @@ impl Inner {
                 let mut state = self.lock();
                 // What it said last.
                 self.hear(&mut state);
+                let text = format!("rank {rank} has left the job, or died");
+                self.blame(&mut state, rank, None, text);
                 self.give_up(&mut state, rank, Status::REMOTE_ABORTED);
                 done = true;
             }
@@ -107,6 +109,8 @@ impl Inner {
                 };
                 let status = match lane.qp.poll(request) {
                     Ok(None) => return false,
+                    // The payload failed, and the word behind it was flushed.
+                    Ok(Some(Status::FLUSHED)) => lane.qp.error().unwrap_or(Status::FLUSHED),
                     Ok(Some(status)) => status,
                     // So old that the queue has forgotten it.
                     Err(_) => peer.failed.unwrap_or(Status::SUCCESS),
@@ -117,11 +121,15 @@ impl Inner {
                     None if status == Status::SUCCESS => (status, len),
                     None => (reason.unwrap_or(status), 0),
                 };
-                self.finish(state, key, status, len);
-                if status.is_error()
+                let fatal = status.is_error()
                     && status != Status::TRUNCATED
-                    && status != Status::LOCAL_LENGTH
-                {
+                    && status != Status::LOCAL_LENGTH;
+                if fatal {
+                    let text = self.status_text(state, rank, status);
+                    self.blame(state, rank, Some(key), text);
+                }
+                self.finish(state, key, status, len);
+                if fatal {
                     self.give_up(state, rank, status);
                 }
                 true
@@ -206,6 +214,7 @@ impl Inner {
                 && let Err(e) = self.make_mailboxes(state, rank, &mut say)
             {
                 tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
+                self.blame(state, rank, None, e.to_string());
                 self.give_up(state, rank, Status::BAD_RESPONSE);
                 continue;
             }
@@ -229,6 +238,8 @@ impl Inner {
                 say.push(Control::Left);
             }
             if let Some(status) = peer.lane_error() {
+                let text = self.status_text(state, rank, status);
+                self.blame(state, rank, None, text);
                 self.give_up(state, rank, status);
                 done = true;
             } else if !say.is_empty() {
@@ -245,17 +256,12 @@ impl Inner {
         let mut state = self.lock();
         let mut open = Vec::new();
         for (key, entry) in state.requests.iter() {
-            let what = match entry.phase {
-                Phase::Queued { .. } | Phase::Sent(_) => "send to",
-                Phase::Claimed(_) => "receive from",
-                _ => continue,
-            };
-            let told = state.requests.told(key).is_some();
-            let Entry {
-                peer, tag, number, ..
-            } = entry;
-            if !told {
-                open.push(format!("{what} rank {peer}, tag {tag}, message {number}"));
+            let posted = matches!(
+                entry.phase,
+                Phase::Queued { .. } | Phase::Sent(_) | Phase::Claimed(_)
+            );
+            if posted && state.requests.told(key).is_none() {
+                open.push(entry.name().to_string());
             }
         }
         for peer in state

@@ -1,13 +1,16 @@
 //! The watchdog: which streams stand at which messages, for how long, and the end of those whose
 //! time is over.
 
-use gds_step::Time;
-use gdsync::Status;
+use std::time::Duration;
 
-use super::channel::has_come;
+use gds_step::Time;
+use gdsync::{Status, Stream};
+
 use super::spec::Source;
-use crate::context::Inner;
+use super::words::{lack, time};
 use crate::context::state::{Front, State, Stuck};
+use crate::context::{Inner, PERIOD, Progress};
+use crate::error::{Error, Kind, Result};
 use crate::request::table::{Entry, Phase, RequestKey};
 
 impl Inner {
@@ -29,7 +32,9 @@ impl Inner {
                 }
                 _ => {}
             }
-            let Some(since) = entry.since else { continue };
+            let (rank, Some(since)) = (entry.peer, entry.since) else {
+                continue;
+            };
             let waited = now.since(since);
             let limit = entry.timeout.unwrap_or(self.config.timeout);
             if !entry.named && waited >= self.config.watchdog {
@@ -42,6 +47,8 @@ impl Inner {
             }
             if waited >= limit {
                 self.time_out(state, key);
+            } else {
+                self.probe(state, rank, since, now);
             }
         }
         state.fronts = fronts;
@@ -57,12 +64,16 @@ impl Inner {
                 state.wild.retain(|other| *other != key);
                 self.finish(state, key, Status::TIMEOUT, 0);
             }
-            _ => self.give_up(state, rank, Status::TIMEOUT),
+            _ => {
+                let text = self.timeout_text(state, key);
+                self.blame(state, rank, Some(key), text);
+                self.give_up(state, rank, Status::TIMEOUT);
+            }
         }
     }
 
     fn describe(&self, state: &State, front: &Front, now: Time) -> Option<Stuck> {
-        let what = waits_for(state, front.key)?;
+        let what = self.wait_text(state, front.key)?;
         let entry = state.requests.get(front.key)?;
         Some(Stuck {
             rank: self.rank,
@@ -76,6 +87,44 @@ impl Inner {
             stream: front.stream,
             since: now.since(entry.since?),
         })
+    }
+
+    /// Waits for a stream, and returns the first failure of what was enqueued there.
+    pub(crate) fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
+        const OPERATION: &str = "synchronize stream";
+        let deadline = self.host().now() + limit;
+        while !self.is_through(stream, deadline)? {
+            let now = self.host().now();
+            if now >= deadline {
+                let mut state = self.lock();
+                find_fronts(&mut state, now);
+                let front = state.fronts.iter().find(|f| f.stream == stream.id());
+                let waits = front.and_then(|front| self.wait_text(&state, front.key));
+                let waits = waits.map_or(String::new(), |waits| format!(": {waits}"));
+                let what = format!(
+                    "stream {} has not ended in {}{waits}",
+                    stream.id(),
+                    time(limit)
+                );
+                return Err(Error::new(OPERATION, Kind::Timeout, what));
+            }
+        }
+        // Stored before a stream passes what failed.
+        if self.error.load()? == 0 {
+            return Ok(());
+        }
+        self.first_error(OPERATION, Some(stream.id()), true)
+            .map_or(Ok(()), Err)
+    }
+
+    /// Waits for a stream until `deadline`, or for one period where the work is done here.
+    fn is_through(&self, stream: &Stream, deadline: Time) -> Result<bool> {
+        let left = deadline.since(self.host().now());
+        if self.config.progress == Progress::Background {
+            return Ok(stream.synchronize(left)?);
+        }
+        self.turn();
+        Ok(stream.synchronize(left.min(PERIOD))?)
     }
 
     pub(crate) fn stuck(&self) -> Vec<Stuck> {
@@ -105,7 +154,7 @@ fn find_fronts(state: &mut State, now: Time) {
         }
     }
     for front in &fronts {
-        let stands = waits_for(state, front.key).is_some();
+        let stands = lack(state, front.key).is_some();
         let Some(entry) = state.requests.get_mut(front.key) else {
             continue;
         };
@@ -134,50 +183,18 @@ fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
     worker.into_iter().chain(waiters)
 }
 
-/// What a stream waits for with this request, if it does: something of the peer's, or of this
-/// rank's CPU.
-fn waits_for(state: &State, key: RequestKey) -> Option<&'static str> {
-    let entry = state.requests.get(key)?;
-    if entry.phase == Phase::Unmatched {
-        return Some(match state.has_mail(entry.tag) {
-            true => "and for progress() to take in",
-            false => "to send",
-        });
-    }
-    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
-    if entry.receive {
-        let channel = peer.recvs.get(&entry.tag)?;
-        let there = has_come(channel.word(entry.number, entry.large), entry.number);
-        return (!there).then_some("to send");
-    }
-    let channel = peer.sends.get(&entry.tag)?;
-    if channel.room(entry.number).is_some() {
-        return Some("to take earlier messages, for room for");
-    }
-    if entry.large && channel.reply(entry.number).is_none() {
-        return Some("to receive");
-    }
-    matches!(entry.phase, Phase::Queued { .. }).then_some("and for progress() to send")
-}
-
 impl std::fmt::Display for Stuck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Stuck {
             rank,
-            peer,
-            tag,
-            number,
             what,
             stream,
             since,
+            ..
         } = self;
         write!(
             f,
-            "rank {rank}: stream {stream} has stood for {since:?}: it waits for "
-        )?;
-        match peer {
-            Source::Rank(peer) => write!(f, "rank {peer} {what} message {number} under tag {tag}"),
-            Source::Any => write!(f, "anybody {what} a message under tag {tag}"),
-        }
+            "rank {rank}: stream {stream} has waited for {since:?}: {what}"
+        )
     }
 }

@@ -90,6 +90,10 @@ pub enum Control {
     Left,
     /// The sender of this has given the reader up, or is no more: nothing else comes from it.
     GivenUp,
+    /// The sender of this waits for the reader, and asks whether that lives.
+    Ping,
+    /// The answer.
+    Pong,
     /// A message of the reader's was longer than the receive that took it.
     Truncated {
         /// Under which tag.
@@ -122,6 +126,8 @@ impl Control {
             Control::GivenUp => (8, 0),
             Control::Leaving => (9, 0),
             Control::Left => (10, 0),
+            Control::Ping => (11, 0),
+            Control::Pong => (12, 0),
         };
         b.extend([kind, small]);
         match self {
@@ -135,7 +141,12 @@ impl Control {
                 shape.encode(&mut b);
                 b.push(u8::from(*keeps_order));
             }
-            Control::Up { .. } | Control::GivenUp | Control::Leaving | Control::Left => {}
+            Control::Up { .. }
+            | Control::GivenUp
+            | Control::Leaving
+            | Control::Left
+            | Control::Ping
+            | Control::Pong => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
                 b.extend(block.to_bytes());
@@ -207,6 +218,8 @@ impl Control {
             8 => Control::GivenUp,
             9 => Control::Leaving,
             10 => Control::Left,
+            11 => Control::Ping,
+            12 => Control::Pong,
             _ => return Err(malformed(format!("a message of kind {kind}"))),
         };
         match r.0.len() {
@@ -303,6 +316,8 @@ mod tests {
             Control::GivenUp,
             Control::Leaving,
             Control::Left,
+            Control::Ping,
+            Control::Pong,
         ];
         for message in all {
             let bytes = message.encode();

@@ -19,7 +19,7 @@ impl Warnings {
     /// Those of the watchdog.
     pub fn alarms(&self) -> Vec<String> {
         let mut all = self.all();
-        all.retain(|line| line.contains("has stood for"));
+        all.retain(|line| line.contains("has waited for"));
         all
     }
 }

@@ -44,6 +44,11 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
         if plan.together {
             rank.barrier();
         }
-        seat.leave();
+        let me = seat.ctx.rank();
+        let too_long = |m: &draw::Message| (m.to == me || m.from == me) && m.is_too_long();
+        match plan.messages.iter().any(too_long) {
+            true => seat.leave_truncated(),
+            false => seat.leave(),
+        }
     })
 }

@@ -1,0 +1,96 @@
+//! Failures of requests, and which of them the application was told of.
+//!
+//! A request that failed has a [`Fault`]. It stays with the request while its handle is held. What
+//! no call has returned by the time the handle is dropped goes to [`Faults`], which keeps a bounded
+//! number of them and counts the rest.
+
+use gdsync::Status;
+
+/// Faults of dropped requests that are kept; further ones are counted.
+const KEPT: usize = 64;
+
+/// Whose failure a fault is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// The request's own, in words.
+    Own(String),
+    /// The peer was given up because of this request.
+    Culprit,
+    /// The peer was given up for another reason.
+    Peer,
+}
+
+/// Which request a text is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Name {
+    pub receive: bool,
+    /// `None`: from any rank, not matched yet.
+    pub peer: Option<u32>,
+    pub tag: u32,
+    pub number: u64,
+    /// Bytes that are sent, or room for.
+    pub size: u64,
+}
+
+/// A failure.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    /// Position in the order of failures.
+    pub order: u64,
+    pub name: Name,
+    pub status: Status,
+    pub why: Why,
+    /// Streams that posted the request or waited for it.
+    pub streams: Vec<u64>,
+}
+
+impl Fault {
+    /// Whether it belongs to what was enqueued on `stream`; `None`: on any, or by the CPU.
+    pub fn is_of(&self, stream: Option<u64>) -> bool {
+        stream.is_none_or(|stream| self.streams.contains(&stream))
+    }
+}
+
+/// How a request ended, as far as it concerns errors.
+#[derive(Debug, Default)]
+pub(crate) struct End {
+    /// The stream that posted it, once it has ended.
+    pub stream: Option<u64>,
+    /// Its failure.
+    pub fault: Option<Box<Fault>>,
+    /// A call has returned the failure, or is about to.
+    pub taken: bool,
+}
+
+/// Failures that no call has returned.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    /// Of dropped requests.
+    pub kept: Vec<Fault>,
+    /// How many dropped requests failed and are not among those.
+    pub more: usize,
+    /// Requests in the table that have one, and those kept.
+    pub open: usize,
+    last: u64,
+}
+
+impl Faults {
+    /// The next position in the order of failures.
+    pub fn order(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Keeps the fault of a request that is dropped. `false`: there is no room, and it is counted.
+    pub fn keep(&mut self, fault: Fault) -> bool {
+        let room = self.kept.len() < KEPT;
+        match room {
+            true => self.kept.push(fault),
+            false => {
+                self.more += 1;
+                self.open -= 1;
+            }
+        }
+        room
+    }
+}

@@ -1,0 +1,395 @@
+//! What requests wait for and why they failed, in words. Errors, the watchdog and logs say the
+//! same.
+
+use std::fmt;
+use std::time::Duration;
+
+use gds_step::Time;
+use gdsync::Status;
+
+use super::channel::has_come;
+use super::receive::ANYBODY;
+use crate::context::peer::{Cause, Peer};
+use crate::context::state::State;
+use crate::context::{Inner, Progress};
+use crate::error::{Error, Kind};
+use crate::request::fault::{Fault, Name, Why};
+use crate::request::table::{Entry, Phase, RequestKey};
+use crate::wire::control::Control;
+
+/// Why a send of too many bytes failed.
+pub(super) const TOO_LONG: &str = "the message is longer than its receive";
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lack {
+    /// Its message.
+    Message,
+    /// This rank's CPU, to match a message that has come with a receive from any rank.
+    Match,
+    /// Room with the receiver, which has taken so many of the last messages.
+    Room { taken: u32 },
+    /// The peer's receive.
+    Receive,
+    /// This rank's CPU, to send it.
+    Cpu,
+}
+
+/// What is known of a peer's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    /// It has answered the last question.
+    Alive,
+    /// The bootstrap says that it is gone.
+    Gone,
+    /// It was asked so long ago and has not answered.
+    Mute(Duration),
+    Unknown,
+    /// It is this rank.
+    Own,
+}
+
+impl Entry {
+    /// Which request this is.
+    pub(crate) fn name(&self) -> Name {
+        Name {
+            receive: self.receive,
+            peer: (self.peer != ANYBODY).then_some(self.peer),
+            tag: self.tag,
+            number: self.number,
+            size: self.len,
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Name {
+            receive,
+            peer,
+            tag,
+            number,
+            size,
+        } = self;
+        match (receive, peer) {
+            (_, None) => write!(f, "receive from any rank, tag {tag}"),
+            (true, Some(peer)) => {
+                write!(f, "receive from rank {peer}, tag {tag}, message {number}")
+            }
+            (false, Some(peer)) => write!(
+                f,
+                "send of {size} bytes to rank {peer}, tag {tag}, message {number}"
+            ),
+        }
+    }
+}
+
+/// A duration as people write it: `30 s`, `2.5 s`, `250 ms`.
+pub(crate) fn time(d: Duration) -> String {
+    match d.as_millis() {
+        0..1000 => format!("{} ms", d.as_millis()),
+        ms if ms % 1000 == 0 => format!("{} s", ms / 1000),
+        ms => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+    }
+}
+
+/// What a request waits for, if it does.
+pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
+    let entry = state.requests.get(key)?;
+    if entry.phase == Phase::Unmatched {
+        return Some(match state.has_mail(entry.tag) {
+            true => Lack::Match,
+            false => Lack::Message,
+        });
+    }
+    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
+    if entry.receive {
+        let channel = peer.recvs.get(&entry.tag)?;
+        let there = has_come(channel.word(entry.number, entry.large), entry.number);
+        return (!there).then_some(Lack::Message);
+    }
+    let channel = peer.sends.get(&entry.tag)?;
+    if channel.room(entry.number).is_some() {
+        let taken = channel.taken_before(entry.number);
+        return Some(Lack::Room { taken });
+    }
+    if entry.large && channel.reply(entry.number).is_none() {
+        return Some(Lack::Receive);
+    }
+    matches!(entry.phase, Phase::Queued { .. }).then_some(Lack::Cpu)
+}
+
+impl Inner {
+    /// What a request lacks, and what to check; `within`: for how long, with a space before it.
+    fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
+        let (rank, depth) = (entry.peer, self.config.depth);
+        let manual = match self.config.progress {
+            Progress::Manual => ": call progress() (Progress::Manual)",
+            Progress::Background => "",
+        };
+        let (what, hint) = match lack {
+            Some(Lack::Message) if entry.phase == Phase::Unmatched => {
+                return format!("no message{within}. Does a rank send under this tag?");
+            }
+            Some(Lack::Match) => {
+                return format!("a message is there, and no CPU has matched it{within}{manual}");
+            }
+            Some(Lack::Cpu) => {
+                return format!("the CPU of this rank has not sent it{within}{manual}");
+            }
+            Some(Lack::Message) => (
+                format!("no message{within}"),
+                "Do both ranks use the same tags in the same order?".to_owned(),
+            ),
+            Some(Lack::Room { taken }) => {
+                let count = match taken {
+                    0 => "none".to_owned(),
+                    n => format!("{n}"),
+                };
+                (
+                    format!(
+                        "no room{within}: rank {rank} has taken {count} of the last {depth} \
+                         messages (Builder::depth)"
+                    ),
+                    "Does it post a receive for each?".to_owned(),
+                )
+            }
+            Some(Lack::Receive) => {
+                let stream = match entry.poster.stream {
+                    Some(_) => "hold their stream",
+                    None => "wait",
+                };
+                (
+                    format!("rank {rank} posted no receive{within}"),
+                    format!(
+                        "Messages above the eager limit ({}) {stream} until then: post receives \
+                         first",
+                        self.config.eager_limit
+                    ),
+                )
+            }
+            None => (format!("it has not ended{within}"), String::new()),
+        };
+        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        match self.life(peer, entry.since) {
+            Life::Alive => format!("{what}; rank {rank} is alive. {hint}"),
+            Life::Own => format!("{what}; rank {rank} is this rank. {hint}"),
+            Life::Gone => format!("{what}; rank {rank} has left the job, or died"),
+            Life::Mute(ago) => format!(
+                "{what}; rank {rank} was asked {} ago whether it lives and has not answered: it \
+                 may be stopped, busy or dead",
+                time(ago)
+            ),
+            Life::Unknown => format!("{what}; whether rank {rank} lives is not known"),
+        }
+    }
+
+    /// What is known of a peer's life, for which a request has waited since `since`.
+    fn life(&self, peer: Option<&Peer>, since: Option<Time>) -> Life {
+        let Some(peer) = peer else {
+            return Life::Unknown;
+        };
+        if peer.rank == self.rank {
+            return Life::Own;
+        }
+        if self.bootstrap.gone(peer.rank) {
+            return Life::Gone;
+        }
+        let (Some(since), now) = (since, self.host().now()) else {
+            return Life::Unknown;
+        };
+        // One question may be under way without its answer.
+        let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * self.patience();
+        match (peer.heard.filter(fresh), peer.probed) {
+            (Some(_), _) => Life::Alive,
+            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
+            (None, _) => Life::Unknown,
+        }
+    }
+
+    /// How long a peer for which a request waits may say nothing before it is asked.
+    fn patience(&self) -> Duration {
+        self.config.timeout.min(self.config.watchdog) / 2
+    }
+
+    /// Asks a peer whether it lives, if a request has waited for it since `since` and it has said
+    /// nothing for some time. Its background work answers.
+    pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
+        let Some(peer) = state.peer(rank) else { return };
+        if rank == self.rank || peer.failed.is_some() {
+            return;
+        }
+        let known = [peer.probed, peer.heard].into_iter().flatten();
+        let last = known.fold(since, Time::max);
+        if now.since(last) >= self.patience() {
+            peer.probed = Some(now);
+            self.say(state, rank, vec![Control::Ping]);
+        }
+    }
+
+    /// What a stream waits for with a request: who, and what to check.
+    pub(super) fn wait_text(&self, state: &State, key: RequestKey) -> Option<String> {
+        let lack = lack(state, key)?;
+        let entry = state.requests.get(key)?;
+        let lacks = self.lacks(state, entry, Some(lack), "");
+        Some(format!("{}: {lacks}", entry.name()))
+    }
+
+    /// What to say of a request that has not ended after `limit`, which the caller chose.
+    pub(crate) fn late_text(&self, state: &State, key: RequestKey, limit: Duration) -> String {
+        let Some(entry) = state.requests.get(key) else {
+            return "a request that is not known".to_owned();
+        };
+        let within = format!(" in {}", time(limit));
+        let lacks = self.lacks(state, entry, lack(state, key), &within);
+        format!("{}: {lacks}", entry.name())
+    }
+
+    /// What a request whose time is over did not get.
+    pub(super) fn timeout_text(&self, state: &State, key: RequestKey) -> String {
+        let Some(entry) = state.requests.get(key) else {
+            return String::new();
+        };
+        let setting = match (entry.timeout, entry.receive) {
+            (None, _) => "Builder::timeout",
+            (Some(_), true) => "Recv::timeout",
+            (Some(_), false) => "Send::timeout",
+        };
+        let limit = entry.timeout.unwrap_or(self.config.timeout);
+        let within = format!(" in {} ({setting})", time(limit));
+        self.lacks(state, entry, lack(state, key), &within)
+    }
+
+    /// Notes why a peer is about to be given up: the first reason counts. `culprit`: the request
+    /// that it failed.
+    pub(crate) fn blame(
+        &self,
+        state: &mut State,
+        rank: u32,
+        culprit: Option<RequestKey>,
+        text: String,
+    ) {
+        let name = culprit
+            .and_then(|key| state.requests.get(key))
+            .map(Entry::name);
+        let order = state.faults.order();
+        if let Some(peer) = state.peer(rank)
+            && peer.failed.is_none()
+        {
+            peer.cause.get_or_insert_with(|| Cause {
+                culprit: culprit.zip(name),
+                order,
+                text,
+            });
+        }
+    }
+
+    /// What a failure of the NIC says of a peer.
+    pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
+        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        match status {
+            Status::TRANSPORT_RETRY => format!(
+                "rank {rank} does not answer, the retries of the NIC are exhausted: it has died, \
+                 or the way to it is cut"
+            ),
+            Status::TIMEOUT => {
+                let life = match self.life(peer, None) {
+                    Life::Gone => format!("rank {rank} has left the job, or died"),
+                    _ => format!("whether rank {rank} lives is not known"),
+                };
+                let limit = time(self.config.timeout);
+                format!("the NIC has completed nothing in {limit} (Builder::timeout); {life}")
+            }
+            Status::REMOTE_ABORTED => format!(
+                "rank {rank} dropped its context, or gave this rank up after a request of its own \
+                 failed"
+            ),
+            status => format!("rank {rank}: {status}"),
+        }
+    }
+
+    /// The words for a request that failed by itself.
+    pub(super) fn own_text(
+        &self,
+        state: &State,
+        key: RequestKey,
+        status: Status,
+        len: u64,
+    ) -> String {
+        let Some(entry) = state.requests.get(key) else {
+            return status.to_string();
+        };
+        match status {
+            Status::TRUNCATED if entry.void => {
+                format!("dropped before it was posted; its message of {len} bytes was thrown away")
+            }
+            Status::TRUNCATED if entry.receive && len > entry.len => format!(
+                "the message has {len} bytes, the receive room for {}",
+                entry.len
+            ),
+            Status::TRUNCATED if entry.receive => {
+                "the sender dropped the message, or it is longer than was declared".to_owned()
+            }
+            Status::TRUNCATED => TOO_LONG.to_owned(),
+            Status::TIMEOUT => self.timeout_text(state, key),
+            status => status.to_string(),
+        }
+    }
+
+    /// The words for a failure.
+    pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
+        let name = fault.name;
+        let rank = name.peer.unwrap_or(ANYBODY);
+        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let cause = peer.and_then(|peer| peer.cause.as_ref());
+        match (&fault.why, cause) {
+            (Why::Own(text), _) => format!("{name}: {text}"),
+            (Why::Culprit, Some(cause)) => format!("{name}: {}", cause.text),
+            (Why::Peer, Some(cause)) => format!("{name}: {}", cause.of_others(rank)),
+            (_, None) if peer.is_some_and(|peer| peer.why.is_some()) => {
+                let why = peer
+                    .and_then(|peer| peer.why.as_deref())
+                    .unwrap_or_default();
+                format!("{name}: rank {rank} sent what this rank does not understand: {why}")
+            }
+            (_, None) => format!("{name}: {}", self.status_text(state, rank, fault.status)),
+        }
+    }
+
+    /// The error of a failure.
+    #[cold]
+    pub(crate) fn fault_error(
+        &self,
+        state: &State,
+        operation: &'static str,
+        fault: &Fault,
+    ) -> Error {
+        let Name {
+            peer, tag, number, ..
+        } = fault.name;
+        let text = self.fault_text(state, fault);
+        let known = peer.and_then(|rank| state.peers.get(rank as usize)?.as_deref());
+        let kind = match (&fault.why, known) {
+            (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
+            (Why::Own(_), _) => Kind::Failed(fault.status),
+            (_, Some(peer)) if peer.why.is_some() => Kind::Protocol,
+            (_, Some(peer)) => Kind::PeerFailed(peer.failed.unwrap_or(fault.status)),
+            (_, None) => Kind::PeerFailed(fault.status),
+        };
+        Error::new(operation, kind, text).of_message(peer, tag, number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_with_their_unit() {
+        let time = |ms| time(Duration::from_millis(ms));
+        assert_eq!(
+            [time(30_000), time(2_500), time(250), time(0)],
+            ["30 s", "2.5 s", "250 ms", "0 ms"]
+        );
+    }
+}

@@ -1,0 +1,415 @@
+//! Errors reach the application: `close` returns what it did not take otherwise. Texts name
+//! direction, rank, tag, number and limit, and what is known of the peer's life.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use std::time::Duration;
+
+use gdsync::Status;
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use mp::{Context, Kind, Slice};
+use sim::{Death, LIMIT, Rank, millis, play, secs};
+
+const SMALL: usize = 8;
+const LARGE: usize = 1 << 20;
+const TIMEOUT: Duration = secs(2);
+
+fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+/// The program of the README between two ranks, with the receive's tag and length given.
+fn readme(rank: &Rank, tag: u32, room: usize) -> (Context, mp::Error) {
+    let ctx = rank.open(|b| b.timeout(TIMEOUT));
+    let stream = ctx.gpu().stream().unwrap();
+    let (data, into) = (slice(&ctx, LARGE), slice(&ctx, room));
+    let recv = ctx.irecv_on(&stream, rank.peer(), tag, &into).unwrap();
+    let send = ctx.isend_on(&stream, rank.peer(), 7, &data).unwrap();
+    recv.wait_on(&stream).unwrap();
+    drop(send);
+    assert!(stream.synchronize(LIMIT).unwrap());
+    let e = ctx.close(LIMIT).expect_err("the message was lost");
+    rank.barrier();
+    drop(recv);
+    (ctx, e)
+}
+
+#[test]
+fn close_returns_truncation_of_readme_program() {
+    play(1, 2, |rank| {
+        let (_ctx, e) = readme(rank, 7, LARGE / 2);
+        assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(rank.peer())));
+    });
+}
+
+#[test]
+fn close_returns_timeout_of_crossed_tags() {
+    play(1, 2, |rank| {
+        let (_ctx, e) = readme(rank, 8 + rank.me, LARGE);
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+    });
+}
+
+#[test]
+fn timeout_of_receive_says_what_did_not_come_and_that_peer_is_alive() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(TIMEOUT));
+        if rank.me == 1 {
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let recv = ctx.irecv_on(&stream, 1, 2, &slice(&ctx, SMALL)).unwrap();
+        recv.wait_on(&stream).unwrap();
+        let e = recv.wait(LIMIT).unwrap_err();
+        assert_eq!(e.kind(), Kind::PeerFailed(Status::TIMEOUT));
+        assert_eq!(
+            e.to_string(),
+            "wait for request: receive from rank 1, tag 2, message 0: no message in 2 s \
+             (Builder::timeout); rank 1 is alive. Do both ranks use the same tags in the same order?"
+        );
+        rank.pass(millis(1));
+        rank.barrier();
+    });
+}
+
+#[test]
+fn a_failure_is_returned_once() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        let (a, b) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 1..=4 {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            rank.barrier();
+            // The receiver's word of a short message comes when the send has ended.
+            let e = ctx.close(LIMIT).unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::Truncated, Some(0)), "{e}");
+            assert_eq!((e.tag(), e.number()), (Some(1), Some(0)));
+            assert_eq!(
+                e.to_string(),
+                "close context: send of 8 bytes to rank 0, tag 1, message 0: the message is \
+                 longer than its receive (3 other requests failed as well)"
+            );
+            ctx.close(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let short = slice(&ctx, 1);
+        let on = |stream, tag| {
+            let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
+            recv.wait_on(stream).unwrap();
+            recv
+        };
+        let recvs = [on(&a, 1), on(&b, 2), on(&b, 3), on(&a, 4)];
+        // By the request.
+        let e = recvs[3].wait(LIMIT).unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "wait for request: receive from rank 1, tag 4, message 0: the message has 8 bytes, \
+             the receive room for 1"
+        );
+        // By its stream, which knows nothing of another.
+        let e = ctx.synchronize(&a, LIMIT).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank(), e.tag()),
+            (Kind::Truncated, Some(1), Some(1))
+        );
+        assert!(!e.to_string().contains("failed as well"), "{e}");
+        ctx.synchronize(&a, LIMIT).unwrap();
+        let e = ctx.synchronize(&b, LIMIT).unwrap_err();
+        assert_eq!(e.tag(), Some(2));
+        assert!(
+            e.to_string().contains("(1 other request failed as well)"),
+            "{e}"
+        );
+        ctx.close(LIMIT).unwrap();
+        // The handles still answer, and the word stays.
+        assert!(recvs.iter().all(|recv| recv.test().is_err()));
+        assert_eq!(ctx.error(), Some(Status::TRUNCATED));
+        drop(recvs);
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn failures_of_dropped_requests_are_logged_and_bounded() {
+    const MANY: u32 = 100;
+    let run = play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(256));
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..MANY {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            rank.barrier();
+            return rank.barrier();
+        }
+        let short = slice(&ctx, 1);
+        for tag in 0..MANY {
+            drop(ctx.irecv(1, tag, &short).unwrap());
+        }
+        rank.barrier();
+        let e = ctx.close(LIMIT).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank(), e.number()),
+            (Kind::Truncated, Some(1), Some(0))
+        );
+        assert!(e.to_string().contains("(99 other requests failed"), "{e}");
+        assert!(ctx.take_error().is_none());
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+    let all = run.warnings.all();
+    let of = |rank: u32| {
+        let who = format!("rank {rank}: a request that was dropped failed: ");
+        all.iter().filter(move |line| line.starts_with(&who))
+    };
+    assert_eq!((of(0).count(), of(1).count()), (64, 64), "{all:#?}");
+    let last = |line: &&String| line.contains("are counted, not named");
+    assert_eq!(all.iter().filter(last).count(), 2, "{all:#?}");
+    assert_eq!(all.len(), 130, "{all:#?}");
+    assert!(of(0).any(|line| {
+        line.ends_with(
+            "receive from rank 1, tag 7, message 0: the message has 8 bytes, the receive room for 1",
+        )
+    }));
+    assert!(of(1).any(|line| {
+        line.ends_with(
+            "send of 8 bytes to rank 0, tag 7, message 0: the message is longer than its receive",
+        )
+    }));
+}
+
+#[test]
+fn synchronize_names_what_the_stream_waits_for() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(30)));
+        if rank.me == 1 {
+            rank.barrier();
+            ctx.isend(0, 3, &slice(&ctx, SMALL))
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let recv = ctx.irecv_on(&stream, 1, 3, &slice(&ctx, SMALL)).unwrap();
+        recv.wait_on(&stream).unwrap();
+        let e = ctx.synchronize(&stream, secs(8)).unwrap_err();
+        assert_eq!(e.kind(), Kind::Timeout);
+        assert_eq!(
+            e.to_string(),
+            format!(
+                "synchronize stream: stream {} has not ended in 8 s: receive from rank 1, tag 3, \
+                 message 0: no message; rank 1 is alive. Do both ranks use the same tags in the \
+                 same order?",
+                stream.id()
+            )
+        );
+        rank.barrier();
+        ctx.synchronize(&stream, LIMIT).unwrap();
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn timeout_of_long_send_says_that_no_receive_was_posted() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(TIMEOUT));
+        if rank.me == 1 {
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let data = slice(&ctx, LARGE);
+        let send = ctx.isend_on(&stream, 1, 1, &data).unwrap();
+        let behind = ctx.irecv_on(&stream, 1, 1, &data).unwrap();
+        behind.wait_on(&stream).unwrap();
+        let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank()),
+            (Kind::PeerFailed(Status::TIMEOUT), Some(1))
+        );
+        assert_eq!((e.tag(), e.number()), (Some(1), Some(0)));
+        let text = "send of 1048576 bytes to rank 1, tag 1, message 0: rank 1 posted no receive \
+                    in 2 s (Builder::timeout); rank 1 is alive. Messages above the eager limit \
+                    (4096) hold their stream until then: post receives first";
+        assert_eq!(
+            e.to_string(),
+            format!("synchronize stream: {text} (1 other request failed as well)")
+        );
+        // The other one failed for no reason of its own.
+        let e = behind.wait(LIMIT).unwrap_err();
+        let given_up = "rank 1 was given up after another request failed:";
+        assert_eq!(
+            e.to_string(),
+            format!("wait for request: receive from rank 1, tag 1, message 0: {given_up} {text}")
+        );
+        let e = ctx.isend(1, 5, &data).unwrap_err();
+        assert_eq!(e.to_string(), format!("open connection: {given_up} {text}"));
+        ctx.close(LIMIT).unwrap();
+        drop(send);
+        rank.barrier();
+    });
+}
+
+#[test]
+fn timeout_of_short_send_says_how_many_messages_were_taken() {
+    for (seed, taken, count) in [(1, 0, "none"), (2, 5, "5")] {
+        play(seed, 2, move |rank| {
+            let ctx = rank.open(|b| b.timeout(TIMEOUT));
+            let data = slice(&ctx, SMALL);
+            if rank.me == 1 {
+                // All but the first.
+                let first = ctx
+                    .prepare_recv(&mp::Recv::new(0, 1, std::slice::from_ref(&data)))
+                    .unwrap();
+                for _ in 0..taken {
+                    ctx.irecv(0, 1, &data).unwrap().wait(LIMIT).unwrap();
+                }
+                rank.barrier();
+                drop(first);
+                return;
+            }
+            let stream = ctx.gpu().stream().unwrap();
+            let sends = [(); 17].map(|()| ctx.isend_on(&stream, 1, 1, &data).unwrap());
+            let e = sends[16].wait(LIMIT).unwrap_err();
+            assert_eq!(
+                e.to_string(),
+                format!(
+                    "wait for request: send of 8 bytes to rank 1, tag 1, message 16: no room in \
+                     2 s (Builder::timeout): rank 1 has taken {count} of the last 16 messages \
+                     (Builder::depth); rank 1 is alive. Does it post a receive for each?"
+                )
+            );
+            rank.barrier();
+        });
+    }
+}
+
+#[test]
+fn timeout_of_receive_from_any_rank_says_so() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            return;
+        }
+        let into = [slice(&ctx, SMALL)];
+        let recv = mp::Recv::new(mp::Source::Any, 5, &into).timeout(millis(2500));
+        let recv = ctx.recv(&recv).unwrap();
+        rank.pass(secs(3));
+        let e = ctx.close(LIMIT).unwrap_err();
+        assert_eq!(
+            (e.kind(), e.rank(), e.tag()),
+            (Kind::Failed(Status::TIMEOUT), None, Some(5))
+        );
+        assert_eq!(
+            e.to_string(),
+            "close context: receive from any rank, tag 5: no message in 2.5 s (Recv::timeout). \
+             Does a rank send under this tag?"
+        );
+        drop(recv);
+    });
+}
+
+/// How the peer's end shows in the error of a stream that waits for a message of it.
+#[test]
+fn dead_peers_have_other_texts_than_living_ones() {
+    let texts = [
+        (
+            None,
+            "receive from rank 1, tag 2, message 0: no message in 2 s (Builder::timeout); rank 1 \
+             is alive. Do both ranks use the same tags in the same order?",
+        ),
+        (
+            Some(Death::Freezes),
+            "receive from rank 1, tag 2, message 0: no message in 2 s (Builder::timeout); rank 1 \
+             was asked",
+        ),
+        (
+            Some(Death::Leaves),
+            "receive from rank 1, tag 2, message 0: rank 1 dropped its context, or gave this rank \
+             up after a request of its own failed",
+        ),
+    ];
+    for (death, text) in texts {
+        play(1, 2, move |rank| {
+            let place = rank.place(SoftOptions::default(), true);
+            let ctx = rank.open_at(&place, |b| b.timeout(TIMEOUT));
+            if rank.me == 1 {
+                rank.barrier();
+                return match death {
+                    Some(death) => death.end(rank, &place, ctx, 2),
+                    None => rank.barrier(),
+                };
+            }
+            let stream = ctx.gpu().stream().unwrap();
+            let recv = ctx.irecv_on(&stream, 1, 2, &slice(&ctx, SMALL)).unwrap();
+            recv.wait_on(&stream).unwrap();
+            rank.barrier();
+            let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
+            assert_eq!(e.rank(), Some(1));
+            let said = e.to_string();
+            assert!(
+                said.strip_prefix("synchronize stream: ")
+                    .unwrap()
+                    .starts_with(text),
+                "{said}"
+            );
+            assert_eq!(said.contains("is alive"), death.is_none(), "{said}");
+            rank.barrier();
+        });
+    }
+}
+
+#[test]
+fn send_to_a_nic_that_does_not_answer_says_that_retries_are_exhausted() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(20)));
+        if rank.me == 1 {
+            ctx.irecv(0, 3, &slice(&ctx, SMALL))
+                .unwrap()
+                .wait(LIMIT)
+                .unwrap();
+            return Death::Freezes.end(rank, &place, ctx, 1);
+        }
+        let data = slice(&ctx, SMALL);
+        ctx.isend(1, 3, &data).unwrap().wait(LIMIT).unwrap();
+        rank.pass(secs(1));
+        drop(ctx.isend(1, 3, &data).unwrap());
+        let e = ctx.close(LIMIT).unwrap_err();
+        assert_eq!(e.kind(), Kind::PeerFailed(Status::TRANSPORT_RETRY), "{e}");
+        assert_eq!((e.rank(), e.tag(), e.number()), (Some(1), Some(3), Some(1)));
+        assert_eq!(
+            e.to_string(),
+            "close context: send of 8 bytes to rank 1, tag 3, message 1: rank 1 does not answer, \
+             the retries of the NIC are exhausted: it has died, or the way to it is cut"
+        );
+        rank.barrier();
+    });
+}
+
+#[test]
+fn connection_that_nobody_answers_says_what_to_check() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            return rank.barrier();
+        }
+        let ctx = rank.open(|b| b.timeout(TIMEOUT));
+        let e = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap_err();
+        assert_eq!((e.kind(), e.rank()), (Kind::Timeout, Some(1)));
+        assert_eq!(
+            e.to_string(),
+            "open connection: rank 1 has not answered in 2 s (Builder::timeout): has it built a \
+             context named \"mp\", and does it call progress() if it does so itself \
+             (Progress::Manual)?"
+        );
+        rank.barrier();
+    });
+}
