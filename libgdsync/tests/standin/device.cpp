@@ -65,6 +65,7 @@ Context* make_context(Machine& m, int device, bool primary) {
 void end_context(Machine& m, Context* context) {
     context->alive = false;
     context->waiting = 0;
+    for (auto& stream : context->streams) m.retire(std::move(stream));
     context->streams.clear();
     context->legacy = nullptr;
     for (auto it = m.memory.begin(); it != m.memory.end();) {

@@ -70,12 +70,14 @@ pub fn build(variant: &Variant) -> PathBuf {
     let include = [
         root.join("tests/standin"),
         root.join("device"),
+        root.join("../libmp/device"),
         root.join("../emulator/softgpu/device"),
     ];
     let mut sources = Vec::new();
     for (folder, extension) in [
         ("tests/standin", "cpp"),
         ("device", "cu"),
+        ("../libmp/device", "cu"),
         ("tests/kernels", "cpp"),
     ] {
         sources.extend(files(&root.join(folder), &[extension]));
@@ -292,6 +294,13 @@ impl Control {
                 (thread.parse().unwrap(), function.to_owned())
             })
             .collect()
+    }
+
+    /// Calls so far that named a destroyed stream: thread and function. A process that ends with
+    /// some that were not asked for here fails.
+    pub fn strays(&self) -> Vec<String> {
+        let text = self.text("standin_strays");
+        text.lines().map(str::to_owned).collect()
     }
 
     /// Enqueues that stood still before a full stream.
