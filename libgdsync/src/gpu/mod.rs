@@ -39,8 +39,9 @@ pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
 pub use stream::Stream;
 #[doc(hidden)]
-pub use stream::StreamHandle;
 pub(crate) use stream::submissions;
+#[doc(hidden)]
+pub use stream::{Lent, StreamHandle, WeakStream};
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 

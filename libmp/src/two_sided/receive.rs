@@ -1,11 +1,11 @@
 //! Receives: numbering them, posting them, telling senders where large ones lie.
 
 use gdsync::Stream;
-use gdsync::gpu::{Event, MemoryKind, Word64};
+use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::rdma::{Descriptor, SendRequest, Work};
 
 use super::channel::{RecvChannel, wait_for};
-use super::post::{List, known};
+use super::post::{List, known, lent};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
 use crate::context::Inner;
@@ -14,7 +14,7 @@ use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::region::Slice;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments};
+use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -50,7 +50,7 @@ impl Inner {
                 lane: 0,
                 stream: match spec.on {
                     On::Cpu => None,
-                    On::Stream(stream, _) => Some(stream.clone()),
+                    On::Stream(stream, _) => Some(stream.downgrade()),
                 },
             },
             phase: Phase::Prepared,
@@ -164,7 +164,7 @@ impl Inner {
         let entry = known(requests, key)?;
         if entry.peer == ANYBODY {
             if let Some(stream) = entry.poster.stream.clone() {
-                let marked = set_mark(&stream, requests.mark_word(key))?;
+                let marked = set_mark(&*lent(&stream)?, requests.mark_word(key))?;
                 known(requests, key)?.marked = Some(marked);
             }
             known(requests, key)?.phase = Phase::Unmatched;
@@ -199,6 +199,7 @@ impl Inner {
         let free = channel.is_free(entry.number);
         match &entry.poster.stream {
             Some(stream) => {
+                let stream = &*lent(stream)?;
                 let mut list = List::<3>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
@@ -308,4 +309,21 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     });
     list.post(stream, None)?;
     Ok(stream.record()?)
+}
+
+/// Whether the stream that posted a receive has come to it. It is asked to say so, if it was not;
+/// one whose application has dropped it has come there when it has run everything.
+pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
+    let mark = requests.mark_word(key).clone();
+    let Some(entry) = requests.get_mut(key) else {
+        return false;
+    };
+    if entry.marked.is_none()
+        && let Some(stream) = stream.lend()
+    {
+        // While the stream is full or captured it is asked again, in the rounds that follow.
+        entry.marked = set_mark(&stream, &mark).ok();
+    }
+    let told = entry.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    told || stream.has_ended()
 }

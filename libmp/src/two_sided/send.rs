@@ -334,7 +334,7 @@ impl Inner {
             number,
             poster: Poster {
                 lane,
-                stream: stream.cloned(),
+                stream: stream.map(Stream::downgrade),
             },
             phase,
             held: true,
