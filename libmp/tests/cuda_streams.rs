@@ -163,3 +163,122 @@ fn a_destroyed_stream_is_never_named_to_the_driver() {
     }
     assert_eq!(wrong, [""; 0]);
 }
+
+/// A call that enqueues on a stream, by rank 0; `Ok` if it was taken.
+type Call = fn(&Rig, &Stream) -> mp::Result<()>;
+
+fn on_stream(rig: &Rig, stream: &Stream, len: usize) -> mp::Result<()> {
+    let from = rig.memory[0].slice(0, len)?;
+    rig.ranks[0].isend_on(stream, 1, 7, &from).map(drop)
+}
+
+fn received(rig: &Rig, stream: &Stream, from: Source, len: usize) -> mp::Result<()> {
+    let into = rig.memory[0].slice(0, len)?;
+    rig.ranks[0].irecv_on(stream, from, 8, &into).map(drop)
+}
+
+/// Waits on `stream` for a receive that the CPU, or another stream, posted.
+fn waited(rig: &Rig, stream: &Stream, len: usize, poster: Option<&Stream>) -> mp::Result<()> {
+    let into = rig.memory[0].slice(0, len)?;
+    let request = match poster {
+        None => rig.ranks[0].irecv(1, 9, &into)?,
+        Some(poster) => rig.ranks[0].irecv_on(poster, 1, 9, &into)?,
+    };
+    let waited = request.wait_on(stream);
+    request.cancel().ok();
+    let data = rig.memory[1].slice(0, len)?;
+    if request.test().is_ok() {
+        // Not cancelled: its message comes.
+        let send = rig.ranks[1].isend(0, 9, &data)?;
+        request.wait(LIMIT)?;
+        send.wait(LIMIT)?;
+    }
+    waited
+}
+
+const CALLS: &[(&str, Call)] = &[
+    ("isend_on, short", |rig, stream| on_stream(rig, stream, 64)),
+    ("isend_on, long", |rig, stream| {
+        on_stream(rig, stream, LARGE)
+    }),
+    ("isend_on, its length in a word", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let word = rig.memory[0].region().word64(1024)?;
+        word.store(8)?;
+        let size = mp::SizeSource::Word {
+            len: &word,
+            offset: None,
+        };
+        let send = mp::Send::new(1, 7, std::slice::from_ref(&from));
+        rig.ranks[0].send(&send.size(size).on(stream)).map(drop)
+    }),
+    ("irecv_on, short", |rig, stream| {
+        received(rig, stream, Source::Rank(1), 64)
+    }),
+    ("irecv_on, long", |rig, stream| {
+        received(rig, stream, Source::Rank(1), LARGE)
+    }),
+    ("irecv_on from anybody", |rig, stream| {
+        received(rig, stream, Source::Any, 64)
+    }),
+    ("wait_on of a short receive", |rig, stream| {
+        waited(rig, stream, 64, None)
+    }),
+    ("wait_on of a long receive", |rig, stream| {
+        waited(rig, stream, LARGE, None)
+    }),
+    ("wait_on of another stream's receive", |rig, stream| {
+        let other = rig.ranks[0].gpu().stream()?;
+        waited(rig, stream, 64, Some(&other))
+    }),
+    ("wait_on of a send of the CPU's", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let request = rig.ranks[0].isend(1, 7, &from)?;
+        let waited = request.wait_on(stream);
+        request.wait(LIMIT)?;
+        waited
+    }),
+    ("wait_on of a send that has ended", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let request = rig.ranks[0].isend(1, 7, &from)?;
+        request.wait(LIMIT)?;
+        request.wait_on(stream)
+    }),
+];
+
+/// Every call of messages on a stream that is being captured, short and long, is refused; nothing
+/// goes into the graph, and the peers are as before.
+#[test]
+fn captured_streams_are_refused() {
+    inside!(Variant::default());
+    let rig = Rig::new();
+    let (raw, stream) = rig.stream();
+    let cuda = driver();
+    // All is open and warm.
+    drop(send(&rig, &stream, 64));
+    let mut wrong = Vec::new();
+    for (what, call) in CALLS {
+        // SAFETY: a live stream of the current context.
+        let began = unsafe { cuda.cuStreamBeginCapture_v2.unwrap()(raw, 2) };
+        assert!(began.is_success());
+        match rig.with_progress(|| call(&rig, &stream)) {
+            Ok(()) => wrong.push(format!("{what} was taken")),
+            Err(e) if e.kind() != mp::Kind::Unsupported => wrong.push(format!("{what}: {e:?}")),
+            Err(_) => {}
+        }
+        let mut graph: *mut u64 = std::ptr::null_mut();
+        // SAFETY: the capture begun above; a graph of the stand-in is the count of what it holds.
+        let held = unsafe {
+            ok(cuda.cuStreamEndCapture.unwrap()(
+                raw,
+                (&raw mut graph).cast(),
+            ));
+            *graph
+        };
+        if held != 0 {
+            wrong.push(format!("{what}: {held} commands are in the graph"));
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+    rig.finish(raw, stream, Vec::new());
+}

@@ -325,7 +325,9 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure.
+    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On CUDA a stream that is
+    /// being captured takes it into the graph: the only call of this library that such a stream
+    /// does not refuse.
     ///
     /// # Safety
     /// The kernel does with its arguments what the language it is written in allows: pointers
@@ -350,7 +352,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many streams
-    /// of the GPU wait already.
+    /// of the GPU wait already; `Unsupported` if the stream is being captured.
     pub unsafe fn launch_waiting(
         &self,
         kernel: &Kernel,
@@ -368,6 +370,8 @@ impl Stream {
             word: mapped,
             value,
         });
+        // It would wait in the graph for what comes once.
+        self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
         let runtime = self.gpu().runtime();
         runtime.launch(self.handle(), kernel, dims, args)
@@ -407,8 +411,8 @@ impl Stream {
     /// Enqueues a copy between two spans of equal length, which do not overlap.
     ///
     /// # Errors
-    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `QueueFull` as for
-    /// [`Stream::submit`].
+    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
+    /// stream is being captured, `QueueFull` as for [`Stream::submit`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         if to.len() != from.len() {
             return Err(Error::new(
@@ -426,6 +430,7 @@ impl Stream {
                 ));
             }
         }
+        self.check(self.gpu(), "enqueue copy")?;
         self.admit("enqueue copy", 1, None)?;
         let transfer = Transfer {
             to: to.addr(),
@@ -442,8 +447,10 @@ impl Stream {
     /// Marks the place where the stream stands now.
     ///
     /// # Errors
-    /// `QueueFull` as for [`Stream::submit`]; `System` if the runtime refuses.
+    /// `Unsupported` if the stream is being captured; `QueueFull` as for [`Stream::submit`];
+    /// `System` if the runtime refuses.
     pub fn record(&self) -> Result<Event> {
+        self.check(self.gpu(), "record event")?;
         self.admit("record event", 1, None)?;
         let handle = self.gpu().runtime().record(self.handle())?;
         Ok(Event::new(self.gpu().clone(), handle))
@@ -453,12 +460,13 @@ impl Stream {
     /// be waited for.
     ///
     /// # Errors
-    /// `Foreign` for an event of another runtime; `TooManyWaits`, `QueueFull` as for
+    /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
     /// [`Stream::submit`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         match (self.handle(), event.handle()) {
             (StreamHandle::Soft(_), EventHandle::Soft(_))
             | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => {
+                self.check(self.gpu(), "wait for event")?;
                 let wait = (!event.is_done()?).then_some(Proof::Idle);
                 self.admit("wait for event", 1, wait)?;
                 let runtime = self.gpu().runtime();

@@ -11,6 +11,7 @@ use gdsync::{Status, Stream};
 use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
+use crate::two_sided::uncaptured;
 use table::{Phase, RequestKey};
 
 /// How a request ended well.
@@ -259,6 +260,7 @@ impl Inner {
 
     /// Has a stream wait for a request.
     pub(crate) fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        uncaptured(stream, "wait on stream")?;
         self.with_room(|| self.try_wait_on(key, stream))
     }
 

@@ -19,5 +19,6 @@ mod take;
 mod turn;
 mod watch;
 
+pub(crate) use post::uncaptured;
 pub(crate) use spec::On;
 pub use spec::{Recv, Send, SizeSource, Source};

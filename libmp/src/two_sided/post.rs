@@ -180,6 +180,7 @@ impl Inner {
             return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let stream = &*lent(&stream)?;
+        uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(entry.number, !entry.large, &mut list)?;
         for request in entry.work.iter().flatten() {
@@ -365,6 +366,21 @@ pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
         );
         Error::new(POST, Kind::Invalid, what)
     })
+}
+
+/// Refuses a stream that is being captured: messages are numbered once, and a graph runs many
+/// times.
+///
+/// # Errors
+/// `Unsupported`; what gdsync says if it cannot tell.
+pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()> {
+    if !stream.is_capturing()? {
+        return Ok(());
+    }
+    let what = format!(
+        "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
+    );
+    Err(Error::new(operation, Kind::Unsupported, what))
 }
 
 pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {

@@ -35,6 +35,7 @@ impl Inner {
 
     #[inline]
     fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
+        spec.on.check(PREPARE)?;
         let len = total(&self.pd, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
