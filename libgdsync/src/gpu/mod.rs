@@ -268,11 +268,17 @@ impl Gpu {
         soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }
 
-    /// A GPU by name: `soft`, `cuda` (its first), `cuda:1`, or `auto`: the first of CUDA's if
-    /// there is one that can be used, else a soft one.
+    /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`, which is as `cuda` if there is a GPU
+    /// of CUDA's that can be used, else a soft one.
+    ///
+    /// `cuda` is the first GPU that CUDA shows, and in a job that has several ranks on the host the
+    /// one of this rank: its number there (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI,
+    /// Hydra or SLURM) modulo how many GPUs CUDA shows. Which one, and why, is told by an event; more
+    /// ranks than GPUs by a warning.
     ///
     /// # Errors
-    /// `Invalid` for another name; else as [`Gpu::soft`] and [`Gpu::cuda`].
+    /// `Invalid` for another name, and for a number of the rank that is none; else as [`Gpu::soft`]
+    /// and [`Gpu::cuda`].
     pub fn open(name: &str) -> Result<Gpu> {
         let wrong = || {
             let what = format!("{name:?}: known are soft, cuda, cuda:N, auto");
@@ -280,8 +286,8 @@ impl Gpu {
         };
         match name {
             "soft" => Gpu::soft(),
-            "cuda" => Gpu::cuda(0),
-            "auto" => match Gpu::cuda(0) {
+            "cuda" => cuda::by_local_rank(),
+            "auto" => match cuda::by_local_rank() {
                 Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
                     tracing::info!(target: "gdsync", "a software GPU, because: {e}");
                     Gpu::soft()

@@ -58,6 +58,9 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
             .env_remove("CUDA_MODULE_LOADING")
             .env_remove("GDS_GPU")
             .env_remove("GDS_LOWER")
+            .env_remove("MP_LOCAL_RANK")
+            .env_remove("LOCAL_RANK")
+            .env_remove("SLURM_LOCALID")
             .env(LIBRARY, library)
             .envs(variant.env.iter().copied());
     });

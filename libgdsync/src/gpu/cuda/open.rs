@@ -1,10 +1,11 @@
 //! Opening GPUs of CUDA, and handing in what the application has.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, consts};
+use gdsync_sys::local_rank::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, memory, share, submit};
@@ -194,6 +195,52 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     Ok(gpu)
 }
 
+/// How many GPUs the driver shows.
+fn count(cuda: &Cuda) -> Result<u32> {
+    const OPERATION: &str = "open CUDA GPU";
+    let mut count = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
+    check(cuda, asked, OPERATION, "count GPUs")?;
+    match u32::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Error::new(
+            OPERATION,
+            Kind::Absent,
+            "the driver finds no GPU",
+        )),
+    }
+}
+
+/// The GPU of this process's rank on its host; the first if it is no rank.
+pub(crate) fn by_local_rank() -> Result<Gpu> {
+    static SAID: Once = Once::new();
+    let local = LocalRank::find(&|name| std::env::var(name).ok())
+        .map_err(|what| Error::new("choose GPU", Kind::Invalid, what))?;
+    let Some(local) = local else {
+        return Gpu::cuda(0);
+    };
+    let gpus = count(driver()?)?;
+    let gpu = Gpu::cuda(local.gpu(gpus))?;
+    SAID.call_once(|| {
+        let why = local.reason(gpus);
+        tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
+        if let Some(cost) = local.crowding(gpus) {
+            // A launcher may show each rank one GPU, another to each.
+            let given = gpus == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+            match (local.rank, given) {
+                (0, false) => tracing::warn!(target: "gdsync", "{cost}"),
+                (_, false) => tracing::info!(target: "gdsync", "{cost}"),
+                (_, true) => tracing::info!(
+                    target: "gdsync",
+                    "{cost}, unless CUDA_VISIBLE_DEVICES names another GPU for each rank"
+                ),
+            }
+        }
+    });
+    Ok(gpu)
+}
+
 impl Gpu {
     /// GPU `index` as CUDA counts them, in its primary context: the one that the CUDA runtime
     /// and most frameworks use. The same [`Gpu`] each time. It stays open until the process
@@ -201,23 +248,14 @@ impl Gpu {
     ///
     /// # Errors
     /// `Absent` if there is no CUDA driver, no GPU, or the driver does not start, with the
-    /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past
+    /// reason; `Unsupported` for a driver or GPU that is too old, and for a GPU whose compute mode
+    /// prohibits contexts, or allows one that another process has; `Invalid` for an index past
     /// the last GPU; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda(index: u32) -> Result<Gpu> {
         const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
-        let mut count = 0;
-        // SAFETY: stores a number.
-        let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
-        check(cuda, asked, OPERATION, "count GPUs")?;
-        if count == 0 {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Absent,
-                "the driver finds no GPU",
-            ));
-        }
-        if index >= count as u32 {
+        let count = count(cuda)?;
+        if index >= count {
             let what = format!("GPU {index} of {count}");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(count as u64));
         }
