@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
-use gdsync_sys::cuda::{Cuda, consts};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use gdsync_sys::local_rank::LocalRank;
 
 use super::context::{Context, attribute, check};
@@ -172,7 +172,8 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     }
     let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     let same_address = attribute(cuda, device, same) != 0;
-    let context = Arc::new(Context::new(cuda, device, app, name)?);
+    let alone = mode(cuda, device)? == Mode::Exclusive;
+    let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
     // Before any stream of ours waits: later it would stand behind the wait.
     let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;
     let kernel = |entry: Entry| Ok(Kernel(KernelCode::Cuda(module.function(entry.name())?)));
@@ -241,6 +242,44 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
     Ok(gpu)
 }
 
+/// What the device's compute mode says to contexts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Shared,
+    /// One context, of one process.
+    Exclusive,
+}
+
+fn mode(cuda: &Cuda, device: CUdevice) -> Result<Mode> {
+    match attribute(cuda, device, consts::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) as u32 {
+        consts::CU_COMPUTEMODE_PROHIBITED => {
+            let what = format!(
+                "{}: its compute mode is PROHIBITED, which allows no context; `nvidia-smi -i \
+                 {device} -c DEFAULT`, as root, allows them",
+                name_of(cuda, device)
+            );
+            Err(Error::new("open CUDA GPU", Kind::Unsupported, what))
+        }
+        consts::CU_COMPUTEMODE_EXCLUSIVE_PROCESS => Ok(Mode::Exclusive),
+        _ => Ok(Mode::Shared),
+    }
+}
+
+/// As [`check`], of the first context of a device.
+fn check_first(cuda: &Cuda, device: CUdevice, mode: Mode, result: CudaResult) -> Result<()> {
+    const OPERATION: &str = "open CUDA GPU";
+    if result == CudaResult::DEVICE_UNAVAILABLE && mode == Mode::Exclusive {
+        let what = format!(
+            "{}: its compute mode is EXCLUSIVE_PROCESS, and another process has a context on it; end \
+             that one, take another GPU, or allow several by `nvidia-smi -i {device} -c DEFAULT`, as \
+             root",
+            name_of(cuda, device)
+        );
+        return Err(Error::new(OPERATION, Kind::Unsupported, what));
+    }
+    check(cuda, result, OPERATION, "retain primary context")
+}
+
 impl Gpu {
     /// GPU `index` as CUDA counts them, in its primary context: the one that the CUDA runtime
     /// and most frameworks use. The same [`Gpu`] each time. It stays open until the process
@@ -265,8 +304,9 @@ impl Gpu {
         unsafe {
             let got = (cuda.cuDeviceGet)(&mut device, index as i32);
             check(cuda, got, OPERATION, "get device")?;
+            let mode = mode(cuda, device)?;
             let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
-            check(cuda, got, OPERATION, "retain primary context")?;
+            check_first(cuda, device, mode, got)?;
             open(cuda, device, context)
         }
     }
