@@ -260,6 +260,10 @@ impl fmt::Debug for Gpu {
 impl Gpu {
     /// A software GPU of this process, run by its device thread.
     ///
+    /// When it is dropped it is waited for, at most ten seconds, until a kernel that runs gives way
+    /// or ends. After that a warning names the kernel and its stream, and the GPU, with all memory
+    /// that the kernel may still use, is kept until the kernel ends, or for as long as the process.
+    ///
     /// # Errors
     /// The operating system gave no thread or memory file.
     pub fn soft() -> Result<Gpu> {

@@ -213,8 +213,12 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(gpu: Gpu, handle: StreamHandle) -> Stream {
+        let id = next_id();
+        if let StreamHandle::Soft(stream) = &handle {
+            stream.set_number(id);
+        }
         let inner = StreamInner {
-            id: next_id(),
+            id,
             gpu,
             handle,
             handles: AtomicUsize::new(1),
