@@ -94,3 +94,37 @@ fn streams_that_share_a_queue_pair_share_the_least_used() {
         ctx.close(secs(60)).unwrap();
     });
 }
+
+/// A stream that stands at a send keeps its queue pair, whether or not a handle on it is held.
+#[test]
+fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
+    for seed in 0..4 {
+        play(seed, 2, |rank| {
+            let ctx = rank.open(|builder| builder.timeout(secs(5)));
+            let mut gone = streams(&ctx, STREAMS);
+            use_all(rank, &ctx, &gone);
+            let standing = gone.remove(0);
+            drop(gone);
+            let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+            let large = memory.slice(0, LARGE).unwrap();
+            let small = memory.slice(0, 64).unwrap();
+            if rank.me == 0 {
+                let first = ctx.isend_on(&standing, 1, 1, &large).unwrap();
+                drop(standing);
+                for _ in 0..2 * STREAMS {
+                    let stream = ctx.gpu().stream().unwrap();
+                    let second = ctx.isend_on(&stream, 1, 2, &small).unwrap();
+                    second.wait(secs(60)).unwrap();
+                }
+                first.wait(secs(60)).unwrap();
+            } else {
+                for _ in 0..2 * STREAMS {
+                    ctx.irecv(0, 2, &small).unwrap().wait(secs(60)).unwrap();
+                }
+                ctx.irecv(0, 1, &large).unwrap().wait(secs(60)).unwrap();
+            }
+            rank.barrier();
+            ctx.close(secs(60)).unwrap();
+        });
+    }
+}

@@ -138,13 +138,8 @@ impl WeakStream {
         })
     }
 
-    /// Whether the application's last handle is gone.
-    pub fn is_gone(&self) -> bool {
-        self.0.inner.gone().is_some()
-    }
-
     /// Whether the application's last handle is gone and everything that the stream was given has
-    /// run. So it counts, too, if the GPU is lost.
+    /// run. Streams of a lost GPU have ended; with any other error nothing is known.
     pub fn has_ended(&self) -> bool {
         let inner = &self.0.inner;
         let runtime = inner.gpu.runtime();
@@ -154,7 +149,7 @@ impl WeakStream {
             Some(Left::Ours) => runtime.idle(&inner.handle),
             Some(Left::Busy(end)) => runtime.is_done(end),
         };
-        ended.unwrap_or(true)
+        ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
 
     /// Has `stream` wait until this one has run everything that it was given so far.
