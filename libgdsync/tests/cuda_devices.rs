@@ -121,8 +121,9 @@ fn an_exclusive_gpu_of_another_process_says_so() {
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
     control.fail("cuDevicePrimaryCtxRetain", 46, 0);
-    let error = Gpu::cuda(0).unwrap_err();
-    assert_eq!(error.kind(), Kind::Unsupported, "{error:?}");
+    // Nor is a software GPU taken in its place.
+    let error = Gpu::open("auto").unwrap_err();
+    assert_eq!(error.kind(), Kind::System, "{error:?}");
     for word in ["EXCLUSIVE_PROCESS", "another process", "nvidia-smi"] {
         assert!(error.to_string().contains(word), "{error}");
     }
@@ -133,8 +134,9 @@ fn a_prohibited_gpu_says_so() {
     inside!(Variant::default());
     let control = Control::open();
     control.set_attribute(COMPUTE_MODE, PROHIBITED);
-    let error = Gpu::cuda(0).unwrap_err();
-    assert_eq!(error.kind(), Kind::Unsupported, "{error:?}");
+    // Nor is a software GPU taken in its place.
+    let error = Gpu::open("auto").unwrap_err();
+    assert_eq!(error.kind(), Kind::System, "{error:?}");
     for word in ["PROHIBITED", "nvidia-smi"] {
         assert!(error.to_string().contains(word), "{error}");
     }

@@ -86,7 +86,9 @@ impl Request {
     ///
     /// # Errors
     /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier one is neither posted
-    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; what gdsync refuses.
+    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; `Invalid` if the last
+    /// handle on the stream that it was prepared on is dropped; `Unsupported` while that stream is
+    /// being captured; what gdsync refuses.
     pub fn post(&self) -> Result<()> {
         self.inner().post(self.key)
     }
@@ -143,7 +145,8 @@ impl Request {
     ///
     /// # Errors
     /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
-    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels; what gdsync refuses.
+    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels, and for a stream that is being
+    /// captured; what gdsync refuses.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.inner().wait_on(self.key, stream)
     }

@@ -258,7 +258,7 @@ fn mode(cuda: &Cuda, device: CUdevice) -> Result<Mode> {
                  {device} -c DEFAULT`, as root, allows them",
                 name_of(cuda, device)
             );
-            Err(Error::new("open CUDA GPU", Kind::Unsupported, what))
+            Err(Error::new("open CUDA GPU", Kind::System, what))
         }
         consts::CU_COMPUTEMODE_EXCLUSIVE_PROCESS => Ok(Mode::Exclusive),
         _ => Ok(Mode::Shared),
@@ -275,7 +275,7 @@ fn check_first(cuda: &Cuda, device: CUdevice, mode: Mode, result: CudaResult) ->
              root",
             name_of(cuda, device)
         );
-        return Err(Error::new(OPERATION, Kind::Unsupported, what));
+        return Err(Error::new(OPERATION, Kind::System, what));
     }
     check(cuda, result, OPERATION, "retain primary context")
 }
@@ -287,9 +287,9 @@ impl Gpu {
     ///
     /// # Errors
     /// `Absent` if there is no CUDA driver, no GPU, or the driver does not start, with the
-    /// reason; `Unsupported` for a driver or GPU that is too old, and for a GPU whose compute mode
-    /// prohibits contexts, or allows one that another process has; `Invalid` for an index past
-    /// the last GPU; `System`, `DeviceLost` if the driver refuses.
+    /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past the
+    /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
+    /// another process has; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda(index: u32) -> Result<Gpu> {
         const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
