@@ -9,9 +9,9 @@ use crate::library::State;
 use crate::machine::Access;
 use crate::rdma::Device;
 use crate::system::{Limit, PciKind};
-use crate::uses::{RdmaMemory, on_cuda, rdma_memory_path};
+use crate::uses::{RdmaMemory, gpus, local_rank, on_cuda, rdma_memory_path};
 use gdsync_sys::cuda::CudaResult;
-use gdsync_sys::cuda::consts::CU_COMPUTEMODE_PROHIBITED;
+use gdsync_sys::cuda::consts::{CU_COMPUTEMODE_EXCLUSIVE_PROCESS, CU_COMPUTEMODE_PROHIBITED};
 use serde::Serialize;
 
 /// Something that is missing.
@@ -180,6 +180,28 @@ fn about_gpus(report: &Report, list: &mut List) {
             CUDA,
             format!("permission to make contexts on {gpus}"),
             "nvidia-smi -i INDEX -c DEFAULT, as root",
+        );
+    }
+    let exclusive = |gpu: &Gpu| gpu.compute_mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS as i32;
+    if let Some(gpus) = those(report, exclusive) {
+        list.add(
+            "memory that is allocated and freed while streams wait",
+            format!(
+                "permission to make a second context on {gpus}, whose compute mode is \
+                 EXCLUSIVE_PROCESS: one process at a time can use it, and its memory calls stand \
+                 behind waits of streams"
+            ),
+            "nvidia-smi -i INDEX -c DEFAULT, as root",
+        );
+    }
+    let local = local_rank(report).ok().flatten();
+    if let Some(cost) = local.and_then(|local| local.crowding(gpus(report)))
+        && on_cuda(report)
+    {
+        list.add(
+            "a GPU for each rank",
+            cost,
+            "GPUs that are visible to all ranks, or fewer ranks",
         );
     }
     let unusable = |gpu: &Gpu| gpu.unusable().is_some() && !prohibited(gpu);

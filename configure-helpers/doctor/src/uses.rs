@@ -6,6 +6,7 @@ use crate::Report;
 use crate::consistency;
 use crate::cuda::Gpu;
 use crate::nic;
+use gdsync_sys::local_rank::LocalRank;
 use serde::Serialize;
 
 /// One purpose, and what would serve it.
@@ -48,7 +49,7 @@ fn asked(report: &Report) -> Asked {
     match report.variables.get("GDS_GPU").map(String::as_str) {
         None | Some("auto") => Asked::Auto,
         Some("soft") => Asked::Soft,
-        Some("cuda") => Asked::Cuda(0),
+        Some("cuda") => Asked::Cuda(by_rank(report)),
         Some(other) => other
             .strip_prefix("cuda:")
             .and_then(|index| index.parse().ok())
@@ -56,10 +57,26 @@ fn asked(report: &Report) -> Asked {
     }
 }
 
+/// Where the launcher says that the process is on its host.
+pub(crate) fn local_rank(report: &Report) -> Result<Option<LocalRank>, String> {
+    LocalRank::find(&|name| report.variables.get(name).cloned())
+}
+
+/// How many GPUs there are.
+pub(crate) fn gpus(report: &Report) -> u32 {
+    report.cuda.gpus.len() as u32
+}
+
+/// The index of the GPU that is taken if none is named.
+fn by_rank(report: &Report) -> usize {
+    let local = local_rank(report).ok().flatten();
+    local.map_or(0, |local| local.gpu(gpus(report)) as usize)
+}
+
 /// The CUDA GPU that programs would run on, if they would on one.
 pub(crate) fn chosen(report: &Report) -> Option<&Gpu> {
     let index = match asked(report) {
-        Asked::Auto => 0,
+        Asked::Auto => by_rank(report),
         Asked::Cuda(index) => index,
         Asked::Soft | Asked::Wrong => return None,
     };
@@ -82,10 +99,24 @@ fn runtime(report: &Report) -> Use {
         ),
         None => "the CUDA driver knows no GPU".to_owned(),
     };
-    let set = match report.variables.get("GDS_GPU") {
+    let mut set = match report.variables.get("GDS_GPU") {
         Some(value) => format!("GDS_GPU={value}"),
         None => "a GPU goes before the software GPU".to_owned(),
     };
+    let named = report.variables.get("GDS_GPU");
+    if named.is_none_or(|name| ["auto", "cuda"].contains(&name.as_str())) && gpus(report) > 0 {
+        match local_rank(report) {
+            Ok(None) => {}
+            Ok(Some(local)) => set = format!("{set}, {}", local.reason(gpus(report))),
+            Err(wrong) => {
+                return Use {
+                    purpose: "GPU runtime",
+                    choice: error(),
+                    because: wrong,
+                };
+            }
+        }
+    }
     let (choice, because) = match (asked(report), chosen(report)) {
         (Asked::Soft, _) => (soft(), set),
         (Asked::Wrong, _) => (

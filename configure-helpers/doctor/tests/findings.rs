@@ -389,3 +389,61 @@ fn the_program_fails_only_if_it_is_misused() {
     let output = doctor().arg("--nonsense").output().expect("it runs");
     assert_eq!(output.status.code(), Some(2));
 }
+
+/// Without a name the GPU is that of the rank, and more ranks than GPUs are told.
+#[test]
+fn the_gpu_is_chosen_by_the_local_rank() {
+    let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
+    let library = libcuda("libcuda-ranks.so", &gpus, ("", 0));
+    let on = |variables: &[(&str, &str)]| {
+        let libraries = Libraries {
+            cuda: vec![library.clone().into()],
+            ..none()
+        };
+        look(&tree("nvlink"), libraries, variables)
+    };
+    let cases: [(&[(&str, &str)], &str, &str); 5] = [
+        (&[], "cuda: GPU 0", "software GPU"),
+        (&[("MP_LOCAL_RANK", "3")], "cuda: GPU 1", "MP_LOCAL_RANK=3"),
+        (
+            &[("GDS_GPU", "cuda"), ("LOCAL_RANK", "1")],
+            "GPU 1",
+            "LOCAL_RANK=1",
+        ),
+        (
+            &[("GDS_GPU", "cuda:0"), ("LOCAL_RANK", "1")],
+            "GPU 0",
+            "cuda:0",
+        ),
+        (&[("MP_LOCAL_RANK", "a")], "an error", "MP_LOCAL_RANK"),
+    ];
+    for (variables, choice, because) in cases {
+        let report = on(variables);
+        let used = &report.uses[0];
+        assert!(used.choice.contains(choice), "{variables:?}: {used:?}");
+        assert!(used.because.contains(because), "{variables:?}: {used:?}");
+    }
+    let crowded = |size| {
+        let report = on(&[("MP_LOCAL_RANK", "0"), ("MP_LOCAL_SIZE", size)]);
+        report.advice.iter().any(|a| a.missing.contains("4.5 ms"))
+    };
+    assert!(crowded("3") && !crowded("2"));
+}
+
+#[test]
+fn a_gpu_that_allows_one_process_is_told() {
+    let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (122, 1)];
+    let library = libcuda("libcuda-exclusive.so", &[("NVIDIA X", exclusive)], ("", 0));
+    let libraries = Libraries {
+        cuda: vec![library.into()],
+        ..none()
+    };
+    let report = look(&tree("nvlink"), libraries, &[]);
+    assert!(report.uses[0].choice.contains("cuda: GPU 0"));
+    let advice = report
+        .advice
+        .iter()
+        .find(|a| a.missing.contains("EXCLUSIVE_PROCESS"));
+    let advice = advice.expect("it is told");
+    assert!(advice.remedy.contains("nvidia-smi"), "{}", advice.remedy);
+}

@@ -262,9 +262,11 @@ impl Host for Live {
         id
     }
 
-    /// Waits for the thread of `id` to finish its round. From inside a step of the same lane
-    /// (or the destructor of a machine on it) the machine is detached after the round; doing
-    /// so in a step is a mistake that debug builds report by a panic of that step.
+    /// Waits for the thread of `id` to finish its round, at most ten seconds: what a step is at
+    /// that has not ended by then is named by a warning, and the machine goes when it has. From
+    /// inside a step of the same lane (or the destructor of a machine on it) the machine is
+    /// detached after the round; doing so in a step is a mistake that debug builds report by a
+    /// panic of that step.
     fn detach(&self, id: MachineId) {
         let worker = match id.0 % LANES {
             DEVICE => Some(&self.device),

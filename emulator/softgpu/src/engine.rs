@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
-use gds_step::{Machine, Step, Time};
+use gds_step::{Machine, Probe, Step, Time};
 
 use crate::gpu::Core;
 use crate::hook::StreamMemory;
@@ -156,6 +156,12 @@ impl Machine for Engine {
 
     fn name(&self) -> String {
         format!("{}.engine", self.core.name)
+    }
+
+    fn probe(&self) -> Option<Probe> {
+        // Weak: it must not keep the memory.
+        let core = Arc::downgrade(&self.core);
+        Some(Arc::new(move || core.upgrade()?.running_kernel()))
     }
 }
 

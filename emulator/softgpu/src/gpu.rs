@@ -43,6 +43,9 @@ pub(crate) struct Core {
     pub(crate) launches: Launches,
     /// Streams that stand at a wait. Written by the engine, read by who is curious.
     pub(crate) waiting: AtomicUsize,
+    /// The stream whose kernel the engine runs now: its number and 1, or 0. Relaxed: read to name
+    /// a kernel that has not given way for seconds.
+    pub(crate) running: AtomicU64,
     /// RUNNING until the engine stops for good. Stored (release) after `fault` by the engine,
     /// loaded (acquire) by every enqueue.
     state: AtomicU32,
@@ -117,6 +120,18 @@ impl Core {
                 adopt(shared, queue);
             }
         }
+    }
+
+    /// Which kernel the engine runs, for people.
+    pub(crate) fn running_kernel(&self) -> Option<String> {
+        let id = self.running.load(Ordering::Relaxed).checked_sub(1)?;
+        let streams = lock(&self.streams);
+        let stream = streams.iter().find(|stream| stream.id == id)?;
+        let kernel = stream.kernel().unwrap_or("?");
+        let number = stream.number();
+        Some(format!(
+            "stream {number} is in the kernel {kernel}, which does not give way"
+        ))
     }
 
     /// Forgets a stream that has no handle and no work.
@@ -220,6 +235,7 @@ impl Gpu {
             posted,
             launches: Launches::default(),
             waiting: AtomicUsize::new(0),
+            running: AtomicU64::new(0),
             state: AtomicU32::new(RUNNING),
             fault: Mutex::new(None),
             next_stream: AtomicU64::new(0),

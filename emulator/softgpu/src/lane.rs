@@ -243,6 +243,7 @@ impl Lane {
                 };
             }
             Op::Launch(launch) => {
+                self.shared.set_kernel(launch.kernel.name());
                 let context = KernelContext {
                     hook: Arc::clone(&self.memory) as _,
                     config: cx.kernels.clone(),
@@ -416,7 +417,9 @@ impl Lane {
         };
         self.memory.set_now(cx.now.as_nanos());
         let access = DeviceAccess::enable(cx.core.key);
+        cx.core.running.store(self.shared.id + 1, Ordering::Relaxed);
         let state = grid.run(cx.turns);
+        cx.core.running.store(0, Ordering::Relaxed);
         drop(access);
         match state {
             GridState::Progress => Ran::Something,

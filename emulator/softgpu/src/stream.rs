@@ -1,7 +1,7 @@
 //! Streams: where the host enqueues.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Time;
@@ -42,6 +42,10 @@ pub(crate) struct Shared {
     /// Whether the stream is capturing. Changed under the lock of `enqueue`, where whoever enqueues
     /// looks; others read it relaxed: nothing depends on it.
     capturing: AtomicBool,
+    /// By which number people know it. Relaxed: it is set before anything is enqueued.
+    number: AtomicU64,
+    /// The kernel that runs, or ran last.
+    kernel: Mutex<Option<&'static str>>,
     /// No handle is left. Set (release) once, read (acquire) by the engine.
     pub(crate) closed: AtomicBool,
 }
@@ -62,8 +66,22 @@ impl Shared {
                 cache: Cache::new(),
             }),
             capturing: AtomicBool::new(false),
+            number: AtomicU64::new(id),
+            kernel: Mutex::default(),
             closed: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn kernel(&self) -> Option<&'static str> {
+        *self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_kernel(&self, name: &'static str) {
+        *self.kernel.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
     }
 
     fn enqueue(&self) -> MutexGuard<'_, Enqueue> {
@@ -406,6 +424,11 @@ impl Stream {
             true => Ok(()),
             false => Err(Error::NotCapturing { stream: self.id() }),
         }
+    }
+
+    /// Has messages name it by `number` in place of its own.
+    pub fn set_number(&self, number: u64) {
+        self.0.shared.number.store(number, Ordering::Relaxed);
     }
 
     /// Whether the stream is capturing.

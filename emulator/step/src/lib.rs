@@ -19,6 +19,6 @@ mod time;
 mod word;
 
 pub use bell::{Bell, BellError};
-pub use machine::{Env, Host, Lane, Machine, MachineId, Shared, Step};
+pub use machine::{Env, Host, Lane, Machine, MachineId, Probe, Shared, Step};
 pub use time::{Time, after, deadline};
 pub use word::Word;

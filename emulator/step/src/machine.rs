@@ -25,7 +25,15 @@ pub trait Machine: Send {
 
     /// A short name for traces: `gpu0.engine`, `nic1`.
     fn name(&self) -> String;
+
+    /// What says, from any thread, what a step is at that does not end; asked for once.
+    fn probe(&self) -> Option<Probe> {
+        None
+    }
 }
+
+/// Answers what a machine's step is at now; `None`: it is not in a step that can tell.
+pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Which of the driver's threads steps a machine under `live` (`sim` has one thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

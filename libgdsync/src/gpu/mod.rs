@@ -39,8 +39,9 @@ pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
 pub use stream::Stream;
 #[doc(hidden)]
-pub use stream::StreamHandle;
 pub(crate) use stream::submissions;
+#[doc(hidden)]
+pub use stream::{Lent, StreamHandle, WeakStream};
 pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 
@@ -260,6 +261,10 @@ impl fmt::Debug for Gpu {
 impl Gpu {
     /// A software GPU of this process, run by its device thread.
     ///
+    /// When it is dropped it is waited for, at most ten seconds, until a kernel that runs gives way
+    /// or ends. After that a warning names the kernel and its stream, and the GPU, with all memory
+    /// that the kernel may still use, is kept until the kernel ends, or for as long as the process.
+    ///
     /// # Errors
     /// The operating system gave no thread or memory file.
     pub fn soft() -> Result<Gpu> {
@@ -268,11 +273,17 @@ impl Gpu {
         soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }
 
-    /// A GPU by name: `soft`, `cuda` (its first), `cuda:1`, or `auto`: the first of CUDA's if
-    /// there is one that can be used, else a soft one.
+    /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`, which is as `cuda` if there is a GPU
+    /// of CUDA's that can be used, else a soft one.
+    ///
+    /// `cuda` is the first GPU that CUDA shows, and in a job that has several ranks on the host the
+    /// one of this rank: its number there (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI,
+    /// Hydra or SLURM) modulo how many GPUs CUDA shows. Which one, and why, is told by an event; more
+    /// ranks than GPUs by a warning.
     ///
     /// # Errors
-    /// `Invalid` for another name; else as [`Gpu::soft`] and [`Gpu::cuda`].
+    /// `Invalid` for another name, and for a number of the rank that is none; else as [`Gpu::soft`]
+    /// and [`Gpu::cuda`].
     pub fn open(name: &str) -> Result<Gpu> {
         let wrong = || {
             let what = format!("{name:?}: known are soft, cuda, cuda:N, auto");
@@ -280,8 +291,8 @@ impl Gpu {
         };
         match name {
             "soft" => Gpu::soft(),
-            "cuda" => Gpu::cuda(0),
-            "auto" => match Gpu::cuda(0) {
+            "cuda" => cuda::by_local_rank(),
+            "auto" => match cuda::by_local_rank() {
                 Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
                     tracing::info!(target: "gdsync", "a software GPU, because: {e}");
                     Gpu::soft()

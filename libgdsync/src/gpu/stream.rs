@@ -2,7 +2,9 @@
 
 use std::ffi::c_void;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::event::{Event, EventHandle};
@@ -30,22 +32,139 @@ pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 
 }
 
 /// A stream of the application: work enqueued on it runs in order. Clones are the same stream.
-#[derive(Clone)]
-pub struct Stream(Arc<StreamInner>);
+///
+/// Once the last clone is dropped the library makes no call on the stream any more, whatever is
+/// still in flight: the application may destroy it.
+pub struct Stream {
+    inner: Arc<StreamInner>,
+    /// One of the application's handles, as opposed to what a [`WeakStream`] lends.
+    counted: bool,
+}
+
+/// A stream that is remembered and not held: its application may drop its handles and destroy it.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct WeakStream(Stream);
 
 pub(crate) struct StreamInner {
     id: u64,
     gpu: Gpu,
     handle: StreamHandle,
+    /// Handles of the application's. Counted down with release and read with acquire under the
+    /// lock of `gone`, so that the end of the stream comes behind every use by a handle.
+    handles: AtomicUsize,
+    /// Held while the stream is used without a handle, and while the last handle goes away.
+    gone: Mutex<Option<Left>>,
 }
 
-impl Drop for StreamInner {
-    fn drop(&mut self) {
-        match self.gpu.runtime().leave(&self.handle) {
+impl StreamInner {
+    fn gone(&self) -> MutexGuard<'_, Option<Left>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last handle of the application's is dropped.
+    #[cold]
+    fn leave(&self) {
+        let mut gone = self.gone();
+        // It may have been adopted again meanwhile.
+        if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
+            return;
+        }
+        let left = self.gpu.runtime().leave(&self.handle);
+        match &left {
             Left::Ours => {}
             Left::Done => self.gpu.waiting().leave(self.id, None),
-            Left::Busy(end) => self.gpu.waiting().leave(self.id, Some(end)),
+            Left::Busy(end) => self.gpu.waiting().leave(self.id, Some(end.clone())),
         }
+        *gone = Some(left);
+        drop(gone);
+        if let StreamHandle::Cuda(stream) = &self.handle {
+            // Foreign code: outside the lock.
+            drop(stream.release());
+        }
+    }
+}
+
+impl Clone for Stream {
+    #[inline]
+    fn clone(&self) -> Stream {
+        if self.counted {
+            // Relaxed: a handle exists, so the count cannot become 0 meanwhile.
+            self.inner.handles.fetch_add(1, Ordering::Relaxed);
+        }
+        Stream {
+            inner: Arc::clone(&self.inner),
+            counted: self.counted,
+        }
+    }
+}
+
+impl Drop for Stream {
+    #[inline]
+    fn drop(&mut self) {
+        if self.counted && self.inner.handles.fetch_sub(1, Ordering::Release) == 1 {
+            self.inner.leave();
+        }
+    }
+}
+
+/// A stream lent by a [`WeakStream`]. The drop of a last handle waits until this is given back.
+#[doc(hidden)]
+pub struct Lent<'a> {
+    stream: &'a Stream,
+    _gone: MutexGuard<'a, Option<Left>>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        self.stream
+    }
+}
+
+impl WeakStream {
+    /// The stream's number, see [`Stream::id`].
+    pub fn id(&self) -> u64 {
+        self.0.id()
+    }
+
+    /// The stream, unless the application's last handle on it is gone.
+    pub fn lend(&self) -> Option<Lent<'_>> {
+        let gone = self.0.inner.gone();
+        gone.is_none().then_some(Lent {
+            stream: &self.0,
+            _gone: gone,
+        })
+    }
+
+    /// Whether the application's last handle is gone and everything that the stream was given has
+    /// run. Streams of a lost GPU have ended; with any other error nothing is known.
+    pub fn has_ended(&self) -> bool {
+        let inner = &self.0.inner;
+        let runtime = inner.gpu.runtime();
+        let ended = match &*inner.gone() {
+            None => return false,
+            Some(Left::Done) => return true,
+            Some(Left::Ours) => runtime.idle(&inner.handle),
+            Some(Left::Busy(end)) => runtime.is_done(end),
+        };
+        ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
+    }
+
+    /// Has `stream` wait until this one has run everything that it was given so far.
+    ///
+    /// # Errors
+    /// Those of [`Stream::record`] and [`Stream::wait_event`].
+    pub fn precede(&self, stream: &Stream) -> Result<()> {
+        let inner = &self.0.inner;
+        let event = match &*inner.gone() {
+            None => self.0.record()?,
+            Some(Left::Done) => return Ok(()),
+            Some(Left::Ours) => self.0.record()?,
+            Some(Left::Busy(end)) => Event::new(inner.gpu.clone(), end.clone()),
+        };
+        stream.wait_event(&event)
     }
 }
 
@@ -60,50 +179,74 @@ impl Adopted {
     /// # Errors
     /// Those of `make`.
     pub fn get(&self, raw: *mut c_void, make: impl FnOnce() -> Result<Stream>) -> Result<Stream> {
-        // Dropped after the lock: the last handle on a stream may be among them.
-        let mut others = Vec::new();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for stream in known.iter().filter_map(|s| s.upgrade().map(Stream)) {
-            if stream.as_cuda() == Some(raw) {
-                return Ok(stream);
+        for inner in known.iter().filter_map(Weak::upgrade) {
+            let StreamHandle::Cuda(stream) = &inner.handle else {
+                continue;
+            };
+            // One that is gone may have been destroyed, and its place given to another stream.
+            let gone = inner.gone();
+            if stream.raw() == raw && gone.is_none() {
+                inner.handles.fetch_add(1, Ordering::Relaxed);
+                drop(gone);
+                let counted = true;
+                return Ok(Stream { inner, counted });
             }
-            others.push(stream);
         }
         let made = make()?;
-        known.retain(|s| s.strong_count() > 0);
-        known.push(Arc::downgrade(&made.0));
-        drop(known);
+        known.retain(|s| s.upgrade().is_some_and(|inner| inner.gone().is_none()));
+        known.push(Arc::downgrade(&made.inner));
         Ok(made)
     }
 }
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {} of {:?}", self.0.id, self.0.gpu)
+        write!(f, "stream {} of {:?}", self.id(), self.gpu())
     }
 }
 
 impl Stream {
     pub(crate) fn new(gpu: Gpu, handle: StreamHandle) -> Stream {
-        Stream(Arc::new(StreamInner {
-            id: next_id(),
+        let id = next_id();
+        if let StreamHandle::Soft(stream) = &handle {
+            stream.set_number(id);
+        }
+        let inner = StreamInner {
+            id,
             gpu,
             handle,
-        }))
+            handles: AtomicUsize::new(1),
+            gone: Mutex::default(),
+        };
+        Stream {
+            inner: Arc::new(inner),
+            counted: true,
+        }
+    }
+
+    /// Remembers the stream without holding it.
+    #[doc(hidden)]
+    #[inline]
+    pub fn downgrade(&self) -> WeakStream {
+        WeakStream(Stream {
+            inner: Arc::clone(&self.inner),
+            counted: false,
+        })
     }
 
     /// Its number in traces and errors.
     pub fn id(&self) -> u64 {
-        self.0.id
+        self.inner.id
     }
 
     /// The GPU that runs it.
     pub fn gpu(&self) -> &Gpu {
-        &self.0.gpu
+        &self.inner.gpu
     }
 
     pub(crate) fn handle(&self) -> &StreamHandle {
-        &self.0.handle
+        &self.inner.handle
     }
 
     /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
@@ -181,7 +324,9 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure.
+    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On CUDA a stream that is
+    /// being captured takes it into the graph: the only call of this library that such a stream
+    /// does not refuse.
     ///
     /// # Safety
     /// The kernel does with its arguments what the language it is written in allows: pointers
@@ -206,7 +351,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::launch`]; `Foreign` for a word of another GPU; `TooManyWaits` if too many streams
-    /// of the GPU wait already.
+    /// of the GPU wait already; `Unsupported` if the stream is being captured.
     pub unsafe fn launch_waiting(
         &self,
         kernel: &Kernel,
@@ -224,6 +369,8 @@ impl Stream {
             word: mapped,
             value,
         });
+        // It would wait in the graph for what comes once.
+        self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
         let runtime = self.gpu().runtime();
         runtime.launch(self.handle(), kernel, dims, args)
@@ -263,8 +410,8 @@ impl Stream {
     /// Enqueues a copy between two spans of equal length, which do not overlap.
     ///
     /// # Errors
-    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `QueueFull` as for
-    /// [`Stream::submit`].
+    /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
+    /// stream is being captured, `QueueFull` as for [`Stream::submit`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
         if to.len() != from.len() {
             return Err(Error::new(
@@ -282,6 +429,7 @@ impl Stream {
                 ));
             }
         }
+        self.check(self.gpu(), "enqueue copy")?;
         self.admit("enqueue copy", 1, None)?;
         let transfer = Transfer {
             to: to.addr(),
@@ -298,8 +446,10 @@ impl Stream {
     /// Marks the place where the stream stands now.
     ///
     /// # Errors
-    /// `QueueFull` as for [`Stream::submit`]; `System` if the runtime refuses.
+    /// `Unsupported` if the stream is being captured; `QueueFull` as for [`Stream::submit`];
+    /// `System` if the runtime refuses.
     pub fn record(&self) -> Result<Event> {
+        self.check(self.gpu(), "record event")?;
         self.admit("record event", 1, None)?;
         let handle = self.gpu().runtime().record(self.handle())?;
         Ok(Event::new(self.gpu().clone(), handle))
@@ -309,12 +459,13 @@ impl Stream {
     /// be waited for.
     ///
     /// # Errors
-    /// `Foreign` for an event of another runtime; `TooManyWaits`, `QueueFull` as for
+    /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
     /// [`Stream::submit`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
         match (self.handle(), event.handle()) {
             (StreamHandle::Soft(_), EventHandle::Soft(_))
             | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => {
+                self.check(self.gpu(), "wait for event")?;
                 let wait = (!event.is_done()?).then_some(Proof::Idle);
                 self.admit("wait for event", 1, wait)?;
                 let runtime = self.gpu().runtime();

@@ -88,6 +88,16 @@ STANDIN_API size_t standin_blocked(char* out, size_t len) {
     return give(machine().blocked, out, len);
 }
 
+// Calls that named a destroyed stream so far: `thread function`, a line each. They are forgotten, and
+// the process is not accused of them at its end.
+STANDIN_API size_t standin_strays(char* out, size_t len) {
+    Lock lock;
+    Machine& m = machine();
+    const size_t length = give(m.strays, out, len);
+    if (out != nullptr) m.strays.clear();
+    return length;
+}
+
 // Enqueues that stood still before a full stream.
 STANDIN_API u64 standin_full() {
     Lock lock;

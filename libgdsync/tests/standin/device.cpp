@@ -18,6 +18,7 @@ const std::map<int, const char*>& names() {
         {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
         {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
         {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+        {kDeviceUnavailable, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
         {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
         {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
         {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
@@ -51,6 +52,15 @@ int name_of(int code, const char** out) {
 
 bool is_device(const Machine& m, int device) { return device >= 0 && device < m.devices; }
 
+// What the compute mode says to one more context of the device.
+int one_more(const Machine& m, int device) {
+    constexpr int kProhibited = 2, kExclusiveProcess = 3;
+    const int mode = m.attribute(kComputeMode);
+    bool taken = false;
+    for (Context* context : m.contexts) taken |= context->alive && context->device == device;
+    return mode == kProhibited || (mode == kExclusiveProcess && taken) ? kDeviceUnavailable : kOk;
+}
+
 Context* make_context(Machine& m, int device, bool primary) {
     auto* context = new Context{};
     context->device = device;
@@ -65,6 +75,7 @@ Context* make_context(Machine& m, int device, bool primary) {
 void end_context(Machine& m, Context* context) {
     context->alive = false;
     context->waiting = 0;
+    for (auto& stream : context->streams) m.retire(std::move(stream));
     context->streams.clear();
     context->legacy = nullptr;
     for (auto it = m.memory.begin(); it != m.memory.end();) {
@@ -176,6 +187,8 @@ STANDIN_API int cuDevicePrimaryCtxRetain(Context** out, int device) {
         if (!is_device(m, device)) return kInvalidDevice;
         m.primary.resize(static_cast<size_t>(m.devices));
         Context*& context = m.primary[static_cast<size_t>(device)];
+        const int code = context != nullptr && context->alive ? kOk : one_more(m, device);
+        if (code != kOk) return code;
         if (context == nullptr) context = make_context(m, device, true);
         // The primary context comes back to life in the same place.
         if (!context->alive) {
@@ -204,6 +217,8 @@ STANDIN_API int cuDevicePrimaryCtxRelease_v2(int device) {
 STANDIN_API int cuCtxCreate_v2(Context** out, unsigned flags, int device) {
     return call("cuCtxCreate_v2", Need::init, [&](Machine& m, Lock&) -> int {
         if (!is_device(m, device)) return kInvalidDevice;
+        const int code = one_more(m, device);
+        if (code != kOk) return code;
         *out = make_context(m, device, false);
         current_stack().push_back(*out);
         return kOk;

@@ -47,6 +47,7 @@ void pass(Machine& m, bool* progress, bool* left) {
             *progress |= run(m, *streams[i]);
             *left |= !streams[i]->queue.empty();
             if (streams[i]->destroyed && streams[i]->queue.empty()) {
+                m.retire(std::move(streams[i]));
                 streams.erase(streams.begin() + static_cast<long>(i));
             } else {
                 i++;

@@ -48,10 +48,29 @@ int& capture_mode() {
 
 Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)) {}
 
+// Every program that uses the stand-in is a test: it fails if it has named a destroyed stream, which
+// a driver answers with anything, a crash included.
+static void accuse() {
+    Machine& m = machine();
+    if (m.strays.empty()) return;
+    fprintf(stderr, "stand-in: %zu calls named a destroyed stream (thread function):\n", m.strays.size());
+    for (const std::string& line : m.strays) fprintf(stderr, "  %s\n", line.c_str());
+    fflush(stderr);
+    _exit(86);
+}
+
 Machine& machine() {
     // Never destroyed: the worker may outlive main().
-    static Machine* m = new Machine;
+    static Machine* m = [] {
+        atexit(accuse);
+        return new Machine;
+    }();
     return *m;
+}
+
+const char*& current_call() {
+    static thread_local const char* name = "?";
+    return name;
 }
 
 u64 thread_id() { return static_cast<u64>(syscall(SYS_gettid)); }
@@ -153,10 +172,21 @@ Stream* Machine::stream(void* handle, Context* current) {
     if (reinterpret_cast<uintptr_t>(handle) <= 2) return current != nullptr ? current->legacy : nullptr;
     for (Context* context : contexts) {
         for (auto& stream : context->streams) {
-            if (stream.get() == handle && !stream->destroyed) return stream.get();
+            if (stream.get() != handle) continue;
+            if (!stream->destroyed) return stream.get();
+            strays.push_back(std::to_string(thread_id()) + " " + current_call());
+            return nullptr;
         }
     }
+    for (auto& stream : retired) {
+        if (stream.get() == handle) strays.push_back(std::to_string(thread_id()) + " " + current_call());
+    }
     return nullptr;
+}
+
+void Machine::retire(std::unique_ptr<Stream> stream) {
+    stream->queue.clear();
+    retired.push_back(std::move(stream));
 }
 
 const Range* Machine::find(u64 address, u64 len) const {

@@ -154,6 +154,10 @@ struct Machine {
     std::vector<std::string> blocked;
     // Enqueues that stood still before a full stream.
     u64 full = 0;
+    // Streams that are destroyed and have run everything: kept, so that no address is given twice.
+    std::vector<std::unique_ptr<Stream>> retired;
+    // Calls that named a destroyed stream, as lines `thread function`.
+    std::vector<std::string> strays;
     // Mappings that operations under way may still use; gone once nothing is left to do.
     std::vector<std::pair<char*, u64>> unmapped;
 
@@ -161,6 +165,7 @@ struct Machine {
     int attribute(int which) const;
     void lose(int code);
     Stream* stream(void* handle, Context* current);
+    void retire(std::unique_ptr<Stream> stream);
     const Range* find(u64 address, u64 len) const;
     const Range* overlapping(u64 begin, u64 end) const;
 };
@@ -187,6 +192,9 @@ u64 bits(T* v) {
 
 int refusal(const char* name, Need need);
 
+// The function that the calling thread is in.
+const char*& current_call();
+
 // The capture mode of the calling thread: what it may do while streams are captured.
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 int& capture_mode();
@@ -198,6 +206,7 @@ int call(const char* name, Need need, Body body, Args... args) {
     Machine& m = machine();
     const u64 values[] = {bits(args)..., 0};
     const u64 line = m.log.begin(name, values, sizeof...(args));
+    current_call() = name;
     int code = refusal(name, need);
     if (code == kOk) code = body(m, lock);
     m.log.end(line, code);

@@ -58,6 +58,9 @@ pub fn run(name: &str, library: &Path, variant: &Variant) {
             .env_remove("CUDA_MODULE_LOADING")
             .env_remove("GDS_GPU")
             .env_remove("GDS_LOWER")
+            .env_remove("MP_LOCAL_RANK")
+            .env_remove("LOCAL_RANK")
+            .env_remove("SLURM_LOCALID")
             .env(LIBRARY, library)
             .envs(variant.env.iter().copied());
     });
@@ -70,12 +73,14 @@ pub fn build(variant: &Variant) -> PathBuf {
     let include = [
         root.join("tests/standin"),
         root.join("device"),
+        root.join("../libmp/device"),
         root.join("../emulator/softgpu/device"),
     ];
     let mut sources = Vec::new();
     for (folder, extension) in [
         ("tests/standin", "cpp"),
         ("device", "cu"),
+        ("../libmp/device", "cu"),
         ("tests/kernels", "cpp"),
     ] {
         sources.extend(files(&root.join(folder), &[extension]));
@@ -292,6 +297,13 @@ impl Control {
                 (thread.parse().unwrap(), function.to_owned())
             })
             .collect()
+    }
+
+    /// Calls so far that named a destroyed stream: thread and function. A process that ends with
+    /// some that were not asked for here fails.
+    pub fn strays(&self) -> Vec<String> {
+        let text = self.text("standin_strays");
+        text.lines().map(str::to_owned).collect()
     }
 
     /// Enqueues that stood still before a full stream.

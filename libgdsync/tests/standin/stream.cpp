@@ -205,6 +205,7 @@ STANDIN_API int cuStreamDestroy_v2(void* handle) {
         auto& streams = stream->context->streams;
         for (size_t i = 0; i < streams.size(); i++) {
             if (streams[i].get() == stream && stream->queue.empty()) {
+                m.retire(std::move(streams[i]));
                 streams.erase(streams.begin() + static_cast<long>(i));
                 break;
             }

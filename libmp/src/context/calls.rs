@@ -14,7 +14,7 @@ impl Context {
     ///
     /// # Errors
     /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word and
-    /// several segments; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
+    /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
     /// `QueueFull` as the context is built.
     pub fn prepare_send(&self, send: &Send<'_>) -> Result<Request> {
         Ok(Request::new(self, self.inner().prepare_send(send)?))

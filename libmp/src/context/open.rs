@@ -35,7 +35,7 @@ impl Inner {
         match on {
             On::Cpu => 0,
             On::Stream(stream, endpoint) => {
-                state.lane_of(stream.id(), endpoint.unwrap_or(self.config.endpoint))
+                state.lane_of(stream, endpoint.unwrap_or(self.config.endpoint))
             }
         }
     }

@@ -6,13 +6,15 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use gds_step::Time;
+use gdsync::Stream;
+use gdsync::gpu::WeakStream;
 use gdsync::rdma::Endpoint;
 
 use super::peer::{LANES, Peer, Way};
 use super::staging::Staging;
 use crate::region::Memory;
 use crate::request::fault::Faults;
-use crate::request::table::{RequestKey, Segments, Table};
+use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
 use crate::two_sided::Source;
 use crate::wire::control::Control;
 
@@ -36,10 +38,12 @@ pub struct Stuck {
 }
 
 /// Who posts on a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct LaneUse {
-    pub stream: Option<u64>,
     pub endpoint: Endpoint,
+    /// One, unless there were more streams than lanes; none on the CPU's. Each with the endpoint that
+    /// it asked for.
+    streams: Vec<(WeakStream, Endpoint)>,
 }
 
 /// The first request that a stream has not passed.
@@ -99,8 +103,8 @@ impl State {
             peers: (0..size).map(|_| None).collect(),
             requests: Table::new(),
             lanes: vec![LaneUse {
-                stream: None,
                 endpoint,
+                streams: Vec::new(),
             }],
             endpoints: vec![endpoint],
             wild: Vec::new(),
@@ -119,27 +123,67 @@ impl State {
         }
     }
 
-    /// The lane of a stream; a new one with its first use, shared if there are no more.
-    pub fn lane_of(&mut self, stream: u64, endpoint: Endpoint) -> u8 {
-        let wanted = LaneUse {
-            stream: Some(stream),
-            endpoint,
+    /// The lane of a stream, which it keeps as long as it lives.
+    #[inline]
+    pub fn lane_of(&mut self, stream: &Stream, endpoint: Endpoint) -> u8 {
+        let id = stream.id();
+        let its = |lane: &LaneUse| {
+            let mut streams = lane.streams.iter();
+            streams.any(|(stream, wanted)| stream.id() == id && *wanted == endpoint)
         };
-        if let Some(lane) = self.lanes.iter().position(|lane| *lane == wanted) {
-            return lane as u8;
+        match self.lanes.iter().position(its) {
+            Some(lane) => lane as u8,
+            None => self.take_lane(stream, endpoint),
         }
-        if self.lanes.len() < LANES {
-            self.lanes.push(wanted);
-            self.endpoints.push(endpoint);
-            return (self.lanes.len() - 1) as u8;
+    }
+
+    /// The lane of a stream that has none: one whose streams are gone, a new one, or if there are
+    /// no more the one with the fewest streams.
+    #[cold]
+    fn take_lane(&mut self, stream: &Stream, endpoint: Endpoint) -> u8 {
+        for lane in &mut self.lanes {
+            lane.streams.retain(|(stream, _)| !stream.has_ended());
         }
-        let alike: Vec<usize> = (1..LANES)
-            .filter(|lane| self.lanes[*lane].endpoint == endpoint)
-            .collect();
-        match alike.len() {
-            0 => 1,
-            n => alike[(stream % n as u64) as usize] as u8,
-        }
+        let alike = |lanes: &[LaneUse], lane: usize| lanes[lane].endpoint == endpoint;
+        let streams = 1..self.lanes.len();
+        let free = streams
+            .clone()
+            .find(|lane| alike(&self.lanes, *lane) && self.is_free(*lane));
+        let lane = match free {
+            Some(lane) => lane,
+            None if self.lanes.len() < LANES => {
+                self.lanes.push(LaneUse {
+                    endpoint,
+                    streams: Vec::new(),
+                });
+                self.endpoints.push(endpoint);
+                self.lanes.len() - 1
+            }
+            // A queue pair's endpoint does not change; another one is better than none.
+            None => streams
+                .min_by_key(|lane| {
+                    let other = !alike(&self.lanes, *lane);
+                    (other, self.lanes[*lane].streams.len())
+                })
+                .unwrap_or(1),
+        };
+        let user = (stream.downgrade(), endpoint);
+        self.lanes[lane].streams.push(user);
+        lane as u8
+    }
+
+    /// Whether nothing was posted on a lane, or is going to be, by the streams that had it.
+    fn is_free(&mut self, lane: usize) -> bool {
+        let on = |entry: &Entry| {
+            let open = matches!(entry.phase, Phase::Prepared | Phase::Sent(_));
+            open && usize::from(entry.poster.lane) == lane
+        };
+        self.lanes[lane].streams.is_empty()
+            && !self.requests.iter().any(|(_, entry)| on(entry))
+            && self.peers.iter_mut().flatten().all(|peer| {
+                let lane = peer.lanes[lane].as_mut();
+                peer.failed.is_some() || lane.is_none_or(|lane| lane.qp.is_quiet())
+            })
     }
 
     /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams

@@ -12,6 +12,7 @@ use gdsync::{Status, Stream};
 use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
+use crate::two_sided::uncaptured;
 use table::{Phase, RequestKey};
 
 const TEST: &str = "test request";
@@ -90,7 +91,9 @@ impl Request {
     ///
     /// # Errors
     /// `Busy` if it was posted before; `Gdsync(OutOfOrder)` if an earlier one is neither posted
-    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; what gdsync refuses.
+    /// nor cancelled; `QueueFull` as the context is built; `PeerFailed`; `Invalid` if the last
+    /// handle on the stream that it was prepared on is dropped; `Unsupported` while that stream is
+    /// being captured; what gdsync refuses.
     pub fn post(&self) -> Result<()> {
         self.inner().post(self.key)
     }
@@ -144,7 +147,8 @@ impl Request {
     ///
     /// # Errors
     /// `NoSuchRequest` if it was not posted; `Gdsync(TooManyWaits)` if too many streams of the GPU
-    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels; what gdsync refuses.
+    /// wait; `PeerFailed`; `Unsupported` on a GPU that runs no kernels, and for a stream that is being
+    /// captured; what gdsync refuses.
     pub fn wait_on(&self, stream: &Stream) -> Result<()> {
         self.inner().wait_on(self.key, stream)
     }
@@ -280,6 +284,7 @@ impl Inner {
 
     /// Has a stream wait for a request.
     pub(crate) fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        uncaptured(stream, "wait on stream")?;
         self.with_room(|| self.try_wait_on(key, stream))
     }
 

@@ -7,10 +7,10 @@
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::gpu::{Event, MemoryKind, Word64};
+use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::memop::DevicePtr;
 use gdsync::rdma::SendRequest;
-use gdsync::{Gpu, Status, Stream};
+use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::fault::{End, Fault};
@@ -32,8 +32,8 @@ pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 pub(crate) struct Poster {
     /// The lane its work requests go by.
     pub lane: u8,
-    /// The stream; `None`: the CPU.
-    pub stream: Option<Stream>,
+    /// The stream, which the application may destroy meanwhile; `None`: the CPU.
+    pub stream: Option<WeakStream>,
 }
 
 /// How far a request has come.

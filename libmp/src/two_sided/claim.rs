@@ -117,7 +117,7 @@ impl Inner {
             .filter(|p| p.id() != stream.id())
         {
             // The memory is the poster's until it has come to the receive.
-            stream.wait_event(&poster.record()?)?;
+            poster.precede(stream)?;
         }
         if !spins {
             let mut list = List::<2>::new();

@@ -5,7 +5,7 @@ use gdsync::rdma::{SendRequest, Work};
 
 use super::channel::RecvChannel;
 use super::post::known;
-use super::receive::{set_mark, settle_told};
+use super::receive::{has_come_to, settle_told};
 use super::send::Batch;
 use super::turn::arrived;
 use super::words::TOO_LONG;
@@ -513,14 +513,8 @@ impl Inner {
                 // Nobody else is going to have it taken in. The stream is told now, while its
                 // owner has it.
                 entry.wanted = true;
-                if entry.marked.is_none()
-                    && let Some(stream) = entry.poster.stream.clone()
-                {
-                    let mark = state.requests.mark_word(key).clone();
-                    let marked = set_mark(&stream, &mark).ok();
-                    if let Some(entry) = state.requests.get_mut(key) {
-                        entry.marked = marked;
-                    }
+                if let Some(stream) = entry.poster.stream.clone() {
+                    has_come_to(&mut state.requests, key, &stream);
                 }
             }
             _ => {}

@@ -1,5 +1,6 @@
 //! Posting: handing a prepared request to the CPU's lane or to its stream, and taking it back.
 
+use gdsync::gpu::{Lent, WeakStream};
 use gdsync::memop::Condition;
 use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
 use gdsync::{Status, Stream};
@@ -162,7 +163,7 @@ impl Inner {
         } = state;
         let result_addr = requests.result_addr(key).0;
         let entry = known(requests, key)?;
-        let Some(stream) = &entry.poster.stream else {
+        let Some(stream) = entry.poster.stream.clone() else {
             self.read_length(entry)?;
             entry.phase = Phase::Queued { announced: false };
             self.push_send(state, key);
@@ -178,6 +179,8 @@ impl Inner {
         ) else {
             return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
         };
+        let stream = &*lent(&stream)?;
+        uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(entry.number, !entry.large, &mut list)?;
         for request in entry.work.iter().flatten() {
@@ -362,6 +365,35 @@ impl Inner {
         known(requests, key)?.waiters.push(waiter);
         Ok(())
     }
+}
+
+/// The stream that a request was prepared on.
+///
+/// # Errors
+/// `Invalid` if its application has dropped it.
+pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
+    stream.lend().ok_or_else(|| {
+        let what = format!(
+            "the last handle on stream {} is gone; keep one until what was prepared on it is posted",
+            stream.id()
+        );
+        Error::new(POST, Kind::Invalid, what)
+    })
+}
+
+/// Refuses a stream that is being captured: messages are numbered once, and a graph runs many
+/// times.
+///
+/// # Errors
+/// `Unsupported`; what gdsync says if it cannot tell.
+pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()> {
+    if !stream.is_capturing()? {
+        return Ok(());
+    }
+    let what = format!(
+        "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
+    );
+    Err(Error::new(operation, Kind::Unsupported, what))
 }
 
 pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {

@@ -1,11 +1,11 @@
 //! Receives: numbering them, posting them, telling senders where large ones lie.
 
 use gdsync::Stream;
-use gdsync::gpu::{Event, MemoryKind, Word64};
+use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::rdma::{Descriptor, SendRequest, Work};
 
 use super::channel::{RecvChannel, wait_for};
-use super::post::{List, known};
+use super::post::{List, known, lent};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
 use crate::context::Inner;
@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::region::Slice;
 use crate::request::fault::End;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments};
+use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -36,6 +36,7 @@ impl Inner {
 
     #[inline]
     fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
+        spec.on.check(PREPARE)?;
         let len = total(&self.pd, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
@@ -51,7 +52,7 @@ impl Inner {
                 lane: 0,
                 stream: match spec.on {
                     On::Cpu => None,
-                    On::Stream(stream, _) => Some(stream.clone()),
+                    On::Stream(stream, _) => Some(stream.downgrade()),
                 },
             },
             phase: Phase::Prepared,
@@ -166,7 +167,7 @@ impl Inner {
         let entry = known(requests, key)?;
         if entry.peer == ANYBODY {
             if let Some(stream) = entry.poster.stream.clone() {
-                let marked = set_mark(&stream, requests.mark_word(key))?;
+                let marked = set_mark(&*lent(&stream)?, requests.mark_word(key))?;
                 known(requests, key)?.marked = Some(marked);
             }
             known(requests, key)?.phase = Phase::Unmatched;
@@ -201,6 +202,7 @@ impl Inner {
         let free = channel.is_free(entry.number);
         match &entry.poster.stream {
             Some(stream) => {
+                let stream = &*lent(stream)?;
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
@@ -310,4 +312,21 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     });
     list.post(stream, None)?;
     Ok(stream.record()?)
+}
+
+/// Whether the stream that posted a receive has come to it. It is asked to say so, if it was not;
+/// one whose application has dropped it has come there when it has run everything.
+pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
+    let mark = requests.mark_word(key).clone();
+    let Some(entry) = requests.get_mut(key) else {
+        return false;
+    };
+    if entry.marked.is_none()
+        && let Some(stream) = stream.lend()
+    {
+        // While the stream is full or captured it is asked again, in the rounds that follow.
+        entry.marked = set_mark(&stream, &mark).ok();
+    }
+    let told = entry.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    told || stream.has_ended()
 }

@@ -281,6 +281,11 @@ impl Inner {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
         }
+        let short = len <= self.config.eager_limit as u64;
+        if !(post && short && matches!(spec.size, SizeSource::Segments)) {
+            // A short one that is posted now is checked there, before anything is enqueued.
+            spec.on.check(PREPARE)?;
+        }
         self.reopening(|| {
             let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
@@ -376,7 +381,7 @@ impl Inner {
             number,
             poster: Poster {
                 lane,
-                stream: stream.cloned(),
+                stream: stream.map(Stream::downgrade),
             },
             phase,
             held: true,

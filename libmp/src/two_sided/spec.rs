@@ -6,6 +6,8 @@ use gdsync::Stream;
 use gdsync::gpu::Word64;
 use gdsync::rdma::Endpoint;
 
+use super::post::uncaptured;
+use crate::error::Result;
 use crate::region::Slice;
 
 /// Who does the work of a request.
@@ -15,6 +17,16 @@ pub(crate) enum On<'a> {
     Cpu,
     /// The endpoint, if not the context's.
     Stream(&'a Stream, Option<Endpoint>),
+}
+
+impl On<'_> {
+    /// Refuses a stream that is being captured.
+    pub fn check(&self, operation: &'static str) -> Result<()> {
+        match self {
+            On::Cpu => Ok(()),
+            On::Stream(stream, _) => uncaptured(stream, operation),
+        }
+    }
 }
 
 /// How long a message is.

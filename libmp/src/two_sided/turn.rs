@@ -7,7 +7,7 @@ use gdsync::Status;
 
 use super::channel::has_come;
 use super::credit::tell_the_rest;
-use super::receive::set_mark;
+use super::receive::has_come_to;
 use crate::context::peer::Peer;
 use crate::context::state::State;
 use crate::context::{Inner, PERIOD, Progress};
@@ -172,16 +172,7 @@ impl Inner {
                     _ => false,
                 };
             }
-            if entry.marked.is_none() {
-                let mark = state.requests.mark_word(key).clone();
-                let marked = set_mark(&stream, &mark).ok();
-                if let Some(entry) = state.requests.get_mut(key) {
-                    entry.marked = marked;
-                    return entry.marked.is_some();
-                }
-                return false;
-            }
-            if state.requests.mark_word(key).load().unwrap_or(0) != 1 {
+            if !has_come_to(&mut state.requests, key, &stream) {
                 return false;
             }
         }

@@ -36,7 +36,7 @@ impl Visit for Message<'_> {
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "mp" && *metadata.level() <= tracing::Level::WARN
+        ["mp", "gdsync"].contains(&metadata.target()) && *metadata.level() <= tracing::Level::WARN
     }
 
     fn event(&self, event: &Event<'_>) {

@@ -9,10 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gds_step::{Bell, Machine, MachineId, Step, Time};
+use gds_step::{Bell, Machine, MachineId, Probe, Step, Time};
 
 use super::{Failure, LiveError};
 use crate::panics;
+
+/// How long a detach waits for the step that the thread is in.
+const DETACH: Duration = Duration::from_secs(10);
 
 thread_local! {
     /// The worker whose thread this is, and whether it is inside a round of steps.
@@ -54,6 +57,9 @@ struct Mailbox {
     letters: Vec<Letter>,
     posted: u64,
     handled: u64,
+    /// What `handled` was when a detach waited in vain: it is not waited for again before the
+    /// thread goes on.
+    stuck: Option<u64>,
 }
 
 /// The part of a thread that others see.
@@ -65,6 +71,8 @@ pub(super) struct Worker {
     mailbox: Mutex<Mailbox>,
     /// Signalled when `Mailbox::handled` has grown.
     handled: Condvar,
+    /// What tells what machines are at, by their names.
+    probes: Mutex<Vec<(MachineId, String, Probe)>>,
     /// True while letters wait. Written under the mailbox's lock, read relaxed once a round:
     /// a hint, the lock carries the ordering. A sleeper does not miss it, as a ring follows.
     mail: AtomicBool,
@@ -88,6 +96,9 @@ impl Worker {
 
     pub(super) fn attach(&self, id: MachineId, machine: Box<dyn Machine>) {
         let name = machine.name();
+        if let Some(probe) = machine.probe() {
+            lock(&self.probes).push((id, name.clone(), probe));
+        }
         self.post(Letter::Attach(Slot { id, name, machine }));
     }
 
@@ -99,13 +110,42 @@ impl Worker {
             debug_assert!(!stepping, "detach from inside a step of the same lane");
             return;
         }
+        let start = Instant::now();
         let mut mailbox = lock(&self.mailbox);
         while mailbox.handled < ticket {
-            mailbox = self
-                .handled
-                .wait(mailbox)
-                .unwrap_or_else(PoisonError::into_inner);
+            let again = mailbox.stuck == Some(mailbox.handled);
+            let left = DETACH.saturating_sub(start.elapsed());
+            if again || left.is_zero() {
+                mailbox.stuck = Some(mailbox.handled);
+                drop(mailbox);
+                if !again {
+                    self.accuse();
+                }
+                return;
+            }
+            let waited = self.handled.wait_timeout(mailbox, left);
+            mailbox = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Says what keeps the thread from detaching.
+    #[cold]
+    fn accuse(&self) {
+        let probes = lock(&self.probes);
+        let at = probes.iter().filter_map(|(_, name, probe)| {
+            let what = probe()?;
+            Some(format!("{name}: {what}"))
+        });
+        let at: Vec<String> = at.collect();
+        let at = match at.is_empty() {
+            true => "a step that does not tell what it is at".to_owned(),
+            false => at.join("; "),
+        };
+        tracing::warn!(
+            target: "gdsync",
+            "a software device is given up, but was not stopped within {DETACH:?}: {at}. What it may \
+             still use is not freed"
+        );
     }
 
     fn post(&self, letter: Letter) -> u64 {
@@ -227,6 +267,7 @@ impl Worker {
 
     fn discard(&self, slot: Slot) {
         let Slot { id, name, machine } = slot;
+        lock(&self.probes).retain(|(probed, ..)| *probed != id);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(machine))) {
             let message = panics::message(payload);
             lock(&self.failures).push(Failure {
@@ -271,6 +312,7 @@ impl WorkerThread {
             failures,
             mailbox: Mutex::default(),
             handled: Condvar::new(),
+            probes: Mutex::default(),
             mail: AtomicBool::new(false),
         });
         let handle = std::thread::Builder::new()

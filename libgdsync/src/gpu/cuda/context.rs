@@ -7,6 +7,9 @@
 //! frees do not stand behind those waits, nor do copies on its streams. So pinning, registration,
 //! freeing and the copies of virtual NICs all happen in the context of our own. Device memory
 //! belongs to neither; `device` says why.
+//!
+//! A device in the compute mode EXCLUSIVE_PROCESS allows one context. There the application's
+//! serves for both, and memory is freed only while all streams are idle.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -28,7 +31,7 @@ pub(crate) struct Context {
     pub device: CUdevice,
     /// The application's.
     pub app: CUcontext,
-    /// The library's.
+    /// The library's: the application's as well where the device allows no other.
     own: CUcontext,
     pub engine: Engine,
     pub graves: Graves,
@@ -93,20 +96,32 @@ impl Drop for Entered<'_> {
 }
 
 impl Context {
-    /// Makes the context of our own beside `app`.
+    /// Makes the context of our own beside `app`; if `alone`, there can be none, and `app` serves.
     pub fn new(
         cuda: &'static Cuda,
         device: CUdevice,
         app: CUcontext,
         name: String,
+        alone: bool,
     ) -> Result<Context> {
-        let mut own = std::ptr::null_mut();
-        // SAFETY: creates a context and pushes it; popped at once.
-        let created = unsafe { (cuda.cuCtxCreate_v2)(&mut own, consts::CU_CTX_SCHED_AUTO, device) };
-        check(cuda, created, "create context", &name)?;
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: pops the context just pushed.
-        let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
+        let mut own = app;
+        if alone {
+            tracing::warn!(
+                target: "gdsync",
+                "{name}: its compute mode EXCLUSIVE_PROCESS allows one context, so the library has \
+                 none of its own: allocating and registering memory stands behind every wait of a \
+                 stream, and memory is freed only while all streams are idle. Allocate before \
+                 streams wait, or allow more contexts by `nvidia-smi -i {device} -c DEFAULT`"
+            );
+        } else {
+            // SAFETY: creates a context and pushes it; popped at once.
+            let created =
+                unsafe { (cuda.cuCtxCreate_v2)(&mut own, consts::CU_CTX_SCHED_AUTO, device) };
+            check(cuda, created, "create context", &name)?;
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pops the context just pushed.
+            let _ = unsafe { (cuda.cuCtxPopCurrent_v2)(&mut popped) };
+        }
         let mut context = Context {
             cuda,
             device,
@@ -122,6 +137,11 @@ impl Context {
         };
         context.engine = Engine::new(&context)?;
         Ok(context)
+    }
+
+    /// Whether the application's context is the only one.
+    pub fn is_alone(&self) -> bool {
+        self.own == self.app
     }
 
     pub fn name(&self) -> &str {
@@ -256,7 +276,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // With memory of ours still in use by streams, or the GPU gone, it is left to the end of
         // the process.
-        if !self.is_lost() && self.graves.is_empty() {
+        if !self.is_lost() && !self.is_alone() && self.graves.is_empty() {
             // SAFETY: whoever uses memory of the context holds it; nobody does any more.
             let _ = unsafe { (self.cuda.cuCtxDestroy_v2)(self.own) };
         }

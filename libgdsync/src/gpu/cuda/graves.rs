@@ -131,6 +131,14 @@ impl Graves {
 
     /// Frees what nobody uses any more.
     pub fn reap(&self, context: &Context) {
+        // In the application's context a free stands behind every wait, so there has to be none,
+        // and none may come meanwhile.
+        let quiet = context.is_alone().then(|| context.quiet());
+        if let Some(quiet) = &quiet
+            && (quiet.is_none() || !self.all_idle(context))
+        {
+            return;
+        }
         let (done, reached) = self.lock().settle();
         for what in done {
             what.free(context);

@@ -37,6 +37,7 @@ use context::Context;
 pub(crate) use memory::{Memory, View};
 #[doc(hidden)]
 pub use module::{Function, Module};
+pub(crate) use open::by_local_rank;
 pub use share::{DmaBuf, SharedMemory};
 pub(crate) use share::{dma_buf, share};
 #[doc(hidden)]

@@ -1,10 +1,11 @@
 //! Opening GPUs of CUDA, and handing in what the application has.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
-use gdsync_sys::cuda::{Cuda, consts};
+use gdsync_sys::cuda::{Cuda, CudaResult, consts};
+use gdsync_sys::local_rank::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, memory, share, submit};
@@ -171,7 +172,8 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     }
     let same = consts::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     let same_address = attribute(cuda, device, same) != 0;
-    let context = Arc::new(Context::new(cuda, device, app, name)?);
+    let alone = mode(cuda, device)? == Mode::Exclusive;
+    let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
     // Before any stream of ours waits: later it would stand behind the wait.
     let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;
     let kernel = |entry: Entry| Ok(Kernel(KernelCode::Cuda(module.function(entry.name())?)));
@@ -194,6 +196,90 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     Ok(gpu)
 }
 
+/// How many GPUs the driver shows.
+fn count(cuda: &Cuda) -> Result<u32> {
+    const OPERATION: &str = "open CUDA GPU";
+    let mut count = 0;
+    // SAFETY: stores a number.
+    let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
+    check(cuda, asked, OPERATION, "count GPUs")?;
+    match u32::try_from(count) {
+        Ok(count) if count > 0 => Ok(count),
+        _ => Err(Error::new(
+            OPERATION,
+            Kind::Absent,
+            "the driver finds no GPU",
+        )),
+    }
+}
+
+/// The GPU of this process's rank on its host; the first if it is no rank.
+pub(crate) fn by_local_rank() -> Result<Gpu> {
+    static SAID: Once = Once::new();
+    let local = LocalRank::find(&|name| std::env::var(name).ok())
+        .map_err(|what| Error::new("choose GPU", Kind::Invalid, what))?;
+    let Some(local) = local else {
+        return Gpu::cuda(0);
+    };
+    let gpus = count(driver()?)?;
+    let gpu = Gpu::cuda(local.gpu(gpus))?;
+    SAID.call_once(|| {
+        let why = local.reason(gpus);
+        tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
+        if let Some(cost) = local.crowding(gpus) {
+            // A launcher may show each rank one GPU, another to each.
+            let given = gpus == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+            match (local.rank, given) {
+                (0, false) => tracing::warn!(target: "gdsync", "{cost}"),
+                (_, false) => tracing::info!(target: "gdsync", "{cost}"),
+                (_, true) => tracing::info!(
+                    target: "gdsync",
+                    "{cost}, unless CUDA_VISIBLE_DEVICES names another GPU for each rank"
+                ),
+            }
+        }
+    });
+    Ok(gpu)
+}
+
+/// What the device's compute mode says to contexts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Shared,
+    /// One context, of one process.
+    Exclusive,
+}
+
+fn mode(cuda: &Cuda, device: CUdevice) -> Result<Mode> {
+    match attribute(cuda, device, consts::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) as u32 {
+        consts::CU_COMPUTEMODE_PROHIBITED => {
+            let what = format!(
+                "{}: its compute mode is PROHIBITED, which allows no context; `nvidia-smi -i \
+                 {device} -c DEFAULT`, as root, allows them",
+                name_of(cuda, device)
+            );
+            Err(Error::new("open CUDA GPU", Kind::System, what))
+        }
+        consts::CU_COMPUTEMODE_EXCLUSIVE_PROCESS => Ok(Mode::Exclusive),
+        _ => Ok(Mode::Shared),
+    }
+}
+
+/// As [`check`], of the first context of a device.
+fn check_first(cuda: &Cuda, device: CUdevice, mode: Mode, result: CudaResult) -> Result<()> {
+    const OPERATION: &str = "open CUDA GPU";
+    if result == CudaResult::DEVICE_UNAVAILABLE && mode == Mode::Exclusive {
+        let what = format!(
+            "{}: its compute mode is EXCLUSIVE_PROCESS, and another process has a context on it; end \
+             that one, take another GPU, or allow several by `nvidia-smi -i {device} -c DEFAULT`, as \
+             root",
+            name_of(cuda, device)
+        );
+        return Err(Error::new(OPERATION, Kind::System, what));
+    }
+    check(cuda, result, OPERATION, "retain primary context")
+}
+
 impl Gpu {
     /// GPU `index` as CUDA counts them, in its primary context: the one that the CUDA runtime
     /// and most frameworks use. The same [`Gpu`] each time. It stays open until the process
@@ -201,23 +287,14 @@ impl Gpu {
     ///
     /// # Errors
     /// `Absent` if there is no CUDA driver, no GPU, or the driver does not start, with the
-    /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past
-    /// the last GPU; `System`, `DeviceLost` if the driver refuses.
+    /// reason; `Unsupported` for a driver or GPU that is too old; `Invalid` for an index past the
+    /// last GPU; `System` for a GPU whose compute mode prohibits contexts, or allows one that
+    /// another process has; `System`, `DeviceLost` if the driver refuses.
     pub fn cuda(index: u32) -> Result<Gpu> {
         const OPERATION: &str = "open CUDA GPU";
         let cuda = driver()?;
-        let mut count = 0;
-        // SAFETY: stores a number.
-        let asked = unsafe { (cuda.cuDeviceGetCount)(&mut count) };
-        check(cuda, asked, OPERATION, "count GPUs")?;
-        if count == 0 {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Absent,
-                "the driver finds no GPU",
-            ));
-        }
-        if index >= count as u32 {
+        let count = count(cuda)?;
+        if index >= count {
             let what = format!("GPU {index} of {count}");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(count as u64));
         }
@@ -227,8 +304,9 @@ impl Gpu {
         unsafe {
             let got = (cuda.cuDeviceGet)(&mut device, index as i32);
             check(cuda, got, OPERATION, "get device")?;
+            let mode = mode(cuda, device)?;
             let got = (cuda.cuDevicePrimaryCtxRetain)(&mut context, device);
-            check(cuda, got, OPERATION, "retain primary context")?;
+            check_first(cuda, device, mode, got)?;
             open(cuda, device, context)
         }
     }

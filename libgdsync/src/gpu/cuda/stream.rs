@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
@@ -22,7 +22,7 @@ const MANY: u32 = 900;
 pub struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Made by [`CudaStream::new`] and destroyed with it; else the application's.
+    /// Made by [`CudaStream::new`] and destroyed when it is left; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -31,17 +31,23 @@ pub struct CudaStream {
     /// A mark, and the count it was set at: once it is done, so many are.
     mark: Mutex<Option<(Arc<CudaEvent>, u32)>>,
     /// Set when the application's last handle is gone: what tells when its work is done, if it
-    /// had any. Held while the stream is asked.
+    /// had any. Held during every call on the stream that no handle of the application's makes.
     left: Mutex<Option<Option<Arc<CudaEvent>>>>,
 }
 
-/// An owner, once there is one.
+/// An owner, while there is one.
 #[derive(Default)]
-struct Kept(OnceLock<Owner>);
+struct Kept(Mutex<Option<Owner>>);
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, Option<Owner>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.get().is_some())
+        write!(f, "{}", self.lock().is_some())
     }
 }
 
@@ -52,14 +58,21 @@ unsafe impl Sync for CudaStream {}
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.ours && !self.context.is_lost() {
-            // SAFETY: ours, and nobody uses it any more. The driver finishes what is enqueued.
-            let _ = unsafe { (self.context.cuda.cuStreamDestroy_v2)(self.raw) };
+        if self.left().is_none() {
+            self.destroy();
         }
     }
 }
 
 impl CudaStream {
+    /// Destroys a stream of ours, which nobody names any more.
+    fn destroy(&self) {
+        if self.ours && !self.context.is_lost() {
+            // SAFETY: ours, and no call names it from now on. The driver finishes what is enqueued.
+            let _ = unsafe { (self.context.cuda.cuStreamDestroy_v2)(self.raw) };
+        }
+    }
+
     /// A new stream, which does not synchronise with the legacy default stream.
     pub(super) fn new(context: &Arc<Context>) -> Result<CudaStream> {
         let _app = context.enter_app()?;
@@ -90,7 +103,22 @@ impl CudaStream {
 
     /// Keeps `owner` as long as this handle, if nothing else keeps the stream so far.
     pub(super) fn keep(&self, owner: Owner) {
-        let _ = self.owner.0.set(owner);
+        let mut kept = self.owner.lock();
+        if kept.is_none() {
+            *kept = Some(owner);
+        } else {
+            drop(kept);
+            drop(owner);
+        }
+    }
+
+    /// Gives up what keeps the application's stream.
+    pub(crate) fn release(&self) -> Option<Owner> {
+        self.owner.lock().take()
+    }
+
+    fn left(&self) -> MutexGuard<'_, Option<Option<Arc<CudaEvent>>>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The `CUstream`.
@@ -112,15 +140,19 @@ impl CudaStream {
     /// which would end the capture: it is not idle. One that the application may have destroyed
     /// is not asked either.
     pub(super) fn is_idle(&self) -> Result<bool> {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(end) = &*left {
-            return end.as_ref().map_or(Ok(true), |event| event.is_done());
+        match &*self.left() {
+            Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
+            None => self.query(),
         }
+    }
+
+    /// Asks the driver, see [`CudaStream::is_idle`].
+    fn query(&self) -> Result<bool> {
         let _app = self.context.enter_to_ask()?;
         if self.capture()? {
             return Ok(false);
         }
-        // SAFETY: the stream lives until `leave`, which takes the lock held here.
+        // SAFETY: the stream lives until `leave`, which has the lock that is held here.
         match unsafe { (self.context.cuda.cuStreamQuery)(self.raw) } {
             CudaResult::NOT_READY => Ok(false),
             other => {
@@ -135,12 +167,13 @@ impl CudaStream {
     /// The application's last handle goes away, after which it may destroy the stream: returns
     /// what tells then when its work is done, if it has any.
     pub(super) fn leave(&self) -> Option<Arc<CudaEvent>> {
-        let busy = match (self.is_capturing(), self.is_idle()) {
+        let mut left = self.left();
+        let busy = match (self.is_capturing(), self.query()) {
             (Ok(false), Ok(false)) => self.record().ok().map(Arc::new),
             _ => None,
         };
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         *left = Some(busy.clone());
+        self.destroy();
         busy
     }
 
@@ -161,11 +194,16 @@ impl CudaStream {
     /// What tells when everything enqueued so far has run. `None`: it is idle. An error: no event
     /// can be set now.
     pub(super) fn end(self: &Arc<Self>) -> Result<Option<End>> {
-        if self.is_idle()? {
-            return Ok(None);
+        // Held until the event is recorded: the stream may be destroyed behind `leave`.
+        let left = self.left();
+        if let Some(end) = &*left {
+            return Ok(match end {
+                Some(event) if !event.is_done()? => Some(End::Event(Arc::clone(event))),
+                _ => None,
+            });
         }
-        if let Some(end) = &*self.left.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(end.clone().map(End::Event));
+        if self.query()? {
+            return Ok(None);
         }
         let count = self.submitted.load(Ordering::Relaxed);
         let mut mark = self.mark.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,6 +16,7 @@
 mod table;
 pub mod cuda;
 pub mod library;
+pub mod local_rank;
 pub mod mlx5;
 pub mod verbs;
 

@@ -1,0 +1,167 @@
+//! Every public call that enqueues refuses a stream that is being captured, before anything is
+//! enqueued: on the soft GPU, and on CUDA by a stand-in for libcuda.
+
+#[path = "common/application.rs"]
+mod application;
+mod standin;
+
+use std::ffi::c_void;
+
+use application::{driver, make_current, ok, post, retained};
+use gdsync::gpu::{Dims, Event, Kernel, MemoryKind, Region, Stream};
+use gdsync::kernels::Fill;
+use gdsync::memop::{Batch, Condition, Op};
+use gdsync::rdma::Descriptor;
+use gdsync::{Gpu, Kind, Result};
+use gdsync_sys::cuda::consts;
+use standin::{Control, Variant, inside};
+
+struct Rig {
+    gpu: Gpu,
+    stream: Stream,
+    memory: Region,
+    kernel: Kernel,
+    event: Event,
+}
+
+/// An enqueueing call, and whether a captured stream takes it.
+const CALLS: &[(&str, fn(&Rig) -> Result<()>)] = &[
+    ("submit", |r| {
+        let mut batch = Batch::with_capacity(1);
+        batch.push(Op::Write32 {
+            at: r.memory.addr(),
+            value: 1,
+            fenced: true,
+        });
+        // SAFETY: the memory outlives the stream's work.
+        unsafe { r.stream.submit(&batch) }
+    }),
+    ("post_on: a write", |r| {
+        let word = r.memory.word32(0).unwrap();
+        let write = Descriptor::WriteValue32 {
+            word: &word,
+            value: 1,
+        };
+        post(&r.gpu, &r.stream, &[write])
+    }),
+    ("post_on: a wait", |r| {
+        let word = r.memory.word32(0).unwrap();
+        let wait = Descriptor::WaitValue32 {
+            word: &word,
+            condition: Condition::Geq,
+            value: 1,
+            flush: false,
+        };
+        post(&r.gpu, &r.stream, &[wait])
+    }),
+    ("launch_waiting", |r| {
+        let word = r.memory.word64(8).unwrap();
+        let dims = Dims::linear(1, 1);
+        // SAFETY: a fill of no bytes touches nothing.
+        unsafe { (r.stream).launch_waiting(&r.kernel, dims, &[0; FILL], (&word, 1)) }
+    }),
+    ("copy of device memory", |r| {
+        let memory = r.gpu.alloc(MemoryKind::Device, 128)?;
+        r.stream.copy(&memory.span(0, 64)?, &memory.span(64, 64)?)
+    }),
+    ("copy of host memory", |r| {
+        r.stream.copy(&r.memory.span(0, 8)?, &r.memory.span(8, 8)?)
+    }),
+    ("record", |r| r.stream.record().map(drop)),
+    ("wait_event", |r| r.stream.wait_event(&r.event)),
+];
+
+const FILL: usize = size_of::<Fill>();
+
+unsafe extern "C" fn nothing(_: *const c_void) {}
+
+/// Tries every call; answers what went wrong.
+fn refused(rig: &Rig) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (what, call) in CALLS {
+        match call(rig) {
+            Ok(()) => wrong.push(format!("{what} was taken")),
+            Err(e) if e.kind() != Kind::Unsupported => wrong.push(format!("{what}: {e:?}")),
+            Err(e) if !e.to_string().contains("captur") => wrong.push(format!("{what}: {e}")),
+            Err(_) => {}
+        }
+    }
+    wrong
+}
+
+#[test]
+fn captured_streams_are_refused_on_the_soft_gpu() {
+    let gpu = Gpu::soft().unwrap();
+    let stream = gpu.stream().unwrap();
+    // SAFETY: it takes a parameter of this size and touches nothing.
+    let kernel = unsafe { softgpu::Kernel::new("nothing", nothing, FILL) };
+    let rig = Rig {
+        event: gpu.stream().unwrap().record().unwrap(),
+        memory: gpu.alloc(MemoryKind::Pinned, 64).unwrap(),
+        kernel: Kernel::soft(kernel),
+        stream,
+        gpu,
+    };
+    rig.stream.as_soft().unwrap().begin_capture().unwrap();
+    let wrong = refused(&rig);
+    rig.stream.as_soft().unwrap().end_capture().unwrap();
+    assert_eq!(wrong, [""; 0]);
+    for (what, call) in CALLS {
+        call(&rig).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
+    }
+}
+
+/// The application's own kernels are captured as it wants; nothing else is.
+#[test]
+fn captured_streams_are_refused_on_cuda() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let module = gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let rig = Rig {
+        event: gpu.stream().unwrap().record().unwrap(),
+        memory: gpu.alloc(MemoryKind::Pinned, 64).unwrap(),
+        kernel: module.kernel("gds_fill").unwrap(),
+        stream: gpu.stream().unwrap(),
+        gpu,
+    };
+    let raw = rig.stream.as_cuda().unwrap().cast();
+    let cuda = driver();
+    let begin = cuda.cuStreamBeginCapture_v2.unwrap();
+    // SAFETY: a live stream of the current context.
+    ok(unsafe { begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED) });
+    control.record(true);
+    let wrong = refused(&rig);
+    let calls = control.calls();
+    // SAFETY: a fill of no bytes touches nothing.
+    unsafe {
+        let dims = Dims::linear(1, 32);
+        rig.stream.launch(&rig.kernel, dims, &[0; FILL]).unwrap();
+    }
+    let mut graph: *mut u64 = std::ptr::null_mut();
+    // SAFETY: the capture begun above; a graph of the stand-in is the count of what it holds.
+    let held = unsafe {
+        ok((cuda.cuStreamEndCapture.unwrap())(
+            raw,
+            (&raw mut graph).cast(),
+        ));
+        *graph
+    };
+    assert_eq!(wrong, [""; 0]);
+    for call in [
+        "cuStreamBatchMemOp",
+        "cuLaunch",
+        "cuMemcpy",
+        "cuEventRecord",
+        "cuStreamWait",
+    ] {
+        assert!(!calls.contains(call), "{call}");
+    }
+    assert_eq!(held, 1, "the application's kernel alone");
+    // SAFETY: the graph just made.
+    ok(unsafe { (cuda.cuGraphDestroy.unwrap())(graph.cast()) });
+    for (what, call) in CALLS {
+        call(&rig).unwrap_or_else(|e| panic!("{what} behind the capture: {e}"));
+    }
+}

@@ -1,0 +1,284 @@
+//! Streams of the application on CUDA, by a stand-in for libcuda: what the library keeps of a
+//! stream after the application has dropped its handles and destroyed it.
+
+#[allow(dead_code)]
+#[path = "../../libgdsync/tests/common/application.rs"]
+mod application;
+#[path = "../../libgdsync/tests/standin/mod.rs"]
+mod standin;
+
+use std::time::Duration;
+
+use application::{driver, make_current, ok, retained};
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::Device;
+use gdsync_sys::cuda::consts;
+use gdsync_sys::cuda::types::CUstream;
+use mp::bootstrap::Local;
+use mp::{Context, Memory, Progress, Request, Source};
+use standin::{Control, Variant, inside};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// More than is sent eagerly.
+const LARGE: usize = 64 << 10;
+
+/// Two ranks on one GPU whose background work is done by the test.
+struct Rig {
+    ranks: [Context; 2],
+    memory: [Memory; 2],
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let gpu = Gpu::cuda(0).unwrap();
+        make_current(retained());
+        let mut ranks = Local::ranks(2).into_iter().map(|bootstrap| {
+            let builder = Context::builder().bootstrap(bootstrap).gpu(&gpu);
+            let builder = builder.device(&Device::emulated(&gpu).unwrap());
+            builder.progress(Progress::Manual).build().unwrap()
+        });
+        let ranks = [ranks.next().unwrap(), ranks.next().unwrap()];
+        let memory = [&ranks[0], &ranks[1]].map(|c| c.alloc(MemoryKind::Pinned, LARGE).unwrap());
+        Rig { ranks, memory }
+    }
+
+    fn progress(&self) {
+        for ctx in &self.ranks {
+            ctx.progress();
+        }
+    }
+
+    /// Runs `body` beside the background work of both ranks.
+    fn with_progress<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let body = scope.spawn(|| {
+                make_current(retained());
+                body()
+            });
+            while !body.is_finished() {
+                self.progress();
+            }
+            body.join().unwrap()
+        })
+    }
+
+    /// A stream of the application, and the library's handle on it.
+    fn stream(&self) -> (CUstream, Stream) {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: makes a stream of the current context.
+        ok(unsafe { (driver().cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) });
+        // SAFETY: a live stream, destroyed by `Rig::finish` after its handles.
+        (
+            raw,
+            unsafe { self.ranks[0].gpu().cuda_stream(raw.cast()) }.unwrap(),
+        )
+    }
+
+    /// What the contract of `Gpu::cuda_stream` asks for: synchronise, drop all, destroy; then the
+    /// background work goes on.
+    fn finish(&self, raw: CUstream, stream: Stream, requests: Vec<Request>) {
+        let done = self.with_progress(|| stream.synchronize(LIMIT).unwrap());
+        assert!(done);
+        drop(requests);
+        drop(stream);
+        // SAFETY: its handles are gone.
+        ok(unsafe { (driver().cuStreamDestroy_v2)(raw) });
+        for _ in 0..100 {
+            self.progress();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// What a test enqueues on a stream of rank 0; returns its requests.
+type Enqueue = fn(&Rig, &Stream) -> Vec<Request>;
+
+fn send(rig: &Rig, stream: &Stream, len: usize) -> Vec<Request> {
+    let [a, b] = &rig.ranks;
+    let into = rig.memory[1].slice(0, len).unwrap();
+    let from = rig.memory[0].slice(0, len).unwrap();
+    rig.with_progress(|| {
+        let receive = b.irecv(0, 1, &into).unwrap();
+        vec![receive, a.isend_on(stream, 1, 1, &from).unwrap()]
+    })
+}
+
+fn receive(rig: &Rig, stream: &Stream, from: Source, len: usize, waits: bool) -> Vec<Request> {
+    let [a, b] = &rig.ranks;
+    let into = rig.memory[0].slice(0, len).unwrap();
+    let data = rig.memory[1].slice(0, len).unwrap();
+    rig.with_progress(|| {
+        let receive = a.irecv_on(stream, from, 1, &into).unwrap();
+        let send = b.isend(0, 1, &data).unwrap();
+        if waits {
+            receive.wait_on(stream).unwrap();
+        }
+        vec![receive, send]
+    })
+}
+
+const ENQUEUED: &[(&str, Enqueue)] = &[
+    ("a short send", |rig, stream| send(rig, stream, 64)),
+    ("a long send", |rig, stream| send(rig, stream, LARGE)),
+    ("a short receive", |rig, stream| {
+        receive(rig, stream, Source::Rank(1), 64, true)
+    }),
+    ("a long receive", |rig, stream| {
+        receive(rig, stream, Source::Rank(1), LARGE, true)
+    }),
+    ("a short receive that is dropped", |rig, stream| {
+        receive(rig, stream, Source::Rank(1), 64, false)
+    }),
+    ("a long receive that is dropped", |rig, stream| {
+        receive(rig, stream, Source::Rank(1), LARGE, false)
+    }),
+    ("a receive from anybody", |rig, stream| {
+        receive(rig, stream, Source::Any, 64, true)
+    }),
+    ("a receive from anybody that is dropped", |rig, stream| {
+        receive(rig, stream, Source::Any, 64, false)
+    }),
+    ("a prepared send", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64).unwrap();
+        let send = mp::Send::new(1, 1, std::slice::from_ref(&from)).on(stream);
+        vec![rig.with_progress(|| rig.ranks[0].prepare_send(&send).unwrap())]
+    }),
+];
+
+#[test]
+fn a_destroyed_stream_is_never_named_to_the_driver() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let mut wrong = Vec::new();
+    for (what, enqueue) in ENQUEUED {
+        let rig = Rig::new();
+        let (raw, stream) = rig.stream();
+        let requests = enqueue(&rig, &stream);
+        rig.finish(raw, stream, requests);
+        drop(rig);
+        for stray in control.strays() {
+            wrong.push(format!("{what}: {stray}"));
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+}
+
+/// A call that enqueues on a stream, by rank 0; `Ok` if it was taken.
+type Call = fn(&Rig, &Stream) -> mp::Result<()>;
+
+fn on_stream(rig: &Rig, stream: &Stream, len: usize) -> mp::Result<()> {
+    let from = rig.memory[0].slice(0, len)?;
+    rig.ranks[0].isend_on(stream, 1, 7, &from).map(drop)
+}
+
+fn received(rig: &Rig, stream: &Stream, from: Source, len: usize) -> mp::Result<()> {
+    let into = rig.memory[0].slice(0, len)?;
+    rig.ranks[0].irecv_on(stream, from, 8, &into).map(drop)
+}
+
+/// Waits on `stream` for a receive that the CPU, or another stream, posted.
+fn waited(rig: &Rig, stream: &Stream, len: usize, poster: Option<&Stream>) -> mp::Result<()> {
+    let into = rig.memory[0].slice(0, len)?;
+    let request = match poster {
+        None => rig.ranks[0].irecv(1, 9, &into)?,
+        Some(poster) => rig.ranks[0].irecv_on(poster, 1, 9, &into)?,
+    };
+    let waited = request.wait_on(stream);
+    request.cancel().ok();
+    let data = rig.memory[1].slice(0, len)?;
+    if request.test().is_ok() {
+        // Not cancelled: its message comes.
+        let send = rig.ranks[1].isend(0, 9, &data)?;
+        request.wait(LIMIT)?;
+        send.wait(LIMIT)?;
+    }
+    waited
+}
+
+const CALLS: &[(&str, Call)] = &[
+    ("isend_on, short", |rig, stream| on_stream(rig, stream, 64)),
+    ("isend_on, long", |rig, stream| {
+        on_stream(rig, stream, LARGE)
+    }),
+    ("isend_on, its length in a word", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let word = rig.memory[0].region().word64(1024)?;
+        word.store(8)?;
+        let size = mp::SizeSource::Word {
+            len: &word,
+            offset: None,
+        };
+        let send = mp::Send::new(1, 7, std::slice::from_ref(&from));
+        rig.ranks[0].send(&send.size(size).on(stream)).map(drop)
+    }),
+    ("irecv_on, short", |rig, stream| {
+        received(rig, stream, Source::Rank(1), 64)
+    }),
+    ("irecv_on, long", |rig, stream| {
+        received(rig, stream, Source::Rank(1), LARGE)
+    }),
+    ("irecv_on from anybody", |rig, stream| {
+        received(rig, stream, Source::Any, 64)
+    }),
+    ("wait_on of a short receive", |rig, stream| {
+        waited(rig, stream, 64, None)
+    }),
+    ("wait_on of a long receive", |rig, stream| {
+        waited(rig, stream, LARGE, None)
+    }),
+    ("wait_on of another stream's receive", |rig, stream| {
+        let other = rig.ranks[0].gpu().stream()?;
+        waited(rig, stream, 64, Some(&other))
+    }),
+    ("wait_on of a send of the CPU's", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let request = rig.ranks[0].isend(1, 7, &from)?;
+        let waited = request.wait_on(stream);
+        request.wait(LIMIT)?;
+        waited
+    }),
+    ("wait_on of a send that has ended", |rig, stream| {
+        let from = rig.memory[0].slice(0, 64)?;
+        let request = rig.ranks[0].isend(1, 7, &from)?;
+        request.wait(LIMIT)?;
+        request.wait_on(stream)
+    }),
+];
+
+/// Every call of messages on a stream that is being captured, short and long, is refused; nothing
+/// goes into the graph, and the peers are as before.
+#[test]
+fn captured_streams_are_refused() {
+    inside!(Variant::default());
+    let rig = Rig::new();
+    let (raw, stream) = rig.stream();
+    let cuda = driver();
+    // All is open and warm.
+    drop(send(&rig, &stream, 64));
+    let mut wrong = Vec::new();
+    for (what, call) in CALLS {
+        // SAFETY: a live stream of the current context.
+        let began = unsafe { cuda.cuStreamBeginCapture_v2.unwrap()(raw, 2) };
+        assert!(began.is_success());
+        match rig.with_progress(|| call(&rig, &stream)) {
+            Ok(()) => wrong.push(format!("{what} was taken")),
+            Err(e) if e.kind() != mp::Kind::Unsupported => wrong.push(format!("{what}: {e:?}")),
+            Err(_) => {}
+        }
+        let mut graph: *mut u64 = std::ptr::null_mut();
+        // SAFETY: the capture begun above; a graph of the stand-in is the count of what it holds.
+        let held = unsafe {
+            ok(cuda.cuStreamEndCapture.unwrap()(
+                raw,
+                (&raw mut graph).cast(),
+            ));
+            *graph
+        };
+        if held != 0 {
+            wrong.push(format!("{what}: {held} commands are in the graph"));
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+    rig.finish(raw, stream, Vec::new());
+}

@@ -1,0 +1,130 @@
+//! Which queue pair a stream posts on: its own as long as there are some, that of a stream that is
+//! gone, and when all are taken the least used.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use gdsync::Stream;
+use gdsync::gpu::MemoryKind;
+use sim::{Rank, play, secs};
+
+/// More than is sent eagerly: the send holds its stream until its receive is there.
+const LARGE: usize = 64 << 10;
+const STREAMS: usize = 7;
+
+/// Two streams of which the first stands at a send whose receive the peer posts only when the
+/// second one's message is there: they must not share a queue pair.
+fn depend(rank: &Rank, ctx: &mp::Context, streams: [&Stream; 2]) {
+    let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+    let (large, small) = (
+        memory.slice(0, LARGE).unwrap(),
+        memory.slice(0, 64).unwrap(),
+    );
+    if rank.me == 0 {
+        let first = ctx.isend_on(streams[0], 1, 1, &large).unwrap();
+        let second = ctx.isend_on(streams[1], 1, 2, &small).unwrap();
+        second.wait(secs(60)).unwrap();
+        first.wait(secs(60)).unwrap();
+    } else {
+        ctx.irecv(0, 2, &small).unwrap().wait(secs(60)).unwrap();
+        ctx.irecv(0, 1, &large).unwrap().wait(secs(60)).unwrap();
+    }
+}
+
+/// One short message of rank 0's on each of the streams.
+fn use_all(rank: &Rank, ctx: &mp::Context, streams: &[Stream]) {
+    let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+    let small = memory.slice(0, 64).unwrap();
+    for stream in streams {
+        if rank.me == 0 {
+            let send = ctx.isend_on(stream, 1, 3, &small).unwrap();
+            send.wait(secs(60)).unwrap();
+        } else {
+            ctx.irecv(0, 3, &small).unwrap().wait(secs(60)).unwrap();
+        }
+    }
+}
+
+fn streams(ctx: &mp::Context, count: usize) -> Vec<Stream> {
+    (0..count).map(|_| ctx.gpu().stream().unwrap()).collect()
+}
+
+/// A stream whose number is `alike` modulo the streams that have queue pairs of their own.
+fn alike(ctx: &mp::Context, other: &Stream) -> Stream {
+    loop {
+        let stream = ctx.gpu().stream().unwrap();
+        if (stream.id() - other.id()).is_multiple_of(STREAMS as u64) {
+            return stream;
+        }
+    }
+}
+
+#[test]
+fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
+    for seed in 0..4 {
+        play(seed, 2, |rank| {
+            let ctx = rank.open(|builder| builder.timeout(secs(5)));
+            for _ in 0..3 {
+                let gone = streams(&ctx, STREAMS);
+                use_all(rank, &ctx, &gone);
+                drop(gone);
+                let first = ctx.gpu().stream().unwrap();
+                let second = alike(&ctx, &first);
+                depend(rank, &ctx, [&first, &second]);
+            }
+            rank.barrier();
+            ctx.close(secs(60)).unwrap();
+        });
+    }
+}
+
+/// With seven streams that live, the eighth and the ninth share with different ones.
+#[test]
+fn streams_that_share_a_queue_pair_share_the_least_used() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|builder| builder.timeout(secs(5)));
+        let alive = streams(&ctx, STREAMS);
+        use_all(rank, &ctx, &alive);
+        let first = ctx.gpu().stream().unwrap();
+        let second = alike(&ctx, &first);
+        depend(rank, &ctx, [&first, &second]);
+        // Nor does a stream change its queue pair while it lives.
+        depend(rank, &ctx, [&alive[0], &alive[6]]);
+        rank.barrier();
+        ctx.close(secs(60)).unwrap();
+    });
+}
+
+/// A stream that stands at a send keeps its queue pair, whether or not a handle on it is held.
+#[test]
+fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
+    for seed in 0..4 {
+        play(seed, 2, |rank| {
+            let ctx = rank.open(|builder| builder.timeout(secs(5)));
+            let mut gone = streams(&ctx, STREAMS);
+            use_all(rank, &ctx, &gone);
+            let standing = gone.remove(0);
+            drop(gone);
+            let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+            let large = memory.slice(0, LARGE).unwrap();
+            let small = memory.slice(0, 64).unwrap();
+            if rank.me == 0 {
+                let first = ctx.isend_on(&standing, 1, 1, &large).unwrap();
+                drop(standing);
+                for _ in 0..2 * STREAMS {
+                    let stream = ctx.gpu().stream().unwrap();
+                    let second = ctx.isend_on(&stream, 1, 2, &small).unwrap();
+                    second.wait(secs(60)).unwrap();
+                }
+                first.wait(secs(60)).unwrap();
+            } else {
+                for _ in 0..2 * STREAMS {
+                    ctx.irecv(0, 2, &small).unwrap().wait(secs(60)).unwrap();
+                }
+                ctx.irecv(0, 1, &large).unwrap().wait(secs(60)).unwrap();
+            }
+            rank.barrier();
+            ctx.close(secs(60)).unwrap();
+        });
+    }
+}
