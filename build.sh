@@ -267,6 +267,7 @@ build_ahead() {
         ) || true
     done
     asan cargo test --locked --lib --tests --no-run -p vmlx5 -p vmlx5-uverbs
+    asan cargo test --locked --no-run -p libmp --test memory
 }
 
 step_mutants() {
@@ -440,8 +441,9 @@ asan() {
 # whose guard by signals the sanitizer's own handler of SIGSEGV would take the place of
 # (VMLX5_GUARD=syscall goes with it).
 step_asan() {
-    say "asan: tests of vmlx5 and vmlx5-uverbs under the address sanitizer"
+    say "asan: tests of vmlx5, vmlx5-uverbs and of memory that is handed over, under the address sanitizer"
     asan cargo test --locked --lib --tests -p vmlx5 -p vmlx5-uverbs
+    asan cargo test --locked -p libmp --test memory
 }
 
 # replay_with_asan: the fuzzer's corpora too.

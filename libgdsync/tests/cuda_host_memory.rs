@@ -5,10 +5,12 @@
 mod application;
 mod standin;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
-use gdsync::gpu::{MemoryKind, Region};
+use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::Descriptor;
 use gdsync::{Gpu, Kind, Result};
@@ -191,4 +193,91 @@ fn host_memory_of_devices_and_of_nobody() {
     control.fail("cuMemHostRegister_v2", 0, 0);
     drop(middle);
     until("all is given back", || control.live()["registered"] == 0);
+}
+
+/// Says when it is dropped.
+struct Told(Arc<AtomicBool>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
+    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let gate = gate.word32(0).unwrap();
+    let wait = Descriptor::WaitValue32 {
+        word: &gate,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    post(gpu, stream, &[wait]).unwrap();
+    gate
+}
+
+fn write(gpu: &Gpu, stream: &Stream, region: &Region, value: u32) {
+    let word = region.word32(0).unwrap();
+    let write = Descriptor::WriteValue32 { word: &word, value };
+    post(gpu, stream, &[write]).unwrap();
+}
+
+/// What keeps the application's memory is dropped when no stream has anything to do with it.
+#[test]
+fn an_owner_is_dropped_behind_the_last_use() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let (at, told) = (pages(2), Arc::new(AtomicBool::new(false)));
+    let owner = Box::new(Told(Arc::clone(&told)));
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
+    let stream = gpu.stream().unwrap();
+    let gate = gate(&gpu, &stream);
+    write(&gpu, &stream, &region, 8);
+    drop(region);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!told.load(Ordering::Acquire), "a stream has yet to write");
+    gate.store(1).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    until("the owner is dropped", || told.load(Ordering::Acquire));
+    assert_eq!(
+        control.live()["registered"],
+        0,
+        "the registration ends first"
+    );
+    assert_eq!(control.blocked(), []);
+}
+
+#[test]
+fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let region = gpu.adopt_vec(vec![1; 5 * PAGE]).unwrap();
+    let stream = gpu.stream().unwrap();
+    let first = gate(&gpu, &stream);
+    write(&gpu, &stream, &region, 0x0707_0707);
+    let taken = region.into_vec(Duration::from_millis(20));
+    let (region, e) = taken.expect_err("a stream has yet to write");
+    assert_eq!(e.kind(), Kind::Timeout, "{e}");
+    // Work of another stream that is enqueued meanwhile is not waited for.
+    let other = gpu.stream().unwrap();
+    let buffer = std::thread::scope(|s| {
+        let late = s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            let late = gate(&gpu, &other);
+            first.store(1).unwrap();
+            late
+        });
+        let buffer = region.into_vec(LIMIT).unwrap();
+        assert_eq!(control.live()["registered"], 0);
+        assert!(!other.is_idle().unwrap());
+        late.join().unwrap().store(1).unwrap();
+        buffer
+    });
+    assert_eq!(buffer[..8], [7, 7, 7, 7, 1, 1, 1, 1]);
+    assert!(other.synchronize(LIMIT).unwrap());
+    assert_eq!(control.blocked(), []);
 }

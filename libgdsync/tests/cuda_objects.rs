@@ -533,3 +533,37 @@ fn other_process(gpu: &Gpu) {
         assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
     }
 }
+
+/// A descriptor reaches the pages of its region and no others: they are given to nobody else, and
+/// the rest of their unit is.
+#[test]
+fn exported_pages_are_not_given_out_again_and_their_neighbours_are() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let alloc = || gpu.alloc(MemoryKind::Device, 64).unwrap();
+    let mut kept = vec![alloc()];
+    let before = control.live()["physical"];
+    let exports: Vec<_> = (0..64)
+        .map(|_| {
+            let region = alloc();
+            (region.dma_buf().unwrap(), region.addr())
+        })
+        .collect();
+    assert_eq!(control.live()["physical"], before, "all in one unit");
+    for (dma, _) in &exports {
+        assert_eq!((dma.offset, dma.len), (0, 64));
+    }
+    kept.extend((0..100).map(|_| alloc()));
+    for region in &kept {
+        assert!(
+            exports.iter().all(|(_, at)| *at != region.addr()),
+            "{region:?} can be reached by a descriptor of another"
+        );
+    }
+    assert_eq!(control.live()["physical"], before);
+    drop(kept);
+    until("the unit is freed, whoever has descriptors", || {
+        control.live()["physical"] < before
+    });
+}

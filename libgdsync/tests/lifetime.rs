@@ -10,7 +10,7 @@ use common::witness::Witness;
 use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
 use gds_driver::Live;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, QpConfig, Work};
+use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
 
 const SOON: Duration = Duration::from_millis(2);
@@ -305,5 +305,41 @@ fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
             assert_eq!(kind(a.wait(before, LIMIT)), expect, "{what}");
             assert_eq!(a.error(), Some(Status::TRANSPORT_RETRY), "{what}");
         }
+    }
+}
+
+#[test]
+fn a_peer_reaches_a_buffer_until_it_is_given_back() {
+    let gpu = Gpu::soft().unwrap();
+    for (path, config) in paths() {
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let near = p.mem_a(MemoryKind::Pinned, 64);
+        near.region().write(0, b"by the peer").unwrap();
+        let region = gpu.adopt_vec(vec![1; 64]).unwrap();
+        let far = p.pd_b.register(&region, Access::ALL).unwrap();
+        drop(region);
+        let to = far.remote().span(8, 11).unwrap();
+        let list = [sge(&near, 0, 11)];
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        p.a.wait(send, LIMIT).unwrap();
+        let region = far.region().clone();
+        let (far, e) = far.into_vec(SOON).expect_err("a region is held");
+        assert_eq!(e.kind(), Kind::Timeout, "{path}: {e}");
+        let other = far.clone();
+        drop(region);
+        let (far, e) = far.into_vec(SOON).expect_err("a registration is held");
+        assert_eq!(e.kind(), Kind::Timeout, "{path}: {e}");
+        drop(other);
+        let buffer = far.into_vec(LIMIT).unwrap();
+        assert_eq!(&buffer[8..19], b"by the peer", "{path}");
+        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        p.a.post(send).unwrap();
+        let expect = Some(Kind::Failed(Status::REMOTE_ACCESS));
+        assert_eq!(kind(p.a.wait(send, LIMIT)), expect, "{path}");
+        assert_eq!(buffer[..8], [1; 8], "{path}");
+        let plain = gpu.alloc(MemoryKind::Pinned, 8).unwrap();
+        let (_, e) = plain.into_vec(LIMIT).expect_err("made of no buffer");
+        assert_eq!(e.kind(), Kind::Invalid, "{path}: {e}");
     }
 }

@@ -63,6 +63,13 @@ fn a_nic_that_cannot_be_opened_is_there() {
     assert!(why.contains("closed0: Permission denied"), "{why}");
 }
 
+/// The stand-in's device is not opened before `ibv_fork_init`, which has to come first.
+#[test]
+fn forks_are_allowed_before_a_nic_is_opened() {
+    with_nics!("forks0");
+    Device::proxy(&Gpu::soft().unwrap()).unwrap();
+}
+
 #[test]
 fn a_nic_that_tells_nothing_of_its_ports_is_there() {
     with_nics!("mute0");

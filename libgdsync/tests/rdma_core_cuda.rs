@@ -102,3 +102,34 @@ fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
         assert_eq!(memory.remote().addr, region.addr().0);
     }
 }
+
+/// Registrations reach their own pages alone, so that small ones share the driver's units.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn small_registrations_share_the_units_of_the_driver() {
+    let library = standin::build(&Variant::default());
+    let vars = [(LIBRARY, library.to_str().unwrap())];
+    let name = "small_registrations_share_the_units_of_the_driver";
+    if !virtual_nic::is_child(name, &vars, true) {
+        return;
+    }
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    let pd = Device::rdma_core(&gpu).unwrap().alloc_pd().unwrap();
+    let before = control.live()["physical"];
+    let registered: Vec<_> = (0..64)
+        .map(|_| {
+            let region = gpu.alloc(MemoryKind::Device, 64).unwrap();
+            pd.register(&region, Access::ALL).unwrap()
+        })
+        .collect();
+    let units = control.live()["physical"] - before;
+    assert!(units <= 1, "{units} units for 64 registrations of 64 bytes");
+    drop(registered);
+    let again = gpu.alloc(MemoryKind::Device, 1 << 20).unwrap();
+    assert!(
+        control.live()["physical"] - before <= 1,
+        "their pages are used again"
+    );
+    drop(again);
+}

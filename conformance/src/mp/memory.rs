@@ -2,6 +2,7 @@
 //! another, and bytes that nobody has written.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
@@ -76,11 +77,13 @@ impl Arena {
             let mut left = Some(memory);
             let host = ctx.gpu().host();
             let deadline = host.now() + patience();
-            host.wait_until(Some(deadline), &mut || {
+            while host.now() < deadline
+                && let Some(memory) = left.take()
+            {
                 ctx.progress();
-                left = left.take().and_then(|memory| memory.into_vec().err());
-                left.is_none()
-            });
+                let taken = memory.into_vec(Duration::from_millis(1));
+                left = taken.err().map(|(memory, _)| memory);
+            }
             return ensure(left.is_none(), || format!("{left:?} cannot be taken back"));
         }
         drop(memory);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::budget::{Budget, Share};
 use crate::protect::Key;
 use crate::span::Span;
 use crate::{DevAddr, Error};
@@ -79,15 +80,20 @@ pub(crate) struct Backing {
     addr: DevAddr,
     /// Where everybody else accesses it.
     span: Span,
+    /// What it has of the GPU's memory, if it is the GPU's.
+    _share: Option<Share>,
 }
 
 impl Backing {
     /// Zeroed device memory.
-    pub(crate) fn device(len: usize, key: Option<Key>) -> Result<Backing, Error> {
-        let size = round(len).ok_or(Error::BadLength {
-            what: "device memory",
-            len,
-        })?;
+    pub(crate) fn device(
+        len: usize,
+        key: Option<Key>,
+        budget: &Arc<Budget>,
+    ) -> Result<Backing, Error> {
+        const WHAT: &str = "device memory";
+        let size = round(len).ok_or(Error::BadLength { what: WHAT, len })?;
+        let share = budget.take(WHAT, size)?;
         let os = |what| move |errno| Error::Os { what, len, errno };
         let fd =
             rustix::fs::memfd_create("softgpu", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -95,7 +101,10 @@ impl Backing {
         rustix::fs::ftruncate(&fd, size as u64).map_err(os("ftruncate"))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(os("F_ADD_SEALS"))?;
-        Backing::mapped_twice(fd, len, size, key)
+        Ok(Backing {
+            _share: Some(share),
+            ..Backing::mapped_twice(fd, len, size, key)?
+        })
     }
 
     /// Device memory that another `Backing`, mostly of another process, exported.
@@ -157,21 +166,22 @@ impl Backing {
             // SAFETY: the alias is mapped as long as this `Backing` lives.
             span: unsafe { Span::new(alias.ptr.cast(), len) },
             kind: Kind::Device { fd, device, alias },
+            _share: None,
         })
     }
 
     /// Zeroed host memory that the GPU sees.
-    pub(crate) fn pinned(len: usize) -> Result<Backing, Error> {
-        let size = round(len).ok_or(Error::BadLength {
-            what: "pinned memory",
-            len,
-        })?;
+    pub(crate) fn pinned(len: usize, budget: &Arc<Budget>) -> Result<Backing, Error> {
+        const WHAT: &str = "pinned memory";
+        let size = round(len).ok_or(Error::BadLength { what: WHAT, len })?;
+        let share = budget.take(WHAT, size)?;
         let map = Map::new(None, size)?;
         Ok(Backing {
             addr: DevAddr::from_raw(map.ptr as u64),
             // SAFETY: mapped as long as this `Backing` lives.
             span: unsafe { Span::new(map.ptr.cast(), len) },
             kind: Kind::Pinned { map },
+            _share: Some(share),
         })
     }
 
@@ -197,6 +207,7 @@ impl Backing {
             // SAFETY: the caller keeps the memory valid.
             span: unsafe { Span::new(ptr, len) },
             kind: Kind::Registered { owner },
+            _share: None,
         })
     }
 

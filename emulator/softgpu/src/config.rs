@@ -62,6 +62,9 @@ pub struct Config {
     pub name: String,
     /// What its streams can do.
     pub caps: Caps,
+    /// Bytes of device and pinned memory that can be allocated at a time. By default as many as
+    /// the machine has.
+    pub memory: usize,
     /// Unfinished submissions a stream holds; an enqueue past it blocks (or is refused).
     pub stream_bound: usize,
     /// Hardware channels: when this many streams stand at a wait, every other stream of the
@@ -85,6 +88,7 @@ impl Default for Config {
         Config {
             name: "gpu0".to_owned(),
             caps: Caps::default(),
+            memory: machine_memory(),
             stream_bound: 1024,
             channels: 8,
             weak: None,
@@ -95,10 +99,19 @@ impl Default for Config {
     }
 }
 
+/// Bytes of memory that the machine has.
+fn machine_memory() -> usize {
+    // SAFETY: reads a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    let page = rustix::param::page_size();
+    usize::try_from(pages).map_or(usize::MAX, |pages| pages.saturating_mul(page))
+}
+
 impl Config {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let weak = self.weak.unwrap_or(Weak::seeded(0));
         for (what, value, max) in [
+            ("memory", self.memory, usize::MAX),
             ("stream_bound", self.stream_bound, 1 << 20),
             ("channels", self.channels, usize::MAX),
             ("batch_limit", self.caps.batch_limit, 1 << 16),

@@ -113,6 +113,18 @@ pub enum Error {
         /// The length wanted.
         len: usize,
     },
+    /// More memory than the GPU has left.
+    #[error("{what} of {len} bytes: the GPU has {limit}, of which {used} are in use")]
+    OutOfMemory {
+        /// What was to be made.
+        what: &'static str,
+        /// The length wanted.
+        len: usize,
+        /// Bytes in use.
+        used: usize,
+        /// Bytes that the GPU has.
+        limit: usize,
+    },
     /// A file descriptor that is not exported device memory.
     #[error("import: {why}")]
     BadImport {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gds_step::Env;
 
 use crate::backing::Backing;
+use crate::budget::Budget;
 use crate::event::Mark;
 use crate::memory::{DeviceMemory, HostRegistration, PinnedMemory};
 use crate::op::{Launch, Op};
@@ -38,6 +39,7 @@ pub(crate) struct Core {
     /// The key of this GPU's device memory.
     pub(crate) key: Option<Key>,
     pub(crate) table: Table,
+    budget: Arc<Budget>,
     /// NIC writes on their way, if memory is weak.
     pub(crate) posted: Option<Arc<Posted>>,
     pub(crate) launches: Launches,
@@ -70,6 +72,26 @@ struct Grave {
     _memory: Arc<Backing>,
     /// How far each stream had been enqueued when it was freed.
     until: Vec<Mark>,
+}
+
+/// How far the streams of a GPU had been enqueued at some time.
+pub struct Ends {
+    core: Arc<Core>,
+    marks: Vec<Mark>,
+}
+
+impl Ends {
+    /// Whether they have run all of it, or nothing runs any more.
+    pub fn is_reached(&self) -> bool {
+        self.core.state.load(Ordering::Acquire) == STOPPED
+            || self.marks.iter().all(Mark::is_complete)
+    }
+}
+
+impl fmt::Debug for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ends of {} busy streams", self.marks.len())
+    }
 }
 
 const RUNNING: u32 = 0;
@@ -109,7 +131,8 @@ impl Core {
     pub(crate) fn engine_gone(&self) {
         self.state.store(STOPPED, Ordering::Release);
         lock(&self.fresh).clear();
-        lock(&self.graves).clear();
+        // Dropped behind the lock: what keeps memory may free other memory.
+        let _graves = std::mem::take(&mut *lock(&self.graves));
     }
 
     /// Streams made since the last call.
@@ -145,15 +168,7 @@ impl Core {
         if self.state.load(Ordering::Acquire) == STOPPED {
             return;
         }
-        // `submitted` takes each stream's producer lock after the removal: see `Table::epoch`.
-        let until: Vec<Mark> = lock(&self.streams)
-            .iter()
-            .map(|s| Mark {
-                ring: Arc::clone(&s.ring),
-                upto: s.submitted(),
-            })
-            .filter(|mark| !mark.is_complete())
-            .collect();
+        let until = self.ends();
         if !until.is_empty() {
             lock(&self.graves).push(Grave {
                 _memory: memory,
@@ -163,14 +178,34 @@ impl Core {
         }
     }
 
+    /// How far each busy stream has been enqueued. Takes each stream's producer lock, behind the
+    /// removal of what is freed: see `Table::epoch`.
+    fn ends(&self) -> Vec<Mark> {
+        lock(&self.streams)
+            .iter()
+            .map(|s| Mark {
+                ring: Arc::clone(&s.ring),
+                upto: s.submitted(),
+            })
+            .filter(|mark| !mark.is_complete())
+            .collect()
+    }
+
     /// Unmaps freed memory that nothing can touch any more.
     pub(crate) fn bury(&self) {
         if self.any_graves.load(Ordering::Relaxed) {
+            // Dropped behind the lock: what keeps memory may free other memory.
+            let mut done = Vec::new();
             let mut graves = lock(&self.graves);
-            graves.retain_mut(|grave| {
-                grave.until.retain(|mark| !mark.is_complete());
-                !grave.until.is_empty()
-            });
+            let mut i = 0;
+            while i < graves.len() {
+                graves[i].until.retain(|mark| !mark.is_complete());
+                if graves[i].until.is_empty() {
+                    done.push(graves.swap_remove(i));
+                } else {
+                    i += 1;
+                }
+            }
             self.any_graves.store(!graves.is_empty(), Ordering::Relaxed);
         }
     }
@@ -232,6 +267,7 @@ impl Gpu {
             stream_bound: config.stream_bound,
             key: if config.protect { Key::get() } else { None },
             table: Table::default(),
+            budget: Budget::new(config.memory),
             posted,
             launches: Launches::default(),
             waiting: AtomicUsize::new(0),
@@ -275,9 +311,12 @@ impl Gpu {
     /// Allocates device memory, zeroed.
     ///
     /// # Errors
-    /// The length is zero or absurd, or the system has no memory.
+    /// The length is zero or absurd, or the GPU or the system has no memory left.
     pub fn alloc_device(&self, len: usize) -> Result<DeviceMemory, Error> {
-        DeviceMemory::new(&self.0.core, Backing::device(len, self.0.core.key)?)
+        DeviceMemory::new(
+            &self.0.core,
+            Backing::device(len, self.0.core.key, &self.0.core.budget)?,
+        )
     }
 
     /// Opens the first `len` bytes of device memory that another process
@@ -292,9 +331,9 @@ impl Gpu {
     /// Allocates host memory that the GPU sees, zeroed.
     ///
     /// # Errors
-    /// The length is zero or absurd, or the system has no memory.
+    /// The length is zero or absurd, or the GPU or the system has no memory left.
     pub fn alloc_pinned(&self, len: usize) -> Result<PinnedMemory, Error> {
-        PinnedMemory::new(&self.0.core, Backing::pinned(len)?)
+        PinnedMemory::new(&self.0.core, Backing::pinned(len, &self.0.core.budget)?)
     }
 
     /// Lets the GPU see host memory of the caller's.
@@ -354,6 +393,13 @@ impl Gpu {
         lock(&core.fresh).push((Arc::clone(&shared), consumer));
         core.any_fresh.store(true, Ordering::Relaxed);
         Ok(Stream::new(shared, self.clone()))
+    }
+
+    /// How far its streams have been enqueued.
+    pub fn ends(&self) -> Ends {
+        let core = Arc::clone(&self.0.core);
+        let marks = core.ends();
+        Ends { core, marks }
     }
 
     /// Makes visible, before it returns, what NICs wrote before to device memory: the flush

@@ -17,6 +17,8 @@ use crate::{DevAddr, Error, Fault, Window};
 struct Known {
     core: Arc<Core>,
     memory: Arc<Backing>,
+    /// No operation that was enqueued can touch it.
+    unused: bool,
 }
 
 impl Known {
@@ -31,6 +33,7 @@ impl Known {
         Ok(Known {
             core: Arc::clone(core),
             memory,
+            unused: false,
         })
     }
 
@@ -41,7 +44,10 @@ impl Known {
 
 impl Drop for Known {
     fn drop(&mut self) {
-        self.core.free(Arc::clone(&self.memory));
+        match self.unused {
+            true => self.core.table.remove(self.memory.addr()),
+            false => self.core.free(Arc::clone(&self.memory)),
+        }
     }
 }
 
@@ -136,6 +142,17 @@ macro_rules! host_memory {
 
 host_memory!(PinnedMemory);
 host_memory!(HostRegistration);
+
+impl HostRegistration {
+    /// Ends the registration at once, whatever streams have still to run.
+    ///
+    /// # Safety
+    /// No operation that was enqueued names the memory, but such as are known to have run: see
+    /// [`Gpu::ends`](crate::Gpu::ends).
+    pub unsafe fn release(mut self) {
+        self.0.unused = true;
+    }
+}
 
 /// Device memory as the CPU sees it through a mapping of its own; keeps the memory alive.
 /// Not what the engine orders: the CPU's accesses take part in no stream's order.

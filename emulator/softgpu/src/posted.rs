@@ -144,7 +144,8 @@ mod tests {
 
     #[test]
     fn a_full_bus_lets_the_oldest_arrive() {
-        let memory = Arc::new(Backing::device(64, None).unwrap());
+        let memory =
+            Arc::new(Backing::device(64, None, &crate::budget::Budget::new(1 << 20)).unwrap());
         let word = || memory.span().word32(0).unwrap().load(Ordering::Relaxed);
         let bus = Posted::new(1, u32::MAX);
         let more = 3;

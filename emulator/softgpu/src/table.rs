@@ -156,7 +156,7 @@ mod tests {
     fn only_what_lies_in_one_live_range() {
         let table = Table::default();
         let mut cache = Cache::new();
-        let a = Arc::new(Backing::pinned(100).unwrap());
+        let a = Arc::new(Backing::pinned(100, &crate::budget::Budget::new(1 << 20)).unwrap());
         let addr = a.addr();
         assert!(table.insert(Arc::clone(&a)));
         assert!(!table.insert(Arc::clone(&a)), "twice the same range");

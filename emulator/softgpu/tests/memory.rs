@@ -45,7 +45,10 @@ fn lengths_are_as_asked_and_memory_is_zeroed() {
             Err(Error::BadLength { .. })
         ));
     }
-    assert!(matches!(gpu.alloc_pinned(1 << 60), Err(Error::Os { .. })));
+    assert!(matches!(
+        gpu.alloc_pinned(1 << 60),
+        Err(Error::OutOfMemory { .. })
+    ));
 }
 
 #[test]
@@ -373,4 +376,82 @@ fn a_stray_access() {
     // SAFETY: mapped, and nobody else touches it; whether it may be touched is the question.
     unsafe { stray.write_volatile(1) };
     assert_eq!(dev.map_cpu().unwrap().load32(0), Ok(1));
+}
+
+#[test]
+fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
+    let (env, gpu) = rig(Config {
+        memory: 3 * 4096,
+        ..Config::default()
+    });
+    let full = |e: Error| matches!(e, Error::OutOfMemory { limit: 12288, .. });
+    assert!(gpu.alloc_device(3 * 4096 + 1).is_err_and(full));
+    assert!(gpu.alloc_pinned(usize::MAX - 4096).is_err());
+    let (device, _pinned) = (
+        gpu.alloc_device(4097).unwrap(),
+        gpu.alloc_pinned(1).unwrap(),
+    );
+    assert!(gpu.alloc_device(1).is_err_and(full));
+    assert!(gpu.alloc_pinned(1).is_err_and(full));
+    // It is in use as long as an operation may touch it.
+    let gate = Box::leak(Box::new([0_u64; 8]));
+    // SAFETY: never freed, and only accessed by the GPU and its window.
+    let gate = unsafe { gpu.register_host(gate.as_mut_ptr().cast(), 64) }.unwrap();
+    let stream = gpu.stream().unwrap();
+    stream
+        .submit(&[wait32(gate.addr(), 1), write32(device.addr(), 1)])
+        .unwrap();
+    drop(device);
+    env.steps(10);
+    assert!(gpu.alloc_device(1).is_err_and(full));
+    gate.window().store32(0, 1).unwrap();
+    sync(&stream);
+    env.steps(10);
+    gpu.alloc_device(8192).unwrap();
+}
+
+#[test]
+fn an_owner_may_free_other_memory_when_it_is_dropped() {
+    let (env, gpu) = rig(Config::default());
+    let gate = gpu.alloc_pinned(8).unwrap();
+    let stream = gpu.stream().unwrap();
+    let words = Box::leak(Box::new([0_u64; 4]));
+    let other = gpu.alloc_device(64).unwrap();
+    stream.submit(&[wait32(gate.addr(), 1)]).unwrap();
+    // SAFETY: never freed, and only accessed by the GPU.
+    let reg = unsafe { gpu.register_host_owned(words.as_mut_ptr().cast(), 32, Arc::new(other)) };
+    drop(reg.unwrap());
+    gate.window().store32(0, 1).unwrap();
+    sync(&stream);
+    env.steps(10);
+}
+
+#[test]
+fn what_is_released_is_gone_at_once() {
+    let (_env, gpu) = rig(Config::default());
+    let gate = gpu.alloc_pinned(8).unwrap();
+    let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    let mut words = Box::new([0_u64; 4]);
+    let owner: Arc<()> = Arc::new(());
+    // SAFETY: `words` outlives `owner`.
+    let reg =
+        unsafe { gpu.register_host_owned(words.as_mut_ptr().cast(), 32, Arc::clone(&owner) as _) }
+            .unwrap();
+    a.submit(&[wait32(gate.addr(), 1), write32(reg.addr(), 7)])
+        .unwrap();
+    let ends = gpu.ends();
+    b.submit(&[wait32(gate.addr(), 2)]).unwrap();
+    assert!(!ends.is_reached());
+    gate.window().store32(0, 1).unwrap();
+    sync(&a);
+    assert!(
+        ends.is_reached(),
+        "later work of another stream does not count"
+    );
+    // SAFETY: its only operation has run.
+    unsafe { reg.release() };
+    assert_eq!(Arc::strong_count(&owner), 1);
+    assert_eq!(words[0], 7);
+    gate.window().store32(0, 2).unwrap();
+    sync(&b);
 }

@@ -124,8 +124,10 @@ pub fn region<T: DeviceCopy + Pod + Send + Sync>(
 /// As [`region()`], borrowed.
 ///
 /// # Safety
-/// `buffer` is dropped after the region and everything made of it is gone, and nobody relies on
-/// what arrives in it being a `T`.
+/// `buffer` stays as long as anything can reach the region: handles, registrations, requests in
+/// flight, and streams with enqueued operations. The library holds a region beyond the caller's
+/// last handle, so this is for buffers that stay until the process ends; [`region()`] keeps any
+/// other. Nobody relies on what arrives in it being a `T`.
 ///
 /// # Errors
 /// As [`region()`].
@@ -169,8 +171,8 @@ unsafe impl<T: DeviceCopy> Sync for HostOwner<T> {}
 /// As [`pinned`], borrowed.
 ///
 /// # Safety
-/// `buffer` is dropped after the region and everything made of it is gone; no slice of it is in
-/// use while devices may write; nobody relies on what arrives in it being a `T`.
+/// `buffer` stays as [`region_of`] says, unless [`pinned`] keeps it; no slice of it is in use while
+/// devices may write; nobody relies on what arrives in it being a `T`.
 ///
 /// # Errors
 /// As [`pinned`].

@@ -127,6 +127,18 @@ impl Backing {
         }
     }
 
+    /// Frees it at once.
+    ///
+    /// # Safety
+    /// No operation that was enqueued names it, but such as are known to have run.
+    unsafe fn release(self) {
+        match self {
+            // SAFETY: the caller's promise.
+            Backing::Soft(memory) => unsafe { memory.release() },
+            Backing::Cuda(memory) => memory.release(),
+        }
+    }
+
     /// Copies in by a copy engine; `None` where there is none to be used.
     fn write(&self, offset: usize, from: &[u8]) -> Option<Result<()>> {
         match self {
@@ -172,6 +184,22 @@ pub enum Left {
 /// Keeps something of the application's that was handed in, until it is dropped.
 pub(crate) type Owner = Box<dyn Send + Sync>;
 
+/// How far the streams of a GPU had been enqueued at some time.
+pub(crate) enum Ends {
+    Soft(softgpu::Ends),
+    Cuda(cuda::Ends),
+}
+
+impl Ends {
+    /// Whether they have run all of it.
+    fn is_reached(&self) -> bool {
+        match self {
+            Ends::Soft(ends) => ends.is_reached(),
+            Ends::Cuda(ends) => cuda::are_reached(ends),
+        }
+    }
+}
+
 /// What a GPU runtime does for the library. Sealed: its methods may grow.
 ///
 /// Memory handed back to a runtime while operations enqueued before still use it stays
@@ -195,10 +223,17 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn host(&self) -> &Arc<dyn Host>;
     #[allow(private_interfaces)]
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation>;
+    /// Host memory, and what keeps it, which is dropped when no stream can reach the memory.
+    ///
     /// # Safety
-    /// The memory stays valid, and is not unmapped, until the allocation is dropped.
+    /// The memory stays valid, and is not unmapped, until `owner` is dropped; without one, until
+    /// the allocation is dropped and what was enqueued before has run.
     #[allow(private_interfaces)]
-    unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation>;
+    unsafe fn register(&self, ptr: *mut u8, len: usize, owner: Option<Owner>)
+    -> Result<Allocation>;
+    /// How far its streams have been enqueued.
+    #[allow(private_interfaces)]
+    fn ends(&self) -> Ends;
     /// # Safety
     /// The application's memory stays allocated until the allocation is dropped.
     #[allow(private_interfaces)]
@@ -233,6 +268,34 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     /// One of the library's own kernels, if the runtime can run kernels.
     fn kernel(&self, entry: Entry) -> Option<&Kernel>;
     fn load_module(&self, image: &[u8]) -> Result<cuda::Module>;
+}
+
+/// Refuses host memory that is not there, before a device is pointed to it.
+fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
+    const OPERATION: &str = "register host memory";
+    let refused = |why: &str| {
+        let what = format!("{len} bytes at {ptr:p}: {why}");
+        Err(Error::new(OPERATION, Kind::Invalid, what))
+    };
+    if ptr.is_null() || len == 0 {
+        return refused("a null or empty range");
+    }
+    // SAFETY: reads a number.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = ptr.addr() / page * page;
+    let Some(end) = ptr.addr().checked_add(len) else {
+        return refused("it goes past the end of the address space");
+    };
+    // With this flag Linux writes nothing back: it only looks whether every page is mapped.
+    // SAFETY: as said, it touches no memory.
+    let answer = unsafe {
+        let start = std::ptr::without_provenance_mut(start);
+        libc::msync(start, end - start.addr(), libc::MS_ASYNC)
+    };
+    match answer {
+        0 => Ok(()),
+        _ => refused("not all of it is mapped memory of this process"),
+    }
 }
 
 /// One GPU. Cheap to clone; all clones are the same GPU.
@@ -428,23 +491,75 @@ impl Gpu {
     /// Makes memory of the application accessible to the GPU and to NICs.
     ///
     /// # Safety
-    /// `ptr` is valid for reads and writes of `len` bytes, and stays so until the region and
-    /// everything made of it (registrations, work in flight) is gone. No Rust reference to the
-    /// memory is used while devices may write to it.
+    /// `ptr` is valid for reads and writes of `len` bytes, and stays so as long as anything can
+    /// reach the region: handles, registrations, requests in flight, and streams with enqueued
+    /// operations. No Rust reference to the memory is used while devices may write to it.
+    ///
+    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
+    /// how long. So this is for memory that stays until the process ends;
+    /// [`Gpu::register_host_owned`] says when memory is not used any more, and
+    /// [`Gpu::adopt_vec`] needs no promise.
     ///
     /// # Errors
-    /// `Invalid` for a null pointer or length zero; `System` if the runtime refuses.
+    /// `Invalid` for a null pointer, length zero or a range that is not mapped; `System` if the
+    /// runtime refuses.
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
-        if ptr.is_null() || len == 0 {
-            return Err(Error::new(
-                "register host memory",
-                Kind::Invalid,
-                "a null or empty range",
-            ));
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.register_with(ptr, len, None) }
+    }
+
+    /// As [`Gpu::register_host`], with what keeps the memory: `owner` is dropped when nothing can
+    /// reach the region any more, on any thread, which it must not block.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes until `owner` is dropped. No Rust
+    /// reference to the memory is used while devices may write to it.
+    ///
+    /// # Errors
+    /// As [`Gpu::register_host`]; `owner` is dropped.
+    pub unsafe fn register_host_owned(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Region> {
+        // SAFETY: the owner keeps the memory, and the region the owner.
+        unsafe { self.register_with(ptr, len, Some(owner)) }
+    }
+
+    unsafe fn register_with(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<Region> {
+        check_mapped(ptr, len)?;
         // SAFETY: the caller's promise covers the runtime's.
-        let allocation = unsafe { self.0.runtime.register(ptr, len)? };
+        let allocation = unsafe { self.0.runtime.register(ptr, len, owner)? };
         Ok(Region::new(self.clone(), MemoryKind::Pinned, allocation))
+    }
+
+    /// Takes a buffer of the application, makes it accessible to the GPU and to NICs, and frees
+    /// it when nothing can reach it any more: no handle, no registration, no request in flight,
+    /// and no stream by an operation that was enqueued. [`Region::into_vec`] gives it back.
+    ///
+    /// # Errors
+    /// The buffer as well, if it is empty or the runtime refuses it.
+    pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Region, (Vec<u8>, Error)> {
+        let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
+        if let Err(e) = check_mapped(ptr, len) {
+            return Err((buffer, e));
+        }
+        // The vector is not touched before the last owner is gone.
+        let buffer = Arc::new(buffer);
+        let owner = Box::new(Arc::clone(&buffer));
+        // SAFETY: the owner keeps the buffer, which does not move and is reached by the region
+        // alone.
+        match unsafe { self.0.runtime.register(ptr, len, Some(owner)) } {
+            Ok(allocation) => Ok(Region::of_vec(self.clone(), allocation, buffer)),
+            // No device has written to it: what still holds it is about to let go.
+            Err(e) => Err((Arc::unwrap_or_clone(buffer), e)),
+        }
     }
 
     /// Makes a stream. A convenience for programs without a GPU framework: the stream is the

@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use gds_step::Time;
 
 use super::{Allocation, Backing, Gpu, Mapped, View};
 use crate::error::{Error, Kind, Result};
@@ -30,7 +33,12 @@ struct Inner {
     /// allocation, so that it ends first.
     view: OnceLock<Result<View, String>>,
     allocation: Allocation,
+    /// The application's buffer behind it, which the allocation's owner holds too. Nothing
+    /// touches the vector before all of these are gone.
+    buffer: Option<Arc<Vec<u8>>>,
 }
+
+const GIVE_BACK: &str = "give buffer back";
 
 /// A region that may be gone.
 #[derive(Clone)]
@@ -62,7 +70,105 @@ impl Region {
             kind,
             allocation,
             view: OnceLock::new(),
+            buffer: None,
         }))
+    }
+
+    /// A region of `buffer`, which the owner of `allocation` holds too.
+    pub(super) fn of_vec(gpu: Gpu, allocation: Allocation, buffer: Arc<Vec<u8>>) -> Region {
+        Region(Arc::new(Inner {
+            gpu,
+            kind: MemoryKind::Pinned,
+            allocation,
+            view: OnceLock::new(),
+            buffer: Some(buffer),
+        }))
+    }
+
+    /// Gives the buffer back that [`Gpu::adopt_vec`] took, once nothing else can reach it: waits,
+    /// at most `limit`, until this is the last handle on the memory and every stream of the GPU
+    /// has run what had been enqueued by then.
+    ///
+    /// # Errors
+    /// The region as well: `Timeout`, naming what still reaches it, or `Invalid` if it was not
+    /// made of a buffer.
+    pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Region, Error)> {
+        let deadline = self.gpu().host().now() + limit;
+        match self.check_buffer().and_then(|()| self.settle(0, deadline)) {
+            // SAFETY: just waited for.
+            Ok(()) => Ok(unsafe { self.release() }),
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// The buffer that [`Gpu::adopt_vec`] took, for the only handle on a region that was used for
+    /// nothing yet; a copy of it where that is not so. Empty if it was not made of a buffer.
+    #[doc(hidden)]
+    pub fn into_untouched_vec(self) -> Vec<u8> {
+        self.into_vec(Duration::ZERO).unwrap_or_else(|(region, _)| {
+            let mut bytes = vec![0; region.len()];
+            match region.read(0, &mut bytes) {
+                Ok(()) => bytes,
+                Err(_) => Vec::new(),
+            }
+        })
+    }
+
+    /// # Errors
+    /// `Invalid` if it was not made of a buffer.
+    pub(crate) fn check_buffer(&self) -> Result<()> {
+        match self.0.buffer {
+            Some(_) => Ok(()),
+            None => {
+                let what = format!("{self:?} was not made of one");
+                Err(Error::new(GIVE_BACK, Kind::Invalid, what))
+            }
+        }
+    }
+
+    /// Waits until nothing but this handle and `more` that the caller knows reach the memory.
+    ///
+    /// # Errors
+    /// `Timeout`, naming what does.
+    pub(crate) fn settle(&self, more: usize, deadline: Time) -> Result<()> {
+        let host = self.gpu().host();
+        let late = |why: String| Err(Error::new(GIVE_BACK, Kind::Timeout, why));
+        let alone = &mut || self.handles() <= 1 + more;
+        if !host.wait_until(Some(deadline), alone) {
+            let others = self.handles().saturating_sub(1 + more);
+            return late(format!(
+                "{self:?}: {others} other handles, registrations or requests in flight hold it"
+            ));
+        }
+        // No stream is given more of it from here on.
+        let ends = self.gpu().runtime().ends();
+        if !host.wait_until(Some(deadline), &mut || ends.is_reached()) {
+            return late(format!(
+                "{self:?}: a stream of {:?} has not run what was enqueued before, which may name it",
+                self.gpu()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Frees the region and returns the buffer.
+    ///
+    /// # Safety
+    /// It was made of one, and after the last time that it was settled nobody had a handle on it
+    /// to enqueue with.
+    pub(crate) unsafe fn release(self) -> Vec<u8> {
+        // What NICs wrote, and is under way yet, holds the memory.
+        self.gpu().flush_remote_writes();
+        let buffer = self.0.buffer.clone().unwrap_or_default();
+        if let Some(inner) = Arc::into_inner(self.0) {
+            drop(inner.view);
+            drop(inner.buffer);
+            // SAFETY: the caller's promise.
+            unsafe { inner.allocation.backing.release() };
+        }
+        // Held still only by who looked at the region in passing, and writes nothing: the bytes
+        // are copied then.
+        Arc::unwrap_or_clone(buffer)
     }
 
     /// The GPU it belongs to.

@@ -512,6 +512,38 @@ impl Mr {
         if last { Ok(()) } else { Err(self) }
     }
 
+    /// Ends the registration and gives the buffer back that [`Gpu::adopt_vec`] took, once nothing
+    /// else can reach it: as [`Region::into_vec`], which also waits until this is the last handle
+    /// on the registration and no request in flight names it.
+    ///
+    /// # Errors
+    /// The registration as well: `Timeout`, naming what still reaches the memory, or `Invalid` if
+    /// it was not made of a buffer.
+    pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Mr, Error)> {
+        let region = &self.0.region;
+        let host = region.gpu().host();
+        let deadline = host.now() + limit;
+        let alone = || Arc::strong_count(&self.0) == 1;
+        let settled = region.check_buffer().and_then(|()| {
+            if !host.wait_until(Some(deadline), &mut || alone()) {
+                let others = Arc::strong_count(&self.0).saturating_sub(1);
+                let what = format!("{self:?}: {others} others hold it, or requests in flight");
+                return Err(Error::new("give buffer back", Kind::Timeout, what));
+            }
+            region.settle(self.0.nic.holds(region), deadline)
+        });
+        match settled {
+            Ok(()) => {
+                let region = region.clone();
+                // Ends the registration: peers do not reach the memory any more.
+                drop(self);
+                // SAFETY: made of a buffer, as checked, and nobody had a handle since.
+                Ok(unsafe { region.release() })
+            }
+            Err(e) => Err((self, e)),
+        }
+    }
+
     /// The record by which a peer names it.
     pub fn remote(&self) -> RemoteMemory {
         let mut rkeys = [None; LANES];

@@ -110,10 +110,16 @@ void ibv_free_device_list(struct device **list) { free(list); }
 const char *ibv_get_device_name(struct device *device) { return device->name; }
 uint64_t ibv_get_device_guid(struct device *device) { return 1; }
 
+static int may_fork;
+int ibv_fork_init(void) {
+    may_fork = 1;
+    return 0;
+}
+
 struct context *ibv_open_device(struct device *device) {
     struct context *context = calloc(1, sizeof *context);
     context->device = device;
-    if (is(context, "closed")) {
+    if (is(context, "closed") || (is(context, "forks") && !may_fork)) {
         free(context);
         errno = EACCES;
         return NULL;

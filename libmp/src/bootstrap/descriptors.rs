@@ -256,4 +256,29 @@ mod tests {
         assert_eq!(e.rank(), Some(1));
         assert!(matches!(e.kind(), Kind::PeerFailed(_)));
     }
+
+    /// Its name can be read by every user of the host; what they send brings nothing in, and keeps
+    /// nothing out once it is looked at.
+    #[test]
+    fn strangers_that_fill_the_socket_are_cleared_away() {
+        let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
+        let a = Descriptors::open(&ours, 7, 0).unwrap();
+        let b = Descriptors::open(&ours, 7, 1).unwrap();
+        let stranger = Descriptors::open(&theirs, 7, 0).unwrap();
+        let to = address(&ours, 7, 1).unwrap();
+        let note = Note { from: 0, topic: 5 };
+        let bytes = note.encode(note.proof(&theirs, 7, 1));
+        let flags = SendFlags::DONTWAIT;
+        while rustix::net::sendto(&stranger.socket, &bytes, flags, &to).is_ok() {}
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let e = a.send(&ours, 1, 5, file.as_fd()).unwrap_err();
+        assert_eq!(e.kind(), Kind::QueueFull, "{e}");
+        let mut inbox = Inbox::default();
+        while rustix::net::sendto(&stranger.socket, &bytes, flags, &to).is_err() {
+            assert_eq!(received(&b, &mut inbox, 5), None);
+        }
+        assert_eq!(received(&b, &mut inbox, 5), None);
+        a.send(&ours, 1, 5, file.as_fd()).unwrap();
+        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+    }
 }

@@ -58,7 +58,7 @@ impl Cache {
             return Ok(Memory(memory));
         }
         let mr = pd.register(region, Access::ALL)?;
-        Ok(self.note(Memory::new(mr, None)))
+        Ok(self.note(Memory::new(mr)))
     }
 
     /// That of device memory of the application.
@@ -74,7 +74,7 @@ impl Cache {
         }
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { gpu.adopt(addr, len)? };
-        let memory = self.note(Memory::new(pd.register(&region, Access::ALL)?, None));
+        let memory = self.note(Memory::new(pd.register(&region, Access::ALL)?));
         if let Some(id) = id {
             self.devices.insert(key(id), Arc::downgrade(&memory.0));
         }

@@ -234,7 +234,7 @@ impl Context {
 
     fn register_new(&self, region: &Region) -> Result<Memory> {
         let mr = self.inner().pd.register(region, Access::ALL)?;
-        Ok(self.cache().note(Memory::new(mr, None)))
+        Ok(self.cache().note(Memory::new(mr)))
     }
 
     /// Allocates memory, zeroed, and registers it.
@@ -254,7 +254,10 @@ impl Context {
         self.cache().region(&self.inner().pd, region)
     }
 
-    /// Registers host memory of the application.
+    /// Registers host memory of the application that stays until the process ends. For memory
+    /// that does not, [`register`](Context::register) takes a region of
+    /// [`Gpu::register_host_owned`], which says when nothing uses it any more, and
+    /// [`adopt_vec`](Context::adopt_vec) a buffer.
     ///
     /// # Safety
     /// As for [`Gpu::register_host`].
@@ -274,10 +277,11 @@ impl Context {
     ///
     /// # Safety
     /// If they lie in no memory that a handle of this context is held on: as for the function that
-    /// registers them.
+    /// registers them. The memory is not being given back by [`Memory::into_vec`].
     ///
     /// # Errors
-    /// As the function that registers them.
+    /// As the function that registers them: `Invalid` for addresses at which this process has no
+    /// memory.
     pub unsafe fn slice_at(&self, addr: DevicePtr, len: usize) -> Result<Slice> {
         let found = self.cache().at(addr, len);
         let memory = match found {
@@ -308,9 +312,14 @@ impl Context {
     /// registered: an allocation is registered once, and known again by the driver's number for
     /// it, not by its address.
     ///
+    /// Messages in flight and streams hold it beyond the caller's last handle, and the caller
+    /// cannot see for how long: for memory that is freed before the process ends,
+    /// [`register`](Context::register) takes a region of [`Gpu::adopt_owned`], which says when
+    /// nothing uses it any more.
+    ///
     /// # Safety
-    /// The memory stays allocated until every handle on what is returned, and every message in
-    /// flight that uses it, is gone.
+    /// The memory stays allocated as long as anything can reach it: handles on what is returned,
+    /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
     /// As [`Gpu::adopt`] and [`Pd::register`].
@@ -319,19 +328,21 @@ impl Context {
         unsafe { self.cache().device(&self.inner().pd, addr, len) }
     }
 
-    /// Takes a buffer for messages; [`Memory::into_vec`] gives it back.
+    /// Takes a buffer for messages. It is freed when nothing can reach it any more: no handle, no
+    /// registration, no message in flight, and no stream by an operation that was enqueued.
+    /// [`Memory::into_vec`] gives it back.
     ///
     /// # Errors
     /// The buffer as well, if it is empty or cannot be registered.
-    pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
-        let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
-        // SAFETY: the buffer is kept beside the registration and dropped after it; its memory
-        // does not move, and nobody has a reference to it while it is in there.
-        let registered = unsafe { self.gpu().register_host(ptr, len) }
-            .and_then(|region| self.inner().pd.register(&region, Access::ALL));
-        match registered {
-            Ok(mr) => Ok(self.cache().note(Memory::new(mr, Some(buffer)))),
-            Err(e) => Err((buffer, e.into())),
+    pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
+        let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
+        match self.inner().pd.register(&region, Access::ALL) {
+            Ok(mr) => {
+                drop(region);
+                Ok(self.cache().note(Memory::new(mr)))
+            }
+            // Nothing was enqueued with it.
+            Err(e) => Err((region.into_untouched_vec(), e.into())),
         }
     }
 

@@ -74,7 +74,7 @@ impl Inner {
         }
         let region = self.gpu.alloc(MemoryKind::Pinned, class(len))?;
         let mr = self.pd.register(&region, Access::REMOTE_WRITE)?;
-        Ok(Memory::new(mr, None))
+        Ok(Memory::new(mr))
     }
 
     /// Takes memory back that no peer was told of and no request has any more.
@@ -119,7 +119,7 @@ mod tests {
         let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
         let make = |len: usize| {
             let region = gpu.alloc(MemoryKind::Pinned, len).unwrap();
-            Memory::new(pd.register(&region, Access::REMOTE_WRITE).unwrap(), None)
+            Memory::new(pd.register(&region, Access::REMOTE_WRITE).unwrap())
         };
         let key = |memory: &Memory| memory.mr().lkey();
         let (mut staging, mut trash) = (Staging::default(), Vec::new());

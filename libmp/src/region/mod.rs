@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use gdsync::gpu::Region;
 use gdsync::rdma::Mr;
@@ -18,9 +19,6 @@ pub struct Memory(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
     mr: Mr,
-    /// The application's buffer behind it, given back by [`Memory::into_vec`]. After `mr`: the
-    /// registration ends first.
-    owner: Option<Vec<u8>>,
 }
 
 impl fmt::Debug for Memory {
@@ -30,8 +28,8 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(mr: Mr, owner: Option<Vec<u8>>) -> Memory {
-        Memory(Arc::new(Inner { mr, owner }))
+    pub(crate) fn new(mr: Mr) -> Memory {
+        Memory(Arc::new(Inner { mr }))
     }
 
     /// The memory itself.
@@ -95,20 +93,29 @@ impl Memory {
         Ok(self.region().write(offset, from)?)
     }
 
-    /// Gives the buffer back that [`Context::adopt_vec`](crate::Context::adopt_vec) took.
+    /// Gives the buffer back that [`Context::adopt_vec`](crate::Context::adopt_vec) took, once
+    /// nothing else can reach it: waits, at most `limit`, until this is the last handle on the
+    /// memory, its registration and its region, no message in flight names it, and every stream of
+    /// the GPU has run what had been enqueued by then. Requests let go in the background work: who
+    /// does that by [`Context::progress`](crate::Context::progress) calls this with short limits
+    /// in between.
     ///
     /// # Errors
-    /// The memory itself, while other handles, registrations or messages in flight use it, or if
-    /// it was not made of a buffer.
-    pub fn into_vec(self) -> Result<Vec<u8>, Memory> {
-        if self.0.owner.is_none() {
-            return Err(self);
-        }
-        let inner = Arc::try_unwrap(self.0).map_err(Memory)?;
-        match inner.mr.try_close() {
-            Ok(()) => Ok(inner.owner.unwrap_or_default()),
-            Err(mr) => Err(Memory(Arc::new(Inner { mr, ..inner }))),
-        }
+    /// The memory as well: `Timeout`, naming what still reaches it, or `Invalid` if it was not made
+    /// of a buffer.
+    pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Memory, Error)> {
+        let host = Arc::clone(self.region().gpu().host());
+        let deadline = host.now() + limit;
+        host.wait_until(Some(deadline), &mut || Arc::strong_count(&self.0) == 1);
+        let inner = Arc::try_unwrap(self.0).map_err(|inner| {
+            let others = Arc::strong_count(&inner).saturating_sub(1);
+            let memory = Memory(inner);
+            let what = format!("{memory:?}: {others} other handles or messages in flight hold it");
+            (memory, Error::new("give buffer back", Kind::Timeout, what))
+        })?;
+        let left = deadline.since(host.now());
+        let taken = inner.mr.into_vec(left);
+        taken.map_err(|(mr, e)| (Memory::new(mr), e.into()))
     }
 }
 

@@ -27,10 +27,27 @@ pub(crate) struct Unit {
     /// Whether it is of the smallest size, which pieces are cut from; larger ones are one
     /// allocation's alone.
     cut: bool,
-    free: Mutex<BTreeMap<usize, usize>>,
-    /// Set once others were given access to it: nothing of it is given out again. Written and
-    /// read under the pool's lock, or before the unit is given back; relaxed, it orders nothing.
+    room: Mutex<Room>,
+    /// Set once others were given access to all of it: nothing of it is given out again. Written
+    /// and read under the pool's lock, or before the unit is given back; relaxed, it orders
+    /// nothing.
     shared: AtomicBool,
+}
+
+/// What of a unit nobody has.
+struct Room {
+    /// By offset, the length.
+    free: BTreeMap<usize, usize>,
+    /// Bytes that are not given out again, since others may have access to them: they were
+    /// exported.
+    spent: usize,
+}
+
+impl Room {
+    /// Whether no piece of a unit of `len` bytes is in use.
+    fn is_all(&self, len: usize) -> bool {
+        self.free.values().sum::<usize>() + self.spent == len
+    }
 }
 
 /// A piece of a unit, or all of it.
@@ -38,6 +55,9 @@ pub(crate) struct Piece {
     unit: Arc<Unit>,
     offset: usize,
     len: usize,
+    /// Set once others were given access to it, which they may keep. Relaxed: whoever gives the
+    /// piece back owns it.
+    exported: AtomicBool,
 }
 
 impl Piece {
@@ -50,15 +70,20 @@ impl Piece {
         self.unit.shared.store(true, Ordering::Relaxed);
         (&self.unit.mapping, self.offset)
     }
+
+    /// Others are given access to this piece alone: it is given out to nobody else.
+    pub fn export(&self) {
+        self.exported.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Unit {
     fn new(mapping: Mapping, cut: bool) -> Unit {
-        let free = Mutex::new(BTreeMap::from([(0, mapping.len)]));
+        let free = BTreeMap::from([(0, mapping.len)]);
         Unit {
             mapping,
             cut,
-            free,
+            room: Mutex::new(Room { free, spent: 0 }),
             shared: AtomicBool::new(false),
         }
     }
@@ -68,12 +93,27 @@ impl Unit {
         self.cut && !self.shared.load(Ordering::Relaxed)
     }
 
-    fn free(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no piece of it is in use.
+    fn is_unused(&self) -> bool {
+        self.room().is_all(self.mapping.len)
+    }
+
+    /// `offset` and `len` of it as a piece.
+    fn piece(self: &Arc<Unit>, offset: usize, len: usize) -> Piece {
+        Piece {
+            unit: Arc::clone(self),
+            offset,
+            len,
+            exported: AtomicBool::new(false),
+        }
     }
 
     fn take(&self, len: usize) -> Option<usize> {
-        let mut free = self.free();
+        let free = &mut self.room().free;
         let (offset, left) = free
             .iter()
             .find(|(_, left)| **left >= len)
@@ -85,9 +125,15 @@ impl Unit {
         Some(offset)
     }
 
-    /// Takes a piece back; returns whether all is free now.
-    fn give(&self, mut offset: usize, mut len: usize) -> bool {
-        let mut free = self.free();
+    /// Takes a piece back, to be given out again unless it was exported; returns whether no other
+    /// is in use.
+    fn give(&self, mut offset: usize, mut len: usize, exported: bool) -> bool {
+        let mut room = self.room();
+        if exported {
+            room.spent += len;
+            return room.is_all(self.mapping.len);
+        }
+        let free = &mut room.free;
         if let Some(after) = free.remove(&(offset + len)) {
             len += after;
         }
@@ -99,7 +145,7 @@ impl Unit {
             (offset, len) = (start, before + len);
         }
         free.insert(offset, len);
-        len == self.mapping.len
+        room.is_all(self.mapping.len)
     }
 }
 
@@ -120,11 +166,7 @@ impl DevicePool {
         let mut units = self.lock();
         for unit in units.iter().filter(|unit| unit.is_open()) {
             if let Some(offset) = unit.take(wanted) {
-                return Ok(Piece {
-                    unit: Arc::clone(unit),
-                    offset,
-                    len: wanted,
-                });
+                return Ok(unit.piece(offset, wanted));
             }
         }
         let granule = share::granule(context)?;
@@ -133,26 +175,24 @@ impl DevicePool {
         let unit = Arc::new(Unit::new(mapping, cut));
         let offset = unit.take(wanted).unwrap_or(0);
         units.push(Arc::clone(&unit));
-        Ok(Piece {
-            unit,
-            offset,
-            len: wanted,
-        })
+        Ok(unit.piece(offset, wanted))
     }
 
     /// Takes a piece back. Units that are free as a whole are unmapped, but for one of those
     /// that small pieces are cut from.
     pub fn give(&self, context: &Context, piece: Piece) {
         let mut units = self.lock();
-        if !piece.unit.give(piece.offset, piece.len) {
+        let exported = piece.exported.load(Ordering::Relaxed);
+        if !piece.unit.give(piece.offset, piece.len, exported) {
             return;
         }
         let mut kept = false;
         units.retain(|unit| {
-            if unit.free().get(&0) != Some(&unit.mapping.len) {
+            if !unit.is_unused() {
                 return true;
             }
-            let keep = unit.is_open() && !kept;
+            // Of one that is kept, all can be given out again.
+            let keep = unit.is_open() && unit.room().spent == 0 && !kept;
             kept |= keep;
             if !keep {
                 share::unmap(context.cuda, &unit.mapping);
@@ -186,7 +226,7 @@ mod tests {
         for _ in 0..10_000 {
             if rng.bool() && !held.is_empty() {
                 let (at, pages) = held.swap_remove(rng.usize(..held.len()));
-                assert_eq!(unit.give(at * PAGE, pages * PAGE), held.is_empty());
+                assert_eq!(unit.give(at * PAGE, pages * PAGE, false), held.is_empty());
             } else {
                 let pages = rng.usize(1..6);
                 let Some(at) = unit.take(pages * PAGE) else {
@@ -200,8 +240,14 @@ mod tests {
             }
         }
         for (at, pages) in held.drain(..) {
-            unit.give(at * PAGE, pages * PAGE);
+            unit.give(at * PAGE, pages * PAGE, false);
         }
-        assert_eq!(*unit.free(), BTreeMap::from([(0, 16 * PAGE)]));
+        assert_eq!(unit.room().free, BTreeMap::from([(0, 16 * PAGE)]));
+        // What was exported is not given out again, and the unit is free without it.
+        let (first, second) = (unit.take(PAGE).unwrap(), unit.take(15 * PAGE).unwrap());
+        assert!(!unit.give(first, PAGE, true));
+        assert_eq!(unit.take(PAGE), None);
+        assert!(unit.give(second, 15 * PAGE, false));
+        assert_eq!(unit.take(16 * PAGE), None);
     }
 }

@@ -53,6 +53,22 @@ impl State {
         live
     }
 
+    /// Where the streams stand, and those that are held, which must not be dropped under the lock.
+    fn ends(&mut self) -> (Ends, Vec<Arc<CudaStream>>) {
+        let live = self.live();
+        let mut ends = Vec::new();
+        for stream in &live {
+            match stream.end() {
+                Ok(Some(end)) => ends.push(Arc::new(end)),
+                Ok(None) => {}
+                // It may be lost, or refuse an event: then its idleness must tell.
+                Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
+            }
+        }
+        ends.extend(self.ends.iter().map(Arc::clone));
+        (ends, live)
+    }
+
     /// Takes out what is used by no stream any more, and ends that are reached; neither may be
     /// dropped under the lock.
     fn settle(&mut self) -> (Vec<Corpse>, Vec<Arc<End>>) {
@@ -69,6 +85,13 @@ impl State {
         take_reached(&mut self.ends, &mut reached);
         (done, reached)
     }
+}
+
+/// What tells that streams have run what they were given up to some time.
+pub(crate) type Ends = Vec<Arc<End>>;
+
+pub(crate) fn are_reached(ends: &Ends) -> bool {
+    ends.iter().all(|end| end.is_reached())
 }
 
 fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
@@ -107,21 +130,18 @@ impl Graves {
         self.lock().graves.is_empty()
     }
 
+    /// Where the streams stand.
+    pub fn ends(&self) -> Ends {
+        let (ends, live) = self.lock().ends();
+        drop(live);
+        ends
+    }
+
     /// Takes `what` back; frees it now if no stream is busy, else later.
     pub fn bury(&self, context: &Context, what: Corpse) {
         let live = {
             let mut state = self.lock();
-            let live = state.live();
-            let mut ends = Vec::new();
-            for stream in &live {
-                match stream.end() {
-                    Ok(Some(end)) => ends.push(Arc::new(end)),
-                    Ok(None) => {}
-                    // It may be lost, or refuse an event: then its idleness must tell.
-                    Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
-                }
-            }
-            ends.extend(state.ends.iter().map(Arc::clone));
+            let (ends, live) = state.ends();
             state.graves.push(Grave { what, ends });
             live
         };

@@ -32,7 +32,8 @@ pub(crate) enum Corpse {
     Nothing,
     Device(Piece),
     Pinned(*mut c_void),
-    Registered(Units),
+    /// Host memory of the application, and what keeps it.
+    Registered(Units, Option<Owner>),
     Mapped(Mapping),
     /// Another process's.
     Opened(CUdeviceptr),
@@ -69,7 +70,10 @@ impl Corpse {
                 Corpse::Owned(owner, context) => return super::graves::dispose(&context, owner),
                 Corpse::Device(piece) => return context.pool.give(context, piece),
                 Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
-                Corpse::Registered(units) => return context.pages.leave(context, &units),
+                Corpse::Registered(units, owner) => {
+                    context.pages.leave(context, &units);
+                    return drop(owner);
+                }
                 Corpse::Mapped(mapping) => return super::share::unmap(cuda, &mapping),
                 Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
             }
@@ -109,6 +113,11 @@ impl Memory {
 
     pub(super) fn corpse(&self) -> &Corpse {
         &self.corpse
+    }
+
+    /// Frees it at once. Only called when no stream uses it.
+    pub fn release(mut self) {
+        std::mem::take(&mut self.corpse).free(&self.context);
     }
 
     /// Copies out by the copy engine.
@@ -184,18 +193,20 @@ pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
 /// Host memory of the application.
 ///
 /// # Safety
-/// It stays valid until the allocation is dropped and what was enqueued before has run.
+/// It stays valid until `owner` is dropped; without one, until the allocation is dropped and what
+/// was enqueued before has run.
 pub(super) unsafe fn registered(
     context: &Arc<Context>,
     ptr: *mut u8,
     len: usize,
+    owner: Option<Owner>,
     same_address: bool,
 ) -> Result<Allocation> {
     const OPERATION: &str = "register host memory";
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
     let pieces = units.len();
-    let mut memory = Memory::new(context, ptr as u64, len, Corpse::Registered(units));
+    let mut memory = Memory::new(context, ptr as u64, len, Corpse::Registered(units, owner));
     memory.at = if same_address {
         ptr as CUdeviceptr
     } else if pieces == 1 {

@@ -34,6 +34,7 @@ use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, DevicePtr, Op};
 
 use context::Context;
+pub(crate) use graves::{Ends, are_reached};
 pub(crate) use memory::{Memory, View};
 #[doc(hidden)]
 pub use module::{Function, Module};
@@ -151,9 +152,19 @@ impl Runtime for CudaRuntime {
     }
 
     #[allow(private_interfaces)]
-    unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation> {
-        // SAFETY: the caller promises that the memory outlives the registration.
-        unsafe { memory::registered(&self.context, ptr, len, self.same_address) }
+    unsafe fn register(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<Allocation> {
+        // SAFETY: the caller promises that the memory outlives its owner.
+        unsafe { memory::registered(&self.context, ptr, len, owner, self.same_address) }
+    }
+
+    #[allow(private_interfaces)]
+    fn ends(&self) -> super::Ends {
+        super::Ends::Cuda(self.context.graves.ends())
     }
 
     #[allow(private_interfaces)]

@@ -444,8 +444,13 @@ impl Gpu {
     /// Memory of the application in this GPU's context: device memory, or pinned host memory.
     ///
     /// # Safety
-    /// It stays allocated until the region and everything made of it is gone and the work
-    /// enqueued with it has run. No Rust reference to it is used while devices may write to it.
+    /// It stays allocated as long as anything can reach the region: handles, registrations,
+    /// requests in flight, and streams with enqueued operations. No Rust reference to it is used
+    /// while devices may write to it.
+    ///
+    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
+    /// how long. So this is for memory that stays until the process ends; [`Gpu::adopt_owned`]
+    /// says when memory is not used any more.
     ///
     /// # Errors
     /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
@@ -519,8 +524,9 @@ impl Gpu {
     /// Memory that another process shared.
     ///
     /// # Safety
-    /// With [`SharedMemory::Ipc`] the other process keeps its region until this one and
-    /// everything made of it is gone.
+    /// With [`SharedMemory::Ipc`] the other process keeps its region as long as anything in this
+    /// one can reach it: as a rule, until this process has ended. [`SharedMemory::File`] keeps
+    /// the memory itself.
     ///
     /// # Errors
     /// `Unsupported` if runtime or driver cannot; `Invalid` for a handle or length that is none;
@@ -550,8 +556,17 @@ impl Region {
     /// # Errors
     /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
     pub fn dma_buf(&self) -> Result<DmaBuf> {
+        self.as_dma_buf(true)
+    }
+
+    /// As [`Region::dma_buf`], for a registration that ends before the region does.
+    pub(crate) fn dma_buf_to_register(&self) -> Result<DmaBuf> {
+        self.as_dma_buf(false)
+    }
+
+    fn as_dma_buf(&self, kept: bool) -> Result<DmaBuf> {
         match self.backing() {
-            Backing::Cuda(memory) => dma_buf(memory),
+            Backing::Cuda(memory) => dma_buf(memory, kept),
             Backing::Soft(memory) => memory.dma_buf(),
         }
     }

@@ -198,7 +198,7 @@ pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
         Corpse::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
         Corpse::Device(piece) => piece.share(),
         Corpse::Owned(..) | Corpse::Nothing => return by_ipc(memory),
-        Corpse::Pinned(..) | Corpse::Registered(_) | Corpse::Opened(_) => {
+        Corpse::Pinned(..) | Corpse::Registered(..) | Corpse::Opened(_) => {
             let what = "host memory, or memory of another process";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
@@ -314,8 +314,9 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
     }
 }
 
-/// `memory` as a dma-buf.
-pub(crate) fn dma_buf(memory: &Memory) -> Result<DmaBuf> {
+/// `memory` as a dma-buf. `kept`: the descriptor, or what is made of it, may outlive the memory,
+/// whose pages are then given out to nobody else.
+pub(crate) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();
@@ -323,8 +324,12 @@ pub(crate) fn dma_buf(memory: &Memory) -> Result<DmaBuf> {
         .cuda
         .cuMemGetHandleForAddressRange
         .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
-    if let Corpse::Device(piece) = memory.corpse() {
-        piece.share();
+    // The descriptor reaches the pages of the range and nothing else of the unit that they lie
+    // in, so the rest of that is given out as before.
+    if let Corpse::Device(piece) = memory.corpse()
+        && kept
+    {
+        piece.export();
     }
     let start = memory.at() / PAGE * PAGE;
     let end = (memory.at() + memory.len() as u64).next_multiple_of(PAGE);

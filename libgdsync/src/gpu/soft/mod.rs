@@ -8,7 +8,7 @@ use gds_step::{Host, Lane, MachineId, Time};
 
 use super::event::EventHandle;
 use super::{
-    Allocation, Dims, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
+    Allocation, Dims, Ends, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
     StreamHandle, WaitLimits, cuda, sealed,
 };
 use crate::error::{Error, Kind, Result};
@@ -75,6 +75,17 @@ impl Backing {
             offset: 0,
             len: memory.len() as u64,
         })
+    }
+
+    /// Frees it at once.
+    ///
+    /// # Safety
+    /// No operation that was enqueued names it, but such as are known to have run.
+    pub unsafe fn release(self) {
+        if let Backing::Host(memory) = self {
+            // SAFETY: the caller's promise.
+            unsafe { memory.release() };
+        }
     }
 
     /// The memory as a NIC of this machine sees it.
@@ -255,10 +266,20 @@ impl Runtime for SoftRuntime {
     }
 
     #[allow(private_interfaces)]
-    unsafe fn register(&self, ptr: *mut u8, len: usize) -> Result<Allocation> {
-        // SAFETY: the caller promises that the memory outlives the registration.
-        let memory = unsafe { self.gpu.register_host(ptr, len) }
-            .map_err(|e| system("register host memory", &e))?;
+    unsafe fn register(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<Allocation> {
+        // SAFETY: the caller promises that the memory outlives its owner.
+        let memory = unsafe {
+            match owner {
+                Some(owner) => self.gpu.register_host_owned(ptr, len, Arc::new(owner)),
+                None => self.gpu.register_host(ptr, len),
+            }
+        }
+        .map_err(|e| system("register host memory", &e))?;
         let base = pointer(ptr)?;
         Ok(Allocation {
             addr: DevicePtr(memory.addr().raw()),
@@ -267,6 +288,11 @@ impl Runtime for SoftRuntime {
             cpu: Some(unsafe { Mapped::new(base, len) }),
             backing: Backing::Host(memory).into(),
         })
+    }
+
+    #[allow(private_interfaces)]
+    fn ends(&self) -> Ends {
+        Ends::Soft(self.gpu.ends())
     }
 
     #[allow(private_interfaces)]
@@ -472,6 +498,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         E::BatchTooLong { limit, .. } | E::InlineTooLong { limit, .. } => Some(*limit),
         E::StreamFull { bound, .. } => Some(*bound),
         E::BadConfig { max, .. } => Some(*max),
+        E::OutOfMemory { limit, .. } => Some(*limit),
         _ => None,
     };
     let error = Error::new(operation, kind, e.to_string());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 use gdsync_sys::LoadError;
 use gdsync_sys::mlx5::Mlx5;
@@ -172,6 +172,28 @@ impl Context {
     }
 }
 
+/// Lets the process fork without losing what NICs write. After a fork, the kernel before Linux 5.12
+/// gives the parent a copy of each page that it writes to, and the NIC keeps the old one. Later
+/// kernels copy registered pages for the child; libibverbs knows, and then does nothing.
+fn allow_fork(verbs: &Ibverbs) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let Some(init) = verbs.ibv_fork_init else {
+            return;
+        };
+        // SAFETY: no memory was registered by this library yet.
+        match unsafe { init() } {
+            0 => {}
+            errno => tracing::warn!(
+                target: "gdsync",
+                "ibv_fork_init: {}; if this process forks on a kernel before Linux 5.12, what a NIC \
+                 writes may be lost",
+                std::io::Error::from_raw_os_error(errno.abs())
+            ),
+        }
+    });
+}
+
 /// # Safety
 /// `device` is of a list of this library's.
 unsafe fn name(verbs: &Ibverbs, device: *mut ibv_device) -> String {
@@ -187,6 +209,7 @@ pub(super) fn all(
     wanted: Option<&NicName>,
 ) -> Result<(Vec<&'static Context>, Vec<Reason>)> {
     let verbs = libraries.verbs;
+    allow_fork(verbs);
     let mut count = 0;
     // SAFETY: stores a number.
     let list = unsafe { (verbs.ibv_get_device_list)(&mut count) };

@@ -66,7 +66,7 @@ impl Memory<'_> {
 
     fn by_dma_buf(&self) -> Result<*mut ibv_mr> {
         const OPERATION: &str = "register dma-buf";
-        let buf = self.region.dma_buf()?;
+        let buf = self.region.dma_buf_to_register()?;
         let Some(register) = self.verbs.ibv_reg_dmabuf_mr else {
             let what = format!("{:?} has no ibv_reg_dmabuf_mr", self.verbs);
             return Err(Error::new(OPERATION, Kind::Unsupported, what));

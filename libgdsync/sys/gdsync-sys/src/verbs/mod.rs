@@ -130,6 +130,10 @@ crate::dl_api! {
                 fd: c_int,
                 access: c_int,
             ) -> *mut ibv_mr;
+            /// Has registered memory stay where the NIC has it when the process forks; nothing to
+            /// do where the kernel copies such memory for the child. An errno if it cannot. To be
+            /// called before anything is registered.
+            "IBVERBS_1.1" fn ibv_fork_init() -> c_int;
             /// What a status of a completion means, a static string.
             "IBVERBS_1.1" fn ibv_wc_status_str(status: c_uint) -> *const c_char;
         }

@@ -1,0 +1,55 @@
+//! How much memory a GPU has, and how much of it is in use.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::Error;
+
+/// The memory of one GPU.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: usize,
+    /// Bytes in use. Relaxed: a count, which orders nothing.
+    used: AtomicUsize,
+}
+
+/// Some of it, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Share {
+    budget: Arc<Budget>,
+    len: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: usize) -> Arc<Budget> {
+        let used = AtomicUsize::new(0);
+        Arc::new(Budget { limit, used })
+    }
+
+    /// `len` bytes of it.
+    ///
+    /// # Errors
+    /// There is not so much left.
+    pub(crate) fn take(self: &Arc<Budget>, what: &'static str, len: usize) -> Result<Share, Error> {
+        let limit = self.limit;
+        let more = |used: usize| used.checked_add(len).filter(|used| *used <= limit);
+        match (self.used).fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Share {
+                budget: Arc::clone(self),
+                len,
+            }),
+            Err(used) => Err(Error::OutOfMemory {
+                what,
+                len,
+                used,
+                limit,
+            }),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}

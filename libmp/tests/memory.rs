@@ -1,0 +1,276 @@
+//! Memory that the application hands over: it is freed when no handle, no registration and no
+//! stream can reach it, given back no earlier, and refused where there is none.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use common::{LIMIT, pattern, ranks};
+use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
+use gdsync::memop::{Condition, DevicePtr};
+use gdsync::rdma::{Descriptor, QpConfig};
+use mp::{Context, Kind, Memory};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+/// The size of no other allocation of this process: one for each test and buffer.
+const SIZE: usize = 1_234_567;
+const SIZES: usize = 8;
+
+/// How many buffers of each size live. Relaxed: only the value counts.
+static LIVE: [AtomicI64; SIZES] = [const { AtomicI64::new(0) }; SIZES];
+
+/// Counts the buffers that the tests hand over.
+struct Watched;
+
+fn counted(layout: Layout, change: i64) {
+    if let Some(live) = LIVE.get(layout.size().wrapping_sub(SIZE)) {
+        live.fetch_add(change, Relaxed);
+    }
+}
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        counted(layout, 1);
+        // SAFETY: the caller's promise is the one asked for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        counted(layout, -1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static HEAP: Watched = Watched;
+
+/// What the buffers of `seed` hold, in an allocation of another size than theirs.
+fn bytes(seed: usize) -> Vec<u8> {
+    pattern(0, seed, SIZE + SIZES)
+}
+
+/// A buffer of the size numbered `n`, handed over.
+fn adopted(ctx: &Context, n: usize, seed: usize) -> Memory {
+    let mut buffer = Vec::with_capacity(SIZE + n);
+    buffer.extend_from_slice(&bytes(seed)[..SIZE + n]);
+    assert_eq!(LIVE[n].load(Relaxed), 1);
+    ctx.adopt_vec(buffer).unwrap()
+}
+
+fn lives(n: usize) -> bool {
+    LIVE[n].load(Relaxed) == 1
+}
+
+/// Waits until the buffer is freed, which is not later than a while behind its last use.
+fn freed(n: usize) {
+    let deadline = Instant::now() + LIMIT;
+    while LIVE[n].load(Relaxed) != 0 {
+        assert!(Instant::now() < deadline, "buffer {n} is never freed");
+        std::thread::yield_now();
+    }
+}
+
+/// A stream that waits for a word.
+fn held(ctx: &Context) -> (Stream, Word32) {
+    let stream = ctx.gpu().stream().unwrap();
+    let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = word.word32(0).unwrap();
+    let wait = Descriptor::WaitValue32 {
+        word: &word,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    };
+    let pd = ctx.device().alloc_pd().unwrap();
+    let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
+    qp.post_on(&stream, &[wait]).unwrap();
+    (stream, word)
+}
+
+fn copy(stream: &Stream, to: &Region, from: &Region, len: usize) {
+    let (to, from) = (to.span(0, len).unwrap(), from.span(0, len).unwrap());
+    stream.copy(&to, &from).unwrap();
+}
+
+fn read(region: &Region, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn a_region_keeps_the_buffer_behind_it() {
+    ranks(1, |ctx| {
+        let memory = adopted(&ctx, 0, 3);
+        let region = memory.region().clone();
+        drop(memory);
+        assert!(lives(0), "freed while a region reaches it");
+        assert_eq!(read(&region, 5000), bytes(3)[..5000]);
+        region.write(0, &[7; 64]).unwrap();
+        drop(region);
+        freed(0);
+    });
+}
+
+#[test]
+fn a_registration_keeps_the_buffer_behind_it() {
+    ranks(1, |ctx| {
+        let memory = adopted(&ctx, 1, 4);
+        let mr = memory.mr().clone();
+        drop(memory);
+        assert!(lives(1), "freed while a peer may write to it");
+        assert_eq!(read(mr.region(), 5000), bytes(4)[..5000]);
+        drop(mr);
+        freed(1);
+    });
+}
+
+#[test]
+fn copies_behind_a_wait_keep_the_buffers_that_they_name() {
+    ranks(1, |ctx| {
+        let (stream, word) = held(&ctx);
+        let (from, to) = (adopted(&ctx, 2, 5), adopted(&ctx, 3, 6));
+        let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
+        copy(&stream, other.region(), from.region(), 4096);
+        copy(&stream, to.region(), from.region(), SIZE);
+        drop((from, to));
+        std::thread::sleep(SHORT);
+        assert!(lives(2) && lives(3), "freed before the stream's copies");
+        word.store(1).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(read(other.region(), 4096), bytes(5)[..4096]);
+        freed(2);
+        freed(3);
+    });
+}
+
+#[test]
+fn a_buffer_that_a_stream_still_writes_is_not_given_back() {
+    ranks(1, |ctx| {
+        let (stream, word) = held(&ctx);
+        let memory = adopted(&ctx, 4, 7);
+        let from = ctx.alloc(MemoryKind::Device, 4096).unwrap();
+        from.write(0, &[9; 4096]).unwrap();
+        copy(&stream, memory.region(), from.region(), 4096);
+        let (memory, e) = memory
+            .into_vec(SHORT)
+            .expect_err("the stream has yet to write");
+        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        word.store(1).unwrap();
+        let buffer = memory.into_vec(LIMIT).unwrap();
+        assert_eq!(buffer[..4096], [9; 4096]);
+        assert_eq!(buffer[4096..], bytes(7)[4096..SIZE + 4]);
+        assert!(lives(4), "it is the buffer itself");
+        drop(buffer);
+        freed(4);
+    });
+}
+
+#[test]
+fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
+    ranks(1, |ctx| {
+        let (stream, word) = held(&ctx);
+        let memory = adopted(&ctx, 5, 8);
+        let other = ctx.alloc(MemoryKind::Device, 4096).unwrap();
+        copy(&stream, other.region(), memory.region(), 4096);
+        // Another stream waits by the time that this one is through.
+        let ctx = &ctx;
+        std::thread::scope(|s| {
+            let busy = s.spawn(move || {
+                std::thread::sleep(SHORT);
+                let next = held(ctx);
+                word.store(1).unwrap();
+                next
+            });
+            memory.into_vec(LIMIT).unwrap();
+            let (stream, word) = busy.join().unwrap();
+            assert!(!stream.is_idle().unwrap());
+            word.store(1).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_buffer_that_a_handle_reaches_is_not_given_back() {
+    ranks(1, |ctx| {
+        let memory = adopted(&ctx, 6, 9);
+        let (region, mr) = (memory.region().clone(), memory.mr().clone());
+        let (memory, e) = memory.into_vec(SHORT).expect_err("a registration is held");
+        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        drop(mr);
+        let (memory, e) = memory.into_vec(SHORT).expect_err("a region is held");
+        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        drop(region);
+        let clone = memory.clone();
+        let (memory, e) = memory.into_vec(SHORT).expect_err("another handle is held");
+        assert_eq!(e.kind(), Kind::Timeout, "{e}");
+        drop(clone);
+        memory.into_vec(Duration::ZERO).unwrap();
+        let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
+        let (_, e) = memory.into_vec(LIMIT).expect_err("made of no buffer");
+        assert_eq!(e.kind(), Kind::Invalid, "{e}");
+    });
+}
+
+#[test]
+fn addresses_without_memory_are_refused() {
+    ranks(1, |ctx| {
+        // A page between two others, unmapped.
+        let at = hole();
+        for (at, len) in [
+            (at + PAGE, PAGE),
+            (at, 3 * PAGE),
+            (at, PAGE + 1),
+            (at + 2 * PAGE - 1, 2),
+            (at, 32 << 40),
+            (1 << 20, 64),
+            (usize::MAX - 63, 64),
+            (usize::MAX - 63, 128),
+        ] {
+            // SAFETY: refused, because there is no memory.
+            let slice = unsafe { ctx.slice_at(DevicePtr(at as u64), len) };
+            let e = slice.map(|_| ()).expect_err("no memory is there");
+            assert_eq!(e.kind(), Kind::Invalid, "{len} bytes at {at:#x}: {e}");
+        }
+        // SAFETY: pages that are never unmapped, which nobody else uses.
+        unsafe { ctx.slice_at(DevicePtr(at as u64), PAGE) }.unwrap();
+        // SAFETY: as above.
+        unsafe { ctx.slice_at(DevicePtr((at + 2 * PAGE) as u64), PAGE) }.unwrap();
+    });
+}
+
+#[test]
+fn more_memory_than_there_is_is_refused() {
+    ranks(1, |ctx| {
+        for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+            for len in [32 << 40, usize::MAX - PAGE, usize::MAX] {
+                let e = ctx.alloc(kind, len).expect_err("there is not so much");
+                let wanted = format!("{len} bytes");
+                assert!(e.to_string().contains(&wanted), "{e}");
+            }
+            ctx.alloc(kind, 64).unwrap();
+        }
+    });
+}
+
+const PAGE: usize = 4096;
+
+/// Three pages, of which the one in the middle is not mapped.
+fn hole() -> usize {
+    // SAFETY: new pages, of which one is given back at once; the system chooses where.
+    unsafe {
+        let (prot, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        );
+        let at = libc::mmap(std::ptr::null_mut(), 3 * PAGE, prot, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        assert_eq!(libc::munmap(at.add(PAGE), PAGE), 0);
+        at as usize
+    }
+}
