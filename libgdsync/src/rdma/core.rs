@@ -328,7 +328,7 @@ impl QpCore {
         if self.is_closing() {
             state.take_prepared_back();
             self.drain(&mut state);
-            if state.is_idle() {
+            if self.is_idle(&state) {
                 self.nic.destroy_qp(&self.objects);
                 self.closed.store(true, Ordering::Release);
                 busy = true;
@@ -412,6 +412,17 @@ impl QpCore {
             busy = true;
         }
         busy
+    }
+
+    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
+    /// and not matched do not count: no message completes them any more. Those that a stream has
+    /// still to post do: it writes the doorbell record when it comes to them, and would hand over
+    /// entries of before a reset.
+    pub fn is_idle(&self, state: &QpState) -> bool {
+        let (send, recv) = (&state.send.fifo, &state.recv.fifo);
+        state.is_done()
+            && self.has_rung(state, send.posted_head(), send.posted())
+            && self.has_posted_receives(recv.posted_head())
     }
 
     fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {
@@ -518,7 +529,7 @@ impl QpCore {
         self.nic.destroy_qp(&self.objects);
         self.closed.store(true, Ordering::Release);
         let state = &mut *state;
-        if !state.is_idle() {
+        if !self.is_idle(state) {
             self.places.error.cpu.store32(0, Status::CLOSED.0);
         }
         for (places, cq) in [
@@ -581,9 +592,8 @@ impl QpState {
         }
     }
 
-    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
-    /// and not matched do not count: nothing comes of them any more.
-    pub fn is_idle(&self) -> bool {
+    /// Whether the NIC is done with what was sent, and every stream has passed its waits.
+    fn is_done(&self) -> bool {
         let sent = self.send.fifo.retired() == self.send.fifo.posted()
             || self.send_fault.settled(&self.send.fifo);
         sent && self.send.cq.all_passed() && self.recv.cq.all_passed()

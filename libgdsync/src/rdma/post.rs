@@ -108,7 +108,7 @@ impl QpCore {
 
     /// Whether a stream has rung for everything below the request `posted`, behind whose
     /// entries the index is `index`.
-    fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
+    pub fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
         match self.kind {
             EndpointKind::Ring => {
                 let record = self.places.record.cpu.load32(doorbell::SND);
@@ -116,6 +116,17 @@ impl QpCore {
             }
             EndpointKind::Proxy => state.rung >= posted,
         }
+    }
+
+    /// Whether a stream has posted its receives up to this index.
+    pub fn has_posted_receives(&self, index: u32) -> bool {
+        let written = match self.kind {
+            EndpointKind::Ring => {
+                doorbell::record_index(self.places.record.cpu.load32(doorbell::RCV))
+            }
+            EndpointKind::Proxy => self.places.recv.trigger.cpu.load32(0) as u16,
+        };
+        written == index as u16
     }
 
     /// Sees to it that the end of everything posted will show. Unsignaled requests do not tell

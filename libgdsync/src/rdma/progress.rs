@@ -172,11 +172,11 @@ impl Qp {
     pub fn is_quiet(&mut self) -> bool {
         let mut state = self.core.lock();
         self.core.settle(&mut state);
-        self.core.drain(&mut state) && state.is_idle()
+        self.core.drain(&mut state) && self.core.is_idle(&state)
     }
 
     /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted and every stream has passed its waits. The end of unsignaled
+    /// with what was posted, and every stream has posted what it was given and passed its waits. The end of unsignaled
     /// requests is told by a NOP, which is posted behind them and takes a block of the queue.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Qp {
             let mut state = self.core.lock();
             self.core.settle(&mut state);
             possible = self.core.drain(&mut state);
-            !possible || state.is_idle()
+            !possible || self.core.is_idle(&state)
         };
         let done = host.wait_until(Some(deadline), idle);
         if !possible {

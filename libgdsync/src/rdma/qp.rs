@@ -225,13 +225,14 @@ impl Qp {
     ///
     /// # Errors
     /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
-    /// unsignaled requests are done shows a moment later. [`Qp::quiet`] waits for that.
+    /// unsignaled requests are done shows a moment later. Receives that a stream has still to
+    /// post count as work. [`Qp::quiet`] waits for that.
     pub fn reset(&mut self) -> Result<()> {
         let mut guard = self.core.lock();
         self.core.settle(&mut guard);
         guard.take_prepared_back();
         self.core.drain(&mut guard);
-        if !guard.is_idle() {
+        if !self.core.is_idle(&guard) {
             let what = format!("{self:?} has work in flight");
             return Err(Error::new("reset queue pair", Kind::Busy, what));
         }

@@ -129,7 +129,7 @@ impl Loop {
     fn is_idle(&self) -> bool {
         let mut state = self.qp.core.lock();
         self.qp.core.settle(&mut state);
-        state.is_idle()
+        self.qp.core.is_idle(&state)
     }
 
     /// Prepares a READ.
