@@ -14,6 +14,7 @@ use mlx5_prm::opcode::CqeOpcode;
 
 use super::device::{Flushes, PdInner};
 use super::{Destination, FlushFaults, Mr, Transport};
+use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
@@ -493,6 +494,19 @@ impl QpCore {
             true
         });
         overdue
+    }
+
+    /// Notes what came of connecting, or activating, at the NIC.
+    pub fn went_up(&self, state: &mut QpState, up: Result<()>) -> Result<()> {
+        match &up {
+            Ok(()) => state.connected = true,
+            Err(e) => {
+                if let Kind::Failed(status) = e.kind() {
+                    self.fail(state, Side::Receive, status);
+                }
+            }
+        }
+        up
     }
 
     /// Puts the queue pair in error for a reason of the library's own. What is outstanding is

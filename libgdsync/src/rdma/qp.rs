@@ -163,8 +163,9 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
-    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again. A peer that cannot
-    /// be reached, or speaks another version, shows when something is sent to it:
+    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again: receives that were posted
+    /// stay so. `Failed` if the NIC refused the last step, to ready to send: then the queue pair is in
+    /// error. A peer that cannot be reached, or speaks another version, shows when something is sent to it:
     /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
@@ -179,9 +180,8 @@ impl Qp {
         self.inactive(&state, OPERATION)?;
         let psn = self.core.psn(&state);
         let nic = &self.core.nic;
-        nic.connect_qp(self.core.qpn(), psn, peer)
-            .map_err(|e| e.of(&self))?;
-        state.connected = true;
+        let up = nic.connect_qp(self.core.qpn(), psn, peer);
+        self.core.went_up(&mut state, up).map_err(|e| e.of(&self))?;
         drop(state);
         self.there = peer.lane;
         self.spin =
@@ -193,7 +193,7 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is so already, or in error; `Invalid` for a connection; `System` if the
-    /// NIC refuses. It may be tried again.
+    /// NIC refuses. It may be tried again. `Failed` as for [`Qp::connect`].
     pub fn activate(&mut self) -> Result<()> {
         const OPERATION: &str = "activate";
         let Transport::Ud { qkey } = self.core.transport else {
@@ -204,10 +204,8 @@ impl Qp {
         self.inactive(&state, OPERATION)?;
         let psn = self.core.psn(&state);
         let nic = &self.core.nic;
-        nic.activate_qp(self.core.qpn(), psn, qkey)
-            .map_err(|e| e.of(&self))?;
-        state.connected = true;
-        Ok(())
+        let up = nic.activate_qp(self.core.qpn(), psn, qkey);
+        self.core.went_up(&mut state, up).map_err(|e| e.of(&self))
     }
 
     /// Refuses what is connected or active already, or in error.
