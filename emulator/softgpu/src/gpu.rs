@@ -69,6 +69,26 @@ struct Grave {
     until: Vec<Mark>,
 }
 
+/// How far the streams of a GPU had been enqueued at some time.
+pub struct Ends {
+    core: Arc<Core>,
+    marks: Vec<Mark>,
+}
+
+impl Ends {
+    /// Whether they have run all of it, or nothing runs any more.
+    pub fn is_reached(&self) -> bool {
+        self.core.state.load(Ordering::Acquire) == STOPPED
+            || self.marks.iter().all(Mark::is_complete)
+    }
+}
+
+impl fmt::Debug for Ends {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ends of {} busy streams", self.marks.len())
+    }
+}
+
 const RUNNING: u32 = 0;
 const FAULTED: u32 = 1;
 const STOPPED: u32 = 2;
@@ -130,15 +150,7 @@ impl Core {
         if self.state.load(Ordering::Acquire) == STOPPED {
             return;
         }
-        // `submitted` takes each stream's producer lock after the removal: see `Table::epoch`.
-        let until: Vec<Mark> = lock(&self.streams)
-            .iter()
-            .map(|s| Mark {
-                ring: Arc::clone(&s.ring),
-                upto: s.submitted(),
-            })
-            .filter(|mark| !mark.is_complete())
-            .collect();
+        let until = self.ends();
         if !until.is_empty() {
             lock(&self.graves).push(Grave {
                 _memory: memory,
@@ -146,6 +158,19 @@ impl Core {
             });
             self.any_graves.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// How far each busy stream has been enqueued. Takes each stream's producer lock, behind the
+    /// removal of what is freed: see `Table::epoch`.
+    fn ends(&self) -> Vec<Mark> {
+        lock(&self.streams)
+            .iter()
+            .map(|s| Mark {
+                ring: Arc::clone(&s.ring),
+                upto: s.submitted(),
+            })
+            .filter(|mark| !mark.is_complete())
+            .collect()
     }
 
     /// Unmaps freed memory that nothing can touch any more.
@@ -338,6 +363,13 @@ impl Gpu {
         lock(&core.fresh).push((Arc::clone(&shared), consumer));
         core.any_fresh.store(true, Ordering::Relaxed);
         Ok(Stream::new(shared, self.clone()))
+    }
+
+    /// How far its streams have been enqueued.
+    pub fn ends(&self) -> Ends {
+        let core = Arc::clone(&self.0.core);
+        let marks = core.ends();
+        Ends { core, marks }
     }
 
     /// Makes visible, before it returns, what NICs wrote before to device memory: the flush

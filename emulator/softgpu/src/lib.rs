@@ -52,7 +52,7 @@ pub use config::{Caps, Config, Weak};
 pub use engine::Engine;
 pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;
-pub use gpu::Gpu;
+pub use gpu::{Ends, Gpu};
 pub use kernel::{
     Dims, Entry, Fault as KernelFault, GridConfig, GridPool, Kernel, LaunchError, MAX_ARGS,
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,

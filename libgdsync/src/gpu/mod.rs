@@ -168,6 +168,24 @@ pub enum Left {
     Busy(EventHandle),
 }
 
+/// How far the streams of a GPU had been enqueued at some time.
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Ends {
+    Soft(softgpu::Ends),
+    Cuda(cuda::Ends),
+}
+
+impl Ends {
+    /// Whether they have run all of it.
+    pub(crate) fn is_reached(&self) -> bool {
+        match self {
+            Ends::Soft(ends) => ends.is_reached(),
+            Ends::Cuda(ends) => ends.is_reached(),
+        }
+    }
+}
+
 /// Keeps something of the application's that was handed in, until it is dropped.
 pub(crate) type Owner = Box<dyn Send + Sync>;
 
@@ -219,6 +237,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn idle(&self, stream: &StreamHandle) -> Result<bool>;
     /// The application's last handle on a stream goes away.
     fn leave(&self, stream: &StreamHandle) -> Left;
+    /// How far all streams have been enqueued, those too whose handles are gone.
+    fn ends(&self) -> Ends;
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle>;
     fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()>;
     fn is_done(&self, event: &EventHandle) -> Result<bool>;

@@ -35,6 +35,17 @@ struct State {
     ends: Vec<Arc<End>>,
 }
 
+/// How far the streams of a context had been enqueued at some time.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Ends(Vec<Arc<End>>);
+
+impl Ends {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.0.iter().all(|end| end.is_reached())
+    }
+}
+
 struct Grave {
     what: Corpse,
     ends: Vec<Arc<End>>,
@@ -51,6 +62,22 @@ impl State {
             keep
         });
         live
+    }
+
+    /// Where all streams stand, and the handles of those that are held, as [`State::live`].
+    fn all_ends(&mut self) -> (Vec<Arc<End>>, Vec<Arc<CudaStream>>) {
+        let live = self.live();
+        let mut ends = Vec::new();
+        for stream in &live {
+            match stream.end() {
+                Ok(Some(end)) => ends.push(Arc::new(end)),
+                Ok(None) => {}
+                // It may be lost, or refuse an event: then its idleness must tell.
+                Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
+            }
+        }
+        ends.extend(self.ends.iter().map(Arc::clone));
+        (ends, live)
     }
 
     /// Takes out what is used by no stream any more, and ends that are reached; neither may be
@@ -111,22 +138,19 @@ impl Graves {
     pub fn bury(&self, context: &Context, what: Corpse) {
         let live = {
             let mut state = self.lock();
-            let live = state.live();
-            let mut ends = Vec::new();
-            for stream in &live {
-                match stream.end() {
-                    Ok(Some(end)) => ends.push(Arc::new(end)),
-                    Ok(None) => {}
-                    // It may be lost, or refuse an event: then its idleness must tell.
-                    Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
-                }
-            }
-            ends.extend(state.ends.iter().map(Arc::clone));
+            let (ends, live) = state.all_ends();
             state.graves.push(Grave { what, ends });
             live
         };
         drop(live);
         self.reap(context);
+    }
+
+    /// How far all streams have been enqueued.
+    pub fn ends(&self) -> Ends {
+        // The handles are dropped behind the lock.
+        let (ends, _live) = self.lock().all_ends();
+        Ends(ends)
     }
 
     /// Frees what nobody uses any more.

@@ -34,6 +34,8 @@ use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, DevicePtr, Op};
 
 use context::Context;
+#[doc(hidden)]
+pub use graves::Ends;
 pub(crate) use memory::{Memory, View};
 #[doc(hidden)]
 pub use module::{Function, Module};
@@ -237,6 +239,10 @@ impl Runtime for CudaRuntime {
                 Left::Busy(EventHandle::Cuda(event))
             }
         }
+    }
+
+    fn ends(&self) -> super::Ends {
+        super::Ends::Cuda(self.context.graves.ends())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

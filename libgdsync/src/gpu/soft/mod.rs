@@ -8,7 +8,7 @@ use gds_step::{Host, Lane, MachineId, Time};
 
 use super::event::EventHandle;
 use super::{
-    Allocation, Dims, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
+    Allocation, Dims, Ends, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
     StreamHandle, WaitLimits, cuda, sealed,
 };
 use crate::error::{Error, Kind, Result};
@@ -331,6 +331,10 @@ impl Runtime for SoftRuntime {
 
     fn leave(&self, _: &StreamHandle) -> Left {
         Left::Ours
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::Soft(self.gpu.ends())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
