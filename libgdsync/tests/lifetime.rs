@@ -277,7 +277,9 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
         refused(device.close(SOON), Kind::Timeout, None, &["1 queue", &qpn]);
         gate.open();
         finish(&stream, path);
-        device.close(LIMIT).unwrap_or_else(|e| panic!("{path}: {e}"));
+        device
+            .close(LIMIT)
+            .unwrap_or_else(|e| panic!("{path}: {e}"));
     }
     nothing_panicked();
 }

@@ -6,13 +6,12 @@
 
 mod flushed;
 
-use std::cell::Cell;
-use std::sync::MutexGuard;
-
 use mlx5_prm::doorbell;
+use std::cell::Cell;
 
 use self::flushed::{By, Queues};
 use super::core::{EndpointKind, Side, Timer};
+use super::locked::Locked;
 use super::lower::{Buffers, Item, Sent, equal, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
@@ -195,7 +194,9 @@ fn run(
         }
         Ok(Sent::Part(e)) => {
             for queue in queues.all() {
+                let ends = stream.gpu().runtime().ends();
                 let mut state = queue.core.lock();
+                state.torn = Some(ends);
                 queue.core.fail(&mut state, Side::Send, Status::CLOSED);
             }
             Err(e)
@@ -270,7 +271,7 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
 }
 
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
-type Held<'q> = Option<(usize, MutexGuard<'q, QpState>)>;
+type Held<'q> = Option<(usize, Locked<'q>)>;
 
 fn hold<'q, 'h>(
     queues: &'q Queues<'_, '_>,
@@ -434,6 +435,7 @@ fn decide_send(
     if posted.edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
+    state.rung_by_streams |= qp.core.kind == EndpointKind::Ring;
     let item = match qp.core.kind {
         EndpointKind::Ring => Item::Post(Ring {
             record: places.record.gpu.offset(doorbell::SND as u64),
