@@ -522,7 +522,9 @@ impl QpCore {
                 return false;
             }
             let arrived = places.arrived.cpu.load32(4 * timer.waiter);
-            if (arrived.wrapping_sub(timer.mark) as i32) >= 0 {
+            // Not "or later": a stream that has arrived at a later wait has passed this one, and
+            // the word may be that of a wait with a limit any number of waits ago.
+            if arrived == timer.mark {
                 let since = *timer.since.get_or_insert(now);
                 if now.since(since) >= timer.limit {
                     overdue = Some(timer.side);

@@ -273,3 +273,47 @@ fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
     let deadline = rig.gpu.host().now() + LIMIT;
     assert!(rig.gpu.host().wait_until(Some(deadline), gone));
 }
+
+/// The word by which a stream says that it has arrived at a wait with a limit is as old as the last
+/// such wait: of what lies 2^31 waits back it is not to be taken for one of now.
+#[test]
+fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
+    for marks in [0, 1 << 31, (1 << 31) + 7, u32::MAX - 1, u32::MAX] {
+        let mut rig = Rig::connected();
+        let (memory, word) = (rig.memory(), rig.word());
+        let stream = rig.gpu.stream().unwrap();
+        rig.a.core.lock().send.cq.age(stream.id(), marks).unwrap();
+        let span = memory.remote().span(32, 8).unwrap();
+        let list = [memory.sge(0, 8)];
+        let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+        let options = WaitOptions {
+            timeout: Some(Duration::from_millis(5)),
+            ..WaitOptions::default()
+        };
+        let post = [
+            gate(&word),
+            Descriptor::Send(write),
+            Descriptor::Wait(write.into(), options),
+        ];
+        rig.a.post_on(&stream, &post).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(
+            rig.a.error(),
+            None,
+            "after {marks:#x} waits: still at the gate"
+        );
+        word.store(1).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rig.a.wait(write, LIMIT).unwrap();
+        // And it does begin: nobody receives.
+        let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let post = [
+            Descriptor::Send(send),
+            Descriptor::Wait(send.into(), options),
+        ];
+        rig.a.post_on(&stream, &post).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        let failed = rig.a.wait(send, LIMIT).unwrap_err();
+        assert_eq!(failed.kind(), Kind::Failed(Status::TIMEOUT), "{marks:#x}");
+    }
+}

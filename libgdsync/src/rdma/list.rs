@@ -22,7 +22,7 @@ use crate::memop::post::Ring;
 use crate::memop::program;
 use crate::memop::{Condition, Inline, Op};
 use crate::ring::fifo::PostMark;
-use crate::ring::{Poster, Ticket};
+use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
 
 /// One thing for a stream to do.
@@ -550,9 +550,14 @@ fn decide_wait(
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
     if options.timeout.is_some() {
+        let (word, mark) = (4 * waiter, cq.next_mark(waiter));
+        if places.arrived.cpu.load32(word) == mark {
+            // Of 2^32 waits ago, or of none.
+            places.arrived.cpu.store32(word, mark.wrapping_sub(1));
+        }
         s.items.push(Item::Op(Op::Write32 {
-            at: places.arrived.gpu.offset(4 * waiter as u64),
-            value: cq.next_mark(waiter),
+            at: places.arrived.gpu.offset(word as u64),
+            value: mark,
             fenced: true,
         }));
     }
