@@ -608,11 +608,11 @@ impl QpState {
             .or(self.recv_fault.first())
     }
 
-    /// The outcome of a request as far as it is known.
-    pub fn status(&self, side: Side, ticket: Ticket) -> Option<Status> {
+    /// The outcome of the request with this ticket and serial as far as it is known.
+    pub fn status(&self, side: Side, ticket: Ticket, serial: u64) -> Option<Status> {
         match side {
-            Side::Send => status(&self.send.fifo, ticket.0),
-            Side::Receive => status(&self.recv.fifo, ticket.0),
+            Side::Send => status(&self.send.fifo, ticket.0, serial),
+            Side::Receive => status(&self.recv.fifo, ticket.0, serial),
         }
     }
 

@@ -155,12 +155,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
             return Ok(());
         }
         let qpn = self.qpn;
-        let Some(slot) = self.fifo.slot_mut(ticket.0) else {
-            return Err(Refusal::NoSuchRequest);
-        };
-        slot.hole = true;
-        slot.status = crate::status::Status::ABORTED;
-        empty(&mut slot.hold);
+        let slot = self.fifo.make_hole(ticket.0, empty);
         let (start, segments, signaled) = (slot.start, slot.segments, slot.entry.is_some());
         wqe::encode_nop(
             start as u16,
