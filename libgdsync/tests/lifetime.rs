@@ -273,13 +273,20 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
         let post = [gate.wait(), Descriptor::Receive(recv)];
         p.a.post_on(&stream, &post).unwrap();
         let qpn = format!("{:#x}", p.a.address().qpn);
-        drop(p);
-        refused(device.close(SOON), Kind::Timeout, None, &["1 queue", &qpn]);
+        let Pair { a, b, .. } = p;
+        drop(a);
+        refused(
+            device.close(SOON),
+            Kind::Timeout,
+            None,
+            &["1 queue pairs", &qpn],
+        );
         gate.open();
         finish(&stream, path);
         device
             .close(LIMIT)
             .unwrap_or_else(|e| panic!("{path}: {e}"));
+        drop(b);
     }
     nothing_panicked();
 }

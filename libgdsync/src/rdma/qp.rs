@@ -223,7 +223,9 @@ impl Qp {
     /// # Errors
     /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
     /// unsignaled requests are done shows a moment later. Receives that a stream has still to
-    /// post count as work. [`Qp::quiet`] waits for that.
+    /// post count as work. [`Qp::quiet`] waits for that. One thing does not show: a stream that posted
+    /// without waiting for it, and was followed by another poster, may have its doorbell still to
+    /// write. Synchronise such a stream first.
     pub fn reset(&mut self) -> Result<()> {
         let mut guard = self.core.lock();
         self.core.settle(&mut guard);
