@@ -259,6 +259,51 @@ fn streams_that_pass_by_a_word_of_the_applications() {
     }
 }
 
+/// A proof stands for everything that was enqueued until the next wait: what is behind the wait that
+/// was passed runs by itself. So all of that room is given back, and what the driver still holds
+/// never blocks who enqueues.
+#[test]
+fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let (passed, other) = (words.word64(0).unwrap(), words.word32(8).unwrap());
+    let stream = r.gpu.stream().unwrap();
+    for value in 1..=20 {
+        let word = &passed;
+        let list = [
+            gate.wait(value),
+            Descriptor::PassedBy {
+                word,
+                value: value.into(),
+            },
+        ];
+        until("room for a wait", || r.post(&stream, &list).is_ok());
+        let behind = Descriptor::WriteValue64 {
+            word,
+            value: value.into(),
+        };
+        r.post(&stream, &[behind]).unwrap();
+        until("it stands", || control.waiting() == 1);
+        // Once the proof before is given it is no more than the driver holds.
+        let mut taken = 0;
+        while r.post(&stream, &[write(&other, value)]).is_ok() {
+            taken += 1;
+            assert!(taken < 1100, "never refused");
+        }
+        assert!(taken >= 400, "refused after {taken}");
+        assert_eq!(control.full(), 0, "a caller was blocked");
+        gate.open(value);
+        until("it has passed", || {
+            passed.load().unwrap() == u64::from(value)
+        });
+    }
+    assert!(stream.synchronize(LIMIT).unwrap());
+    assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
+}
+
 /// Room is refused for what would be begun and not ended.
 #[test]
 fn room_is_asked_for_before_it_is_taken() {

@@ -217,6 +217,60 @@ fn a_code_in_the_middle_of_a_list() {
     drop(r);
 }
 
+/// What a list that failed half way has left on a stream is over before its queue pairs are reset:
+/// a wait in the first half is let go, and what the second half was to post is flushed.
+#[test]
+fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
+    inside!(Variant::default());
+    for posts in [false, true] {
+        let what = format!("the second half posts: {posts}");
+        let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+        let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let (gate, other) = (words.word32(0).unwrap(), words.word32(4).unwrap());
+        // Posted by the CPU, and matched by nothing.
+        let receive = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
+        r.a.post_receive(receive).unwrap();
+        let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
+        let send = send.unwrap();
+        let late = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
+        let mut list = vec![
+            Descriptor::WaitValue32 {
+                word: &gate,
+                condition: Condition::Geq,
+                value: 1,
+                flush: false,
+            },
+            Descriptor::Wait(receive.into(), WaitOptions::default()),
+        ];
+        let write = Descriptor::WriteValue32 {
+            word: &other,
+            value: 1,
+        };
+        list.extend(std::iter::repeat_n(write, 600));
+        if posts {
+            list.extend([Descriptor::Send(send), Descriptor::Receive(late)]);
+        }
+        let control = Control::open();
+        control.fail("cuStreamBatchMemOp_v2", 4242, 1);
+        let error = r.a.post_on(&r.stream, &list).unwrap_err();
+        numbered(&error, 4242);
+        control.fail("cuStreamBatchMemOp_v2", 0, 0);
+        assert!(r.a.error().is_some(), "{what}");
+        let busy = r.a.reset().map_err(|e| e.kind());
+        assert_eq!(busy, Err(Kind::Busy), "{what}");
+        gate.store(1).unwrap();
+        r.a.quiet(LIMIT).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!(r.stream.synchronize(LIMIT).unwrap(), "{what}");
+        r.a.reset().unwrap();
+        r.b.fail(gdsync::Status::CLOSED);
+        r.b.quiet(LIMIT).unwrap();
+        r.b.reset().unwrap();
+        r.a.connect(&r.b.address()).unwrap();
+        r.b.connect(&r.a.address()).unwrap();
+        message(&mut r).unwrap();
+    }
+}
+
 /// Sends and waits, more than two submissions.
 fn long_list(r: &mut Rig) -> gdsync::Result<()> {
     let mut list = Vec::new();

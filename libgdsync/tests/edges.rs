@@ -237,3 +237,37 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
         }
     }
 }
+
+/// A request that was aborted is never told of as one that succeeded, however long ago that was.
+#[test]
+fn what_was_aborted_long_ago_has_not_succeeded() {
+    let gpu = Gpu::soft().unwrap();
+    for newest in [false, true] {
+        let config = QpConfig {
+            send_blocks: 8,
+            ..QpConfig::default()
+        };
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let nop = |qp: &mut gdsync::rdma::Qp| qp.prepare(&Work::nop().signaled()).unwrap();
+        let done = |qp: &mut gdsync::rdma::Qp, request| {
+            qp.post(request).unwrap();
+            qp.wait(request, LIMIT).unwrap();
+        };
+        let aborted = nop(&mut p.a);
+        let behind = (!newest).then(|| nop(&mut p.a));
+        p.a.abort(aborted).unwrap();
+        behind
+            .into_iter()
+            .for_each(|request| done(&mut p.a, request));
+        let after = nop(&mut p.a);
+        done(&mut p.a, after);
+        for _ in 0..20 {
+            let status = p.a.poll(aborted);
+            assert_ne!(status.ok(), Some(Some(Status::SUCCESS)), "newest: {newest}");
+            let request = nop(&mut p.a);
+            done(&mut p.a, request);
+        }
+        assert_eq!(p.a.poll(aborted).unwrap(), Some(Status::ABORTED));
+        assert_eq!(p.a.poll(after).unwrap(), Some(Status::SUCCESS));
+    }
+}

@@ -262,6 +262,36 @@ fn close_waits_for_what_was_dropped_and_for_nothing_else() {
 }
 
 #[test]
+fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
+    for (path, config) in paths() {
+        let gpu = Gpu::soft().unwrap();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let device = p.a.device().clone();
+        let mem = p.mem_a(MemoryKind::Pinned, 64);
+        let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+        let recv = p.a.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
+        let post = [gate.wait(), Descriptor::Receive(recv)];
+        p.a.post_on(&stream, &post).unwrap();
+        let qpn = format!("{:#x}", p.a.address().qpn);
+        let Pair { a, b, .. } = p;
+        drop(a);
+        refused(
+            device.close(SOON),
+            Kind::Timeout,
+            None,
+            &["1 queue pairs", &qpn],
+        );
+        gate.open();
+        finish(&stream, path);
+        device
+            .close(LIMIT)
+            .unwrap_or_else(|e| panic!("{path}: {e}"));
+        drop(b);
+    }
+    nothing_panicked();
+}
+
+#[test]
 fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {

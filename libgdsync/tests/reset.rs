@@ -185,6 +185,43 @@ fn receives_that_nothing_matched_do_not_forbid_a_reset() {
     }
 }
 
+/// A stream that has receives to post writes the doorbell record when it comes to them: into a queue
+/// pair that was reset meanwhile it would hand entries of before.
+#[test]
+fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
+    for (path, config) in paths() {
+        for failed in [false, true] {
+            let what = format!("{path}, in error: {failed}");
+            let gpu = Gpu::soft().unwrap();
+            let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0xfffe));
+            let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
+            let old = p.mem_b(MemoryKind::Pinned, 64);
+            let list: Vec<_> = (0..3)
+                .map(|i| p.b.prepare_receive(&[sge(&old, 8 * i, 8)]).unwrap())
+                .collect();
+            p.b.post_receive(list[0]).unwrap();
+            let post = [
+                gate.wait(),
+                Descriptor::Receive(list[1]),
+                Descriptor::Receive(list[2]),
+            ];
+            p.b.post_on(&stream, &post).unwrap();
+            if failed {
+                p.b.fail(Status::CLOSED);
+            }
+            assert_eq!(kind(p.b.reset()), Some(Kind::Busy), "{what}");
+            let quiet = p.b.quiet(Duration::from_millis(3));
+            assert_eq!(kind(quiet), Some(Kind::Timeout), "{what}");
+            gate.open();
+            finish(&stream, &what);
+            p.recover(&what);
+            let mut got = [0; 24];
+            old.region().read(0, &mut got).unwrap();
+            assert_eq!(got, [0; 24], "{what}: a message in an old buffer");
+        }
+    }
+}
+
 #[test]
 fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
     // `b` has sent without signal, and then fails as a receiver: nothing on its send queue will

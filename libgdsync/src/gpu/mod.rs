@@ -181,24 +181,26 @@ pub enum Left {
     Busy(EventHandle),
 }
 
-/// Keeps something of the application's that was handed in, until it is dropped.
-pub(crate) type Owner = Box<dyn Send + Sync>;
-
 /// How far the streams of a GPU had been enqueued at some time.
-pub(crate) enum Ends {
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Ends {
     Soft(softgpu::Ends),
     Cuda(cuda::Ends),
 }
 
 impl Ends {
     /// Whether they have run all of it.
-    fn is_reached(&self) -> bool {
+    pub(crate) fn is_reached(&self) -> bool {
         match self {
             Ends::Soft(ends) => ends.is_reached(),
-            Ends::Cuda(ends) => cuda::are_reached(ends),
+            Ends::Cuda(ends) => ends.is_reached(),
         }
     }
 }
+
+/// Keeps something of the application's that was handed in, until it is dropped.
+pub(crate) type Owner = Box<dyn Send + Sync>;
 
 /// What a GPU runtime does for the library. Sealed: its methods may grow.
 ///
@@ -231,9 +233,6 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     #[allow(private_interfaces)]
     unsafe fn register(&self, ptr: *mut u8, len: usize, owner: Option<Owner>)
     -> Result<Allocation>;
-    /// How far its streams have been enqueued.
-    #[allow(private_interfaces)]
-    fn ends(&self) -> Ends;
     /// # Safety
     /// The application's memory stays allocated until the allocation is dropped.
     #[allow(private_interfaces)]
@@ -255,6 +254,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn idle(&self, stream: &StreamHandle) -> Result<bool>;
     /// The application's last handle on a stream goes away.
     fn leave(&self, stream: &StreamHandle) -> Left;
+    /// How far all streams have been enqueued, those too whose handles are gone.
+    fn ends(&self) -> Ends;
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle>;
     fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()>;
     fn is_done(&self, event: &EventHandle) -> Result<bool>;

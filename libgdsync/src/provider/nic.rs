@@ -125,10 +125,11 @@ pub(crate) trait Nic: Send + Sync {
     /// Handles on `region` that a registration of it keeps.
     fn holds(&self, region: &Region) -> usize;
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
-    /// From RESET to ready to send; if that fails, back to RESET, where it may be tried again.
+    /// To ready to send, from where a queue pair is made or reset. If that fails it is back there,
+    /// with the receives that were posted, and it may be tried again; with `Failed` it has to be
+    /// put in error and reset.
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
-    /// From RESET to ready to send datagrams, and to receive those that know `qkey`; as
-    /// [`Nic::connect_qp`].
+    /// To ready to send datagrams, and to receive those that know `qkey`; as [`Nic::connect_qp`].
     fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
     /// Makes a port known to which datagrams go.
     fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;

@@ -60,7 +60,8 @@ impl Machine for Proxy {
 
 fn serve(core: &QpCore) -> bool {
     let mut state = core.lock();
-    if core.is_closed() {
+    if core.is_closed() || state.under_way {
+        // At the end of what is under way the host is rung.
         return false;
     }
     let mut busy = false;

@@ -333,9 +333,15 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
     }
 }
 
-/// Brings an idle queue pair back to how [`build`] left it.
-pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
-    core.nic.reset_qp(core.objects.qpn)?;
+/// Brings an idle queue pair back to how [`build`] left it; for who has set `under_way`.
+pub(super) fn reset(core: &QpCore) -> Result<()> {
+    let nic = &core.nic;
+    let done = nic
+        .reset_qp(core.objects.qpn)
+        .and_then(|()| nic.cq_indices(&core.objects));
+    let mut state = core.lock();
+    state.under_way = false;
+    let indices = done?;
     let places = &core.places;
     let blocks = state.send.fifo.room();
     let log = |bytes: usize| (bytes / ENTRY).trailing_zeros() as u8;
@@ -345,7 +351,6 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let start = core.objects.start;
     write_words(places, start);
     // The completion queues go on where the NIC stands: only work queues restart.
-    let indices = core.nic.cq_indices(&core.objects)?;
     let (send_next, recv_next) =
         indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
     let cq = |side: &SidePlaces, log: u8, next: u64| {
@@ -357,17 +362,21 @@ pub(super) fn reset(core: &QpCore, state: &mut QpState) -> Result<()> {
     let recv_cq = cq(&places.recv, recv_log, recv_next);
     let epoch = state.epoch + 1;
     let send = SendQueue::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq);
-    *state = QpState::new(
-        ud(send, core.transport),
-        ReceiveQueue::<Mapped, Hold>::new(
-            places.recv.ring.cpu,
-            recv_entries,
-            stride,
-            start,
-            recv_cq,
-        ),
+    let recv = ReceiveQueue::<Mapped, Hold>::new(
+        places.recv.ring.cpu,
+        recv_entries,
+        stride,
+        start,
+        recv_cq,
     );
-    state.epoch = epoch;
-    state.flush_faults = core.flushes.fault.count();
+    let mut new = QpState::new(ud(send, core.transport), recv);
+    new.epoch = epoch;
+    new.flush_faults = core.flushes.fault.count();
+    // The number stays, and with it doorbells that are on their way.
+    new.rung_by_streams = state.rung_by_streams;
+    let old = std::mem::replace(&mut *state, new);
+    drop(state);
+    // What its requests held ends without the lock.
+    drop(old);
     Ok(())
 }

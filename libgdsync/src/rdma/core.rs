@@ -2,45 +2,45 @@
 //!
 //! The owner's calls take the lock; the watcher takes it about once a millisecond for a few
 //! hundred nanoseconds, the proxy when there is something to post. Nobody waits while holding
-//! it. Everything that devices touch lies in regions that this keeps alive.
+//! it, or calls the NIC ([`locked`](super::locked)). Everything that devices touch lies in regions
+//! that this keeps alive.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
-use mlx5_prm::opcode::CqeOpcode;
 
 use super::device::{Flushes, PdInner};
+use super::locked::{Ended, Locked, let_go};
 use super::{Destination, FlushFaults, Mr, Transport};
-use crate::gpu::{Gpu, Mapped, Region, Word32};
+use crate::gpu::{Ends, Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, status};
-use crate::ring::fifo::Fifo;
-use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue, Ticket};
+use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
 /// What requests keep alive while they are in flight.
 pub(crate) type Hold = Vec<Held>;
 
-/// One thing of these: held, never read.
+/// One thing of these.
 pub(crate) enum Held {
-    Memory { _mr: Mr },
-    Destination { _to: Destination },
+    Memory(Mr),
+    Destination(Destination),
 }
 
 impl From<&Mr> for Held {
     fn from(mr: &Mr) -> Held {
-        Held::Memory { _mr: mr.clone() }
+        Held::Memory(mr.clone())
     }
 }
 
 impl From<&Destination> for Held {
     fn from(to: &Destination) -> Held {
-        Held::Destination { _to: to.clone() }
+        Held::Destination(to.clone())
     }
 }
 
@@ -135,8 +135,13 @@ pub(crate) struct QpCore {
     state: Mutex<QpState>,
     /// Set when the owner has dropped the queue pair: the watcher finishes it.
     closing: AtomicBool,
+    /// Set when it is closing and nothing of it is in flight: it is kept only until streams are
+    /// past its doorbell, which `ends` tells. Stored and loaded relaxed: the watcher alone acts on
+    /// it, others only count.
+    leaving: AtomicBool,
+    pub(super) ends: Mutex<Option<Ends>>,
     /// Set once nobody will touch the queue pair again.
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// The region of the words: records, marks, statuses.
     pub control: Region,
     /// The other memory that devices use, and the protection domain: held, never read.
@@ -157,6 +162,18 @@ pub(crate) struct QpState {
     pub cause: Option<(Side, Status)>,
     /// Or activated.
     pub connected: bool,
+    /// The NIC is to put the queue pair in error, once the lock is free.
+    pub fails: bool,
+    /// A call of the NIC that changes the state of the queue pair is under way, without the lock.
+    /// Nobody begins another.
+    pub under_way: bool,
+    /// What requests held last that are done: let go of once the lock is free.
+    pub ended: Vec<Ended>,
+    /// A stream was given a doorbell to ring.
+    pub rung_by_streams: bool,
+    /// A list failed half way: when streams have run what they were given, nobody will post the
+    /// rest.
+    pub torn: Option<Ends>,
     /// How often the queue pair was reset.
     pub epoch: u32,
     pub timers: Vec<Timer>,
@@ -233,6 +250,8 @@ impl QpCore {
                 ..QpState::new(send, recv)
             }),
             closing: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            ends: Mutex::default(),
             closed: AtomicBool::new(false),
             control,
             _regions: regions,
@@ -259,14 +278,15 @@ impl QpCore {
         }
     }
 
-    pub fn lock(&self) -> MutexGuard<'_, QpState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn lock(&self) -> Locked<'_> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked::new(self, state)
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, QpState>> {
+    pub fn try_lock(&self) -> Option<Locked<'_>> {
         match self.state.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Ok(state) => Some(Locked::new(self, state)),
+            Err(TryLockError::Poisoned(p)) => Some(Locked::new(self, p.into_inner())),
             Err(TryLockError::WouldBlock) => None,
         }
     }
@@ -315,12 +335,20 @@ impl QpCore {
         self.closed.load(Ordering::Acquire)
     }
 
+    /// Whether the queue pair was dropped and nothing of it is in flight.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
     /// The watcher's visit. Returns whether anything was done.
     pub fn tick(&self, now: Time) -> bool {
+        if self.is_leaving() {
+            return self.leave();
+        }
         let Some(mut state) = self.try_lock() else {
             return false;
         };
-        if self.is_closed() {
+        if self.is_closed() || state.under_way {
             return false;
         }
         let mut busy = self.settle(&mut state);
@@ -328,10 +356,16 @@ impl QpCore {
         if self.is_closing() {
             state.take_prepared_back();
             self.drain(&mut state);
-            if state.is_idle() {
-                self.nic.destroy_qp(&self.objects);
-                self.closed.store(true, Ordering::Release);
-                busy = true;
+            if self.is_idle(&state) {
+                state.under_way = true;
+                let rung = state.rung_by_streams;
+                drop(state);
+                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+                *ends = rung.then(|| self.gpu.runtime().ends());
+                drop(ends);
+                self.leaving.store(true, Ordering::Relaxed);
+                self.leave();
+                return true;
             }
         }
         busy
@@ -350,6 +384,8 @@ impl QpCore {
             send_fault,
             recv_fault,
             cause,
+            fails,
+            ended,
             ..
         } = state;
         let cause_of = |side| {
@@ -390,10 +426,10 @@ impl QpCore {
         {
             // A NIC would go on with the receives of such a queue pair.
             *cause = Some((Side::Send, status));
-            self.flush(send, recv);
+            *fails = true;
         }
-        send.retire_with(Vec::clear);
-        recv.retire_with(Vec::clear);
+        send.retire_with(|hold| let_go(hold, ended));
+        recv.retire_with(|hold| let_go(hold, ended));
         if self.kind == EndpointKind::Proxy {
             self.places
                 .send
@@ -412,6 +448,19 @@ impl QpCore {
             busy = true;
         }
         busy
+    }
+
+    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
+    /// and not matched do not count: no message completes them any more. Those that a stream has
+    /// still to post do: it writes the doorbell record when it comes to them, and would hand over
+    /// entries of before a reset.
+    pub fn is_idle(&self, state: &QpState) -> bool {
+        let (send, recv) = (&state.send.fifo, &state.recv.fifo);
+        state.is_done()
+            && !(state.fails || state.under_way)
+            && state.torn.is_none()
+            && self.has_rung(state, send.posted_head(), send.posted())
+            && self.has_posted_receives(recv.posted_head())
     }
 
     fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {
@@ -473,7 +522,9 @@ impl QpCore {
                 return false;
             }
             let arrived = places.arrived.cpu.load32(4 * timer.waiter);
-            if (arrived.wrapping_sub(timer.mark) as i32) >= 0 {
+            // Not "or later": a stream that has arrived at a later wait has passed this one, and
+            // the word may be that of a wait with a limit any number of waits ago.
+            if arrived == timer.mark {
                 let since = *timer.since.get_or_insert(now);
                 if now.since(since) >= timer.limit {
                     overdue = Some(timer.side);
@@ -493,32 +544,20 @@ impl QpCore {
         state.cause = Some((side, status));
         state.connected = false;
         self.places.error.cpu.store32(0, status.0);
-        self.flush(&mut state.send, &mut state.recv);
-    }
-
-    /// Has the NIC flush what is outstanding. In the place of one that is gone, what it has not
-    /// told of is told of here, so that streams pass.
-    fn flush(&self, send: &mut SendQueue<Mapped, Hold>, recv: &mut ReceiveQueue<Mapped, Hold>) {
-        if self.nic.modify_to_error(self.objects.qpn) {
-            return;
-        }
-        send.retire_with(Vec::clear);
-        recv.retire_with(Vec::clear);
-        tell_flushed(&send.fifo, &send.cq, CqeOpcode::REQ_ERR);
-        tell_flushed(&recv.fifo, &recv.cq, CqeOpcode::RESP_ERR);
+        state.fails = true;
     }
 
     /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
     /// end of the device, when nobody will watch any more.
     pub fn abandon(&self) {
-        let mut state = self.lock();
         if self.is_closed() {
             return;
         }
         self.nic.destroy_qp(&self.objects);
         self.closed.store(true, Ordering::Release);
+        let mut state = self.lock();
         let state = &mut *state;
-        if !state.is_idle() {
+        if !self.is_leaving() && !self.is_idle(state) {
             self.places.error.cpu.store32(0, Status::CLOSED.0);
         }
         for (places, cq) in [
@@ -535,15 +574,6 @@ impl QpCore {
     }
 }
 
-/// Writes an entry for each request that was posted and has no outcome.
-fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
-    let posted = (fifo.retired()..fifo.posted()).filter_map(|ticket| fifo.slot(ticket));
-    let pending = posted.filter(|slot| slot.status == Status::PENDING);
-    for (position, slot) in (cq.written()..).zip(pending) {
-        cq.put_flushed(position, opcode, slot.start as u16);
-    }
-}
-
 impl QpState {
     /// The state of a queue pair that is not connected and has nothing prepared.
     pub fn new(send: SendQueue<Mapped, Hold>, recv: ReceiveQueue<Mapped, Hold>) -> QpState {
@@ -554,6 +584,11 @@ impl QpState {
             recv_fault: Fault::default(),
             cause: None,
             connected: false,
+            fails: false,
+            under_way: false,
+            ended: Vec::new(),
+            rung_by_streams: false,
+            torn: None,
             epoch: 0,
             timers: Vec::new(),
             flush_faults: 0,
@@ -573,17 +608,16 @@ impl QpState {
             .or(self.recv_fault.first())
     }
 
-    /// The outcome of a request as far as it is known.
-    pub fn status(&self, side: Side, ticket: Ticket) -> Option<Status> {
+    /// The outcome of the request with this ticket and serial as far as it is known.
+    pub fn status(&self, side: Side, ticket: Ticket, serial: u64) -> Option<Status> {
         match side {
-            Side::Send => status(&self.send.fifo, ticket.0),
-            Side::Receive => status(&self.recv.fifo, ticket.0),
+            Side::Send => status(&self.send.fifo, ticket.0, serial),
+            Side::Receive => status(&self.recv.fifo, ticket.0, serial),
         }
     }
 
-    /// Whether the NIC and every stream are done with the queue pair. Receives that are posted
-    /// and not matched do not count: nothing comes of them any more.
-    pub fn is_idle(&self) -> bool {
+    /// Whether the NIC is done with what was sent, and every stream has passed its waits.
+    fn is_done(&self) -> bool {
         let sent = self.send.fifo.retired() == self.send.fifo.posted()
             || self.send_fault.settled(&self.send.fifo);
         sent && self.send.cq.all_passed() && self.recv.cq.all_passed()

@@ -29,7 +29,7 @@ const EMULATED_MTU: u32 = 4096;
 #[derive(Clone)]
 pub struct Destination(Arc<DestinationInner>);
 
-struct DestinationInner {
+pub(crate) struct DestinationInner {
     nic: Arc<dyn Nic>,
     pd: Arc<PdInner>,
     ah: Ah,
@@ -58,6 +58,11 @@ impl Destination {
     /// ports, or that of the own one where the other's is not known.
     pub fn max_len(&self) -> u32 {
         self.0.max_len
+    }
+
+    /// What ends with this handle, if it is the last.
+    pub(super) fn into_last(self) -> Option<DestinationInner> {
+        Arc::into_inner(self.0)
     }
 
     /// Whether it belongs to this protection domain.

@@ -333,7 +333,7 @@ impl Device {
         let deadline = host.now() + limit;
         let dropped = || {
             let mut open = self.watch().open();
-            open.retain(|core| core.is_closing());
+            open.retain(|core| core.is_closing() && !core.is_leaving());
             open
         };
         if host.wait_until(Some(deadline), &mut || dropped().is_empty()) {
@@ -453,7 +453,7 @@ impl Pd {
 #[derive(Clone)]
 pub struct Mr(Arc<MrInner>);
 
-struct MrInner {
+pub(crate) struct MrInner {
     nic: Arc<dyn Nic>,
     pd: Arc<PdInner>,
     region: Region,
@@ -475,6 +475,11 @@ impl fmt::Debug for Mr {
 }
 
 impl Mr {
+    /// What ends with this handle, if it is the last.
+    pub(super) fn into_last(self) -> Option<MrInner> {
+        Arc::into_inner(self.0)
+    }
+
     /// The memory.
     pub fn region(&self) -> &Region {
         &self.0.region

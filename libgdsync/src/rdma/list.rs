@@ -6,13 +6,12 @@
 
 mod flushed;
 
-use std::cell::Cell;
-use std::sync::MutexGuard;
-
 use mlx5_prm::doorbell;
+use std::cell::Cell;
 
 use self::flushed::{By, Queues};
 use super::core::{EndpointKind, Side, Timer};
+use super::locked::Locked;
 use super::lower::{Buffers, Item, Sent, equal, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
@@ -23,7 +22,7 @@ use crate::memop::post::Ring;
 use crate::memop::program;
 use crate::memop::{Condition, Inline, Op};
 use crate::ring::fifo::PostMark;
-use crate::ring::{Poster, Ticket};
+use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
 
 /// One thing for a stream to do.
@@ -195,7 +194,9 @@ fn run(
         }
         Ok(Sent::Part(e)) => {
             for queue in queues.all() {
+                let ends = stream.gpu().runtime().ends();
                 let mut state = queue.core.lock();
+                state.torn = Some(ends);
                 queue.core.fail(&mut state, Side::Send, Status::CLOSED);
             }
             Err(e)
@@ -270,7 +271,7 @@ fn check_region(stream: &Stream, region: &Region) -> Result<()> {
 }
 
 /// The queue pair that is locked now: descriptors of one list mostly name the same.
-type Held<'q> = Option<(usize, MutexGuard<'q, QpState>)>;
+type Held<'q> = Option<(usize, Locked<'q>)>;
 
 fn hold<'q, 'h>(
     queues: &'q Queues<'_, '_>,
@@ -434,6 +435,7 @@ fn decide_send(
     if posted.edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
+    state.rung_by_streams |= qp.core.kind == EndpointKind::Ring;
     let item = match qp.core.kind {
         EndpointKind::Ring => Item::Post(Ring {
             record: places.record.gpu.offset(doorbell::SND as u64),
@@ -548,9 +550,14 @@ fn decide_wait(
         .map_err(|e| qp.refused(OPERATION, e))?;
     let spot = cq.spot(position);
     if options.timeout.is_some() {
+        let (word, mark) = (4 * waiter, cq.next_mark(waiter));
+        if places.arrived.cpu.load32(word) == mark {
+            // Of 2^32 waits ago, or of none.
+            places.arrived.cpu.store32(word, mark.wrapping_sub(1));
+        }
         s.items.push(Item::Op(Op::Write32 {
-            at: places.arrived.gpu.offset(4 * waiter as u64),
-            value: cq.next_mark(waiter),
+            at: places.arrived.gpu.offset(word as u64),
+            value: mark,
             fenced: true,
         }));
     }

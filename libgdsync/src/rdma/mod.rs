@@ -16,6 +16,8 @@ mod bytes;
 pub(crate) mod choice;
 mod config;
 mod core;
+#[cfg(test)]
+mod core_tests;
 mod destination;
 mod device;
 mod field;
@@ -23,6 +25,7 @@ mod flusher;
 mod header;
 mod lanes;
 mod list;
+mod locked;
 mod lower;
 #[cfg(test)]
 mod odd_nic;

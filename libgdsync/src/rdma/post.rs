@@ -8,6 +8,7 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{SendWqe, WqeFlags};
 
 use super::core::{EndpointKind, QpCore};
+use super::locked::let_go;
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
 use crate::error::{Error, Kind, Result};
 use crate::ring::send::Posted;
@@ -87,17 +88,23 @@ impl Qp {
             let what = format!("{self:?}: a stream posted last and has not done so yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
-        self.core.places.recv.trigger.cpu.store32(0, index);
-        record.store32(doorbell::RCV, doorbell::record_value(index));
+        self.core.post_receives(index);
         if self.core.transport.is_ud() {
             self.core.nic.ring_receives(self.core.qpn());
         }
-        self.core.ring_nic();
         Ok(())
     }
 }
 
 impl QpCore {
+    /// Hands receives up to this index to the NIC.
+    fn post_receives(&self, index: u32) {
+        self.places.recv.trigger.cpu.store32(0, index);
+        let record = &self.places.record.cpu;
+        record.store32(doorbell::RCV, doorbell::record_value(index));
+        self.ring_nic();
+    }
+
     /// Rings for everything posted up to `posted`, which was handed to the CPU.
     fn ring_posted(&self, state: &mut QpState, posted: &Posted) {
         let places = &self.places.send;
@@ -108,7 +115,7 @@ impl QpCore {
 
     /// Whether a stream has rung for everything below the request `posted`, behind whose
     /// entries the index is `index`.
-    fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
+    pub fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
         match self.kind {
             EndpointKind::Ring => {
                 let record = self.places.record.cpu.load32(doorbell::SND);
@@ -118,10 +125,34 @@ impl QpCore {
         }
     }
 
+    /// Whether a stream has posted its receives up to this index.
+    pub fn has_posted_receives(&self, index: u32) -> bool {
+        let written = match self.kind {
+            EndpointKind::Ring => {
+                doorbell::record_index(self.places.record.cpu.load32(doorbell::RCV))
+            }
+            EndpointKind::Proxy => self.places.recv.trigger.cpu.load32(0) as u16,
+        };
+        written == index as u16
+    }
+
     /// Sees to it that the end of everything posted will show. Unsignaled requests do not tell
     /// when they are done: once they are rung for, a signaled NOP is posted behind them, whose
     /// completion speaks for all. `false`: a prepared request stands in its place.
+    ///
+    /// What a list that failed half way was to post, no stream will: the CPU rings for it once
+    /// streams are past the other half. The queue pair is in error, so the NIC flushes it.
     pub fn drain(&self, state: &mut QpState) -> bool {
+        if let Some(ends) = &state.torn {
+            if ends.is_reached() {
+                state.torn = None;
+                if let Some(posted) = state.send.ring_for(state.send.fifo.posted()) {
+                    self.ring_posted(state, &posted);
+                }
+                self.post_receives(state.recv.fifo.posted_head());
+            }
+            return true;
+        }
         if !state.ends_silently() {
             return true;
         }
@@ -140,8 +171,9 @@ impl QpCore {
             },
             ..SendWqe::default()
         };
+        let QpState { send, ended, .. } = &mut *state;
         // No room now: the next visitor tries again.
-        if let Ok(ticket) = state.send.prepare(&nop, Vec::clear, |_| ())
+        if let Ok(ticket) = send.prepare(&nop, |hold| let_go(hold, ended), |_| ())
             && let Ok(posted) = state.send.post(ticket, Poster::Cpu)
         {
             self.ring_posted(state, &posted);
@@ -162,13 +194,22 @@ impl QpState {
 
     /// Takes every prepared request back.
     pub fn take_prepared_back(&mut self) {
-        while let Some(newest) = self.send.fifo.newest_prepared() {
-            if self.send.abort(Ticket(newest), Vec::clear).is_err() {
+        let QpState {
+            send, recv, ended, ..
+        } = self;
+        while let Some(newest) = send.fifo.newest_prepared() {
+            if send
+                .abort(Ticket(newest), |hold| let_go(hold, ended))
+                .is_err()
+            {
                 break;
             }
         }
-        while let Some(newest) = self.recv.fifo.newest_prepared() {
-            if self.recv.abort(Ticket(newest), Vec::clear).is_err() {
+        while let Some(newest) = recv.fifo.newest_prepared() {
+            if recv
+                .abort(Ticket(newest), |hold| let_go(hold, ended))
+                .is_err()
+            {
                 break;
             }
         }

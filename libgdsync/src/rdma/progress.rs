@@ -17,13 +17,22 @@ use crate::status::Status;
 impl Qp {
     /// Whether the request has completed: `None` while it is in flight or not posted.
     /// Unsignaled requests are known to have completed once a later one has.
+    ///
+    /// A request is remembered until as many later ones as the queue has blocks are prepared.
+    /// Afterwards it counts as one that succeeded, unless it was aborted.
+    ///
+    /// # Errors
+    /// `Foreign` for a request of another queue pair, or from before a reset; `NoSuchRequest` for
+    /// one whose ticket another has now, and, after thousands of aborts, for one that is as old as
+    /// the first of them.
     pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
         let completion = completion.into();
         self.own(completion.queue, "poll")?;
         let mut state = self.core.lock();
         self.core.settle(&mut state);
         self.known(&state, completion, "poll")?;
-        match state.status(completion.side, Ticket(completion.ticket)) {
+        let (ticket, serial) = (Ticket(completion.ticket), completion.serial);
+        match state.status(completion.side, ticket, serial) {
             None => Err(self.refused("poll", Refusal::NoSuchRequest)),
             Some(Status::PENDING) => Ok(None),
             Some(status) => Ok(Some(status)),
@@ -172,11 +181,11 @@ impl Qp {
     pub fn is_quiet(&mut self) -> bool {
         let mut state = self.core.lock();
         self.core.settle(&mut state);
-        self.core.drain(&mut state) && state.is_idle()
+        self.core.drain(&mut state) && self.core.is_idle(&state)
     }
 
     /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted and every stream has passed its waits. The end of unsignaled
+    /// with what was posted, and every stream has posted what it was given and passed its waits. The end of unsignaled
     /// requests is told by a NOP, which is posted behind them and takes a block of the queue.
     ///
     /// # Errors
@@ -190,7 +199,7 @@ impl Qp {
             let mut state = self.core.lock();
             self.core.settle(&mut state);
             possible = self.core.drain(&mut state);
-            !possible || state.is_idle()
+            !possible || self.core.is_idle(&state)
         };
         let done = host.wait_until(Some(deadline), idle);
         if !possible {

@@ -10,6 +10,7 @@ use mlx5_prm::wqe::{self, AvSeg, FormatError, SendWqe};
 use super::core::{EndpointKind, Side};
 use super::destination::check_qkey;
 use super::list::{self, Descriptor};
+use super::locked::let_go;
 use super::{
     Access, Completion, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
     ReceiveRequest, SendRequest, Sge, Transport, Work,
@@ -163,8 +164,9 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
-    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again. A peer that cannot
-    /// be reached, or speaks another version, shows when something is sent to it:
+    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again: receives that were posted
+    /// stay so. `Failed` if the NIC refused the last step, to ready to send: then the queue pair is in
+    /// error. A peer that cannot be reached, or speaks another version, shows when something is sent to it:
     /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
@@ -175,14 +177,10 @@ impl Qp {
             );
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         }
-        let mut state = self.core.lock();
-        self.inactive(&state, OPERATION)?;
-        let psn = self.core.psn(&state);
-        let nic = &self.core.nic;
-        nic.connect_qp(self.core.qpn(), psn, peer)
-            .map_err(|e| e.of(&self))?;
-        state.connected = true;
-        drop(state);
+        let psn = self.begin_to_go_up(OPERATION)?;
+        let up = self.core.nic.connect_qp(self.core.qpn(), psn, peer);
+        let up = self.core.went_up(OPERATION, up);
+        up.map_err(|e| e.of(&self))?;
         self.there = peer.lane;
         self.spin =
             peer.gpu != self.core.gpu.identity() || peer.process == super::address::process();
@@ -193,30 +191,29 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is so already, or in error; `Invalid` for a connection; `System` if the
-    /// NIC refuses. It may be tried again.
+    /// NIC refuses. It may be tried again. `Failed` as for [`Qp::connect`].
     pub fn activate(&mut self) -> Result<()> {
         const OPERATION: &str = "activate";
         let Transport::Ud { qkey } = self.core.transport else {
             let what = format!("{self:?} is a connection, which needs a peer");
             return Err(Error::new(OPERATION, Kind::Invalid, what));
         };
-        let mut state = self.core.lock();
-        self.inactive(&state, OPERATION)?;
-        let psn = self.core.psn(&state);
-        let nic = &self.core.nic;
-        nic.activate_qp(self.core.qpn(), psn, qkey)
-            .map_err(|e| e.of(&self))?;
-        state.connected = true;
-        Ok(())
+        let psn = self.begin_to_go_up(OPERATION)?;
+        let up = self.core.nic.activate_qp(self.core.qpn(), psn, qkey);
+        let up = self.core.went_up(OPERATION, up);
+        up.map_err(|e| e.of(&self))
     }
 
-    /// Refuses what is connected or active already, or in error.
-    fn inactive(&self, state: &QpState, operation: &'static str) -> Result<()> {
+    /// Refuses what is connected or active already, or in error. Answers the number of the first
+    /// packet; behind it the NIC is called without the lock.
+    fn begin_to_go_up(&self, operation: &'static str) -> Result<u32> {
+        let mut state = self.core.lock();
         if state.connected || state.failed().is_some() {
             let what = format!("{self:?} is connected or in error");
             return Err(Error::new(operation, Kind::WrongState, what));
         }
-        Ok(())
+        state.under_way = true;
+        Ok(self.core.psn(&state))
     }
 
     /// Brings a queue pair in error, or one with nothing in flight, back to the
@@ -225,18 +222,22 @@ impl Qp {
     ///
     /// # Errors
     /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
-    /// unsignaled requests are done shows a moment later. [`Qp::quiet`] waits for that.
+    /// unsignaled requests are done shows a moment later. Receives that a stream has still to
+    /// post count as work. [`Qp::quiet`] waits for that. One thing does not show: a stream that posted
+    /// without waiting for it, and was followed by another poster, may have its doorbell still to
+    /// write. Synchronise such a stream first.
     pub fn reset(&mut self) -> Result<()> {
         let mut guard = self.core.lock();
         self.core.settle(&mut guard);
         guard.take_prepared_back();
         self.core.drain(&mut guard);
-        if !guard.is_idle() {
+        if !self.core.is_idle(&guard) {
             let what = format!("{self:?} has work in flight");
             return Err(Error::new("reset queue pair", Kind::Busy, what));
         }
-        super::build::reset(&self.core, &mut guard)?;
+        guard.under_way = true;
         drop(guard);
+        super::build::reset(&self.core)?;
         self.id = crate::gpu::next_id();
         Ok(())
     }
@@ -357,11 +358,15 @@ impl Qp {
         };
         let mut guard = self.core.lock();
         let state = self.usable(&mut guard, OPERATION)?;
-        let prepared = state.send.prepare(&wqe, Vec::clear, |hold| {
-            hold.clear();
-            hold.extend(work.sges.iter().map(|sge| sge.mr.into()));
-            hold.extend(work.to.map(Into::into));
-        });
+        let QpState { send, ended, .. } = &mut *state;
+        let prepared = send.prepare(
+            &wqe,
+            |hold| let_go(hold, ended),
+            |hold| {
+                hold.extend(work.sges.iter().map(|sge| sge.mr.into()));
+                hold.extend(work.to.map(Into::into));
+            },
+        );
         let ticket = match prepared {
             Ok(ticket) => ticket,
             Err(refusal) => {
@@ -457,12 +462,13 @@ impl Qp {
                 format!("{self:?}"),
             ));
         }
-        let ticket = guard
-            .recv
-            .prepare(list, Vec::clear, |hold| {
-                hold.clear();
-                hold.extend(sges.iter().map(|sge| sge.mr.into()));
-            })
+        let QpState { recv, ended, .. } = &mut *guard;
+        let ticket = recv
+            .prepare(
+                list,
+                |hold| let_go(hold, ended),
+                |hold| hold.extend(sges.iter().map(|sge| sge.mr.into())),
+            )
             .map_err(|e| self.refused(OPERATION, e))?;
         Ok(ReceiveRequest {
             queue: self.id,
@@ -480,9 +486,8 @@ impl Qp {
         self.own(request.queue, "abort")?;
         let mut state = self.core.lock();
         self.known(&state, request.into(), "abort")?;
-        state
-            .send
-            .abort(Ticket(request.ticket), Vec::clear)
+        let QpState { send, ended, .. } = &mut *state;
+        send.abort(Ticket(request.ticket), |hold| let_go(hold, ended))
             .map_err(|e| self.refused("abort", e))
     }
 
@@ -494,9 +499,8 @@ impl Qp {
         self.own(request.queue, "abort receive")?;
         let mut state = self.core.lock();
         self.known(&state, request.into(), "abort receive")?;
-        state
-            .recv
-            .abort(Ticket(request.ticket), Vec::clear)
+        let QpState { recv, ended, .. } = &mut *state;
+        recv.abort(Ticket(request.ticket), |hold| let_go(hold, ended))
             .map_err(|e| self.refused("abort receive", e))
     }
 

@@ -278,6 +278,15 @@ impl<M: RingMemory> CompletionRing<M> {
         self.waiters[waiter].marks = self.next_mark(waiter);
     }
 
+    /// As if the stream had been told to wait, and had passed, so often.
+    #[cfg(test)]
+    pub fn age(&mut self, stream: u64, marks: u32) -> Result<(), Refusal> {
+        let waiter = self.waiter(stream)?;
+        self.waiters[waiter].marks = marks;
+        self.passed.store32(4 * waiter, marks);
+        Ok(())
+    }
+
     /// Whether every stream that was told to wait has passed all its waits.
     pub fn all_passed(&self) -> bool {
         (0..WAITERS).all(|w| self.has_counted(w, self.waiters[w].marks))

@@ -154,13 +154,21 @@ fn settle<H>(fifo: &mut Fifo<H>, ticket: u64, status: Status) -> Status {
     }
 }
 
-/// The outcome of a request, as far as it is known. `None`: never prepared.
-pub fn status<H>(fifo: &Fifo<H>, ticket: u64) -> Option<Status> {
+/// The outcome of a request, as far as it is known. `None`: never prepared, or so long ago that it
+/// may have been aborted.
+pub fn status<H>(fifo: &Fifo<H>, ticket: u64, serial: u64) -> Option<Status> {
     if ticket >= fifo.next() {
         return None;
     }
-    // A slot that is used again belonged to a request that retired without a failure.
-    let known = fifo.slot(ticket).map_or(Status::SUCCESS, |s| s.status);
+    let known = match fifo.slot(ticket) {
+        Some(slot) => slot.status,
+        // A slot that is used again belonged to a request that retired without a failure, or was
+        // aborted.
+        None => match fifo.was_aborted(serial)? {
+            true => Status::ABORTED,
+            false => Status::SUCCESS,
+        },
+    };
     match known {
         Status::PENDING if ticket < fifo.retired() => Some(Status::SUCCESS),
         status => Some(status),

@@ -10,9 +10,14 @@
 //! whose low 16 bits are what the NIC sees. Aborting the newest request gives everything back;
 //! aborting an older one leaves a hole of equal size, which goes when it becomes the newest.
 
+use std::collections::VecDeque;
+
 use super::Refusal;
 use crate::mutant::{self, Mutant};
 use crate::status::Status;
+
+/// Aborts that are remembered.
+const ABORTS: usize = 4096;
 
 /// Names a request within its queue, in order of preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,6 +65,10 @@ pub struct Fifo<H> {
     /// taken back.
     high: u64,
     pushes: u64,
+    /// Serials of the requests that were aborted last, oldest abort first.
+    aborted: VecDeque<u64>,
+    /// Behind the highest serial that was in `aborted` and is not any more.
+    forgotten: u64,
     posted: u64,
     retired: u64,
     head: u32,
@@ -104,6 +113,8 @@ impl<H: Default> Fifo<H> {
             next: 0,
             high: 0,
             pushes: 0,
+            aborted: VecDeque::new(),
+            forgotten: 0,
             posted: 0,
             retired: 0,
             head: start,
@@ -226,6 +237,33 @@ impl<H> Fifo<H> {
         }
     }
 
+    /// Whether the request with this serial was aborted. `None`: nobody knows any more.
+    pub fn was_aborted(&self, serial: u64) -> Option<bool> {
+        let aborted = self.aborted.contains(&serial);
+        (aborted || serial >= self.forgotten).then_some(aborted)
+    }
+
+    fn note_abort(&mut self, serial: u64) {
+        if self.aborted.len() == ABORTS
+            && let Some(oldest) = self.aborted.pop_front()
+        {
+            self.forgotten = self.forgotten.max(oldest + 1);
+        }
+        self.aborted.push_back(serial);
+    }
+
+    /// Leaves a hole in the place of a prepared request; answers its slot.
+    pub fn make_hole(&mut self, ticket: u64, empty: impl FnOnce(&mut H)) -> &Slot<H> {
+        let at = self.at(ticket);
+        let slot = &mut self.slots[at];
+        slot.hole = true;
+        slot.status = Status::ABORTED;
+        empty(&mut slot.hold);
+        let serial = slot.serial;
+        self.note_abort(serial);
+        &self.slots[at]
+    }
+
     /// Whether `ticket` is prepared, neither posted nor aborted.
     pub fn check_prepared(&self, ticket: u64) -> Result<(), Refusal> {
         let prepared = ticket >= self.posted && ticket < self.next;
@@ -246,9 +284,11 @@ impl<H> Fifo<H> {
         let slot = &mut self.slots[at];
         slot.status = Status::ABORTED;
         empty(&mut slot.hold);
+        let (serial, start) = (slot.serial, slot.start);
         let entry = slot.entry.take();
+        self.note_abort(serial);
         if !mutant::on(Mutant::LostRollback) {
-            self.head = slot.start;
+            self.head = start;
         }
         self.next -= 1;
         entry

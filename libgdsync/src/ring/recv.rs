@@ -68,7 +68,7 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
     }
 
     /// Takes the newest prepared receive back.
-    pub fn abort(&mut self, ticket: Ticket, empty: impl Fn(&mut H)) -> Result<(), Refusal> {
+    pub fn abort(&mut self, ticket: Ticket, empty: impl FnOnce(&mut H)) -> Result<(), Refusal> {
         self.fifo.check_prepared(ticket.0)?;
         if !self.fifo.is_newest(ticket.0) {
             return Err(Refusal::NotNewest);

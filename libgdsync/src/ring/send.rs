@@ -145,22 +145,17 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
     /// Takes a prepared request back. The newest one vanishes, and with it the holes it leaves
     /// at the end; an older one becomes a NOP of equal size, which completes at its position
     /// if it had one.
-    pub fn abort(&mut self, ticket: Ticket, empty: impl Fn(&mut H)) -> Result<(), Refusal> {
+    pub fn abort(&mut self, ticket: Ticket, mut empty: impl FnMut(&mut H)) -> Result<(), Refusal> {
         self.fifo.check_prepared(ticket.0)?;
         if self.fifo.is_newest(ticket.0) {
-            self.pop(&empty);
+            self.pop(&mut empty);
             while self.fifo.newest_is_hole() {
-                self.pop(&empty);
+                self.pop(&mut empty);
             }
             return Ok(());
         }
         let qpn = self.qpn;
-        let Some(slot) = self.fifo.slot_mut(ticket.0) else {
-            return Err(Refusal::NoSuchRequest);
-        };
-        slot.hole = true;
-        slot.status = crate::status::Status::ABORTED;
-        empty(&mut slot.hold);
+        let slot = self.fifo.make_hole(ticket.0, empty);
         let (start, segments, signaled) = (slot.start, slot.segments, slot.entry.is_some());
         wqe::encode_nop(
             start as u16,
@@ -173,7 +168,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         .map_err(Refusal::Format)
     }
 
-    fn pop(&mut self, empty: impl Fn(&mut H)) {
+    fn pop(&mut self, empty: impl FnOnce(&mut H)) {
         if let Some(position) = self.fifo.pop(empty) {
             self.cq.unreserve(position);
         }

@@ -466,7 +466,7 @@ fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() 
                     _ => Status::FLUSHED,
                 };
                 assert_eq!(
-                    status(fifo, t),
+                    status(fifo, t, fifo.serial(t)),
                     Some(expected),
                     "ticket {t}, failing {failing}"
                 );

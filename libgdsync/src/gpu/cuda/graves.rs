@@ -35,6 +35,17 @@ struct State {
     ends: Vec<Arc<End>>,
 }
 
+/// How far the streams of a context had been enqueued at some time.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Ends(Vec<Arc<End>>);
+
+impl Ends {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.0.iter().all(|end| end.is_reached())
+    }
+}
+
 struct Grave {
     what: Corpse,
     ends: Vec<Arc<End>>,
@@ -53,8 +64,9 @@ impl State {
         live
     }
 
-    /// Where the streams stand, and those that are held, which must not be dropped under the lock.
-    fn ends(&mut self) -> (Ends, Vec<Arc<CudaStream>>) {
+    /// How far the streams have been enqueued, and the handles of those that are held, which must not
+    /// be dropped under the lock.
+    fn ends(&mut self) -> (Vec<Arc<End>>, Vec<Arc<CudaStream>>) {
         let live = self.live();
         let mut ends = Vec::new();
         for stream in &live {
@@ -85,13 +97,6 @@ impl State {
         take_reached(&mut self.ends, &mut reached);
         (done, reached)
     }
-}
-
-/// What tells that streams have run what they were given up to some time.
-pub(crate) type Ends = Vec<Arc<End>>;
-
-pub(crate) fn are_reached(ends: &Ends) -> bool {
-    ends.iter().all(|end| end.is_reached())
 }
 
 fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
@@ -130,13 +135,6 @@ impl Graves {
         self.lock().graves.is_empty()
     }
 
-    /// Where the streams stand.
-    pub fn ends(&self) -> Ends {
-        let (ends, live) = self.lock().ends();
-        drop(live);
-        ends
-    }
-
     /// Takes `what` back; frees it now if no stream is busy, else later.
     pub fn bury(&self, context: &Context, what: Corpse) {
         let live = {
@@ -147,6 +145,13 @@ impl Graves {
         };
         drop(live);
         self.reap(context);
+    }
+
+    /// How far all streams have been enqueued.
+    pub fn ends(&self) -> Ends {
+        // The handles are dropped behind the lock.
+        let (ends, _live) = self.lock().ends();
+        Ends(ends)
     }
 
     /// Frees what nobody uses any more.

@@ -34,7 +34,8 @@ use crate::kernels::{Entry, Transfer};
 use crate::memop::{Caps, DevicePtr, Op};
 
 use context::Context;
-pub(crate) use graves::{Ends, are_reached};
+#[doc(hidden)]
+pub use graves::Ends;
 pub(crate) use memory::{Memory, View};
 #[doc(hidden)]
 pub use module::{Function, Module};
@@ -163,11 +164,6 @@ impl Runtime for CudaRuntime {
     }
 
     #[allow(private_interfaces)]
-    fn ends(&self) -> super::Ends {
-        super::Ends::Cuda(self.context.graves.ends())
-    }
-
-    #[allow(private_interfaces)]
     unsafe fn adopt(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Allocation> {
         // SAFETY: the caller promises that the memory outlives the region.
         unsafe { memory::adopted(&self.context, at.0, len, owner) }
@@ -249,6 +245,10 @@ impl Runtime for CudaRuntime {
                 Left::Busy(EventHandle::Cuda(event))
             }
         }
+    }
+
+    fn ends(&self) -> super::Ends {
+        super::Ends::Cuda(self.context.graves.ends())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

@@ -291,11 +291,6 @@ impl Runtime for SoftRuntime {
     }
 
     #[allow(private_interfaces)]
-    fn ends(&self) -> Ends {
-        Ends::Soft(self.gpu.ends())
-    }
-
-    #[allow(private_interfaces)]
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
         Err(self.lacks("adopt memory"))
     }
@@ -357,6 +352,10 @@ impl Runtime for SoftRuntime {
 
     fn leave(&self, _: &StreamHandle) -> Left {
         Left::Ours
+    }
+
+    fn ends(&self) -> Ends {
+        Ends::Soft(self.gpu.ends())
     }
 
     fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {

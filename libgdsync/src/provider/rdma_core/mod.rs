@@ -33,6 +33,7 @@ use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way}
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
+use crate::status::Status;
 
 /// What opening is called in errors.
 const OPEN: &str = "open rdma_core device";
@@ -118,20 +119,23 @@ impl RdmaCoreNic {
         self.alive().pds.get(&id).map(|pd| pd.0).ok_or_else(gone)
     }
 
-    /// The first step of a queue pair, over which all ways lead.
-    fn init(&self, qp: &QpParts) -> Change {
-        path::init(&self.port, qp.access, qp.transport)
+    /// From RESET to INIT, where queue pairs are from the start: receives may be posted there, and
+    /// a change to RESET, for which libmlx5 zeroes the doorbell record, is made by
+    /// [`Nic::reset_qp`] alone.
+    fn init(&self, qp: &QpParts, operation: &'static str) -> Result<()> {
+        qp.modify(path::init(&self.port, qp.access, qp.transport), operation)
     }
 
-    /// From RESET by these steps; if that fails, back to where it may be tried again.
+    /// From INIT to ready to receive, then to send. As [`Nic::connect_qp`].
     fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
+        let [to_receive, to_send] = steps;
         self.modify(qpn, operation, |qp| {
-            let mut steps = [self.init(qp)].into_iter().chain(steps);
-            let up = steps.try_for_each(|step| qp.modify(step, operation));
-            if up.is_err() {
-                let _ = qp.modify(path::plain(consts::IBV_QPS_RESET), operation);
-            }
-            up
+            qp.modify(to_receive, operation)?;
+            // Messages may have come already: the way back to INIT would lose them.
+            qp.modify(to_send, operation).map_err(|e| {
+                let what = format!("queue pair {qpn:#x}: {e}");
+                Error::new(operation, Kind::Failed(Status::CLOSED), what).source(e)
+            })
         })
     }
 
@@ -256,6 +260,7 @@ impl Nic for RdmaCoreNic {
         // these objects down before they let go of it.
         let (parts, qpn, register) =
             unsafe { QpParts::make(self.context, pd, rings, self.layout())? };
+        self.init(&parts, OPERATION)?;
         // SAFETY: mapped until the process ends, as contexts stay open.
         let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
         self.alive().qps.insert(qpn, parts);
@@ -294,9 +299,6 @@ impl Nic for RdmaCoreNic {
     fn modify_to_error(&self, qpn: u32) -> bool {
         const OPERATION: &str = "modify to error";
         let done = self.modify(qpn, OPERATION, |qp| {
-            // Receives may be posted before a connection, in state RESET, from which the way to
-            // ERR leads over INIT. From any other state the first step is refused.
-            let _ = qp.modify(self.init(qp), OPERATION);
             qp.modify(path::plain(consts::IBV_QPS_ERR), OPERATION)
         });
         let Err(e) = done else { return true };
@@ -307,7 +309,8 @@ impl Nic for RdmaCoreNic {
     fn reset_qp(&self, qpn: u32) -> Result<()> {
         const OPERATION: &str = "reset queue pair";
         self.modify(qpn, OPERATION, |qp| {
-            qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)
+            qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)?;
+            self.init(qp, OPERATION)
         })
     }
 

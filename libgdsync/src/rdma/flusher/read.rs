@@ -17,7 +17,8 @@ use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::provider::nic::Nic;
 use crate::rdma::core::Held;
-use crate::rdma::{Access, Device, Mr, Pd, Qp, QpConfig, SendRequest};
+use crate::rdma::locked::let_go;
+use crate::rdma::{Access, Device, Mr, Pd, Qp, QpConfig, QpState, SendRequest};
 
 /// Flushes of one stream that may be outstanding: as many as blocks, one READ each.
 const DEPTH: u32 = 256;
@@ -129,7 +130,7 @@ impl Loop {
     fn is_idle(&self) -> bool {
         let mut state = self.qp.core.lock();
         self.qp.core.settle(&mut state);
-        state.is_idle()
+        self.qp.core.is_idle(&state)
     }
 
     /// Prepares a READ.
@@ -159,10 +160,12 @@ impl Loop {
         };
         let mut guard = self.qp.core.lock();
         let state = self.qp.usable(&mut guard, OPERATION)?;
-        let prepared = state.send.prepare(&wqe, Vec::clear, |hold| {
-            hold.clear();
-            hold.extend([Held::from(&self.from), Held::from(&self.into)]);
-        });
+        let QpState { send, ended, .. } = &mut *state;
+        let prepared = send.prepare(
+            &wqe,
+            |hold| let_go(hold, ended),
+            |hold| hold.extend([Held::from(&self.from), Held::from(&self.into)]),
+        );
         let ticket = prepared.map_err(|refusal| self.qp.refused(OPERATION, refusal))?;
         Ok(SendRequest {
             queue: self.qp.id,

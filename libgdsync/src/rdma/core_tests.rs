@@ -1,0 +1,319 @@
+//! What the NIC is asked for, and when: not with a lock in hand, and not while a stream may still
+//! ring. By a virtual NIC that looks at the queue pairs when it is called.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use super::core::QpCore;
+use super::{
+    Access, Descriptor, Device, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig, Transport,
+    WaitOptions, Work,
+};
+use crate::error::{Kind, Result};
+use crate::gpu::{Gpu, MemoryKind, Region, Word32};
+use crate::memop::Condition;
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
+use crate::status::Status;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a NIC was asked for: the call, and whether a queue pair was locked.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    cores: Vec<Weak<QpCore>>,
+    calls: Vec<(&'static str, bool)>,
+}
+
+impl Calls {
+    fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at this queue pair from now on.
+    fn look_at(&self, qp: &Qp) {
+        self.seen().cores.push(Arc::downgrade(&qp.core));
+    }
+
+    fn note(&self, call: &'static str) {
+        let cores = self.seen().cores.clone();
+        let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| c.try_lock().is_none());
+        let locked = cores.iter().any(locked);
+        self.seen().calls.push((call, locked));
+    }
+
+    fn count(&self, call: &str) -> usize {
+        self.seen().calls.iter().filter(|(c, _)| *c == call).count()
+    }
+}
+
+struct LookingNic {
+    nic: EmulatedNic,
+    calls: Calls,
+}
+
+macro_rules! delegate {
+    ($($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&self, $($arg: $type),*) $(-> $result)? {
+            self.calls.note(stringify!($name));
+            self.nic.$name($($arg),*)
+        }
+    )*};
+}
+
+impl Nic for LookingNic {
+    // These know their answer.
+    fn provider(&self) -> &'static str {
+        self.nic.provider()
+    }
+
+    fn name(&self) -> &str {
+        self.nic.name()
+    }
+
+    fn node(&self) -> u64 {
+        self.nic.node()
+    }
+
+    fn port(&self) -> Option<PortAddress> {
+        self.nic.port()
+    }
+
+    fn layout(&self) -> Layout {
+        self.nic.layout()
+    }
+
+    delegate! {
+        alloc_pd() -> Result<PdId>;
+        dealloc_pd(id: PdId);
+        reg_mr(pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
+        dereg_mr(keys: MrKeys);
+        holds(region: &Region) -> usize;
+        create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
+        connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
+        activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
+        create_ah(pd: PdId, to: &Way) -> Result<Ah>;
+        destroy_ah(id: u64);
+        modify_to_error(qpn: u32) -> bool;
+        reset_qp(qpn: u32) -> Result<()>;
+        cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
+        destroy_qp(objects: &QpObjects);
+    }
+}
+
+struct Rig {
+    gpu: Gpu,
+    calls: Calls,
+    device: Device,
+    pd: Pd,
+    a: Qp,
+    b: Qp,
+}
+
+impl Rig {
+    fn new(transport: Transport) -> Rig {
+        let gpu = Gpu::soft().unwrap();
+        let nic = EmulatedNic::open(&gpu, EmulatedOptions::default()).unwrap();
+        let calls = Calls::default();
+        let nic = LookingNic {
+            nic,
+            calls: calls.clone(),
+        };
+        let device = Device::open(&gpu, Arc::new(nic), true, Vec::new()).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let config = QpConfig {
+            send_blocks: 8,
+            recv_entries: 4,
+            transport,
+            ..QpConfig::default()
+        };
+        let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
+        calls.look_at(&a);
+        calls.look_at(&b);
+        Rig {
+            gpu,
+            calls,
+            device,
+            pd,
+            a,
+            b,
+        }
+    }
+
+    fn connected() -> Rig {
+        let mut rig = Rig::new(Transport::Rc);
+        rig.connect();
+        rig
+    }
+
+    fn connect(&mut self) {
+        self.a.connect(&self.b.address()).unwrap();
+        self.b.connect(&self.a.address()).unwrap();
+    }
+
+    fn memory(&self) -> Mr {
+        let memory = self.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        self.pd.register(&memory, Access::ALL).unwrap()
+    }
+
+    fn word(&self) -> Word32 {
+        let memory = self.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        memory.word32(0).unwrap()
+    }
+}
+
+fn gate(word: &Word32) -> Descriptor<'_> {
+    Descriptor::WaitValue32 {
+        word,
+        condition: Condition::Geq,
+        value: 1,
+        flush: false,
+    }
+}
+
+/// A NIC that takes its time keeps nobody from a queue pair: registrations that end with a
+/// request, destinations too, and every change of state.
+#[test]
+fn no_lock_is_held_while_the_nic_is_called() {
+    for transport in [Transport::Rc, Transport::Ud { qkey: 5 }] {
+        let mut rig = Rig::new(transport);
+        for round in 0..3 {
+            let to = match transport {
+                Transport::Rc => {
+                    rig.connect();
+                    None
+                }
+                Transport::Ud { .. } => {
+                    rig.a.activate().unwrap();
+                    rig.b.activate().unwrap();
+                    Some(rig.pd.destination(&rig.b.address()).unwrap())
+                }
+            };
+            // One request is done, one is flushed, one aborted; each holds memory of its own.
+            let into = rig.memory();
+            let receive = rig.b.prepare_receive(&[into.sge(0, 64)]).unwrap();
+            rig.b.post_receive(receive).unwrap();
+            let send = |rig: &mut Rig| {
+                let from = rig.memory();
+                let list = [from.sge(0, 8)];
+                let work = Work::send(&list).signaled();
+                let work = to.iter().fold(work, |work, to| work.to(to));
+                rig.a.prepare(&work).unwrap()
+            };
+            let first = send(&mut rig);
+            rig.a.post(first).unwrap();
+            drop(into);
+            rig.a.wait(first, LIMIT).unwrap();
+            rig.b.wait(receive, LIMIT).unwrap();
+            let last = send(&mut rig);
+            rig.a.abort(last).unwrap();
+            let into = rig.memory();
+            let flushed = rig.b.prepare_receive(&[into.sge(0, 64)]).unwrap();
+            rig.b.post_receive(flushed).unwrap();
+            drop((into, to));
+            for qp in [&mut rig.a, &mut rig.b] {
+                if round % 2 == 0 {
+                    qp.fail(Status::CLOSED);
+                }
+                qp.quiet(LIMIT).unwrap();
+                qp.reset().unwrap();
+            }
+        }
+        let Rig {
+            calls,
+            device,
+            a,
+            b,
+            pd,
+            ..
+        } = rig;
+        drop((a, b, pd));
+        device.close(LIMIT).unwrap();
+        for call in ["dereg_mr", "modify_to_error", "reset_qp", "destroy_qp"] {
+            assert!(calls.count(call) >= 2, "{call} was not tried");
+        }
+        let seen = calls.seen();
+        let held: Vec<_> = seen.calls.iter().filter(|(_, held)| *held).collect();
+        assert!(held.is_empty(), "with a lock: {held:?}");
+    }
+}
+
+/// The NIC reads the doorbell record when it likes, also for an earlier doorbell: so a request may
+/// be done before its stream rings for it.
+#[test]
+fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
+    let mut rig = Rig::connected();
+    let (memory, word) = (rig.memory(), rig.word());
+    let stream = rig.gpu.stream().unwrap();
+    let span = memory.remote().span(32, 8).unwrap();
+    let list = [memory.sge(0, 8)];
+    let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+    let post = [gate(&word), Descriptor::Send(write)];
+    rig.a.post_on(&stream, &post).unwrap();
+    // In place of the stream, which stands at the gate: the record is there, and the NIC reads it.
+    let posted = {
+        let state = rig.a.core.lock();
+        state.send.ring_for(state.send.fifo.posted()).unwrap()
+    };
+    rig.a.core.ring(posted.index, posted.doorbell);
+    rig.a.wait(write, LIMIT).unwrap();
+    rig.a.quiet(LIMIT).unwrap();
+    let (device, calls) = (rig.device.clone(), rig.calls.clone());
+    drop(rig.a);
+    // For the application it is gone.
+    device.close(LIMIT).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(calls.count("destroy_qp"), 0, "the stream has still to ring");
+    word.store(1).unwrap();
+    assert!(stream.synchronize(LIMIT).unwrap());
+    let gone = &mut || calls.count("destroy_qp") == 1;
+    let deadline = rig.gpu.host().now() + LIMIT;
+    assert!(rig.gpu.host().wait_until(Some(deadline), gone));
+}
+
+/// The word by which a stream says that it has arrived at a wait with a limit is as old as the last
+/// such wait: of what lies 2^31 waits back it is not to be taken for one of now.
+#[test]
+fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
+    for marks in [0, 1 << 31, (1 << 31) + 7, u32::MAX - 1, u32::MAX] {
+        let mut rig = Rig::connected();
+        let (memory, word) = (rig.memory(), rig.word());
+        let stream = rig.gpu.stream().unwrap();
+        rig.a.core.lock().send.cq.age(stream.id(), marks).unwrap();
+        let span = memory.remote().span(32, 8).unwrap();
+        let list = [memory.sge(0, 8)];
+        let write = rig.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+        let options = WaitOptions {
+            timeout: Some(Duration::from_millis(5)),
+            ..WaitOptions::default()
+        };
+        let post = [
+            gate(&word),
+            Descriptor::Send(write),
+            Descriptor::Wait(write.into(), options),
+        ];
+        rig.a.post_on(&stream, &post).unwrap();
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(
+            rig.a.error(),
+            None,
+            "after {marks:#x} waits: still at the gate"
+        );
+        word.store(1).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rig.a.wait(write, LIMIT).unwrap();
+        // And it does begin: nobody receives.
+        let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let post = [
+            Descriptor::Send(send),
+            Descriptor::Wait(send.into(), options),
+        ];
+        rig.a.post_on(&stream, &post).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        let failed = rig.a.wait(send, LIMIT).unwrap_err();
+        assert_eq!(failed.kind(), Kind::Failed(Status::TIMEOUT), "{marks:#x}");
+    }
+}

@@ -1,0 +1,160 @@
+//! The lock of a queue pair's state, and what its holders leave to be done without it.
+//!
+//! Nobody calls the NIC with the lock in hand: a change of state or the end of a registration is a
+//! call of the kernel, which may take milliseconds, or seconds on a NIC that hangs, while the owner
+//! wants to post. Who finds that the NIC has to put the queue pair in error notes it in the state,
+//! and what was held for requests that are done is set aside: both are seen to when the lock is
+//! given back.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+
+use mlx5_prm::opcode::CqeOpcode;
+
+use super::core::{Held, Hold, QpCore, QpState, Side};
+use super::destination::DestinationInner;
+use super::device::MrInner;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Mapped;
+use crate::ring::CompletionRing;
+use crate::ring::fifo::Fifo;
+use crate::status::Status;
+
+/// The state of a queue pair, locked.
+pub(crate) struct Locked<'a> {
+    // Before what is done behind it: fields are dropped in this order.
+    state: MutexGuard<'a, QpState>,
+    behind: Behind<'a>,
+}
+
+impl<'a> Locked<'a> {
+    pub fn new(core: &'a QpCore, state: MutexGuard<'a, QpState>) -> Locked<'a> {
+        let behind = Behind {
+            core,
+            fails: false,
+            _ended: Vec::new(),
+        };
+        Locked { state, behind }
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = QpState;
+
+    fn deref(&self) -> &QpState {
+        &self.state
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut QpState {
+        &mut self.state
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.behind._ended = std::mem::take(&mut self.state.ended);
+        if self.state.fails && !self.state.under_way {
+            self.state.fails = false;
+            self.state.under_way = true;
+            self.behind.fails = true;
+        }
+    }
+}
+
+/// What is done once the lock is free.
+struct Behind<'a> {
+    core: &'a QpCore,
+    fails: bool,
+    _ended: Vec<Ended>,
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        if self.fails {
+            self.core.put_in_error();
+        }
+    }
+}
+
+/// What requests held last: its end is the NIC's business.
+pub(crate) enum Ended {
+    Memory { _mr: MrInner },
+    Destination { _to: DestinationInner },
+}
+
+/// Lets go of what a request held. What nobody else holds is set aside in `ended`.
+pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
+    ended.extend(hold.drain(..).filter_map(|held| match held {
+        Held::Memory(mr) => mr.into_last().map(|_mr| Ended::Memory { _mr }),
+        Held::Destination(to) => to.into_last().map(|_to| Ended::Destination { _to }),
+    }));
+}
+
+/// What is asked of the NIC without the lock, for who has set `under_way`.
+impl QpCore {
+    /// Notes what came of connecting, or activating, at the NIC.
+    pub fn went_up(&self, operation: &'static str, up: Result<()>) -> Result<()> {
+        let mut state = self.lock();
+        state.under_way = false;
+        match (&up, state.failed()) {
+            (Ok(()), None) => state.connected = true,
+            (Ok(()), Some(status)) => {
+                let what = "the queue pair failed meanwhile";
+                return Err(Error::new(operation, Kind::Failed(status), what));
+            }
+            (Err(e), _) => {
+                if let Kind::Failed(status) = e.kind() {
+                    self.fail(&mut state, Side::Receive, status);
+                }
+            }
+        }
+        drop(state);
+        self.host.ring();
+        up
+    }
+
+    /// Has the NIC flush what is outstanding. In the place of one that is gone, what it has not
+    /// told of is told of here, so that streams pass.
+    pub fn put_in_error(&self) {
+        let flushed = self.nic.modify_to_error(self.objects.qpn);
+        let mut guard = self.lock();
+        guard.under_way = false;
+        if !flushed {
+            let QpState {
+                send, recv, ended, ..
+            } = &mut *guard;
+            send.retire_with(|hold| let_go(hold, ended));
+            recv.retire_with(|hold| let_go(hold, ended));
+            tell_flushed(&send.fifo, &send.cq, CqeOpcode::REQ_ERR);
+            tell_flushed(&recv.fifo, &recv.cq, CqeOpcode::RESP_ERR);
+        }
+        drop(guard);
+        self.host.ring();
+    }
+
+    /// Takes the queue pair down, once streams have run what they held when the last request was
+    /// done. The NIC may have learned of a request from the doorbell record before its stream rang:
+    /// the doorbell that is still to come must not meet another queue pair of that number.
+    pub(super) fn leave(&self) -> bool {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_closed() || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
+            return false;
+        }
+        drop(ends);
+        self.nic.destroy_qp(&self.objects);
+        self.closed.store(true, Ordering::Release);
+        true
+    }
+}
+
+/// Writes an entry for each request that was posted and has no outcome.
+fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
+    let posted = (fifo.retired()..fifo.posted()).filter_map(|ticket| fifo.slot(ticket));
+    let pending = posted.filter(|slot| slot.status == Status::PENDING);
+    for (position, slot) in (cq.written()..).zip(pending) {
+        cq.put_flushed(position, opcode, slot.start as u16);
+    }
+}

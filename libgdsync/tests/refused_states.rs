@@ -1,0 +1,166 @@
+//! Queue pairs whose way to a peer the kernel refuses once: what was posted before is neither lost
+//! nor posted twice. By libmlx5 as it is installed, over a virtual ConnectX, behind a libibverbs
+//! that refuses one state.
+
+mod verbs_device;
+mod virtual_nic;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Transport, Work};
+use gdsync::{Gpu, Kind, Status};
+use verbs_device::{LIMIT, connect, finish};
+use virtual_nic::inside;
+
+/// Numbers of states.
+const RTR: &str = "2:1";
+const RTS: &str = "3:1";
+
+/// The library that refuses, built once.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/refused_states");
+        let versions = sources.join("verbs.map");
+        let part = folder.join(format!("refused_states.{}.so", std::process::id()));
+        let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
+            .args(["-shared", "-fPIC", "-D_GNU_SOURCE"])
+            .arg(format!("-Wl,--version-script={}", versions.display()))
+            .arg("-o")
+            .args([&part, &sources.join("verbs.c")])
+            .args(["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{said}");
+        // Processes that run beside this one put the same there.
+        let path = folder.join("librefused_states.so");
+        std::fs::rename(&part, &path).unwrap();
+        path
+    })
+}
+
+/// Goes on in a process of its own in which this is refused.
+macro_rules! refusing {
+    ($state:expr) => {
+        inside!(&[
+            ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
+            ("REFUSE_STATE", $state),
+        ]);
+    };
+}
+
+struct Rig {
+    gpu: Gpu,
+    pd: Pd,
+    a: Qp,
+    b: Qp,
+    memory: Mr,
+}
+
+impl Rig {
+    fn new(transport: Transport) -> Rig {
+        let gpu = Gpu::soft().unwrap();
+        let pd = Device::rdma_core(&gpu).unwrap().alloc_pd().unwrap();
+        let config = QpConfig {
+            transport,
+            ..QpConfig::default()
+        };
+        let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
+        let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+        let memory = pd.register(&region, Access::ALL).unwrap();
+        Rig {
+            gpu,
+            pd,
+            a,
+            b,
+            memory,
+        }
+    }
+
+    /// Posts two receives of `b`: by the CPU, then by a stream, which is done with it.
+    fn receives(&mut self) -> [gdsync::rdma::ReceiveRequest; 2] {
+        let list = [0, 1].map(|i| {
+            let piece = [self.memory.sge(1024 + 64 * i, 64)];
+            self.b.prepare_receive(&piece).unwrap()
+        });
+        self.b.post_receive(list[0]).unwrap();
+        let stream = self.gpu.stream().unwrap();
+        let post = [Descriptor::Receive(list[1])];
+        self.b.post_on(&stream, &post).unwrap();
+        finish(&stream);
+        list
+    }
+
+    /// Sends two messages that these take, in order.
+    fn messages(&mut self, receives: [gdsync::rdma::ReceiveRequest; 2]) {
+        let to = match self.b.transport() {
+            Transport::Rc => None,
+            Transport::Ud { .. } => Some(self.pd.destination(&self.b.address()).unwrap()),
+        };
+        let header = if to.is_some() { 40 } else { 0 };
+        for (i, receive) in (0u8..).zip(receives) {
+            self.memory.region().write(0, &[i + 1; 8]).unwrap();
+            let list = [self.memory.sge(0, 8)];
+            let work = Work::send(&list).signaled();
+            let work = to.iter().fold(work, |work, to| work.to(to));
+            let send = self.a.prepare(&work).unwrap();
+            self.a.post(send).unwrap();
+            self.a.wait(send, LIMIT).unwrap();
+            self.b.wait(receive, LIMIT).unwrap();
+            let mut got = [0; 8];
+            let at = 1024 + 64 * usize::from(i) + header;
+            self.memory.region().read(at, &mut got).unwrap();
+            assert_eq!(got, [i + 1; 8], "message {i}");
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn receives_posted_before_a_refused_connect_take_messages_after_the_next() {
+    refusing!(RTR);
+    let mut rig = Rig::new(Transport::Rc);
+    let receives = rig.receives();
+    let refused = rig.b.connect(&rig.a.address()).unwrap_err();
+    assert_eq!(refused.kind(), Kind::System, "{refused}");
+    connect(&mut rig.a, &mut rig.b);
+    rig.messages(receives);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn receives_posted_before_a_refused_activation_take_messages_after_the_next() {
+    refusing!(RTR);
+    let mut rig = Rig::new(Transport::Ud { qkey: 7 });
+    let receives = rig.receives();
+    let refused = rig.b.activate().unwrap_err();
+    assert_eq!(refused.kind(), Kind::System, "{refused}");
+    rig.a.activate().unwrap();
+    rig.b.activate().unwrap();
+    rig.messages(receives);
+}
+
+/// Behind ready to receive there is no way back: messages may have come.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {
+    refusing!(RTS);
+    let mut rig = Rig::new(Transport::Rc);
+    let receives = rig.receives();
+    let refused = rig.b.connect(&rig.a.address()).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Failed(Status::CLOSED), "{refused}");
+    for receive in receives {
+        let failed = rig.b.wait(receive, LIMIT).unwrap_err();
+        assert!(matches!(failed.kind(), Kind::Failed(_)), "{failed}");
+    }
+    rig.b.quiet(LIMIT).unwrap();
+    rig.b.reset().unwrap();
+    let receives = rig.receives();
+    connect(&mut rig.a, &mut rig.b);
+    rig.messages(receives);
+}
