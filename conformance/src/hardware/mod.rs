@@ -43,7 +43,7 @@ const LAPS: usize = 100;
 /// Runs the trials that the command line names, or one side of a trial that started this
 /// process for it.
 pub fn main() -> ! {
-    told(gds_log::init(mp::gdsync::launcher::rank()).map_err(Failed::from));
+    told(gds_log::init(gdsync::launcher::rank()).map_err(Failed::from));
     play_role();
     let mut words = std::env::args().skip(1).peekable();
     match words.peek().map(String::as_str) {
