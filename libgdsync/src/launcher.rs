@@ -29,7 +29,8 @@ mod tests {
 
     #[test]
     fn rank_is_that_of_the_first_launcher_that_is_set() {
-        let cases: [(&[(&str, &str)], Option<u32>); 7] = [
+        type Case<'a> = (&'a [(&'a str, &'a str)], Option<u32>);
+        let cases: [Case; 7] = [
             (&[], None),
             (&[("MP_RANK", "3"), ("PMI_RANK", "4")], Some(3)),
             (&[("RANK", "1")], None),

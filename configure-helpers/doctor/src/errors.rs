@@ -1,4 +1,4 @@
-//! What the environment asks for and this machine has not: programs would fail with it.
+//! What the environment requests and this machine lacks: programs that need it fail.
 
 use crate::Report;
 use crate::uses::{self, Use};
@@ -37,7 +37,9 @@ pub(crate) fn conclude(report: &Report) -> Vec<Failure> {
         {
             all.push(Failure {
                 failed: format!("{name}={path}: {state}"),
-                remedy: format!("name a library that is here, or unset {name}: {soname} is taken"),
+                remedy: format!(
+                    "name a library that is here, or unset {name}: gdsync then opens {soname}"
+                ),
             });
         }
     }
@@ -56,15 +58,19 @@ fn of_use(report: &Report, used: &Use) -> Failure {
         .iter()
         .filter(|name| report.variables.contains_key(**name));
     let set = set.copied().collect::<Vec<_>>().join(", ");
-    let cuda = used.purpose == uses::RUNTIME && !report.cuda.library.is_opened();
-    let install = match cuda {
-        true => "install the driver of the NVIDIA GPU (Debian: apt-get install nvidia-driver), or ",
-        false => "",
+    let install = match used.purpose {
+        uses::RUNTIME if !report.cuda.library.is_opened() => {
+            "install the driver of the NVIDIA GPU (Debian: apt-get install nvidia-driver), or "
+        }
+        uses::NIC if !report.rdma.ibverbs.is_opened() => {
+            "apt-get install libibverbs1 ibverbs-providers, or "
+        }
+        _ => "",
     };
     Failure {
         failed: format!("{}: {}", used.purpose, used.because),
         remedy: match set.is_empty() {
-            false => format!("{install}unset {set}: what is here is taken then"),
+            false => format!("{install}unset {set}: gdsync then chooses among what is present"),
             // Only a GPU that is here and cannot be used is an error unasked.
             true => "set GDS_GPU=soft, or GDS_GPU=cuda:INDEX for another GPU".to_owned(),
         },

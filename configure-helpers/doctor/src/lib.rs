@@ -1,10 +1,10 @@
 //! What a machine offers to messages that GPU streams send by themselves.
 //!
 //! [`examine`] looks at a [`Machine`] and makes a [`Report`]: facts by subject, then what would
-//! be used for what ([`uses`]), what the environment asks for in vain ([`errors`]), then what is
-//! missing and how to get it ([`advice`]). Facts are
-//! only collected, and conclusions are drawn from facts alone, so both can be tested on machines
-//! that are not there: a folder stands for `/`, other libraries for those installed.
+//! be used for what ([`uses`]), what the environment requests and the machine lacks
+//! ([`errors`]), then what is missing and how to get it ([`advice`]). Facts are only collected, and
+//! conclusions are drawn from facts alone, so both can be tested on machines that are not there: a
+//! folder stands for `/`, other libraries for those installed.
 //!
 //! The doctor changes nothing: it makes no GPU context, allocates no device memory and loads no
 //! kernel module.
@@ -48,7 +48,7 @@ pub struct Report {
     pub variables: BTreeMap<&'static str, String>,
     /// Which path would be used for what.
     pub uses: Vec<uses::Use>,
-    /// What the environment asks for and this machine has not.
+    /// What the environment requests and this machine lacks.
     pub errors: Vec<errors::Failure>,
     /// What is missing, and how to get it.
     pub advice: Vec<advice::Advice>,

@@ -26,7 +26,7 @@ impl Display for Report {
             line(f, "", format_args!("because {}", used.because))?;
         }
         if !self.errors.is_empty() {
-            writeln!(f, "\nWhat is asked for in vain")?;
+            writeln!(f, "\nWhat is requested and absent")?;
         }
         for (i, error) in self.errors.iter().enumerate() {
             writeln!(f, "  {}. {}", i + 1, error.failed)?;

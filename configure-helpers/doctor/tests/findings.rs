@@ -315,9 +315,10 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 }
 
 #[test]
-fn what_is_asked_for_and_absent_is_an_error_with_a_remedy() {
+fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
     let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "proxy")];
-    let cases: [(&[(&str, &str)], &str, &str); 7] = [
+    type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
+    let cases: [Case; 7] = [
         (
             &[("GDS_GPU", "cuda")],
             "GDS_GPU=cuda, and there is no usable",
@@ -343,7 +344,7 @@ fn what_is_asked_for_and_absent_is_an_error_with_a_remedy() {
         (
             &[("GDS_MLX5_LIB", "/x.so")],
             "GDS_MLX5_LIB=/x.so: absent",
-            "libmlx5.so.1 is taken",
+            "then opens libmlx5.so.1",
         ),
     ];
     for (set, failed, remedy) in cases {

@@ -50,10 +50,10 @@ fn a_bare_machine_lacks_nothing_that_it_could_have() {
 }
 
 #[test]
-fn what_is_asked_for_in_vain_is_told_with_its_remedy() {
-    let asked = [("GDS_GPU", "cuda"), ("GDS_NIC", "mlx5_0")];
-    let report = look(&tree("bare"), none(), &asked);
-    golden("asked.txt", &report.to_string());
+fn what_is_requested_and_absent_is_told_with_its_remedy() {
+    let requested = [("GDS_GPU", "cuda"), ("GDS_NIC", "mlx5_0")];
+    let report = look(&tree("bare"), none(), &requested);
+    golden("requested.txt", &report.to_string());
     assert_eq!(report.errors.len(), 2);
 }
 
