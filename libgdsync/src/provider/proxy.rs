@@ -59,7 +59,10 @@ impl Machine for Proxy {
 }
 
 fn serve(core: &QpCore) -> bool {
-    let mut state = core.lock();
+    // Whoever holds the lock may be in a call of a driver, and other NICs wait for this thread.
+    let Some(mut state) = core.try_lock() else {
+        return false;
+    };
     if core.is_closed() {
         return false;
     }
