@@ -16,6 +16,7 @@ use super::device::{Flushes, PdInner};
 use super::{Destination, FlushFaults, Mr, Transport};
 use crate::gpu::{Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
+use crate::provider::events::Report;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, status};
@@ -146,6 +147,11 @@ pub(crate) struct QpCore {
     pub flushes: Flushes,
 }
 
+/// A queue pair's sends.
+pub(super) type Sends = SendQueue<Mapped, Hold>;
+/// A queue pair's receives.
+pub(super) type Receives = ReceiveQueue<Mapped, Hold>;
+
 /// What the lock guards.
 pub(crate) struct QpState {
     pub send: SendQueue<Mapped, Hold>,
@@ -164,6 +170,10 @@ pub(crate) struct QpState {
     pub flush_faults: u32,
     /// Send requests that the proxy has rung for.
     pub rung: u64,
+    /// The NIC's reports that were looked at.
+    pub(super) reports: u32,
+    /// What the NIC reported about this queue pair.
+    pub(super) reported: Option<Report>,
     /// The oldest incomplete position whose doorbell was rung, and since when.
     oldest: Option<(u64, Time)>,
 }
@@ -263,7 +273,7 @@ impl QpCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_lock(&self) -> Option<MutexGuard<'_, QpState>> {
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, QpState>> {
         match self.state.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
@@ -324,6 +334,7 @@ impl QpCore {
             return false;
         }
         let mut busy = self.settle(&mut state);
+        busy |= self.heed_reports(&mut state, now);
         busy |= self.watch_timers(&mut state, now);
         if self.is_closing() {
             state.take_prepared_back();
@@ -344,6 +355,7 @@ impl QpCore {
             state.flush_faults = faults;
             self.fail(state, Side::Receive, Status::NOT_VISIBLE);
         }
+        let lost = state.lost();
         let QpState {
             send,
             recv,
@@ -356,6 +368,7 @@ impl QpCore {
             cause
                 .filter(|(of, _)| *of == side)
                 .map(|(_, status)| status)
+                .or(lost)
         };
         let before = (send.fifo.retired(), recv.fifo.retired());
         let mut busy = false;
@@ -498,14 +511,10 @@ impl QpCore {
 
     /// Has the NIC flush what is outstanding. In the place of one that is gone, what it has not
     /// told of is told of here, so that streams pass.
-    fn flush(&self, send: &mut SendQueue<Mapped, Hold>, recv: &mut ReceiveQueue<Mapped, Hold>) {
-        if self.nic.modify_to_error(self.objects.qpn) {
-            return;
+    pub(super) fn flush(&self, send: &mut Sends, recv: &mut Receives) {
+        if !self.nic.modify_to_error(self.objects.qpn) {
+            self.flush_here(send, recv);
         }
-        send.retire_with(Vec::clear);
-        recv.retire_with(Vec::clear);
-        tell_flushed(&send.fifo, &send.cq, CqeOpcode::REQ_ERR);
-        tell_flushed(&recv.fifo, &recv.cq, CqeOpcode::RESP_ERR);
     }
 
     /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
@@ -536,7 +545,7 @@ impl QpCore {
 }
 
 /// Writes an entry for each request that was posted and has no outcome.
-fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
+pub(super) fn tell_flushed(fifo: &Fifo<Hold>, cq: &CompletionRing<Mapped>, opcode: CqeOpcode) {
     let posted = (fifo.retired()..fifo.posted()).filter_map(|ticket| fifo.slot(ticket));
     let pending = posted.filter(|slot| slot.status == Status::PENDING);
     for (position, slot) in (cq.written()..).zip(pending) {
@@ -558,15 +567,21 @@ impl QpState {
             timers: Vec::new(),
             flush_faults: 0,
             rung: 0,
+            reports: 0,
+            reported: None,
             oldest: None,
         }
     }
 
     /// Status of the first request that failed, or why the library gave up.
     pub fn failed(&self) -> Option<Status> {
+        let says = |s: &Status| !matches!(*s, Status::FLUSHED | Status::UNKNOWN_SYNDROME);
         let flush = |s: &Status| *s != Status::FLUSHED;
         self.cause
             .map(|(_, status)| status)
+            .or(self.send_fault.first().filter(says))
+            .or(self.recv_fault.first().filter(says))
+            .or(self.reported())
             .or(self.send_fault.first().filter(flush))
             .or(self.recv_fault.first().filter(flush))
             .or(self.send_fault.first())

@@ -1,0 +1,83 @@
+//! What a queue pair makes of what its NIC reports outside of completion queues.
+
+use gds_step::Time;
+
+use super::core::{Receives, Sends, Side, tell_flushed};
+use super::{QpCore, QpState};
+use crate::provider::events::Report;
+use crate::ring::RingMemory;
+use crate::status::Status;
+
+use mlx5_prm::opcode::CqeOpcode;
+
+impl QpCore {
+    /// Looks at reports of the NIC that are new. Fails the queue pair if one says that it cannot
+    /// go on; then all waits end. Returns whether it did.
+    pub(super) fn heed_reports(&self, state: &mut QpState, now: Time) -> bool {
+        let reports = self.nic.reports();
+        if reports == state.reports {
+            return false;
+        }
+        let report = self.nic.report(self.qpn(), now);
+        if report != Report::Waiting {
+            state.reports = reports;
+        }
+        match report {
+            Report::None | Report::Waiting => false,
+            Report::Failed(status) => {
+                // The status is for requests of the side that has some.
+                let sends = state.send.fifo.retired() != state.send.fifo.posted();
+                let side = if sends { Side::Send } else { Side::Receive };
+                self.fail(state, side, status);
+                true
+            }
+            Report::Closed(status) => {
+                self.note_report(state, report, status);
+                self.flush(&mut state.send, &mut state.recv);
+                true
+            }
+            Report::Lost(status) => {
+                self.note_report(state, report, status);
+                if !self.nic.lose_qp(self.qpn()) {
+                    self.flush_here(&mut state.send, &mut state.recv);
+                }
+                true
+            }
+        }
+    }
+
+    fn note_report(&self, state: &mut QpState, report: Report, status: Status) {
+        state.connected = false;
+        state.reported.get_or_insert(report);
+        let known = Status(self.places.error.cpu.load32(0));
+        if matches!(known, Status::PENDING | Status::FLUSHED) {
+            self.places.error.cpu.store32(0, status.0);
+        }
+    }
+
+    /// Tells in the NIC's place that what it has not told of was flushed, so that streams pass.
+    pub(super) fn flush_here(&self, send: &mut Sends, recv: &mut Receives) {
+        send.retire_with(Vec::clear);
+        recv.retire_with(Vec::clear);
+        tell_flushed(&send.fifo, &send.cq, CqeOpcode::REQ_ERR);
+        tell_flushed(&recv.fifo, &recv.cq, CqeOpcode::RESP_ERR);
+    }
+}
+
+impl QpState {
+    /// What the NIC reported about the queue pair.
+    pub(super) fn reported(&self) -> Option<Status> {
+        self.reported.and_then(|report| match report {
+            Report::Closed(status) | Report::Lost(status) => Some(status),
+            Report::None | Report::Waiting | Report::Failed(_) => None,
+        })
+    }
+
+    /// Why requests are flushed whose flush the NIC does not write itself.
+    pub(super) fn lost(&self) -> Option<Status> {
+        match self.reported {
+            Some(Report::Lost(status)) => Some(status),
+            _ => None,
+        }
+    }
+}
