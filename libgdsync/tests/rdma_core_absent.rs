@@ -88,6 +88,7 @@ const VERBS: &[(&str, &str)] = &[
     ("ibv_query_port", "IBVERBS_1.1"),
     ("ibv_query_gid", "IBVERBS_1.1"),
     ("ibv_query_pkey", "IBVERBS_1.1"),
+    ("ibv_query_qp", "IBVERBS_1.1"),
     ("ibv_get_async_event", "IBVERBS_1.1"),
     ("ibv_ack_async_event", "IBVERBS_1.1"),
     ("ibv_alloc_pd", "IBVERBS_1.1"),

@@ -22,6 +22,7 @@ impl QpCore {
         if report != Report::Waiting {
             state.reports = reports;
         }
+        let receives = state.recv.fifo.retired() != state.recv.fifo.posted();
         match report {
             Report::None | Report::Waiting => false,
             Report::Failed(status) => {
@@ -31,6 +32,8 @@ impl QpCore {
                 self.fail(state, side, status);
                 true
             }
+            // A receive that is outstanding tells of it by its completion, as flushed.
+            Report::Closed(_) if state.failed().is_some() || receives => false,
             Report::Closed(status) => {
                 self.note_report(state, report, status);
                 self.flush(&mut state.send, &mut state.recv);

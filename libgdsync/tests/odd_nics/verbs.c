@@ -354,6 +354,10 @@ int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
         qp->end = qp->flushed = 0;
     return 0;
 }
+int ibv_query_qp(struct qp *qp, struct qp_attr *attr, int mask, void *init) {
+    attr->state = 6;
+    return 0;
+}
 int ibv_destroy_qp(struct qp *qp) {
     if (qp->unacknowledged)
         abort();

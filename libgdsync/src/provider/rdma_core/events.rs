@@ -7,7 +7,7 @@ use std::sync::TryLockError;
 
 use gds_step::Time;
 use gdsync_sys::verbs::consts::*;
-use gdsync_sys::verbs::types::ibv_async_event;
+use gdsync_sys::verbs::types::{ibv_async_event, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 
 use super::context::Context;
 use crate::provider::events::Report;
@@ -121,12 +121,36 @@ impl Context {
         }
     }
 
+    /// Forgets what was reported about a queue pair that was reset. What is read later and was
+    /// raised before is known by its state.
+    pub(in crate::provider) fn forget_reports(&self, qpn: u32) {
+        let _reader = self.readable();
+        self.events.reset(qpn);
+    }
+
     fn take_qp(&self, event: &ibv_async_event, report: Report, what: &str) {
         // SAFETY: what such an event names, which does not end before it is acknowledged.
-        let qpn = unsafe { (*event.element.qp).qp_num };
+        let (qp, qpn) = unsafe { (event.element.qp, (*event.element.qp).qp_num) };
+        if !matches!(report, Report::Failed(_)) && !self.is_in_error(qp) {
+            return;
+        }
         self.events.qp(qpn, report);
         let name = &self.name;
         tracing::error!(target: "gdsync", "{name}: queue pair {qpn:#x} {what}");
+    }
+}
+
+impl Context {
+    /// Whether a queue pair is in error, as far as its driver tells. One that was reset since is
+    /// not.
+    fn is_in_error(&self, qp: *mut ibv_qp) -> bool {
+        let mut attr = ibv_qp_attr::default();
+        let mut init = MaybeUninit::<ibv_qp_init_attr>::zeroed();
+        let query = self.verbs().ibv_query_qp;
+        // SAFETY: a queue pair that does not end before its event is acknowledged, and places to
+        // write to.
+        let answer = unsafe { query(qp, &mut attr, IBV_QP_STATE, init.as_mut_ptr()) };
+        answer != 0 || attr.qp_state == IBV_QPS_ERR
     }
 }
 

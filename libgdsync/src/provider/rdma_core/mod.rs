@@ -333,7 +333,7 @@ impl Nic for RdmaCoreNic {
         self.modify(qpn, OPERATION, |qp| {
             qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)
         })?;
-        self.context.events.reset(qpn);
+        self.context.forget_reports(qpn);
         Ok(())
     }
 

@@ -326,7 +326,7 @@ impl Nic for VerbsNic {
             lane.down();
             Ok(())
         })?;
-        self.base.context().events.reset(qpn);
+        self.base.context().forget_reports(qpn);
         Ok(())
     }
 

@@ -122,6 +122,13 @@ crate::dl_api! {
                 attr: *mut ibv_qp_attr,
                 mask: c_int,
             ) -> c_int;
+            /// What a queue pair is set to; 0, or an errno.
+            "IBVERBS_1.1" fn ibv_query_qp(
+                qp: *mut ibv_qp,
+                attr: *mut ibv_qp_attr,
+                mask: c_int,
+                init_attr: *mut ibv_qp_init_attr,
+            ) -> c_int;
             /// Ends a queue pair.
             "IBVERBS_1.1" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
         }
