@@ -97,7 +97,6 @@ fn way(
             flow_label: settings.flow_label,
             hop_limit: settings.hop_limit,
             traffic_class: settings.traffic_class,
-            ..ibv_global_route::default()
         },
         dlid: lid,
         sl: settings.service_level,
