@@ -67,6 +67,21 @@ statuses! {
     CANCELLED = 19, "cancelled";
     /// What was received in GPU memory could not be made visible to streams.
     NOT_VISIBLE = 20, "what arrived in GPU memory could not be made visible";
+    /// The NIC reported a fatal error, or was removed. No work of it completes any more.
+    DEVICE_FATAL = 21, "the NIC reported a fatal error or was removed";
+    /// The NIC reported a fatal error of the queue pair.
+    QP_FATAL = 22, "the NIC reported a fatal error of the queue pair";
+    /// The NIC reported that a completion queue takes no more entries.
+    CQ_FATAL = 23, "the NIC reported a fatal error of the completion queue";
+    /// The NIC refused a malformed request of the peer and closed the connection.
+    PEER_REQUEST = 24, "the NIC refused a malformed request of the peer";
+    /// The NIC refused a request of the peer for memory that it may not access, and closed the
+    /// connection.
+    PEER_ACCESS = 25, "the NIC refused an access of the peer to memory";
+    /// The NIC lost the path to the peer and could not migrate to another.
+    PATH_LOST = 26, "the NIC lost the path to the peer";
+    /// The port of the NIC was down for longer than the NIC retries.
+    PORT_DOWN = 27, "the port of the NIC is down";
 }
 
 impl Status {

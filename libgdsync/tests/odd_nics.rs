@@ -7,9 +7,12 @@ mod virtual_nic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, Device, Provider, QpConfig, Work};
+use gdsync::rdma::{
+    Descriptor, Device, DeviceOptions, Endpoint, Mr, PathConfig, Provider, QpConfig, Work,
+};
 use gdsync::{Gpu, Kind, Status};
 use verbs_device::{LIMIT, Pair, finish};
 use virtual_nic::outside;
@@ -40,12 +43,13 @@ fn library() -> &'static Path {
 
 /// Goes on in a process of its own with these NICs.
 macro_rules! with_nics {
-    ($nics:expr) => {
+    ($nics:expr $(, $var:expr)*) => {
         outside!(&[
             ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
             ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
             ("GDS_PROXY_THREAD", "own"),
             ("ODD_NICS", $nics),
+            $($var),*
         ]);
     };
 }
@@ -157,4 +161,246 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     assert_eq!(p.a.reset().unwrap_err().kind(), Kind::System);
     drop((p, memory));
     device.close(LIMIT).unwrap();
+}
+
+/// A queue pair without a time limit that has receives alone, on a NIC that reports `event`; what
+/// its wait, and a stream behind it, end with. A second queue pair is there that nothing happens
+/// to, unless the whole device is concerned.
+fn receives_end_with(event: Status, whole_device: bool) {
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    let config = QpConfig {
+        timeout: None,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::of(gpu, &device, &config);
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let stream = p.gpu.stream().unwrap();
+    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
+    let wait = [
+        Descriptor::Receive(receive),
+        Descriptor::wait_flushed(receive),
+    ];
+    p.b.post_on(&stream, &wait).unwrap();
+    finish(&stream);
+    assert_eq!(p.b.poll(receive).unwrap(), Some(event));
+    assert_eq!(p.b.error(), Some(event));
+    let other = whole_device.then_some(event);
+    let deadline = Instant::now() + LIMIT;
+    while p.a.error() != other && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(p.a.error(), other);
+    if !whole_device {
+        // It goes on.
+        p.a.prepare(&Work::send(&[memory.sge(0, 9)])).unwrap();
+    }
+    drop((p, memory));
+    device.close(LIMIT).unwrap();
+}
+
+#[test]
+fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
+    with_nics!("fatal0");
+    receives_end_with(Status::DEVICE_FATAL, true);
+}
+
+/// It is opened anew, and works as before: the stand-in reports again.
+#[test]
+fn a_nic_with_a_fatal_error_is_opened_anew() {
+    with_nics!("fatal0");
+    receives_end_with(Status::DEVICE_FATAL, true);
+    receives_end_with(Status::DEVICE_FATAL, true);
+}
+
+#[test]
+fn a_fatal_error_of_a_queue_pair_ends_its_waits_alone() {
+    with_nics!("qperr0");
+    receives_end_with(Status::QP_FATAL, false);
+}
+
+#[test]
+fn an_error_of_a_completion_queue_ends_the_waits_of_its_queue_pair_alone() {
+    with_nics!("cqerr0");
+    receives_end_with(Status::CQ_FATAL, false);
+}
+
+#[test]
+fn a_lost_path_ends_the_waits_of_its_queue_pair_alone() {
+    with_nics!("path0");
+    receives_end_with(Status::PATH_LOST, false);
+}
+
+/// For longer than the NIC retries.
+#[test]
+fn a_port_that_stays_down_ends_waits_for_receives() {
+    with_nics!("port0");
+    receives_end_with(Status::PORT_DOWN, true);
+}
+
+#[test]
+fn a_port_that_comes_back_ends_nothing() {
+    with_nics!("flap0");
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    let mut p = Pair::of(gpu, &device, &QpConfig::default());
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
+    p.b.post_receive(receive).unwrap();
+    // Longer than a port may be down.
+    let e = p.b.wait(receive, Duration::from_secs(6)).unwrap_err();
+    assert_eq!(e.kind(), Kind::Timeout, "{e}");
+    assert_eq!(p.b.error(), None);
+}
+
+/// The watcher of the first NIC is stuck in a call of its driver; the second NIC's work times out.
+fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
+    let gpu = Gpu::soft().unwrap();
+    let open = |name: &str| {
+        let options = DeviceOptions {
+            provider: Provider::Proxy,
+            nic: Some(name.parse().unwrap()),
+            ..DeviceOptions::default()
+        };
+        Device::open_with(&gpu, &options).unwrap()
+    };
+    let config = QpConfig {
+        timeout: Some(Duration::from_millis(20)),
+        endpoint,
+        ..QpConfig::default()
+    };
+    let [stuck, sound] = ["hang0", "roce1"].map(|name| {
+        let device = open(name);
+        let pair = Pair::of(gpu.clone(), &device, &config);
+        let memory = pair.memory(MemoryKind::Pinned, 64);
+        (device, pair, memory)
+    });
+    let [mut stuck, mut sound] = [stuck, sound];
+    let stream = gpu.stream().unwrap();
+    let send = |(_, pair, memory): &mut (Device, Pair, Mr)| {
+        let list = [memory.sge(0, 9)];
+        let send = pair.a.prepare(&Work::send(&list).signaled()).unwrap();
+        let post = [Descriptor::Send(send), Descriptor::wait(send)];
+        pair.a.post_on(&stream, &post).unwrap();
+        send
+    };
+    send(&mut stuck);
+    // Its time limit passes, and the change to the error state begins.
+    std::thread::sleep(Duration::from_millis(500));
+    let stream = gpu.stream().unwrap();
+    let (_, pair, memory) = &mut sound;
+    let list = [memory.sge(0, 9)];
+    let send = pair.a.prepare(&Work::send(&list).signaled()).unwrap();
+    pair.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
+    let limit = Duration::from_secs(20);
+    let deadline = Instant::now() + limit;
+    while pair.a.error().is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(pair.a.error(), Some(Status::TIMEOUT));
+    // Nothing of the first one can be ended.
+    std::mem::forget((stuck, sound));
+}
+
+#[test]
+fn a_driver_call_that_never_returns_delays_no_other_nic() {
+    with_nics!("hang0,roce1");
+    a_stuck_nic_delays_no_other(Endpoint::Ring);
+}
+
+#[test]
+fn a_driver_call_that_never_returns_delays_no_other_nic_with_proxies() {
+    with_nics!("hang0,roce1");
+    a_stuck_nic_delays_no_other(Endpoint::Proxy);
+}
+
+/// By a file that the stand-in writes: the steps to ready to send of both queue pairs.
+#[track_caller]
+fn steps(path: PathConfig) -> Vec<String> {
+    let log = std::env::var("ODD_LOG").unwrap();
+    let gpu = Gpu::soft().unwrap();
+    let device = Device::proxy(&gpu).unwrap();
+    let config = QpConfig {
+        path,
+        ..QpConfig::default()
+    };
+    Pair::of(gpu, &device, &config);
+    let steps = std::fs::read_to_string(&log).unwrap();
+    let _ = std::fs::remove_file(&log);
+    steps.lines().take(3).map(str::to_owned).collect()
+}
+
+fn log(test: &str) -> String {
+    let file = format!("odd_nics-{test}-{}.log", std::process::id());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_driver_is_handed_the_settings_of_the_path() {
+    let log = log("code");
+    with_nics!("roce0", ("ODD_LOG", log.as_str()));
+    let default = [
+        "to 1: pkey_index 0",
+        "to 2: sl 0 tc 0 flow 0 hops 64 rnr_timer 12",
+        "to 3: timeout 15 retry 6 rnr_retry 7",
+    ];
+    assert_eq!(steps(PathConfig::default()), default);
+    let path = PathConfig {
+        pkey: Some(0x0012),
+        service_level: Some(3),
+        traffic_class: Some(106),
+        flow_label: Some(0xf_fff0),
+        hop_limit: Some(255),
+        ack_timeout: Some(20),
+        retry_count: Some(7),
+        rnr_retry: Some(2),
+        rnr_timer: Some(14),
+    };
+    let set = [
+        "to 1: pkey_index 2",
+        "to 2: sl 3 tc 106 flow 1048560 hops 255 rnr_timer 14",
+        "to 3: timeout 20 retry 7 rnr_retry 2",
+    ];
+    assert_eq!(steps(path), set);
+}
+
+#[test]
+fn the_driver_is_handed_the_settings_of_the_environment() {
+    let log = log("env");
+    with_nics!(
+        "roce0",
+        ("ODD_LOG", log.as_str()),
+        ("GDS_PKEY", "0x8012"),
+        ("GDS_SL", "4"),
+        ("GDS_TRAFFIC_CLASS", "0x60"),
+        ("GDS_FLOW_LABEL", "7"),
+        ("GDS_HOP_LIMIT", "2"),
+        ("GDS_ACK_TIMEOUT", "18"),
+        ("GDS_RETRY_COUNT", "5"),
+        ("GDS_RNR_RETRY", "3"),
+        ("GDS_RNR_TIMER", "1")
+    );
+    let set = [
+        "to 1: pkey_index 2",
+        "to 2: sl 4 tc 96 flow 7 hops 2 rnr_timer 1",
+        "to 3: timeout 18 retry 5 rnr_retry 3",
+    ];
+    assert_eq!(steps(PathConfig::default()), set);
+    // What is set in code goes before.
+    let path = PathConfig {
+        retry_count: Some(1),
+        ..PathConfig::default()
+    };
+    assert_eq!(steps(path)[2], "to 3: timeout 18 retry 1 rnr_retry 3");
+}
+
+#[test]
+fn a_partition_that_the_port_is_not_in_is_refused() {
+    with_nics!("roce0", ("GDS_PKEY", "0x8013"));
+    let gpu = Gpu::soft().unwrap();
+    let pd = Device::proxy(&gpu).unwrap().alloc_pd().unwrap();
+    let e = pd.create_qp(&QpConfig::default()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Invalid, "{e}");
+    assert!(e.to_string().contains("0x8013"), "{e}");
 }

@@ -326,3 +326,17 @@ fn datagrams_by_ethernet() {
     inside!(&[("VMLX5_LINK", "roce")]);
     verbs_device::datagrams::all(Device::proxy);
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_refused_access_of_the_peer_is_an_error_here() {
+    inside!(&[]);
+    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::proxy);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
+    inside!(&[("VMLX5_FAULTS", "fatal=3s")]);
+    verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::proxy);
+}

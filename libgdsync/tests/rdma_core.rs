@@ -169,3 +169,39 @@ fn datagrams_by_ethernet() {
     inside!(&[("VMLX5_LINK", "roce")]);
     verbs_device::datagrams::all(Device::rdma_core);
 }
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_refused_access_of_the_peer_is_an_error_here() {
+    inside!(&[]);
+    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::rdma_core);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_port_that_stays_down_ends_waits_for_receives() {
+    inside!(&[("VMLX5_FAULTS", "down=1:3s..3600s")]);
+    verbs_device::reports::a_port_that_stays_down_ends_waits_for_receives(Device::rdma_core);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
+    inside!(&[]);
+    verbs_device::reports::a_silent_peer_is_given_up_as_timeout_and_retries_say(Device::rdma_core);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_partition_that_the_nic_is_not_in_is_refused() {
+    inside!(&[]);
+    let kind = Kind::Invalid;
+    verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(Device::rdma_core, kind);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
+    inside!(&[("VMLX5_FAULTS", "fatal=3s")]);
+    verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::rdma_core);
+}

@@ -1,8 +1,9 @@
 //! The live driver: real threads, real time.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use gds_step::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Time};
@@ -83,7 +84,8 @@ pub struct Failure {
     pub message: String,
 }
 
-/// The driver of a process that runs for real: a device thread, a watcher's and a proxy's.
+/// The driver of a process that runs for real: a device thread, a proxy's, and one for each
+/// watcher.
 ///
 /// * `gds-device` steps the machines of [`Lane::Device`] round robin. It spins while any of
 ///   them makes progress and [`LiveConfig::spin`] longer, then sleeps on the [`Bell`], never
@@ -91,11 +93,12 @@ pub struct Failure {
 ///   nobody rang for is noticed within that time), shorter if a machine asked for it, and
 ///   without limit while none is.
 /// * `gds-proxy` does the same for [`Lane::Proxy`]. It starts with the first such machine.
-/// * `gds-watch` steps the machines of [`Lane::Watch`] every [`LiveConfig::watch`], and again
-///   at once after progress. It starts with the first such machine.
+/// * Each machine of [`Lane::Watch`] has a thread `gds-watch` of its own, from when it is attached
+///   until it is detached: a watcher that is stuck in a call of its driver stops no other. It is
+///   stepped every [`LiveConfig::watch`], and again at once after progress.
 ///
 /// A machine that panics is detached and remembered in [`failures`](Live::failures); its
-/// thread goes on. If the system refuses the proxy's or the watcher's thread, the device
+/// thread goes on. If the system refuses the proxy's or a watcher's thread, the device
 /// thread serves their machines.
 ///
 /// Machines must not own the driver that steps them: neither would ever be dropped.
@@ -103,10 +106,11 @@ pub struct Live {
     config: LiveConfig,
     start: Instant,
     device: WorkerThread,
+    /// By the machine's id.
+    watch: Mutex<BTreeMap<u64, WorkerThread>>,
     /// `None` inside: the system refused the thread.
-    watch: OnceLock<Option<WorkerThread>>,
     proxy: OnceLock<Option<WorkerThread>>,
-    /// Stack of the two threads above, in bytes.
+    /// Stack of the threads above, in bytes.
     stack: usize,
     /// Numbers the machines. Only uniqueness counts, so relaxed.
     attached: AtomicU64,
@@ -161,7 +165,7 @@ impl Live {
             config,
             start,
             device,
-            watch: OnceLock::new(),
+            watch: Mutex::default(),
             proxy: OnceLock::new(),
             stack,
             attached: AtomicU64::new(0),
@@ -196,26 +200,24 @@ impl Live {
         WorkerThread::start(name, pace, self.stack, self.start, failures).ok()
     }
 
-    /// The thread that serves a lane, started if need be, and its number.
-    fn worker(&self, lane: Lane) -> (&WorkerThread, u64) {
-        let (worker, number) = match lane {
-            Lane::Device => (None, DEVICE),
-            Lane::Watch => {
-                let pace = Pace {
-                    spin: Duration::ZERO,
-                    nap: self.config.watch,
-                    keep: Duration::ZERO,
-                };
-                let start = || self.start_worker("gds-watch", pace);
-                (self.watch.get_or_init(start).as_ref(), WATCH)
-            }
-            Lane::Proxy => {
-                let pace = Live::device_pace(&self.config);
-                let start = || self.start_worker("gds-proxy", pace);
-                (self.proxy.get_or_init(start).as_ref(), PROXY)
-            }
+    /// The thread that serves the proxy's lane, started if need be.
+    fn proxy(&self) -> Option<&WorkerThread> {
+        let start = || self.start_worker("gds-proxy", Live::device_pace(&self.config));
+        self.proxy.get_or_init(start).as_ref()
+    }
+
+    /// A thread for one watcher.
+    fn start_watch(&self) -> Option<WorkerThread> {
+        let pace = Pace {
+            spin: Duration::ZERO,
+            nap: self.config.watch,
+            keep: Duration::ZERO,
         };
-        worker.map_or((&self.device, DEVICE), |worker| (worker, number))
+        self.start_worker("gds-watch", pace)
+    }
+
+    fn watchers(&self) -> MutexGuard<'_, BTreeMap<u64, WorkerThread>> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -256,8 +258,21 @@ impl Env for Live {
 
 impl Host for Live {
     fn attach(&self, lane: Lane, machine: Box<dyn Machine>) -> MachineId {
-        let (worker, number) = self.worker(lane);
-        let id = MachineId(self.attached.fetch_add(1, Ordering::Relaxed) * LANES + number);
+        let serial = self.attached.fetch_add(1, Ordering::Relaxed);
+        let id = |number| MachineId(serial * LANES + number);
+        if lane == Lane::Watch
+            && let Some(worker) = self.start_watch()
+        {
+            let id = id(WATCH);
+            worker.attach(id, machine);
+            self.watchers().insert(id.0, worker);
+            return id;
+        }
+        let proxy = (lane == Lane::Proxy).then(|| self.proxy()).flatten();
+        let (worker, id) = match proxy {
+            Some(proxy) => (proxy, id(PROXY)),
+            None => (&self.device, id(DEVICE)),
+        };
         worker.attach(id, machine);
         id
     }
@@ -270,8 +285,16 @@ impl Host for Live {
     fn detach(&self, id: MachineId) {
         let worker = match id.0 % LANES {
             DEVICE => Some(&self.device),
-            WATCH => self.watch.get().and_then(Option::as_ref),
             PROXY => self.proxy.get().and_then(Option::as_ref),
+            WATCH => {
+                let worker = self.watchers().remove(&id.0);
+                if let Some(worker) = worker {
+                    worker.detach(id);
+                    // And the thread ends.
+                    drop(worker);
+                }
+                None
+            }
             _ => None,
         };
         if let Some(worker) = worker {

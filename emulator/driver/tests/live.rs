@@ -115,6 +115,26 @@ fn a_store_that_nobody_rang_for_is_noticed() {
     }
 }
 
+/// As in a call of a driver that does not return.
+#[test]
+fn a_watcher_that_is_stuck_stops_no_other() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    let (release, stuck) = std::sync::mpsc::channel::<()>();
+    live.attach(
+        Lane::Watch,
+        with(move |_| {
+            let _ = stuck.recv();
+            Step::IdleUntil(None)
+        }),
+    );
+    let (words, machine) = copier();
+    let other = live.attach(Lane::Watch, machine);
+    words[0].store(1, Ordering::Relaxed);
+    eventually(&live, || words[1].load(Ordering::Acquire) == 1);
+    live.detach(other);
+    drop(release);
+}
+
 #[test]
 fn a_machine_is_stepped_at_the_time_it_asked_for() {
     let live = Live::new(sleepy()).unwrap();

@@ -35,12 +35,13 @@ pub trait Machine: Send {
 /// Answers what a machine's step is at now; `None`: it is not in a step that can tell.
 pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// Which of the driver's threads steps a machine under `live` (`sim` has one thread).
+/// Which thread of the driver steps a machine under `live` (`sim` has one thread).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// The device thread: spins while there is work, then sleeps at most 50 us at a time.
     Device,
-    /// The watcher's thread: about once a millisecond while anything is attached.
+    /// A thread of the machine's own: about once a millisecond. It may be stuck in a call of a
+    /// driver without an effect on others.
     Watch,
     /// The proxy's thread, which posts work on behalf of streams: spins, then sleeps, as the
     /// device thread does, but is a CPU thread of the library and not a device.

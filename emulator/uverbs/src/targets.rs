@@ -64,9 +64,13 @@ impl Targets {
         let completions = channel.map_or(0, |channel| channel.take_back(of_it));
         let asynchronous = target.file.take_back(|bytes| {
             // The numbers of ports are no names of objects.
-            let of_port = [async_event::PORT_ACTIVE, async_event::PORT_ERR]
-                .iter()
-                .any(|kind| bytes[8..].starts_with(&kind.to_ne_bytes()));
+            let of_port = [
+                async_event::DEVICE_FATAL,
+                async_event::PORT_ACTIVE,
+                async_event::PORT_ERR,
+            ]
+            .iter()
+            .any(|kind| bytes[8..].starts_with(&kind.to_ne_bytes()));
             of_it(bytes) && !of_port
         });
         Read {
@@ -103,6 +107,7 @@ impl Targets {
             Event::Port { port, up } => {
                 return self.tell_port(port, if up { PORT_ACTIVE } else { PORT_ERR });
             }
+            Event::DeviceFatal => return self.tell_port(0, DEVICE_FATAL),
             Event::CqError { owner, .. } => (owner, CQ_ERR),
             Event::QpFatal { owner, .. } => (owner, QP_FATAL),
             Event::QpRequest { owner, .. } => (owner, QP_REQ_ERR),
@@ -135,6 +140,7 @@ impl Targets {
         }
     }
 
+    /// To every context; of port 0: of the device.
     fn tell_port(&mut self, port: u8, kind: u32) {
         let files: Vec<Arc<EventFile>> = self.contexts.iter().filter_map(Weak::upgrade).collect();
         for file in files {

@@ -28,6 +28,10 @@ const NOT_READY_TIMER: u8 = 12;
 
 impl Machine for Nic {
     fn step(&mut self, now: Time) -> Step {
+        if self.wire.fatal(now) {
+            self.fail();
+            return Step::IdleUntil(None);
+        }
         while let Some((port, up)) = self.wire.port_edge(now) {
             // A port that is not there is left alone.
             let _ = self.set_port(port, up);

@@ -87,6 +87,8 @@ pub enum Event {
         /// Whose.
         owner: u64,
     },
+    /// The NIC does nothing any more.
+    DeviceFatal,
     /// A port went up or down.
     Port {
         /// Which, from 1.
@@ -139,6 +141,8 @@ pub(crate) enum Source {
     Srq(u32),
     /// A port, and what became of it.
     Port(u8, bool),
+    /// The NIC itself.
+    Device,
 }
 
 /// Most changes of ports that wait to be told; after that the oldest are forgotten, since the

@@ -166,6 +166,8 @@ pub(crate) struct Core {
     /// Queue pairs whose clock runs.
     pub timers: Timers,
     pub events: Events,
+    /// It told that it does nothing any more.
+    pub failed: bool,
     pub cq_failed: bool,
     /// A shared receive queue may have something to tell.
     pub srq_news: bool,
@@ -406,6 +408,7 @@ impl Nic {
                 strays: VecDeque::new(),
                 timers: Timers::new(),
                 events: Events::default(),
+                failed: false,
                 cq_failed: false,
                 srq_news: false,
                 doorbells: 0,
@@ -604,6 +607,7 @@ impl Nic {
         let core = &mut self.core;
         loop {
             match core.events.pop()? {
+                Source::Device => return Some(Event::DeviceFatal),
                 Source::Port(port, up) => return Some(Event::Port { port, up }),
                 Source::Cq(slot) => {
                     let number = core.cqs.number_at(slot);
@@ -667,6 +671,13 @@ impl Nic {
     pub fn port(&self, port: u8) -> Result<bool, NicError> {
         check_port(port, &self.core.config)?;
         Ok(self.wire.is_up(port))
+    }
+
+    /// Tells, once, that the NIC does nothing any more.
+    pub(crate) fn fail(&mut self) {
+        if !std::mem::replace(&mut self.core.failed, true) {
+            self.core.events.push(Source::Device);
+        }
     }
 
     /// Forgets the news of lost links: what was sent there is retried, and fails in the end.

@@ -224,6 +224,12 @@ impl Wire {
         self.faulty.as_mut()?.edge(now)
     }
 
+    /// True if the NIC has failed by now, as the faults have it.
+    #[inline]
+    pub fn fatal(&self, now: Time) -> bool {
+        self.faulty.as_ref().is_some_and(|faulty| faulty.fatal(now))
+    }
+
     pub fn set_faults(&mut self, faults: Faults) {
         self.faulty = Some(Box::new(Faulty::new(faults, self.node.0)));
     }

@@ -44,12 +44,14 @@ prop_compose! {
         delay in prop::option::of(spans()),
         deaf in prop::collection::vec(windows(), 0..3),
         die in prop::option::of(times()),
+        fatal in prop::option::of(times()),
         port_down in prop::collection::vec((1_u8..=32, windows()), 0..3),
     ) -> Faults {
         let [loss, dup, reorder, ooo] = rates;
         let delay = delay.unwrap_or_default();
         let die_at = die.map(at);
-        Faults { seed, loss, dup, reorder, ooo, delay, deaf, die_at, port_down }
+        let fatal_at = fatal.map(at);
+        Faults { seed, loss, dup, reorder, ooo, delay, deaf, die_at, fatal_at, port_down }
     }
 }
 
@@ -73,7 +75,7 @@ proptest! {
 
 #[test]
 fn words_and_what_is_wrong_with_them() {
-    let text = "loss=0.01, dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,seed=7,die=3s,deaf=1s..2s,\
+    let text = "loss=0.01, dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,seed=7,die=3s,fatal=4s,deaf=1s..2s,\
                 deaf=5s..6s,down=2:10ms..1s";
     let faults: Faults = text.parse().unwrap();
     let expected = Faults {
@@ -85,11 +87,12 @@ fn words_and_what_is_wrong_with_them() {
         delay: MS / 50..2 * MS,
         deaf: vec![at(1000 * MS)..at(2000 * MS), at(5000 * MS)..at(6000 * MS)],
         die_at: Some(at(3000 * MS)),
+        fatal_at: Some(at(4000 * MS)),
         port_down: vec![(2, at(10 * MS)..at(1000 * MS))],
     };
     assert_eq!(faults, expected);
     let said = "seed=7,loss=0.01,dup=0.02,reorder=1,ooo=0.5,delay=20us..2ms,deaf=1s..2s,deaf=5s..6s,\
-                die=3s,down=2:10ms..1s";
+                die=3s,fatal=4s,down=2:10ms..1s";
     assert_eq!(faults.to_string(), said);
     for (word, why) in [
         ("lost=0.01", FaultsWhy::Name),

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_driver::Live;
-use gds_step::{Bell, Host, Lane, MachineId, Shared};
+use gds_step::{Bell, Host, Lane, Machine, MachineId, Shared, Step, Time};
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
+use super::events::{Events, Report};
 use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use super::nodes::{self, Nodes};
 use super::span;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, PortAddress, QpAddress, Transport};
+use crate::rdma::{Access, PathSettings, PortAddress, QpAddress, RETRIES, Transport};
+use crate::status::Status;
 
 /// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
@@ -24,14 +27,9 @@ static NEXT_NIC: AtomicU32 = AtomicU32::new(0);
 /// Reads and atomics that one queue pair keeps outstanding.
 const MAX_RD_ATOMIC: u8 = 16;
 
-/// A peer that gives no answer for 0.13 s is asked again, seven times: 1.07 s in all, so that
-/// one whose process is starved of processor time is not taken for dead.
-const TIMEOUT: u8 = 15;
-const RETRIES: u8 = 7;
-
-/// A peer without a receive is asked again without end, after 0.64 ms if it says nothing before.
-const RNR_TIMER: u8 = 12;
-const RNR_RETRIES: u8 = 7;
+/// The one partition that virtual NICs are members of, and the bit of a full member.
+const PARTITION: u16 = 0xffff;
+const MEMBER: u16 = 0x8000;
 
 /// What connects virtual NICs.
 #[derive(Clone, Default)]
@@ -81,14 +79,70 @@ fn faults_of_environment() -> Result<Option<Faults>> {
 /// What the NIC has for one queue pair.
 struct Owned {
     access: Access,
+    path: PathSettings,
     send_cq: vmlx5::Cqn,
     recv_cq: vmlx5::Cqn,
     uar: vmlx5::UarId,
 }
 
+/// A virtual NIC whose events are taken in as it is stepped.
+struct Stepped {
+    nic: vmlx5::Nic,
+    events: Arc<Events>,
+}
+
+impl Deref for Stepped {
+    type Target = vmlx5::Nic;
+
+    fn deref(&self) -> &vmlx5::Nic {
+        &self.nic
+    }
+}
+
+impl DerefMut for Stepped {
+    fn deref_mut(&mut self) -> &mut vmlx5::Nic {
+        &mut self.nic
+    }
+}
+
+impl Machine for Stepped {
+    fn step(&mut self, now: Time) -> Step {
+        use vmlx5::Event as E;
+        let step = self.nic.step(now);
+        while let Some(event) = self.nic.next_event() {
+            match event {
+                // It flushes what is outstanding, whatever happened.
+                E::QpFatal { qpn, .. } => {
+                    self.events.qp(qpn.0, Report::Closed(Status::QP_FATAL));
+                }
+                E::QpRequest { qpn, .. } => {
+                    self.events.qp(qpn.0, Report::Closed(Status::PEER_REQUEST));
+                }
+                E::QpAccess { qpn, .. } => {
+                    self.events.qp(qpn.0, Report::Closed(Status::PEER_ACCESS));
+                }
+                E::CqError { cq, .. } => {
+                    self.events.cq(cq.0 as usize);
+                }
+                E::DeviceFatal => {
+                    self.events.lose();
+                }
+                E::Port { port, up } => self.events.port(port, up, now),
+                _ => {}
+            }
+        }
+        step
+    }
+
+    fn name(&self) -> String {
+        self.nic.name()
+    }
+}
+
 /// One virtual NIC and the driver that steps it.
 pub(crate) struct EmulatedNic {
-    nic: Shared<vmlx5::Nic>,
+    nic: Shared<Stepped>,
+    events: Arc<Events>,
     machine: MachineId,
     host: Arc<dyn Host>,
     name: String,
@@ -135,11 +189,16 @@ impl EmulatedNic {
         if let Some(faults) = faults {
             nic.set_faults(faults);
         }
-        let nic = Shared::new(nic);
+        let events = Arc::new(Events::default());
+        let nic = Shared::new(Stepped {
+            nic,
+            events: Arc::clone(&events),
+        });
         let host = Arc::clone(gpu.host());
         let machine = host.attach(Lane::Device, Box::new(nic.clone()));
         Ok(EmulatedNic {
             nic,
+            events,
             machine,
             host,
             name,
@@ -257,6 +316,13 @@ impl Nic for EmulatedNic {
 
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade> {
         let pd = self.pd(pd, "create queue pair")?;
+        if let Some(pkey) = rings.path.pkey.filter(|pkey| pkey | MEMBER != PARTITION) {
+            let what = format!(
+                "partition {pkey:#06x} (GDS_PKEY, PathConfig::pkey): {} has {PARTITION:#06x} alone",
+                self.name
+            );
+            return Err(Error::new("create queue pair", Kind::Unsupported, what));
+        }
         let fail = |e| refused("create queue pair", e);
         let start = rings.start;
         let cq = |(region, offset, log_entries): (&Region, u64, u8)| vmlx5::CqAttr {
@@ -300,6 +366,7 @@ impl Nic for EmulatedNic {
                 Ok(qpn) => {
                     let owned = Owned {
                         access: rings.access,
+                        path: rings.path,
                         send_cq: cqs[0],
                         recv_cq: cqs[1],
                         uar,
@@ -317,6 +384,12 @@ impl Nic for EmulatedNic {
             }
         });
         let (qpn, owned) = objects.map_err(fail)?;
+        let cqs = [owned.send_cq, owned.recv_cq].map(|cq| cq.0 as usize);
+        let patience = match rings.transport {
+            Transport::Rc => rings.path.patience(RETRIES),
+            Transport::Ud { .. } => None,
+        };
+        self.events.add(qpn, cqs.into(), 1, patience);
         self.qps().insert(qpn, owned);
         Ok(QpMade {
             objects: QpObjects { qpn, start },
@@ -329,7 +402,9 @@ impl Nic for EmulatedNic {
             let what = "a peer that has no virtual NIC linked into its process";
             return Err(Error::new("connect", Kind::Invalid, what));
         }
-        let access = self.qps().get(&qpn).map(|qp| qp.access).unwrap_or_default();
+        let owned = self.qps().get(&qpn).map(|qp| (qp.access, qp.path));
+        let gone = || Error::new("connect", Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let (access, path) = owned.ok_or_else(gone)?;
         let states = [
             vmlx5::Modify::Init {
                 access: remote_rights(access),
@@ -340,14 +415,14 @@ impl Nic for EmulatedNic {
                 path: vmlx5::Path::to(vmlx5::fabric::NodeId(peer.node), vmlx5::Qpn(peer.qpn)),
                 rq_psn: peer.psn,
                 max_dest_rd_atomic: MAX_RD_ATOMIC,
-                min_rnr_timer: RNR_TIMER,
+                min_rnr_timer: path.rnr_timer,
             },
             vmlx5::Modify::Rts {
                 sq_psn: psn,
                 max_rd_atomic: MAX_RD_ATOMIC,
-                timeout: TIMEOUT,
-                retry_cnt: RETRIES,
-                rnr_retry: RNR_RETRIES,
+                timeout: path.ack_timeout,
+                retry_cnt: path.retry_count.unwrap_or(RETRIES),
+                rnr_retry: path.rnr_retry,
             },
         ];
         self.modify(qpn, &states, "connect")
@@ -391,7 +466,24 @@ impl Nic for EmulatedNic {
     fn reset_qp(&self, qpn: u32) -> Result<()> {
         self.nic
             .with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), vmlx5::Modify::Reset))
-            .map_err(|e| refused("reset queue pair", e))
+            .map_err(|e| refused("reset queue pair", e))?;
+        self.events.reset(qpn);
+        Ok(())
+    }
+
+    fn reports(&self) -> u32 {
+        self.events.changes()
+    }
+
+    fn report(&self, qpn: u32, now: Time) -> Report {
+        self.events.of(qpn, now)
+    }
+
+    fn lose_qp(&self, qpn: u32) -> bool {
+        // It writes no more.
+        let reset = vmlx5::Modify::Reset;
+        let _ = self.nic.with(|nic| nic.modify_qp(vmlx5::Qpn(qpn), reset));
+        false
     }
 
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
@@ -413,6 +505,7 @@ impl Nic for EmulatedNic {
 
     fn destroy_qp(&self, objects: &QpObjects) {
         let owned = self.qps().remove(&objects.qpn);
+        self.events.forget(objects.qpn);
         // In this order nothing is in use when it goes; the objects are ours alone.
         self.nic.with(|nic| {
             let _ = nic.destroy_qp(vmlx5::Qpn(objects.qpn));
@@ -492,6 +585,7 @@ mod tests {
             access: Access::ALL,
             start: 0,
             transport: Transport::Rc,
+            path: crate::rdma::PathConfig::default().resolve().unwrap(),
         }
     }
 
@@ -500,6 +594,7 @@ mod tests {
         let gpu = Gpu::soft().unwrap();
         let options = EmulatedOptions {
             fabric: Fabric::Hub(Hub::new(vmlx5::fabric::hub::HubConfig::default())),
+            faults: None,
         };
         let nic = EmulatedNic::open(&gpu, options).unwrap();
         let region = gpu.alloc(MemoryKind::Pinned, 24576).unwrap();

@@ -4,11 +4,13 @@
 //! Everything here is control: posts, doorbells and completions go through memory that both
 //! sides know, and never through [`Nic`].
 
+use gds_step::Time;
 use mlx5_prm::wqe::AvSeg;
 
+use super::events::Report;
 use crate::error::Result;
 use crate::gpu::Region;
-use crate::rdma::{Access, Place, PortAddress, QpAddress, Transport};
+use crate::rdma::{Access, PathSettings, Place, PortAddress, QpAddress, Transport};
 
 /// A protection domain of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,6 +76,7 @@ pub(crate) struct QpRings<'a> {
     pub access: Access,
     pub start: u32,
     pub transport: Transport,
+    pub path: PathSettings,
 }
 
 /// Whose port a datagram is for.
@@ -86,7 +89,8 @@ pub(crate) enum Way {
     Port {
         lid: u16,
         gid: Option<[u8; 16]>,
-        service_level: u8,
+        /// `None`: as the environment says.
+        service_level: Option<u8>,
     },
 }
 
@@ -138,6 +142,21 @@ pub(crate) trait Nic: Send + Sync {
     /// a NIC that is gone, which will never write an entry again.
     fn modify_to_error(&self, qpn: u32) -> bool;
     fn reset_qp(&self, qpn: u32) -> Result<()>;
+    /// Takes in what the NIC has reported outside of completion queues; never waits for more.
+    fn read_events(&self, _now: Time) {}
+    /// A number that changes when there are new reports.
+    fn reports(&self) -> u32 {
+        0
+    }
+    /// What was reported about a queue pair.
+    fn report(&self, _qpn: u32, _now: Time) -> Report {
+        Report::None
+    }
+    /// Of a queue pair that was reported as lost: sees to it that the NIC writes no more of its
+    /// completion entries. Answers whether what is outstanding is flushed.
+    fn lose_qp(&self, _qpn: u32) -> bool {
+        false
+    }
     /// Where the NIC stands in send and receive completion queue: the next positions it writes.
     /// `None`: the entries tell.
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>>;

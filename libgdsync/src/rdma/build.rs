@@ -223,6 +223,7 @@ pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Bu
             access: config.access,
             start: config.start,
             transport: config.transport,
+            path: config.path.resolve()?,
         },
     )?;
     let objects = made.objects;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Access;
+use super::{Access, PathConfig};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{MemoryKind, Word32};
 
@@ -136,6 +136,8 @@ pub struct QpConfig {
     pub lowering: Lowering,
     /// Who rings the NIC for streams.
     pub endpoint: Endpoint,
+    /// How its packets travel, and how often they are sent again.
+    pub path: PathConfig,
     /// What peers may do through this queue pair, within what registrations permit.
     pub access: Access,
     /// A further error word, which several queue pairs may share. If it is 0 when a signaled
@@ -160,6 +162,7 @@ impl Default for QpConfig {
             timeout: Some(Duration::from_secs(60)),
             lowering: Lowering::Auto,
             endpoint: Endpoint::Auto,
+            path: PathConfig::default(),
             access: Access::ALL,
             error: None,
             start: 0,

@@ -17,6 +17,7 @@ use super::locked::{Ended, Locked, let_go};
 use super::{Destination, FlushFaults, Mr, Transport};
 use crate::gpu::{Ends, Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
+use crate::provider::events::Report;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, status};
@@ -181,6 +182,10 @@ pub(crate) struct QpState {
     pub flush_faults: u32,
     /// Send requests that the proxy has rung for.
     pub rung: u64,
+    /// The NIC's reports that were looked at.
+    pub(super) reports: u32,
+    /// What the NIC reported about this queue pair.
+    pub(super) reported: Option<Report>,
     /// The oldest incomplete position whose doorbell was rung, and since when.
     oldest: Option<(u64, Time)>,
 }
@@ -352,6 +357,7 @@ impl QpCore {
             return false;
         }
         let mut busy = self.settle(&mut state);
+        busy |= self.heed_reports(&mut state, now);
         busy |= self.watch_timers(&mut state, now);
         if self.is_closing() {
             state.take_prepared_back();
@@ -378,6 +384,7 @@ impl QpCore {
             state.flush_faults = faults;
             self.fail(state, Side::Receive, Status::NOT_VISIBLE);
         }
+        let lost = state.lost();
         let QpState {
             send,
             recv,
@@ -392,6 +399,7 @@ impl QpCore {
             cause
                 .filter(|(of, _)| *of == side)
                 .map(|(_, status)| status)
+                .or(lost)
         };
         let before = (send.fifo.retired(), recv.fifo.retired());
         let mut busy = false;
@@ -593,15 +601,21 @@ impl QpState {
             timers: Vec::new(),
             flush_faults: 0,
             rung: 0,
+            reports: 0,
+            reported: None,
             oldest: None,
         }
     }
 
     /// Status of the first request that failed, or why the library gave up.
     pub fn failed(&self) -> Option<Status> {
+        let says = |s: &Status| !matches!(*s, Status::FLUSHED | Status::UNKNOWN_SYNDROME);
         let flush = |s: &Status| *s != Status::FLUSHED;
         self.cause
             .map(|(_, status)| status)
+            .or(self.send_fault.first().filter(says))
+            .or(self.recv_fault.first().filter(says))
+            .or(self.reported())
             .or(self.send_fault.first().filter(flush))
             .or(self.recv_fault.first().filter(flush))
             .or(self.send_fault.first())

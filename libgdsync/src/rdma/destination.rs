@@ -110,7 +110,7 @@ impl Pd {
             Some(port) => Way::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
-                service_level: 0,
+                service_level: None,
             },
         };
         self.name(peer.qpn, qkey, way, mtu)
@@ -138,7 +138,7 @@ impl Pd {
             (_, gid) => Way::Port {
                 lid: source.lid,
                 gid,
-                service_level: source.service_level,
+                service_level: Some(source.service_level),
             },
         };
         self.name(source.qpn, qkey, way, None)

@@ -209,7 +209,7 @@ impl Device {
         let host = gpu.host();
         let proxies = ProxyList::default();
         let name = watched.clone().unwrap_or_default();
-        let watcher = Watcher::new(watch.clone(), name);
+        let watcher = Watcher::new(watch.clone(), Arc::clone(&nic), name);
         let watcher = Shared::new(watcher);
         let attached = watched.map(|_| host.attach(Lane::Watch, Box::new(watcher.clone())));
         Device(Arc::new(DeviceInner {

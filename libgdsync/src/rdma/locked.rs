@@ -33,6 +33,7 @@ impl<'a> Locked<'a> {
         let behind = Behind {
             core,
             fails: false,
+            lost: false,
             _ended: Vec::new(),
         };
         Locked { state, behind }
@@ -60,6 +61,7 @@ impl Drop for Locked<'_> {
             self.state.fails = false;
             self.state.under_way = true;
             self.behind.fails = true;
+            self.behind.lost = self.state.lost().is_some();
         }
     }
 }
@@ -68,13 +70,14 @@ impl Drop for Locked<'_> {
 struct Behind<'a> {
     core: &'a QpCore,
     fails: bool,
+    lost: bool,
     _ended: Vec<Ended>,
 }
 
 impl Drop for Behind<'_> {
     fn drop(&mut self) {
         if self.fails {
-            self.core.put_in_error();
+            self.core.put_in_error(self.lost);
         }
     }
 }
@@ -116,10 +119,13 @@ impl QpCore {
         up
     }
 
-    /// Has the NIC flush what is outstanding. In the place of one that is gone, what it has not
-    /// told of is told of here, so that streams pass.
-    pub fn put_in_error(&self) {
-        let flushed = self.nic.modify_to_error(self.objects.qpn);
+    /// Has the NIC flush what is outstanding. For one that is gone, or has reported that it goes
+    /// on no more (`lost`), the library writes the flushed entries itself, so that streams pass.
+    pub fn put_in_error(&self, lost: bool) {
+        let flushed = match lost {
+            false => self.nic.modify_to_error(self.objects.qpn),
+            true => self.nic.lose_qp(self.objects.qpn),
+        };
         let mut guard = self.lock();
         guard.under_way = false;
         if !flushed {

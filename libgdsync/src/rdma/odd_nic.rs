@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use gds_step::Time;
+
 use super::{Access, Descriptor, Device, PortAddress, QpAddress, QpConfig, WaitOptions, Work};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::events::Report;
 use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::status::Status;
 
@@ -67,6 +70,10 @@ impl Nic for OddNic {
         create_ah(pd: PdId, to: &Way) -> Result<Ah>;
         destroy_ah(id: u64);
         reset_qp(qpn: u32) -> Result<()>;
+        read_events(now: Time);
+        reports() -> u32;
+        report(qpn: u32, now: Time) -> Report;
+        lose_qp(qpn: u32) -> bool;
         cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
         destroy_qp(objects: &QpObjects);
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 
+use crate::provider::nic::Nic;
 use crate::rdma::QpCore;
 
 /// How often queue pairs are visited.
@@ -55,12 +56,13 @@ impl WeakWatchList {
 /// The watcher as a step machine.
 pub(crate) struct Watcher {
     list: WatchList,
+    nic: Arc<dyn Nic>,
     name: String,
 }
 
 impl Watcher {
-    pub fn new(list: WatchList, name: String) -> Watcher {
-        Watcher { list, name }
+    pub fn new(list: WatchList, nic: Arc<dyn Nic>, name: String) -> Watcher {
+        Watcher { list, nic, name }
     }
 }
 
@@ -68,6 +70,7 @@ impl Machine for Watcher {
     fn step(&mut self, now: Time) -> Step {
         let mut busy = false;
         let mut finished = Vec::new();
+        self.nic.read_events(now);
         {
             let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
             for core in list.iter() {

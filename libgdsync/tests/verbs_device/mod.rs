@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod datagrams;
+pub mod reports;
 
 use std::time::Duration;
 

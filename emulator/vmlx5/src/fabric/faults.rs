@@ -38,6 +38,9 @@ pub struct Faults {
     pub deaf: Vec<Range<Time>>,
     /// From when on nothing is sent or received any more.
     pub die_at: Option<Time>,
+    /// From when on the NIC does nothing any more, which one event tells
+    /// ([`Event::DeviceFatal`](crate::Event::DeviceFatal)).
+    pub fatal_at: Option<Time>,
     /// Ports, and when each is taken down; at the end it is up again.
     pub port_down: Vec<(u8, Range<Time>)>,
 }
@@ -109,6 +112,11 @@ impl Faulty {
     pub fn silent(&self, now: Time) -> bool {
         self.plan.die_at.is_some_and(|t| t <= now)
             || self.plan.deaf.iter().any(|r| r.contains(&now))
+    }
+
+    /// True if the NIC has failed by now.
+    pub fn fatal(&self, now: Time) -> bool {
+        self.plan.fatal_at.is_some_and(|t| t <= now)
     }
 
     /// A port that goes down or up by now, and whether it is up then.

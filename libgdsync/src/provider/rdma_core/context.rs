@@ -14,6 +14,7 @@ use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 use super::OPEN;
 use super::port::Reason;
 use crate::error::{Error, Kind, Result};
+use crate::provider::events::Events;
 use crate::rdma::NicName;
 
 /// The libraries.
@@ -105,6 +106,10 @@ pub(in crate::provider) struct Context {
     pub guid: u64,
     /// Where sysfs has it.
     sysfs: PathBuf,
+    /// What was reported so far.
+    pub events: Events,
+    /// Reads the next report. One thread at a time; `false`: there is nothing to read from.
+    pub(super) readable: Mutex<bool>,
 }
 
 // SAFETY: libibverbs may be called from any thread with any of its objects.
@@ -149,7 +154,8 @@ impl Context {
             (name(verbs, device), path.to_string_lossy().into_owned())
         };
         let mut open = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(context) = open.get(&name) {
+        // One that failed, or was removed, may be there again.
+        if let Some(context) = open.get(&name).filter(|context| !context.events.is_lost()) {
             return Ok(context);
         }
         // SAFETY: as above.
@@ -166,7 +172,10 @@ impl Context {
             name: name.clone(),
             guid: u64::from_be(guid),
             sysfs: Path::new(&sysfs).to_owned(),
+            events: Events::default(),
+            readable: Mutex::new(true),
         }));
+        context.read_without_waiting();
         open.insert(name, context);
         Ok(context)
     }

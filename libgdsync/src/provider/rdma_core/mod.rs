@@ -8,6 +8,7 @@
 
 mod context;
 mod doorbell;
+mod events;
 mod handle;
 mod memory;
 pub(super) mod path;
@@ -19,6 +20,7 @@ pub(crate) mod vendor;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use gds_step::Time;
 use gdsync_sys::verbs::consts;
 use gdsync_sys::verbs::types::{ibv_mr, ibv_pd};
 
@@ -29,10 +31,13 @@ use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
+use super::events::Report;
 use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, NicChoice, PortAddress, QpAddress};
+use crate::rdma::{
+    Access, NicChoice, PathConfig, PathSettings, PortAddress, QpAddress, RETRIES, Transport,
+};
 use crate::status::Status;
 
 /// What opening is called in errors.
@@ -123,7 +128,13 @@ impl RdmaCoreNic {
     /// a change to RESET, for which libmlx5 zeroes the doorbell record, is made by
     /// [`Nic::reset_qp`] alone.
     fn init(&self, qp: &QpParts, operation: &'static str) -> Result<()> {
-        qp.modify(path::init(&self.port, qp.access, qp.transport), operation)
+        let to_init = path::init(&self.port, qp.access, qp.transport, qp.pkey);
+        qp.modify(to_init, operation)
+    }
+
+    /// Where in the port's table the partition key of these settings is.
+    pub(super) fn pkey_index(&self, path: &PathSettings) -> Result<u16> {
+        port::pkey_index(self.context, self.port.number, path.pkey)
     }
 
     /// From INIT to ready to receive, then to send. As [`Nic::connect_qp`].
@@ -141,7 +152,7 @@ impl RdmaCoreNic {
 
     /// An address handle for a port.
     pub(super) fn handle(&self, pd: PdId, to: &Way) -> Result<Handle> {
-        let attr = path::ah_attr(&self.port, to)?;
+        let attr = path::ah_attr(&self.port, to, &PathConfig::default().resolve()?)?;
         let pd = self.pd(pd, "name destination")?;
         // SAFETY: a protection domain of this context, which destinations hold.
         unsafe { Handle::make(self.context, pd, attr) }
@@ -256,13 +267,20 @@ impl Nic for RdmaCoreNic {
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
         let pd = self.pd(pd, OPERATION)?;
+        let pkey = self.pkey_index(&rings.path)?;
         // SAFETY: a protection domain of this context; queue pairs hold their memory, and take
         // these objects down before they let go of it.
         let (parts, qpn, register) =
-            unsafe { QpParts::make(self.context, pd, rings, self.layout())? };
+            unsafe { QpParts::make(self.context, pd, rings, pkey, self.layout())? };
         self.init(&parts, OPERATION)?;
         // SAFETY: mapped until the process ends, as contexts stay open.
         let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
+        let patience = match rings.transport {
+            Transport::Rc => rings.path.patience(RETRIES),
+            Transport::Ud { .. } => None,
+        };
+        let events = &self.context.events;
+        events.add(qpn, parts.completion_queues(), self.port.number, patience);
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },
@@ -272,8 +290,10 @@ impl Nic for RdmaCoreNic {
 
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
-        let to_receive = path::ready_to_receive(&self.port, peer)?;
-        self.bring_up(qpn, [to_receive, path::ready_to_send(psn)], OPERATION)
+        let settings = self.modify(qpn, OPERATION, |qp| Ok(qp.path))?;
+        let to_receive = path::ready_to_receive(&self.port, peer, &settings)?;
+        let to_send = path::ready_to_send(psn, &settings);
+        self.bring_up(qpn, [to_receive, to_send], OPERATION)
     }
 
     fn activate_qp(&self, qpn: u32, psn: u32, _qkey: u32) -> Result<()> {
@@ -308,10 +328,40 @@ impl Nic for RdmaCoreNic {
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {
         const OPERATION: &str = "reset queue pair";
+        if let Report::Lost(status) = self.report(qpn, Time::ZERO) {
+            // What was flushed here the NIC has not counted.
+            let what = format!("queue pair {qpn:#x}: make another one");
+            return Err(Error::new(OPERATION, Kind::Failed(status), what));
+        }
         self.modify(qpn, OPERATION, |qp| {
             qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)?;
             self.init(qp, OPERATION)
-        })
+        })?;
+        self.context.forget_reports(qpn);
+        Ok(())
+    }
+
+    fn read_events(&self, now: Time) {
+        self.context.read_events(now);
+    }
+
+    fn reports(&self) -> u32 {
+        self.context.events.changes()
+    }
+
+    fn report(&self, qpn: u32, now: Time) -> Report {
+        self.context.events.of(qpn, now)
+    }
+
+    fn lose_qp(&self, qpn: u32) -> bool {
+        const OPERATION: &str = "give up queue pair";
+        if !self.context.events.is_lost() {
+            let reset = path::plain(consts::IBV_QPS_RESET);
+            if let Err(e) = self.modify(qpn, OPERATION, |qp| qp.modify(reset, OPERATION)) {
+                tracing::warn!(target: "gdsync", "{e}");
+            }
+        }
+        false
     }
 
     fn cq_indices(&self, _: &QpObjects) -> Result<Option<(u64, u64)>> {
@@ -319,6 +369,7 @@ impl Nic for RdmaCoreNic {
     }
 
     fn destroy_qp(&self, objects: &QpObjects) {
+        self.context.events.forget(objects.qpn);
         let parts = self.alive().qps.remove(&objects.qpn);
         // Outside the lock.
         drop(parts);

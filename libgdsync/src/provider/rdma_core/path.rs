@@ -7,22 +7,13 @@ use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
 use super::port::Port;
 use crate::error::{Error, Kind, Result};
 use crate::provider::nic::Way;
-use crate::rdma::{Access, QpAddress, Transport};
+use crate::rdma::{Access, PathSettings, QpAddress, RETRIES, Transport};
 
 const CONNECT: &str = "connect";
 /// Queue pairs and packet numbers have so many bits.
 const NUMBER: u32 = 0x00ff_ffff;
 /// Reads and atomics that one queue pair keeps outstanding.
 const MAX_RD_ATOMIC: u8 = 16;
-/// A peer that gives no answer for 0.13 s is asked again, seven times, as by the virtual NIC
-/// that is linked in.
-const TIMEOUT: u8 = 15;
-const RETRIES: u8 = 7;
-/// A peer without a receive is asked again without end, after 0.64 ms if it says nothing before.
-const RNR_TIMER: u8 = 12;
-const RNR_RETRIES: u8 = 7;
-/// Routers between two hosts, at most.
-const HOPS: u8 = 64;
 
 /// A step: what is set, and the mask that says so.
 pub(in crate::provider) type Change = (ibv_qp_attr, i32);
@@ -48,11 +39,16 @@ pub(in crate::provider) fn plain(state: i32) -> Change {
     (attr, IBV_QP_STATE)
 }
 
-pub(in crate::provider) fn init(port: &Port, access: Access, transport: Transport) -> Change {
+pub(in crate::provider) fn init(
+    port: &Port,
+    access: Access,
+    transport: Transport,
+    pkey_index: u16,
+) -> Change {
     if let Transport::Ud { qkey } = transport {
         let attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
-            pkey_index: 0,
+            pkey_index,
             port_num: port.number,
             qkey,
             ..ibv_qp_attr::default()
@@ -62,7 +58,7 @@ pub(in crate::provider) fn init(port: &Port, access: Access, transport: Transpor
     }
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_INIT,
-        pkey_index: 0,
+        pkey_index,
         port_num: port.number,
         qp_access_flags: rights(access) & !IBV_ACCESS_LOCAL_WRITE,
         ..ibv_qp_attr::default()
@@ -76,7 +72,7 @@ fn way(
     port: &Port,
     lid: u16,
     gid: Option<[u8; 16]>,
-    sl: u8,
+    settings: &PathSettings,
     operation: &'static str,
 ) -> Result<ibv_ah_attr> {
     let unreachable = match port.ethernet {
@@ -98,11 +94,12 @@ fn way(
         grh: ibv_global_route {
             dgid: gid.unwrap_or_default(),
             sgid_index: port.gid_index,
-            hop_limit: HOPS,
-            ..ibv_global_route::default()
+            flow_label: settings.flow_label,
+            hop_limit: settings.hop_limit,
+            traffic_class: settings.traffic_class,
         },
         dlid: lid,
-        sl,
+        sl: settings.service_level,
         is_global: u8::from(routed),
         port_num: port.number,
         ..ibv_ah_attr::default()
@@ -110,7 +107,11 @@ fn way(
 }
 
 /// The way of datagrams.
-pub(in crate::provider) fn ah_attr(port: &Port, to: &Way) -> Result<ibv_ah_attr> {
+pub(in crate::provider) fn ah_attr(
+    port: &Port,
+    to: &Way,
+    settings: &PathSettings,
+) -> Result<ibv_ah_attr> {
     const OPERATION: &str = "name destination";
     match *to {
         Way::Node(_) => {
@@ -121,7 +122,13 @@ pub(in crate::provider) fn ah_attr(port: &Port, to: &Way) -> Result<ibv_ah_attr>
             lid,
             gid,
             service_level,
-        } => way(port, lid, gid, service_level, OPERATION),
+        } => {
+            let settings = PathSettings {
+                service_level: service_level.unwrap_or(settings.service_level),
+                ..*settings
+            };
+            way(port, lid, gid, &settings, OPERATION)
+        }
     }
 }
 
@@ -136,7 +143,11 @@ pub(in crate::provider) fn active(psn: u32) -> [Change; 2] {
 }
 
 /// From INIT to ready to receive from `peer`.
-pub(in crate::provider) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Result<Change> {
+pub(in crate::provider) fn ready_to_receive(
+    port: &Port,
+    peer: &QpAddress,
+    settings: &PathSettings,
+) -> Result<Change> {
     let invalid = |what: String| Error::new(CONNECT, Kind::Invalid, what);
     let Some(there) = peer.port else {
         return Err(invalid(
@@ -151,14 +162,14 @@ pub(in crate::provider) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Re
     if !(1..=5).contains(&there.mtu) {
         return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
     }
-    let ah_attr = way(port, there.lid, Some(there.gid), 0, CONNECT)?;
+    let ah_attr = way(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
         path_mtu: port.address.mtu.min(there.mtu).into(),
         dest_qp_num: peer.qpn,
         rq_psn: peer.psn,
         max_dest_rd_atomic: MAX_RD_ATOMIC,
-        min_rnr_timer: RNR_TIMER,
+        min_rnr_timer: settings.rnr_timer,
         ah_attr,
         ..ibv_qp_attr::default()
     };
@@ -173,14 +184,14 @@ pub(in crate::provider) fn ready_to_receive(port: &Port, peer: &QpAddress) -> Re
 }
 
 /// From there to ready to send, beginning with packet `psn`.
-pub(in crate::provider) fn ready_to_send(psn: u32) -> Change {
+pub(in crate::provider) fn ready_to_send(psn: u32, settings: &PathSettings) -> Change {
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTS,
         sq_psn: psn & NUMBER,
         max_rd_atomic: MAX_RD_ATOMIC,
-        timeout: TIMEOUT,
-        retry_cnt: RETRIES,
-        rnr_retry: RNR_RETRIES,
+        timeout: settings.ack_timeout,
+        retry_cnt: settings.retry_count.unwrap_or(RETRIES),
+        rnr_retry: settings.rnr_retry,
         ..ibv_qp_attr::default()
     };
     let mask = IBV_QP_STATE
@@ -195,7 +206,11 @@ pub(in crate::provider) fn ready_to_send(psn: u32) -> Change {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdma::PortAddress;
+    use crate::rdma::{PathConfig, PortAddress};
+
+    fn settings() -> PathSettings {
+        PathConfig::default().resolve().unwrap()
+    }
 
     fn port(ethernet: bool, by_gid: bool) -> Port {
         let lid = if ethernet { 0 } else { 3 };
@@ -226,9 +241,10 @@ mod tests {
             let to = Way::Port {
                 lid,
                 gid,
-                service_level: 0,
+                service_level: None,
             };
-            let attr = ah_attr(&port(ethernet, by_gid), &to).unwrap();
+            let attr = ah_attr(&port(ethernet, by_gid), &to, &settings()).unwrap();
+            assert_eq!((attr.sl, attr.grh.hop_limit), (0, 64));
             assert_eq!((attr.is_global, attr.dlid), (global, lid), "{to:?}");
             assert_eq!(attr.grh.dgid, gid.unwrap_or_default());
             assert_eq!((attr.grh.sgid_index, attr.port_num), (4, 2));

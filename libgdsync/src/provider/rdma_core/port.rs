@@ -176,6 +176,33 @@ fn gid(context: &Context, port: u8, index: u8) -> Result<[u8; 16]> {
     Ok(gid)
 }
 
+/// The place of a partition key in the port's table: as a full member if it is there twice.
+/// `None` is the first place.
+pub(super) fn pkey_index(context: &Context, port: u8, wanted: Option<u16>) -> Result<u16> {
+    const MEMBER: u16 = 0x8000;
+    let Some(wanted) = wanted else { return Ok(0) };
+    let places = context.port(port).map_or(0, |attr| attr.pkey_tbl_len);
+    let read = |index: u16| {
+        let mut key = 0;
+        let verbs = context.verbs();
+        // SAFETY: an open context and a place to write to.
+        let answer = unsafe { (verbs.ibv_query_pkey)(context.raw(), port, index.into(), &mut key) };
+        (answer == 0).then_some((index, u16::from_be(key)))
+    };
+    let same = |(_, key): &(u16, u16)| key & !MEMBER == wanted & !MEMBER;
+    let all: Vec<_> = (0..places).filter_map(read).filter(same).collect();
+    let full = all.iter().find(|(_, key)| key & MEMBER != 0);
+    full.or(all.first())
+        .map(|(index, _)| *index)
+        .ok_or_else(|| {
+            let what = format!(
+                "{}:{port} is no member of partition {wanted:#06x} (GDS_PKEY, PathConfig::pkey)",
+                context.name
+            );
+            Error::new("create queue pair", Kind::Invalid, what)
+        })
+}
+
 /// The identifier by which a port on Ethernet is reached: of RoCE v2, and of those one that is
 /// not bound to the link if there is one.
 fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 16])> {

@@ -20,7 +20,7 @@ use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
 use crate::provider::nic::{Layout, QpRings};
-use crate::rdma::{Access, Transport};
+use crate::rdma::{Access, PathSettings, Transport};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";
@@ -89,6 +89,9 @@ pub(super) struct QpParts {
     offers: Box<Offers>,
     pub access: Access,
     pub transport: Transport,
+    pub path: PathSettings,
+    /// The place of its partition key.
+    pub pkey: u16,
 }
 
 // SAFETY: libibverbs may be called from any thread with any of its objects.
@@ -149,6 +152,7 @@ impl QpParts {
         context: &'static Context,
         pd: *mut ibv_pd,
         rings: &QpRings<'_>,
+        pkey: u16,
         layout: Layout,
     ) -> Result<(QpParts, u32, NonNull<u8>)> {
         let mut parts = QpParts {
@@ -160,6 +164,8 @@ impl QpParts {
             offers: Box::default(),
             access: rings.access,
             transport: rings.transport,
+            path: rings.path,
+            pkey,
         };
         // SAFETY: the caller's promise.
         unsafe { parts.make_domain(pd)? };
@@ -370,6 +376,11 @@ impl QpParts {
         // SAFETY: just made, used by nobody.
         let gone = unsafe { (self.context.verbs().ibv_destroy_qp)(qp) };
         check(gone, CREATE, "take back a queue pair of another layout")
+    }
+
+    /// The addresses of its completion queues, as events name them.
+    pub fn completion_queues(&self) -> Vec<usize> {
+        self.cqs.iter().map(|cq| *cq as usize).collect()
     }
 
     /// Changes its state.

@@ -23,9 +23,13 @@ use super::handle::Handle;
 use super::{RdmaCoreNic, path};
 use crate::gpu::{Gpu, Mapped};
 use crate::provider::nic::{Nic as _, Way};
-use crate::rdma::{Access, QpAddress, Transport};
+use crate::rdma::{Access, PathConfig, PathSettings, QpAddress, Transport};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
+
+fn settings() -> PathSettings {
+    PathConfig::default().resolve().unwrap()
+}
 
 /// Bytes of the longest entry, by which libmlx5 reckons the length of a ring here.
 const LONGEST: u32 = 1024;
@@ -285,7 +289,7 @@ impl VendorQp {
 
     /// To the destination's port, as libmlx5 names it.
     pub fn handle(&self, nic: &RdmaCoreNic, to: &Way) -> Handle {
-        let attr = path::ah_attr(nic.port_used(), to).unwrap();
+        let attr = path::ah_attr(nic.port_used(), to, &settings()).unwrap();
         // SAFETY: a protection domain of this context, which is there as long as this.
         unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
     }
@@ -305,12 +309,16 @@ impl VendorQp {
         let port = nic.port_used();
         let up = match self.transport {
             Transport::Rc => [
-                path::ready_to_receive(port, &here).unwrap(),
-                path::ready_to_send(0),
+                path::ready_to_receive(port, &here, &settings()).unwrap(),
+                path::ready_to_send(0, &settings()),
             ],
             Transport::Ud { .. } => path::active(0),
         };
-        let steps = [path::init(port, Access::ALL, self.transport), up[0], up[1]];
+        let steps = [
+            path::init(port, Access::ALL, self.transport, 0),
+            up[0],
+            up[1],
+        ];
         for (mut attr, mask) in steps {
             // SAFETY: a live queue pair.
             let answer = unsafe { (self.verbs().ibv_modify_qp)(self.qp, &mut attr, mask) };
@@ -320,7 +328,7 @@ impl VendorQp {
             let to = Way::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
-                service_level: 0,
+                service_level: None,
             };
             self.own = Some(self.handle(nic, &to));
         }

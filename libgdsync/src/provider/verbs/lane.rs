@@ -183,11 +183,9 @@ impl Side {
         (busy, failed)
     }
 
-    /// Nothing comes back from the device: what is there has failed, the oldest for no reason
-    /// that verbs have a name for.
-    fn lose(&mut self) {
+    /// Nothing comes back from the device: what is there has failed, the oldest as `why` says.
+    fn lose(&mut self, mut why: Syndrome) {
         let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
-        let mut why = UNNAMED;
         for request in self.flight.iter_mut().filter(posted) {
             request.stage = Stage::Done(Outcome {
                 failure: Some((why, 0)),
@@ -286,9 +284,21 @@ impl<Q: Queues> Lane<Q> {
             return false;
         }
         self.state = State::Error;
-        self.send.lose();
-        self.recv.lose();
+        // The oldest for no reason that verbs have a name for.
+        self.send.lose(UNNAMED);
+        self.recv.lose(UNNAMED);
         true
+    }
+
+    /// The device has reported why its queue pair is of no use. All that is outstanding is
+    /// flushed here. Where the device still `obeys`, it is stopped before.
+    pub fn give_up(&mut self, obeys: bool) {
+        self.state = State::Error;
+        if obeys {
+            self.queues.to_error();
+        }
+        self.send.lose(Syndrome::WR_FLUSH);
+        self.recv.lose(Syndrome::WR_FLUSH);
     }
 
     /// The rings are not looked at any more; what is in flight is forgotten, and so are the

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use gds_step::{MachineId, Shared};
+use gds_step::{MachineId, Shared, Time};
 use gdsync_sys::verbs::consts::IBV_QPS_RESET;
 use gdsync_sys::verbs::types::ibv_device_attr;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
@@ -32,11 +32,12 @@ use self::lane::{Lane, Limits, Rings};
 use self::queues::DeviceQueues;
 use self::thread::{Common, SharedLane};
 use self::translate::RingMemory;
+use super::events::Report;
 use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use super::rdma_core::{Change, RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, NicChoice, PortAddress, QpAddress, Transport};
+use crate::rdma::{Access, NicChoice, PathSettings, PortAddress, QpAddress, Transport};
 
 /// What opening is called in errors.
 const OPEN: &str = "open proxy device";
@@ -49,6 +50,7 @@ struct Owned {
     lane: SharedLane,
     /// The registration of its send ring, for inline data.
     ring: MrKeys,
+    path: PathSettings,
 }
 
 /// One port of a NIC, and its thread.
@@ -204,7 +206,9 @@ impl Nic for VerbsNic {
             inline: 0,
             recv_sges: stride as usize / SEGMENT,
         };
-        let init = path::init(self.base.port_used(), rings.access, rings.transport);
+        let pkey = self.base.pkey_index(&rings.path)?;
+        let port = self.base.port_used();
+        let init = path::init(port, rings.access, rings.transport, pkey);
         let raw = self.base.pd(pd, OPERATION)?;
         // SAFETY: a protection domain of this context, which queue pairs hold, and the channel,
         // which is the NIC's.
@@ -219,6 +223,7 @@ impl Nic for VerbsNic {
                 rings.transport,
             )?
         };
+        let cq = queues.completion_queue();
         let send_bytes = blocks as usize * BASIC_BLOCK;
         let entries = |(region, offset, log): (&Region, u64, u8), kind| -> Result<Entries> {
             Ok(Entries {
@@ -258,8 +263,15 @@ impl Nic for VerbsNic {
             Transport::Rc => lane,
             Transport::Ud { .. } => lane.of_datagrams(Arc::clone(&self.handles)),
         });
+        let patience = match rings.transport {
+            Transport::Rc => rings.path.patience(RETRIES),
+            Transport::Ud { .. } => None,
+        };
+        let events = &self.base.context().events;
+        events.add(qpn, vec![cq], port.number, patience);
         self.common.change(|lanes| lanes.push(lane.clone()));
-        self.qps().insert(qpn, Owned { lane, ring });
+        let path = rings.path;
+        self.qps().insert(qpn, Owned { lane, ring, path });
         Ok(QpMade {
             objects: QpObjects {
                 qpn,
@@ -272,12 +284,14 @@ impl Nic for VerbsNic {
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
         let port = self.base.port_used();
-        let mut to_receive = path::ready_to_receive(port, peer)?;
-        let mut to_send = path::ready_to_send(psn);
+        let gone = || Error::new(OPERATION, Kind::WrongState, format!("queue pair {qpn:#x}"));
+        let settings = self.qps().get(&qpn).map(|qp| qp.path).ok_or_else(gone)?;
+        let mut to_receive = path::ready_to_receive(port, peer, &settings)?;
+        let mut to_send = path::ready_to_send(psn, &settings);
         let (asked, answered) = self.reads(to_send.0.max_rd_atomic);
         to_receive.0.max_dest_rd_atomic = answered;
         to_send.0.max_rd_atomic = asked;
-        to_send.0.retry_cnt = RETRIES;
+        to_send.0.retry_cnt = settings.retry_count.unwrap_or(RETRIES);
         self.bring_up(qpn, [to_receive, to_send], OPERATION)
     }
 
@@ -311,7 +325,30 @@ impl Nic for VerbsNic {
             lane.queues.modify(reset, OPERATION)?;
             lane.down();
             Ok(())
-        })
+        })?;
+        self.base.context().forget_reports(qpn);
+        Ok(())
+    }
+
+    fn read_events(&self, now: Time) {
+        self.base.read_events(now);
+    }
+
+    fn reports(&self) -> u32 {
+        self.base.reports()
+    }
+
+    fn report(&self, qpn: u32, now: Time) -> Report {
+        self.base.report(qpn, now)
+    }
+
+    fn lose_qp(&self, qpn: u32) -> bool {
+        let lost = self.base.context().events.is_lost();
+        if let Ok(lane) = self.lane(qpn, "give up queue pair") {
+            lane.with(|lane| lane.give_up(!lost));
+            self.common.ring();
+        }
+        true
     }
 
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
@@ -324,6 +361,7 @@ impl Nic for VerbsNic {
         let Some(owned) = self.qps().remove(&objects.qpn) else {
             return;
         };
+        self.base.context().events.forget(objects.qpn);
         // The thread may hold the lane for a while yet: what is in it goes now.
         owned.lane.with(|lane| {
             lane.down();

@@ -183,6 +183,11 @@ impl DeviceQueues {
         check(answer, operation, &format!("to state {}", attr.qp_state))
     }
 
+    /// The address of its completion queue, as events name it.
+    pub fn completion_queue(&self) -> usize {
+        self.cq as usize
+    }
+
     /// Whether `cq` is this one's, whose next completion raises no event then.
     pub fn disarm(&mut self, cq: *mut ibv_cq) {
         self.armed &= self.cq != cq;

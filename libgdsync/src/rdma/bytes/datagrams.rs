@@ -41,7 +41,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
             let way = Way::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
-                service_level: 0,
+                service_level: None,
             };
             let to = QpAddress {
                 port: Some(port),
@@ -60,7 +60,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
         let way = Way::Port {
             lid: source.lid,
             gid: None,
-            service_level: source.service_level,
+            service_level: Some(source.service_level),
         };
         let back = pd.answer_to(&source, &[0; GRH], 0).unwrap();
         all.push((back, theirs.handle(&nic, &way)));

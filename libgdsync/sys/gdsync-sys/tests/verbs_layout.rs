@@ -52,7 +52,7 @@ fn facts() -> Facts {
         ibv_mr, ibv_cq_init_attr_ex, ibv_qp_cap, ibv_rx_hash_conf, ibv_qp_init_attr_ex,
         ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_td_init_attr,
         ibv_parent_domain_init_attr, ibv_comp_channel, ibv_device_attr, ibv_qp_init_attr, ibv_sge,
-        ibv_send_wr, ibv_recv_wr, ibv_wc, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq,
+        ibv_send_wr, ibv_recv_wr, ibv_wc, ibv_async_event, mlx5dv_cq_init_attr, mlx5dv_qp, mlx5dv_cq,
         mlx5dv_ah, mlx5dv_obj);
     facts!(all;
         verbs_context { query_port, alloc_parent_domain, dealloc_td, alloc_td, sz, context }
@@ -92,6 +92,7 @@ fn facts() -> Facts {
         ibv_recv_wr { wr_id, next, sg_list, num_sge }
         ibv_wc { wr_id, status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp, wc_flags,
             pkey_index, slid, sl, dlid_path_bits }
+        ibv_async_event { element, event_type }
         mlx5dv_cq_init_attr { comp_mask, cqe_comp_res_format, flags, cqe_size }
         mlx5dv_qp_init_attr { comp_mask, create_flags, dc_init_attr, send_ops_flags }
         mlx5dv_qp { dbrec, sq.buf, sq.wqe_cnt, sq.stride, rq.buf, rq.wqe_cnt, rq.stride,
@@ -116,6 +117,7 @@ fn facts() -> Facts {
         MLX5DV_RES_TYPE_QP, MLX5DV_RES_TYPE_DBR, MLX5DV_RES_TYPE_CQ,
         MLX5DV_CQ_INIT_ATTR_MASK_CQE_SIZE, MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS,
         IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_READ, IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_SEND_FENCE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WC_SUCCESS, IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WC_MW_BIND_ERR, IBV_WC_BAD_RESP_ERR, IBV_WC_LOC_ACCESS_ERR, IBV_WC_REM_INV_REQ_ERR, IBV_WC_REM_ACCESS_ERR, IBV_WC_REM_OP_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_REM_ABORT_ERR,
+        IBV_EVENT_CQ_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_COMM_EST, IBV_EVENT_SQ_DRAINED, IBV_EVENT_PATH_MIG, IBV_EVENT_PATH_MIG_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR, IBV_EVENT_LID_CHANGE, IBV_EVENT_PKEY_CHANGE, IBV_EVENT_SM_CHANGE, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_CLIENT_REREGISTER, IBV_EVENT_GID_CHANGE,
         MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE, MLX5DV_OBJ_QP, MLX5DV_OBJ_CQ, MLX5DV_OBJ_AH);
     all.push((
         "(uintptr_t)__VERBS_ABI_IS_EXTENDED".into(),

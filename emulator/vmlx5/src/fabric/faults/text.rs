@@ -24,7 +24,9 @@ pub struct FaultsError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FaultsWhy {
     /// No fault has that name.
-    #[error("it may be one of seed, loss, dup, reorder, ooo, delay, deaf, die, down with a value")]
+    #[error(
+        "it may be one of seed, loss, dup, reorder, ooo, delay, deaf, die, fatal, down with a value"
+    )]
     Name,
     /// It was said before, and can be once only.
     #[error("it was there before")]
@@ -96,7 +98,7 @@ fn port(text: &str) -> Result<(u8, Range<Time>), FaultsWhy> {
 impl FromStr for Faults {
     type Err = FaultsError;
 
-    /// Reads words such as `loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,delay=20us..2ms,seed=7,die=3s`,
+    /// Reads words such as `loss=0.01,dup=0.01,reorder=0.01,ooo=0.5,delay=20us..2ms,seed=7,die=3s`, `fatal=4s`,
     /// `deaf=1s..2s` and `down=1:1s..2s` (port 1); the last two may come several times. Without
     /// a seed one is drawn. What is printed of the result reads as the same.
     ///
@@ -128,6 +130,7 @@ impl FromStr for Faults {
                 "ooo" => rate(value).map(|rate| faults.ooo = rate),
                 "delay" => span(value).map(|span| faults.delay = span),
                 "die" => time(value).map(|at| faults.die_at = Some(Time::ZERO + at)),
+                "fatal" => time(value).map(|at| faults.fatal_at = Some(Time::ZERO + at)),
                 "deaf" => window(value).map(|window| faults.deaf.push(window)),
                 "down" => port(value).map(|window| faults.port_down.push(window)),
                 _ => Err(FaultsWhy::Name),
@@ -179,6 +182,9 @@ impl fmt::Display for Faults {
         }
         if let Some(at) = self.die_at {
             write!(f, ",die={}", of(at))?;
+        }
+        if let Some(at) = self.fatal_at {
+            write!(f, ",fatal={}", of(at))?;
         }
         for (port, Range { start, end }) in &self.port_down {
             write!(f, ",down={port}:{}..{}", of(*start), of(*end))?;

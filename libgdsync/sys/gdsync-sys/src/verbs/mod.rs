@@ -47,6 +47,20 @@ crate::dl_api! {
                 index: c_int,
                 gid: *mut [u8; 16],
             ) -> c_int;
+            /// One partition key of a port, big-endian; 0, or -1.
+            "IBVERBS_1.1" fn ibv_query_pkey(
+                context: *mut ibv_context,
+                port: u8,
+                index: c_int,
+                pkey: *mut u16,
+            ) -> c_int;
+            /// The next asynchronous event of a context; -1 and `errno` if there is none to be had.
+            "IBVERBS_1.1" fn ibv_get_async_event(
+                context: *mut ibv_context,
+                event: *mut ibv_async_event,
+            ) -> c_int;
+            /// Says that an event was handled. The object that it names cannot end before.
+            "IBVERBS_1.1" fn ibv_ack_async_event(event: *mut ibv_async_event);
             /// Makes a protection domain.
             "IBVERBS_1.1" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
             /// Ends a protection or parent domain.
@@ -107,6 +121,13 @@ crate::dl_api! {
                 qp: *mut ibv_qp,
                 attr: *mut ibv_qp_attr,
                 mask: c_int,
+            ) -> c_int;
+            /// What a queue pair is set to; 0, or an errno.
+            "IBVERBS_1.1" fn ibv_query_qp(
+                qp: *mut ibv_qp,
+                attr: *mut ibv_qp_attr,
+                mask: c_int,
+                init_attr: *mut ibv_qp_init_attr,
             ) -> c_int;
             /// Ends a queue pair.
             "IBVERBS_1.1" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;

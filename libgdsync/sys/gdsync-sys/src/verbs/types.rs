@@ -143,6 +143,28 @@ pub struct verbs_context {
     pub context: ibv_context,
 }
 
+/// What an asynchronous event names, by its type.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_async_event_element {
+    /// Of events of completion queues.
+    pub cq: *mut ibv_cq,
+    /// Of events of queue pairs.
+    pub qp: *mut ibv_qp,
+    /// Of events of ports.
+    pub port_num: c_int,
+}
+
+/// An asynchronous event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_async_event {
+    /// What it names.
+    pub element: ibv_async_event_element,
+    /// `IBV_EVENT_*`.
+    pub event_type: c_int,
+}
+
 /// What a port is like.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]

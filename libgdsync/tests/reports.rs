@@ -1,0 +1,74 @@
+//! What the linked-in NIC reports outside of completion queues, and the settings of its paths.
+
+mod common;
+mod verbs_device;
+
+use std::time::Duration;
+
+use common::{LIMIT, Net, Pair, play, sge};
+use gds_driver::sim::seeds;
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Device, PathConfig, QpConfig, Work};
+use gdsync::{Kind, Status};
+
+#[test]
+fn a_refused_access_of_the_peer_is_an_error_here() {
+    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::emulated);
+}
+
+#[test]
+fn a_partition_that_the_nic_is_not_in_is_refused() {
+    let kind = Kind::Unsupported;
+    verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(Device::emulated, kind);
+}
+
+#[test]
+fn a_value_out_of_range_is_refused() {
+    let gpu = gdsync::Gpu::soft().unwrap();
+    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+    let config = QpConfig {
+        path: PathConfig {
+            retry_count: Some(8),
+            ..PathConfig::default()
+        },
+        ..QpConfig::default()
+    };
+    let e = pd.create_qp(&config).unwrap_err();
+    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(7)), "{e}");
+    assert!(e.to_string().contains("GDS_RETRY_COUNT=8"), "{e}");
+}
+
+/// In virtual time: once and for each retry 4.096 us * 2^timeout, and the watcher's period.
+#[test]
+fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
+    seeds(3, |seed| {
+        for (timeout, retries) in [(8, 0), (14, 3), (15, 7), (19, 1)] {
+            let (_sim, gpu) = play(seed);
+            let config = QpConfig {
+                timeout: None,
+                path: PathConfig {
+                    ack_timeout: Some(timeout),
+                    retry_count: Some(retries),
+                    ..PathConfig::default()
+                },
+                ..QpConfig::default()
+            };
+            let mut p = Pair::apart(&gpu, Net::Hub, &config, &config);
+            p.connect();
+            let memory = p.mem_a(MemoryKind::Pinned, 64);
+            // The peer is in error, and answers nothing.
+            p.b.fail(Status::CLOSED);
+            let list = [sge(&memory, 0, 8)];
+            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let begin = gpu.host().now();
+            p.a.post(send).unwrap();
+            let e = p.a.wait(send, LIMIT).unwrap_err();
+            let took = gpu.host().now() - begin;
+            assert_eq!(e.kind(), Kind::Failed(Status::TRANSPORT_RETRY), "{e}");
+            let nominal = Duration::from_nanos(4096 << timeout) * (u32::from(retries) + 1);
+            let most = 2 * nominal + Duration::from_millis(5);
+            assert!((nominal..most).contains(&took), "{took:?} of {nominal:?}");
+        }
+        Ok::<_, String>(())
+    });
+}

@@ -1,0 +1,149 @@
+//! What a NIC reports outside of completion queues, and the settings of its paths.
+
+use std::time::{Duration, Instant};
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Access, Descriptor, PathConfig, Qp, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+
+use super::{LIMIT, Open, Pair, connect, finish};
+
+/// The error of a queue pair, waited for.
+#[track_caller]
+fn error_of(qp: &mut Qp) -> Option<Status> {
+    let deadline = Instant::now() + LIMIT;
+    while qp.error().is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    qp.error()
+}
+
+/// The NIC closes a queue pair whose peer asks for memory that it may not access. That queue pair
+/// has nothing in flight, so no completion tells; after a reset it works again.
+pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
+    let config = QpConfig {
+        timeout: None,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(open, &config);
+    let region = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let closed = p.pd.register(&region, Access::LOCAL_READ).unwrap();
+    let span = closed.remote().span(0, 8).unwrap();
+    let work = Work::write_inline(&[&[5; 8]], span).signaled();
+    let write = p.a.prepare(&work).unwrap();
+    p.a.post(write).unwrap();
+    let e = p.a.wait(write, LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::Failed(Status::REMOTE_ACCESS), "{e}");
+    assert_eq!(error_of(&mut p.b), Some(Status::PEER_ACCESS));
+    let e = p.b.prepare(&Work::nop()).unwrap_err();
+    assert_eq!(e.kind(), Kind::Failed(Status::PEER_ACCESS), "{e}");
+    for qp in [&mut p.a, &mut p.b] {
+        qp.quiet(LIMIT).unwrap();
+        qp.reset().unwrap();
+    }
+    connect(&mut p.a, &mut p.b);
+    p.works();
+}
+
+/// The NIC fails a moment after it was opened. Both queue pairs have receives alone; one is waited
+/// for by the CPU, one by a stream.
+pub fn a_fatal_error_of_the_nic_ends_waits_for_receives(open: Open) {
+    let config = QpConfig {
+        timeout: None,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(open, &config);
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let stream = p.gpu.stream().unwrap();
+    let [one, other] = [&mut p.a, &mut p.b].map(|qp| {
+        let receive = qp.prepare_receive(&[memory.sge(0, 8)]).unwrap();
+        qp.post_receive(receive).unwrap();
+        receive
+    });
+    p.b.post_on(&stream, &[Descriptor::wait(other)]).unwrap();
+    let e = p.a.wait(one, LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::Failed(Status::DEVICE_FATAL), "{e}");
+    finish(&stream);
+    assert_eq!(p.b.poll(other).unwrap(), Some(Status::DEVICE_FATAL));
+    assert_eq!(p.a.error(), Some(Status::DEVICE_FATAL));
+    let device = p.pd.device().clone();
+    drop((p, memory));
+    device.close(LIMIT).unwrap();
+}
+
+/// Its port goes down a moment after the NIC was opened, for an hour.
+pub fn a_port_that_stays_down_ends_waits_for_receives(open: Open) {
+    let config = QpConfig {
+        timeout: None,
+        path: PathConfig {
+            ack_timeout: Some(10),
+            ..PathConfig::default()
+        },
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(open, &config);
+    let memory = p.memory(MemoryKind::Pinned, 64);
+    let receive = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
+    p.b.post_receive(receive).unwrap();
+    let e = p.b.wait(receive, LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::Failed(Status::PORT_DOWN), "{e}");
+    assert_eq!(p.b.error(), Some(Status::PORT_DOWN));
+}
+
+/// How long a request to a peer that is gone takes to fail.
+fn gives_up_after(open: Open, path: PathConfig) -> Duration {
+    let config = QpConfig {
+        timeout: None,
+        path,
+        ..QpConfig::default()
+    };
+    let mut p = Pair::new(open, &config);
+    let device = p.pd.device().clone();
+    drop(p.b);
+    device.close(LIMIT).unwrap();
+    let begin = Instant::now();
+    let memory = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let memory = p.pd.register(&memory, Access::ALL).unwrap();
+    let send =
+        p.a.prepare(&Work::send(&[memory.sge(0, 8)]).signaled())
+            .unwrap();
+    p.a.post(send).unwrap();
+    let e = p.a.wait(send, LIMIT).unwrap_err();
+    assert_eq!(e.kind(), Kind::Failed(Status::TRANSPORT_RETRY), "{e}");
+    begin.elapsed()
+}
+
+/// 4.096 us * 2^timeout, once and for each retry.
+pub fn a_silent_peer_is_given_up_as_timeout_and_retries_say(open: Open) {
+    let path = |ack_timeout, retry_count| PathConfig {
+        ack_timeout: Some(ack_timeout),
+        retry_count: Some(retry_count),
+        ..PathConfig::default()
+    };
+    // Twice the default, by the timeout and by the retries.
+    let nominal =
+        |timeout: u32, retries: u32| Duration::from_nanos(4096 << timeout) * (retries + 1);
+    for (timeout, retries) in [(17, 3), (19, 0)] {
+        let took = gives_up_after(open, path(timeout, retries as u8));
+        let least = nominal(timeout.into(), retries);
+        assert!(took >= least, "{took:?} of {least:?}");
+    }
+}
+
+/// `member`: a key of a partition that the NIC is in. It is in no other.
+pub fn a_partition_that_the_nic_is_not_in_is_refused(open: Open, kind: Kind) {
+    let config = |pkey| QpConfig {
+        path: PathConfig {
+            pkey: Some(pkey),
+            ..PathConfig::default()
+        },
+        ..QpConfig::default()
+    };
+    // The membership bit is not compared.
+    Pair::new(open, &config(0x7fff)).works();
+    let gpu = Gpu::soft().unwrap();
+    let pd = open(&gpu).unwrap().alloc_pd().unwrap();
+    let e = pd.create_qp(&config(0x8012)).unwrap_err();
+    assert_eq!(e.kind(), kind, "{e}");
+    assert!(e.to_string().contains("0x8012"), "{e}");
+}
