@@ -280,7 +280,7 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([2, 0, kind, small]);
+    bytes.extend([3, 0, kind, small]);
     bytes
 }
 
@@ -296,6 +296,8 @@ fn connect(lane: u8, address: &QpAddress, depth: u32) -> Vec<u8> {
     let mut bytes = head(1, lane);
     bytes.extend(address.to_bytes());
     bytes.extend(shape(depth, 0));
+    // Its NIC keeps the order of WRITEs.
+    bytes.push(1);
     bytes
 }
 

@@ -14,11 +14,11 @@ const BLOCK: usize = 12;
 /// Any bytes, and bytes that begin as a message does.
 pub fn run(data: &[u8]) {
     // The version that the bytes below are of.
-    assert!(control(b"mp01\x02\0\x02\0").is_some());
+    assert!(control(b"mp01\x03\0\x02\0").is_some());
     check(data);
     let mut input = Input(data);
     let kind = input.byte();
-    let mut bytes = b"mp01\x02\0".to_vec();
+    let mut bytes = b"mp01\x03\0".to_vec();
     bytes.extend([kind >> 4, input.byte() & kind & 1]);
     match kind >> 4 {
         1 => {
@@ -34,6 +34,7 @@ pub fn run(data: &[u8]) {
             };
             bytes.extend(record.to_bytes());
             bytes.extend(input.next::<[u8; 16]>());
+            bytes.push(input.byte() & 1);
         }
         3 | 4 => {
             bytes.extend(input.next::<[u8; 4]>());

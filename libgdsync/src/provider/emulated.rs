@@ -594,7 +594,7 @@ mod tests {
         let gpu = Gpu::soft().unwrap();
         let options = EmulatedOptions {
             fabric: Fabric::Hub(Hub::new(vmlx5::fabric::hub::HubConfig::default())),
-            faults: None,
+            ..EmulatedOptions::default()
         };
         let nic = EmulatedNic::open(&gpu, options).unwrap();
         let region = gpu.alloc(MemoryKind::Pinned, 24576).unwrap();
