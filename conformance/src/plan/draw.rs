@@ -141,6 +141,7 @@ fn queue(rng: &mut Rng, ranks: usize) -> QpConfig {
             false => Endpoint::Ring,
         },
         access: Access::ALL,
+        path: Default::default(),
         error: None,
         // Near the end of 32 bits, of the 16 that the NIC counts in, or at the beginning.
         start: match rng.u8(0..4) {
