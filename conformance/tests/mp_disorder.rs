@@ -6,7 +6,7 @@ fn main() {
     // SAFETY: no other thread has been started yet.
     unsafe {
         std::env::set_var("GDS_PROVIDER", "emulated");
-        std::env::set_var("VMLX5_FAULTS", "ooo=0.5,seed=57");
+        std::env::set_var("GDS_FAULTS", "ooo=0.5,seed=57");
     }
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let rest = asked.iter().filter(|word| *word != "--pairwise").cloned();

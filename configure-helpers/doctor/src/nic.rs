@@ -329,7 +329,7 @@ fn told(report: &Report, driven: Driven<'_>) -> Use {
         ),
         (_, Driven::Emulated) => (
             WRITE,
-            "the virtual ConnectX places WRITEs in order, unless VMLX5_FAULTS has ooo".to_owned(),
+            "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo".to_owned(),
         ),
         (_, Driven::RdmaCore(_) | Driven::Proxy(_)) => (
             READ,

@@ -179,8 +179,9 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
 
 fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
     use datagrams::{directed, program};
-    if std::env::var("VMLX5_FAULTS").is_ok_and(|faults| !faults.is_empty()) {
-        let why = "nobody sends again what VMLX5_FAULTS loses";
+    let faulty = |name| std::env::var(name).is_ok_and(|faults| !faults.is_empty());
+    if faulty("VMLX5_FAULTS") || faulty("GDS_FAULTS") {
+        let why = "a datagram that a fault loses is not sent again";
         suite.lacking("datagrams", why, true);
         return;
     }

@@ -132,10 +132,14 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
         .env_remove("GDS_NIC")
         .env_remove("GDS_GID_INDEX")
         .env("GDS_PROVIDER", provider::name(asked.provider));
-    match &asked.faults {
-        Some(faults) => command.env("VMLX5_FAULTS", faults),
-        None => command.env_remove("VMLX5_FAULTS"),
-    };
+    command.env_remove("GDS_FAULTS").env_remove("VMLX5_FAULTS");
+    if let Some(faults) = &asked.faults {
+        let name = match asked.provider {
+            Provider::Emulated => "GDS_FAULTS",
+            _ => "VMLX5_FAULTS",
+        };
+        command.env(name, faults);
+    }
     if asked.provider == Provider::Emulated {
         return Ok(command);
     }
@@ -187,8 +191,8 @@ mod tests {
             assert_eq!(asked(&format!("--over {wrong}")), None, "{wrong}");
         }
         assert_eq!(asked("--all --link ib"), None);
+        assert!(asked("--over emulated --faults ooo=0.5").is_some());
         // What it would not do is not taken.
-        assert_eq!(asked("--over emulated --faults loss=0.01"), None);
         assert_eq!(asked("--over emulated --link roce"), None);
         assert!(asked("--over emulated matrix").is_some());
     }

@@ -56,13 +56,13 @@ impl fmt::Debug for Fabric {
 pub struct EmulatedOptions {
     /// What it is plugged into.
     pub fabric: Fabric,
-    /// What happens to what it sends and receives. Default: what `VMLX5_FAULTS` says, if anything.
+    /// What happens to what it sends and receives. Default: what `GDS_FAULTS` says, if anything.
     pub faults: Option<Faults>,
 }
 
-/// What `VMLX5_FAULTS` says.
+/// What `GDS_FAULTS` says.
 fn faults_of_environment() -> Result<Option<Faults>> {
-    const NAME: &str = "VMLX5_FAULTS";
+    const NAME: &str = "GDS_FAULTS";
     let Ok(words) = std::env::var(NAME) else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@
 //! it, or calls the NIC ([`locked`](super::locked)). Everything that devices touch lies in regions
 //! that this keeps alive.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -140,6 +140,10 @@ pub(crate) struct QpCore {
     /// past its doorbell, which `ends` tells. Stored and loaded relaxed: the watcher alone acts on
     /// it, others only count.
     leaving: AtomicBool,
+    /// How many holders of the lock are still letting go of what requests held. Raised under the
+    /// lock, lowered (released) without it; `calls_nic` acquires, so that after it no registration of
+    /// a request that is done is left.
+    pub(super) letting_go: AtomicU32,
     pub(super) ends: Mutex<Option<Ends>>,
     /// Set once nobody will touch the queue pair again.
     pub(super) closed: AtomicBool,
@@ -256,6 +260,7 @@ impl QpCore {
             }),
             closing: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            letting_go: AtomicU32::new(0),
             ends: Mutex::default(),
             closed: AtomicBool::new(false),
             control,
@@ -465,10 +470,15 @@ impl QpCore {
     pub fn is_idle(&self, state: &QpState) -> bool {
         let (send, recv) = (&state.send.fifo, &state.recv.fifo);
         state.is_done()
-            && !(state.fails || state.under_way)
+            && !self.calls_nic(state)
             && state.torn.is_none()
             && self.has_rung(state, send.posted_head(), send.posted())
             && self.has_posted_receives(recv.posted_head())
+    }
+
+    /// Whether the library is about to call the NIC for this queue pair, or has not returned.
+    pub fn calls_nic(&self, state: &QpState) -> bool {
+        state.fails || state.under_way || self.letting_go.load(Ordering::Acquire) != 0
     }
 
     fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {

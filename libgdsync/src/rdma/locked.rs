@@ -34,7 +34,7 @@ impl<'a> Locked<'a> {
             core,
             fails: false,
             lost: false,
-            _ended: Vec::new(),
+            ended: Vec::new(),
         };
         Locked { state, behind }
     }
@@ -56,7 +56,10 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.behind._ended = std::mem::take(&mut self.state.ended);
+        if !self.state.ended.is_empty() {
+            self.behind.ended = std::mem::take(&mut self.state.ended);
+            self.behind.core.letting_go.fetch_add(1, Ordering::Relaxed);
+        }
         if self.state.fails && !self.state.under_way {
             self.state.fails = false;
             self.state.under_way = true;
@@ -71,13 +74,18 @@ struct Behind<'a> {
     core: &'a QpCore,
     fails: bool,
     lost: bool,
-    _ended: Vec<Ended>,
+    ended: Vec<Ended>,
 }
 
 impl Drop for Behind<'_> {
     fn drop(&mut self) {
         if self.fails {
             self.core.put_in_error(self.lost);
+        }
+        if !self.ended.is_empty() {
+            self.ended.clear();
+            self.core.letting_go.fetch_sub(1, Ordering::Release);
+            self.core.host.ring();
         }
     }
 }

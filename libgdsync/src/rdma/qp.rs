@@ -25,6 +25,8 @@ use crate::ring::{Refusal, Ticket};
 pub(super) const MAX_SGE: usize = 30;
 /// Up to so many a request is prepared without clearing room for the most.
 const FEW_SGES: usize = 2;
+/// How long a reset waits for calls of the library's own to the NIC.
+const OWN_CALLS: Duration = Duration::from_secs(1);
 
 /// Bytes that an atomic operation works on.
 const ATOMIC: u64 = 8;
@@ -227,16 +229,23 @@ impl Qp {
     /// without waiting for it, and was followed by another poster, may have its doorbell still to
     /// write. Synchronise such a stream first.
     pub fn reset(&mut self) -> Result<()> {
-        let mut guard = self.core.lock();
-        self.core.settle(&mut guard);
-        guard.take_prepared_back();
-        self.core.drain(&mut guard);
-        if !self.core.is_idle(&guard) {
+        let core = &self.core;
+        let deadline = core.host.now() + OWN_CALLS;
+        let mut idle = false;
+        core.host.wait_until(Some(deadline), &mut || {
+            let mut state = core.lock();
+            core.settle(&mut state);
+            state.take_prepared_back();
+            core.drain(&mut state);
+            idle = core.is_idle(&state);
+            // Nothing else is begun until the reset is over.
+            state.under_way |= idle;
+            idle || !core.calls_nic(&state)
+        });
+        if !idle {
             let what = format!("{self:?} has work in flight");
             return Err(Error::new("reset queue pair", Kind::Busy, what));
         }
-        guard.under_way = true;
-        drop(guard);
         super::build::reset(&self.core)?;
         self.id = crate::gpu::next_id();
         Ok(())
