@@ -240,26 +240,24 @@ fn image(names: &[String], ptx: Option<&Path>) -> String {
     }
     text.push_str(
         "    }\n    type Entry = unsafe extern \"C\" fn(*const ::core::ffi::c_void);\n    \
-         type Size = unsafe extern \"C\" fn() -> usize;\n    (\n        &[\n",
+         type Size = unsafe extern \"C\" fn() -> usize;\n    \
+         const KERNELS: &[(&str, Entry, Size)] = &[\n",
     );
     for name in names {
-        let _ = writeln!(
-            text,
-            "            ({name:?}, {name} as Entry, {name}_params_size as Size),"
-        );
+        let _ = writeln!(text, "        ({name:?}, {name}, {name}_params_size),");
     }
-    text.push_str("        ],\n        ");
+    text.push_str("    ];\n    (KERNELS, ");
     match ptx {
         Some(path) => {
             let _ = writeln!(
                 text,
-                "::core::option::Option::Some(::core::include_str!({:?})),",
+                "::core::option::Option::Some(::core::include_str!({:?})))",
                 path.display().to_string()
             );
         }
-        None => text.push_str("::core::option::Option::None,\n"),
+        None => text.push_str("::core::option::Option::None)\n"),
     }
-    text.push_str("    )\n}\n");
+    text.push_str("}\n");
     text
 }
 
@@ -273,7 +271,7 @@ mod tests {
         let text = image(&names, Some(Path::new("/x/y.ptx")));
         for part in [
             "fn a(params",
-            "(\"b_1\", b_1 as Entry, b_1_params_size as Size)",
+            "(\"b_1\", b_1, b_1_params_size)",
             "include_str!(\"/x/y.ptx\")",
         ] {
             assert!(text.contains(part), "{part} in {text}");

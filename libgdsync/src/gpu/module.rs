@@ -19,13 +19,10 @@ use crate::error::{Error, Kind, Result};
 #[macro_export]
 macro_rules! kernel_image {
     ($name:literal) => {
-        // SAFETY: gdsync-build wrote the file from the sources that it compiled into this
-        // program, where every name is a GDS_KERNEL with its size of parameters.
-        unsafe {
-            $crate::gpu::KernelImage::new(
-                $name,
-                include!(concat!(env!("OUT_DIR"), "/", $name, ".rs")),
-            )
+        match ($name, include!(concat!(env!("OUT_DIR"), "/", $name, ".rs"))) {
+            // SAFETY: gdsync-build wrote the file from the sources that it compiled into this
+            // program, where every name is a GDS_KERNEL with its size of parameters.
+            (name, code) => unsafe { $crate::gpu::KernelImage::new(name, code) },
         }
     };
 }
