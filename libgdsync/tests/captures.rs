@@ -24,8 +24,10 @@ struct Rig {
     event: Event,
 }
 
-/// An enqueueing call, and whether a captured stream takes it.
-const CALLS: &[(&str, fn(&Rig) -> Result<()>)] = &[
+/// An enqueueing call.
+type Call = fn(&Rig) -> Result<()>;
+
+const CALLS: &[(&str, Call)] = &[
     ("submit", |r| {
         let mut batch = Batch::with_capacity(1);
         batch.push(Op::Write32 {

@@ -394,16 +394,17 @@ fn the_program_fails_only_if_it_is_misused() {
 /// Without a name the GPU is that of the rank, and more ranks than GPUs are told.
 #[test]
 fn the_gpu_is_chosen_by_the_local_rank() {
+    type Variables<'a> = &'a [(&'a str, &'a str)];
     let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
     let library = libcuda("libcuda-ranks.so", &gpus, ("", 0));
-    let on = |variables: &[(&str, &str)]| {
+    let on = |variables: Variables<'_>| {
         let libraries = Libraries {
             cuda: vec![library.clone().into()],
             ..none()
         };
         look(&tree("nvlink"), libraries, variables)
     };
-    let cases: [(&[(&str, &str)], &str, &str); 5] = [
+    let cases: [(Variables<'_>, &str, &str); 5] = [
         (&[], "cuda: GPU 0", "software GPU"),
         (&[("MP_LOCAL_RANK", "3")], "cuda: GPU 1", "MP_LOCAL_RANK=3"),
         (
