@@ -90,7 +90,7 @@ mod tests {
             "/* GDS_KERNEL(a, P, p)",
             "\"GDS_KERNEL(a",
             "GDS_KERNEL(",
-            "GDS_KERNEL",
+            " GDS_KERNEL",
         ] {
             assert!(kernels(text).is_empty(), "{text}");
         }
