@@ -90,7 +90,7 @@
 //! there are. At most 65,536 may be unfinished, or held, at a time.
 //!
 //! # Errors and time
-//! A request that fails says so to whoever waits for it or tests it. A failure that no call has
+//! A wait or test of a request that failed returns its failure. A failure that no call has
 //! returned is returned by [`Context::synchronize`], if the stream posted the request or waited for
 //! it, by [`Context::close`] or by [`Context::take_error`]: the first one, once, with kind, rank, tag
 //! and number. Failures of requests whose handles were dropped are logged as well.
