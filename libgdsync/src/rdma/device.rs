@@ -269,8 +269,8 @@ impl Device {
     }
 
     /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
-    /// order in which they were posted. Not known of a NIC on a real fabric: one that spreads
-    /// packets over several paths has the NIC place them as they come.
+    /// order in which they were posted. False for a NIC on a real fabric: if the
+    /// fabric spreads packets over several paths, the NIC may place them as they arrive.
     pub fn keeps_write_order(&self) -> bool {
         self.nic().keeps_order()
     }
@@ -542,7 +542,7 @@ impl Mr {
                 let region = region.clone();
                 // Ends the registration: peers do not reach the memory any more.
                 drop(self);
-                // SAFETY: made of a buffer, as checked, and nobody had a handle since.
+                // SAFETY: made of a buffer, as checked, and no other handle exists since.
                 Ok(unsafe { region.release() })
             }
             Err(e) => Err((self, e)),
