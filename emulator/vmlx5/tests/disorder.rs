@@ -1,5 +1,5 @@
-//! WRITEs that are placed out of order: what may be seen early, what may not, and that nothing is
-//! done twice.
+//! WRITEs that are placed out of order: which of them may be visible early, which may not, and that
+//! nothing is done twice.
 
 mod rig;
 
