@@ -120,7 +120,7 @@ impl Region {
         match self.0.buffer {
             Some(_) => Ok(()),
             None => {
-                let what = format!("{self:?} was not made of one");
+                let what = format!("{self:?} was not made of a buffer");
                 Err(Error::new(GIVE_BACK, Kind::Invalid, what))
             }
         }

@@ -532,7 +532,8 @@ impl Mr {
         let settled = region.check_buffer().and_then(|()| {
             if !host.wait_until(Some(deadline), &mut || alone()) {
                 let others = Arc::strong_count(&self.0).saturating_sub(1);
-                let what = format!("{self:?}: {others} others hold it, or requests in flight");
+                let what =
+                    format!("{self:?}: {others} other handles or requests in flight hold it");
                 return Err(Error::new("give buffer back", Kind::Timeout, what));
             }
             region.settle(self.0.nic.holds(region), deadline)

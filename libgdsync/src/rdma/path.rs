@@ -144,7 +144,7 @@ fn number(
     match value.filter(|value| (least..=most).contains(value)) {
         Some(value) => Ok(Some(value)),
         None => {
-            let what = format!("{name}={said}: it is a number from {least} to {most}");
+            let what = format!("{name}={said}: it must be a number from {least} to {most}");
             Err(Error::new(CONFIGURE, Kind::Invalid, what).limit(most))
         }
     }

@@ -289,7 +289,7 @@ impl Peer {
         }
         self.tells = Some(tell);
         let (me, rank) = (ground.me, self.rank);
-        tracing::info!(target: "mp", "rank {me}: rank {rank} is told by {tell}: {why}");
+        tracing::info!(target: "mp", "rank {me}: message words to rank {rank} are {tell}: {why}");
         Ok(())
     }
 

@@ -49,9 +49,9 @@ impl Tell {
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
     pub(super) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
-        let forced = "MP_TELL or Builder::tell says so";
+        let forced = "MP_TELL or Builder::tell forces it";
         if on(Mutant::PlainTell) {
-            return Ok((Tell::Write, "a mutant says so"));
+            return Ok((Tell::Write, "a mutant forces it"));
         }
         let chosen = match (self, keeps) {
             (Tell::Write, _) => (Tell::Write, forced),
@@ -61,8 +61,8 @@ impl Tell {
         };
         if chosen.0 == Tell::Read && !reads {
             let what = "the peer's NIC may place WRITEs out of order, and the NIC here does no READ \
-                        that could keep a message's word behind its payload; MP_TELL=write goes \
-                        without, where the fabric has one path between the two";
+                        that could keep a message's word behind its payload; MP_TELL=write \
+                        needs no READ and is right where the fabric has one path between the two";
             return Err(Error::new("open lane", Kind::Unsupported, what));
         }
         Ok(chosen)
