@@ -22,7 +22,7 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   tsan  [PKG..]  the threaded packages' tests under the thread sanitizer
   asan           the virtual NIC's tests and the fuzzer's corpora under the address sanitizer
   packages [COMMAND [STEP..]]
-                 installs the packages of Debian that a command wants (test), and does nothing else
+                 only installs the Debian packages that a command needs (default: test)
   help           this list
 USAGE
 }
@@ -31,10 +31,10 @@ say() { printf '==> %s\n' "$*"; }
 die() { printf 'build.sh: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
-# What commands and steps want beyond Rust: who wants it, a program, a file, or a module of Python's,
-# and the package of Debian that brings it. All that a command wants is installed before it builds
-# anything, because build scripts and tests look for it. `build` is for whatever compiles; `virt` is
-# what GDS_REQUIRE=virt makes the step unit want.
+# What commands and steps need beyond Rust, one thing a line: the command or step; a program, a
+# file or a Python module; the Debian package that contains it. All that a command needs is
+# installed before it builds anything, because build scripts and tests look for it. `build` is for
+# every command that compiles; `virt` for the step unit with GDS_REQUIRE=virt.
 WANTS="
 build     cc                                gcc
 build     g++                               g++
@@ -57,7 +57,7 @@ tsan      nm                                binutils
 hardware  strip                             binutils
 "
 
-# is_here WANTED: a program, a file or PYTHON:MODULE is on this machine.
+# is_here WANTED: whether a program, a file or PYTHON:MODULE is on this machine.
 is_here() {
     case "$1" in
     /*) [ -e "$1" ] ;;
@@ -66,7 +66,7 @@ is_here() {
     esac
 }
 
-# lacking NAME..: of what these commands and steps want, what is not here: WANTED PACKAGE a line.
+# lacking NAME..: what these commands and steps need and this machine lacks, as lines of WANTED PACKAGE.
 lacking() {
     local who wanted package
     while read -r who wanted package; do
@@ -75,7 +75,7 @@ lacking() {
     done <<<"$WANTS"
 }
 
-# prepare NAME..: what these commands and steps want is here, or Debian brings it, or we say so.
+# prepare NAME..: installs what these commands and steps need; fails if that is not possible.
 prepare() {
     local missing names packages
     case " $* ,${GDS_REQUIRE:-}," in *" unit "*,virt,*) set -- "$@" virt ;; esac
@@ -88,7 +88,7 @@ prepare() {
     [ -z "$missing" ] || die "still missing after installing $packages: $missing"
 }
 
-# bring WHAT PACKAGES: installs Debian's PACKAGES for the sake of WHAT.
+# bring WHAT PACKAGES: installs the Debian packages PACKAGES, which contain WHAT.
 bring() {
     local root=""
     if [ "$(id -u)" -ne 0 ]; then
@@ -141,7 +141,7 @@ run_steps() {
     done
 }
 
-# steps_of COMMAND [ARGUMENTS]: the steps that it runs; none if it has none.
+# steps_of COMMAND [ARGUMENTS]: the steps that the command runs, if it has any.
 steps_of() {
     local command="$1"
     shift
@@ -152,7 +152,7 @@ steps_of() {
     esac
 }
 
-# prepare_for COMMAND [STEP..]: all that it wants is here.
+# prepare_for COMMAND [STEP..]: installs all that it needs.
 prepare_for() {
     case "$1" in
     help | -h | --help) ;;
@@ -441,7 +441,7 @@ asan() {
 # whose guard by signals the sanitizer's own handler of SIGSEGV would take the place of
 # (VMLX5_GUARD=syscall goes with it).
 step_asan() {
-    say "asan: tests of vmlx5, vmlx5-uverbs and of memory that is handed over, under the address sanitizer"
+    say "asan: tests of vmlx5, vmlx5-uverbs and libmp's memory, under the address sanitizer"
     asan cargo test --locked --lib --tests -p vmlx5 -p vmlx5-uverbs
     asan cargo test --locked -p libmp --test memory
 }

@@ -1,5 +1,5 @@
 //! The matrix of messages where NICs place WRITEs out of order: each setting once on the software
-//! GPU, and any two together with `--pairwise`. It takes what `conformance mp` does.
+//! GPU, and every pair of settings with `--pairwise`. It takes the options of `conformance mp`.
 
 fn main() {
     conformance::hardware::play_role();

@@ -13,7 +13,7 @@ fn every_message_arrives_whatever_the_program_and_the_schedule() {
     gds_driver::sim::seeds(200, mp_sim::talk::run);
 }
 
-/// A message is told of behind its payload, whatever the fabric does.
+/// The word of a message becomes visible after its payload, even if WRITEs are reordered.
 #[test]
 fn the_stencil_is_the_serial_one_where_writes_are_placed_out_of_order() {
     gds_driver::sim::seeds(100, mp_sim::halo::run_in_disorder);

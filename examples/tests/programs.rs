@@ -166,7 +166,7 @@ fn a_difference_is_a_failure() {
     assert!(!out.contains(" 0 of 3072"), "{out}");
 }
 
-/// With `GDS_TRACE=1` each rank shows its trace, each line behind its number.
+/// With `GDS_TRACE=1` each rank prints its trace; each line begins with the rank.
 #[test]
 fn traces_are_shown_on_standard_error_with_the_rank_in_each_line() {
     let mut command = Command::new(mprun());
@@ -187,7 +187,7 @@ fn traces_are_shown_on_standard_error_with_the_rank_in_each_line() {
     assert!(labelled, "{err}");
 }
 
-/// `GDS_TRACE=PATH` is a file of each rank's own, or a failure that names it.
+/// With `GDS_TRACE=PATH` each rank has a file of its own; if it cannot be opened, an error names it.
 #[test]
 fn each_rank_has_a_trace_file() {
     let path = std::env::temp_dir().join(format!("mp-trace-{}", std::process::id()));
@@ -215,7 +215,7 @@ fn each_rank_has_a_trace_file() {
     );
 }
 
-/// What `GDS_LOG` cannot be is an error of every program.
+/// An unknown value of `GDS_LOG` is an error of every program.
 #[test]
 fn what_is_no_level_of_the_log_is_refused() {
     let mut command = Command::new(SENDRECV);

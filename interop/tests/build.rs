@@ -14,8 +14,8 @@ fn main() {
         ];
         let mut paths = folders.iter().map(|folder| Path::new(folder).join(name));
         let found = paths.find(|path| path.exists());
-        // What is missing is not named itself, since cargo would take it for changed each time,
-        // but what is written anew when a library is installed.
+        // Cargo treats a missing file as changed each time, so this names what an installation of a
+        // library writes instead.
         let seen = found.clone().unwrap_or("/etc/ld.so.cache".into());
         println!("cargo::rerun-if-changed={}", seen.display());
         found.is_some()

@@ -1,13 +1,14 @@
-//! What the launcher of a job says of this process by variables.
+//! The rank of this process, read from a launcher's variables.
 
 /// This process's rank: `MP_RANK`, else the variable of torchrun, Open MPI, PMIx, PMI or SLURM, in
-/// the order in which `mp` asks them. None if no launcher has started it. Nothing is checked here:
-/// this names files and lines of a log.
+/// the order in which `mp` reads them. `None` if no launcher has started the process, or if the
+/// value is not a number: this is only for names of files and lines of a log.
 pub fn rank() -> Option<u32> {
     rank_by(|name| std::env::var(name).ok().filter(|text| !text.is_empty()))
 }
 
-/// Each variable with the one beside which it means a rank: others set the first alone too.
+/// Each variable, with the one that has to be set too: other programs set `RANK` and
+/// `SLURM_PROCID` alone.
 const RANKS: [(&str, &str); 7] = [
     ("MP_RANK", "MP_RANK"),
     ("RANK", "WORLD_SIZE"),

@@ -63,13 +63,14 @@
 //! [`QpConfig::timeout`](rdma::QpConfig) or of the wait.
 //!
 //! # Threads
-//! Everything is `Send`; regions, registrations and devices are `Sync`. One thread in the
-//! background, the watcher, looks after all queue pairs about once a millisecond; the software
-//! devices have a thread of their own, and the proxy one where it is used.
+//! Everything is `Send`; regions, registrations and devices are `Sync`. Each device has a
+//! background thread, its watcher, which visits the device's queue pairs about once a millisecond;
+//! the software devices have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
-//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`, and the
-//! paths of libraries: see `docs/env.md`.
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`,
+//! `GDS_FAULTS`, the settings of [`PathConfig`](rdma::PathConfig) and the paths of libraries: see
+//! `docs/env.md`.
 
 mod error;
 pub mod gpu;

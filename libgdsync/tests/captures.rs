@@ -77,7 +77,7 @@ const FILL: usize = size_of::<Fill>();
 
 unsafe extern "C" fn nothing(_: *const c_void) {}
 
-/// Tries every call; answers what went wrong.
+/// Tries every call; returns the failures.
 fn refused(rig: &Rig) -> Vec<String> {
     let mut wrong = Vec::new();
     for (what, call) in CALLS {

@@ -17,7 +17,7 @@ const COMPUTE_MODE: i32 = 20;
 const PROHIBITED: i32 = 2;
 const EXCLUSIVE_PROCESS: i32 = 3;
 
-/// Whatever names no GPU takes the one of this index.
+/// Each way to open a GPU without a number opens the GPU of this index.
 #[track_caller]
 fn taken(index: u32) {
     let wanted = Gpu::cuda(index).unwrap();
@@ -73,8 +73,8 @@ fn a_local_rank_that_is_no_number_is_an_error() {
     Gpu::open("cuda:1").unwrap();
 }
 
-/// A GPU that allows one context is used by the application's alone. Memory that is given back
-/// while a stream waits is freed when all streams are idle: its free would wait too.
+/// A GPU that allows one context is used with the application's only. Memory that is given back
+/// while a stream waits is freed when all streams are idle, because its free would block.
 #[test]
 fn an_exclusive_gpu_is_used_with_one_context() {
     inside!(Variant::default());
@@ -104,7 +104,7 @@ fn an_exclusive_gpu_is_used_with_one_context() {
     let mut got = [0; 64];
     memory[0].read(0, &mut got).unwrap();
     assert_eq!(got, [7; 64]);
-    // A stream that is idle would free at once, were the other one not there.
+    // Without the other stream, memory of an idle stream would be freed at once.
     assert!(other.synchronize(LIMIT).unwrap());
     drop(memory);
     std::thread::sleep(Duration::from_millis(50));

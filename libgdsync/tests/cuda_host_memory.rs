@@ -195,7 +195,7 @@ fn host_memory_of_devices_and_of_nobody() {
     until("all is given back", || control.live()["registered"] == 0);
 }
 
-/// Says when it is dropped.
+/// Records its drop.
 struct Told(Arc<AtomicBool>);
 
 impl Drop for Told {
@@ -223,7 +223,7 @@ fn write(gpu: &Gpu, stream: &Stream, region: &Region, value: u32) {
     post(gpu, stream, &[write]).unwrap();
 }
 
-/// What keeps the application's memory is dropped when no stream has anything to do with it.
+/// The owner of the application's memory is dropped when no stream can reach the memory.
 #[test]
 fn an_owner_is_dropped_behind_the_last_use() {
     inside!(Variant::default());

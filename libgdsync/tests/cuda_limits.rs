@@ -259,9 +259,9 @@ fn streams_that_pass_by_a_word_of_the_applications() {
     }
 }
 
-/// A proof stands for everything that was enqueued until the next wait: what is behind the wait that
-/// was passed runs by itself. So all of that room is given back, and what the driver still holds
-/// never blocks who enqueues.
+/// A proof covers everything that was enqueued until the next wait: the work behind a wait that was
+/// passed runs without a further wait. So all of its room is given back, and what the driver still
+/// holds never blocks an enqueue.
 #[test]
 fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
     inside!(Variant::default());

@@ -217,8 +217,8 @@ fn a_code_in_the_middle_of_a_list() {
     drop(r);
 }
 
-/// What a list that failed half way has left on a stream is over before its queue pairs are reset:
-/// a wait in the first half is let go, and what the second half was to post is flushed.
+/// A reset waits until a stream is past the first half of a list that failed: a wait there is
+/// released, and the receives of the second half are flushed.
 #[test]
 fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
     inside!(Variant::default());

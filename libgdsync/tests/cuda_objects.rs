@@ -534,7 +534,7 @@ fn other_process(gpu: &Gpu) {
     }
 }
 
-/// A descriptor reaches the pages of its region and no others: they are given to nobody else, and
+/// A descriptor reaches the pages of its region and no others: these are not allocated again, and
 /// the rest of their unit is.
 #[test]
 fn exported_pages_are_not_given_out_again_and_their_neighbours_are() {

@@ -238,7 +238,7 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
     }
 }
 
-/// A request that was aborted is never told of as one that succeeded, however long ago that was.
+/// `poll` never returns success for an aborted request, however long ago it was aborted.
 #[test]
 fn what_was_aborted_long_ago_has_not_succeeded() {
     let gpu = Gpu::soft().unwrap();

@@ -253,7 +253,8 @@ fn a_port_that_comes_back_ends_nothing() {
     assert_eq!(p.b.error(), None);
 }
 
-/// The watcher of the first NIC is stuck in a call of its driver; the second NIC's work times out.
+/// The watcher of the first NIC is stuck in a call of its driver; work of the second NIC still ends
+/// at its time limit.
 fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     let gpu = Gpu::soft().unwrap();
     let open = |name: &str| {
@@ -314,7 +315,7 @@ fn a_driver_call_that_never_returns_delays_no_other_nic_with_proxies() {
     a_stuck_nic_delays_no_other(Endpoint::Proxy);
 }
 
-/// By a file that the stand-in writes: the steps to ready to send of both queue pairs.
+/// The steps to ready to send of both queue pairs, from a file that the stand-in writes.
 #[track_caller]
 fn steps(path: PathConfig) -> Vec<String> {
     let log = std::env::var("ODD_LOG").unwrap();
@@ -387,7 +388,7 @@ fn the_driver_is_handed_the_settings_of_the_environment() {
         "to 3: timeout 18 retry 5 rnr_retry 3",
     ];
     assert_eq!(steps(PathConfig::default()), set);
-    // What is set in code goes before.
+    // A setting in code goes before the variable.
     let path = PathConfig {
         retry_count: Some(1),
         ..PathConfig::default()

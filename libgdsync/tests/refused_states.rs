@@ -1,6 +1,6 @@
-//! Queue pairs whose way to a peer the kernel refuses once: what was posted before is neither lost
-//! nor posted twice. By libmlx5 as it is installed, over a virtual ConnectX, behind a libibverbs
-//! that refuses one state.
+//! Queue pairs whose connect the kernel refuses once: receives posted before are neither lost nor
+//! posted twice. Over the installed libmlx5 and a virtual ConnectX, with a libibverbs in front that
+//! refuses one change of state.
 
 mod verbs_device;
 mod virtual_nic;
@@ -44,7 +44,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Goes on in a process of its own in which this is refused.
+/// Runs the test in a process of its own in which this state is refused.
 macro_rules! refusing {
     ($state:expr) => {
         inside!(&[
@@ -145,7 +145,7 @@ fn receives_posted_before_a_refused_activation_take_messages_after_the_next() {
     rig.messages(receives);
 }
 
-/// Behind ready to receive there is no way back: messages may have come.
+/// After ready to receive, the queue pair cannot go back: messages may have arrived.
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {

@@ -185,8 +185,8 @@ fn receives_that_nothing_matched_do_not_forbid_a_reset() {
     }
 }
 
-/// A stream that has receives to post writes the doorbell record when it comes to them: into a queue
-/// pair that was reset meanwhile it would hand entries of before.
+/// A stream writes the doorbell record when it reaches the receives that it has to post. If the queue
+/// pair were reset meanwhile, that record would revive entries from before the reset.
 #[test]
 fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
     for (path, config) in paths() {

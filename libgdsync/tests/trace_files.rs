@@ -1,5 +1,5 @@
-//! What `GDS_TRACE` names is written, or opening the GPU fails: each test in a process of its own,
-//! since the environment is a process's.
+//! The file that `GDS_TRACE` names is written, or opening the GPU fails. Each test runs in a process
+//! of its own, because the environment belongs to the process.
 
 mod child;
 

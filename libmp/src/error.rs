@@ -36,7 +36,7 @@ pub enum Kind {
     Protocol,
     /// Ranks that did not come.
     Missing,
-    /// The bootstrap has lost its way to the other ranks (its store has died): peers and tags that
+    /// The bootstrap does not reach the other ranks (its store has died): peers and tags that
     /// are open stay usable, and no others can be opened.
     BootstrapLost,
     /// Something that is needed is not there.

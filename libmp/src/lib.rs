@@ -65,9 +65,9 @@
 //! A receive may have more room than the message needs; what lies behind the message stays as it
 //! is. Less room is an error on both sides ([`Kind::Truncated`]), nothing is written, and the
 //! next message under the tag is received as if nothing had been. The sender of a short message
-//! may have gone on before: it learns from its request, while it holds it, and from
-//! [`Context::error_word`]. Where a length word says how long a message is, its declared most
-//! counts: a receive of at most the eager limit is too short for one that is declared longer.
+//! may have gone on before: it learns from its request, while it holds it, from
+//! [`Context::error_word`] and from [`Context::close`]. Where a length word says how long a
+//! message is, its declared most counts: a receive of at most the eager limit is too short for one that is declared longer.
 //!
 //! # Short and long messages
 //! Up to the eager limit (4096 bytes, [`Builder::eager_limit`]) a message goes into a slot of the
@@ -81,8 +81,8 @@
 //! Everything happens in stream order: memory is read when the stream gets to the send, and
 //! may be written from when it gets to the receive. A stream stands still at a send without room
 //! and at a long send without receive, and at every wait. Each stream has a queue pair of its own
-//! to each peer, so that one which stands still does not hold up another; from the eighth stream
-//! that a context has seen on they share. Which orders cannot end is told in `docs/deadlocks.md`.
+//! to each peer, so that one which stands still does not hold up another; streams share queue pairs
+//! only while more than seven of them exist. `docs/deadlocks.md` says which orders cannot end.
 //!
 //! # Completion
 //! A send has ended when its memory may be written again, a receive when the message is in
@@ -90,7 +90,7 @@
 //! there are. At most 65,536 may be unfinished, or held, at a time.
 //!
 //! # Errors and time
-//! A request that fails says so to whoever waits for it or tests it. A failure that no call has
+//! A wait or test of a request that failed returns its failure. A failure that no call has
 //! returned is returned by [`Context::synchronize`], if the stream posted the request or waited for
 //! it, by [`Context::close`] or by [`Context::take_error`]: the first one, once, with kind, rank, tag
 //! and number. Failures of requests whose handles were dropped are logged as well.
@@ -106,10 +106,11 @@
 //!
 //! # Progress
 //! Messages on streams need no CPU once both ranks have used the tag. Everything else is done in
-//! the background by the thread of gdsync's watcher, or by the program ([`Progress::Manual`]).
+//! the background by a thread of the context, or by the program ([`Progress::Manual`]).
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_ENDPOINT`, and who is in the job: see `docs/env.md`.
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_ENDPOINT`, `MP_TELL`, and the variables of the job:
+//! see `docs/env.md`.
 
 pub mod bootstrap;
 mod context;

@@ -8,7 +8,7 @@ gds_step::mutants! {
     EarlySlotReuse,
     /// A large receive does not tell its sender that it is there.
     MissingReadyWord,
-    /// A peer is told by a plain WRITE, whatever its NIC does with the order of WRITEs.
+    /// Words are plain WRITEs, even to a peer whose NIC may place WRITEs out of order.
     PlainTell,
     /// Two messages of one tag take each other's number.
     SwappedMatchOrder,

@@ -1,4 +1,4 @@
-//! Contexts whose bootstrap has lost its way to the other ranks, and how often contexts ask a
+//! Contexts whose bootstrap no longer reaches the other ranks, and how often contexts ask a
 //! bootstrap which ranks are gone.
 
 #[path = "common/sim.rs"]
@@ -23,14 +23,14 @@ struct Store {
     looks: Arc<[AtomicU64; 4]>,
     /// A bit for each rank that is gone.
     gone: Arc<AtomicU64>,
-    /// Closed, a look does not end before it is opened.
+    /// While it is closed, a call of `gone` does not return.
     gate: Arc<Gate>,
 }
 
 #[derive(Debug, Default)]
 struct Gate {
     closed: AtomicBool,
-    /// A look stands before it.
+    /// A call of `gone` waits before it.
     reached: AtomicBool,
 }
 
@@ -236,7 +236,7 @@ fn all_ranks_are_not_waited_for_without_a_bootstrap() {
     });
 }
 
-/// The channels of tags that were used once are asked about when most places are taken.
+/// Channels of tags that were used once are retired when most places are taken.
 #[test]
 fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
     const TAGS: u32 = 4;
@@ -266,7 +266,7 @@ fn tags_stay_open_when_nobody_can_be_asked_to_retire_them() {
     assert_eq!(run.warnings.all().len(), 2, "{:#?}", run.warnings.all());
 }
 
-/// A file system that is full for a while, say.
+/// As with a file system that is full for a while.
 #[test]
 fn what_could_not_be_said_is_said_when_the_way_is_back() {
     let store = Store::default();
@@ -321,7 +321,7 @@ fn an_idle_context_looks_for_gone_ranks_ten_times_a_second() {
     });
 }
 
-/// On real threads, as a file system that does not answer would have it.
+/// On real threads: the bootstrap stands for a file system that does not answer.
 #[test]
 fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
     let store = Store::default();

@@ -1,5 +1,5 @@
-//! Errors reach the application: `close` returns what it did not take otherwise. Texts name
-//! direction, rank, tag, number and limit, and what is known of the peer's life.
+//! Errors reach the application: `close` returns failures that no other call has returned. Texts
+//! name direction, rank, tag, number and limit, and say whether the peer is alive.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -317,7 +317,7 @@ fn timeout_of_receive_from_any_rank_says_so() {
     });
 }
 
-/// How the peer's end shows in the error of a stream that waits for a message of it.
+/// The error of a stream that waits for a message, by how the peer ended.
 #[test]
 fn dead_peers_have_other_texts_than_living_ones() {
     let texts = [

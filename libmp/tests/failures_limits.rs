@@ -396,11 +396,11 @@ fn tags_that_nothing_is_received_under_pin_bounded_memory() {
             let accepted = (0..3 * PLACES).take_while(|tag| send(*tag).is_ok()).count();
             assert_eq!(accepted as u32, PLACES);
             rank.barrier();
-            // What is received under, from this rank or anybody, needs no place.
+            // Tags with a receive, from this rank or any, do not count.
             send(PLACES).unwrap();
             send(PLACES + 1).unwrap();
             rank.barrier();
-            // There is one again, and the message waits for a late receive in it.
+            // There is room for a mailbox again, and the message waits in it for a late receive.
             send(PLACES + 2).unwrap();
             assert_eq!(send(PLACES + 3).unwrap_err().kind(), Kind::Timeout);
             rank.barrier();

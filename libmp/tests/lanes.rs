@@ -1,5 +1,5 @@
-//! Which queue pair a stream posts on: its own as long as there are some, that of a stream that is
-//! gone, and when all are taken the least used.
+//! Which queue pair a stream posts on: a new one while there are some, then one whose stream is
+//! gone, and if all are in use the one with the fewest streams.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -78,7 +78,7 @@ fn queue_pairs_of_streams_that_are_gone_are_given_to_others() {
     }
 }
 
-/// With seven streams that live, the eighth and the ninth share with different ones.
+/// While seven streams exist, the eighth and the ninth share different queue pairs.
 #[test]
 fn streams_that_share_a_queue_pair_share_the_least_used() {
     play(1, 2, |rank| {

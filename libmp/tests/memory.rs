@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_millis(50);
 const SIZE: usize = 1_234_567;
 const SIZES: usize = 8;
 
-/// How many buffers of each size live. Relaxed: only the value counts.
+/// How many buffers of each size are allocated. Relaxed: only the value counts.
 static LIVE: [AtomicI64; SIZES] = [const { AtomicI64::new(0) }; SIZES];
 
 /// Counts the buffers that the tests hand over.
@@ -66,7 +66,7 @@ fn lives(n: usize) -> bool {
     LIVE[n].load(Relaxed) == 1
 }
 
-/// Waits until the buffer is freed, which is not later than a while behind its last use.
+/// Waits until the buffer is freed, a bounded time after its last use.
 fn freed(n: usize) {
     let deadline = Instant::now() + LIMIT;
     while LIVE[n].load(Relaxed) != 0 {

@@ -1,4 +1,4 @@
-//! What keeps a message's word behind its payload: chosen for each peer, told, and forced.
+//! What keeps a message's word behind its payload: how it is chosen for each peer, shown and forced.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -19,7 +19,7 @@ fn open(rank: &Rank, ooo: f64, tell: Tell) -> Context {
         ..Faults::default()
     };
     let place = rank.place_with(SoftOptions::default(), true, faults);
-    // Numbers that soon need a 17th bit, and slots that soon come again.
+    // Numbers that soon need a 17th bit, and few slots, which are soon used again.
     let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).tell(tell);
     rank.open_at(&place, build)
 }
@@ -72,7 +72,7 @@ fn talk(ctx: &Context) -> usize {
     wrong
 }
 
-/// What two ranks come to whose NICs place `ooo` of the pieces late.
+/// Runs two ranks whose NICs place the share `ooo` of the pieces late, and checks their choices.
 fn told(seed: u64, ooo: [f64; 2], tell: Tell, expected: [Tell; 2]) {
     play(seed, 2, move |rank| {
         let ctx = open(rank, ooo[rank.me as usize], tell);

@@ -1,4 +1,4 @@
-//! What the environment requests and this machine lacks: programs that need it fail.
+//! What the environment requests and this machine lacks. Programs that need it fail.
 
 use crate::Report;
 use crate::uses::{self, Use};
@@ -71,7 +71,7 @@ fn of_use(report: &Report, used: &Use) -> Failure {
         failed: format!("{}: {}", used.purpose, used.because),
         remedy: match set.is_empty() {
             false => format!("{install}unset {set}: gdsync then chooses among what is present"),
-            // Only a GPU that is here and cannot be used is an error unasked.
+            // Without a request, the only error is a GPU that is present and unusable.
             true => "set GDS_GPU=soft, or GDS_GPU=cuda:INDEX for another GPU".to_owned(),
         },
     }

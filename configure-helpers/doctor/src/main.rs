@@ -1,7 +1,7 @@
 //! `gdsync-doctor`: prints what [`gdsync_doctor::examine`] finds, as text or as JSON.
 //!
-//! What is missing is a finding and not a failure. The exit code is 1 if the environment asks for
-//! what is not here, or if the doctor itself could not work.
+//! Something missing is a finding, not a failure. The exit code is 1 if the environment asks for
+//! something that is absent, or if the doctor itself fails.
 
 use anyhow::Context;
 use clap::Parser;

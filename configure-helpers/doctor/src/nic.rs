@@ -315,7 +315,7 @@ fn between_hosts(driven: Driven<'_>) -> Use {
     }
 }
 
-/// What keeps the word that tells of a message behind its payload.
+/// What keeps the word that announces a message behind its payload.
 fn told(report: &Report, driven: Driven<'_>) -> Use {
     const WRITE: &str = "a plain WRITE of a word";
     const READ: &str = "a WRITE of a word that waits for a READ behind the payload";

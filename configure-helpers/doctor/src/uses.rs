@@ -20,7 +20,7 @@ pub struct Use {
     pub because: String,
 }
 
-/// The choice where opening what is asked for is an error.
+/// The choice if opening what the environment asks for fails.
 pub(crate) const ERROR: &str = "nothing: an error";
 
 pub(crate) const RUNTIME: &str = "GPU runtime";
@@ -57,7 +57,7 @@ fn asked(report: &Report) -> Asked {
     }
 }
 
-/// Where the launcher says that the process is on its host.
+/// The local rank, if a launcher passes one.
 pub(crate) fn local_rank(report: &Report) -> Result<Option<LocalRank>, String> {
     LocalRank::find(&|name| report.variables.get(name).cloned())
 }

@@ -16,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 /// The target of the trace that `GDS_TRACE=1` asks gdsync for.
 const TRACE: &str = "gdsync::trace";
 
-/// `GDS_LOG` is set to what is no level.
+/// `GDS_LOG` is not a level.
 #[derive(Debug, thiserror::Error)]
 #[error("GDS_LOG={0:?}: must be off, error, warn, info, debug or trace")]
 pub struct NoLevel(String);
@@ -25,7 +25,7 @@ pub struct NoLevel(String);
 /// put before each line. If a subscriber is installed already, that one stays.
 ///
 /// # Errors
-/// `GDS_LOG` is no level.
+/// `GDS_LOG` is not a level.
 pub fn init(rank: Option<u32>) -> Result<(), NoLevel> {
     let variable = |name| std::env::var_os(name).unwrap_or_default();
     let level = level(&variable("GDS_LOG").to_string_lossy())?;
@@ -59,7 +59,7 @@ fn subscriber(
     tracing_subscriber::registry().with(shown).with(lines)
 }
 
-/// `rank 3: WARN mp: text`, and for text of several lines, so many of these.
+/// Formats an event as `rank 3: WARN mp: text`, each line of the text with this prefix.
 struct Lines {
     rank: Option<u32>,
 }

@@ -6,11 +6,11 @@ use anyhow::bail;
 
 use crate::hosts::Host;
 
-/// The remedy for what cannot be found out.
+/// The remedy if the address cannot be found.
 const SAY: &str = "say by --bind ADDRESS where to listen (0.0.0.0: on every address)";
 
-/// The address of this host from which the system reaches the other ones. `called` is what ranks
-/// are told to call this host, if that is said: if it is an address of this host, that one.
+/// The address of this host from which the system reaches the other hosts; or `called`, the name
+/// that ranks are told to use for this host, if it is an address of this host.
 ///
 /// # Errors
 /// No host can be resolved, or they are reached from different addresses.
@@ -22,7 +22,7 @@ pub fn address(hosts: &[Host], called: Option<&str>) -> anyhow::Result<IpAddr> {
     let mut found: Option<(&str, IpAddr)> = None;
     let mut unknown = Vec::new();
     for host in hosts.iter().filter_map(|host| host.name.as_deref()) {
-        // What ssh takes may begin with a user's name.
+        // A host for ssh may begin with a user's name.
         let name = host.rsplit_once('@').map_or(host, |(_, name)| name);
         let Some(own) = resolve(name).find_map(source) else {
             unknown.push(host);
@@ -51,7 +51,7 @@ fn is_own(address: IpAddr) -> bool {
     !address.is_unspecified() && UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The address from which the system sends to another. Nothing is sent.
+/// The address from which the system would send to another. Nothing is sent.
 fn source(to: IpAddr) -> Option<IpAddr> {
     let any = match to {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),

@@ -110,7 +110,7 @@ fn main() -> ExitCode {
 fn arguments() -> Args {
     let mut words: Vec<_> = std::env::args_os().collect();
     Args::try_parse_from(&words).unwrap_or_else(|e| {
-        // One of the launched program's is no reason to fail, so this is another.
+        // A `-np` of the launched program parses without an error, so this one is mprun's.
         match words.iter_mut().find(|word| *word == "-np") {
             Some(word) => *word = "-n".into(),
             None => e.exit(),

@@ -125,8 +125,8 @@ impl Bootstrap for Told {
     }
 }
 
-/// WRITEs that become visible out of order; every fourth seed on a wire that loses and doubles as
-/// well.
+/// WRITEs that become visible out of order; on every fourth seed the wire also loses and doubles
+/// frames.
 pub fn disorder(seed: u64) -> Faults {
     let mut rng = Rng::with_seed(seed ^ 0xd150_d3e5);
     let bad = rng.u8(0..4) == 0;
@@ -273,8 +273,8 @@ impl Seat {
     }
 }
 
-/// Closes a context whose peer `lost` may not answer. Requests that were dropped have failed, with
-/// other ranks, too, which gave up themselves.
+/// Closes a context whose peer `lost` may not answer. Dropped requests have failed, also those with
+/// other ranks that gave up by themselves.
 pub fn close_without(ctx: &Context, lost: u32) {
     const FOR: Duration = Duration::from_secs(1);
     const TRIES: usize = 4;

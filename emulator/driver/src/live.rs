@@ -277,8 +277,8 @@ impl Host for Live {
         id
     }
 
-    /// Waits for the thread of `id` to finish its round, at most ten seconds: what a step is at
-    /// that has not ended by then is named by a warning, and the machine goes when it has. From
+    /// Waits for the thread of `id` to finish its round, at most ten seconds. If a step has not
+    /// ended by then, a warning names what it is doing, and the machine is detached when it ends. From
     /// inside a step of the same lane (or the destructor of a machine on it) the machine is
     /// detached after the round; doing so in a step is a mistake that debug builds report by a
     /// panic of that step.

@@ -115,7 +115,7 @@ fn a_store_that_nobody_rang_for_is_noticed() {
     }
 }
 
-/// As in a call of a driver that does not return.
+/// The stuck watcher stands for a call of a driver that does not return.
 #[test]
 fn a_watcher_that_is_stuck_stops_no_other() {
     let live = Live::new(LiveConfig::default()).unwrap();

@@ -80,7 +80,7 @@ pub(crate) struct Backing {
     addr: DevAddr,
     /// Where everybody else accesses it.
     span: Span,
-    /// What it has of the GPU's memory, if it is the GPU's.
+    /// Its share of the GPU's memory, if it is the GPU's.
     _share: Option<Share>,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Budget {
     used: AtomicUsize,
 }
 
-/// Some of it, given back when dropped.
+/// A part of a budget, given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -26,10 +26,10 @@ impl Budget {
         Arc::new(Budget { limit, used })
     }
 
-    /// `len` bytes of it.
+    /// Takes `len` bytes for `what`.
     ///
     /// # Errors
-    /// There is not so much left.
+    /// Less is left.
     pub(crate) fn take(self: &Arc<Budget>, what: &'static str, len: usize) -> Result<Share, Error> {
         let limit = self.limit;
         let more = |used: usize| used.checked_add(len).filter(|used| *used <= limit);

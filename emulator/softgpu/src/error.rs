@@ -108,7 +108,7 @@ pub enum Error {
     /// A length that no memory can have.
     #[error("{what}: a length of {len} bytes is not possible")]
     BadLength {
-        /// What was to be made.
+        /// What was to be allocated.
         what: &'static str,
         /// The length wanted.
         len: usize,
@@ -116,7 +116,7 @@ pub enum Error {
     /// More memory than the GPU has left.
     #[error("{what} of {len} bytes: the GPU has {limit}, of which {used} are in use")]
     OutOfMemory {
-        /// What was to be made.
+        /// What was to be allocated.
         what: &'static str,
         /// The length wanted.
         len: usize,

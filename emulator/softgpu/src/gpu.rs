@@ -74,7 +74,7 @@ struct Grave {
     until: Vec<Mark>,
 }
 
-/// How far the streams of a GPU had been enqueued at some time.
+/// How far the streams of a GPU were enqueued when it was taken.
 pub struct Ends {
     core: Arc<Core>,
     marks: Vec<Mark>,
@@ -131,7 +131,7 @@ impl Core {
     pub(crate) fn engine_gone(&self) {
         self.state.store(STOPPED, Ordering::Release);
         lock(&self.fresh).clear();
-        // Dropped behind the lock: what keeps memory may free other memory.
+        // Dropped after the lock is released: an owner of memory may free other memory.
         let _graves = std::mem::take(&mut *lock(&self.graves));
     }
 
@@ -145,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Which kernel the engine runs, for people.
+    /// Names the kernel that the engine runs, for a warning.
     pub(crate) fn running_kernel(&self) -> Option<String> {
         let id = self.running.load(Ordering::Relaxed).checked_sub(1)?;
         let streams = lock(&self.streams);
@@ -153,7 +153,7 @@ impl Core {
         let kernel = stream.kernel().unwrap_or("?");
         let number = stream.number();
         Some(format!(
-            "stream {number} is in the kernel {kernel}, which does not give way"
+            "stream {number} is in the kernel {kernel}, which does not end or yield"
         ))
     }
 
@@ -194,7 +194,7 @@ impl Core {
     /// Unmaps freed memory that nothing can touch any more.
     pub(crate) fn bury(&self) {
         if self.any_graves.load(Ordering::Relaxed) {
-            // Dropped behind the lock: what keeps memory may free other memory.
+            // Dropped after the lock is released: an owner of memory may free other memory.
             let mut done = Vec::new();
             let mut graves = lock(&self.graves);
             let mut i = 0;

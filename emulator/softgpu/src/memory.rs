@@ -147,7 +147,7 @@ impl HostRegistration {
     /// Ends the registration at once, whatever streams have still to run.
     ///
     /// # Safety
-    /// No operation that was enqueued names the memory, but such as are known to have run: see
+    /// Every enqueued operation that names the memory is known to have run: see
     /// [`Gpu::ends`](crate::Gpu::ends).
     pub unsafe fn release(mut self) {
         self.0.unused = true;

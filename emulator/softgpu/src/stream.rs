@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     /// Whether the stream is capturing. Changed under the lock of `enqueue`, where whoever enqueues
     /// looks; others read it relaxed: nothing depends on it.
     capturing: AtomicBool,
-    /// By which number people know it. Relaxed: it is set before anything is enqueued.
+    /// The number that messages name it by. Relaxed: it is set before anything is enqueued.
     number: AtomicU64,
     /// The kernel that runs, or ran last.
     kernel: Mutex<Option<&'static str>>,
@@ -426,7 +426,7 @@ impl Stream {
         }
     }
 
-    /// Has messages name it by `number` in place of its own.
+    /// Sets the number that messages name it by.
     pub fn set_number(&self, number: u64) {
         self.0.shared.number.store(number, Ordering::Relaxed);
     }

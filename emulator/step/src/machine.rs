@@ -26,13 +26,13 @@ pub trait Machine: Send {
     /// A short name for traces: `gpu0.engine`, `nic1`.
     fn name(&self) -> String;
 
-    /// What says, from any thread, what a step is at that does not end; asked for once.
+    /// A function that names, from any thread, what a step that does not end is doing; taken once.
     fn probe(&self) -> Option<Probe> {
         None
     }
 }
 
-/// Answers what a machine's step is at now; `None`: it is not in a step that can tell.
+/// Names what a machine's step is doing now; `None`: it is in no step that can tell.
 pub type Probe = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Which thread of the driver steps a machine under `live` (`sim` has one thread).

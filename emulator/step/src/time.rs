@@ -32,7 +32,7 @@ impl Time {
 }
 
 /// The instant at which `limit`, counted from now, is over. A limit that is too long for the clock
-/// is one of a century.
+/// counts as a century.
 pub fn deadline(limit: Duration) -> Instant {
     after(Instant::now(), limit)
 }
@@ -40,7 +40,7 @@ pub fn deadline(limit: Duration) -> Instant {
 /// As [`deadline`], counted from `start`.
 pub fn after(start: Instant, limit: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-    // Both are added to what the machine has been up: the century always fits.
+    // The clock counts from the machine's start, so a century always fits.
     start.checked_add(limit).unwrap_or_else(|| start + CENTURY)
 }
 

@@ -87,7 +87,7 @@ pub enum Event {
         /// Whose.
         owner: u64,
     },
-    /// The NIC does nothing any more.
+    /// The NIC has failed and does no more work.
     DeviceFatal,
     /// A port went up or down.
     Port {

@@ -166,7 +166,7 @@ pub(crate) struct Core {
     /// Queue pairs whose clock runs.
     pub timers: Timers,
     pub events: Events,
-    /// It told that it does nothing any more.
+    /// It has reported that it failed.
     pub failed: bool,
     pub cq_failed: bool,
     /// A shared receive queue may have something to tell.
@@ -673,7 +673,7 @@ impl Nic {
         Ok(self.wire.is_up(port))
     }
 
-    /// Tells, once, that the NIC does nothing any more.
+    /// Reports, once, that the NIC failed.
     pub(crate) fn fail(&mut self) {
         if !std::mem::replace(&mut self.core.failed, true) {
             self.core.events.push(Source::Device);

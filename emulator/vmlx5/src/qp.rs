@@ -293,7 +293,7 @@ impl Qp {
         self.state = QpState::Err;
         self.resp.msg = None;
         self.resp.starved = false;
-        // What was not acknowledged need not come.
+        // What was not acknowledged need not be placed.
         self.resp.late.clear();
         self.sq.stop_clock();
     }

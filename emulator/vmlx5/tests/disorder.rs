@@ -1,5 +1,5 @@
-//! WRITEs that are placed out of order: what may be seen early, what may not, and that nothing is
-//! done twice.
+//! WRITEs that are placed out of order: which of them may be visible early, which may not, and that
+//! nothing is done twice.
 
 mod rig;
 
@@ -11,12 +11,12 @@ use rig::*;
 use vmlx5::fabric::faults::Faults;
 
 const US: Duration = Duration::from_micros(1);
-/// Long enough for everything that is late.
+/// Longer than the latest piece.
 const LATE: Duration = Duration::from_micros(50);
-/// Where the bytes that are told of lie, at the other end.
+/// The address of the data at the other end.
 const DATA: u64 = 0;
 const LEN: usize = 10_000;
-/// The word that tells.
+/// The address of the word behind the data.
 const WORD: u64 = 65_536;
 
 fn faults(seed: u64) -> Faults {

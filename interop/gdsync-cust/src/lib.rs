@@ -127,7 +127,7 @@ pub fn region<T: DeviceCopy + Pod + Send + Sync>(
 /// `buffer` stays as long as anything can reach the region: handles, registrations, requests in
 /// flight, and streams with enqueued operations. The library holds a region beyond the caller's
 /// last handle, so this is for buffers that stay until the process ends; [`region()`] keeps any
-/// other. Nobody relies on what arrives in it being a `T`.
+/// other. No code relies on received bytes being a `T`.
 ///
 /// # Errors
 /// As [`region()`].
@@ -172,7 +172,7 @@ unsafe impl<T: DeviceCopy> Sync for HostOwner<T> {}
 ///
 /// # Safety
 /// `buffer` stays as [`region_of`] says, unless [`pinned`] keeps it; no slice of it is in use while
-/// devices may write; nobody relies on what arrives in it being a `T`.
+/// devices may write; no code relies on received bytes being a `T`.
 ///
 /// # Errors
 /// As [`pinned`].

@@ -130,7 +130,7 @@ impl Backing {
     /// Frees it at once.
     ///
     /// # Safety
-    /// No operation that was enqueued names it, but such as are known to have run.
+    /// Every enqueued operation that names it is known to have run.
     unsafe fn release(self) {
         match self {
             // SAFETY: the caller's promise.
@@ -181,7 +181,7 @@ pub enum Left {
     Busy(EventHandle),
 }
 
-/// How far the streams of a GPU had been enqueued at some time.
+/// How far the streams of a GPU were enqueued when it was taken.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Ends {
@@ -271,7 +271,7 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     fn load_module(&self, image: &[u8]) -> Result<cuda::Module>;
 }
 
-/// Refuses host memory that is not there, before a device is pointed to it.
+/// Refuses host memory that is not mapped, before a device uses it.
 fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     const OPERATION: &str = "register host memory";
     let refused = |why: &str| {
@@ -287,7 +287,7 @@ fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
     let Some(end) = ptr.addr().checked_add(len) else {
         return refused("it goes past the end of the address space");
     };
-    // With this flag Linux writes nothing back: it only looks whether every page is mapped.
+    // With this flag Linux writes nothing back: it only checks that every page is mapped.
     // SAFETY: as said, it touches no memory.
     let answer = unsafe {
         let start = std::ptr::without_provenance_mut(start);
@@ -325,9 +325,9 @@ impl fmt::Debug for Gpu {
 impl Gpu {
     /// A software GPU of this process, run by its device thread.
     ///
-    /// When it is dropped it is waited for, at most ten seconds, until a kernel that runs gives way
-    /// or ends. After that a warning names the kernel and its stream, and the GPU, with all memory
-    /// that the kernel may still use, is kept until the kernel ends, or for as long as the process.
+    /// The drop of the GPU waits, at most ten seconds, until a running kernel yields or ends. After
+    /// that a warning names the kernel and its stream, and the GPU, with all memory that the kernel
+    /// may still use, is kept until the kernel or the process ends.
     ///
     /// # Errors
     /// The operating system gave no thread or memory file.
@@ -337,17 +337,17 @@ impl Gpu {
         soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }
 
-    /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`, which is as `cuda` if there is a GPU
-    /// of CUDA's that can be used, else a soft one.
+    /// A GPU by name: `soft`, `cuda:1`, `cuda`, or `auto`: `cuda` if CUDA has a usable GPU, else
+    /// `soft`.
     ///
-    /// `cuda` is the first GPU that CUDA shows, and in a job that has several ranks on the host the
-    /// one of this rank: its number there (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI,
-    /// Hydra or SLURM) modulo how many GPUs CUDA shows. Which one, and why, is told by an event; more
-    /// ranks than GPUs by a warning.
+    /// `cuda` is the first GPU that CUDA shows. In a job with several ranks on the host, it is the
+    /// GPU of the local rank (`MP_LOCAL_RANK`, or the variable of torchrun, Open MPI, Hydra or SLURM)
+    /// modulo the number of GPUs that CUDA shows. An event of the log says which one and why; more
+    /// ranks than GPUs is a warning.
     ///
     /// # Errors
-    /// `Invalid` for another name, and for a number of the rank that is none; else as [`Gpu::soft`]
-    /// and [`Gpu::cuda`].
+    /// `Invalid` for another name, and for a local rank that is not a number; else as
+    /// [`Gpu::soft`] and [`Gpu::cuda`].
     pub fn open(name: &str) -> Result<Gpu> {
         let wrong = || {
             let what = format!("{name:?}: known are soft, cuda, cuda:N, auto");
@@ -558,7 +558,7 @@ impl Gpu {
         // alone.
         match unsafe { self.0.runtime.register(ptr, len, Some(owner)) } {
             Ok(allocation) => Ok(Region::of_vec(self.clone(), allocation, buffer)),
-            // No device has written to it: what still holds it is about to let go.
+            // No device has written to it: what still holds it is about to be dropped.
             Err(e) => Err((Arc::unwrap_or_clone(buffer), e)),
         }
     }

@@ -101,8 +101,8 @@ impl Region {
         }
     }
 
-    /// The buffer that [`Gpu::adopt_vec`] took, for the only handle on a region that was used for
-    /// nothing yet; a copy of it where that is not so. Empty if it was not made of a buffer.
+    /// The buffer that [`Gpu::adopt_vec`] took, if this is the only handle and the region was not
+    /// used yet; otherwise a copy of it. Empty if the region was not made of a buffer.
     #[doc(hidden)]
     pub fn into_untouched_vec(self) -> Vec<u8> {
         self.into_vec(Duration::ZERO).unwrap_or_else(|(region, _)| {
@@ -120,7 +120,7 @@ impl Region {
         match self.0.buffer {
             Some(_) => Ok(()),
             None => {
-                let what = format!("{self:?} was not made of one");
+                let what = format!("{self:?} was not made of a buffer");
                 Err(Error::new(GIVE_BACK, Kind::Invalid, what))
             }
         }
@@ -157,7 +157,7 @@ impl Region {
     /// It was made of one, and after the last time that it was settled nobody had a handle on it
     /// to enqueue with.
     pub(crate) unsafe fn release(self) -> Vec<u8> {
-        // What NICs wrote, and is under way yet, holds the memory.
+        // Remote writes that are still in flight hold the memory.
         self.gpu().flush_remote_writes();
         let buffer = self.0.buffer.clone().unwrap_or_default();
         if let Some(inner) = Arc::into_inner(self.0) {
@@ -166,8 +166,7 @@ impl Region {
             // SAFETY: the caller's promise.
             unsafe { inner.allocation.backing.release() };
         }
-        // Held still only by who looked at the region in passing, and writes nothing: the bytes
-        // are copied then.
+        // If a thread that only inspects the region still holds it, the bytes are copied.
         Arc::unwrap_or_clone(buffer)
     }
 

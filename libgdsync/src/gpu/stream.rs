@@ -41,7 +41,7 @@ pub struct Stream {
     counted: bool,
 }
 
-/// A stream that is remembered and not held: its application may drop its handles and destroy it.
+/// A weak reference to a stream: the application may drop its handles and destroy the stream.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct WeakStream(Stream);
@@ -50,8 +50,8 @@ pub(crate) struct StreamInner {
     id: u64,
     gpu: Gpu,
     handle: StreamHandle,
-    /// Handles of the application's. Counted down with release and read with acquire under the
-    /// lock of `gone`, so that the end of the stream comes behind every use by a handle.
+    /// How many handles the application has. Counted down with release and read with acquire under
+    /// the lock of `gone`, so that the end of the stream comes behind every use by a handle.
     handles: AtomicUsize,
     /// Held while the stream is used without a handle, and while the last handle goes away.
     gone: Mutex<Option<Left>>,
@@ -62,7 +62,7 @@ impl StreamInner {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last handle of the application's is dropped.
+    /// Handles the drop of the application's last handle.
     #[cold]
     fn leave(&self) {
         let mut gone = self.gone();
@@ -324,9 +324,9 @@ impl Stream {
             .submit(self, &mut batch.clone(), &mut scratch, &mut false)
     }
 
-    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On CUDA a stream that is
-    /// being captured takes it into the graph: the only call of this library that such a stream
-    /// does not refuse.
+    /// Enqueues a kernel. `args` are the bytes of its parameter structure. On a CUDA stream that is
+    /// being captured the kernel goes into the graph; every other call of this library refuses such
+    /// a stream.
     ///
     /// # Safety
     /// The kernel does with its arguments what the language it is written in allows: pointers
@@ -369,7 +369,7 @@ impl Stream {
             word: mapped,
             value,
         });
-        // It would wait in the graph for what comes once.
+        // The graph may run many times, but what it waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
         let runtime = self.gpu().runtime();

@@ -1,8 +1,8 @@
 //! What a NIC reports outside of completion queues: its asynchronous events.
 //!
-//! Whoever reads an event stores here what it means; each queue pair's watcher looks up what
-//! concerns it. Stored is the state of the NIC, of its ports and of its queue pairs, not a list
-//! of events, so any number of watchers may look, in any order and at any time.
+//! The thread that reads an event stores its meaning here; the watcher of each queue pair looks up
+//! what concerns the queue pair. The table holds the state of the NIC, its ports and its queue
+//! pairs, not a list of events, so any number of watchers may read it, in any order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,9 +18,9 @@ use crate::status::Status;
 pub(crate) enum Report {
     /// Nothing that matters to it.
     None,
-    /// Its port is down. To be asked again: nothing is reported when that takes too long.
+    /// Its port is down. The watcher looks again: no event reports that this takes too long.
     Waiting,
-    /// It is of no use, but the NIC obeys: to be put in error, which flushes what is outstanding.
+    /// It is unusable, but the NIC works: putting it in error flushes what is outstanding.
     Failed(Status),
     /// The NIC closed it and flushes what is outstanding, by completion entries.
     Closed(Status),
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(events.of(5, at(0)), Report::None);
         let failed = Report::Lost(Status::CQ_FATAL);
         assert_eq!(events.of(6, at(0)), failed);
-        // What says less, or the same of a queue pair that is gone, changes nothing.
+        // A weaker report, or one about a queue pair that is gone, changes nothing.
         events.qp(6, Report::Closed(Status::PEER_ACCESS));
         assert_eq!(events.of(6, at(0)), failed);
         events.reset(6);

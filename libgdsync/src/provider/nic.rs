@@ -122,18 +122,18 @@ pub(crate) trait Nic: Send + Sync {
         true
     }
     /// Whether WRITEs of a peer's queue pair become visible in the order in which they were posted,
-    /// whatever the way between the two does.
+    /// on any fabric between the two.
     fn keeps_order(&self) -> bool {
         false
     }
     /// Handles on `region` that a registration of it keeps.
     fn holds(&self, region: &Region) -> usize;
     fn create_qp(&self, pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
-    /// To ready to send, from where a queue pair is made or reset. If that fails it is back there,
-    /// with the receives that were posted, and it may be tried again; with `Failed` it has to be
-    /// put in error and reset.
+    /// Changes a new or reset queue pair to ready to send. If that fails, the queue pair is in its
+    /// first state again, with the receives that were posted, and the call may be repeated; after
+    /// `Failed` the queue pair has to be put in error and reset.
     fn connect_qp(&self, qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
-    /// To ready to send datagrams, and to receive those that know `qkey`; as [`Nic::connect_qp`].
+    /// Readies a queue pair to send datagrams and to receive those with `qkey`; as [`Nic::connect_qp`].
     fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
     /// Makes a port known to which datagrams go.
     fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;
@@ -152,8 +152,8 @@ pub(crate) trait Nic: Send + Sync {
     fn report(&self, _qpn: u32, _now: Time) -> Report {
         Report::None
     }
-    /// Of a queue pair that was reported as lost: sees to it that the NIC writes no more of its
-    /// completion entries. Answers whether what is outstanding is flushed.
+    /// Stops the NIC from writing completion entries of a queue pair that was reported as lost.
+    /// Returns whether what is outstanding is flushed.
     fn lose_qp(&self, _qpn: u32) -> bool {
         false
     }

@@ -334,7 +334,7 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
     }
 }
 
-/// Brings an idle queue pair back to how [`build`] left it; for who has set `under_way`.
+/// Brings an idle queue pair back to how [`build`] left it. The caller has set `under_way`.
 pub(super) fn reset(core: &QpCore) -> Result<()> {
     let nic = &core.nic;
     let done = nic
@@ -373,11 +373,11 @@ pub(super) fn reset(core: &QpCore) -> Result<()> {
     let mut new = QpState::new(ud(send, core.transport), recv);
     new.epoch = epoch;
     new.flush_faults = core.flushes.fault.count();
-    // The number stays, and with it doorbells that are on their way.
+    // The queue pair keeps its number, so doorbells that are on their way still reach it.
     new.rung_by_streams = state.rung_by_streams;
     let old = std::mem::replace(&mut *state, new);
     drop(state);
-    // What its requests held ends without the lock.
+    // What its requests held is dropped without the lock.
     drop(old);
     Ok(())
 }

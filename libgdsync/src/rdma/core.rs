@@ -137,10 +137,10 @@ pub(crate) struct QpCore {
     /// Set when the owner has dropped the queue pair: the watcher finishes it.
     closing: AtomicBool,
     /// Set when it is closing and nothing of it is in flight: it is kept only until streams are
-    /// past its doorbell, which `ends` tells. Stored and loaded relaxed: the watcher alone acts on
+    /// past its doorbell, which `ends` records. Stored and loaded relaxed: only the watcher acts on
     /// it, others only count.
     leaving: AtomicBool,
-    /// How many holders of the lock are still letting go of what requests held. Raised under the
+    /// How many holders of the lock are still dropping what requests held. Raised under the
     /// lock, lowered (released) without it; `calls_nic` acquires, so that after it no registration of
     /// a request that is done is left.
     pub(super) letting_go: AtomicU32,
@@ -170,14 +170,14 @@ pub(crate) struct QpState {
     /// The NIC is to put the queue pair in error, once the lock is free.
     pub fails: bool,
     /// A call of the NIC that changes the state of the queue pair is under way, without the lock.
-    /// Nobody begins another.
+    /// No other is started meanwhile.
     pub under_way: bool,
-    /// What requests held last that are done: let go of once the lock is free.
+    /// Last references of completed requests, dropped once the lock is free.
     pub ended: Vec<Ended>,
     /// A stream was given a doorbell to ring.
     pub rung_by_streams: bool,
-    /// A list failed half way: when streams have run what they were given, nobody will post the
-    /// rest.
+    /// A list failed half way: how far streams have to run before it is certain that none of them
+    /// posts the rest.
     pub torn: Option<Ends>,
     /// How often the queue pair was reset.
     pub epoch: u32,
@@ -186,7 +186,7 @@ pub(crate) struct QpState {
     pub flush_faults: u32,
     /// Send requests that the proxy has rung for.
     pub rung: u64,
-    /// The NIC's reports that were looked at.
+    /// The number of the NIC's reports that was last looked up.
     pub(super) reports: u32,
     /// What the NIC reported about this queue pair.
     pub(super) reported: Option<Report>,

@@ -1,5 +1,5 @@
-//! What the NIC is asked for, and when: not with a lock in hand, and not while a stream may still
-//! ring. By a virtual NIC that looks at the queue pairs when it is called.
+//! When the library calls the NIC: not with a queue pair's lock held, and not while a stream may
+//! still ring. A virtual NIC looks at the queue pairs when it is called.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -174,8 +174,8 @@ fn gate(word: &Word32) -> Descriptor<'_> {
     }
 }
 
-/// A NIC that takes its time keeps nobody from a queue pair: registrations that end with a
-/// request, destinations too, and every change of state.
+/// A slow call of the NIC does not block the queue pair: not the end of a registration or of a
+/// destination with its request, and no change of state.
 #[test]
 fn no_lock_is_held_while_the_nic_is_called() {
     for transport in [Transport::Rc, Transport::Ud { qkey: 5 }] {
@@ -274,8 +274,8 @@ fn a_queue_pair_is_kept_until_streams_are_past_its_doorbell() {
     assert!(rig.gpu.host().wait_until(Some(deadline), gone));
 }
 
-/// The word by which a stream says that it has arrived at a wait with a limit is as old as the last
-/// such wait: of what lies 2^31 waits back it is not to be taken for one of now.
+/// The word by which a stream marks its arrival at a wait with a limit keeps the value of the last
+/// such wait. A value from 2^31 waits ago must not count as an arrival at the current wait.
 #[test]
 fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
     for marks in [0, 1 << 31, (1 << 31) + 7, u32::MAX - 1, u32::MAX] {
@@ -305,7 +305,7 @@ fn a_time_limit_begins_when_the_stream_arrives_after_any_number_of_waits() {
         word.store(1).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap());
         rig.a.wait(write, LIMIT).unwrap();
-        // And it does begin: nobody receives.
+        // The limit does begin: there is no receiver.
         let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
         let post = [
             Descriptor::Send(send),

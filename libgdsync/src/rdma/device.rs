@@ -269,8 +269,8 @@ impl Device {
     }
 
     /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
-    /// order in which they were posted. Not known of a NIC on a real fabric: one that spreads
-    /// packets over several paths has the NIC place them as they come.
+    /// order in which they were posted. False for a NIC on a real fabric: if the
+    /// fabric spreads packets over several paths, the NIC may place them as they arrive.
     pub fn keeps_write_order(&self) -> bool {
         self.nic().keeps_order()
     }
@@ -532,7 +532,8 @@ impl Mr {
         let settled = region.check_buffer().and_then(|()| {
             if !host.wait_until(Some(deadline), &mut || alone()) {
                 let others = Arc::strong_count(&self.0).saturating_sub(1);
-                let what = format!("{self:?}: {others} others hold it, or requests in flight");
+                let what =
+                    format!("{self:?}: {others} other handles or requests in flight hold it");
                 return Err(Error::new("give buffer back", Kind::Timeout, what));
             }
             region.settle(self.0.nic.holds(region), deadline)
@@ -542,7 +543,7 @@ impl Mr {
                 let region = region.clone();
                 // Ends the registration: peers do not reach the memory any more.
                 drop(self);
-                // SAFETY: made of a buffer, as checked, and nobody had a handle since.
+                // SAFETY: made of a buffer, as checked, and no other handle exists since.
                 Ok(unsafe { region.release() })
             }
             Err(e) => Err((self, e)),

@@ -1,4 +1,4 @@
-//! What a queue pair makes of what its NIC reports outside of completion queues.
+//! How a queue pair handles its NIC's asynchronous events.
 
 use gds_step::Time;
 
@@ -9,8 +9,8 @@ use crate::ring::RingMemory;
 use crate::status::Status;
 
 impl QpCore {
-    /// Looks at reports of the NIC that are new. Fails the queue pair if one says that it cannot
-    /// go on; then all waits end. Returns whether it did.
+    /// Looks at new reports of the NIC. Fails the queue pair if one says that it is unusable;
+    /// then all waits end. Returns whether it did.
     pub(super) fn heed_reports(&self, state: &mut QpState, now: Time) -> bool {
         let reports = self.nic.reports();
         if reports == state.reports {
@@ -24,13 +24,13 @@ impl QpCore {
         match report {
             Report::None | Report::Waiting => false,
             Report::Failed(status) => {
-                // The status is for requests of the side that has some.
+                // The status goes to the side that has requests.
                 let sends = state.send.fifo.retired() != state.send.fifo.posted();
                 let side = if sends { Side::Send } else { Side::Receive };
                 self.fail(state, side, status);
                 true
             }
-            // A receive that is outstanding tells of it by its completion, as flushed.
+            // An outstanding receive completes as flushed, which reports the error.
             Report::Closed(_) if state.failed().is_some() || receives => false,
             Report::Closed(status) | Report::Lost(status) => {
                 self.note_report(state, report, status);
@@ -59,7 +59,7 @@ impl QpState {
         })
     }
 
-    /// Why requests are flushed whose flush the NIC does not write itself.
+    /// The status for requests whose flushed entries the library writes.
     pub(super) fn lost(&self) -> Option<Status> {
         match self.reported {
             Some(Report::Lost(status)) => Some(status),

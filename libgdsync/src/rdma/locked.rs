@@ -1,10 +1,10 @@
 //! The lock of a queue pair's state, and what its holders leave to be done without it.
 //!
-//! Nobody calls the NIC with the lock in hand: a change of state or the end of a registration is a
-//! call of the kernel, which may take milliseconds, or seconds on a NIC that hangs, while the owner
-//! wants to post. Who finds that the NIC has to put the queue pair in error notes it in the state,
-//! and what was held for requests that are done is set aside: both are seen to when the lock is
-//! given back.
+//! No thread calls the NIC while it holds the lock: a change of state or the end of a registration
+//! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
+//! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
+//! queue pair in error, and sets aside what completed requests held. `Behind` does both when the
+//! lock is released.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use crate::status::Status;
 
 /// The state of a queue pair, locked.
 pub(crate) struct Locked<'a> {
-    // Before what is done behind it: fields are dropped in this order.
+    // Dropped first, so that `behind` runs without the lock.
     state: MutexGuard<'a, QpState>,
     behind: Behind<'a>,
 }
@@ -90,13 +90,13 @@ impl Drop for Behind<'_> {
     }
 }
 
-/// What requests held last: its end is the NIC's business.
+/// The last reference that a request held. Its drop calls the NIC.
 pub(crate) enum Ended {
     Memory { _mr: MrInner },
     Destination { _to: DestinationInner },
 }
 
-/// Lets go of what a request held. What nobody else holds is set aside in `ended`.
+/// Drops what a request held. Last references are set aside in `ended`.
 pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
     ended.extend(hold.drain(..).filter_map(|held| match held {
         Held::Memory(mr) => mr.into_last().map(|_mr| Ended::Memory { _mr }),
@@ -104,9 +104,9 @@ pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
     }));
 }
 
-/// What is asked of the NIC without the lock, for who has set `under_way`.
+/// Calls of the NIC without the lock, by the thread that has set `under_way`.
 impl QpCore {
-    /// Notes what came of connecting, or activating, at the NIC.
+    /// Stores the result of connecting or activating.
     pub fn went_up(&self, operation: &'static str, up: Result<()>) -> Result<()> {
         let mut state = self.lock();
         state.under_way = false;
@@ -127,8 +127,8 @@ impl QpCore {
         up
     }
 
-    /// Has the NIC flush what is outstanding. For one that is gone, or has reported that it goes
-    /// on no more (`lost`), the library writes the flushed entries itself, so that streams pass.
+    /// Has the NIC flush what is outstanding. If the NIC is gone, or has reported that the queue
+    /// pair is lost (`lost`), the library writes the flushed entries itself, so that streams pass.
     pub fn put_in_error(&self, lost: bool) {
         let flushed = match lost {
             false => self.nic.modify_to_error(self.objects.qpn),
@@ -149,9 +149,9 @@ impl QpCore {
         self.host.ring();
     }
 
-    /// Takes the queue pair down, once streams have run what they held when the last request was
-    /// done. The NIC may have learned of a request from the doorbell record before its stream rang:
-    /// the doorbell that is still to come must not meet another queue pair of that number.
+    /// Destroys the queue pair once streams have run what they held when the last request was
+    /// done. The NIC may start a request when it reads the doorbell record, before the request's
+    /// stream rings. That late doorbell must not reach another queue pair with the same number.
     pub(super) fn leave(&self) -> bool {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_closed() || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {

@@ -1,13 +1,13 @@
-//! How the packets of a queue pair travel, and how often they are sent again.
+//! Route and retries of a queue pair's packets.
 
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
 
-/// How the packets of a queue pair travel, and how often they are sent again. What is `None` is
-/// as the environment says, and if that says nothing, as the last column does.
+/// Route and retries of a queue pair's packets. A field that is `None` takes the value of its
+/// environment variable, or the default in the last column.
 ///
-/// | field | variable | range | else |
+/// | field | variable | range | default |
 /// | --- | --- | --- | --- |
 /// | `pkey` | `GDS_PKEY` | 0x0001 to 0xffff, without the membership bit not 0 | the port's first |
 /// | `service_level` | `GDS_SL` | 0 to 15 | 0 |
@@ -19,13 +19,13 @@ use crate::error::{Error, Kind, Result};
 /// | `rnr_retry` | `GDS_RNR_RETRY` | 0 to 7 | 7 |
 /// | `rnr_timer` | `GDS_RNR_TIMER` | 0 to 31 | 12 |
 ///
-/// A NIC does not detect that a peer is dead. It sends a packet again that is not acknowledged
+/// A NIC does not detect that a peer is dead. It retransmits a packet that is not acknowledged
 /// within 4.096 us * 2^`ack_timeout`, `retry_count` times, and then fails the request with
 /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY): after 1.07 s with the defaults. A
 /// NIC may take up to four times as long for each.
 ///
-/// The virtual NIC has one partition and one route: it honours the last four fields, and refuses
-/// another partition.
+/// The virtual NIC has one partition and one route: it uses only the last four fields, and refuses
+/// any other partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathConfig {
     /// The partition key. Both ends must have it, at least one of them as a full member; the
@@ -39,20 +39,20 @@ pub struct PathConfig {
     pub flow_label: Option<u32>,
     /// Routers that a packet may pass.
     pub hop_limit: Option<u8>,
-    /// How long an acknowledgement may take: 4.096 us * 2^`ack_timeout`. 0: for any time, so that
-    /// a dead peer is never detected.
+    /// How long an acknowledgement may take: 4.096 us * 2^`ack_timeout`. 0: without a limit, so
+    /// that a dead peer is never detected.
     pub ack_timeout: Option<u8>,
-    /// How often a packet is sent again that is not acknowledged. The kernel's soft-RoCE takes 7
-    /// for any number.
+    /// How often a packet that is not acknowledged is retransmitted. The kernel's soft-RoCE retries
+    /// without a limit at 7.
     pub retry_count: Option<u8>,
-    /// How often a request is sent again for which the peer has no receive. 7: any number.
+    /// How often a request for which the peer has no receive is retried. 7: without a limit.
     pub rnr_retry: Option<u8>,
-    /// How long the peer shall wait that finds no receive here, by the code of InfiniBand: 1 is
-    /// 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+    /// How long the peer waits before it retries a request for which there is no receive here, in
+    /// InfiniBand's code: 1 is 0.01 ms, 12 is 0.64 ms, 31 is 491.52 ms, 0 is 655.36 ms.
     pub rnr_timer: Option<u8>,
 }
 
-/// The same, decided.
+/// The settings, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PathSettings {
     pub pkey: Option<u16>,
@@ -67,7 +67,7 @@ pub(crate) struct PathSettings {
     pub rnr_timer: u8,
 }
 
-/// A retry count that suits most NICs.
+/// The default retry count of most providers.
 pub(crate) const RETRIES: u8 = 7;
 /// The bit of a partition key that says whether it is a full member's.
 const MEMBER: u32 = 0x8000;
@@ -105,8 +105,8 @@ impl PathSettings {
         })
     }
 
-    /// The most time that a NIC takes to give a silent peer up, if it does so after `retries`
-    /// unless these settings say otherwise; `None`: it never does.
+    /// The longest time that a NIC takes to fail work for a silent peer; `retries` is the retry
+    /// count if these settings have none. `None`: it never does.
     pub fn patience(&self, retries: u8) -> Option<Duration> {
         let timeout = (self.ack_timeout > 0).then(|| 4096_u64 << self.ack_timeout)?;
         let times = 1 + u64::from(self.retry_count.unwrap_or(retries));
@@ -117,7 +117,7 @@ impl PathSettings {
 
 const CONFIGURE: &str = "configure queue pair";
 
-/// What is set in code, or else by the variable `name`.
+/// The value set in code, else that of the variable `name`.
 fn number(
     name: &str,
     set: Option<u32>,
@@ -144,7 +144,7 @@ fn number(
     match value.filter(|value| (least..=most).contains(value)) {
         Some(value) => Ok(Some(value)),
         None => {
-            let what = format!("{name}={said}: it is a number from {least} to {most}");
+            let what = format!("{name}={said}: it must be a number from {least} to {most}");
             Err(Error::new(CONFIGURE, Kind::Invalid, what).limit(most))
         }
     }

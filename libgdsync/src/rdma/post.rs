@@ -140,8 +140,8 @@ impl QpCore {
     /// when they are done: once they are rung for, a signaled NOP is posted behind them, whose
     /// completion speaks for all. `false`: a prepared request stands in its place.
     ///
-    /// What a list that failed half way was to post, no stream will: the CPU rings for it once
-    /// streams are past the other half. The queue pair is in error, so the NIC flushes it.
+    /// No stream posts the rest of a list that failed half way: the CPU rings for it once streams
+    /// are past the first part. The queue pair is in error, so the NIC flushes it.
     pub fn drain(&self, state: &mut QpState) -> bool {
         if let Some(ends) = &state.torn {
             if ends.is_reached() {

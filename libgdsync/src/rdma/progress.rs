@@ -23,8 +23,8 @@ impl Qp {
     ///
     /// # Errors
     /// `Foreign` for a request of another queue pair, or from before a reset; `NoSuchRequest` for
-    /// one whose ticket another has now, and, after thousands of aborts, for one that is as old as
-    /// the first of them.
+    /// one whose ticket another request has now, or, after thousands of aborts, for one that is so
+    /// old that the library no longer knows whether it was aborted.
     pub fn poll(&mut self, completion: impl Into<Completion>) -> Result<Option<Status>> {
         let completion = completion.into();
         self.own(completion.queue, "poll")?;
@@ -185,8 +185,9 @@ impl Qp {
     }
 
     /// Waits, at most `limit`, until nothing of this queue pair is in flight: the NIC is done
-    /// with what was posted, and every stream has posted what it was given and passed its waits. The end of unsignaled
-    /// requests is told by a NOP, which is posted behind them and takes a block of the queue.
+    /// with what was posted, and every stream has posted what it was given and passed its waits.
+    /// The end of unsignaled requests is shown by a NOP, which is posted behind them and takes a
+    /// block of the queue.
     ///
     /// # Errors
     /// `Timeout` after the limit; the work stays in flight. `Busy` if a prepared request stands

@@ -166,9 +166,10 @@ impl Qp {
     ///
     /// # Errors
     /// `WrongState` if it is connected already or in error; `Invalid` for numbers that no peer
-    /// has, and if this or the other one is of datagrams; `System` if the NIC holds no more links. It may be tried again: receives that were posted
-    /// stay so. `Failed` if the NIC refused the last step, to ready to send: then the queue pair is in
-    /// error. A peer that cannot be reached, or speaks another version, shows when something is sent to it:
+    /// has, and if this or the other one is of datagrams; `System` if the NIC
+    /// holds no more links. The call may be repeated: posted receives are kept. `Failed` if the NIC
+    /// refused the last step, to ready to send: then the queue pair is in error. A peer that cannot
+    /// be reached, or speaks another version, shows when something is sent to it:
     /// [`Status::TRANSPORT_RETRY`](crate::Status::TRANSPORT_RETRY).
     pub fn connect(&mut self, peer: &QpAddress) -> Result<()> {
         const OPERATION: &str = "connect";
@@ -225,9 +226,9 @@ impl Qp {
     /// # Errors
     /// `Busy` while the NIC or a stream still has work of this queue pair, or may have: whether
     /// unsignaled requests are done shows a moment later. Receives that a stream has still to
-    /// post count as work. [`Qp::quiet`] waits for that. One thing does not show: a stream that posted
-    /// without waiting for it, and was followed by another poster, may have its doorbell still to
-    /// write. Synchronise such a stream first.
+    /// post count as work. [`Qp::quiet`] waits for that. One case is not detected: a
+    /// stream that posted without a wait, and was followed by another poster, may still have to
+    /// write its doorbell. Synchronise such a stream first.
     pub fn reset(&mut self) -> Result<()> {
         let core = &self.core;
         let deadline = core.host.now() + OWN_CALLS;

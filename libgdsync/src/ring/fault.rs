@@ -162,8 +162,7 @@ pub fn status<H>(fifo: &Fifo<H>, ticket: u64, serial: u64) -> Option<Status> {
     }
     let known = match fifo.slot(ticket) {
         Some(slot) => slot.status,
-        // A slot that is used again belonged to a request that retired without a failure, or was
-        // aborted.
+        // The previous request of a slot that is used again succeeded or was aborted.
         None => match fifo.was_aborted(serial)? {
             true => Status::ABORTED,
             false => Status::SUCCESS,

@@ -16,7 +16,7 @@ use super::Refusal;
 use crate::mutant::{self, Mutant};
 use crate::status::Status;
 
-/// Aborts that are remembered.
+/// How many aborts are remembered.
 const ABORTS: usize = 4096;
 
 /// Names a request within its queue, in order of preparation.
@@ -67,7 +67,7 @@ pub struct Fifo<H> {
     pushes: u64,
     /// Serials of the requests that were aborted last, oldest abort first.
     aborted: VecDeque<u64>,
-    /// Behind the highest serial that was in `aborted` and is not any more.
+    /// One more than the highest serial that was removed from `aborted`.
     forgotten: u64,
     posted: u64,
     retired: u64,
@@ -237,7 +237,7 @@ impl<H> Fifo<H> {
         }
     }
 
-    /// Whether the request with this serial was aborted. `None`: nobody knows any more.
+    /// Whether the request with this serial was aborted. `None`: it is no longer known.
     pub fn was_aborted(&self, serial: u64) -> Option<bool> {
         let aborted = self.aborted.contains(&serial);
         (aborted || serial >= self.forgotten).then_some(aborted)

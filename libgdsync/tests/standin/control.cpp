@@ -88,8 +88,8 @@ STANDIN_API size_t standin_blocked(char* out, size_t len) {
     return give(machine().blocked, out, len);
 }
 
-// Calls that named a destroyed stream so far: `thread function`, a line each. They are forgotten, and
-// the process is not accused of them at its end.
+// Calls that named a destroyed stream so far: `thread function`, a line each. The call
+// clears them, so that they do not fail the process at its end.
 STANDIN_API size_t standin_strays(char* out, size_t len) {
     Lock lock;
     Machine& m = machine();

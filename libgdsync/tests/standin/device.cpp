@@ -52,7 +52,7 @@ int name_of(int code, const char** out) {
 
 bool is_device(const Machine& m, int device) { return device >= 0 && device < m.devices; }
 
-// What the compute mode says to one more context of the device.
+// Whether the compute mode allows one more context of the device.
 int one_more(const Machine& m, int device) {
     constexpr int kProhibited = 2, kExclusiveProcess = 3;
     const int mode = m.attribute(kComputeMode);

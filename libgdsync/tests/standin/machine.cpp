@@ -48,8 +48,8 @@ int& capture_mode() {
 
 Machine::Machine() : version(told("STANDIN_VERSION", 13000)), devices(told("STANDIN_DEVICES", 1)) {}
 
-// Every program that uses the stand-in is a test: it fails if it has named a destroyed stream, which
-// a driver answers with anything, a crash included.
+// Every program that uses the stand-in is a test: it fails if it has named a destroyed stream, for
+// which a driver's behaviour is undefined.
 static void accuse() {
     Machine& m = machine();
     if (m.strays.empty()) return;

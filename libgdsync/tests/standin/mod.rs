@@ -299,8 +299,8 @@ impl Control {
             .collect()
     }
 
-    /// Calls so far that named a destroyed stream: thread and function. A process that ends with
-    /// some that were not asked for here fails.
+    /// Calls so far that named a destroyed stream: thread and function. Returning them clears them;
+    /// a process that ends with others fails.
     pub fn strays(&self) -> Vec<String> {
         let text = self.text("standin_strays");
         text.lines().map(str::to_owned).collect()

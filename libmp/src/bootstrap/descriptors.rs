@@ -257,8 +257,8 @@ mod tests {
         assert!(matches!(e.kind(), Kind::PeerFailed(_)));
     }
 
-    /// Its name can be read by every user of the host; what they send brings nothing in, and keeps
-    /// nothing out once it is looked at.
+    /// Every user of the host can read the socket's name and send to it. Such datagrams are
+    /// dropped when they are read; until then they take room in the queue.
     #[test]
     fn strangers_that_fill_the_socket_are_cleared_away() {
         let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());

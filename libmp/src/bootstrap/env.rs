@@ -198,7 +198,7 @@ impl Vars<'_> {
                 one_host: None,
             });
         }
-        // PMIx says the size to its library alone, so there MP_SIZE may go with its rank.
+        // PMIx gives the size only through its library, so MP_SIZE may be set beside PMIX_RANK.
         if self.text("MP_SIZE").is_some() && self.text("PMIX_RANK").is_none() {
             let text = "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
             return Err(Error::new(READ, Kind::Invalid, text));

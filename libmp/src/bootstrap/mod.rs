@@ -70,8 +70,8 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Invalid` for a rank that the job has not or a message longer than [`MAX_MESSAGE`];
     /// `QueueFull` while `to` has too much of this rank that it did not receive ([`WINDOW`]);
-    /// `PeerFailed` if `to` is known to be gone; `System` if the way to it is: a context gives up
-    /// `to` in the first case alone, and tries again in the second.
+    /// `PeerFailed` if `to` is known to be gone: the context gives it up. `System` if the
+    /// bootstrap cannot deliver: the context keeps the message and tries again.
     fn send(&self, to: u32, topic: u64, message: &[u8]) -> Result<()>;
 
     /// The next message under `topic`, with its sender, if one has arrived. Messages under topics
@@ -95,8 +95,8 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     }
 
     /// Whether `rank` is known to have left the job or died. A rank that is gone stays so. This may
-    /// read a file: contexts ask ten times a second, about one rank in turn and about those that
-    /// something waits for, and hold no lock.
+    /// read a file: ten times a second a context calls this, without its lock, for one rank in
+    /// turn and for each rank that a request waits for.
     fn gone(&self, rank: u32) -> bool {
         let _ = rank;
         false

@@ -89,8 +89,8 @@ impl Relay {
         }
     }
 
-    /// There is a connection from an address. If there are too many strangers, one of them has to
-    /// go for it: its connection is the second.
+    /// Takes a new connection from an address. Returns its number and, if there are too many
+    /// strangers, the number of the stranger's connection to drop.
     pub fn connect(&mut self, now: Duration, from: IpAddr, nonce: Nonce) -> (Id, Option<Id>) {
         let dropped = self.crowded_out();
         if let Some(id) = dropped {
@@ -108,12 +108,12 @@ impl Relay {
         (self.next, dropped)
     }
 
-    /// Who has to go before another stranger comes, if there is no more room.
+    /// The stranger to drop before another one is taken, if there is no room.
     fn crowded_out(&self) -> Option<Id> {
         let mut origins: HashMap<IpAddr, (usize, Id)> = HashMap::new();
         let all = self.connections.iter();
         let strangers = all.filter(|(_, c)| !matches!(c.phase, Phase::Seated(_)));
-        // Their numbers say their age.
+        // The lowest number is the oldest.
         for (id, connection) in strangers {
             origins.entry(connection.origin).or_insert((0, *id)).0 += 1;
         }
@@ -393,7 +393,7 @@ impl Relay {
     }
 }
 
-/// What counts as one origin: a host's address, or the network of 64 bits that one has under IPv6.
+/// What counts as one origin: an IPv4 address, or the /64 network of an IPv6 address.
 fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),

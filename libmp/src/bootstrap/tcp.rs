@@ -70,9 +70,9 @@ struct State {
 }
 
 impl Tcp {
-    /// Comes to the store and waits until all ranks have. A connection that ends before, as the
-    /// store drops the oldest where too many have not proved that they know the secret, is made
-    /// again until the limit is over.
+    /// Joins at the store and waits until all ranks have joined. The store drops the oldest
+    /// connection if too many have not proved that they know the secret; a connection that ends
+    /// before the start is made again until the limit is over.
     ///
     /// # Errors
     /// `Missing` if ranks have not come in time, with their numbers; `Absent` if the store could
@@ -101,8 +101,8 @@ impl Tcp {
         }
     }
 
-    /// Comes to the store once. The inner error is that of a connection which cannot be had, or
-    /// ends before the job has started: another may do better.
+    /// Tries once to join. The inner error is that of a connection which fails, or ends before the
+    /// job has started: the caller may try again.
     fn attempt(join: &Join, end: Instant) -> Result<Result<Tcp>> {
         let Join { rank, size, .. } = *join;
         let mut stream = match connect(join, end) {

@@ -187,9 +187,9 @@ impl Builder {
 
     /// Tags under which memory is kept at a time, for each peer and direction: at least 4, default
     /// 256. When most are taken, those not used for longest go, and cost a connection when they
-    /// are used again. A peer keeps to the limit that it was built with itself; if messages of its
-    /// under which nothing was received yet take 32 MiB of mailboxes (and more than 16 tags), its
-    /// next send under a new tag waits for a receive.
+    /// are used again. A peer keeps to the limit that it was built with itself. If the tags that a
+    /// peer announced and under which nothing was received yet take 32 MiB of mailboxes (and are
+    /// more than 16), the peer's next send under a new tag waits for a receive.
     #[must_use]
     pub fn channels(mut self, tags: usize) -> Builder {
         self.config.channels = tags;
@@ -241,7 +241,7 @@ impl Builder {
         self
     }
 
-    /// How words are kept behind the payload that they tell of. Default: as `MP_TELL` says.
+    /// How the word that announces a message is kept behind its payload. Default: as `MP_TELL` says.
     #[must_use]
     pub fn tell(mut self, how: Tell) -> Builder {
         self.tell = Some(how);

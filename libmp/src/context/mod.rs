@@ -215,8 +215,8 @@ impl Context {
         &self.inner().gpu
     }
 
-    /// How this rank tells `rank` what it has written there: [`Tell::Write`] or [`Tell::Read`].
-    /// `None` before the two are connected.
+    /// How this rank keeps the word that announces a message to `rank` behind its payload:
+    /// [`Tell::Write`] or [`Tell::Read`]. `None` before the two are connected.
     pub fn tells(&self, rank: u32) -> Option<Tell> {
         let mut state = self.inner().lock();
         state.peer(rank)?.tells
@@ -255,9 +255,9 @@ impl Context {
     }
 
     /// Registers host memory of the application that stays until the process ends. For memory
-    /// that does not, [`register`](Context::register) takes a region of
-    /// [`Gpu::register_host_owned`], which says when nothing uses it any more, and
-    /// [`adopt_vec`](Context::adopt_vec) a buffer.
+    /// that is freed earlier, [`register`](Context::register) takes a region of
+    /// [`Gpu::register_host_owned`], whose owner is dropped when nothing uses the memory any more,
+    /// and [`adopt_vec`](Context::adopt_vec) takes a buffer.
     ///
     /// # Safety
     /// As for [`Gpu::register_host`].
@@ -361,8 +361,8 @@ impl Context {
 
     /// The first failure of a request that no call has returned: neither a wait or test of the
     /// request, nor an earlier call of this, [`synchronize`](Context::synchronize) or
-    /// [`close`](Context::close). All later ones count as returned, too; the error says how many there
-    /// are. Requests whose handles are held still answer what became of them.
+    /// [`close`](Context::close). All later ones count as returned, too; the error says how many
+    /// there are. Handles that are still held return their request's failure as before.
     pub fn take_error(&self) -> Option<Error> {
         self.inner().first_error("take error", None, true)
     }
@@ -392,19 +392,20 @@ impl Context {
         self.inner().stuck()
     }
 
-    /// Leaves in good order, and returns the first failure that no call has returned. Waits, at most `limit`, until no request that was posted is unfinished
+    /// Leaves the job, and returns the first failure that no call has returned. Waits, at most
+    /// `limit`, until no request that was posted is unfinished
     /// (receives that nobody waits for do not count), this side has told its peers all that they
     /// wait for, and none of them has anything under way to this rank. A rank that leaves
     /// without it may make the last sends to it fail, which it has received.
     ///
     /// Other ranks need not close; their background work answers. The context may be used on.
-    /// Without a bootstrap that reaches them ([`Kind::BootstrapLost`]) they cannot be asked: then
-    /// this waits for this side's part alone.
+    /// If the bootstrap does not reach them ([`Kind::BootstrapLost`]) they cannot be asked: then
+    /// this waits only for the requests of this rank.
     ///
     /// # Errors
-    /// `Timeout`, naming what is unfinished or who did not answer; its source is the first failure
-    /// that no call has returned, if there is one. The call may be repeated. Else that failure,
-    /// as [`take_error`](Context::take_error).
+    /// `Timeout`, naming what is unfinished or which rank did not answer; its source is the first
+    /// failure that no call has returned, if there is one. The call may be repeated. Otherwise that
+    /// failure, as from [`take_error`](Context::take_error).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let inner = self.inner();

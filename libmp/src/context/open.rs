@@ -1,4 +1,4 @@
-//! How peers, lanes and channels are opened, and what is heard from peers on the way.
+//! Opens peers, lanes and channels, and handles the control messages of peers.
 
 use std::mem;
 use std::time::Duration;
@@ -187,7 +187,7 @@ impl Inner {
             return;
         }
         if state.lost.is_some() {
-            // The rank may well read: what it was to be told first is kept.
+            // The bootstrap is lost, not the rank: the oldest messages for it are kept.
             let mut room = UNSENT;
             state.unsent.retain(|(to, _)| {
                 let keep = *to != rank || room > 0;
@@ -230,7 +230,7 @@ impl Inner {
                     }
                 }
                 Err(e) => {
-                    // The peer is not to blame.
+                    // The error says nothing about the peer.
                     held.push(rank);
                     kept.push((rank, message));
                     lost = Some(e);

@@ -25,8 +25,8 @@ pub(crate) const LANES: usize = 8;
 /// Channels of one direction that a peer may have opened here: it keeps to a limit of its own, which
 /// this side need not know.
 const COUNTERPARTS: usize = 4096;
-/// Bytes of mailboxes that a peer may have this side make for tags under which nothing was
-/// received from it yet; a few tags have one whatever its size. The peer waits with the others.
+/// Bytes of mailboxes for tags that a peer announced and under which nothing was received from it
+/// yet; `UNUSED_TAGS` tags have one whatever its size. The peer waits with the other tags.
 const UNUSED_BYTES: usize = 32 << 20;
 const UNUSED_TAGS: usize = 16;
 /// Channels that a peer is asked about at a time, whether they can go.
@@ -35,7 +35,7 @@ const RETIRE: usize = 16;
 /// A queue pair to a peer.
 pub(crate) struct Lane {
     pub qp: Qp,
-    /// Where READs land that keep words behind what they tell of; `None`: a plain WRITE does.
+    /// Where the READs land that keep words behind their payload; `None`: words are plain WRITEs.
     pub behind: Option<Mr>,
     /// The other end, if the peer is this rank itself.
     mirror: Option<Qp>,
@@ -50,9 +50,9 @@ pub(crate) struct Peer {
     pub lanes: [Option<Lane>; LANES],
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
-    /// By tag: the peer's return block, where it will send and has no mailbox here yet.
+    /// By tag: the peer's return block, for tags whose mailbox is not made yet.
     put_off: BTreeMap<u32, RemoteMemory>,
-    /// How it is told, once that is known.
+    /// How words to it are kept behind their payload, once that is chosen.
     pub tells: Option<Tell>,
     /// As [`Lane::behind`].
     behind: Option<Mr>,
@@ -68,9 +68,9 @@ pub(crate) struct Peer {
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
     pub cause: Option<Cause>,
-    /// When a control message of it was last taken in.
+    /// When a control message of it last arrived.
     pub heard: Option<Time>,
-    /// When it was last asked whether it lives.
+    /// When it was last asked whether it is alive.
     pub probed: Option<Time>,
 }
 
@@ -276,7 +276,7 @@ impl Peer {
         }
     }
 
-    /// Finds out how the peer is told, which is once and for all its lanes.
+    /// Chooses how words to the peer are kept behind their payload, once for all its lanes.
     fn choose_tell(&mut self, ground: &Ground<'_>, keeps_order: bool) -> Result<()> {
         if self.tells.is_some() {
             return Ok(());
@@ -289,7 +289,7 @@ impl Peer {
         }
         self.tells = Some(tell);
         let (me, rank) = (ground.me, self.rank);
-        tracing::info!(target: "mp", "rank {me}: rank {rank} is told by {tell}: {why}");
+        tracing::info!(target: "mp", "rank {me}: message words to rank {rank} are {tell}: {why}");
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl Peer {
         say: &mut Vec<Control>,
     ) -> Result<&mut RecvChannel> {
         if !self.recvs.contains_key(&tag) {
-            // What the peer alone has opened takes no place of this side's own.
+            // A channel that only the peer has opened does not count against this side's limit.
             let own = self.recvs.values().filter(|c| c.is_used() || !c.is_open());
             let shape = self.admit(own.count(), limit, ground)?;
             let mut channel = RecvChannel::new(ground.pd, shape)?;
@@ -346,7 +346,7 @@ impl Peer {
         unused.count() < places
     }
 
-    /// Has the peer wait for a mailbox: its first send under the tag is not prepared before.
+    /// Keeps the announcement until a mailbox may be made. The peer's first send under the tag waits.
     fn put_off(&mut self, ground: &Ground<'_>, tag: u32, block: RemoteMemory) -> Result<()> {
         self.admit(self.recvs.len() + self.put_off.len(), COUNTERPARTS, ground)?;
         match self.put_off.insert(tag, block) {
@@ -358,8 +358,8 @@ impl Peer {
         }
     }
 
-    /// Makes the mailboxes that the peer waits for: those of `wanted` tags, under which a message
-    /// from anybody is received, and others as far as there are places.
+    /// Makes the mailboxes that the peer waits for: those of `wanted` tags, under which a receive
+    /// from any rank waits, and others as far as the bound allows.
     pub fn make_mailboxes(
         &mut self,
         ground: &Ground<'_>,

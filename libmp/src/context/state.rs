@@ -79,9 +79,9 @@ pub(crate) struct State {
     pub wild_from: u32,
     /// Control messages that the bootstrap had no room for.
     pub unsent: Vec<(u32, Control)>,
-    /// Why the bootstrap does not reach the other ranks; none: it does.
+    /// Why the bootstrap does not reach the other ranks; `None`: it does.
     pub lost: Option<String>,
-    /// It was logged.
+    /// Whether the loss was logged.
     pub lost_told: bool,
     pub trash: Trash,
     pub staging: Staging,
@@ -89,9 +89,9 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     pub fronts: Vec<Front>,
     pub next_look: Time,
-    /// When the bootstrap is asked again which ranks are gone.
+    /// When the bootstrap is next asked which ranks are gone.
     pub next_census: Time,
-    /// The rank that is asked about next, whether or not something waits for it.
+    /// The rank whose turn is next, whether or not a request waits for it.
     pub census_at: u32,
     /// Failures that no call has returned.
     pub faults: Faults,
@@ -196,7 +196,7 @@ impl State {
             .map(|other| other as u8)
     }
 
-    /// Keeps the channels about which no peer could be asked whether they can go.
+    /// Keeps the channels whose peer could not be asked to retire them.
     pub fn unretire(&mut self) {
         let State { peers, unsent, .. } = self;
         unsent.retain(|(rank, message)| {

@@ -1,22 +1,23 @@
-//! How a rank tells a peer what it has written there: which operation keeps a word behind what it
-//! tells of.
+//! How a rank tells a peer of a message: which operation keeps the word that announces the message
+//! behind its payload.
 
 use std::fmt;
 
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 
-/// How words are kept behind the payload that they tell of.
+/// How the word that announces a message is kept behind the message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tell {
     /// By [`Tell::Write`] to a peer whose NIC is known to place WRITEs in order, by [`Tell::Read`]
     /// to any other.
     #[default]
     Auto,
-    /// The word is a WRITE behind the payload's. Right where WRITEs of one queue pair become
-    /// visible in order; nothing promises that on a fabric that spreads packets over several paths.
+    /// The word's WRITE follows the payload's. Correct only where the WRITEs of one queue pair
+    /// become visible in order, which a fabric that spreads packets over several paths does not
+    /// promise.
     Write,
-    /// Behind the payload goes a READ of eight bytes, and the word's WRITE waits for its answer: a
+    /// A READ of eight bytes follows the payload, and the word's WRITE waits for its response: a
     /// READ is carried out behind all earlier WRITEs. Costs a round trip for each message.
     Read,
 }
@@ -25,7 +26,7 @@ impl Tell {
     /// What `MP_TELL` says.
     ///
     /// # Errors
-    /// `Invalid` for another value than those it may have.
+    /// `Invalid` for an unknown value.
     pub(crate) fn from_env() -> Result<Tell> {
         Tell::parse(&std::env::var("MP_TELL").unwrap_or_default())
     }
@@ -42,15 +43,15 @@ impl Tell {
         }
     }
 
-    /// How a peer is told whose NIC `keeps` the order of WRITEs or may not, by a NIC that does
-    /// READs or none, and why.
+    /// The choice for a peer, and its reason. `keeps`: the peer's NIC places WRITEs in order;
+    /// `reads`: the NIC here does READs.
     ///
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
     pub(super) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
-        let forced = "MP_TELL or Builder::tell says so";
+        let forced = "MP_TELL or Builder::tell forces it";
         if on(Mutant::PlainTell) {
-            return Ok((Tell::Write, "a mutant says so"));
+            return Ok((Tell::Write, "a mutant forces it"));
         }
         let chosen = match (self, keeps) {
             (Tell::Write, _) => (Tell::Write, forced),
@@ -60,8 +61,8 @@ impl Tell {
         };
         if chosen.0 == Tell::Read && !reads {
             let what = "the peer's NIC may place WRITEs out of order, and the NIC here does no READ \
-                        that could keep a message's word behind its payload; MP_TELL=write goes \
-                        without, where the fabric has one path between the two";
+                        that could keep a message's word behind its payload; MP_TELL=write \
+                        needs no READ and is right where the fabric has one path between the two";
             return Err(Error::new("open lane", Kind::Unsupported, what));
         }
         Ok(chosen)

@@ -96,9 +96,9 @@ impl Memory {
     /// Gives the buffer back that [`Context::adopt_vec`](crate::Context::adopt_vec) took, once
     /// nothing else can reach it: waits, at most `limit`, until this is the last handle on the
     /// memory, its registration and its region, no message in flight names it, and every stream of
-    /// the GPU has run what had been enqueued by then. Requests let go in the background work: who
-    /// does that by [`Context::progress`](crate::Context::progress) calls this with short limits
-    /// in between.
+    /// the GPU has run what had been enqueued by then. Requests release the memory in the
+    /// background work: with `Progress::Manual`, call this with short limits and
+    /// [`Context::progress`](crate::Context::progress) in between.
     ///
     /// # Errors
     /// The memory as well: `Timeout`, naming what still reaches it, or `Invalid` if it was not made

@@ -1,4 +1,4 @@
-//! Failures of requests, and which of them the application was told of.
+//! Failures of requests, and which of them a call has returned to the application.
 //!
 //! A request that failed has a [`Fault`]. It stays with the request while its handle is held. What
 //! no call has returned by the time the handle is dropped goes to [`Faults`], which keeps a bounded
@@ -20,7 +20,7 @@ pub(crate) enum Why {
     Peer,
 }
 
-/// Which request a text is about.
+/// Names a request in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub receive: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Name {
     pub peer: Option<u32>,
     pub tag: u32,
     pub number: u64,
-    /// Bytes that are sent, or room for.
+    /// Bytes of the message, or of the receive's room.
     pub size: u64,
 }
 
@@ -65,11 +65,11 @@ pub(crate) struct End {
 /// Failures that no call has returned.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    /// Of dropped requests.
+    /// Faults of dropped requests.
     pub kept: Vec<Fault>,
-    /// How many dropped requests failed and are not among those.
+    /// How many further dropped requests failed.
     pub more: usize,
-    /// Requests in the table that have one, and those kept.
+    /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
     last: u64,
 }

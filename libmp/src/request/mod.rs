@@ -176,7 +176,7 @@ impl Request {
 }
 
 impl Inner {
-    /// Whether a request has ended, or cannot, after doing what can be done for it.
+    /// Whether a request has ended, or never will, after doing what can be done for it.
     fn has_ended(&self, state: &mut State, key: RequestKey) -> bool {
         self.visit(state, key);
         let phase = state.requests.get(key).map(|entry| entry.phase);
@@ -194,7 +194,7 @@ impl Inner {
         self.advance(state, key);
     }
 
-    /// The answer about one request. A failure counts as returned.
+    /// The result of one request. A failure counts as returned.
     fn answer(
         &self,
         operation: &'static str,

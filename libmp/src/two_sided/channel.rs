@@ -92,7 +92,7 @@ fn block(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
     Ok(pd.register(&region, access)?)
 }
 
-/// What a peer does with the memory in which it tells: it writes, and reads to keep the order.
+/// What a peer may do with the memory of words: write, and read to keep the order.
 fn told() -> Access {
     Access::REMOTE_WRITE | Access::REMOTE_READ
 }
@@ -195,7 +195,7 @@ impl SendChannel {
         (!has_come(taken, before)).then_some((taken, before))
     }
 
-    /// How many of the messages that may be under way before `number` were taken.
+    /// How many of the last messages before `number` the receiver has taken.
     pub fn taken_before(&self, number: u64) -> u32 {
         let oldest = number.saturating_sub(self.shape.depth.into());
         let before = oldest.max(self.shape.start)..number;

@@ -415,7 +415,7 @@ impl Inner {
         let mut keys = Vec::new();
         state.requests.unfinished(&mut keys);
         for key in keys {
-            // Nobody is left to ask.
+            // The context is gone: no call can return it.
             state.take_fault(key);
             let Some(entry) = state.requests.get(key) else {
                 continue;

@@ -381,7 +381,7 @@ pub(super) fn lent(stream: &WeakStream) -> Result<Lent<'_>> {
     })
 }
 
-/// Refuses a stream that is being captured: messages are numbered once, and a graph runs many
+/// Refuses a stream that is being captured: each message has one number, and a graph may run many
 /// times.
 ///
 /// # Errors

@@ -314,8 +314,8 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     Ok(stream.record()?)
 }
 
-/// Whether the stream that posted a receive has come to it. It is asked to say so, if it was not;
-/// one whose application has dropped it has come there when it has run everything.
+/// Whether the stream that posted a receive has reached it. If no mark is enqueued yet, this
+/// enqueues one; a stream without handles has reached it when it has run everything.
 pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
     let mark = requests.mark_word(key).clone();
     let Some(entry) = requests.get_mut(key) else {

@@ -56,13 +56,13 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// Bytes that are read to keep a word behind what it tells of.
+/// Bytes that a READ reads to keep a word behind its payload.
 const LOOK: u32 = 8;
 
 /// Work requests that belong together: prepared all or not at all. At most `N`.
 pub(super) struct Batch<'q, const N: usize = { STAMPS + 3 }> {
     qp: &'q mut Qp,
-    /// Where READs land that keep words behind what they tell of, if such READs are needed.
+    /// Where the READs land that keep words behind their payload, if they are needed.
     behind: Option<&'q Mr>,
     made: [Option<SendRequest>; N],
     count: usize,
@@ -74,7 +74,7 @@ impl<'q> Batch<'q> {
         Batch::of(&mut lane.qp, lane.behind.as_ref())
     }
 
-    /// Of words alone, which tell of nothing that was written before.
+    /// Of words alone, which announce no earlier WRITE.
     pub fn words(qp: &'q mut Qp) -> Batch<'q> {
         Batch::of(qp, None)
     }
@@ -112,7 +112,7 @@ impl<'q, const N: usize> Batch<'q, N> {
         }
     }
 
-    /// Prepares the WRITE of words at `to`, which nobody sees before what this queue pair wrote
+    /// Prepares the WRITE of words at `to`, visible only after what this queue pair wrote
     /// earlier. Where WRITEs may be placed out of order, it waits for a READ from there, which is
     /// carried out behind them.
     #[inline]

@@ -17,8 +17,8 @@ use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
 const SLICE: usize = 128;
-/// How often the bootstrap is asked which ranks are gone: about one, and all that something waits
-/// for.
+/// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
+/// waits for.
 const CENSUS: Duration = Duration::from_millis(100);
 
 impl Inner {
@@ -51,10 +51,10 @@ impl Inner {
         let suspects = suspects(&mut state, now);
         drop(state);
         for rank in suspects {
-            // A file of another process, say: not with the lock.
+            // This may read a file, so it is called without the lock.
             if self.bootstrap.gone(rank) {
                 let mut state = self.lock();
-                // What it said last.
+                // Its last control messages.
                 self.hear(&mut state);
                 let text = format!("rank {rank} has left the job, or died");
                 self.blame(&mut state, rank, None, text);
@@ -291,8 +291,8 @@ impl Inner {
     }
 }
 
-/// The ranks that the bootstrap is to be asked about now: each in its turn, and in every turn
-/// those that something waits for.
+/// The ranks that the bootstrap is to be asked about now: one in turn, and each that a request
+/// waits for.
 fn suspects(state: &mut State, now: Time) -> Vec<u32> {
     if now < state.next_census {
         return Vec::new();

@@ -27,7 +27,7 @@ pub(super) enum Lack {
     Message,
     /// This rank's CPU, to match a message that has come with a receive from any rank.
     Match,
-    /// Room with the receiver, which has taken so many of the last messages.
+    /// Room with the receiver, which has taken this many of the last messages.
     Room { taken: u32 },
     /// The peer's receive.
     Receive,
@@ -35,14 +35,14 @@ pub(super) enum Lack {
     Cpu,
 }
 
-/// What is known of a peer's life.
+/// Whether a peer is alive, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     /// It has answered the last question.
     Alive,
     /// The bootstrap says that it is gone.
     Gone,
-    /// It was asked so long ago and has not answered.
+    /// It was asked this long ago and has not answered.
     Mute(Duration),
     Unknown,
     /// It is this rank.
@@ -184,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// What is known of a peer's life, for which a request has waited since `since`.
+    /// Whether a peer that a request has waited for since `since` is alive, as far as known.
     fn life(&self, peer: Option<&Peer>, since: Option<Time>) -> Life {
         let Some(peer) = peer else {
             return Life::Unknown;
@@ -198,7 +198,7 @@ impl Inner {
         let (Some(since), now) = (since, self.host().now()) else {
             return Life::Unknown;
         };
-        // One question may be under way without its answer.
+        // The answer to the latest question may be in flight.
         let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * self.patience();
         match (peer.heard.filter(fresh), peer.probed) {
             (Some(_), _) => Life::Alive,
@@ -207,13 +207,13 @@ impl Inner {
         }
     }
 
-    /// How long a peer for which a request waits may say nothing before it is asked.
+    /// How long a peer that a request waits for may send nothing before it is asked.
     fn patience(&self) -> Duration {
         self.config.timeout.min(self.config.watchdog) / 2
     }
 
-    /// Asks a peer whether it lives, if a request has waited for it since `since` and it has said
-    /// nothing for some time. Its background work answers.
+    /// Asks a peer whether it is alive, if a request has waited for it since `since` and it has sent
+    /// no control message for some time. Its background work answers.
     pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
         let Some(peer) = state.peer(rank) else { return };
         if rank == self.rank || peer.failed.is_some() {
@@ -227,7 +227,7 @@ impl Inner {
         }
     }
 
-    /// What a stream waits for with a request: who, and what to check.
+    /// What a stream waits for with a request, and what to check.
     pub(super) fn wait_text(&self, state: &State, key: RequestKey) -> Option<String> {
         let lack = lack(state, key)?;
         let entry = state.requests.get(key)?;
@@ -235,7 +235,7 @@ impl Inner {
         Some(format!("{}: {lacks}", entry.name()))
     }
 
-    /// What to say of a request that has not ended after `limit`, which the caller chose.
+    /// The text for a request that has not ended within the caller's `limit`.
     pub(crate) fn late_text(&self, state: &State, key: RequestKey, limit: Duration) -> String {
         let Some(entry) = state.requests.get(key) else {
             return "a request that is not known".to_owned();
@@ -245,7 +245,7 @@ impl Inner {
         format!("{}: {lacks}", entry.name())
     }
 
-    /// What a request whose time is over did not get.
+    /// The text for a request whose time limit has passed.
     pub(super) fn timeout_text(&self, state: &State, key: RequestKey) -> String {
         let Some(entry) = state.requests.get(key) else {
             return String::new();

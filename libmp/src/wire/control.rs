@@ -90,7 +90,7 @@ pub enum Control {
     Left,
     /// The sender of this has given the reader up, or is no more: nothing else comes from it.
     GivenUp,
-    /// The sender of this waits for the reader, and asks whether that lives.
+    /// A request of the sender waits for the reader: asks whether the reader is alive.
     Ping,
     /// The answer.
     Pong,

@@ -57,7 +57,7 @@ struct Mailbox {
     letters: Vec<Letter>,
     posted: u64,
     handled: u64,
-    /// What `handled` was when a detach waited in vain: it is not waited for again before the
+    /// The value of `handled` when a detach ran out of time: no other detach waits before the
     /// thread goes on.
     stuck: Option<u64>,
 }
@@ -71,7 +71,7 @@ pub(super) struct Worker {
     mailbox: Mutex<Mailbox>,
     /// Signalled when `Mailbox::handled` has grown.
     handled: Condvar,
-    /// What tells what machines are at, by their names.
+    /// The probes of the machines, by their names.
     probes: Mutex<Vec<(MachineId, String, Probe)>>,
     /// True while letters wait. Written under the mailbox's lock, read relaxed once a round:
     /// a hint, the lock carries the ordering. A sleeper does not miss it, as a ring follows.
@@ -128,7 +128,7 @@ impl Worker {
         }
     }
 
-    /// Says what keeps the thread from detaching.
+    /// Warns of the step that keeps the thread from detaching.
     #[cold]
     fn accuse(&self) {
         let probes = lock(&self.probes);

@@ -29,8 +29,8 @@ pub struct Faults {
     pub dup: f64,
     /// How many are held back for 1 to 20 us, so that later ones overtake them.
     pub reorder: f64,
-    /// How many pieces of what arrives by WRITE on connections become visible late, for 1 to
-    /// 20 us, so that later ones do before them. See the crate's README for what stays ordered.
+    /// The share of the pieces of WRITEs received on connections that become visible late, by 1 to
+    /// 20 us, behind later ones. `emulator/README.md` says what stays ordered.
     pub ooo: f64,
     /// How late each is; as they come if the range is empty.
     pub delay: Range<Duration>,
@@ -38,7 +38,7 @@ pub struct Faults {
     pub deaf: Vec<Range<Time>>,
     /// From when on nothing is sent or received any more.
     pub die_at: Option<Time>,
-    /// From when on the NIC does nothing any more, which one event tells
+    /// The time at which the NIC stops for good, which one event reports
     /// ([`Event::DeviceFatal`](crate::Event::DeviceFatal)).
     pub fatal_at: Option<Time>,
     /// Ports, and when each is taken down; at the end it is up again.

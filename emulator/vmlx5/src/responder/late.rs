@@ -3,7 +3,7 @@
 //!
 //! A piece that is late is placed when its time is over, and before anything that the
 //! specification orders behind it: an atomic or a READ that is carried out, a completed receive.
-//! Acknowledgements wait for it, so completions keep their order and speak of what is there.
+//! Acknowledgements wait for it, so completions keep their order and show placed bytes.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(crate) struct Disorder {
     rate: f64,
     /// Pieces that were late.
     pub displaced: u64,
-    /// No piece is due before.
+    /// The earliest time at which a piece is due.
     pub next: Time,
 }
 
@@ -113,7 +113,7 @@ impl Qp {
         } in self.resp.late.drain(..due)
         {
             let need = Access::REMOTE_WRITE;
-            // A region that is gone, or a key that is, takes no bytes any more.
+            // A region or key that is gone takes no more bytes.
             let _ = mrs
                 .find(self.pd, rkey, need, va, bytes.len() as u64)
                 .and_then(|(mem, at)| write(mem, at, &bytes, true));
@@ -129,7 +129,7 @@ impl Qp {
         }
     }
 
-    /// Places everything that came before what is to be carried out now.
+    /// Places every late piece, before what is ordered behind it is carried out.
     pub(super) fn place_all(&mut self, mrs: &MrTable) {
         if !mutant::on(Mutant::LateBehindAtomic) {
             self.place_late(mrs, Time::NEVER);

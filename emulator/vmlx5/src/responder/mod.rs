@@ -189,7 +189,7 @@ impl Qp {
             }
         };
         if !matches!(outcome, Outcome::Done) {
-            // A NAK speaks for all before it.
+            // A NAK acknowledges everything before it.
             self.place_all(ctx.mrs);
         }
         let resp = &mut self.resp;
@@ -312,8 +312,7 @@ impl Responder {
         };
     }
 
-    /// Queues an acknowledgement of all that arrived, as soon as all of it is placed; it speaks
-    /// for all before it.
+    /// Queues one acknowledgement of everything that arrived, once all of it is placed.
     fn ack(&mut self) {
         if !self.late.is_empty() {
             self.owes = true;

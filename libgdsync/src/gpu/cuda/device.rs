@@ -28,18 +28,17 @@ pub(crate) struct Unit {
     /// allocation's alone.
     cut: bool,
     room: Mutex<Room>,
-    /// Set once others were given access to all of it: nothing of it is given out again. Written
-    /// and read under the pool's lock, or before the unit is given back; relaxed, it orders
-    /// nothing.
+    /// Set once all of it was shared with another process: no piece of it is allocated again.
+    /// Written and read under the pool's lock, or before the unit is given back; relaxed, because
+    /// it orders nothing.
     shared: AtomicBool,
 }
 
-/// What of a unit nobody has.
+/// The parts of a unit that no allocation has.
 struct Room {
-    /// By offset, the length.
+    /// Length of each free part, by offset.
     free: BTreeMap<usize, usize>,
-    /// Bytes that are not given out again, since others may have access to them: they were
-    /// exported.
+    /// Bytes that are not allocated again: they were exported, so others may have access.
     spent: usize,
 }
 
@@ -55,8 +54,8 @@ pub(crate) struct Piece {
     unit: Arc<Unit>,
     offset: usize,
     len: usize,
-    /// Set once others were given access to it, which they may keep. Relaxed: whoever gives the
-    /// piece back owns it.
+    /// Set once it was exported to others, which may keep their access. Relaxed: the thread that
+    /// gives the piece back owns it.
     exported: AtomicBool,
 }
 
@@ -71,7 +70,7 @@ impl Piece {
         (&self.unit.mapping, self.offset)
     }
 
-    /// Others are given access to this piece alone: it is given out to nobody else.
+    /// Marks the piece as exported: its pages are not allocated again.
     pub fn export(&self) {
         self.exported.store(true, Ordering::Relaxed);
     }
@@ -191,7 +190,7 @@ impl DevicePool {
             if !unit.is_unused() {
                 return true;
             }
-            // Of one that is kept, all can be given out again.
+            // All of a unit that is kept can be allocated again.
             let keep = unit.is_open() && unit.room().spent == 0 && !kept;
             kept |= keep;
             if !keep {
@@ -243,7 +242,7 @@ mod tests {
             unit.give(at * PAGE, pages * PAGE, false);
         }
         assert_eq!(unit.room().free, BTreeMap::from([(0, 16 * PAGE)]));
-        // What was exported is not given out again, and the unit is free without it.
+        // An exported piece is not allocated again, and does not keep the unit in use.
         let (first, second) = (unit.take(PAGE).unwrap(), unit.take(15 * PAGE).unwrap());
         assert!(!unit.give(first, PAGE, true));
         assert_eq!(unit.take(PAGE), None);

@@ -35,7 +35,7 @@ struct State {
     ends: Vec<Arc<End>>,
 }
 
-/// How far the streams of a context had been enqueued at some time.
+/// How far the streams of a context were enqueued when it was taken.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Ends(Vec<Arc<End>>);
@@ -73,7 +73,7 @@ impl State {
             match stream.end() {
                 Ok(Some(end)) => ends.push(Arc::new(end)),
                 Ok(None) => {}
-                // It may be lost, or refuse an event: then its idleness must tell.
+                // The stream may be lost, or refuse an event: then ask whether it is idle.
                 Err(_) => ends.push(Arc::new(End::Idle(Arc::clone(stream)))),
             }
         }
@@ -156,8 +156,8 @@ impl Graves {
 
     /// Frees what nobody uses any more.
     pub fn reap(&self, context: &Context) {
-        // In the application's context a free stands behind every wait, so there has to be none,
-        // and none may come meanwhile.
+        // In the application's context a free blocks behind every wait, so no stream may wait, and
+        // no wait may be enqueued meanwhile.
         let quiet = context.is_alone().then(|| context.quiet());
         if let Some(quiet) = &quiet
             && (quiet.is_none() || !self.all_idle(context))

@@ -227,7 +227,7 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
         let why = local.reason(gpus);
         tracing::info!(target: "gdsync", "{}: {why}", gpu.name());
         if let Some(cost) = local.crowding(gpus) {
-            // A launcher may show each rank one GPU, another to each.
+            // A launcher may show each rank a different GPU.
             let given = gpus == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
             match (local.rank, given) {
                 (0, false) => tracing::warn!(target: "gdsync", "{cost}"),
@@ -242,7 +242,7 @@ pub(crate) fn by_local_rank() -> Result<Gpu> {
     Ok(gpu)
 }
 
-/// What the device's compute mode says to contexts.
+/// What the device's compute mode allows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Shared,

@@ -315,7 +315,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
 }
 
 /// `memory` as a dma-buf. `kept`: the descriptor, or what is made of it, may outlive the memory,
-/// whose pages are then given out to nobody else.
+/// whose pages are then not allocated again.
 pub(crate) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;

@@ -22,7 +22,7 @@ const MANY: u32 = 900;
 pub struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Made by [`CudaStream::new`] and destroyed when it is left; else the application's.
+    /// Made by [`CudaStream::new`], and destroyed by `leave`; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -65,7 +65,7 @@ impl Drop for CudaStream {
 }
 
 impl CudaStream {
-    /// Destroys a stream of ours, which nobody names any more.
+    /// Destroys a stream of the library's own, which no call names any more.
     fn destroy(&self) {
         if self.ours && !self.context.is_lost() {
             // SAFETY: ours, and no call names it from now on. The driver finishes what is enqueued.

@@ -80,7 +80,7 @@ impl Backing {
     /// Frees it at once.
     ///
     /// # Safety
-    /// No operation that was enqueued names it, but such as are known to have run.
+    /// Every enqueued operation that names it is known to have run.
     pub unsafe fn release(self) {
         if let Backing::Host(memory) = self {
             // SAFETY: the caller's promise.

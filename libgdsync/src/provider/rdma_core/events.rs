@@ -121,8 +121,8 @@ impl Context {
         }
     }
 
-    /// Forgets what was reported about a queue pair that was reset. What is read later and was
-    /// raised before is known by its state.
+    /// Forgets what was reported about a queue pair that was reset. An event from before the reset
+    /// that is read later is ignored, because the queue pair is not in error then.
     pub(in crate::provider) fn forget_reports(&self, qpn: u32) {
         let _reader = self.readable();
         self.events.reset(qpn);

@@ -142,7 +142,7 @@ impl RdmaCoreNic {
         let [to_receive, to_send] = steps;
         self.modify(qpn, operation, |qp| {
             qp.modify(to_receive, operation)?;
-            // Messages may have come already: the way back to INIT would lose them.
+            // Messages may have arrived already: a return to INIT would lose them.
             qp.modify(to_send, operation).map_err(|e| {
                 let what = format!("queue pair {qpn:#x}: {e}");
                 Error::new(operation, Kind::Failed(Status::CLOSED), what).source(e)
@@ -329,7 +329,7 @@ impl Nic for RdmaCoreNic {
     fn reset_qp(&self, qpn: u32) -> Result<()> {
         const OPERATION: &str = "reset queue pair";
         if let Report::Lost(status) = self.report(qpn, Time::ZERO) {
-            // What was flushed here the NIC has not counted.
+            // The NIC has not counted the entries that the library wrote.
             let what = format!("queue pair {qpn:#x}: make another one");
             return Err(Error::new(OPERATION, Kind::Failed(status), what));
         }

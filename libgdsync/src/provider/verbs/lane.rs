@@ -183,7 +183,7 @@ impl Side {
         (busy, failed)
     }
 
-    /// Nothing comes back from the device: what is there has failed, the oldest as `why` says.
+    /// The device completes nothing any more: all that is outstanding fails, the oldest with `why`.
     fn lose(&mut self, mut why: Syndrome) {
         let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
         for request in self.flight.iter_mut().filter(posted) {
@@ -290,8 +290,8 @@ impl<Q: Queues> Lane<Q> {
         true
     }
 
-    /// The device has reported why its queue pair is of no use. All that is outstanding is
-    /// flushed here. Where the device still `obeys`, it is stopped before.
+    /// The device has reported that its queue pair is unusable. All that is outstanding is
+    /// flushed here. A device that still `obeys` is stopped first.
     pub fn give_up(&mut self, obeys: bool) {
         self.state = State::Error;
         if obeys {

@@ -1,7 +1,7 @@
-//! Which of a host's GPUs a process takes that names none: by its number among the ranks of the
-//! host, which launchers tell by variables of their own.
+//! The GPU of a process that names none: chosen by its local rank, its number among the ranks of
+//! the host, which launchers pass in variables of their own.
 
-/// A look into the environment.
+/// Reads a variable of the environment.
 pub type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The variables of a rank's number on its host and of the count of ranks there, in the order in
@@ -22,16 +22,16 @@ pub const SLURM_NODE: &str = "SLURM_NODEID";
 pub struct LocalRank {
     /// Its number there.
     pub rank: u32,
-    /// How many there are, as far as it is told.
+    /// How many there are, if the launcher says so.
     pub size: Option<u32>,
-    /// The variable that told the number.
+    /// The variable of the number.
     pub variable: &'static str,
-    /// The variable that told the count.
+    /// The variable of the count.
     pub size_variable: &'static str,
 }
 
 impl LocalRank {
-    /// What the environment says; `None`: nothing.
+    /// The local rank that the environment names, if any.
     ///
     /// # Errors
     /// A variable that is no number, with its name.
@@ -62,7 +62,7 @@ impl LocalRank {
         self.rank % gpus.max(1)
     }
 
-    /// What makes it that one.
+    /// Why it takes that one, in words.
     pub fn reason(&self, gpus: u32) -> String {
         let (variable, rank) = (self.variable, self.rank);
         let of = match gpus {
@@ -72,7 +72,7 @@ impl LocalRank {
         format!("{of}, by {variable}={rank}")
     }
 
-    /// What it costs if there are more ranks than GPUs.
+    /// What it costs, in words, if there are more ranks than GPUs.
     pub fn crowding(&self, gpus: u32) -> Option<String> {
         let size = self.size.filter(|size| *size > gpus)?;
         let variable = self.size_variable;
