@@ -413,3 +413,23 @@ fn connection_that_nobody_answers_says_what_to_check() {
         rank.barrier();
     });
 }
+
+#[test]
+fn close_returns_failure_of_request_that_was_tested_before_it_was_posted() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
+            return rank.barrier();
+        }
+        let segments = [slice(&ctx, 1)];
+        let recv = ctx.prepare_recv(&mp::Recv::new(1, 1, &segments)).unwrap();
+        assert_eq!(recv.test().unwrap_err().kind(), Kind::NoSuchRequest);
+        recv.post().unwrap();
+        drop(recv);
+        rank.until("it did not end", || ctx.error().is_some());
+        let e = ctx.close(LIMIT).expect_err("the failure is not returned");
+        assert_eq!(e.kind(), Kind::Truncated, "{e}");
+        rank.barrier();
+    });
+}

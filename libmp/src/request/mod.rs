@@ -13,7 +13,7 @@ use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
 use crate::two_sided::uncaptured;
-use table::{Phase, RequestKey};
+use table::{Entry, Phase, RequestKey};
 
 const TEST: &str = "test request";
 const WAIT: &str = "wait for request";
@@ -194,7 +194,7 @@ impl Inner {
         self.advance(state, key);
     }
 
-    /// The answer about one request. A failure counts as returned.
+    /// The answer about one request. A failure with which it ended counts as returned.
     fn answer(
         &self,
         operation: &'static str,
@@ -202,7 +202,8 @@ impl Inner {
         key: RequestKey,
     ) -> Result<Option<Done>> {
         let outcome = self.outcome(operation, state, key);
-        if outcome.is_err() {
+        let ended = |entry: &Entry| matches!(entry.phase, Phase::Done(_));
+        if outcome.is_err() && state.requests.get(key).is_some_and(ended) {
             state.take_fault(key);
         }
         outcome
