@@ -433,3 +433,22 @@ fn close_returns_failure_of_request_that_was_tested_before_it_was_posted() {
         rank.barrier();
     });
 }
+
+#[test]
+fn synchronize_returns_failure_of_send_that_another_stream_posted() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            let recv = ctx.irecv(0, 1, &slice(&ctx, SMALL)).unwrap();
+            recv.wait(LIMIT).unwrap_err();
+            return rank.barrier();
+        }
+        let (poster, waiter) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let send = ctx.isend_on(&poster, 1, 1, &slice(&ctx, LARGE)).unwrap();
+        send.wait_on(&waiter).unwrap();
+        let e = ctx.synchronize(&waiter, LIMIT).expect_err("it failed");
+        assert_eq!((e.kind(), e.tag()), (Kind::Truncated, Some(1)), "{e}");
+        drop(send);
+        rank.barrier();
+    });
+}
