@@ -452,3 +452,22 @@ fn synchronize_returns_failure_of_send_that_another_stream_posted() {
         rank.barrier();
     });
 }
+
+#[test]
+fn synchronize_returns_failure_of_receive_from_any_rank() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let any = mp::Source::Any;
+        let recv = ctx.irecv_on(&stream, any, 1, &slice(&ctx, 1)).unwrap();
+        rank.until("it did not end", || ctx.error().is_some());
+        let e = ctx.synchronize(&stream, LIMIT).expect_err("it failed");
+        assert_eq!(e.kind(), Kind::Truncated, "{e}");
+        drop(recv);
+        rank.barrier();
+    });
+}
