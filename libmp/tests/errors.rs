@@ -471,3 +471,36 @@ fn synchronize_returns_failure_of_receive_from_any_rank() {
         rank.barrier();
     });
 }
+
+/// A stream's failures may take all places for those of dropped requests.
+#[test]
+fn close_returns_failures_that_were_counted_only() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(256));
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..70 {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            return rank.barrier();
+        }
+        let (short, stream) = (slice(&ctx, 1), ctx.gpu().stream().unwrap());
+        for tag in 0..64 {
+            let recv = ctx.irecv_on(&stream, 1, tag, &short).unwrap();
+            recv.wait_on(&stream).unwrap();
+        }
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rank.pass(millis(100));
+        for tag in 64..70 {
+            drop(ctx.irecv(1, tag, &short).unwrap());
+        }
+        rank.pass(millis(100));
+        let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
+        assert!(e.to_string().contains("(63 other requests failed"), "{e}");
+        let e = ctx.close(LIMIT).expect_err("six more failed");
+        assert!(e.tag() >= Some(64), "{e}");
+        assert!(e.to_string().contains("(5 other requests failed"), "{e}");
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}

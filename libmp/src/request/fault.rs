@@ -69,6 +69,8 @@ pub(crate) struct Faults {
     pub kept: Vec<Fault>,
     /// How many dropped requests failed and are not among those.
     pub more: usize,
+    /// The first of these.
+    pub first_more: Option<Box<Fault>>,
     /// Requests in the table that have one, and those kept.
     pub open: usize,
     last: u64,
@@ -89,6 +91,7 @@ impl Faults {
             false => {
                 self.more += 1;
                 self.open -= 1;
+                self.first_more.get_or_insert_with(|| Box::new(fault));
             }
         }
         room

@@ -164,7 +164,7 @@ impl Inner {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.settle(state);
-        if state.faults.open == 0 {
+        if state.faults.open == 0 && state.faults.more == 0 {
             return None;
         }
         let mut first: Option<Fault> = None;
@@ -189,8 +189,14 @@ impl Inner {
         }
         if stream.is_none() {
             count += state.faults.more;
+            let more = state.faults.first_more.as_deref().cloned();
+            first = first
+                .into_iter()
+                .chain(more)
+                .min_by_key(|fault| fault.order);
             if take {
                 state.faults.more = 0;
+                state.faults.first_more = None;
             }
         }
         let error = self.fault_error(state, operation, &first?);
