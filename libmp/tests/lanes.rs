@@ -161,3 +161,25 @@ fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
         });
     }
 }
+
+/// Nothing can be posted behind a request that is prepared, and one whose stream is gone never is.
+#[test]
+fn a_queue_pair_with_a_request_that_is_not_posted_is_taken_last() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|builder| builder.timeout(secs(5)));
+        let mut streams = streams(&ctx, STREAMS);
+        use_all(rank, &ctx, &streams);
+        if rank.me == 0 {
+            let gone = streams.remove(0);
+            let segments = [ctx.alloc(MemoryKind::Pinned, 64).unwrap().all()];
+            let send = mp::Send::new(1, 4, &segments).on(&gone);
+            let prepared = ctx.prepare_send(&send).unwrap();
+            drop(gone);
+            use_all(rank, &ctx, &[ctx.gpu().stream().unwrap()]);
+            drop(prepared);
+        } else {
+            use_all(rank, &ctx, &streams[..1]);
+        }
+        rank.barrier();
+    });
+}
