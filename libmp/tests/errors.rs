@@ -504,3 +504,32 @@ fn close_returns_failures_that_were_counted_only() {
         rank.barrier();
     });
 }
+
+#[test]
+fn send_that_is_longer_than_its_segment_is_returned_once() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            let recv = ctx.irecv(0, 1, &slice(&ctx, 100)).unwrap();
+            recv.wait(LIMIT).unwrap_err();
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let word = word.word64(0).unwrap();
+        word.store(200).unwrap();
+        let size = mp::SizeSource::Word {
+            len: &word,
+            offset: None,
+        };
+        let segments = [slice(&ctx, 100)];
+        let send = mp::Send::new(1, 1, &segments).on(&stream).size(size);
+        drop(ctx.send(&send).unwrap());
+        rank.barrier();
+        rank.pass(secs(1));
+        let e = ctx.take_error().unwrap();
+        assert_eq!(e.kind(), Kind::Failed(Status::LOCAL_LENGTH), "{e}");
+        assert!(!e.to_string().contains("failed as well"), "{e}");
+        assert!(ctx.take_error().is_none());
+    });
+}

@@ -70,7 +70,7 @@ impl Inner {
             // What may still come is refused by the NIC when the memory is gone.
             staging => memory.extend(staging),
         }
-        if receive && status == Status::TRUNCATED {
+        if receive && status == Status::TRUNCATED && !knows_too_long(state, rank, tag, number) {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -598,4 +598,14 @@ fn refusal(
     let to = channel.ready(number)?;
     batch.tell(&Work::write_inline(&[&refused], to).signaled(), to)?;
     batch.post()
+}
+
+/// Whether the word of a message says that its sender found it too long, and so has failed it.
+fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
+    let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+    let channel = peer.and_then(|peer| peer.recvs.get(&tag));
+    let word = channel.and_then(|channel| channel.word(number, false).load().ok());
+    word.map(word::parse).is_some_and(|(low, kind, len)| {
+        low == number as u16 && kind == Some(WordKind::TooLong) && len > 0
+    })
 }
