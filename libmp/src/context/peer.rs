@@ -68,6 +68,8 @@ pub(crate) struct Peer {
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
     pub cause: Option<Cause>,
+    /// The bootstrap has said that it is gone.
+    pub gone: bool,
     /// When a control message of it was last taken in.
     pub heard: Option<Time>,
     /// When it was last asked whether it lives.
@@ -149,6 +151,7 @@ impl Peer {
             answered: false,
             why: None,
             cause: None,
+            gone: false,
             heard: None,
             probed: None,
         }
