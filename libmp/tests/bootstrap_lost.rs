@@ -397,3 +397,31 @@ fn receives_from_anybody_match_without_a_bootstrap() {
         rank.barrier();
     });
 }
+
+/// The text of an error says whether the peer lives: that is no reason to hold up other calls.
+#[test]
+fn a_look_for_the_text_of_an_error_holds_up_no_call() {
+    let store = Store::default();
+    let ranks = Local::ranks(2).into_iter().map(|inner| {
+        let store = store.clone();
+        std::thread::spawn(move || {
+            let builder = Context::builder().bootstrap(Arc::new(AtStore { inner, store }));
+            let builder = builder.gpu(&Gpu::soft().unwrap());
+            builder.connect(mp::Connect::UpFront).build().unwrap()
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    let ranks: Vec<_> = ranks.into_iter().map(|r| r.join().unwrap()).collect();
+    let ctx = ranks[0].clone();
+    let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
+    store.gate.closed.store(true, Ordering::Relaxed);
+    let late = std::thread::spawn(move || drop(recv.wait(millis(10)).unwrap_err()));
+    std::thread::sleep(millis(300));
+    let (done, wait) = std::sync::mpsc::channel();
+    let caller = std::thread::spawn(move || done.send(ctx.tells(1).is_some()).unwrap());
+    let answered = wait.recv_timeout(secs(5));
+    store.gate.closed.store(false, Ordering::Relaxed);
+    late.join().unwrap();
+    caller.join().unwrap();
+    assert_eq!(answered, Ok(true), "a call waited for the look");
+}

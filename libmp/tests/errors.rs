@@ -413,3 +413,123 @@ fn connection_that_nobody_answers_says_what_to_check() {
         rank.barrier();
     });
 }
+
+#[test]
+fn close_returns_failure_of_request_that_was_tested_before_it_was_posted() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
+            return rank.barrier();
+        }
+        let segments = [slice(&ctx, 1)];
+        let recv = ctx.prepare_recv(&mp::Recv::new(1, 1, &segments)).unwrap();
+        assert_eq!(recv.test().unwrap_err().kind(), Kind::NoSuchRequest);
+        recv.post().unwrap();
+        drop(recv);
+        rank.until("it did not end", || ctx.error().is_some());
+        let e = ctx.close(LIMIT).expect_err("the failure is not returned");
+        assert_eq!(e.kind(), Kind::Truncated, "{e}");
+        rank.barrier();
+    });
+}
+
+#[test]
+fn synchronize_returns_failure_of_send_that_another_stream_posted() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            let recv = ctx.irecv(0, 1, &slice(&ctx, SMALL)).unwrap();
+            recv.wait(LIMIT).unwrap_err();
+            return rank.barrier();
+        }
+        let (poster, waiter) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
+        let send = ctx.isend_on(&poster, 1, 1, &slice(&ctx, LARGE)).unwrap();
+        send.wait_on(&waiter).unwrap();
+        let e = ctx.synchronize(&waiter, LIMIT).expect_err("it failed");
+        assert_eq!((e.kind(), e.tag()), (Kind::Truncated, Some(1)), "{e}");
+        drop(send);
+        rank.barrier();
+    });
+}
+
+#[test]
+fn synchronize_returns_failure_of_receive_from_any_rank() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            drop(ctx.isend(0, 1, &slice(&ctx, SMALL)).unwrap());
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let any = mp::Source::Any;
+        let recv = ctx.irecv_on(&stream, any, 1, &slice(&ctx, 1)).unwrap();
+        rank.until("it did not end", || ctx.error().is_some());
+        let e = ctx.synchronize(&stream, LIMIT).expect_err("it failed");
+        assert_eq!(e.kind(), Kind::Truncated, "{e}");
+        drop(recv);
+        rank.barrier();
+    });
+}
+
+/// A stream's failures may take all places for those of dropped requests.
+#[test]
+fn close_returns_failures_that_were_counted_only() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(256));
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..70 {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            return rank.barrier();
+        }
+        let (short, stream) = (slice(&ctx, 1), ctx.gpu().stream().unwrap());
+        for tag in 0..64 {
+            let recv = ctx.irecv_on(&stream, 1, tag, &short).unwrap();
+            recv.wait_on(&stream).unwrap();
+        }
+        assert!(stream.synchronize(LIMIT).unwrap());
+        rank.pass(millis(100));
+        for tag in 64..70 {
+            drop(ctx.irecv(1, tag, &short).unwrap());
+        }
+        rank.pass(millis(100));
+        let e = ctx.synchronize(&stream, LIMIT).unwrap_err();
+        assert!(e.to_string().contains("(63 other requests failed"), "{e}");
+        let e = ctx.close(LIMIT).expect_err("six more failed");
+        assert!(e.tag() >= Some(64), "{e}");
+        assert!(e.to_string().contains("(5 other requests failed"), "{e}");
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn send_that_is_longer_than_its_segment_is_returned_once() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b);
+        if rank.me == 1 {
+            let recv = ctx.irecv(0, 1, &slice(&ctx, 100)).unwrap();
+            recv.wait(LIMIT).unwrap_err();
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let word = ctx.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        let word = word.word64(0).unwrap();
+        word.store(200).unwrap();
+        let size = mp::SizeSource::Word {
+            len: &word,
+            offset: None,
+        };
+        let segments = [slice(&ctx, 100)];
+        let send = mp::Send::new(1, 1, &segments).on(&stream).size(size);
+        drop(ctx.send(&send).unwrap());
+        rank.barrier();
+        rank.pass(secs(1));
+        let e = ctx.take_error().unwrap();
+        assert_eq!(e.kind(), Kind::Failed(Status::LOCAL_LENGTH), "{e}");
+        assert!(!e.to_string().contains("failed as well"), "{e}");
+        assert!(ctx.take_error().is_none());
+    });
+}

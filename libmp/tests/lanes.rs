@@ -128,3 +128,58 @@ fn a_stream_without_handles_that_has_work_keeps_its_queue_pair() {
         });
     }
 }
+
+/// A receive that has room for more than is sent eagerly tells its sender by the stream's queue
+/// pair. A short message that it receives is acknowledged by the CPU's queue pair, and the sender
+/// may give the tag's memory back before the stream's queue pair has written there.
+#[test]
+fn tag_is_not_retired_while_a_receive_is_told_on_another_queue_pair() {
+    for seed in 0..16 {
+        play(seed, 2, move |rank| {
+            let faults = vmlx5::fabric::faults::Faults {
+                seed,
+                loss: if rank.me == 0 { 0.3 } else { 0.0 },
+                ..Default::default()
+            };
+            let place = rank.place_with(Default::default(), true, faults);
+            let ctx = rank.open_at(&place, |b| b.channels(8).depth(2).timeout(secs(50)));
+            let memory = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+            let small = memory.slice(0, 64).unwrap();
+            let stream = ctx.gpu().stream().unwrap();
+            for tag in 0..60 {
+                if rank.me == 1 {
+                    ctx.isend(0, tag, &small).unwrap().wait(secs(60)).unwrap();
+                } else {
+                    let recv = ctx.irecv_on(&stream, 1, tag, &memory.all()).unwrap();
+                    recv.wait(secs(60)).unwrap();
+                }
+            }
+            rank.barrier();
+            rank.pass(secs(1));
+            assert_eq!(ctx.error(), None);
+            rank.barrier();
+        });
+    }
+}
+
+/// Nothing can be posted behind a request that is prepared, and one whose stream is gone never is.
+#[test]
+fn a_queue_pair_with_a_request_that_is_not_posted_is_taken_last() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|builder| builder.timeout(secs(5)));
+        let mut streams = streams(&ctx, STREAMS);
+        use_all(rank, &ctx, &streams);
+        if rank.me == 0 {
+            let gone = streams.remove(0);
+            let segments = [ctx.alloc(MemoryKind::Pinned, 64).unwrap().all()];
+            let send = mp::Send::new(1, 4, &segments).on(&gone);
+            let prepared = ctx.prepare_send(&send).unwrap();
+            drop(gone);
+            use_all(rank, &ctx, &[ctx.gpu().stream().unwrap()]);
+            drop(prepared);
+        } else {
+            use_all(rank, &ctx, &streams[..1]);
+        }
+        rank.barrier();
+    });
+}

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word32};
-use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory};
+use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory, SendRequest};
 
 use super::{Config, Tell};
 use crate::error::{Error, Kind, Result};
@@ -68,6 +68,8 @@ pub(crate) struct Peer {
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
     pub cause: Option<Cause>,
+    /// The bootstrap has said that it is gone.
+    pub gone: bool,
     /// When a control message of it last arrived.
     pub heard: Option<Time>,
     /// When it was last asked whether it is alive.
@@ -149,6 +151,7 @@ impl Peer {
             answered: false,
             why: None,
             cause: None,
+            gone: false,
             heard: None,
             probed: None,
         }
@@ -449,10 +452,10 @@ impl Peer {
                     .open(block)
             }
             Control::Retire { tag, next } => {
-                let gone = self
-                    .recvs
-                    .get(&tag)
-                    .is_none_or(|channel| channel.is_idle(next));
+                let lanes = &mut self.lanes;
+                let gone = self.recvs.get(&tag).is_none_or(|channel| {
+                    channel.is_idle(next) && channel.told.iter().all(|told| is_told(lanes, told))
+                });
                 if gone {
                     self.recvs.remove(&tag);
                     self.put_off.remove(&tag);
@@ -562,4 +565,13 @@ impl Peer {
             channel.release(status);
         }
     }
+}
+
+/// Whether nothing that tells a sender of a receive is in flight to the sender's memory.
+fn is_told(lanes: &mut [Option<Lane>], told: &Option<(u8, SendRequest)>) -> bool {
+    let Some((lane, request)) = told else {
+        return true;
+    };
+    let lane = lanes[usize::from(*lane)].as_mut();
+    !lane.is_some_and(|lane| matches!(lane.qp.poll(*request), Ok(None)))
 }

@@ -159,11 +159,15 @@ impl State {
                 self.endpoints.push(endpoint);
                 self.lanes.len() - 1
             }
-            // A queue pair's endpoint does not change; another one is better than none.
+            // A queue pair's endpoint does not change; another one is better than none. Behind a
+            // request that is prepared and not posted nothing can be posted.
             None => streams
                 .min_by_key(|lane| {
                     let other = !alike(&self.lanes, *lane);
-                    (other, self.lanes[*lane].streams.len())
+                    let blocked = self.requests.iter().any(|(_, entry)| {
+                        entry.phase == Phase::Prepared && usize::from(entry.poster.lane) == *lane
+                    });
+                    (other, blocked, self.lanes[*lane].streams.len())
                 })
                 .unwrap_or(1),
         };

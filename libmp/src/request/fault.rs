@@ -69,6 +69,8 @@ pub(crate) struct Faults {
     pub kept: Vec<Fault>,
     /// How many further dropped requests failed.
     pub more: usize,
+    /// The first of these.
+    pub first_more: Option<Box<Fault>>,
     /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
     last: u64,
@@ -89,6 +91,7 @@ impl Faults {
             false => {
                 self.more += 1;
                 self.open -= 1;
+                self.first_more.get_or_insert_with(|| Box::new(fault));
             }
         }
         room

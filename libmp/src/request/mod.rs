@@ -12,8 +12,8 @@ use gdsync::{Status, Stream};
 use crate::context::state::State;
 use crate::context::{Context, Inner};
 use crate::error::{Error, Kind, Result};
-use crate::two_sided::uncaptured;
-use table::{Phase, RequestKey};
+use crate::two_sided::{note_waiter, uncaptured};
+use table::{Entry, Phase, RequestKey};
 
 const TEST: &str = "test request";
 const WAIT: &str = "wait for request";
@@ -194,7 +194,7 @@ impl Inner {
         self.advance(state, key);
     }
 
-    /// The result of one request. A failure counts as returned.
+    /// The result of one request. A failure with which it ended counts as returned.
     fn answer(
         &self,
         operation: &'static str,
@@ -202,7 +202,8 @@ impl Inner {
         key: RequestKey,
     ) -> Result<Option<Done>> {
         let outcome = self.outcome(operation, state, key);
-        if outcome.is_err() {
+        let ended = |entry: &Entry| matches!(entry.phase, Phase::Done(_));
+        if outcome.is_err() && state.requests.get(key).is_some_and(ended) {
             state.take_fault(key);
         }
         outcome
@@ -316,14 +317,17 @@ impl Inner {
             Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
             Phase::Sent(request) => {
                 let (rank, lane) = (entry.peer, usize::from(entry.poster.lane));
+                let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
                 let lane = state.peer(rank).and_then(|peer| peer.lanes[lane].as_mut());
-                match lane {
-                    Some(lane) => {
-                        let list = [gdsync::rdma::Descriptor::wait(request)];
-                        gdsync::rdma::post_on(stream, &mut [&mut lane.qp], &list)
-                            .map_err(|e| Error::from(e).of_peer(rank))
-                    }
-                    None => Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank)),
+                let Some(lane) = lane else {
+                    return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
+                };
+                let list = [gdsync::rdma::Descriptor::wait(request)];
+                gdsync::rdma::post_on(stream, &mut [&mut lane.qp], &list)
+                    .map_err(|e| Error::from(e).of_peer(rank))?;
+                match poster == Some(stream.id()) {
+                    true => Ok(()),
+                    false => note_waiter(&mut state.requests, key, stream),
                 }
             }
             Phase::Queued { .. } | Phase::Unmatched => {

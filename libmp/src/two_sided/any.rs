@@ -88,7 +88,7 @@ impl Inner {
         entry.peer = rank;
         // Matched, it is the CPU's, who took it up when its stream was there.
         entry.poster.lane = 0;
-        entry.poster.stream = None;
+        entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         entry.phase = Phase::Posted;
         channel.next += 1;
         channel.receives[slot] = Some(key);

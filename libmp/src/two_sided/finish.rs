@@ -70,7 +70,7 @@ impl Inner {
             // What may still come is refused by the NIC when the memory is gone.
             staging => memory.extend(staging),
         }
-        if receive && status == Status::TRUNCATED {
+        if receive && status == Status::TRUNCATED && !knows_too_long(state, rank, tag, number) {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -164,7 +164,7 @@ impl Inner {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.settle(state);
-        if state.faults.open == 0 {
+        if state.faults.open == 0 && state.faults.more == 0 {
             return None;
         }
         let mut first: Option<Fault> = None;
@@ -189,8 +189,14 @@ impl Inner {
         }
         if stream.is_none() {
             count += state.faults.more;
+            let more = state.faults.first_more.as_deref().cloned();
+            first = first
+                .into_iter()
+                .chain(more)
+                .min_by_key(|fault| fault.order);
             if take {
                 state.faults.more = 0;
+                state.faults.first_more = None;
             }
         }
         let error = self.fault_error(state, operation, &first?);
@@ -592,4 +598,14 @@ fn refusal(
     let to = channel.ready(number)?;
     batch.tell(&Work::write_inline(&[&refused], to).signaled(), to)?;
     batch.post()
+}
+
+/// Whether the word of a message says that its sender found it too long, and so has failed it.
+fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
+    let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+    let channel = peer.and_then(|peer| peer.recvs.get(&tag));
+    let word = channel.and_then(|channel| channel.word(number, false).load().ok());
+    word.map(word::parse).is_some_and(|(low, kind, len)| {
+        low == number as u16 && kind == Some(WordKind::TooLong) && len > 0
+    })
 }

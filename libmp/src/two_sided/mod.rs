@@ -20,6 +20,6 @@ mod turn;
 mod watch;
 pub(crate) mod words;
 
-pub(crate) use post::uncaptured;
+pub(crate) use post::{note_waiter, uncaptured};
 pub(crate) use spec::On;
 pub use spec::{Recv, Send, SizeSource, Source};

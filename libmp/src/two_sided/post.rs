@@ -357,14 +357,19 @@ impl Inner {
         });
         stream.check_room(2)?;
         list.post(stream, None)?;
-        let waiter = Waiter {
-            stream: stream.id(),
-            order: requests.order(),
-            passed: stream.record().ok(),
-        };
-        known(requests, key)?.waiters.push(waiter);
-        Ok(())
+        note_waiter(requests, key, stream)
     }
+}
+
+/// Notes that a stream waits for a request, behind what makes it wait.
+pub(crate) fn note_waiter(requests: &mut Table, key: RequestKey, stream: &Stream) -> Result<()> {
+    let waiter = Waiter {
+        stream: stream.id(),
+        order: requests.order(),
+        passed: stream.record().ok(),
+    };
+    known(requests, key)?.waiters.push(waiter);
+    Ok(())
 }
 
 /// The stream that a request was prepared on.

@@ -56,6 +56,9 @@ impl Inner {
                 let mut state = self.lock();
                 // Its last control messages.
                 self.hear(&mut state);
+                if let Some(peer) = state.peer(rank) {
+                    peer.gone = true;
+                }
                 let text = format!("rank {rank} has left the job, or died");
                 self.blame(&mut state, rank, None, text);
                 self.give_up(&mut state, rank, Status::REMOTE_ABORTED);

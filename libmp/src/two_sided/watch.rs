@@ -174,8 +174,9 @@ fn places(entry: &Entry) -> impl Iterator<Item = (u64, u64)> {
         Phase::Sent(_) => entry.poster.stream.as_ref().map(|stream| stream.id()),
         _ => None,
     };
-    let waiters = match entry.phase {
-        Phase::Done(_) => &[],
+    let waiters = match (entry.phase, worker) {
+        // Whether the stream that does the work has come to it is not known to those that wait.
+        (Phase::Done(_), _) | (Phase::Sent(_), Some(_)) => &[],
         _ => &entry.waiters[..],
     };
     let worker = worker.map(|stream| (stream, entry.order));

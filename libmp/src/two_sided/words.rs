@@ -192,7 +192,7 @@ impl Inner {
         if peer.rank == self.rank {
             return Life::Own;
         }
-        if self.bootstrap.gone(peer.rank) {
+        if peer.gone {
             return Life::Gone;
         }
         let (Some(since), now) = (since, self.host().now()) else {
