@@ -227,7 +227,8 @@ impl Qp {
     /// unsignaled requests are done shows a moment later. Receives that a stream has still to
     /// post count as work. [`Qp::quiet`] waits for that. One thing does not show: a stream that posted
     /// without waiting for it, and was followed by another poster, may have its doorbell still to
-    /// write. Synchronise such a stream first.
+    /// write. Synchronise such a stream first. `Failed` if the NIC refused after it had forgotten the
+    /// connection: the queue pair is in error then, and may be reset again.
     pub fn reset(&mut self) -> Result<()> {
         let core = &self.core;
         let deadline = core.host.now() + OWN_CALLS;
