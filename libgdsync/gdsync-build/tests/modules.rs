@@ -68,7 +68,11 @@ fn stored(test: &str, modules: &[(&str, &str)]) -> String {
     fs::write(&main, program).unwrap();
     let mut rustc = Command::new("rustc");
     rustc.args(["--edition", "2024", "-o"]);
-    rustc.arg(folder.join("main")).arg(&main).arg("-L").arg(&folder);
+    rustc
+        .arg(folder.join("main"))
+        .arg(&main)
+        .arg("-L")
+        .arg(&folder);
     for (name, _) in modules {
         rustc.arg(format!("-lstatic={name}"));
     }
