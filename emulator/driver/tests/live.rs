@@ -158,7 +158,10 @@ fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
     });
     let returned = done.recv_timeout(Duration::from_secs(20));
     drop(release);
-    assert!(returned.is_ok(), "detach waits for the stuck step without limit");
+    assert!(
+        returned.is_ok(),
+        "detach waits for the stuck step without limit"
+    );
 }
 
 #[test]

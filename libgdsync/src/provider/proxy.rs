@@ -45,7 +45,7 @@ impl Proxy {
 
 impl Machine for Proxy {
     fn step(&mut self, _now: Time) -> Step {
-        // Not locked while one is served, which may call the NIC.
+        // Not locked while they are served.
         let mut fresh = self.fresh.0.lock().unwrap_or_else(PoisonError::into_inner);
         self.served.append(&mut fresh);
         drop(fresh);
@@ -68,6 +68,7 @@ impl Machine for Proxy {
 
 fn serve(core: &QpCore) -> bool {
     let mut state = core.lock();
+    state.leave_to_watcher();
     if core.is_closed() || state.under_way {
         // At the end of what is under way the host is rung.
         return false;

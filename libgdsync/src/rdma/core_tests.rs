@@ -314,6 +314,42 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
     }
 }
 
+/// One thread is the proxy of all NICs.
+#[test]
+fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
+    let config = QpConfig {
+        endpoint: Endpoint::Proxy,
+        ..Rig::config(Transport::Rc)
+    };
+    let [mut rig, mut other] = [(); 2].map(|()| Rig::with(&config));
+    rig.connect();
+    other.connect();
+    let (from, into) = (rig.memory(), rig.memory());
+    let list = [from.sge(0, 8)];
+    let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+    rig.a.post(send).unwrap();
+    let hanging = rig.calls.hang("dereg_mr");
+    drop(from);
+    let receive = rig.b.prepare_receive(&[into.sge(0, 8)]).unwrap();
+    rig.b.post_receive(receive).unwrap();
+    let (host, calls) = (Arc::clone(rig.gpu.host()), rig.calls.clone());
+    let deadline = host.now() + LIMIT;
+    assert!(host.wait_until(Some(deadline), &mut || calls.count("dereg_mr") > 0));
+    let memory = other.memory();
+    let list = [memory.sge(0, 8)];
+    let span = memory.remote().span(32, 8).unwrap();
+    let write = other
+        .a
+        .prepare(&Work::write(&list, span).signaled())
+        .unwrap();
+    let stream = other.gpu.stream().unwrap();
+    let post = [Descriptor::Send(write), Descriptor::wait(write)];
+    other.a.post_on(&stream, &post).unwrap();
+    let passed = stream.synchronize(Duration::from_secs(5)).unwrap();
+    drop(hanging);
+    assert!(passed, "the proxy stands in a call of another NIC");
+}
+
 /// The NIC reads the doorbell record when it likes, also for an earlier doorbell: so a request may
 /// be done before its stream rings for it.
 #[test]

@@ -4,7 +4,7 @@
 //! call of the kernel, which may take milliseconds, or seconds on a NIC that hangs, while the owner
 //! wants to post. Who finds that the NIC has to put the queue pair in error notes it in the state,
 //! and what was held for requests that are done is set aside: both are seen to when the lock is
-//! given back.
+//! given back, by the proxy excepted, whose thread serves other NICs: the watcher does it for it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -32,11 +32,18 @@ impl<'a> Locked<'a> {
     pub fn new(core: &'a QpCore, state: MutexGuard<'a, QpState>) -> Locked<'a> {
         let behind = Behind {
             core,
+            left: false,
             fails: false,
             lost: false,
             ended: Vec::new(),
         };
         Locked { state, behind }
+    }
+
+    /// Leaves what is to be done at the NIC to the watcher's next visit: for a thread that serves
+    /// other NICs too.
+    pub fn leave_to_watcher(&mut self) {
+        self.behind.left = true;
     }
 }
 
@@ -56,6 +63,9 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        if self.behind.left {
+            return;
+        }
         if !self.state.ended.is_empty() {
             self.behind.ended = std::mem::take(&mut self.state.ended);
             self.behind.core.letting_go.fetch_add(1, Ordering::Relaxed);
@@ -72,6 +82,7 @@ impl Drop for Locked<'_> {
 /// What is done once the lock is free.
 struct Behind<'a> {
     core: &'a QpCore,
+    left: bool,
     fails: bool,
     lost: bool,
     ended: Vec<Ended>,
