@@ -280,7 +280,7 @@ impl Nic for RdmaCoreNic {
             Transport::Ud { .. } => None,
         };
         let events = &self.context.events;
-        events.add(qpn, parts.completion_queues(), self.port.number, patience);
+        events.add(qpn, parts.objects(), self.port.number, patience);
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },
