@@ -21,6 +21,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const PAGE: usize = 4096;
 
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE` and a value.
+const COMPUTE_MODE: i32 = 20;
+const EXCLUSIVE_PROCESS: i32 = 3;
+
 /// Pages of the application.
 fn pages(n: usize) -> *mut u8 {
     let layout = std::alloc::Layout::from_size_align(n * PAGE, PAGE).unwrap();
@@ -280,4 +284,38 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
     assert_eq!(buffer[..8], [7, 7, 7, 7, 1, 1, 1, 1]);
     assert!(other.synchronize(LIMIT).unwrap());
     assert_eq!(control.blocked(), []);
+}
+
+/// Enqueues a copy when it is dropped, then says so.
+struct Copies {
+    stream: Stream,
+    memory: Region,
+    _told: Told,
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let half = |at| self.memory.span(at, 32).unwrap();
+        self.stream.copy(&half(0), &half(32)).unwrap();
+    }
+}
+
+/// Where memory is freed only while nothing is enqueued.
+#[test]
+fn an_owner_may_enqueue_on_an_exclusive_gpu() {
+    inside!(Variant::default());
+    let control = Control::open();
+    control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
+    let gpu = Gpu::cuda(0).unwrap();
+    let told = Arc::new(AtomicBool::new(false));
+    let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let owner = Copies {
+        stream: gpu.stream().unwrap(),
+        memory,
+        _told: Told(Arc::clone(&told)),
+    };
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let region = unsafe { gpu.register_host_owned(pages(2), PAGE, Box::new(owner)) }.unwrap();
+    std::thread::spawn(move || drop(region));
+    until("the owner is dropped", || told.load(Ordering::Acquire));
 }

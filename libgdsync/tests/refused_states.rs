@@ -18,6 +18,8 @@ use virtual_nic::inside;
 /// Numbers of states.
 const RTR: &str = "2:1";
 const RTS: &str = "3:1";
+/// Of two queue pairs that are made, the first reset behind them.
+const INIT_OF_RESET: &str = "1:1:2";
 
 /// The library that refuses, built once.
 fn library() -> &'static Path {
@@ -159,6 +161,30 @@ fn a_queue_pair_that_the_kernel_refuses_to_let_send_fails_with_its_receives() {
         assert!(matches!(failed.kind(), Kind::Failed(_)), "{failed}");
     }
     rig.b.quiet(LIMIT).unwrap();
+    rig.b.reset().unwrap();
+    let receives = rig.receives();
+    connect(&mut rig.a, &mut rig.b);
+    rig.messages(receives);
+}
+
+/// The first half of the reset has happened: the NIC knows no connection any more.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_queue_pair_whose_reset_the_kernel_refuses_half_way_fails_until_the_next_reset() {
+    refusing!(INIT_OF_RESET);
+    let mut rig = Rig::new(Transport::Rc);
+    let receives = rig.receives();
+    connect(&mut rig.a, &mut rig.b);
+    rig.messages(receives);
+    rig.b.quiet(LIMIT).unwrap();
+    let refused = rig.b.reset().unwrap_err();
+    assert_eq!(refused.kind(), Kind::Failed(Status::CLOSED), "{refused}");
+    let list = [rig.memory.sge(0, 8)];
+    let lost = rig.b.prepare(&Work::send(&list).signaled());
+    let kind = lost.map_err(|e| e.kind());
+    assert_eq!(kind.unwrap_err(), Kind::Failed(Status::CLOSED));
+    rig.a.quiet(LIMIT).unwrap();
+    rig.a.reset().unwrap();
     rig.b.reset().unwrap();
     let receives = rig.receives();
     connect(&mut rig.a, &mut rig.b);

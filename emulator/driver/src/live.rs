@@ -288,10 +288,11 @@ impl Host for Live {
             PROXY => self.proxy.get().and_then(Option::as_ref),
             WATCH => {
                 let worker = self.watchers().remove(&id.0);
-                if let Some(worker) = worker {
-                    worker.detach(id);
-                    // And the thread ends.
-                    drop(worker);
+                // And the thread ends.
+                if let Some(worker) = worker
+                    && !worker.detach(id)
+                {
+                    worker.abandon();
                 }
                 None
             }

@@ -135,6 +135,35 @@ fn a_watcher_that_is_stuck_stops_no_other() {
     drop(release);
 }
 
+/// Whoever drops a device whose driver hangs has to get on.
+#[test]
+fn detach_of_a_watcher_that_is_stuck_returns_after_its_limit() {
+    let live = Live::new(LiveConfig::default()).unwrap();
+    let (release, stuck) = std::sync::mpsc::channel::<()>();
+    let (entered, inside) = std::sync::mpsc::channel();
+    let id = live.attach(
+        Lane::Watch,
+        with(move |_| {
+            let _ = entered.send(());
+            let _ = stuck.recv();
+            Step::IdleUntil(None)
+        }),
+    );
+    inside.recv().unwrap();
+    let (detached, done) = std::sync::mpsc::channel();
+    let detaching = Arc::clone(&live);
+    std::thread::spawn(move || {
+        detaching.detach(id);
+        let _ = detached.send(());
+    });
+    let returned = done.recv_timeout(Duration::from_secs(20));
+    drop(release);
+    assert!(
+        returned.is_ok(),
+        "detach waits for the stuck step without limit"
+    );
+}
+
 #[test]
 fn a_machine_is_stepped_at_the_time_it_asked_for() {
     let live = Live::new(sleepy()).unwrap();

@@ -48,15 +48,24 @@
 #endif
 #endif
 
+#if defined(GDS_MODULE)
+// Modules of one program may have kernels of one name.
+#define GDS_JOIN(name, module) name##_of_##module
+#define GDS_EXPAND(name, module) GDS_JOIN(name, module)
+#define GDS_SYMBOL(name) GDS_EXPAND(name, GDS_MODULE)
+#else
+#define GDS_SYMBOL(name) name
+#endif
+
 #if defined(GDS_SOFT)
-#define GDS_KERNEL(name, Params, p)                         \
-    static inline void name##_body(const Params& p);        \
-    extern "C" void name(const void* params) noexcept {     \
-        name##_body(*static_cast<const Params*>(params));   \
-    }                                                       \
-    extern "C" size_t name##_params_size() noexcept {       \
-        return sizeof(Params);                              \
-    }                                                       \
+#define GDS_KERNEL(name, Params, p)                                       \
+    static inline void name##_body(const Params& p);                      \
+    extern "C" void GDS_SYMBOL(name)(const void* params) noexcept {       \
+        name##_body(*static_cast<const Params*>(params));                 \
+    }                                                                     \
+    extern "C" size_t GDS_SYMBOL(name##_params_size)() noexcept {         \
+        return sizeof(Params);                                            \
+    }                                                                     \
     static inline void name##_body([[maybe_unused]] const Params& p)
 #else
 #define GDS_KERNEL(name, Params, p) extern "C" __global__ void name(const Params p)

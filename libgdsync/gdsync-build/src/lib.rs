@@ -128,7 +128,7 @@ impl Kernels {
             None => self.nvcc(&sources, &includes, &out)?,
         };
         let path = out.join(format!("{}.rs", self.name));
-        fs::write(&path, image(&names, ptx.as_deref())).map_err(|e| file(&path, e))
+        fs::write(&path, image(&self.name, &names, ptx.as_deref())).map_err(|e| file(&path, e))
     }
 
     /// The names of the kernels in `sources`.
@@ -156,6 +156,7 @@ impl Kernels {
         build
             .cpp(true)
             .std("c++17")
+            .define(concat!("GDS", "_MODULE"), self.name.as_str()) // no variable of the environment
             .cpp_link_stdlib(None) // kernels call no C++ runtime
             .flag("-fno-exceptions") // a kernel cannot be unwound
             .opt_level(2)
@@ -228,14 +229,17 @@ fn file(path: &Path, source: io::Error) -> Error {
 }
 
 /// The expression that `gdsync::kernel_image!` includes: each kernel's name, entry and size of
-/// parameters, and the PTX.
-fn image(names: &[String], ptx: Option<&Path>) -> String {
+/// parameters, and the PTX. Symbols name the module too, as `GDS_MODULE` has them; a kernel's name
+/// may be a word of Rust's.
+fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
     let mut text = String::from("{\n    unsafe extern \"C\" {\n");
-    for name in names {
+    for (i, name) in names.iter().enumerate() {
         let _ = writeln!(
             text,
-            "        fn {name}(params: *const ::core::ffi::c_void);\n        \
-             fn {name}_params_size() -> usize;"
+            "        #[link_name = \"{name}_of_{module}\"]\n        \
+             fn kernel_{i}(params: *const ::core::ffi::c_void);\n        \
+             #[link_name = \"{name}_params_size_of_{module}\"]\n        \
+             fn size_{i}() -> usize;"
         );
     }
     text.push_str(
@@ -243,8 +247,8 @@ fn image(names: &[String], ptx: Option<&Path>) -> String {
          type Size = unsafe extern \"C\" fn() -> usize;\n    \
          const KERNELS: &[(&str, Entry, Size)] = &[\n",
     );
-    for name in names {
-        let _ = writeln!(text, "        ({name:?}, {name}, {name}_params_size),");
+    for (i, name) in names.iter().enumerate() {
+        let _ = writeln!(text, "        ({name:?}, kernel_{i}, size_{i}),");
     }
     text.push_str("    ];\n    (KERNELS, ");
     match ptx {
@@ -268,15 +272,15 @@ mod tests {
     #[test]
     fn generated_expression_names_each_kernel_and_the_ptx() {
         let names = ["a".to_owned(), "b_1".to_owned()];
-        let text = image(&names, Some(Path::new("/x/y.ptx")));
+        let text = image("m", &names, Some(Path::new("/x/y.ptx")));
         for part in [
-            "fn a(params",
-            "(\"b_1\", b_1, b_1_params_size)",
+            "link_name = \"a_of_m\"",
+            "(\"b_1\", kernel_1, size_1)",
             "include_str!(\"/x/y.ptx\")",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
-        assert!(image(&names, None).contains("Option::None"));
+        assert!(image("m", &names, None).contains("Option::None"));
     }
 
     #[test]

@@ -48,11 +48,20 @@ struct Table {
 
 #[derive(Debug)]
 struct Watched {
-    /// The addresses of its completion queues.
-    cqs: Vec<usize>,
+    /// The addresses of itself and its completion queues, as events name them.
+    objects: Vec<usize>,
     port: u8,
     patience: Option<Duration>,
     report: Report,
+}
+
+impl Watched {
+    fn note(&mut self, report: Report) {
+        let known = matches!(self.report, Report::Lost(_));
+        if !known && (self.report == Report::None || matches!(report, Report::Lost(_))) {
+            self.report = report;
+        }
+    }
 }
 
 impl Events {
@@ -72,10 +81,11 @@ impl Events {
     }
 
     /// A queue pair was made. Reports about others are ignored.
-    /// Its port may be down for `patience`; `None`: for any time.
-    pub fn add(&self, qpn: u32, cqs: Vec<usize>, port: u8, patience: Option<Duration>) {
+    /// Its port may be down for `patience`; `None`: for any time. Events name its `objects`, whose
+    /// addresses are no other's before the last event is acknowledged.
+    pub fn add(&self, qpn: u32, objects: Vec<usize>, port: u8, patience: Option<Duration>) {
         let watched = Watched {
-            cqs,
+            objects,
             port,
             patience,
             report: Report::None,
@@ -117,21 +127,26 @@ impl Events {
     /// follow.
     pub fn qp(&self, qpn: u32, report: Report) {
         self.change(|table| {
-            let of = |qp: &Watched| matches!(qp.report, Report::Lost(_));
-            if let Some(qp) = table.qps.get_mut(&qpn).filter(|qp| !of(qp))
-                && (qp.report == Report::None || matches!(report, Report::Lost(_)))
-            {
-                qp.report = report;
+            if let Some(qp) = table.qps.get_mut(&qpn) {
+                qp.note(report);
             }
         });
     }
 
+    /// As [`Events::qp`], of the queue pair that has this object: a number may be another's by now.
+    /// Answers the number.
+    pub fn object(&self, object: usize, report: Report) -> Option<u32> {
+        let of = |(_, qp): &(&u32, &mut Watched)| qp.objects.contains(&object);
+        self.change(|table| {
+            let (qpn, qp) = table.qps.iter_mut().find(of)?;
+            qp.note(report);
+            Some(*qpn)
+        })
+    }
+
     /// A completion queue failed. Answers the number of its queue pair.
     pub fn cq(&self, cq: usize) -> Option<u32> {
-        let of = |(_, qp): &(&u32, &Watched)| qp.cqs.contains(&cq);
-        let qpn = *self.table().qps.iter().find(of)?.0;
-        self.qp(qpn, Report::Lost(Status::CQ_FATAL));
-        Some(qpn)
+        self.object(cq, Report::Lost(Status::CQ_FATAL))
     }
 
     /// What was reported about a queue pair.
@@ -186,6 +201,20 @@ mod tests {
         assert_eq!(events.of(6, at(0)), Report::None);
         assert!(events.lose() && !events.lose() && events.is_lost());
         let lost = Report::Lost(Status::DEVICE_FATAL);
+        assert_eq!(events.of(5, at(0)), lost);
+    }
+
+    /// What a reader took for one queue pair, whose number another has before it is stored.
+    #[test]
+    fn a_report_is_not_taken_for_a_later_queue_pair_of_that_number() {
+        let events = Events::default();
+        let lost = Report::Lost(Status::QP_FATAL);
+        events.add(5, vec![0x100], 1, PATIENCE);
+        events.forget(5);
+        events.add(5, vec![0x200], 1, PATIENCE);
+        assert_eq!(events.object(0x100, lost), None);
+        assert_eq!(events.of(5, at(0)), Report::None);
+        assert_eq!(events.object(0x200, lost), Some(5));
         assert_eq!(events.of(5, at(0)), lost);
     }
 

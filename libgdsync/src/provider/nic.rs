@@ -141,6 +141,7 @@ pub(crate) trait Nic: Send + Sync {
     /// To the error state, from any other. Answers whether what is outstanding is flushed: not by
     /// a NIC that is gone, which will never write an entry again.
     fn modify_to_error(&self, qpn: u32) -> bool;
+    /// As after it was made. `Failed(CLOSED)` if it got half way: it does nothing then but be reset.
     fn reset_qp(&self, qpn: u32) -> Result<()>;
     /// Takes in what the NIC has reported outside of completion queues; never waits for more.
     fn read_events(&self, _now: Time) {}

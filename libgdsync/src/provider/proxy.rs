@@ -13,7 +13,7 @@ use mlx5_prm::doorbell;
 use crate::rdma::QpCore;
 use crate::ring::RingMemory;
 
-/// The queue pairs that one proxy serves.
+/// The queue pairs that one proxy is going to serve.
 #[derive(Clone, Default)]
 pub(crate) struct ProxyList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
@@ -28,22 +28,30 @@ impl ProxyList {
 
 /// The proxy as a step machine.
 pub(crate) struct Proxy {
-    list: ProxyList,
+    fresh: ProxyList,
+    served: Vec<Arc<QpCore>>,
     name: String,
 }
 
 impl Proxy {
-    pub fn new(list: ProxyList, name: String) -> Proxy {
-        Proxy { list, name }
+    pub fn new(fresh: ProxyList, name: String) -> Proxy {
+        Proxy {
+            fresh,
+            served: Vec::new(),
+            name,
+        }
     }
 }
 
 impl Machine for Proxy {
     fn step(&mut self, _now: Time) -> Step {
-        let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.retain(|core| !core.is_closed());
+        // Not locked while they are served.
+        let mut fresh = self.fresh.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.served.append(&mut fresh);
+        drop(fresh);
+        self.served.retain(|core| !core.is_closed());
         let mut busy = false;
-        for core in list.iter() {
+        for core in &self.served {
             busy |= serve(core);
         }
         if busy {
@@ -60,6 +68,7 @@ impl Machine for Proxy {
 
 fn serve(core: &QpCore) -> bool {
     let mut state = core.lock();
+    state.leave_to_watcher();
     if core.is_closed() || state.under_way {
         // At the end of what is under way the host is rung.
         return false;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::core::{EndpointKind, Hold, Place, Places, QpCore, QpState, SidePlaces, WAITER_WORDS};
+use super::core::{
+    EndpointKind, Hold, Place, Places, QpCore, QpState, Side, SidePlaces, WAITER_WORDS,
+};
 use super::{Pd, QpConfig, Transport};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
@@ -14,6 +16,7 @@ use crate::memop::trace::Tracer;
 use crate::provider::nic::{Layout, QpObjects, QpRings};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
+use crate::status::Status;
 
 /// Lays out the region that all is in which has no other place: the UAR's page, the words, then
 /// the queues.
@@ -342,7 +345,12 @@ pub(super) fn reset(core: &QpCore) -> Result<()> {
         .and_then(|()| nic.cq_indices(&core.objects));
     let mut state = core.lock();
     state.under_way = false;
-    let indices = done?;
+    let (indices, refused) = match done {
+        Ok(indices) => (indices, None),
+        // The NIC has forgotten everything, and the library does too: only another reset helps.
+        Err(e) if e.kind() == Kind::Failed(Status::CLOSED) => (None, Some(e)),
+        Err(e) => return Err(e),
+    };
     let places = &core.places;
     let blocks = state.send.fifo.room();
     let log = |bytes: usize| (bytes / ENTRY).trailing_zeros() as u8;
@@ -375,9 +383,13 @@ pub(super) fn reset(core: &QpCore) -> Result<()> {
     new.flush_faults = core.flushes.fault.count();
     // The queue pair keeps its number, so doorbells that are on their way still reach it.
     new.rung_by_streams = state.rung_by_streams;
+    if refused.is_some() {
+        new.cause = Some((Side::Receive, Status::CLOSED));
+        places.error.cpu.store32(0, Status::CLOSED.0);
+    }
     let old = std::mem::replace(&mut *state, new);
     drop(state);
     // What its requests held is dropped without the lock.
     drop(old);
-    Ok(())
+    refused.map_or(Ok(()), Err)
 }

@@ -1,12 +1,13 @@
 //! When the library calls the NIC: not with a queue pair's lock held, and not while a stream may
 //! still ring. A virtual NIC looks at the queue pairs when it is called.
 
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use super::core::QpCore;
 use super::{
-    Access, Descriptor, Device, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig, Transport,
+    Access, Descriptor, Device, Endpoint, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig, Transport,
     WaitOptions, Work,
 };
 use crate::error::{Kind, Result};
@@ -26,9 +27,18 @@ struct Calls(Arc<Mutex<Seen>>);
 struct Seen {
     cores: Vec<Weak<QpCore>>,
     calls: Vec<(&'static str, bool)>,
+    /// The next call of this name does not return before this has no sender any more.
+    hangs: Option<(&'static str, Receiver<()>)>,
 }
 
 impl Calls {
+    /// Has the next such call hang until what is returned is dropped.
+    fn hang(&self, call: &'static str) -> Sender<()> {
+        let (sender, receiver) = channel();
+        self.seen().hangs = Some((call, receiver));
+        sender
+    }
+
     fn seen(&self) -> std::sync::MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -42,7 +52,13 @@ impl Calls {
         let cores = self.seen().cores.clone();
         let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| c.try_lock().is_none());
         let locked = cores.iter().any(locked);
-        self.seen().calls.push((call, locked));
+        let mut seen = self.seen();
+        seen.calls.push((call, locked));
+        let hangs = seen.hangs.take_if(|(hangs, _)| *hangs == call);
+        drop(seen);
+        if let Some((_, until)) = hangs {
+            let _ = until.recv();
+        }
     }
 
     fn count(&self, call: &str) -> usize {
@@ -114,7 +130,20 @@ struct Rig {
 }
 
 impl Rig {
+    fn config(transport: Transport) -> QpConfig {
+        QpConfig {
+            send_blocks: 8,
+            recv_entries: 4,
+            transport,
+            ..QpConfig::default()
+        }
+    }
+
     fn new(transport: Transport) -> Rig {
+        Rig::with(&Rig::config(transport))
+    }
+
+    fn with(config: &QpConfig) -> Rig {
         let gpu = Gpu::soft().unwrap();
         let nic = EmulatedNic::open(&gpu, EmulatedOptions::default()).unwrap();
         let calls = Calls::default();
@@ -124,13 +153,7 @@ impl Rig {
         };
         let device = Device::open(&gpu, Arc::new(nic), true, Vec::new()).unwrap();
         let pd = device.alloc_pd().unwrap();
-        let config = QpConfig {
-            send_blocks: 8,
-            recv_entries: 4,
-            transport,
-            ..QpConfig::default()
-        };
-        let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
+        let [a, b] = [(); 2].map(|()| pd.create_qp(config).unwrap());
         calls.look_at(&a);
         calls.look_at(&b);
         Rig {
@@ -239,6 +262,92 @@ fn no_lock_is_held_while_the_nic_is_called() {
         let held: Vec<_> = seen.calls.iter().filter(|(_, held)| *held).collect();
         assert!(held.is_empty(), "with a lock: {held:?}");
     }
+}
+
+/// A NIC that hangs in a call for one queue pair keeps nobody from its device: others are made, and
+/// limits hold.
+#[test]
+fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
+    for (call, endpoint) in [
+        ("destroy_qp", Endpoint::Ring),
+        ("modify_to_error", Endpoint::Ring),
+        ("dereg_mr", Endpoint::Ring),
+        ("dereg_mr", Endpoint::Proxy),
+    ] {
+        let config = QpConfig {
+            endpoint,
+            timeout: (call == "modify_to_error").then_some(Duration::from_millis(5)),
+            ..Rig::config(Transport::Rc)
+        };
+        let mut rig = Rig::with(&config);
+        rig.connect();
+        let (device, pd, calls) = (rig.device.clone(), rig.pd.clone(), rig.calls.clone());
+        let (from, into) = (rig.memory(), rig.memory());
+        // In flight until there is a receive.
+        let list = [from.sge(0, 8)];
+        let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+        if call != "destroy_qp" {
+            rig.a.post(send).unwrap();
+        }
+        let hanging = calls.hang(call);
+        match call {
+            "destroy_qp" => drop((rig.a, rig.b)),
+            "dereg_mr" => {
+                drop(from);
+                let receive = rig.b.prepare_receive(&[into.sge(0, 8)]).unwrap();
+                rig.b.post_receive(receive).unwrap();
+            }
+            _ => {}
+        }
+        let host = Arc::clone(device.gpu().host());
+        let deadline = host.now() + LIMIT;
+        assert!(host.wait_until(Some(deadline), &mut || calls.count(call) > 0));
+        let (sender, done) = channel();
+        std::thread::spawn(move || {
+            drop(pd.create_qp(&config).unwrap());
+            let _ = device.close(Duration::from_millis(10));
+            let _ = sender.send(());
+        });
+        let returned = done.recv_timeout(Duration::from_secs(5));
+        drop(hanging);
+        assert!(returned.is_ok(), "{call} of {endpoint:?} keeps the device");
+    }
+}
+
+/// One thread is the proxy of all NICs.
+#[test]
+fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
+    let config = QpConfig {
+        endpoint: Endpoint::Proxy,
+        ..Rig::config(Transport::Rc)
+    };
+    let [mut rig, mut other] = [(); 2].map(|()| Rig::with(&config));
+    rig.connect();
+    other.connect();
+    let (from, into) = (rig.memory(), rig.memory());
+    let list = [from.sge(0, 8)];
+    let send = rig.a.prepare(&Work::send(&list).signaled()).unwrap();
+    rig.a.post(send).unwrap();
+    let hanging = rig.calls.hang("dereg_mr");
+    drop(from);
+    let receive = rig.b.prepare_receive(&[into.sge(0, 8)]).unwrap();
+    rig.b.post_receive(receive).unwrap();
+    let (host, calls) = (Arc::clone(rig.gpu.host()), rig.calls.clone());
+    let deadline = host.now() + LIMIT;
+    assert!(host.wait_until(Some(deadline), &mut || calls.count("dereg_mr") > 0));
+    let memory = other.memory();
+    let list = [memory.sge(0, 8)];
+    let span = memory.remote().span(32, 8).unwrap();
+    let write = other
+        .a
+        .prepare(&Work::write(&list, span).signaled())
+        .unwrap();
+    let stream = other.gpu.stream().unwrap();
+    let post = [Descriptor::Send(write), Descriptor::wait(write)];
+    other.a.post_on(&stream, &post).unwrap();
+    let passed = stream.synchronize(Duration::from_secs(5)).unwrap();
+    drop(hanging);
+    assert!(passed, "the proxy stands in a call of another NIC");
 }
 
 /// The NIC reads the doorbell record when it likes, also for an earlier doorbell: so a request may

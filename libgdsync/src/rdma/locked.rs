@@ -4,7 +4,8 @@
 //! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
 //! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
 //! queue pair in error, and sets aside what completed requests held. `Behind` does both when the
-//! lock is released.
+//!
+//! lock is released. For the proxy, whose thread serves other NICs too, the watcher does it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
@@ -32,11 +33,18 @@ impl<'a> Locked<'a> {
     pub fn new(core: &'a QpCore, state: MutexGuard<'a, QpState>) -> Locked<'a> {
         let behind = Behind {
             core,
+            left: false,
             fails: false,
             lost: false,
             ended: Vec::new(),
         };
         Locked { state, behind }
+    }
+
+    /// Leaves what is to be done at the NIC to the watcher's next visit: for a thread that serves
+    /// other NICs too.
+    pub fn leave_to_watcher(&mut self) {
+        self.behind.left = true;
     }
 }
 
@@ -56,6 +64,9 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
+        if self.behind.left {
+            return;
+        }
         if !self.state.ended.is_empty() {
             self.behind.ended = std::mem::take(&mut self.state.ended);
             self.behind.core.letting_go.fetch_add(1, Ordering::Relaxed);
@@ -72,6 +83,7 @@ impl Drop for Locked<'_> {
 /// What is done once the lock is free.
 struct Behind<'a> {
     core: &'a QpCore,
+    left: bool,
     fails: bool,
     lost: bool,
     ended: Vec<Ended>,

@@ -228,7 +228,9 @@ impl Qp {
     /// unsignaled requests are done shows a moment later. Receives that a stream has still to
     /// post count as work. [`Qp::quiet`] waits for that. One case is not detected: a
     /// stream that posted without a wait, and was followed by another poster, may still have to
-    /// write its doorbell. Synchronise such a stream first.
+    /// write its doorbell. Synchronise such a stream first. `Failed` if the NIC
+    /// refused after it had forgotten the connection: the queue pair is then in error, and may be
+    /// reset again.
     pub fn reset(&mut self) -> Result<()> {
         let core = &self.core;
         let deadline = core.host.now() + OWN_CALLS;

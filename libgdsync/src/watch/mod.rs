@@ -71,11 +71,12 @@ impl Machine for Watcher {
         let mut busy = false;
         let mut finished = Vec::new();
         self.nic.read_events(now);
+        // A visit may call the NIC, which may hang: the list is free for others meanwhile.
+        for core in self.list.open() {
+            busy |= core.tick(now);
+        }
         {
             let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
-            for core in list.iter() {
-                busy |= core.tick(now);
-            }
             if list.iter().any(|core| core.is_closed()) {
                 let (closed, open) = list.drain(..).partition(|core| core.is_closed());
                 finished = closed;

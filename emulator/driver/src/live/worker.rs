@@ -102,13 +102,14 @@ impl Worker {
         self.post(Letter::Attach(Slot { id, name, machine }));
     }
 
-    pub(super) fn detach(&self, id: MachineId) {
+    /// Answers whether the machine is gone, or goes after the round that this is called in.
+    pub(super) fn detach(&self, id: MachineId) -> bool {
         let (on, stepping) = ON.get();
         let ticket = self.post(Letter::Detach(id));
         if std::ptr::eq(on, self) {
             // Waiting for oneself would never end: the letter is read after this round.
             debug_assert!(!stepping, "detach from inside a step of the same lane");
-            return;
+            return true;
         }
         let start = Instant::now();
         let mut mailbox = lock(&self.mailbox);
@@ -121,11 +122,12 @@ impl Worker {
                 if !again {
                     self.accuse();
                 }
-                return;
+                return false;
             }
             let waited = self.handled.wait_timeout(mailbox, left);
             mailbox = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        true
     }
 
     /// Warns of the step that keeps the thread from detaching.
@@ -329,6 +331,13 @@ impl WorkerThread {
             worker,
             handle: Some(handle),
         })
+    }
+}
+
+impl WorkerThread {
+    /// Ends the thread after the round that it is in, without waiting for that.
+    pub(super) fn abandon(mut self) {
+        self.handle = None;
     }
 }
 

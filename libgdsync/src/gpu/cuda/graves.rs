@@ -165,9 +165,11 @@ impl Graves {
             return;
         }
         let (done, reached) = self.lock().settle();
-        for what in done {
-            what.free(context);
-        }
+        let free = |what: Corpse| what.free(context);
+        let owners: Vec<Owner> = done.into_iter().filter_map(free).collect();
+        drop(quiet);
+        // What these do may be enqueued, or wait.
+        drop(owners);
         drop(reached);
     }
 

@@ -56,31 +56,47 @@ impl Drop for Memory {
 }
 
 impl Corpse {
-    /// Frees it. Only called when no stream uses it.
-    pub fn free(self, context: &Context) {
+    /// Frees it. Only called when no stream uses it. What kept the memory is to be dropped by the
+    /// caller, with nothing locked: it is foreign code.
+    #[must_use]
+    pub fn free(self, context: &Context) -> Option<Owner> {
         let cuda = context.cuda;
         let Ok(_own) = context.enter_own() else {
             // The context is lost, and all its memory with it.
-            return;
+            return match self {
+                Corpse::Registered(_, owner) => owner,
+                Corpse::Owned(owner, _) => Some(owner),
+                _ => None,
+            };
         };
         // SAFETY: each was made by us, is given back once, and is used by nobody.
         let freed = unsafe {
             match self {
-                Corpse::Nothing => return,
-                Corpse::Owned(owner, context) => return super::graves::dispose(&context, owner),
-                Corpse::Device(piece) => return context.pool.give(context, piece),
+                Corpse::Nothing => return None,
+                Corpse::Owned(owner, context) => {
+                    super::graves::dispose(&context, owner);
+                    return None;
+                }
+                Corpse::Device(piece) => {
+                    context.pool.give(context, piece);
+                    return None;
+                }
                 Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
                 Corpse::Registered(units, owner) => {
                     context.pages.leave(context, &units);
-                    return drop(owner);
+                    return owner;
                 }
-                Corpse::Mapped(mapping) => return super::share::unmap(cuda, &mapping),
+                Corpse::Mapped(mapping) => {
+                    super::share::unmap(cuda, &mapping);
+                    return None;
+                }
                 Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
             }
         };
         if let Err(e) = context.check(freed, "free memory") {
             tracing::warn!(target: "gdsync", "{e}");
         }
+        None
     }
 }
 
@@ -117,7 +133,7 @@ impl Memory {
 
     /// Frees it at once. Only called when no stream uses it.
     pub fn release(mut self) {
-        std::mem::take(&mut self.corpse).free(&self.context);
+        drop(std::mem::take(&mut self.corpse).free(&self.context));
     }
 
     /// Copies out by the copy engine.

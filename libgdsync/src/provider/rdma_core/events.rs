@@ -129,12 +129,14 @@ impl Context {
     }
 
     fn take_qp(&self, event: &ibv_async_event, report: Report, what: &str) {
-        // SAFETY: what such an event names, which does not end before it is acknowledged.
-        let (qp, qpn) = unsafe { (event.element.qp, (*event.element.qp).qp_num) };
+        // SAFETY: what such an event names.
+        let qp = unsafe { event.element.qp };
         if !matches!(report, Report::Failed(_)) && !self.is_in_error(qp) {
             return;
         }
-        self.events.qp(qpn, report);
+        let Some(qpn) = self.events.object(qp as usize, report) else {
+            return;
+        };
         let name = &self.name;
         tracing::error!(target: "gdsync", "{name}: queue pair {qpn:#x} {what}");
     }

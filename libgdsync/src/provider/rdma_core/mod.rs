@@ -280,7 +280,7 @@ impl Nic for RdmaCoreNic {
             Transport::Ud { .. } => None,
         };
         let events = &self.context.events;
-        events.add(qpn, parts.completion_queues(), self.port.number, patience);
+        events.add(qpn, parts.objects(), self.port.number, patience);
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },
@@ -335,7 +335,10 @@ impl Nic for RdmaCoreNic {
         }
         self.modify(qpn, OPERATION, |qp| {
             qp.modify(path::plain(consts::IBV_QPS_RESET), OPERATION)?;
-            self.init(qp, OPERATION)
+            self.init(qp, OPERATION).map_err(|e| {
+                let what = format!("queue pair {qpn:#x}: {e}");
+                Error::new(OPERATION, Kind::Failed(Status::CLOSED), what).source(e)
+            })
         })?;
         self.context.forget_reports(qpn);
         Ok(())

@@ -378,9 +378,10 @@ impl QpParts {
         check(gone, CREATE, "take back a queue pair of another layout")
     }
 
-    /// The addresses of its completion queues, as events name them.
-    pub fn completion_queues(&self) -> Vec<usize> {
-        self.cqs.iter().map(|cq| *cq as usize).collect()
+    /// Its address and those of its completion queues, as events name them.
+    pub fn objects(&self) -> Vec<usize> {
+        let cqs = self.cqs.iter().map(|cq| *cq as usize);
+        cqs.chain([self.qp as usize]).collect()
     }
 
     /// Changes its state.

@@ -223,7 +223,7 @@ impl Nic for VerbsNic {
                 rings.transport,
             )?
         };
-        let cq = queues.completion_queue();
+        let objects = queues.objects();
         let send_bytes = blocks as usize * BASIC_BLOCK;
         let entries = |(region, offset, log): (&Region, u64, u8), kind| -> Result<Entries> {
             Ok(Entries {
@@ -268,7 +268,7 @@ impl Nic for VerbsNic {
             Transport::Ud { .. } => None,
         };
         let events = &self.base.context().events;
-        events.add(qpn, vec![cq], port.number, patience);
+        events.add(qpn, objects, port.number, patience);
         self.common.change(|lanes| lanes.push(lane.clone()));
         let path = rings.path;
         self.qps().insert(qpn, Owned { lane, ring, path });

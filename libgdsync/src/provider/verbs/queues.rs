@@ -183,9 +183,9 @@ impl DeviceQueues {
         check(answer, operation, &format!("to state {}", attr.qp_state))
     }
 
-    /// The address of its completion queue, as events name it.
-    pub fn completion_queue(&self) -> usize {
-        self.cq as usize
+    /// Its address and that of its completion queue, as events name them.
+    pub fn objects(&self) -> Vec<usize> {
+        vec![self.cq as usize, self.qp as usize]
     }
 
     /// Whether `cq` is this one's, whose next completion raises no event then.

@@ -92,13 +92,13 @@ fn number(variable: &str, text: &str) -> Result<u32, String> {
 
 /// How many of a SLURM step's tasks a node has: `4(x2),3` are four on two nodes, then three.
 fn tasks(text: &str, node: u32) -> Option<u32> {
-    let mut before = 0;
+    let mut before = 0u32;
     for part in text.split(',') {
         let (tasks, nodes) = match part.split_once("(x") {
             Some((tasks, nodes)) => (tasks, nodes.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        before += nodes;
+        before = before.saturating_add(nodes);
         if node < before {
             return tasks.parse().ok();
         }
@@ -141,6 +141,8 @@ mod tests {
             [tasks("2", 0), tasks("2", 1), tasks("x", 0)],
             [Some(2), None, None]
         );
+        let many = "4(x4294967295),3(x4294967295)";
+        assert_eq!([0, u32::MAX].map(|node| tasks(many, node)), [Some(4), None]);
     }
 
     #[test]
