@@ -4,7 +4,6 @@
 //! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
 //! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
 //! queue pair in error, and sets aside what completed requests held. `Behind` does both when the
-//!
 //! lock is released. For the proxy, whose thread serves other NICs too, the watcher does it.
 
 use std::ops::{Deref, DerefMut};
