@@ -34,11 +34,14 @@ impl WatchList {
 
     /// The queue pairs that are not finished.
     pub fn open(&self) -> Vec<Arc<QpCore>> {
+        let mut open = Vec::new();
+        self.open_into(&mut open);
+        open
+    }
+
+    fn open_into(&self, open: &mut Vec<Arc<QpCore>>) {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        list.iter()
-            .filter(|core| !core.is_closed())
-            .cloned()
-            .collect()
+        open.extend(list.iter().filter(|core| !core.is_closed()).cloned());
     }
 }
 
@@ -58,11 +61,18 @@ pub(crate) struct Watcher {
     list: WatchList,
     nic: Arc<dyn Nic>,
     name: String,
+    /// The queue pairs of the visit under way; its memory is kept, so that visits allocate nothing.
+    visited: Vec<Arc<QpCore>>,
 }
 
 impl Watcher {
     pub fn new(list: WatchList, nic: Arc<dyn Nic>, name: String) -> Watcher {
-        Watcher { list, nic, name }
+        Watcher {
+            list,
+            nic,
+            name,
+            visited: Vec::new(),
+        }
     }
 }
 
@@ -72,7 +82,8 @@ impl Machine for Watcher {
         let mut finished = Vec::new();
         self.nic.read_events(now);
         // A visit may call the NIC, which may hang: the list is free for others meanwhile.
-        for core in self.list.open() {
+        self.list.open_into(&mut self.visited);
+        for core in self.visited.drain(..) {
             busy |= core.tick(now);
         }
         {
