@@ -321,10 +321,8 @@ fn an_idle_context_looks_for_gone_ranks_ten_times_a_second() {
     });
 }
 
-/// On real threads: the bootstrap stands for a file system that does not answer.
-#[test]
-fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
-    let store = Store::default();
+/// Two connected ranks on real threads and software GPUs of their own.
+fn on_threads(store: &Store) -> Vec<Context> {
     let ranks = Local::ranks(2).into_iter().map(|inner| {
         let store = store.clone();
         std::thread::spawn(move || {
@@ -334,7 +332,14 @@ fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
         })
     });
     let ranks: Vec<_> = ranks.collect();
-    let ranks: Vec<_> = ranks.into_iter().map(|r| r.join().unwrap()).collect();
+    ranks.into_iter().map(|r| r.join().unwrap()).collect()
+}
+
+/// On real threads: the bootstrap stands for a file system that does not answer.
+#[test]
+fn a_look_for_gone_ranks_that_takes_long_holds_up_no_call() {
+    let store = Store::default();
+    let ranks = on_threads(&store);
     store.gate.closed.store(true, Ordering::Relaxed);
     while !store.gate.reached.load(Ordering::Relaxed) {
         std::thread::sleep(millis(1));
@@ -402,16 +407,7 @@ fn receives_from_anybody_match_without_a_bootstrap() {
 #[test]
 fn a_look_for_the_text_of_an_error_holds_up_no_call() {
     let store = Store::default();
-    let ranks = Local::ranks(2).into_iter().map(|inner| {
-        let store = store.clone();
-        std::thread::spawn(move || {
-            let builder = Context::builder().bootstrap(Arc::new(AtStore { inner, store }));
-            let builder = builder.gpu(&Gpu::soft().unwrap());
-            builder.connect(mp::Connect::UpFront).build().unwrap()
-        })
-    });
-    let ranks: Vec<_> = ranks.collect();
-    let ranks: Vec<_> = ranks.into_iter().map(|r| r.join().unwrap()).collect();
+    let ranks = on_threads(&store);
     let ctx = ranks[0].clone();
     let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
     store.gate.closed.store(true, Ordering::Relaxed);

@@ -80,9 +80,9 @@ impl Events {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// A queue pair was made. Reports about others are ignored.
-    /// Its port may be down for `patience`; `None`: for any time. Events name its `objects`, whose
-    /// addresses are no other's before the last event is acknowledged.
+    /// A queue pair was made. Reports about others are ignored. Its port may be down for `patience`;
+    /// `None`: for any time. Events name its `objects`, whose addresses no other object has before
+    /// the last event is acknowledged.
     pub fn add(&self, qpn: u32, objects: Vec<usize>, port: u8, patience: Option<Duration>) {
         let watched = Watched {
             objects,

@@ -293,7 +293,7 @@ impl QpCore {
         Locked::new(self, state)
     }
 
-    pub fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
         match self.state.try_lock() {
             Ok(state) => Some(Locked::new(self, state)),
             Err(TryLockError::Poisoned(p)) => Some(Locked::new(self, p.into_inner())),
