@@ -319,3 +319,43 @@ fn an_owner_may_enqueue_on_an_exclusive_gpu() {
     std::thread::spawn(move || drop(region));
     until("the owner is dropped", || told.load(Ordering::Acquire));
 }
+
+/// A stream that is being captured takes no event for the work before the capture. So nothing is
+/// known about this work once the last handle is gone, and the memory stays.
+#[test]
+fn an_owner_outlives_a_stream_dropped_during_a_capture() {
+    inside!(Variant::default());
+    let control = Control::open();
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let (cuda, mut raw) = (driver(), std::ptr::null_mut());
+    // SAFETY: a stream of the current context, which stays.
+    ok(unsafe { (cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) });
+    // SAFETY: as above.
+    let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
+    let told = Arc::new(AtomicBool::new(false));
+    let (at, owner) = (pages(2), Box::new(Told(Arc::clone(&told))));
+    // SAFETY: pages that are never freed, and accessed by the region alone.
+    let region = unsafe { gpu.register_host_owned(at, 2 * PAGE, owner) }.unwrap();
+    let gate = gate(&gpu, &stream);
+    write(&gpu, &stream, &region, 8);
+    let begin = cuda.cuStreamBeginCapture_v2.unwrap();
+    // SAFETY: a live stream.
+    ok(unsafe { begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED) });
+    drop(stream);
+    drop(region);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!told.load(Ordering::Acquire), "the stream has yet to write");
+    let mut graph = std::ptr::null_mut();
+    // SAFETY: the capture begun above, and its graph.
+    unsafe {
+        ok((cuda.cuStreamEndCapture.unwrap())(raw, &mut graph));
+        ok((cuda.cuGraphDestroy.unwrap())(graph));
+    }
+    gate.store(1).unwrap();
+    until("the stream has written", || control.waiting() == 0);
+    // Handed in again, the stream is as any other.
+    // SAFETY: as above.
+    let again = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
+    assert!(again.synchronize(LIMIT).unwrap());
+}

@@ -374,8 +374,10 @@ impl QpCore {
                 let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
                 *ends = rung.then(|| self.gpu.runtime().ends());
                 drop(ends);
-                self.leaving.store(true, Ordering::Relaxed);
-                self.leave();
+                // Behind the call of the NIC: when `close` returns, a queue pair that needs
+                // no stream is destroyed.
+                let gone = self.leave();
+                self.leaving.store(!gone, Ordering::Relaxed);
                 return true;
             }
         }

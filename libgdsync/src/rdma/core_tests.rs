@@ -314,6 +314,26 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
     }
 }
 
+/// A queue pair that no stream has rung for is destroyed when `close` returns: a peer's messages
+/// do not reach it any more.
+#[test]
+fn close_returns_behind_the_destruction_of_queue_pairs() {
+    let rig = Rig::connected();
+    let hanging = rig.calls.hang("destroy_qp");
+    let Rig {
+        device, calls, a, ..
+    } = rig;
+    drop(a);
+    let host = Arc::clone(device.gpu().host());
+    let deadline = host.now() + LIMIT;
+    assert!(host.wait_until(Some(deadline), &mut || calls.count("destroy_qp") > 0));
+    let early = device.close(Duration::from_millis(20));
+    drop(hanging);
+    let e = early.expect_err("the NIC has not destroyed it yet");
+    assert_eq!(e.kind(), Kind::Timeout, "{e}");
+    device.close(LIMIT).unwrap();
+}
+
 /// One thread is the proxy of all NICs.
 #[test]
 fn the_proxy_goes_on_for_others_while_a_nic_hangs() {

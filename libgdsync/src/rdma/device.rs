@@ -323,7 +323,8 @@ impl Device {
     }
 
     /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
-    /// completed and every stream has passed its waits on them.
+    /// completed and every stream has passed its waits on them. The NIC has destroyed those that no
+    /// stream ever rang for; the others are destroyed once streams are past their doorbells.
     ///
     /// # Errors
     /// `Timeout`, naming how many queue pairs are still in flight or still held. They stay

@@ -9,7 +9,7 @@ use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::gpu::Owner;
 
 /// Enqueued work past which a stream that stands still is given no more marks: it takes about
@@ -165,13 +165,26 @@ impl CudaStream {
     }
 
     /// The application's last handle goes away, after which it may destroy the stream: returns
-    /// what tells then when its work is done, if it has any.
+    /// what tells then when its work is done, if it has any. A stream that is being captured takes
+    /// no event for its earlier work: then nothing is known to be done.
     pub(super) fn leave(&self) -> Option<Arc<CudaEvent>> {
         let mut left = self.left();
-        let busy = match (self.is_capturing(), self.query()) {
-            (Ok(false), Ok(false)) => self.record().ok().map(Arc::new),
-            _ => None,
-        };
+        let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
+            let last = match self.is_capturing() {
+                Ok(true) => Err("it is being captured".to_owned()),
+                Ok(false) => self.record().map_err(|e| e.to_string()),
+                Err(e) => Err(e.to_string()),
+            };
+            Arc::new(last.unwrap_or_else(|why| {
+                tracing::warn!(
+                    target: "gdsync",
+                    "drop stream: no event can be recorded for its unfinished work: {why}; memory \
+                     and queue pairs of this GPU that are dropped from now on are not freed. Drop \
+                     the last handle of a stream before or after a capture"
+                );
+                CudaEvent::never(&self.context)
+            }))
+        });
         *left = Some(busy.clone());
         self.destroy();
         busy
@@ -247,6 +260,10 @@ impl CudaStream {
     }
 
     pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
+        if event.raw.is_null() {
+            let what = "the last handle of its stream was dropped during a capture";
+            return Err(Error::new("wait for event", Kind::WrongState, what));
+        }
         let _app = self.context.enter_to_enqueue()?;
         // SAFETY: event and stream are live.
         let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, event.raw, 0) };
@@ -279,6 +296,7 @@ impl End {
 #[derive(Debug)]
 pub struct CudaEvent {
     context: Arc<Context>,
+    /// Null for an event that could not be recorded and is never done.
     raw: CUevent,
 }
 
@@ -289,7 +307,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if !self.context.is_lost() {
+        if !self.raw.is_null() && !self.context.is_lost() {
             // SAFETY: ours. The driver keeps what a stream still waits for.
             let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(self.raw) };
         }
@@ -297,7 +315,18 @@ impl Drop for CudaEvent {
 }
 
 impl CudaEvent {
+    /// Stands for the end of work that takes no event.
+    fn never(context: &Arc<Context>) -> CudaEvent {
+        CudaEvent {
+            context: Arc::clone(context),
+            raw: std::ptr::null_mut(),
+        }
+    }
+
     pub(super) fn is_done(&self) -> Result<bool> {
+        if self.raw.is_null() {
+            return Ok(self.context.is_lost());
+        }
         let _app = self.context.enter_to_ask()?;
         // SAFETY: a live event.
         match unsafe { (self.context.cuda.cuEventQuery)(self.raw) } {
