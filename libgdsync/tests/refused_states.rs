@@ -1,6 +1,6 @@
 //! Queue pairs whose connect the kernel refuses once: receives posted before are neither lost nor
-//! posted twice. Over the installed libmlx5 and a virtual ConnectX, with a libibverbs in front that
-//! refuses one change of state.
+//! posted twice. And a connect in which the kernel hangs. Over the installed libmlx5 and a virtual
+//! ConnectX, with a libibverbs in front that refuses one change of state or has it wait.
 
 mod verbs_device;
 mod virtual_nic;
@@ -8,6 +8,7 @@ mod virtual_nic;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Transport, Work};
@@ -48,10 +49,11 @@ fn library() -> &'static Path {
 
 /// Runs the test in a process of its own in which this state is refused.
 macro_rules! refusing {
-    ($state:expr) => {
+    ($state:expr $(, $var:expr)*) => {
         inside!(&[
             ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
             ("REFUSE_STATE", $state),
+            $($var),*
         ]);
     };
 }
@@ -189,4 +191,31 @@ fn a_queue_pair_whose_reset_the_kernel_refuses_half_way_fails_until_the_next_res
     let receives = rig.receives();
     connect(&mut rig.a, &mut rig.b);
     rig.messages(receives);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_device_makes_queue_pairs_while_a_connect_hangs_in_the_kernel() {
+    let until = Path::new(env!("CARGO_TARGET_TMPDIR")).join("the_connect_goes_on");
+    let _ = std::fs::remove_file(&until);
+    refusing!(RTR, ("HOLD_UNTIL", until.to_str().unwrap()));
+    let Rig {
+        gpu, pd, mut a, b, ..
+    } = Rig::new(Transport::Rc);
+    std::thread::scope(|s| {
+        let connects = s.spawn(|| a.connect(&b.address()));
+        let (sender, done) = std::sync::mpsc::channel();
+        s.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
+            drop(pd.register(&region, Access::ALL).unwrap());
+            drop(pd.create_qp(&QpConfig::default()).unwrap());
+            sender.send(()).unwrap();
+        });
+        let returned = done.recv_timeout(Duration::from_secs(10));
+        assert!(!connects.is_finished(), "the connect did not hang");
+        std::fs::write(&until, "").unwrap();
+        assert!(returned.is_ok(), "the tables are locked");
+        connects.join().unwrap().unwrap();
+    });
 }

@@ -104,6 +104,39 @@ fn another_setup_is_named_on_both_sides() {
     }
 }
 
+/// The error blames this rank's resources, not the peer's message.
+#[test]
+fn a_rank_without_memory_for_a_lane_names_its_own_failure() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, build);
+        let slice = slice(&ctx, SMALL);
+        rank.barrier();
+        if rank.me == 0 {
+            let e = match ctx.isend(1, 1, &slice) {
+                Ok(send) => send.wait(LIMIT).unwrap_err(),
+                Err(e) => e,
+            };
+            assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+            return rank.barrier();
+        }
+        let mut held = Vec::new();
+        let mut len = 1 << 40;
+        while len >= 4096 {
+            match place.gpu.alloc(MemoryKind::Pinned, len) {
+                Ok(region) => held.push(region),
+                Err(_) => len /= 2,
+            }
+        }
+        rank.barrier();
+        let e = ctx.irecv(0, 1, &slice).unwrap_err();
+        assert_eq!(e.kind(), Kind::PeerFailed(Status::BAD_RESPONSE), "{e:?}");
+        let text = e.to_string();
+        assert!(text.contains("this rank cannot open its side"), "{text}");
+        assert!(text.contains("are in use"), "{text}");
+    });
+}
+
 /// What a bootstrap does to a message; `None`: nothing.
 type Fault = fn(&mut fastrand::Rng, &[u8]) -> Vec<Vec<u8>>;
 

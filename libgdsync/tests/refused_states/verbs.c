@@ -1,11 +1,13 @@
 /* libibverbs as it is installed, but for one thing: REFUSE_STATE=STATE:TIMES:BEFORE has TIMES
  * changes of a queue pair to the state with this number fail, behind the first BEFORE of them (0 if
- * left out), as a kernel that refuses them. */
+ * left out), as a kernel that refuses them. With HOLD_UNTIL=FILE they are not refused, but wait
+ * until FILE exists. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define IBV_QP_STATE 1
 
@@ -21,8 +23,14 @@ int ibv_modify_qp(void *qp, int *attr, int mask)
 	if ((mask & IBV_QP_STATE) && attr[0] == state) {
 		int number = atomic_fetch_add(&seen, 1);
 
-		if (number >= before && number < before + times)
-			return ENOMEM;
+		if (number >= before && number < before + times) {
+			const char *until = getenv("HOLD_UNTIL");
+
+			if (!until)
+				return ENOMEM;
+			while (access(until, F_OK))
+				usleep(1000);
+		}
 	}
 	void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
 	int (*modify)(void *, int *, int) =

@@ -276,7 +276,10 @@ impl Inner {
                     heard = true;
                     if let Err(e) = self.take_in(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                        if let Some(peer) = state.peer(rank) {
+                        if e.kind() != Kind::Protocol {
+                            let text = format!("this rank cannot open its side: {e}");
+                            self.blame(state, rank, None, text);
+                        } else if let Some(peer) = state.peer(rank) {
                             peer.why.get_or_insert_with(|| e.object().to_owned());
                         }
                         self.give_up(state, rank, Status::BAD_RESPONSE);
@@ -301,6 +304,15 @@ impl Inner {
             );
         }
         heard
+    }
+
+    /// Takes in all that has arrived: the last control messages of a rank that is gone are among it.
+    pub fn hear_out(&self, state: &mut State) {
+        for _ in 0..UNSENT {
+            if !self.hear(state) {
+                return;
+            }
+        }
     }
 
     /// Makes mailboxes that a peer waits for, if there is a use or a place for them now.

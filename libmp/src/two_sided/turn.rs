@@ -54,8 +54,7 @@ impl Inner {
             // This may read a file, so it is called without the lock.
             if self.bootstrap.gone(rank) {
                 let mut state = self.lock();
-                // Its last control messages.
-                self.hear(&mut state);
+                self.hear_out(&mut state);
                 if let Some(peer) = state.peer(rank) {
                     peer.gone = true;
                 }

@@ -18,7 +18,7 @@ mod qp;
 pub(crate) mod vendor;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use gds_step::Time;
 use gdsync_sys::verbs::consts;
@@ -62,8 +62,8 @@ struct Alive {
     next_ah: u64,
     /// By local key.
     mrs: BTreeMap<u32, Object<ibv_mr>>,
-    /// By number.
-    qps: BTreeMap<u32, QpParts>,
+    /// By number. A change of state may take seconds: it locks its queue pair, not the tables.
+    qps: BTreeMap<u32, Arc<Mutex<Option<QpParts>>>>,
 }
 
 /// One port of a NIC.
@@ -158,16 +158,17 @@ impl RdmaCoreNic {
         unsafe { Handle::make(self.context, pd, attr) }
     }
 
-    /// Changes the state of a queue pair.
+    /// Calls `change` with a queue pair, which is not destroyed meanwhile.
     fn modify<R>(
         &self,
         qpn: u32,
         operation: &'static str,
         change: impl FnOnce(&QpParts) -> Result<R>,
     ) -> Result<R> {
-        let alive = self.alive();
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
-        change(alive.qps.get(&qpn).ok_or_else(gone)?)
+        let qp = self.alive().qps.get(&qpn).cloned().ok_or_else(gone)?;
+        let parts = qp.lock().unwrap_or_else(PoisonError::into_inner);
+        change(parts.as_ref().ok_or_else(gone)?)
     }
 }
 
@@ -281,6 +282,7 @@ impl Nic for RdmaCoreNic {
         };
         let events = &self.context.events;
         events.add(qpn, parts.objects(), self.port.number, patience);
+        let parts = Arc::new(Mutex::new(Some(parts)));
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
             objects: QpObjects { qpn, start: 0 },
@@ -373,8 +375,8 @@ impl Nic for RdmaCoreNic {
 
     fn destroy_qp(&self, objects: &QpObjects) {
         self.context.events.forget(objects.qpn);
-        let parts = self.alive().qps.remove(&objects.qpn);
-        // Outside the lock.
-        drop(parts);
+        let qp = self.alive().qps.remove(&objects.qpn);
+        // Outside the lock of the tables, and behind a change of state that is under way.
+        qp.map(|qp| qp.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
