@@ -83,7 +83,8 @@ conformance() { # NAME SECONDS FILTER..
 }
 
 conformance programs 150 'cuda program'
-conformance waiting-streams 60 'waiting streams' --skip 'soft '
+# Each of the two is a process that ends itself after a minute and names what hangs.
+conformance waiting-streams 150 'waiting streams' --skip 'soft '
 conformance killed-peer 60 'cuda a killed peer'
 conformance kernels 30 'cuda kernel'
 conformance failures-and-memory 60 'cuda ' --skip program --skip 'waiting streams' \
