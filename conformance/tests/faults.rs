@@ -17,6 +17,11 @@ fn a_held_stream_is_never_overtaken() {
     gds_driver::sim::seeds(200, directed::held_stream);
 }
 
+#[test]
+fn a_wait_for_a_held_send_is_never_left_out() {
+    gds_driver::sim::seeds(200, directed::held_sends);
+}
+
 /// Every policy of consistency in turn, with payload that arrives behind its completion.
 #[test]
 fn payload_in_the_gpu_is_seen_behind_its_completion() {

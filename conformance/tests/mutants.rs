@@ -14,10 +14,11 @@ mod hunt {
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    const SCENARIOS: [Scenario; 6] = [
+    const SCENARIOS: [Scenario; 7] = [
         ("exchange", exchange::run),
         ("failure", directed::failure),
         ("held stream", directed::held_stream),
+        ("held sends", directed::held_sends),
         ("silence", directed::silence),
         ("consistency", directed::consistency),
         ("datagrams", directed::datagrams),

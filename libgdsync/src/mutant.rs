@@ -24,6 +24,8 @@ gds_step::mutants! {
     OrderNotKept,
     /// Completion entries count as reusable before their waiters have passed.
     EntryReusedEarly,
+    /// A quarter of completion entries counts as written when its first entry may be.
+    QuarterWrittenEarly,
     /// Immediate data are told as a machine of the other byte order has them.
     ImmReversed,
     /// A datagram is told to be from the queue pair that took it.

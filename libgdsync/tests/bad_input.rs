@@ -111,6 +111,8 @@ fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
     p.a.post(send).unwrap();
     p.b.wait(recv, LIMIT).unwrap();
     assert_eq!(p.b.received(recv).unwrap().len, 30);
+    // The next request has room once this one is acknowledged.
+    p.a.wait(send, LIMIT).unwrap();
     p.check("after");
 }
 

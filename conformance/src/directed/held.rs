@@ -1,5 +1,5 @@
 //! A stream stands before a gate with more and more waits behind it: entries are not used
-//! again under it.
+//! again under it. And with more and more sends behind it: no wait for them is left out.
 
 use fastrand::Rng;
 use gds_driver::{SimError, SimReport};
@@ -8,7 +8,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::memop::Condition;
 use gdsync::rdma::{Descriptor, Endpoint, QpConfig, Work};
 
-use super::{config, weak};
+use super::{LONG, config, weak};
 use crate::world::{LIMIT, play};
 
 /// A stream stands at a closed gate in front of its waits while the CPU posts more and more:
@@ -71,6 +71,60 @@ pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
             assert!(stream.synchronize(LIMIT).unwrap(), "a wait was overtaken");
         }
         assert!(posted >= 24, "three laps of eight entries: {posted}");
+        rank.barrier();
+    })
+}
+
+/// A stream stands at a closed gate in front of all sends of a full queue but the first, which is
+/// complete. Another stream, told to wait for the second, does not pass before the gate opens,
+/// although the caller has tried to prepare more.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn held_sends(seed: u64) -> Result<SimReport, SimError> {
+    play(seed, 2, move |rank| {
+        let mut rng = Rng::with_seed(seed);
+        const BLOCKS: u32 = 8;
+        let config = QpConfig {
+            send_blocks: BLOCKS,
+            // The sends of a round fill two quarters of the completion entries.
+            start: 0u32.wrapping_sub(BLOCKS * rng.u32(0..4)),
+            ..config(&mut rng)
+        };
+        let place = rank.open(weak(&mut rng));
+        let mut qp = place.pd.create_qp(&config).unwrap();
+        rank.connect(&mut qp, rank.peer());
+        let streams = [(); 2].map(|()| place.gpu.stream().unwrap());
+        let [held, other] = &streams;
+        let pinned = place.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+        let gate = pinned.word32(0).unwrap();
+        let work = Work::nop().signaled();
+        for round in 1..=5u32 {
+            let sends: Vec<_> = (0..BLOCKS).map(|_| qp.prepare(&work).unwrap()).collect();
+            qp.post_within(sends[0], LIMIT).unwrap();
+            qp.wait(sends[0], LIMIT).unwrap();
+            let closed = Descriptor::WaitValue32 {
+                word: &gate,
+                condition: Condition::Geq,
+                value: round,
+                flush: false,
+            };
+            let mut list = vec![closed];
+            list.extend(sends[1..].iter().map(|s| Descriptor::Send(*s)));
+            qp.post_on(held, &list).unwrap();
+            let more = qp.prepare(&work);
+            qp.post_on(other, &[Descriptor::wait(sends[1])]).unwrap();
+            let passed = other.synchronize(LONG).unwrap();
+            assert!(!passed, "a wait for what is not even posted passed");
+            if let Ok(more) = more {
+                qp.abort(more).unwrap();
+            }
+            gate.store(round).unwrap();
+            for stream in &streams {
+                assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs");
+            }
+            qp.wait(sends[BLOCKS as usize - 1], LIMIT).unwrap();
+        }
         rank.barrier();
     })
 }

@@ -20,7 +20,7 @@ use crate::world::{LIMIT, Place, Rank};
 pub use consistency::consistency;
 pub use datagrams::datagrams;
 pub use failure::failure;
-pub use held::held_stream;
+pub use held::{held_sends, held_stream};
 pub use silence::silence;
 
 /// Longer than the watcher's period by far.

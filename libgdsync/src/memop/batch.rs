@@ -176,5 +176,17 @@ mod tests {
         assert_eq!((e.kind(), e.limit_value()), (Kind::Unsupported, Some(2)));
         assert_eq!(Batch::new().split(1).unwrap().count(), 0);
         assert_eq!((b.longest_glued(), Batch::new().longest_glued()), (3, 1));
+        let open = batch(&[false, true]);
+        assert_eq!(open.split(2).unwrap().next(), Some(0..2), "nothing follows");
+    }
+
+    #[test]
+    fn what_is_dropped_leaves_no_glue() {
+        let mut b = batch(&[false, true, true]);
+        b.truncate(1);
+        assert_eq!(b, batch(&[false]));
+        b = batch(&[true, true]);
+        b.clear();
+        assert_eq!(b, Batch::new());
     }
 }

@@ -65,7 +65,7 @@ pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKe
         wait(Condition::Eq, owner * OWNER_BIT, mask, entry.flush);
         return Ok(());
     }
-    if !(entry.first_lap && owner == 0) {
+    if !entry.first_lap || !success_too {
         let last = entry.flush && !success_too;
         match (owner, caps.nor, entry.send) {
             (1, _, _) => wait(Condition::And, OWNER_BIT, ALL, last),

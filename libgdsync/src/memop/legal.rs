@@ -109,9 +109,8 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             condition: Condition::Eq,
             flush,
         } if !caps.memops64 => {
-            for (offset, value, flush) in
-                [(0, value as u32, false), (4, (value >> 32) as u32, flush)]
-            {
+            // Of the two flushes the last is kept, as of any in a row.
+            for (offset, value) in [(0, value as u32), (4, (value >> 32) as u32)] {
                 push(Op::Wait32 {
                     at: at.offset(offset),
                     value,
@@ -390,6 +389,92 @@ mod tests {
         let cuts = out.split(3).unwrap().count();
         assert_eq!(cuts, 1, "record and halves stay together");
         assert!(out.split(2).is_err());
+        // As does what is glued behind them.
+        let mut long = Batch::new();
+        long.push_glued(input.ops()[1]);
+        long.push(Op::Fence);
+        out.clear();
+        rewrite(&long, &caps, &mut out).unwrap();
+        assert_eq!((out.longest_glued(), out.len()), (3, 3));
+    }
+
+    #[test]
+    fn a_flush_that_is_there_is_left_where_it_is() {
+        let wait = |flush| Op::Wait32 {
+            at: DevicePtr(0),
+            value: 0,
+            mask: ALL32,
+            condition: Condition::Eq,
+            flush,
+        };
+        let mut out = Batch::new();
+        for flush in [true, false] {
+            let mut input = Batch::new();
+            input.push(wait(flush));
+            rewrite(&input, &FULL, &mut out).unwrap();
+        }
+        assert_eq!(out.ops(), [wait(true), wait(false)]);
+    }
+
+    /// A list needs no rewriting exactly if rewriting leaves it as it is.
+    #[test]
+    fn legal_is_what_is_rewritten_to_itself() {
+        let at = DevicePtr(64);
+        let mut ops = vec![Op::Fence, Op::Flush];
+        for fenced in [false, true] {
+            let value = 1;
+            ops.push(Op::Write32 { at, value, fenced });
+            let value = 1 << 40;
+            ops.push(Op::Write64 { at, value, fenced });
+        }
+        let data = Inline::new(&[7; 16]).unwrap();
+        ops.push(Op::Copy { at, data });
+        for flush in [false, true] {
+            for condition in [
+                Condition::Geq,
+                Condition::Eq,
+                Condition::And,
+                Condition::Nor,
+            ] {
+                for all in [false, true] {
+                    let (value, mask) = (1, if all { ALL32 } else { 3 });
+                    ops.push(Op::Wait32 {
+                        at,
+                        value,
+                        mask,
+                        condition,
+                        flush,
+                    });
+                    let (value, mask) = (1, if all { u64::MAX } else { 3 });
+                    ops.push(Op::Wait64 {
+                        at,
+                        value,
+                        mask,
+                        condition,
+                        flush,
+                    });
+                }
+            }
+        }
+        for switches in 0..1 << 7 {
+            let on = |bit: u32| switches >> bit & 1 != 0;
+            let caps = Caps {
+                memops64: on(0),
+                nor: on(1),
+                mask: on(2),
+                flush: on(3),
+                inline_copy: on(4),
+                fence: on(5),
+                ordered_writes: on(6),
+                ..FULL
+            };
+            for op in &ops {
+                let mut list = Batch::new();
+                list.push(*op);
+                let itself = lowered(*op, &caps).is_some_and(|ops| ops == [*op]);
+                assert_eq!(is_legal(&list, &caps), itself, "{op:?} with {caps:?}");
+            }
+        }
     }
 
     #[test]
@@ -417,20 +502,17 @@ mod tests {
             }
             assert_eq!(memory[at as usize..][..28], data[..]);
         }
-        let odd = Op::Copy {
-            at: DevicePtr(64),
-            data: Inline::new(&data[..27]).unwrap(),
+        let caps = Caps {
+            inline_copy: false,
+            ..FULL
         };
-        assert!(
-            lowered(
-                odd,
-                &Caps {
-                    inline_copy: false,
-                    ..FULL
-                }
-            )
-            .is_none()
-        );
+        for (at, len) in [(64, 27), (66, 28)] {
+            let op = Op::Copy {
+                at: DevicePtr(at),
+                data: Inline::new(&data[..len]).unwrap(),
+            };
+            assert!(lowered(op, &caps).is_none(), "{len} bytes to {at}");
+        }
     }
 
     #[test]
@@ -458,6 +540,7 @@ mod tests {
             [false, false, true]
         );
         assert_eq!(run(&[wait(true), write, wait(true)]), [true, false, true]);
+        assert_eq!(run(&[wait(true), write, wait(false)]), [true, false, false]);
         assert_eq!(run(&[wait(false), write, wait(false)]), [false; 3]);
         let caps = Caps {
             flush: false,

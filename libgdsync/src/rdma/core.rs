@@ -20,7 +20,7 @@ use crate::memop::DevicePtr;
 use crate::provider::events::Report;
 use crate::provider::nic::{Nic, QpObjects};
 use crate::ring::cq::WAITERS;
-use crate::ring::fault::{Fault, StatusSink, due, status};
+use crate::ring::fault::{Fault, StatusSink, due, settled, status};
 use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
@@ -417,7 +417,7 @@ impl QpCore {
             fault: self.flushes.raises.then_some(&*self.flushes.fault),
             slots: u64::from(send.fifo.room()),
         };
-        let (sent, received) = due((send_fault, &mut send.cq), (recv_fault, &mut recv.cq));
+        let (sent, received) = due(&mut send.cq, &mut recv.cq);
         if sent {
             busy |= send_fault.tick(
                 &mut send.fifo,
@@ -644,9 +644,7 @@ impl QpState {
 
     /// Whether the NIC is done with what was sent, and every stream has passed its waits.
     fn is_done(&self) -> bool {
-        let sent = self.send.fifo.retired() == self.send.fifo.posted()
-            || self.send_fault.settled(&self.send.fifo);
-        sent && self.send.cq.all_passed() && self.recv.cq.all_passed()
+        settled(&self.send.fifo) && self.send.cq.all_passed() && self.recv.cq.all_passed()
     }
 }
 

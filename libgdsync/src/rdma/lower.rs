@@ -5,7 +5,7 @@ use crate::gpu::{Dims, Stream};
 use crate::memop::completion::Entry;
 use crate::memop::cost;
 use crate::memop::post::Ring;
-use crate::memop::program::{Code, Program};
+use crate::memop::program::Program;
 use crate::memop::{Batch, Condition, DevicePtr, Op, completion, legal, post};
 
 /// A descriptor whose effect on queue state is decided.
@@ -178,8 +178,7 @@ impl Output<'_> {
             Item::Wait(entry) => {
                 if completion::push(self.batch, entry, self.stream.gpu().caps()).is_err() {
                     self.flush_batch()?;
-                    let (word, owner) = (entry.word.0, u64::from(entry.owner));
-                    self.program.push(Code::WaitEntry, word, owner, 0, false);
+                    self.program.push_entry(entry.word, entry.owner);
                     self.flush_program()?;
                     if entry.flush {
                         self.batch.push(Op::Flush);
@@ -230,8 +229,7 @@ impl Output<'_> {
                 self.program.push_mark(*record, *value);
             }
             Item::Wait(entry) => {
-                let (word, owner) = (entry.word.0, u64::from(entry.owner));
-                self.program.push(Code::WaitEntry, word, owner, 0, false);
+                self.program.push_entry(entry.word, entry.owner);
                 if entry.flush && !self.stream.gpu().caps().ordered_writes {
                     self.flush_program()?;
                     self.batch.push(Op::Flush);

@@ -11,6 +11,7 @@ use super::core::{EndpointKind, QpCore};
 use super::locked::let_go;
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
 use crate::error::{Error, Kind, Result};
+use crate::ring::fault::settled;
 use crate::ring::send::Posted;
 use crate::ring::{Poster, RingMemory, Ticket};
 
@@ -188,7 +189,7 @@ impl QpState {
         let fifo = &self.send.fifo;
         let mut flight = (fifo.retired()..fifo.posted()).map(|ticket| fifo.slot(ticket));
         fifo.retired() < fifo.posted()
-            && !self.send_fault.settled(fifo)
+            && !settled(fifo)
             && flight.all(|slot| slot.is_some_and(|slot| slot.entry.is_none()))
     }
 

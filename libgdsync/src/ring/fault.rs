@@ -91,11 +91,6 @@ impl Fault {
         busy | self.release(fifo, cq, completed)
     }
 
-    fn is_due<M: RingMemory>(&self, cq: &mut CompletionRing<M>) -> bool {
-        let completed = cq.advance();
-        self.first.is_some() || matches!(cq.state(completed), EntryState::Error(_))
-    }
-
     fn release<M: RingMemory, H>(
         &self,
         fifo: &Fifo<H>,
@@ -114,32 +109,32 @@ impl Fault {
         }
         busy
     }
-
-    /// Whether every posted request has an outcome: the NIC will write no further entry.
-    pub fn settled<H>(&self, fifo: &Fifo<H>) -> bool {
-        self.first.is_some()
-            && (fifo.retired()..fifo.posted()).all(|t| {
-                fifo.slot(t)
-                    .is_none_or(|s| s.status.is_error() || s.status == Status::SUCCESS)
-            })
-    }
 }
 
-/// A queue's failure, and where its completions are told of.
-pub type Watched<'a, M> = (&'a Fault, &'a mut CompletionRing<M>);
+/// Whether every posted request has an outcome: the NIC will write no further entry.
+pub fn settled<H>(fifo: &Fifo<H>) -> bool {
+    (fifo.retired()..fifo.posted())
+        .filter_map(|ticket| fifo.slot(ticket))
+        .all(|slot| slot.status != Status::PENDING)
+}
 
 /// Looks at new entries of both queues of a queue pair; whose [`tick`](Fault::tick) is due, because
-/// something in it has failed. A NIC tells of a cause before it tells of what was flushed for it,
-/// each in its own queue: whoever has seen a flush in the one finds the cause in the other, if he
-/// looks there afterwards.
+/// something in it has failed: until all is attributed and released, there is an error entry at the
+/// first position that is not complete. A NIC tells of a cause before it tells of what was flushed
+/// for it, each in its own queue: whoever has seen a flush in the one finds the cause in the other,
+/// if he looks there afterwards.
 pub fn due<M: RingMemory, N: RingMemory>(
-    send: Watched<'_, M>,
-    recv: Watched<'_, N>,
+    send: &mut CompletionRing<M>,
+    recv: &mut CompletionRing<N>,
 ) -> (bool, bool) {
-    let ((send_fault, send), (recv_fault, recv)) = (send, recv);
-    let sent = send_fault.is_due(send);
-    let received = recv_fault.is_due(recv);
-    (sent || received && send_fault.is_due(send), received)
+    let sent = is_due(send);
+    let received = is_due(recv);
+    (sent || received && is_due(send), received)
+}
+
+fn is_due<M: RingMemory>(cq: &mut CompletionRing<M>) -> bool {
+    let completed = cq.advance();
+    matches!(cq.state(completed), EntryState::Error(_))
 }
 
 /// Gives a pending request its outcome; returns the one it has.

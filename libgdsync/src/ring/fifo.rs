@@ -133,15 +133,17 @@ impl<H> Fifo<H> {
 
     /// The request's slot, if it has not been retired and overwritten.
     pub fn slot(&self, ticket: u64) -> Option<&Slot<H>> {
-        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.high;
-        known.then(|| &self.slots[self.at(ticket)])
+        self.knows(ticket).then(|| &self.slots[self.at(ticket)])
     }
 
     /// As [`Fifo::slot`], to change it.
     pub fn slot_mut(&mut self, ticket: u64) -> Option<&mut Slot<H>> {
-        let known = ticket < self.next && ticket + self.slots.len() as u64 >= self.high;
         let at = self.at(ticket);
-        known.then(|| &mut self.slots[at])
+        self.knows(ticket).then(|| &mut self.slots[at])
+    }
+
+    fn knows(&self, ticket: u64) -> bool {
+        ticket < self.next && ticket + self.slots.len() as u64 >= self.high
     }
 
     /// Next ticket to be given.
@@ -182,10 +184,10 @@ impl<H> Fifo<H> {
         }
     }
 
-    /// Whether a request of `blocks` fits now.
+    /// Whether a request of `blocks` fits now. It has one at least, and there is a slot for each.
     pub fn check_room(&self, blocks: u32) -> Result<(), Refusal> {
         let used = self.head.wrapping_sub(self.tail);
-        if used + blocks > self.room || self.next - self.retired >= self.slots.len() as u64 {
+        if used + blocks > self.room {
             return Err(Refusal::WorkQueueFull { limit: self.room });
         }
         Ok(())
@@ -282,7 +284,6 @@ impl<H> Fifo<H> {
     pub fn pop(&mut self, empty: impl FnOnce(&mut H)) -> Option<u64> {
         let at = self.at(self.next - 1);
         let slot = &mut self.slots[at];
-        slot.status = Status::ABORTED;
         empty(&mut slot.hold);
         let (serial, start) = (slot.serial, slot.start);
         let entry = slot.entry.take();

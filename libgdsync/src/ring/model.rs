@@ -284,8 +284,7 @@ fn a_flush_is_never_seen_without_its_cause() {
                     }
                 })
             };
-            let fault = Fault::default();
-            let (sent, received) = due((&fault, &mut send), (&fault, &mut recv));
+            let (sent, received) = due(&mut send, &mut recv);
             let (cause, flush) = match cause_is_sent {
                 true => (sent, received),
                 false => (received, sent),

@@ -101,11 +101,7 @@ impl<M: RingMemory, H> ReceiveQueue<M, H> {
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.advance();
-        if let Some(ticket) = self
-            .cq
-            .newest_completed()
-            .filter(|t| *t >= self.fifo.retired())
-        {
+        if let Some(ticket) = self.cq.newest_completed() {
             self.fifo.retire(ticket, empty);
         }
     }

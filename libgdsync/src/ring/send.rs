@@ -41,7 +41,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The data segment with this number.
+    /// The data segment with this number. Without any, what `inline` says is of no request.
     pub fn data(&self, i: usize) -> Option<usize> {
         let segment = self.first_data.checked_add(i)?;
         (!self.inline && segment < self.segments).then_some(segment)
@@ -217,7 +217,7 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
             remote,
             first_data,
             segments,
-            inline: segments > first_data && first[0] & 0x80 != 0,
+            inline: first[0] & 0x80 != 0,
         })
     }
 
@@ -243,11 +243,7 @@ impl<M: RingMemory, H> SendQueue<M, H> {
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
         self.cq.advance();
-        if let Some(ticket) = self
-            .cq
-            .newest_completed()
-            .filter(|t| *t >= self.fifo.retired())
-        {
+        if let Some(ticket) = self.cq.newest_completed() {
             self.fifo.retire(ticket, empty);
         }
     }

@@ -6,7 +6,7 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, WqeFlags, basic_blocks};
 use proptest::prelude::*;
 
-use super::fault::{Fault, StatusSink, status};
+use super::fault::{Fault, StatusSink, settled, status};
 use super::memory::heap::Heap;
 use super::*;
 use crate::status::Status;
@@ -329,7 +329,7 @@ fn permute(items: &mut [usize; 4], k: usize, out: &mut Vec<[usize; 4]>) {
 #[test]
 fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
     let mut rig = rig(16, 0, 0);
-    let t: Vec<Ticket> = (0..6).map(|_| rig.prepare(1, true).unwrap()).collect();
+    let t: Vec<Ticket> = (0..7).map(|_| rig.prepare(1, true).unwrap()).collect();
     let mut edge = |i: usize, p| rig.queue.post(t[i], p).unwrap().edge;
     assert_eq!(edge(0, Poster::Cpu), None);
     assert_eq!(
@@ -344,13 +344,46 @@ fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
     );
     assert_eq!(edge(3, Poster::Stream(2)), Some(3));
     assert_eq!(edge(4, Poster::Cpu), Some(4));
+    assert_eq!(edge(5, Poster::Stream(2)), None);
     while rig.execute(None).is_some() {}
     rig.queue.retire_with(|h| *h = 0);
     assert_eq!(
-        rig.queue.post(t[5], Poster::Stream(3)).unwrap().edge,
+        rig.queue.post(t[6], Poster::Stream(3)).unwrap().edge,
         None,
         "all is done"
     );
+}
+
+#[test]
+fn a_request_that_has_no_entry_takes_no_position() {
+    let mut rig = rig(16, 0, 0);
+    let heap = |bytes| std::rc::Rc::new(Heap::new(bytes));
+    let cq = || CompletionRing::new(heap(64 * 8), heap(4 * cq::WAITERS), 3, 0);
+    // A number of more than 24 bits is known to be wrong only when the entry is written.
+    rig.queue = SendQueue::new(heap(64 * 16), 1 << 24, 16, 0, cq());
+    assert!(matches!(rig.prepare(1, true), Err(Refusal::Format(_))));
+    assert_eq!(rig.queue.cq.next(), 0);
+    let mut receives = ReceiveQueue::<_, u64>::new(heap(32 * 4), 4, 32, 0, cq());
+    let sge = Sge {
+        addr: 0,
+        lkey: 7,
+        len: 8,
+    };
+    let refused = receives.prepare(&[sge; 3], |_| (), |_| ());
+    assert!(matches!(refused, Err(Refusal::Format(_))));
+    assert_eq!(receives.cq.next(), 0);
+}
+
+#[test]
+fn a_doorbell_is_never_for_more_than_was_posted() {
+    let mut rig = rig(16, 5, 0);
+    let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
+    assert_eq!(rig.queue.ring_for(3), None);
+    rig.queue.post(t[0], Poster::Cpu).unwrap();
+    let posted = rig.queue.post(t[1], Poster::Cpu).unwrap();
+    let [none, one, two, three] = [0, 1, 2, 3].map(|upto| rig.queue.ring_for(upto));
+    assert_eq!((none, one.map(|p| p.index)), (None, Some(6)));
+    assert_eq!((two, three), (Some(posted), Some(posted)));
 }
 
 #[test]
@@ -383,7 +416,54 @@ fn unsignaled_work_is_signaled_before_it_could_fill_the_queue() {
         };
         rig.queue.post(t, Poster::Cpu).unwrap();
     }
-    assert!(rig.written > 10);
+    assert_eq!(rig.queue.cq.next(), 200 / 9, "half the queue is silent");
+}
+
+#[test]
+fn requests_that_were_taken_back_are_as_if_they_had_not_been() {
+    let mut rig = rig(4, 0, 0);
+    let first = rig.prepare(1, true).unwrap();
+    rig.queue.post(first, Poster::Cpu).unwrap();
+    rig.execute(None);
+    rig.queue.retire_with(|h| *h = 0);
+    // So many that the last one used the slot of the first.
+    let taken: Vec<Ticket> = (0..4).map(|_| rig.prepare(1, false).unwrap()).collect();
+    assert_ne!(rig.queue.fifo.silent_run(), 0);
+    for t in taken.iter().rev() {
+        rig.queue.abort(*t, |h| *h = 0).unwrap();
+        assert!(rig.queue.fifo.slot(t.0).is_none());
+    }
+    assert_eq!(rig.queue.fifo.silent_run(), 0);
+}
+
+/// When an abort is forgotten the answer is that it is unknown, not that there was none.
+#[test]
+fn aborts_are_known_or_forgotten_but_never_denied() {
+    let mut fifo: fifo::Fifo<()> = fifo::Fifo::new(4, 0);
+    let push = |fifo: &mut fifo::Fifo<()>| fifo.push(1, 1, None, |()| ());
+    let done = push(&mut fifo);
+    fifo.post(done, Poster::Cpu).unwrap();
+    fifo.retire(done, |()| ());
+    // Serial 2 is aborted before serial 1.
+    for _ in 0..2 {
+        push(&mut fifo);
+    }
+    for _ in 0..2 {
+        fifo.pop(|()| ());
+    }
+    let known = |fifo: &fifo::Fifo<()>| [0, 1, 2].map(|serial| fifo.was_aborted(serial));
+    assert_eq!(known(&fifo), [Some(false), Some(true), Some(true)]);
+    for newer in 3.. {
+        push(&mut fifo);
+        fifo.pop(|()| ());
+        assert_eq!(fifo.was_aborted(newer), Some(true));
+        assert_eq!(fifo.was_aborted(newer + 1), Some(false));
+        match known(&fifo) {
+            [Some(false), Some(true), Some(true)] | [None, Some(true), None] => {}
+            [None, None, None] => break,
+            wrong => panic!("{wrong:?} after {newer}"),
+        }
+    }
 }
 
 #[test]
@@ -418,12 +498,187 @@ fn entries_are_not_given_again_before_their_waiters_have_passed() {
     assert!(rig.prepare(1, true).is_err());
 }
 
+#[test]
+fn a_wait_is_left_out_only_for_what_is_complete() {
+    let mut rig = rig(8, 0, 0);
+    let mut left_out = 0;
+    for _ in 0..100 {
+        while let Ok(t) = rig.prepare(1, true) {
+            rig.queue.post(t, Poster::Cpu).unwrap();
+        }
+        let behind = (0..rig.queue.cq.next())
+            .take_while(|p| rig.queue.cq.is_behind(*p))
+            .count() as u64;
+        assert!(behind <= rig.written, "{behind}, written {}", rig.written);
+        left_out = left_out.max(behind);
+        rig.execute(None);
+    }
+    assert!(left_out > 80, "{left_out}");
+}
+
+/// The first lap of a ring may be any lap of its NIC, and its memory may have served another ring.
+#[test]
+fn a_new_ring_has_no_entries_and_no_passed_waits() {
+    for start in [0, 5, 8, 13, (1 << 24) - 3] {
+        let entries = std::rc::Rc::new(Heap::new(64 * 8));
+        let passed = std::rc::Rc::new(Heap::new(4 * cq::WAITERS));
+        for entry in 0..8 {
+            // A success of either lap.
+            let word = cqe::last_dword(CqeOpcode::REQ, entry & 1, 0, 0);
+            entries.store32(64 * usize::from(entry) + cqe::LAST_DWORD_OFFSET, word);
+        }
+        (0..cq::WAITERS).for_each(|waiter| passed.store32(4 * waiter, 7));
+        let ring = CompletionRing::new(entries.clone(), passed.clone(), 3, start);
+        for position in start..start + 8 {
+            assert_eq!(ring.state(position), cqe::EntryState::NotYet);
+            let word = entries.load32(ring.offset(position));
+            let owner = u32::from(ring.spot(position).owner);
+            assert_ne!((word / cqe::OWNER_BIT) & 1, owner, "from {start}");
+        }
+        assert!((0..cq::WAITERS).all(|waiter| passed.load32(4 * waiter) == 0));
+    }
+}
+
+/// Prepares and completes requests until the ring refuses, a hundred at most; answers how many.
+fn fill(rig: &mut Rig) -> usize {
+    let complete = |_: &usize| match rig.prepare(1, true) {
+        Ok(t) => {
+            rig.queue.post(t, Poster::Cpu).unwrap();
+            rig.execute(None).is_some()
+        }
+        Err(_) => false,
+    };
+    (0..100).take_while(complete).count()
+}
+
+#[test]
+fn waits_are_counted_past_the_wrap_of_the_count() {
+    for marks in [0, i32::MAX as u32, u32::MAX - 1, u32::MAX] {
+        let mut rig = rig(8, 0, 0);
+        rig.queue.cq.age(77, marks).unwrap();
+        let waiter = rig.queue.cq.waiter(77).unwrap();
+        rig.prepare(1, true).unwrap();
+        rig.queue.cq.note_wait(waiter, 0);
+        rig.queue.cq.commit_mark(waiter);
+        rig.queue.post(Ticket(0), Poster::Cpu).unwrap();
+        rig.execute(None);
+        assert!(!rig.queue.cq.all_passed());
+        assert_eq!(fill(&mut rig), 7, "after {marks:#x} waits");
+        rig.passed.store32(4 * waiter, marks.wrapping_add(1));
+        assert!(rig.queue.cq.all_passed());
+        assert_eq!(fill(&mut rig), 100, "after {marks:#x} waits");
+    }
+}
+
+/// A mark of an earlier lap is not compared again: 2^31 waits later it seems to be ahead of what its
+/// stream has counted.
+#[test]
+fn waits_for_a_quarter_are_forgotten_in_its_next_lap() {
+    let mut rig = rig(8, 0, 0);
+    let waiter = rig.queue.cq.waiter(77).unwrap();
+    rig.prepare(1, true).unwrap();
+    rig.queue.cq.note_wait(waiter, 0);
+    rig.queue.post(Ticket(0), Poster::Cpu).unwrap();
+    rig.execute(None);
+    for marks in [1, 2 + (1 << 31)] {
+        rig.queue.cq.age(77, marks).unwrap();
+        assert_eq!(fill(&mut rig), 100);
+    }
+}
+
+/// Where the NIC is gone, the library writes the entries of what was posted: they read as the
+/// NIC's own.
+#[test]
+fn a_flush_in_the_place_of_the_nic_is_taken_as_one() {
+    for executed in 0..6u64 {
+        for first in [0u64, 13, (1 << 24) - 3] {
+            let mut rig = rig(16, 0xffff_fffc, first);
+            let tickets: Vec<u64> = (0..6)
+                .map(|i| {
+                    let t = rig.prepare(1, i % 2 == 0).unwrap();
+                    rig.queue.post(t, Poster::Cpu).unwrap();
+                    t.0
+                })
+                .collect();
+            for _ in 0..executed {
+                rig.execute(None);
+            }
+            let SendQueue { fifo, cq, .. } = &mut rig.queue;
+            assert_eq!(cq.written(), rig.written);
+            let pending = tickets.iter().skip(executed as usize);
+            for (position, ticket) in (cq.written()..).zip(pending) {
+                let counter = fifo.slot(*ticket).unwrap().start as u16;
+                cq.put_flushed(position, CqeOpcode::REQ_ERR, counter);
+            }
+            let (mut fault, mut sink) = (Fault::default(), Published::default());
+            fault.tick(fifo, cq, None, &mut sink);
+            assert_eq!(cq.advance(), cq.next(), "every wait passes");
+            assert_eq!(fault.first().is_some(), executed < 6);
+        }
+    }
+}
+
+/// Of a request that was aborted, whichever way its place is used.
+#[test]
+fn an_aborted_request_stays_so_when_the_queue_fails() {
+    for failing in 0..3 {
+        let mut rig = rig(16, 0, 0);
+        let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
+        rig.queue.abort(t[1], |h| *h = 0).unwrap();
+        for i in [0, 2] {
+            rig.queue.post(t[i], Poster::Cpu).unwrap();
+        }
+        let (mut fault, mut sink) = (Fault::default(), Published::default());
+        for i in 0..3 {
+            rig.execute((i >= failing).then_some(Syndrome::WR_FLUSH));
+            let SendQueue { fifo, cq, .. } = &mut rig.queue;
+            fault.tick(fifo, cq, None, &mut sink);
+            // Its entry is not touched before the NIC has written it.
+            if i == 0 {
+                assert_eq!(cq.state(1), cqe::EntryState::NotYet);
+            }
+        }
+        let fifo = &rig.queue.fifo;
+        assert_eq!(status(fifo, 1, fifo.serial(1)), Some(Status::ABORTED));
+        let mut told = sink.statuses.iter().filter(|(t, _)| *t == 1);
+        assert!(told.all(|(_, s)| *s == Status::ABORTED));
+    }
+}
+
+/// Two requests without entries fail before the first position's: that of a hole behind it is
+/// released, the first is not.
+#[test]
+fn a_visit_that_finds_nothing_new_says_so() {
+    let mut rig = rig(16, 0, 0);
+    let signaled = [false, false, true, true, true];
+    let t = signaled.map(|signaled| rig.prepare(1, signaled).unwrap());
+    rig.queue.abort(t[3], |h| *h = 0).unwrap();
+    for i in [0, 1, 2, 4] {
+        rig.queue.post(t[i], Poster::Cpu).unwrap();
+    }
+    let (mut fault, mut sink) = (Fault::default(), Published::default());
+    for _ in 0..5 {
+        rig.execute(Some(Syndrome::WR_FLUSH));
+        let SendQueue { fifo, cq, .. } = &mut rig.queue;
+        assert!(fault.tick(fifo, cq, None, &mut sink));
+        assert!(!fault.tick(fifo, cq, None, &mut sink));
+    }
+    assert!(settled(&rig.queue.fifo));
+}
+
 #[derive(Default)]
-struct Published(Vec<(u64, Status)>);
+struct Published {
+    statuses: Vec<(u64, Status)>,
+    /// Tickets of those that a stream may wait for.
+    signaled: Vec<u64>,
+}
 
 impl StatusSink for Published {
     fn publish(&mut self, ticket: u64, status: Status) {
-        self.0.push((ticket, status));
+        self.statuses.push((ticket, status));
+    }
+    fn signaled(&mut self) {
+        self.signaled.push(self.statuses.last().unwrap().0);
     }
 }
 
@@ -457,7 +712,7 @@ fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() 
                 }
             }
             let SendQueue { fifo, .. } = &rig.queue;
-            assert!(fault.settled(fifo));
+            assert!(settled(fifo));
             assert_eq!(fault.first(), Some(Status::REMOTE_ACCESS));
             for t in 0..8 {
                 let expected = match t {
@@ -471,8 +726,10 @@ fn errors_are_attributed_by_counter_and_waits_are_released_after_their_status() 
                     "ticket {t}, failing {failing}"
                 );
             }
-            let order: Vec<u64> = sink.0.iter().map(|(t, _)| *t).collect();
+            let order: Vec<u64> = sink.statuses.iter().map(|(t, _)| *t).collect();
             assert_eq!(order, (failing..8).collect::<Vec<_>>());
+            let signaled: Vec<u64> = (failing..8).filter(|t| t % 3 == 0).collect();
+            assert_eq!(sink.signaled, signaled);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! A step is a set of *chains* that run side by side, one on each thread; a chain is a run of
 //! operations in order. What may go side by side is decided here, as operations are appended:
 //!
-//! - [`Program::push`] and its kin take what the library knows more about: waits that stay
+//! - [`Program::push_entry`] and its kin take what the library knows more about: waits that stay
 //!   passed once they have, writes of words that no two share, bells of different queues.
 //!   Their like stand side by side in one step.
 //! - [`Program::push_batch`] takes operations of which nothing is known but what
@@ -248,20 +248,11 @@ impl Program {
         unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), len) }
     }
 
-    /// Appends an operation on what belongs to the library. Waits (each stays passed once it has)
-    /// stand beside waits, unfenced writes beside unfenced writes; all else keeps its order.
-    pub fn push(&mut self, code: Code, at: u64, value: u64, extra: u64, fenced: bool) {
-        let kind = match code {
-            Code::Wait32 | Code::Wait64 | Code::WaitEntry => Kind::Waits,
-            Code::Write32 | Code::Write64 if fenced => Kind::Ordered,
-            Code::Write32 | Code::Write64 => Kind::Writes,
-            Code::Ring => Kind::Rings,
-        };
-        let op = ProgramOp {
-            extra,
-            ..ProgramOp::new(code, DevicePtr(at), value).fenced(fenced)
-        };
-        self.append(op, kind);
+    /// Appends a wait for the completion entry whose last dword is at `word`. It stays passed once
+    /// it has; such waits stand side by side.
+    pub fn push_entry(&mut self, word: DevicePtr, owner: u8) {
+        let op = ProgramOp::new(Code::WaitEntry, word, u64::from(owner));
+        self.append(op, Kind::Waits);
     }
 
     /// Appends a fenced write of a word that others watch and no other mark of the program
@@ -283,8 +274,11 @@ impl Program {
     /// Appends a wait until the 32-bit word at `at` is `value`, which then stays so until the
     /// stream itself goes on.
     pub fn push_equal(&mut self, at: DevicePtr, value: u32) {
-        let equal = u64::from(u32::MAX) << 32 | 1;
-        self.push(Code::Wait32, at.0, u64::from(value), equal, false);
+        let op = ProgramOp {
+            extra: u64::from(u32::MAX) << 32 | 1,
+            ..ProgramOp::new(Code::Wait32, at, u64::from(value))
+        };
+        self.append(op, Kind::Waits);
     }
 
     /// Appends `op`: beside its like in the open step, at the end of the step's one chain if
@@ -318,9 +312,7 @@ impl Program {
     fn restore(&mut self, end: End) {
         self.end = end;
         self.count = end.count;
-        if end.count > end.first {
-            self.ops[end.first as usize].step = (end.count - end.first) as u8;
-        }
+        self.ops[end.first as usize].step = (end.count - end.first) as u8;
     }
 }
 

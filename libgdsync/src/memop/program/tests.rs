@@ -274,14 +274,7 @@ fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: b
                 return false;
             }
             let word = seeds[0].1;
-            let (at, value) = (BASE + 4 * word as u64, u64::from(plan.memory[word]));
-            program.push(
-                Code::Wait32,
-                at,
-                value,
-                u64::from(u32::MAX) << 32 | 1,
-                false,
-            );
+            program.push_equal(DevicePtr(BASE + 4 * word as u64), plan.memory[word]);
             plan.ask(&[Act::Look { word, wide: false }], Class::Stable, false);
         }
         _ => {
@@ -522,7 +515,7 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
         });
     }
     for peer in 0..26 {
-        program.push(Code::WaitEntry, 0x80_0000 + 64 * peer, 0, 0, false);
+        program.push_entry(DevicePtr(0x80_0000 + 64 * peer), 0);
     }
     for peer in 0..26 {
         program.push_mark(DevicePtr(0x90_0000 + 4 * peer), 1);
@@ -532,18 +525,20 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     assert_eq!(program.image().0, Entry::Program);
 
     // Queues that share a doorbell take turns, and so do tests of one word.
-    program.clear();
-    for record in [0x1000, 0x1008] {
-        program.push_ring(&Ring {
-            record: DevicePtr(record),
-            record_value: 1,
-            doorbell: DevicePtr(0x2000),
-            doorbell_value: 1,
-            edge: Some(5),
-        });
+    for (edge, expected) in [(None, &[1, 1][..]), (Some(5), &[1, 1, 1, 1])] {
+        program.clear();
+        for record in [0x1000, 0x1008] {
+            program.push_ring(&Ring {
+                record: DevicePtr(record),
+                record_value: 1,
+                doorbell: DevicePtr(0x2000),
+                doorbell_value: 1,
+                edge,
+            });
+        }
+        let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
+        assert_eq!(shape, expected);
     }
-    let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
-    assert_eq!(shape, [1, 1, 1, 1]);
     assert_eq!(
         (program.image().0, program.image().1.len()),
         (Entry::Program8, 264)
@@ -565,4 +560,41 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     assert_eq!(shape, [2], "one thread, one after the other");
     batch.push(Op::Flush);
     assert!(!program.push_batch(&batch) && program.ops().len() == 2);
+}
+
+/// Of a batch that has no form here, or no room, nothing stays behind.
+#[test]
+fn a_program_holds_so_many_operations_and_all_of_a_batch_or_none() {
+    let write = |word: u64, fenced| Op::Write32 {
+        at: DevicePtr(BASE + 4 * word),
+        value: 1,
+        fenced,
+    };
+    let batch = |ops: &[Op]| {
+        let mut batch = Batch::new();
+        ops.iter().for_each(|op| batch.push(*op));
+        batch
+    };
+    let mut program = Program::default();
+    for word in 0..MAX_OPS as u64 {
+        let before = program.ops().to_vec();
+        let flush = batch(&[write(word, false), Op::Flush]);
+        assert!(!program.push_batch(&flush));
+        assert_eq!(program.ops(), before);
+        assert!(program.has_room(1) && program.push_batch(&batch(&[write(word, false)])));
+        if before.len() + 8 == MAX_OPS {
+            let before = program.ops().to_vec();
+            let data = Inline::new(&[1; 32]).unwrap();
+            let at = DevicePtr(BASE);
+            let eight = batch(&[Op::Copy { at, data }]);
+            let all = batch(&[write(200, false); 8]);
+            assert!(!program.push_batch(&eight) && !program.push_batch(&all));
+            assert_eq!(program.ops(), before);
+        }
+    }
+    assert!(!program.has_room(1) && program.ops().len() == MAX_OPS);
+    program.clear();
+    let data = Inline::new(&[1; 7]).unwrap();
+    let at = DevicePtr(BASE);
+    assert!(!program.push_batch(&batch(&[Op::Copy { at, data }])));
 }
