@@ -485,6 +485,9 @@ mod tests {
         assert_eq!(said(&mut relay, nothing), "");
         relay.tick(GREETING_LIMIT);
         assert!(said(&mut relay, nothing).contains("took too long"));
+        // Nor does it stay by not reading that.
+        assert!(!relay.finished(GREETING_LIMIT, nothing));
+        assert!(relay.finished(2 * GREETING_LIMIT, nothing));
     }
 
     #[test]
