@@ -336,3 +336,26 @@ fn message_whose_receive_has_ended_does_not_go_to_the_next_one_of_the_slot() {
         rank.barrier();
     });
 }
+
+#[test]
+fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(2)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            // It is asked after a second, and answers.
+            rank.pass(millis(1500));
+            return Death::Freezes.end(rank, &place, ctx, 2);
+        }
+        ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
+        rank.barrier();
+        let segments = [memory.clone()];
+        let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(10));
+        let e = ctx.recv(&recv).unwrap().wait(LIMIT).unwrap_err();
+        assert!(e.to_string().contains("rank 1 was asked"), "{e}");
+        rank.barrier();
+    });
+}
