@@ -60,7 +60,9 @@ fn receives_that_nothing_has_come_for_fill_the_ring() {
                 (Kind::QueueFull, Some(DEPTH.into()))
             );
             rank.barrier();
-            posted.iter().for_each(|r| drop(r.wait(LIMIT).unwrap()));
+            for recv in &posted {
+                recv.wait(LIMIT).unwrap();
+            }
         } else {
             rank.barrier();
             for _ in 0..DEPTH {

@@ -48,7 +48,7 @@ struct Message {
 /// Draws messages that are short and long in turn, slot by slot.
 fn draw(rng: &mut Rng) -> Vec<Message> {
     let one = |n: usize| {
-        let short = n / DEPTH % 2 == 0;
+        let short = (n / DEPTH).is_multiple_of(2);
         let post = match rng.u8(0..4) {
             0 => Post::Cpu,
             1 if !short => Post::Any,
