@@ -14,10 +14,11 @@ mod hunt {
     /// Seeds that a mutant has to survive before it counts as alive.
     const SEEDS: u64 = 150;
 
-    const SCENARIOS: [Scenario; 3] = [
+    const SCENARIOS: [Scenario; 4] = [
         ("talk", mp_sim::talk::run),
         ("halo", mp_sim::halo::run),
         ("talk out of order", mp_sim::talk::run_in_disorder),
+        ("late words", mp_sim::late::run),
     ];
 
     /// The first seed of a scenario that notices the mutant.

@@ -25,6 +25,11 @@ fn every_message_arrives_where_writes_are_placed_out_of_order() {
 }
 
 #[test]
+fn a_receive_is_told_behind_the_one_before_in_its_slot_by_whichever_queue_pair() {
+    gds_driver::sim::seeds(24, mp_sim::late::run);
+}
+
+#[test]
 fn a_seed_replays_exactly() {
     for seed in [1, 2, 3, 4] {
         let runs = [mp_sim::halo::run, mp_sim::talk::run];

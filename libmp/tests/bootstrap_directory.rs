@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mp::bootstrap::{Bootstrap, Directory, MAX_MESSAGE};
+use mp::bootstrap::{Bootstrap, Directory, MAX_MESSAGE, WINDOW};
 use mp::{Kind, Result};
 
 /// Far longer than anything here takes.
@@ -137,6 +137,25 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
     }
 }
 
+/// What a rank fetches beside what it asks for stays within its senders' windows too.
+#[test]
+fn a_rank_that_looks_for_other_messages_holds_a_window_of_each_sender() {
+    let place = Place::new("window");
+    let ranks = all(&place.0, 2);
+    let block = vec![3; MAX_MESSAGE];
+    let most = WINDOW as usize / MAX_MESSAGE;
+    for to in 0..2 {
+        // In the inbox and, of another rank, in its mail.
+        let mut sent = 0;
+        while ranks[0].send(to, 0, &block).is_ok() {
+            sent += 1;
+            assert_eq!(ranks[to as usize].receive(1).unwrap(), None);
+            assert!(sent <= 2 * most, "to rank {to}");
+        }
+        assert!(sent >= most / 2, "{sent} to rank {to}");
+    }
+}
+
 #[test]
 fn missing_ranks_are_named() {
     let place = Place::new("missing");
@@ -245,6 +264,19 @@ fn what_dead_ranks_left_is_not_taken_for_the_job() {
     assert!(place.names().is_empty(), "{:?}", place.names());
 }
 
+#[test]
+fn a_job_note_that_nobody_understands_is_removed_by_rank_0() {
+    let place = Place::new("note");
+    drop(all(&place.0, 1));
+    fs::write(place.0.join("job"), "of another version").unwrap();
+    std::thread::scope(|s| {
+        let first = s.spawn(|| Directory::join(&place.0, 0, 2, LONG));
+        until(|| place.names().contains(&"rank-0".to_owned()).then_some(()));
+        Directory::join(&place.0, 1, 2, LONG).unwrap();
+        first.join().unwrap().unwrap();
+    });
+}
+
 fn copy_all(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -306,12 +338,18 @@ fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
         fs::write(mailbox.join(name), "nonsense").unwrap();
     }
     assert_eq!(ranks[1].receive(0).unwrap(), None);
+    // A listing that misses a message takes no later one.
+    let next = |text: &str| [&[0; 8], text.as_bytes()].concat();
+    fs::write(mailbox.join("0.1"), next("second")).unwrap();
+    assert_eq!(ranks[1].receive(0).unwrap(), None);
     ranks[0].send(1, 0, b"right").unwrap();
-    assert!(ranks[1].receive(0).unwrap().is_some());
-    fs::write(mailbox.join("0.1"), "short").unwrap();
+    for text in [b"right".as_slice(), b"second"] {
+        assert_eq!(ranks[1].receive(0).unwrap(), Some((0, text.to_vec())));
+    }
+    fs::write(mailbox.join("0.2"), "short").unwrap();
     let e = ranks[1].receive(0).unwrap_err();
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(0)));
-    fs::write(mailbox.join("0.1"), vec![0; 8 + MAX_MESSAGE + 1]).unwrap();
+    fs::write(mailbox.join("0.2"), vec![0; 8 + MAX_MESSAGE + 1]).unwrap();
     assert_eq!(ranks[1].receive(0).unwrap_err().kind(), Kind::Protocol);
 }
 

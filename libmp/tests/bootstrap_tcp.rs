@@ -148,6 +148,24 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
 }
 
 #[test]
+fn room_is_given_back_by_the_receive_that_frees_it() {
+    let job = Job::new(2);
+    let ranks = job.all();
+    let block = vec![3; MAX_MESSAGE];
+    let mut held = 0;
+    while ranks[0].send(1, 0, &block[..MAX_MESSAGE - 1024]).is_ok() {
+        held += 1;
+    }
+    // Behind all others: when it is there they are, and none of these calls reads or writes.
+    ranks[0].send(1, 1, b"last").unwrap();
+    next(&ranks[1], 1);
+    for _ in 0..held {
+        assert!(ranks[1].receive(0).unwrap().is_some());
+    }
+    until(|| ranks[0].send(1, 0, &block).ok());
+}
+
+#[test]
 fn sixty_four_ranks_exchange_with_all_others() {
     let job = Job::new(64);
     let ranks = job.all();

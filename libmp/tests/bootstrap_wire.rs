@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use mp::bootstrap::fuzz::{self, World};
-use mp::bootstrap::wire::{Frame, Hello, MAX_FRAME, VERSION, decode};
+use mp::bootstrap::wire::{Frame, Hello, MAX_FRAME, MAX_LISTED, VERSION, decode};
 use mp::bootstrap::{MAX_MESSAGE, WINDOW};
 use proptest::prelude::*;
 
@@ -142,6 +142,25 @@ fn garbage_is_refused_in_words() {
         "a frame with something behind it"
     );
     assert_eq!(word(&[2, 0, 0, 0, 10, 0]), "a short frame");
+    // A reason is cut between two letters.
+    let (why, mut bytes) = ("x".to_owned() + &"\u{e9}".repeat(200), Vec::new());
+    Frame::Refused { why: &why }.encode(&mut bytes);
+    assert!(decode(&bytes, MAX_FRAME).unwrap().is_some());
+    // What the length alone lets through.
+    let long = |kind, len: usize| {
+        let head = [&(len as u32 + 1).to_le_bytes()[..], &[kind]].concat();
+        [head, vec![0; len]].concat()
+    };
+    assert!(decode(&long(8, 12 + MAX_MESSAGE), MAX_FRAME).is_ok());
+    assert_eq!(
+        word(&long(8, 12 + MAX_MESSAGE + 1)),
+        "a message that is too long"
+    );
+    for (kind, item) in [(5, 4), (6, 8)] {
+        assert!(decode(&long(kind, 4 + MAX_LISTED * item), MAX_FRAME).is_ok());
+        let over = 4 + (MAX_LISTED + 1) * item;
+        assert_eq!(word(&long(kind, over)), "a list of another length");
+    }
     assert_eq!(
         word(b"\x0d\0\0\0\x01GET / HTTP/1"),
         "not a greeting of this protocol"

@@ -4,11 +4,13 @@
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`talk`] a random program of messages of every kind, with an oracle by payload;
 //! [`company`] ranks that go on talking when one of them is lost. [`asleep`] shows that messages
-//! move while the rank that enqueued them sleeps. [`job`] is what all of them stand on.
+//! move while the rank that enqueued them sleeps, [`late`] that words which two queue pairs write
+//! keep their order. [`job`] is what all of them stand on.
 
 pub mod asleep;
 pub mod company;
 pub mod halo;
 pub mod job;
+pub mod late;
 pub mod loss;
 pub mod talk;

@@ -244,6 +244,19 @@ mod tests {
             let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
             rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
         }
+        // Too many descriptors, and a rank that the job has not.
+        let of_none = Note { from: 2, topic: 5 };
+        let of_none = of_none.encode(of_none.proof(&ours, 7, 1));
+        for (bytes, fds) in [
+            (&right, &[file.as_fd(); 16][..]),
+            (&of_none, &[file.as_fd()]),
+        ] {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(fds));
+            let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
+            rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
+        }
         // One that says the right thing and brings nothing.
         rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
         assert_eq!(received(&b, &mut inbox, 5), None);

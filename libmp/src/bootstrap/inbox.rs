@@ -160,4 +160,30 @@ mod tests {
         while inbox.take(0).is_some() {}
         assert!(inbox.taken.values().all(|t| *t == 0));
     }
+
+    #[test]
+    fn descriptors_that_were_taken_leave_room_for_others() {
+        let mut inbox = Inbox::default();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        for _ in 0..2 {
+            for _ in 0..MAX_FDS {
+                assert!(inbox.has_room_for_fd());
+                inbox
+                    .push_fd(1, 5, null.try_clone().unwrap().into())
+                    .unwrap();
+            }
+            assert!(!inbox.has_room_for_fd());
+            while inbox.take_fd(5).is_some() {}
+        }
+    }
+
+    #[test]
+    fn as_many_forgotten_topics_are_remembered_as_the_bound_says() {
+        let mut inbox = Inbox::default();
+        for topic in 0..=MAX_FORGOTTEN as u64 {
+            inbox.forget(topic);
+        }
+        assert!(!inbox.is_forgotten(0) && inbox.is_forgotten(1));
+        assert_eq!(inbox.forgotten.len(), MAX_FORGOTTEN);
+    }
 }

@@ -175,4 +175,14 @@ mod tests {
             assert_eq!(parse_mail_name(name), None, "{name}");
         }
     }
+
+    #[test]
+    fn a_job_of_more_ranks_than_there_may_be_is_refused() {
+        let ranks = |count: u32| JobNote {
+            job: 1,
+            ranks: vec![(0, [0; 32]); count as usize],
+        };
+        assert!(JobNote::decode(&ranks(MAX_RANKS).encode()).is_ok());
+        assert!(JobNote::decode(&ranks(MAX_RANKS + 1).encode()).is_err());
+    }
 }

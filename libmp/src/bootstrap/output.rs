@@ -53,3 +53,23 @@ impl Output {
         Ok(true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_not_kept_while_more_comes() {
+        let mut output = Output::default();
+        let whole = 16 * MAX_FRAME;
+        let bytes = [7; 1 << 10];
+        let (peer, topic) = (0, 0);
+        for _ in 0..whole / bytes.len() {
+            let bytes = bytes.as_slice();
+            output.push(&Frame::Message { peer, topic, bytes });
+            let pending = output.pending().len();
+            output.wrote(pending - 1);
+            assert!(output.bytes.len() <= 2 * bytes.len());
+        }
+    }
+}

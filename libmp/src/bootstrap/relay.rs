@@ -435,4 +435,79 @@ mod tests {
         assert!(relay.connections.len() == MAX_STRANGERS + 2);
         assert!(relay.phase(rank).is_some());
     }
+
+    fn said(relay: &mut Relay, id: Id) -> String {
+        let bytes = relay.output(id).map(|output| output.pending().to_vec());
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+    }
+
+    /// Has a rank greet the store and prove that it knows the secret.
+    fn seat(relay: &mut Relay, rank: u32, size: u32) -> Id {
+        let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
+        let hello = Hello {
+            rank,
+            size,
+            name: 0,
+            host: 0,
+            nonce,
+        };
+        let (id, _) = relay.connect(Duration::ZERO, [127, 0, 0, 1].into(), nonce);
+        let proof = hello.proof(&secret, "rank", 1, &nonce);
+        for frame in [Frame::Hello(hello), Frame::Answer { proof }] {
+            say(relay, id, &frame);
+        }
+        id
+    }
+
+    fn say(relay: &mut Relay, id: Id, frame: &Frame<'_>) {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        relay.input(Duration::ZERO, id, &bytes);
+    }
+
+    fn message(peer: u32) -> Frame<'static> {
+        let (topic, bytes) = (0, b"early".as_slice());
+        Frame::Message { peer, topic, bytes }
+    }
+
+    #[test]
+    fn a_stranger_is_refused_when_it_says_too_much_or_nothing() {
+        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 2);
+        let mut connect = || {
+            relay
+                .connect(Duration::ZERO, [127, 0, 0, 1].into(), [0; 32])
+                .0
+        };
+        let (much, nothing) = (connect(), connect());
+        relay.input(Duration::ZERO, much, &(MAX_GREETING as u32).to_le_bytes());
+        assert!(said(&mut relay, much).contains("too long"));
+        relay.tick(GREETING_LIMIT - Duration::from_nanos(1));
+        assert_eq!(said(&mut relay, nothing), "");
+        relay.tick(GREETING_LIMIT);
+        assert!(said(&mut relay, nothing).contains("took too long"));
+        // Nor does it stay by not reading that.
+        assert!(!relay.finished(GREETING_LIMIT, nothing));
+        assert!(relay.finished(2 * GREETING_LIMIT, nothing));
+    }
+
+    #[test]
+    fn a_message_before_the_start_costs_its_sender_the_seat_and_reaches_nobody() {
+        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
+        let ids = [0, 1].map(|rank| seat(&mut relay, rank, 3));
+        say(&mut relay, ids[0], &message(1));
+        assert!(said(&mut relay, ids[0]).contains("out of turn"));
+        assert!(!said(&mut relay, ids[1]).contains("early"));
+        assert_eq!(relay.missing(), [0, 2]);
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_was_under_way_to_or_from_a_rank_that_left() {
+        let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
+        let ids = [0, 1, 2].map(|rank| seat(&mut relay, rank, 3));
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            say(&mut relay, ids[from], &message(to));
+        }
+        relay.closed(Duration::ZERO, ids[1]);
+        assert_eq!(relay.inflight.keys().collect::<Vec<_>>(), [&(2, 0)]);
+    }
 }

@@ -300,3 +300,39 @@ fn second(rank: u32) -> Error {
     let text = format!("there is a second rank {rank}");
     Error::new(JOIN, Kind::Protocol, text).with_rank(rank)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_lives_while_its_own_note_is_locked() {
+        let place = std::env::temp_dir().join(format!("mp-test-seat-{}", std::process::id()));
+        private(&place).unwrap();
+        let first = Seat::take(&place, 1, 2, true).unwrap();
+        let nonce = first.note.nonce;
+        assert!(first.lives(1, &nonce));
+        // A note under another rank's name, and one that no process holds.
+        let (note, other) = (place.join(note_name(1)), place.join(note_name(0)));
+        fs::hard_link(&note, &other).unwrap();
+        assert!(look(&place, 0).is_none());
+        remove(&other).unwrap();
+        let copy = fs::read(&note).unwrap();
+        put(&place, &note_name(1), &copy).unwrap();
+        assert!(!first.lives(1, &nonce));
+        remove(&note).unwrap();
+        let second = Seat::take(&place, 1, 2, true).unwrap();
+        assert!(second.lives(1, &second.note.nonce) && !second.lives(1, &nonce));
+        // Who holds no lock has not come.
+        let (mut missing, mut ranks) = (BTreeSet::new(), vec![(0, [0; 32]); 2]);
+        let absent = RankNote {
+            rank: 0,
+            ..first.note
+        };
+        put(&place, &note_name(0), &absent.encode()).unwrap();
+        second.gather(&mut missing, &mut ranks).unwrap();
+        assert!(missing.iter().eq([&0]));
+        drop((first, second));
+        assert!(!place.exists());
+    }
+}

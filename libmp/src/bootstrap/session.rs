@@ -252,3 +252,82 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::MAX_MESSAGE;
+
+    const SIZE: u32 = 3;
+
+    fn hear(session: &mut Session, frame: &Frame<'_>) -> Result<(), Trouble> {
+        let mut bytes = Vec::new();
+        frame.encode(&mut bytes);
+        session.input(&bytes)
+    }
+
+    /// A session whose store knows `secret`.
+    fn challenged(secret: &Secret) -> (Session, Result<(), Trouble>) {
+        let hello = Hello {
+            rank: 0,
+            size: SIZE,
+            name: 0,
+            host: 0,
+            nonce: [1; 32],
+        };
+        let (job, nonce) = (5, [2; 32]);
+        let proof = hello.proof(secret, "store", job, &nonce);
+        let mut session = Session::new(Secret::from_bytes([7; 32]), hello);
+        let heard = hear(&mut session, &Frame::Challenge { job, nonce, proof });
+        session.answer();
+        (session, heard)
+    }
+
+    fn answered() -> Session {
+        let (session, heard) = challenged(&Secret::from_bytes([7; 32]));
+        assert_eq!(heard, Ok(()));
+        session
+    }
+
+    fn hosts(first: u32, count: u32) -> Frame<'static> {
+        let hosts = vec![0; count as usize];
+        Frame::Hosts { first, hosts }
+    }
+
+    #[test]
+    fn a_store_that_does_not_know_the_secret_gets_no_answer() {
+        let (session, heard) = challenged(&Secret::from_bytes([8; 32]));
+        assert_eq!((heard, session.asked()), (Err(Trouble::Stranger), None));
+    }
+
+    #[test]
+    fn hosts_come_in_order_and_all_before_the_start() {
+        let wrong = |heard| assert!(matches!(heard, Err(Trouble::Garbage(_))), "{heard:?}");
+        wrong(hear(&mut answered(), &hosts(1, 2)));
+        let mut session = answered();
+        hear(&mut session, &hosts(0, SIZE - 1)).unwrap();
+        wrong(hear(&mut session, &Frame::Start));
+        let mut session = answered();
+        hear(&mut session, &hosts(0, 1)).unwrap();
+        hear(&mut session, &hosts(1, SIZE - 1)).unwrap();
+        hear(&mut session, &Frame::Start).unwrap();
+        assert!(session.started());
+    }
+
+    #[test]
+    fn a_store_that_sends_more_than_the_window_is_left() {
+        let mut session = answered();
+        hear(&mut session, &hosts(0, SIZE)).unwrap();
+        hear(&mut session, &Frame::Start).unwrap();
+        let (peer, topic, bytes) = (1, 0, &[0; MAX_MESSAGE][..]);
+        let message = Frame::Message { peer, topic, bytes };
+        let fit = (WINDOW / room(MAX_MESSAGE)) as usize;
+        for _ in 0..fit {
+            hear(&mut session, &message).unwrap();
+        }
+        assert!(matches!(
+            hear(&mut session, &message),
+            Err(Trouble::Garbage(_))
+        ));
+    }
+}

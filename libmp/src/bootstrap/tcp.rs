@@ -384,3 +384,41 @@ fn refused(join: &Join, e: Trouble) -> Error {
     let text = format!("the store at {}: {e}", join.store);
     Error::new(JOIN, Kind::Protocol, text).with_rank(join.rank)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    /// A socket that is closed over unread bytes resets its connection.
+    #[test]
+    fn last_words_arrive_though_the_rank_has_not_heard_everything() {
+        let store = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(store.local_addr().unwrap()).unwrap();
+        let (mut store, _) = store.accept().unwrap();
+        let hello = Hello {
+            rank: 0,
+            size: 2,
+            name: 0,
+            host: 0,
+            nonce: [0; 32],
+        };
+        let mut state = State {
+            stream,
+            session: Session::new(Secret::from_bytes([1; 32]), hello),
+            fds: Inbox::default(),
+            lost: None,
+        };
+        let words = state.session.output.pending().to_vec();
+        store.write_all(b"unheard").unwrap();
+        store.shutdown(Shutdown::Write).unwrap();
+        // It is there.
+        state.stream.peek(&mut [0]).unwrap();
+        farewell(&mut state).unwrap();
+        drop(state);
+        let mut heard = Vec::new();
+        store.read_to_end(&mut heard).unwrap();
+        assert_eq!(heard, words);
+    }
+}

@@ -530,3 +530,28 @@ fn stamped(
 pub(super) const fn chunk_len() -> u64 {
     CHUNK
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gdsync::gpu::MemoryKind;
+
+    #[test]
+    fn chunks_of_a_long_message_lie_one_behind_another() {
+        let gpu = gdsync::Gpu::soft().unwrap();
+        let alone = crate::bootstrap::Local::ranks(1).remove(0);
+        let builder = crate::Context::builder().bootstrap(alone).gpu(&gpu);
+        let ctx = builder.build().unwrap();
+        // Nothing of it is touched.
+        let len = 2 * CHUNK + 5;
+        let memory = ctx.alloc(MemoryKind::Pinned, len as usize + 1).unwrap();
+        let segments = [memory.slice(1, len as usize).unwrap()];
+        let piece = |i| chunk(&segments, len, i).unwrap().unwrap();
+        let pieces = (0..chunks(len))
+            .map(piece)
+            .map(|p| (p.offset() as u64 - 1, p.len() as u64));
+        let whole = [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, 5)];
+        assert!(pieces.eq(whole));
+        assert!(chunk(&segments, CHUNK, 0).unwrap().is_none());
+    }
+}

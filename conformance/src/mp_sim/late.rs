@@ -1,0 +1,151 @@
+//! Words of one slot that two queue pairs write. A receive with room for more than is sent eagerly
+//! tells its sender where it lies by the queue pair that posts it. A short message does not wait
+//! for that: it is taken, and the next receive in the slot is posted by another queue pair, while
+//! the words of the first are still lost on the wire. They must not arrive behind those of the
+//! second.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_driver::{SimError, SimReport};
+use gdsync::gpu::MemoryKind;
+use mp::{Kind, Recv, Source};
+use vmlx5::fabric::faults::Faults;
+
+use super::job::{Job, Seat, Settings};
+use crate::oracle::message;
+use crate::world::{LIMIT, Rank, play};
+
+const TAG: u32 = 3;
+const DEPTH: usize = 2;
+const EAGER: usize = 64;
+const ROOM: usize = 3000;
+const MESSAGES: usize = 12 * DEPTH;
+/// Longer than a NIC takes to send again what was lost, even twice.
+const LULL: Duration = Duration::from_millis(300);
+
+/// Longer than a word takes that is not lost.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Who posts a receive.
+#[derive(Clone, Copy, Debug)]
+enum Post {
+    Cpu,
+    Stream(usize),
+    /// The CPU, from any rank.
+    Any,
+}
+
+/// A message and its receive.
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    len: usize,
+    room: usize,
+    post: Post,
+}
+
+/// Draws messages that are short and long in turn, slot by slot.
+fn draw(rng: &mut Rng) -> Vec<Message> {
+    let one = |n: usize| {
+        let short = (n / DEPTH).is_multiple_of(2);
+        let post = match rng.u8(0..4) {
+            0 => Post::Cpu,
+            1 if !short => Post::Any,
+            _ => Post::Stream(n / DEPTH % 2),
+        };
+        Message {
+            len: if short { EAGER } else { ROOM },
+            room: match !short && rng.u8(0..4) == 0 {
+                true => EAGER,
+                false => ROOM,
+            },
+            post,
+        }
+    };
+    (0..MESSAGES).map(one).collect()
+}
+
+/// Draws messages, and loses what tells of their receives.
+///
+/// # Errors
+/// Whatever did not go so, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    let mut rng = Rng::with_seed(seed);
+    let settings = Settings {
+        depth: DEPTH as u32,
+        eager: EAGER,
+        ..Settings::draw(&mut rng)
+    };
+    let messages: Rc<[Message]> = draw(&mut rng).into();
+    let job = Job::new(seed, 2, settings);
+    let lossy = job.clone().on_a_wire(Faults {
+        seed,
+        loss: 0.2,
+        ..Faults::default()
+    });
+    play(seed, 2, move |rank| match rank.me {
+        0 => sends(&rank, job.sit(&rank), &messages),
+        _ => receives(lossy.sit(&rank), &messages),
+    })
+}
+
+fn sends(rank: &Rank, seat: Seat, messages: &[Message]) {
+    let memory = seat.ctx.alloc(MemoryKind::Pinned, ROOM).expect("memory");
+    for (n, m) in messages.iter().enumerate() {
+        memory.write(0, &message(n, m.len)).expect("written");
+        // A send looks for its receive when whatever is late has arrived: before it announces the
+        // message, if the receive is there without that, or behind.
+        let announces = m.room < m.len || matches!(m.post, Post::Any);
+        rank.pass(match m.len > EAGER && !announces {
+            true => LULL,
+            // It is announced at once if it is known that the message before was taken.
+            false => MOMENT,
+        });
+        let data = memory.slice(0, m.len).expect("a slice");
+        let send = seat.ctx.isend(1, TAG, &data).expect("posted");
+        if announces {
+            rank.pause("mp0.progress", Duration::ZERO, LULL);
+            rank.pass(LULL);
+        }
+        ended(send.wait(LIMIT), n, m);
+    }
+    drop(memory);
+    seat.leave();
+}
+
+fn receives(seat: Seat, messages: &[Message]) {
+    let ctx = &seat.ctx;
+    let memory = ctx.alloc(MemoryKind::Pinned, 2 * ROOM).expect("memory");
+    let streams = [(); 2].map(|()| ctx.gpu().stream().expect("a stream"));
+    for (n, m) in messages.iter().enumerate() {
+        // What is written to the place of the receive before shows.
+        let at = n / DEPTH % 2 * ROOM;
+        let segment = [memory.slice(at, m.room).expect("a slice")];
+        let recv = |from| Recv::new(from, TAG, &segment);
+        let recv = match m.post {
+            Post::Cpu => recv(Source::Rank(0)),
+            Post::Any => recv(Source::Any),
+            Post::Stream(s) => recv(Source::Rank(0)).on(&streams[s]),
+        };
+        let done = ctx.recv(&recv).expect("posted").wait(LIMIT);
+        if ended(done, n, m) {
+            let mut got = vec![0; m.len];
+            memory.read(at, &mut got).expect("read");
+            assert!(got == message(n, m.len), "message {n}, {m:?}");
+        }
+    }
+    drop(memory);
+    seat.leave();
+}
+
+/// Whether a request ended well, and that it ended as it must.
+fn ended<T>(done: mp::Result<T>, n: usize, m: &Message) -> bool {
+    let kind = done.map(drop).map_err(|e| e.kind());
+    let want = match m.room < m.len {
+        true => Err(Kind::Truncated),
+        false => Ok(()),
+    };
+    assert_eq!(kind, want, "message {n}, {m:?}");
+    want.is_ok()
+}

@@ -1,0 +1,363 @@
+//! Where a channel refuses, and what it keeps: rings and windows that are full, messages one byte
+//! too long, receives that others come behind.
+
+#[path = "common/sim.rs"]
+mod sim;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::gpu::soft::SoftOptions;
+use mp::{Context, Full, Kind, Slice, Source};
+use sim::{Death, LIMIT, millis, play, secs};
+
+const SMALL: usize = 8;
+const LARGE: usize = 10_000;
+const DEPTH: u32 = 2;
+/// Messages under way whose numbers a word of 16 bits tells apart.
+const WINDOW: u64 = 8192;
+
+fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+#[test]
+fn sends_that_are_not_taken_are_numbered_up_to_the_window() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open(|b| b);
+            let into = slice(&ctx, SMALL);
+            ctx.irecv(0, 1, &into).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        let ctx = rank.open_manual(|b| b.full(Full::Fail));
+        let data = slice(&ctx, SMALL);
+        let first = ctx.isend(1, 1, &data).unwrap();
+        rank.progress_until(&ctx, "the first message", || {
+            first.test().unwrap().is_some()
+        });
+        let mut sent = Vec::new();
+        let e = loop {
+            match ctx.isend(1, 1, &data) {
+                Ok(send) => sent.push(send),
+                Err(e) => break e,
+            }
+            assert!(sent.len() as u64 <= WINDOW);
+        };
+        assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(WINDOW)));
+        rank.barrier();
+    });
+}
+
+#[test]
+fn receives_that_nothing_has_come_for_fill_the_ring() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.full(Full::Fail).depth(DEPTH));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 0 {
+            let posted = [(); DEPTH as usize].map(|()| ctx.irecv(1, 1, &memory).unwrap());
+            let e = ctx.irecv(1, 1, &memory).unwrap_err();
+            assert_eq!(
+                (e.kind(), e.limit_value()),
+                (Kind::QueueFull, Some(DEPTH.into()))
+            );
+            rank.barrier();
+            for recv in &posted {
+                recv.wait(LIMIT).unwrap();
+            }
+        } else {
+            rank.barrier();
+            for _ in 0..DEPTH {
+                ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            }
+        }
+        rank.barrier();
+    });
+}
+
+#[test]
+fn receive_from_a_rank_is_refused_behind_one_from_any_rank() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(5)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 0 {
+            let any = ctx.irecv(Source::Any, 1, &memory).unwrap();
+            let e = ctx.irecv(1, 1, &memory).unwrap_err();
+            assert_eq!((e.kind(), e.rank()), (Kind::Busy, Some(1)));
+            // Other tags are not concerned.
+            ctx.irecv(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            any.wait(LIMIT).unwrap();
+        } else {
+            ctx.isend(0, 2, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+    });
+}
+
+#[test]
+fn large_message_one_byte_too_long_is_truncated_and_writes_nothing() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(5)));
+        let memory = ctx.alloc(MemoryKind::Pinned, LARGE + 1).unwrap();
+        memory.write(0, &[rank.me as u8; LARGE + 1]).unwrap();
+        let request = match rank.me {
+            0 => ctx.irecv(1, 1, &memory.slice(0, LARGE).unwrap()),
+            _ => ctx.isend(0, 1, &memory.all()),
+        };
+        let e = request.unwrap().wait(LIMIT).unwrap_err();
+        assert_eq!(e.kind(), Kind::Truncated);
+        let mut bytes = [0; LARGE + 1];
+        memory.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == rank.me as u8));
+        rank.barrier();
+    });
+}
+
+#[test]
+fn receive_whose_message_is_there_is_not_cancelled() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open(|b| b);
+            let data = slice(&ctx, SMALL);
+            ctx.isend(0, 1, &data).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            return rank.barrier();
+        }
+        let ctx = rank.open_manual(|b| b);
+        let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
+        rank.barrier();
+        assert_eq!(recv.cancel().unwrap_err().kind(), Kind::Unsupported);
+        rank.progress_until(&ctx, "the message", || recv.test().unwrap().is_some());
+        rank.barrier();
+    });
+}
+
+/// The slot of the next message still tells of the one that used it before.
+#[test]
+fn receive_from_the_dead_is_refused_if_nothing_of_it_is_left() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.depth(DEPTH).timeout(secs(5)));
+        let memory = slice(&ctx, SMALL);
+        for _ in 0..2 * DEPTH {
+            let request = match rank.me {
+                0 => ctx.irecv(1, 1, &memory),
+                _ => ctx.isend(0, 1, &memory),
+            };
+            request.unwrap().wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+        if rank.me == 1 {
+            return Death::Leaves.end(rank, &place, ctx, 2);
+        }
+        rank.pass(secs(1));
+        let e = ctx.irecv(1, 1, &memory).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e:?}");
+        rank.barrier();
+    });
+}
+
+/// A receive with room for more than is sent eagerly tells its sender nothing if that is dead.
+#[test]
+fn stream_receives_a_message_of_the_dead_with_room_for_more() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
+        let memory = slice(&ctx, LARGE);
+        let small = slice(&ctx, SMALL);
+        let stream = ctx.gpu().stream().unwrap();
+        if rank.me == 1 {
+            for _ in 0..2 {
+                ctx.isend(0, 1, &small).unwrap().wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            return Death::Leaves.end(rank, &place, ctx, 2);
+        }
+        let recv = || ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
+        recv().wait(LIMIT).unwrap();
+        rank.barrier();
+        rank.pass(secs(1));
+        recv().wait(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn rank_that_leaves_behind_its_messages_sets_no_error() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            return Death::Leaves.end(rank, &place, ctx, 2);
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        // Nobody takes it in before it is waited for.
+        let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
+        rank.barrier();
+        rank.pass(secs(1));
+        assert_eq!(ctx.error(), None);
+        recv.wait(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn tag_under_which_a_receive_waits_is_not_retired() {
+    const TAGS: u32 = 8;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
+        let memory = slice(&ctx, SMALL);
+        let say = |tag| ctx.isend(1, tag, &memory).unwrap().wait(LIMIT).unwrap();
+        let hear = |tag| ctx.irecv(0, tag, &memory).unwrap();
+        if rank.me == 0 {
+            say(0);
+            rank.barrier();
+            for tag in 1..TAGS {
+                say(tag);
+                rank.pass(millis(50));
+            }
+            say(0);
+        } else {
+            hear(0).wait(LIMIT).unwrap();
+            let last = hear(0);
+            rank.barrier();
+            for tag in 1..TAGS {
+                hear(tag).wait(LIMIT).unwrap();
+            }
+            last.wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+    });
+}
+
+/// What a rank said before a request waited for it does not show that it lives.
+#[test]
+fn rank_that_was_not_asked_is_not_said_to_be_alive() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(60)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            return rank.barrier();
+        }
+        ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
+        rank.pass(secs(1));
+        let segments = [memory.clone()];
+        let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(1));
+        let text = ctx
+            .recv(&recv)
+            .unwrap()
+            .wait(LIMIT)
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("whether rank 1 lives is not known"), "{text}");
+        rank.barrier();
+    });
+}
+
+/// A stream that tells of a receive before the message before in the slot was taken would put its
+/// place where the sender still looks for the other.
+#[test]
+fn receives_of_one_slot_that_two_streams_work_on_are_told_in_turn() {
+    const COUNT: usize = 2 * DEPTH as usize;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(5)));
+        let memory = ctx.alloc(MemoryKind::Pinned, COUNT * LARGE).unwrap();
+        let place = |n: usize| memory.slice(n * LARGE, LARGE).unwrap();
+        if rank.me == 0 {
+            let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+            for n in 0..COUNT {
+                let recv = ctx.irecv_on(&streams[0], 1, 1, &place(n)).unwrap();
+                recv.wait_on(&streams[1]).unwrap();
+            }
+            rank.pass(secs(1));
+            rank.barrier();
+            ctx.synchronize(&streams[1], LIMIT).unwrap();
+        } else {
+            rank.barrier();
+        }
+        for n in 0..COUNT {
+            let bytes = [n as u8 + 1; LARGE];
+            if rank.me == 0 {
+                let mut got = [0; LARGE];
+                memory.read(n * LARGE, &mut got).unwrap();
+                assert!(got == bytes, "message {n}");
+            } else {
+                memory.write(n * LARGE, &bytes).unwrap();
+                ctx.isend(0, 1, &place(n)).unwrap().wait(LIMIT).unwrap();
+            }
+        }
+        rank.barrier();
+    });
+}
+
+/// The sender finds the next receive of the slot where it looks for that of its message.
+#[test]
+fn message_whose_receive_has_ended_does_not_go_to_the_next_one_of_the_slot() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
+            let data = slice(&ctx, LARGE);
+            rank.progress_until(&ctx, "the receives", || rank.has_come(0, 1));
+            rank.barrier();
+            let send = ctx.isend(0, 1, &data).unwrap();
+            rank.barrier();
+            rank.barrier();
+            rank.progress_until(&ctx, "the end", || !matches!(send.test(), Ok(None)));
+            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
+            rank.barrier();
+            // The next receive is still known.
+            for len in [SMALL, LARGE] {
+                let send = ctx.isend(0, 1, &slice(&ctx, len)).unwrap();
+                rank.progress_until(&ctx, "the next", || send.test().unwrap().is_some());
+            }
+            return rank.barrier();
+        }
+        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
+        let streams = [(); 2].map(|()| ctx.gpu().stream().unwrap());
+        for _ in 0..DEPTH {
+            let recv = ctx.irecv(1, 1, &slice(&ctx, SMALL)).unwrap();
+            recv.wait_on(&streams[1]).unwrap();
+        }
+        let next = ctx.alloc(MemoryKind::Pinned, LARGE).unwrap();
+        next.write(0, &[7; LARGE]).unwrap();
+        let recv = ctx.irecv_on(&streams[0], 1, 1, &next.all()).unwrap();
+        rank.barrier();
+        rank.barrier();
+        rank.pass(secs(1));
+        rank.barrier();
+        rank.barrier();
+        let mut bytes = [0; LARGE];
+        next.read(0, &mut bytes).unwrap();
+        assert!(bytes == [7; LARGE]);
+        recv.wait(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
+#[test]
+fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let ctx = rank.open_at(&place, |b| b.timeout(secs(2)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            // It is asked after a second, and answers.
+            rank.pass(millis(1500));
+            return Death::Freezes.end(rank, &place, ctx, 2);
+        }
+        ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
+        rank.barrier();
+        let segments = [memory.clone()];
+        let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(10));
+        let e = ctx.recv(&recv).unwrap().wait(LIMIT).unwrap_err();
+        assert!(e.to_string().contains("rank 1 was asked"), "{e}");
+        rank.barrier();
+    });
+}
