@@ -70,7 +70,7 @@ impl Drop for Guarded {
 /// Runs a process to its end.
 ///
 /// # Errors
-/// What it says on its standard error, if it fails; that it hangs, after `limit`.
+/// What it says on its standard error, if it fails, or hangs for `limit` and is killed.
 pub fn run(mut command: Command, limit: Duration) -> Verdict {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut child = Guarded(command.spawn()?);
@@ -86,7 +86,10 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict {
             break status;
         }
         if start.elapsed() > limit {
-            return Err(format!("the process is not done within {limit:?}").into());
+            drop(child);
+            let text = said.join().unwrap_or_default();
+            let text = text.trim();
+            return Err(format!("the process is not done within {limit:?}: {text}").into());
         }
         std::thread::sleep(Duration::from_millis(2));
     };

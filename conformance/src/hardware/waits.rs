@@ -61,6 +61,11 @@ fn gpu(runtime: Runtime) -> Verdict<Gear> {
     }
 }
 
+/// Says how far this process is. The text is seen if it hangs.
+fn step(what: &str) {
+    eprintln!("step: {what}");
+}
+
 /// `count` streams are to wait: those past the limit are refused, by name of what would help;
 /// nobody else is held up; all pass in the end, and then the refused ones may wait.
 fn waiting(runtime: Runtime, count: usize) -> Verdict {
@@ -87,6 +92,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         .map(|_| gear.gpu.stream())
         .collect::<Result<_, _>>()?;
     for (i, stream) in streams.iter().enumerate() {
+        step(&format!("stream {i} of {count} is to wait"));
         let posted = pair.qps[0].post_on(stream, &[gate.wait()]);
         if i < limit {
             posted?;
@@ -112,16 +118,20 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         others.push(gear.gpu.stream()?);
     }
     for (i, stream) in others.iter().enumerate() {
+        step(&format!("memory for stream {i} of those that do not wait"));
         let (from, to) = (
             gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
             gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
         );
         let seed = 1000 + i as u64;
+        step("its work");
         gear.fill(stream, &from, 0, 1 << 16, seed)?;
         stream.copy(&to.span(0, 1 << 16)?, &from.span(0, 1 << 16)?)?;
         gear.verify(stream, &to, 0, 1 << 16, seed, &finding)?;
         finish(stream, "a stream beside the waiting ones")?;
+        step("the end of its memory");
     }
+    step("a message beside the waiting streams");
     finding.clean("beside the waiting streams")?;
     // A message too, if no stream waits for it.
     let (source, landing) = (
@@ -141,13 +151,14 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         ensure(!stream.is_idle()?, || format!("{stream:?} did not wait"))?;
     }
 
+    step("the gate opens");
     gate.open()?;
     for (i, stream) in streams[..limit].iter().enumerate() {
         gear.verify(stream, &memory, 64 * i, 64, i as u64, &finding)?;
         finish(stream, "a stream whose gate is open")?;
     }
     finding.clean("what was enqueued behind the waits")?;
-    // The refused ones have their turn.
+    step("the refused streams have their turn");
     let gate = Gate::new(&gear.gpu)?;
     for stream in streams[limit..].iter().take(limit) {
         pair.qps[0].post_on(stream, &[gate.wait()])?;
@@ -156,6 +167,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     for stream in &streams {
         finish(stream, "in the end")?;
     }
+    step("the last message");
     pair.message(&gear, 6)?;
     pair.leave("waiting streams")
 }
