@@ -361,3 +361,45 @@ fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
         rank.barrier();
     });
 }
+
+/// The receive ends when the word of the message may be that of the next one of its slot.
+#[test]
+fn message_that_was_dropped_before_it_was_posted_is_no_failure_of_its_sender() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
+            let stream = ctx.gpu().stream().unwrap();
+            let recvs = [(); DEPTH as usize + 1].map(|()| {
+                let recv = ctx.irecv_on(&stream, 0, 1, &slice(&ctx, SMALL)).unwrap();
+                recv.wait_on(&stream).unwrap();
+                recv
+            });
+            rank.progress_until(&ctx, "the sends", || rank.has_come(0, 1));
+            rank.barrier();
+            rank.barrier();
+            let [first, others @ ..] = &recvs;
+            assert_eq!(first.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            for recv in others {
+                recv.wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            return rank.barrier();
+        }
+        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
+        let segments = [slice(&ctx, SMALL)];
+        let send = mp::Send::new(1, 1, &segments);
+        let dropped = ctx.prepare_send(&send).unwrap();
+        let others = [(); DEPTH as usize].map(|()| ctx.prepare_send(&send).unwrap());
+        drop(dropped);
+        rank.barrier();
+        for send in &others {
+            send.post().unwrap();
+            send.wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+        rank.barrier();
+        rank.pass(secs(1));
+        assert_eq!(ctx.error(), None);
+        rank.barrier();
+    });
+}
