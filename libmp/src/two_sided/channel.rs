@@ -563,3 +563,27 @@ impl RecvChannel {
         (run.from..run.to).all(|n| has_come(self.taken(n), n))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_message_leaves_the_word_of_the_next_receive_of_its_slot() {
+        let gpu = gdsync::Gpu::soft().unwrap();
+        let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
+        let shape = Shape {
+            depth: 4,
+            eager: 64,
+            start: 0,
+        };
+        let channel = SendChannel::new(&device.alloc_pd().unwrap(), shape).unwrap();
+        let later = word::word(4, WordKind::Ready, 100);
+        channel.ready[0].store(later).unwrap();
+        for number in [0, 1] {
+            channel.refuse(number);
+        }
+        assert_eq!(channel.ready[0].load().unwrap(), later);
+        assert_eq!(channel.reply(1), Some((Some(WordKind::Refused), 0)));
+    }
+}
