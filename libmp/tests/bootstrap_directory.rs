@@ -159,21 +159,34 @@ fn a_rank_that_looks_for_other_messages_holds_a_window_of_each_sender() {
 #[test]
 fn missing_ranks_are_named() {
     let place = Place::new("missing");
-    let limit = Duration::from_millis(200);
-    // Who gives up first counts as missing for the other.
-    let errors = together(&place.0, &[0, 2], 4, limit).into_iter();
-    let errors = errors.map(|e| e.unwrap_err()).collect::<Vec<_>>();
-    for e in &errors {
+    let give_up = |rank, size| {
+        let e = Directory::join(&place.0, rank, size, Duration::from_millis(200)).unwrap_err();
         assert_eq!((e.kind(), e.limit_value()), (Kind::Missing, Some(200)));
-    }
-    let named = |e: &mp::Error| e.to_string().contains("ranks 1, 3 have not");
-    assert!(errors.iter().any(named), "{errors:?}");
-    for e in together(&place.0, &[1], 2, limit) {
-        let e = e.unwrap_err();
-        assert_eq!((e.kind(), e.rank()), (Kind::Missing, Some(0)));
-    }
+        e
+    };
+    assert_eq!(give_up(1, 2).rank(), Some(0));
     assert!(place.names().is_empty(), "{:?}", place.names());
-    all(&place.0, 4);
+    std::thread::scope(|s| {
+        // It waits longer than the others, who see that it has come.
+        let come = |rank: u32| {
+            let path = &place.0;
+            let joining = s.spawn(move || Directory::join(path, rank, 4, LONG));
+            let note = format!("rank-{rank}");
+            until(|| place.names().contains(&note).then_some(()));
+            joining
+        };
+        let two = come(2);
+        let e = give_up(0, 4);
+        assert!(e.to_string().contains("ranks 1, 3 have not"), "{e}");
+        let zero = come(0);
+        let e = give_up(1, 4);
+        assert_eq!(e.rank(), Some(3), "{e}");
+        // And with all it starts.
+        for joining in [zero, come(1), two, come(3)] {
+            joining.join().unwrap().unwrap();
+        }
+    });
+    assert!(place.names().is_empty(), "{:?}", place.names());
 }
 
 #[test]

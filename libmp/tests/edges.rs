@@ -6,8 +6,8 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Full, Kind, Slice, Source};
-use sim::{Death, LIMIT, millis, play, secs};
+use mp::{Context, Full, Kind, Progress, Slice, Source};
+use sim::{Death, Gate, LIMIT, millis, play, secs};
 
 const SMALL: usize = 8;
 const LARGE: usize = 10_000;
@@ -358,6 +358,165 @@ fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
         let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(10));
         let e = ctx.recv(&recv).unwrap().wait(LIMIT).unwrap_err();
         assert!(e.to_string().contains("rank 1 was asked"), "{e}");
+        rank.barrier();
+    });
+}
+
+/// A stream that is told to take in each receive leaves room in the ring for the next one.
+#[test]
+fn receives_that_a_stream_waits_for_are_numbered_up_to_the_window() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let _ctx = rank.open(|b| b);
+            return rank.barrier();
+        }
+        let options = SoftOptions {
+            stream_bound: 4 * WINDOW as usize,
+            ..SoftOptions::default()
+        };
+        let place = rank.place(options, false);
+        let ctx = rank.open_at(&place, |b| b.full(Full::Fail).progress(Progress::Manual));
+        let memory = slice(&ctx, SMALL);
+        let stream = ctx.gpu().stream().unwrap();
+        let mut posted = Vec::new();
+        let e = loop {
+            match ctx.irecv_on(&stream, 1, 1, &memory) {
+                Ok(recv) => {
+                    recv.wait_on(&stream).unwrap();
+                    posted.push(recv);
+                }
+                Err(e) => break e,
+            }
+            assert!(posted.len() as u64 <= WINDOW);
+        };
+        assert_eq!((e.kind(), e.limit_value()), (Kind::QueueFull, Some(WINDOW)));
+        rank.barrier();
+    });
+}
+
+/// Numbers begin anew when a tag comes again that was retired.
+#[test]
+fn refusal_under_a_tag_that_came_again_is_not_that_of_an_old_message() {
+    const TAGS: u32 = 8;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..TAGS {
+                ctx.irecv(0, tag, &memory).unwrap().wait(LIMIT).unwrap();
+            }
+            let recv = ctx.irecv(0, 0, &slice(&ctx, 1)).unwrap();
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            return rank.barrier();
+        }
+        let send = |tag| ctx.isend(1, tag, &memory).unwrap();
+        let old = send(0);
+        old.wait(LIMIT).unwrap();
+        for tag in 1..TAGS {
+            rank.pass(millis(50));
+            send(tag).wait(LIMIT).unwrap();
+        }
+        let new = send(0);
+        rank.until("the refusal", || ctx.error().is_some());
+        let e = new.test().unwrap_err();
+        assert_eq!((e.kind(), e.number()), (Kind::Truncated, Some(0)));
+        old.test().unwrap();
+        rank.barrier();
+    });
+}
+
+/// The receive ends when the word of the message may be that of the next one of its slot.
+#[test]
+fn message_that_was_dropped_before_it_was_posted_is_no_failure_of_its_sender() {
+    play(1, 2, |rank| {
+        if rank.me == 1 {
+            let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
+            let stream = ctx.gpu().stream().unwrap();
+            let recvs = [(); DEPTH as usize + 1].map(|()| {
+                let recv = ctx.irecv_on(&stream, 0, 1, &slice(&ctx, SMALL)).unwrap();
+                recv.wait_on(&stream).unwrap();
+                recv
+            });
+            rank.progress_until(&ctx, "the sends", || rank.has_come(0, 1));
+            rank.barrier();
+            rank.barrier();
+            let [first, others @ ..] = &recvs;
+            assert_eq!(first.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            for recv in others {
+                recv.wait(LIMIT).unwrap();
+            }
+            rank.barrier();
+            return rank.barrier();
+        }
+        let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
+        let segments = [slice(&ctx, SMALL)];
+        let send = mp::Send::new(1, 1, &segments);
+        let dropped = ctx.prepare_send(&send).unwrap();
+        let others = [(); DEPTH as usize].map(|()| ctx.prepare_send(&send).unwrap());
+        drop(dropped);
+        rank.barrier();
+        for send in &others {
+            send.post().unwrap();
+            send.wait(LIMIT).unwrap();
+        }
+        rank.barrier();
+        rank.barrier();
+        rank.pass(secs(1));
+        assert_eq!(ctx.error(), None);
+        rank.barrier();
+    });
+}
+
+/// The receiver says that a message was too long when its receive ends: of a long one, which has
+/// failed when it was refused, that is the second word.
+#[test]
+fn long_send_that_was_refused_and_dropped_is_returned_once() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(50)));
+        if rank.me == 1 {
+            let stream = ctx.gpu().stream().unwrap();
+            let gate = Gate::new(ctx.gpu());
+            gate.hold(&stream);
+            let recv = ctx.irecv_on(&stream, 0, 1, &slice(&ctx, SMALL)).unwrap();
+            recv.wait_on(&stream).unwrap();
+            rank.barrier();
+            gate.open();
+            assert_eq!(recv.wait(LIMIT).unwrap_err().kind(), Kind::Truncated);
+            return rank.barrier();
+        }
+        drop(ctx.isend(1, 1, &slice(&ctx, LARGE)).unwrap());
+        rank.until("the refusal", || ctx.error().is_some());
+        let e = ctx.take_error().unwrap();
+        assert_eq!((e.kind(), e.number()), (Kind::Truncated, Some(0)));
+        rank.barrier();
+        rank.barrier();
+        rank.pass(secs(1));
+        assert!(ctx.take_error().is_none());
+    });
+}
+
+#[test]
+fn stream_that_comes_late_to_a_message_that_is_there_does_not_accuse_its_sender() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.timeout(secs(5)));
+        let memory = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            rank.pass(secs(2));
+            ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
+            rank.barrier();
+            return rank.barrier();
+        }
+        let stream = ctx.gpu().stream().unwrap();
+        let gate = Gate::new(ctx.gpu());
+        gate.hold(&stream);
+        let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
+        recv.wait_on(&stream).unwrap();
+        rank.barrier();
+        rank.pass(secs(10));
+        assert!(rank.warnings.all().is_empty(), "{:?}", rank.warnings.all());
+        gate.open();
+        recv.wait(LIMIT).unwrap();
+        ctx.isend(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
         rank.barrier();
     });
 }

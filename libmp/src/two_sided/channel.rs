@@ -550,18 +550,40 @@ impl RecvChannel {
     /// Lets every stream pass that waits for a message, with `status`; for the end.
     pub fn release(&self, status: Status) {
         let failed = word::word(self.next, WordKind::Failed, u64::from(status.0));
-        for (first, arrival) in self.first.iter().zip(&self.arrival) {
-            for word in [first, arrival] {
-                if !word.load().is_ok_and(|w| word::reached(w, self.next)) {
-                    // Pinned memory, which the CPU reaches: it cannot fail.
-                    let _ = word.store(failed);
-                }
-            }
+        // Some words may tell of messages that no receive was posted for: no stream waits there, as
+        // the message before in the slot was taken.
+        for word in self.first.iter().chain(&self.arrival) {
+            // Pinned memory, which the CPU reaches: it cannot fail.
+            let _ = word.store(failed);
         }
     }
 
     /// Whether all messages of a run were taken.
     pub fn is_taken(&self, run: &Run) -> bool {
         (run.from..run.to).all(|n| has_come(self.taken(n), n))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_message_leaves_the_word_of_the_next_receive_of_its_slot() {
+        let gpu = gdsync::Gpu::soft().unwrap();
+        let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
+        let shape = Shape {
+            depth: 4,
+            eager: 64,
+            start: 0,
+        };
+        let channel = SendChannel::new(&device.alloc_pd().unwrap(), shape).unwrap();
+        let later = word::word(4, WordKind::Ready, 100);
+        channel.ready[0].store(later).unwrap();
+        for number in [0, 1] {
+            channel.refuse(number);
+        }
+        assert_eq!(channel.ready[0].load().unwrap(), later);
+        assert_eq!(channel.reply(1), Some((Some(WordKind::Refused), 0)));
     }
 }

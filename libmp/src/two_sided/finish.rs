@@ -70,7 +70,9 @@ impl Inner {
             // What may still come is refused by the NIC when the memory is gone.
             staging => memory.extend(staging),
         }
-        if receive && status == Status::TRUNCATED && !knows_too_long(state, rank, tag, number) {
+        // A message without a length was dropped by its sender, and has not failed there.
+        let told = len == 0 || knows_too_long(state, rank, tag, number);
+        if receive && status == Status::TRUNCATED && !told {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
         }
         if failed {
@@ -293,9 +295,8 @@ impl Inner {
             !entry.receive && this && entry.order >= born
         });
         let Some((key, entry)) = found else {
-            // Dropped, and forgotten since it ended: well, if it was a short message that had been
-            // posted.
-            if len == 0 || len > self.config.eager_limit as u64 {
+            // Dropped, and forgotten since it ended: well, if it was a short message.
+            if len > self.config.eager_limit as u64 {
                 return;
             }
             let name = Name {
@@ -605,7 +606,6 @@ fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
     let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
     let channel = peer.and_then(|peer| peer.recvs.get(&tag));
     let word = channel.and_then(|channel| channel.word(number, false).load().ok());
-    word.map(word::parse).is_some_and(|(low, kind, len)| {
-        low == number as u16 && kind == Some(WordKind::TooLong) && len > 0
-    })
+    word.map(word::parse)
+        .is_some_and(|(low, kind, _)| low == number as u16 && kind == Some(WordKind::TooLong))
 }

@@ -4,7 +4,7 @@ use gdsync::Stream;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::rdma::{Descriptor, SendRequest, Work};
 
-use super::channel::{RecvChannel, wait_for};
+use super::channel::{RecvChannel, WINDOW, wait_for};
 use super::post::{List, known, lent};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
@@ -133,11 +133,17 @@ impl Inner {
             let before = requests.get(before);
             before.is_some_and(|e| matches!(e.phase, Phase::Prepared | Phase::Posted))
         });
-        if unclaimed || channel.is_full() {
+        let full = |what: String, limit: u64| {
+            let error = Error::new(PREPARE, Kind::QueueFull, what);
+            Err(error.with_rank(rank).with_limit(limit))
+        };
+        if unclaimed {
             let what = format!("receives under tag {tag} that nobody waits for");
-            return Err(Error::new(PREPARE, Kind::QueueFull, what)
-                .with_rank(rank)
-                .with_limit(channel.shape.depth));
+            return full(what, channel.shape.depth.into());
+        }
+        if channel.is_full() {
+            let what = format!("receives under tag {tag} whose messages were not taken");
+            return full(what, WINDOW);
         }
         requests.make_place(&self.gpu)?;
         entry.peer = rank;
