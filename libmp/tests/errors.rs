@@ -505,6 +505,44 @@ fn close_returns_failures_that_were_counted_only() {
     });
 }
 
+/// Past the failures that are kept, each stream still has its own.
+#[test]
+fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(256));
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..76 {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            return rank.barrier();
+        }
+        let short = slice(&ctx, 1);
+        let streams = [(); 3].map(|()| ctx.gpu().stream().unwrap());
+        let fail = |stream, tags: std::ops::Range<u32>| {
+            for tag in tags {
+                let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
+                recv.wait_on(stream).unwrap();
+            }
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.pass(millis(100));
+        };
+        let [a, b, c] = &streams;
+        fail(a, 0..64);
+        fail(b, 64..70);
+        fail(c, 70..76);
+        for (stream, tags) in [(b, 64..70), (c, 70..76), (a, 0..64)] {
+            let e = ctx.synchronize(stream, LIMIT).unwrap_err();
+            assert!(e.tag().is_some_and(|tag| tags.contains(&tag)), "{e}");
+            let text = format!("({} other requests failed", tags.len() - 1);
+            assert!(e.to_string().contains(&text), "{e}");
+            ctx.synchronize(stream, LIMIT).unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
 #[test]
 fn send_that_is_longer_than_its_segment_is_returned_once() {
     play(1, 2, |rank| {

@@ -6,7 +6,8 @@
 
 use gdsync::Status;
 
-/// Faults of dropped requests that are kept; further ones are counted.
+/// Faults of dropped requests that are kept; further ones are counted. Also the most groups that
+/// they are counted in.
 const KEPT: usize = 64;
 
 /// Whose failure a fault is.
@@ -67,10 +68,9 @@ pub(crate) struct End {
 pub(crate) struct Faults {
     /// Faults of dropped requests.
     pub kept: Vec<Fault>,
-    /// How many further dropped requests failed.
-    pub more: usize,
-    /// The first of these.
-    pub first_more: Option<Box<Fault>>,
+    /// Further ones: the first fault of each set of streams, and how many there are of that set.
+    /// Past the most groups, others count in the last one.
+    pub counted: Vec<(Fault, usize)>,
     /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
     last: u64,
@@ -85,15 +85,18 @@ impl Faults {
 
     /// Keeps the fault of a request that is dropped. `false`: there is no room, and it is counted.
     pub fn keep(&mut self, fault: Fault) -> bool {
-        let room = self.kept.len() < KEPT;
-        match room {
-            true => self.kept.push(fault),
-            false => {
-                self.more += 1;
-                self.open -= 1;
-                self.first_more.get_or_insert_with(|| Box::new(fault));
-            }
+        if self.kept.len() < KEPT {
+            self.kept.push(fault);
+            return true;
         }
-        room
+        self.open -= 1;
+        let full = self.counted.len() == KEPT;
+        let same = |(first, _): &&mut (Fault, usize)| first.streams == fault.streams;
+        match self.counted.iter_mut().find(same) {
+            Some((_, count)) => *count += 1,
+            None if full => self.counted[KEPT - 1].1 += 1,
+            None => self.counted.push((fault, 1)),
+        }
+        false
     }
 }

@@ -135,9 +135,10 @@ impl Inner {
 
     fn keep_fault(&self, state: &mut State, fault: Fault) {
         let (me, text) = (self.rank, self.fault_text(state, &fault));
+        let first = state.faults.counted.is_empty();
         if state.faults.keep(fault) {
             tracing::warn!(target: "mp", "rank {me}: a request that was dropped failed: {text}");
-        } else if state.faults.more == 1 {
+        } else if first {
             tracing::warn!(
                 target: "mp",
                 "rank {me}: further failures of dropped requests are counted, not named, until \
@@ -166,40 +167,37 @@ impl Inner {
         let mut guard = self.lock();
         let state = &mut *guard;
         self.settle(state);
-        if state.faults.open == 0 && state.faults.more == 0 {
+        if state.faults.open == 0 && state.faults.counted.is_empty() {
             return None;
         }
         let mut first: Option<Fault> = None;
-        let mut count = 0;
         let mut look = |fault: &Fault| {
-            count += 1;
             if first.as_ref().is_none_or(|first| fault.order < first.order) {
                 first = Some(fault.clone());
             }
         };
+        let mut open = 0;
         for (fault, taken) in state.requests.faults() {
             if fault.is_of(stream) {
                 look(fault);
+                open += 1;
                 *taken = take;
             }
         }
-        let kept = &mut state.faults.kept;
-        kept.iter().filter(|f| f.is_of(stream)).for_each(look);
-        if take {
-            kept.retain(|fault| !fault.is_of(stream));
-            state.faults.open -= count;
+        let faults = &mut state.faults;
+        for fault in faults.kept.iter().filter(|fault| fault.is_of(stream)) {
+            look(fault);
+            open += 1;
         }
-        if stream.is_none() {
-            count += state.faults.more;
-            let more = state.faults.first_more.as_deref().cloned();
-            first = first
-                .into_iter()
-                .chain(more)
-                .min_by_key(|fault| fault.order);
-            if take {
-                state.faults.more = 0;
-                state.faults.first_more = None;
-            }
+        let mut count = open;
+        for (fault, more) in faults.counted.iter().filter(|(f, _)| f.is_of(stream)) {
+            look(fault);
+            count += more;
+        }
+        if take {
+            faults.open -= open;
+            faults.kept.retain(|fault| !fault.is_of(stream));
+            faults.counted.retain(|(fault, _)| !fault.is_of(stream));
         }
         let error = self.fault_error(state, operation, &first?);
         Some(match count {
