@@ -139,7 +139,7 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
 
 /// What a rank fetches beside what it asks for stays within its senders' windows too.
 #[test]
-fn a_rank_that_looks_for_other_messages_holds_a_window_of_each_sender() {
+fn messages_of_other_topics_are_kept_up_to_the_window_of_each_sender() {
     let place = Place::new("window");
     let ranks = all(&place.0, 2);
     let block = vec![3; MAX_MESSAGE];
@@ -278,7 +278,7 @@ fn what_dead_ranks_left_is_not_taken_for_the_job() {
 }
 
 #[test]
-fn a_job_note_that_nobody_understands_is_removed_by_rank_0() {
+fn rank_0_removes_a_job_note_of_unknown_format() {
     let place = Place::new("note");
     drop(all(&place.0, 1));
     fs::write(place.0.join("job"), "of another version").unwrap();

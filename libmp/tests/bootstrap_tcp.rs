@@ -148,7 +148,7 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
 }
 
 #[test]
-fn room_is_given_back_by_the_receive_that_frees_it() {
+fn a_receive_returns_room_to_the_sender_at_once() {
     let job = Job::new(2);
     let ranks = job.all();
     let block = vec![3; MAX_MESSAGE];

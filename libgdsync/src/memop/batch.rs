@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_leaves_no_glue() {
+    fn clear_and_truncate_drop_the_glue() {
         let mut b = batch(&[false, true, true]);
         b.truncate(1);
         assert_eq!(b, batch(&[false]));

@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_is_there_is_left_where_it_is() {
+    fn a_rewrite_keeps_the_flushes_of_its_output() {
         let wait = |flush| Op::Wait32 {
             at: DevicePtr(0),
             value: 0,
@@ -418,7 +418,7 @@ mod tests {
 
     /// A list needs no rewriting exactly if rewriting leaves it as it is.
     #[test]
-    fn legal_is_what_is_rewritten_to_itself() {
+    fn an_operation_is_legal_exactly_if_a_rewrite_keeps_it() {
         let at = DevicePtr(64);
         let mut ops = vec![Op::Fence, Op::Flush];
         for fenced in [false, true] {

@@ -336,7 +336,7 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
 /// A queue pair that no stream has rung for is destroyed when `close` returns: a peer's messages
 /// do not reach it any more.
 #[test]
-fn close_returns_behind_the_destruction_of_queue_pairs() {
+fn close_returns_after_idle_queue_pairs_are_destroyed() {
     let rig = Rig::connected();
     let hanging = rig.calls.hang("destroy_qp");
     let Rig {

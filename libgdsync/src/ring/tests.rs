@@ -355,7 +355,7 @@ fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
 }
 
 #[test]
-fn a_request_that_has_no_entry_takes_no_position() {
+fn a_refused_request_takes_no_completion_position() {
     let mut rig = rig(16, 0, 0);
     let heap = |bytes| std::rc::Rc::new(Heap::new(bytes));
     let cq = || CompletionRing::new(heap(64 * 8), heap(4 * cq::WAITERS), 3, 0);
@@ -375,7 +375,7 @@ fn a_request_that_has_no_entry_takes_no_position() {
 }
 
 #[test]
-fn a_doorbell_is_never_for_more_than_was_posted() {
+fn a_doorbell_covers_only_posted_requests() {
     let mut rig = rig(16, 5, 0);
     let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
     assert_eq!(rig.queue.ring_for(3), None);
@@ -420,7 +420,7 @@ fn unsignaled_work_is_signaled_before_it_could_fill_the_queue() {
 }
 
 #[test]
-fn requests_that_were_taken_back_are_as_if_they_had_not_been() {
+fn aborted_newest_requests_leave_no_slot_and_no_silent_run() {
     let mut rig = rig(4, 0, 0);
     let first = rig.prepare(1, true).unwrap();
     rig.queue.post(first, Poster::Cpu).unwrap();
@@ -438,7 +438,7 @@ fn requests_that_were_taken_back_are_as_if_they_had_not_been() {
 
 /// When an abort is forgotten the answer is that it is unknown, not that there was none.
 #[test]
-fn aborts_are_known_or_forgotten_but_never_denied() {
+fn an_abort_is_reported_or_unknown_but_never_denied() {
     let mut fifo: fifo::Fifo<()> = fifo::Fifo::new(4, 0);
     let push = |fifo: &mut fifo::Fifo<()>| fifo.push(1, 1, None, |()| ());
     let done = push(&mut fifo);
@@ -499,7 +499,7 @@ fn entries_are_not_given_again_before_their_waiters_have_passed() {
 }
 
 #[test]
-fn a_wait_is_left_out_only_for_what_is_complete() {
+fn a_wait_is_omitted_only_for_a_complete_request() {
     let mut rig = rig(8, 0, 0);
     let mut left_out = 0;
     for _ in 0..100 {
@@ -589,7 +589,7 @@ fn waits_for_a_quarter_are_forgotten_in_its_next_lap() {
 /// Where the NIC is gone, the library writes the entries of what was posted: they read as the
 /// NIC's own.
 #[test]
-fn a_flush_in_the_place_of_the_nic_is_taken_as_one() {
+fn flushes_written_by_the_library_read_as_the_nics_own() {
     for executed in 0..6u64 {
         for first in [0u64, 13, (1 << 24) - 3] {
             let mut rig = rig(16, 0xffff_fffc, first);
@@ -620,7 +620,7 @@ fn a_flush_in_the_place_of_the_nic_is_taken_as_one() {
 
 /// Of a request that was aborted, whichever way its place is used.
 #[test]
-fn an_aborted_request_stays_so_when_the_queue_fails() {
+fn an_aborted_request_stays_aborted_when_the_queue_fails() {
     for failing in 0..3 {
         let mut rig = rig(16, 0, 0);
         let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
@@ -648,7 +648,7 @@ fn an_aborted_request_stays_so_when_the_queue_fails() {
 /// Two requests without entries fail before the first position's: that of a hole behind it is
 /// released, the first is not.
 #[test]
-fn a_visit_that_finds_nothing_new_says_so() {
+fn a_tick_without_new_entries_reports_no_work() {
     let mut rig = rig(16, 0, 0);
     let signaled = [false, false, true, true, true];
     let t = signaled.map(|signaled| rig.prepare(1, signaled).unwrap());

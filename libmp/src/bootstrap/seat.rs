@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_lives_while_its_own_note_is_locked() {
+    fn a_rank_is_alive_while_its_own_note_is_locked() {
         let place = std::env::temp_dir().join(format!("mp-test-seat-{}", std::process::id()));
         private(&place).unwrap();
         let first = Seat::take(&place, 1, 2, true).unwrap();

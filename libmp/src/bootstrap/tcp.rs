@@ -393,7 +393,7 @@ mod tests {
 
     /// A socket that is closed over unread bytes resets its connection.
     #[test]
-    fn last_words_arrive_though_the_rank_has_not_heard_everything() {
+    fn the_last_output_arrives_although_input_is_left_unread() {
         let store = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(store.local_addr().unwrap()).unwrap();
         let (mut store, _) = store.accept().unwrap();

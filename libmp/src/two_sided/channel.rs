@@ -569,7 +569,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_message_leaves_the_word_of_the_next_receive_of_its_slot() {
+    fn refusing_a_message_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
         let gpu = gdsync::Gpu::soft().unwrap();
         let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
         let shape = Shape {
