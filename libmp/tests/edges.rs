@@ -1,5 +1,5 @@
-//! Where a channel refuses, and what it keeps: rings and windows that are full, messages one byte
-//! too long, receives that others come behind.
+//! The limits of a channel: rings and windows that are full, messages one byte too long, receives
+//! behind others in a slot or tag, and what is left of a lost rank.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -12,7 +12,7 @@ use sim::{Death, Gate, LIMIT, millis, play, secs};
 const SMALL: usize = 8;
 const LARGE: usize = 10_000;
 const DEPTH: u32 = 2;
-/// Messages under way whose numbers a word of 16 bits tells apart.
+/// As the library's limit of messages that are not taken: words hold 16 bits of a number.
 const WINDOW: u64 = 8192;
 
 fn slice(ctx: &Context, len: usize) -> Slice {
@@ -82,7 +82,7 @@ fn receive_from_a_rank_is_refused_while_one_from_any_rank_is_pending() {
             let any = ctx.irecv(Source::Any, 1, &memory).unwrap();
             let e = ctx.irecv(1, 1, &memory).unwrap_err();
             assert_eq!((e.kind(), e.rank()), (Kind::Busy, Some(1)));
-            // Other tags are not concerned.
+            // Other tags are not affected.
             ctx.irecv(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
             rank.barrier();
             any.wait(LIMIT).unwrap();
@@ -133,7 +133,7 @@ fn receive_whose_message_has_arrived_cannot_be_cancelled() {
     });
 }
 
-/// The slot of the next message still tells of the one that used it before.
+/// The next slot still holds the word of the message that used it before.
 #[test]
 fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
     play(1, 2, |rank| {
@@ -158,7 +158,7 @@ fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
     });
 }
 
-/// A receive with room for more than is sent eagerly tells its sender nothing if that is dead.
+/// A receive with room for more than an eager message writes no ready word to a lost sender.
 #[test]
 fn stream_receives_a_message_of_a_lost_rank_into_a_larger_segment() {
     play(1, 2, |rank| {
@@ -195,7 +195,7 @@ fn rank_that_leaves_after_its_messages_arrived_sets_no_error() {
             return Death::Leaves.end(rank, &place, ctx, 2);
         }
         let stream = ctx.gpu().stream().unwrap();
-        // Nobody takes it in before it is waited for.
+        // The message is taken in only when the receive is waited for.
         let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
         rank.barrier();
         rank.pass(secs(1));
@@ -234,7 +234,7 @@ fn tag_of_a_pending_receive_is_not_retired() {
     });
 }
 
-/// What a rank said before a request waited for it does not show that it lives.
+/// A message that arrived before the wait began does not prove that its sender is alive.
 #[test]
 fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
     play(1, 2, |rank| {
@@ -259,8 +259,8 @@ fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
     });
 }
 
-/// A stream that tells of a receive before the message before in the slot was taken would put its
-/// place where the sender still looks for the other.
+/// A ready word that is written before the slot's previous message is taken would overwrite the one
+/// that the sender still has to read.
 #[test]
 fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     const COUNT: usize = 2 * DEPTH as usize;
@@ -295,7 +295,7 @@ fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     });
 }
 
-/// The sender finds the next receive of the slot where it looks for that of its message.
+/// The sender finds the ready word of the slot's next receive in place of its own receive's.
 #[test]
 fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     play(1, 2, |rank| {
@@ -310,7 +310,7 @@ fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
             rank.progress_until(&ctx, "the end", || !matches!(send.test(), Ok(None)));
             assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
             rank.barrier();
-            // The next receive is still known.
+            // The ready word of the next receive is kept.
             for len in [SMALL, LARGE] {
                 let send = ctx.isend(0, 1, &slice(&ctx, len)).unwrap();
                 rank.progress_until(&ctx, "the next", || send.test().unwrap().is_some());
@@ -348,7 +348,7 @@ fn old_answer_does_not_report_a_rank_alive() {
         if rank.me == 1 {
             ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
             rank.barrier();
-            // It is asked after a second, and answers.
+            // Rank 0 asks after a second, and this rank answers.
             rank.pass(millis(1500));
             return Death::Freezes.end(rank, &place, ctx, 2);
         }
@@ -362,7 +362,7 @@ fn old_answer_does_not_report_a_rank_alive() {
     });
 }
 
-/// A stream that is told to take in each receive leaves room in the ring for the next one.
+/// A receive that a stream waits for leaves its place in the ring to the next one.
 #[test]
 fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
     play(1, 2, |rank| {
@@ -394,7 +394,7 @@ fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
     });
 }
 
-/// Numbers begin anew when a tag comes again that was retired.
+/// Numbers start anew when a retired tag is used again.
 #[test]
 fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     const TAGS: u32 = 8;
@@ -425,7 +425,7 @@ fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     });
 }
 
-/// The receive ends when the word of the message may be that of the next one of its slot.
+/// The receive ends when the slot's word may already be that of the next message.
 #[test]
 fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     play(1, 2, |rank| {
@@ -467,8 +467,8 @@ fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     });
 }
 
-/// The receiver says that a message was too long when its receive ends: of a long one, which has
-/// failed when it was refused, that is the second word.
+/// A long send that is refused has failed; when its receive ends, the receiver reports once more that
+/// the message was too long.
 #[test]
 fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
     play(1, 2, |rank| {

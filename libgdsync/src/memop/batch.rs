@@ -177,7 +177,11 @@ mod tests {
         assert_eq!(Batch::new().split(1).unwrap().count(), 0);
         assert_eq!((b.longest_glued(), Batch::new().longest_glued()), (3, 1));
         let open = batch(&[false, true]);
-        assert_eq!(open.split(2).unwrap().next(), Some(0..2), "nothing follows");
+        assert_eq!(
+            open.split(2).unwrap().next(),
+            Some(0..2),
+            "no cut at the end"
+        );
     }
 
     #[test]

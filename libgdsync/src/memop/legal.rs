@@ -109,7 +109,7 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             condition: Condition::Eq,
             flush,
         } if !caps.memops64 => {
-            // Of the two flushes the last is kept, as of any in a row.
+            // Both halves may flush: of the flushes in a row only the last is kept.
             for (offset, value) in [(0, value as u32), (4, (value >> 32) as u32)] {
                 push(Op::Wait32 {
                     at: at.offset(offset),
@@ -389,7 +389,7 @@ mod tests {
         let cuts = out.split(3).unwrap().count();
         assert_eq!(cuts, 1, "record and halves stay together");
         assert!(out.split(2).is_err());
-        // As does what is glued behind them.
+        // An operation that is glued behind them stays with them too.
         let mut long = Batch::new();
         long.push_glued(input.ops()[1]);
         long.push(Op::Fence);
@@ -416,7 +416,6 @@ mod tests {
         assert_eq!(out.ops(), [wait(true), wait(false)]);
     }
 
-    /// A list needs no rewriting exactly if rewriting leaves it as it is.
     #[test]
     fn an_operation_is_legal_exactly_if_a_rewrite_keeps_it() {
         let at = DevicePtr(64);

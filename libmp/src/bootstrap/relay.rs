@@ -441,7 +441,7 @@ mod tests {
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
 
-    /// Has a rank greet the store and prove that it knows the secret.
+    /// Connects a rank that greets the store and proves that it knows the secret.
     fn seat(relay: &mut Relay, rank: u32, size: u32) -> Id {
         let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
         let hello = Hello {
@@ -485,7 +485,7 @@ mod tests {
         assert_eq!(said(&mut relay, nothing), "");
         relay.tick(GREETING_LIMIT);
         assert!(said(&mut relay, nothing).contains("took too long"));
-        // Nor does it stay by not reading that.
+        // It is closed even if it does not read the refusal.
         assert!(!relay.finished(GREETING_LIMIT, nothing));
         assert!(relay.finished(2 * GREETING_LIMIT, nothing));
     }
