@@ -156,7 +156,7 @@ fn a_receive_returns_room_to_the_sender_at_once() {
     while ranks[0].send(1, 0, &block[..MAX_MESSAGE - 1024]).is_ok() {
         held += 1;
     }
-    // When this last message has arrived, all have: the receives below read nothing from the socket.
+    // When this last message has arrived, all have: the receives below do not read the socket.
     ranks[0].send(1, 1, b"last").unwrap();
     next(&ranks[1], 1);
     for _ in 0..held {

@@ -467,8 +467,8 @@ fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     });
 }
 
-/// A long send that is refused has failed; when its receive ends, the receiver reports once more that
-/// the message was too long.
+/// A long send that is refused has failed; when its receive ends, the receiver reports once more
+/// that the message was too long.
 #[test]
 fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
     play(1, 2, |rank| {

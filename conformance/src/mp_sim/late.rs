@@ -66,7 +66,7 @@ fn draw(rng: &mut Rng) -> Vec<Message> {
     (0..MESSAGES).map(one).collect()
 }
 
-/// Sends drawn messages while the receiver's wire loses ready words.
+/// Sends drawn messages while the receiver's wire loses packets, ready words among them.
 ///
 /// # Errors
 /// The check that failed, with the seed.

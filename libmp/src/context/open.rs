@@ -306,7 +306,7 @@ impl Inner {
         heard
     }
 
-    /// Takes in all control messages that have arrived, so also the last ones of a rank that is gone.
+    /// Takes in all control messages that have arrived, also the last ones of a rank that is gone.
     pub fn hear_out(&self, state: &mut State) {
         for _ in 0..UNSENT {
             if !self.hear(state) {

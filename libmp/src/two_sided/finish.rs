@@ -296,8 +296,8 @@ impl Inner {
             !entry.receive && this && entry.order >= born
         });
         let Some((key, entry)) = found else {
-            // The caller dropped the request, which has ended and is forgotten. A long one had failed
-            // already; a short one had succeeded.
+            // The caller dropped the request, which has ended and is forgotten. A long one had
+            // failed already; a short one had succeeded.
             if len > self.config.eager_limit as u64 {
                 return;
             }
