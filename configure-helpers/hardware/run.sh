@@ -83,7 +83,7 @@ conformance() { # NAME SECONDS FILTER..
 }
 
 conformance programs 150 'cuda program'
-# Each of the two is a process that ends itself after a minute and names what hangs.
+# Two trials, each in a process that is killed after a minute; the error names its last step.
 conformance waiting-streams 150 'waiting streams' --skip 'soft '
 conformance killed-peer 60 'cuda a killed peer'
 conformance kernels 30 'cuda kernel'

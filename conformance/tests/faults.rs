@@ -18,7 +18,7 @@ fn a_held_stream_is_never_overtaken() {
 }
 
 #[test]
-fn a_wait_for_a_held_send_is_never_left_out() {
+fn a_wait_for_a_held_send_is_never_omitted() {
     gds_driver::sim::seeds(200, directed::held_sends);
 }
 

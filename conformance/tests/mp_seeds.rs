@@ -25,7 +25,7 @@ fn every_message_arrives_where_writes_are_placed_out_of_order() {
 }
 
 #[test]
-fn a_receive_is_told_behind_the_one_before_in_its_slot_by_whichever_queue_pair() {
+fn ready_words_of_a_slot_keep_their_order_across_queue_pairs() {
     gds_driver::sim::seeds(24, mp_sim::late::run);
 }
 

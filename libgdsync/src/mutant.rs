@@ -24,7 +24,7 @@ gds_step::mutants! {
     OrderNotKept,
     /// Completion entries count as reusable before their waiters have passed.
     EntryReusedEarly,
-    /// A quarter of completion entries counts as written when its first entry may be.
+    /// A quarter of completion entries counts as written when all entries before it are.
     QuarterWrittenEarly,
     /// Immediate data are told as a machine of the other byte order has them.
     ImmReversed,

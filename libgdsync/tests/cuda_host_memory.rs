@@ -320,8 +320,8 @@ fn an_owner_may_enqueue_on_an_exclusive_gpu() {
     until("the owner is dropped", || told.load(Ordering::Acquire));
 }
 
-/// A stream that is being captured takes no event for the work before the capture. So nothing is
-/// known about this work once the last handle is gone, and the memory stays.
+/// No event can be recorded for a stream's earlier work while the stream is being captured. Without
+/// the last handle the end of this work is not known, so the memory is kept.
 #[test]
 fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     inside!(Variant::default());
@@ -354,7 +354,7 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     }
     gate.store(1).unwrap();
     until("the stream has written", || control.waiting() == 0);
-    // Handed in again, the stream is as any other.
+    // The stream can be handed in again.
     // SAFETY: as above.
     let again = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
     assert!(again.synchronize(LIMIT).unwrap());

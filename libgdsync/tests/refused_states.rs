@@ -1,6 +1,7 @@
 //! Queue pairs whose connect the kernel refuses once: receives posted before are neither lost nor
-//! posted twice. And a connect in which the kernel hangs. Over the installed libmlx5 and a virtual
-//! ConnectX, with a libibverbs in front that refuses one change of state or has it wait.
+//! posted twice. While a connect hangs in the kernel, the device makes other queue pairs. Over the
+//! installed libmlx5 and a virtual ConnectX, with a libibverbs in front that refuses or holds one
+//! change of state.
 
 mod verbs_device;
 mod virtual_nic;
@@ -47,7 +48,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Runs the test in a process of its own in which this state is refused.
+/// Runs the test in a process of its own in which this state is refused, or held if `$var` says so.
 macro_rules! refusing {
     ($state:expr $(, $var:expr)*) => {
         inside!(&[
@@ -215,7 +216,7 @@ fn a_device_makes_queue_pairs_while_a_connect_hangs_in_the_kernel() {
         let returned = done.recv_timeout(Duration::from_secs(10));
         assert!(!connects.is_finished(), "the connect did not hang");
         std::fs::write(&until, "").unwrap();
-        assert!(returned.is_ok(), "the tables are locked");
+        assert!(returned.is_ok(), "the device waits for the connect");
         connects.join().unwrap().unwrap();
     });
 }

@@ -14,7 +14,7 @@ use gdsync::{Gpu, Kind, Status};
 
 const MS: Duration = Duration::from_millis(1);
 const SHORT: Duration = Duration::from_millis(200);
-/// A limit on the live driver: a loaded machine completes every message within it.
+/// A limit on the live driver within which a loaded machine completes every message.
 const LIVE: Duration = Duration::from_millis(500);
 
 const TIMEOUT: Option<Kind> = Some(Kind::Failed(Status::TIMEOUT));

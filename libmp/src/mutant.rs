@@ -10,7 +10,8 @@ gds_step::mutants! {
     MissingReadyWord,
     /// Words are plain WRITEs, even to a peer whose NIC may place WRITEs out of order.
     PlainTell,
-    /// A receive is told while another queue pair still tells of the one before in its slot.
+    /// The ready word of a receive is written while another queue pair may still write the one of
+    /// the receive before in the slot.
     EarlyTell,
     /// Two messages of one tag take each other's number.
     SwappedMatchOrder,

@@ -137,15 +137,15 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
     }
 }
 
-/// What a rank fetches beside what it asks for stays within its senders' windows too.
+/// A rank that asks for one topic fetches messages of others too.
 #[test]
-fn a_rank_that_looks_for_other_messages_holds_a_window_of_each_sender() {
+fn messages_of_other_topics_are_kept_up_to_the_window_of_each_sender() {
     let place = Place::new("window");
     let ranks = all(&place.0, 2);
     let block = vec![3; MAX_MESSAGE];
     let most = WINDOW as usize / MAX_MESSAGE;
     for to in 0..2 {
-        // In the inbox and, of another rank, in its mail.
+        // Messages to itself stay in the inbox, those to another rank in that rank's mail as well.
         let mut sent = 0;
         while ranks[0].send(to, 0, &block).is_ok() {
             sent += 1;
@@ -167,7 +167,7 @@ fn missing_ranks_are_named() {
     assert_eq!(give_up(1, 2).rank(), Some(0));
     assert!(place.names().is_empty(), "{:?}", place.names());
     std::thread::scope(|s| {
-        // It waits longer than the others, who see that it has come.
+        // Such a rank waits longer than the one that gives up, which sees that it has joined.
         let come = |rank: u32| {
             let path = &place.0;
             let joining = s.spawn(move || Directory::join(path, rank, 4, LONG));
@@ -181,7 +181,7 @@ fn missing_ranks_are_named() {
         let zero = come(0);
         let e = give_up(1, 4);
         assert_eq!(e.rank(), Some(3), "{e}");
-        // And with all it starts.
+        // With all ranks the job starts.
         for joining in [zero, come(1), two, come(3)] {
             joining.join().unwrap().unwrap();
         }
@@ -278,7 +278,7 @@ fn what_dead_ranks_left_is_not_taken_for_the_job() {
 }
 
 #[test]
-fn a_job_note_that_nobody_understands_is_removed_by_rank_0() {
+fn rank_0_removes_a_job_note_of_unknown_format() {
     let place = Place::new("note");
     drop(all(&place.0, 1));
     fs::write(place.0.join("job"), "of another version").unwrap();
@@ -351,7 +351,7 @@ fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
         fs::write(mailbox.join(name), "nonsense").unwrap();
     }
     assert_eq!(ranks[1].receive(0).unwrap(), None);
-    // A listing that misses a message takes no later one.
+    // While a message is missing, no later one is taken.
     let next = |text: &str| [&[0; 8], text.as_bytes()].concat();
     fs::write(mailbox.join("0.1"), next("second")).unwrap();
     assert_eq!(ranks[1].receive(0).unwrap(), None);

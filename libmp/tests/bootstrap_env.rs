@@ -162,7 +162,7 @@ fn a_store_is_hosted_on_loopback_unless_told() {
     let spread = TORCHRUN.replace("127.0.0.1", "10.0.0.7");
     let spread = spread.replace("LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=1");
     refused(&spread, Kind::Invalid, &["MP_SECRET"]);
-    // Without the count of a host's ranks its address tells whether they are on one.
+    // Without the number of ranks of a host, the master's address tells whether all share one.
     let unsaid = |vars: &str| vars.replace("LOCAL_WORLD_SIZE", "UNKNOWN");
     here(&unsaid(TORCHRUN));
     refused(&unsaid(&spread), Kind::Invalid, &["MP_SECRET"]);

@@ -54,7 +54,7 @@ fn play(part: &str) {
     match part {
         "ring" => ring(&*rank),
         "fork" => {
-            // What the process has joined is all that keeps its place.
+            // From here on, only the state behind `from_env` keeps the process in the job.
             drop(rank);
             // SAFETY: the process has one thread, and the child does nothing but end.
             match unsafe { libc::fork() } {

@@ -148,7 +148,7 @@ fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
 }
 
 #[test]
-fn room_is_given_back_by_the_receive_that_frees_it() {
+fn a_receive_returns_room_to_the_sender_at_once() {
     let job = Job::new(2);
     let ranks = job.all();
     let block = vec![3; MAX_MESSAGE];
@@ -156,7 +156,7 @@ fn room_is_given_back_by_the_receive_that_frees_it() {
     while ranks[0].send(1, 0, &block[..MAX_MESSAGE - 1024]).is_ok() {
         held += 1;
     }
-    // Behind all others: when it is there they are, and none of these calls reads or writes.
+    // When this last message has arrived, all have: the receives below do not read the socket.
     ranks[0].send(1, 1, b"last").unwrap();
     next(&ranks[1], 1);
     for _ in 0..held {
@@ -215,8 +215,8 @@ fn a_late_rank_and_a_late_store_are_waited_for() {
     });
 }
 
-/// How a rank gives up whose limit is long enough for what `right` looks for; with shorter ones the
-/// store's word may come too late.
+/// Joins with longer and longer limits until the error is `right`: within a short one, the store
+/// may not answer.
 fn give_up(join: &Join, right: impl Fn(&mp::Error) -> bool) {
     let mut limit = Duration::from_millis(100);
     loop {
@@ -252,9 +252,9 @@ fn missing_ranks_are_named() {
         let named = |e: &mp::Error| e.to_string().contains("ranks 0, 2, 4 have not");
         give_up(&job.join(3), |e| missing(e) && named(e));
         let [zero, four] = [0, 4].map(come);
-        // Only one of five misses:
+        // Only one of five is missing.
         give_up(&job.join(2), |e| missing(e) && e.rank() == Some(3));
-        // And with all it starts.
+        // With all ranks the job starts.
         for joining in [zero, one, come(2), come(3), four] {
             joining.join().unwrap();
         }
@@ -470,7 +470,7 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
         let joining = s.spawn(|| {
             give_up(&join, |e| match e.kind() {
                 Kind::System => e.to_string().contains("broke"),
-                // The last connection was not made, or had not ended, in time.
+                // The last connection was not made, or did not end, within the limit.
                 Kind::Absent => false,
                 _ => panic!("{e}"),
             });

@@ -142,11 +142,11 @@ fn garbage_is_refused_in_words() {
         "a frame with something behind it"
     );
     assert_eq!(word(&[2, 0, 0, 0, 10, 0]), "a short frame");
-    // A reason is cut between two letters.
+    // A reason is cut between two characters.
     let (why, mut bytes) = ("x".to_owned() + &"\u{e9}".repeat(200), Vec::new());
     Frame::Refused { why: &why }.encode(&mut bytes);
     assert!(decode(&bytes, MAX_FRAME).unwrap().is_some());
-    // What the length alone lets through.
+    // Frames that are short enough, with a message or a list that is not.
     let long = |kind, len: usize| {
         let head = [&(len as u32 + 1).to_le_bytes()[..], &[kind]].concat();
         [head, vec![0; len]].concat()

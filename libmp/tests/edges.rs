@@ -1,5 +1,5 @@
-//! Where a channel refuses, and what it keeps: rings and windows that are full, messages one byte
-//! too long, receives that others come behind.
+//! The limits of a channel: rings and windows that are full, messages one byte too long, receives
+//! behind others in a slot or tag, and what is left of a lost rank.
 
 #[path = "common/sim.rs"]
 mod sim;
@@ -12,7 +12,7 @@ use sim::{Death, Gate, LIMIT, millis, play, secs};
 const SMALL: usize = 8;
 const LARGE: usize = 10_000;
 const DEPTH: u32 = 2;
-/// Messages under way whose numbers a word of 16 bits tells apart.
+/// As the library's limit of messages that are not taken: words hold 16 bits of a number.
 const WINDOW: u64 = 8192;
 
 fn slice(ctx: &Context, len: usize) -> Slice {
@@ -20,7 +20,7 @@ fn slice(ctx: &Context, len: usize) -> Slice {
 }
 
 #[test]
-fn sends_that_are_not_taken_are_numbered_up_to_the_window() {
+fn sends_are_refused_while_a_window_of_messages_is_not_taken() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let ctx = rank.open(|b| b);
@@ -48,7 +48,7 @@ fn sends_that_are_not_taken_are_numbered_up_to_the_window() {
 }
 
 #[test]
-fn receives_that_nothing_has_come_for_fill_the_ring() {
+fn receives_are_refused_while_the_ring_is_full_of_pending_ones() {
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.full(Full::Fail).depth(DEPTH));
         let memory = slice(&ctx, SMALL);
@@ -74,7 +74,7 @@ fn receives_that_nothing_has_come_for_fill_the_ring() {
 }
 
 #[test]
-fn receive_from_a_rank_is_refused_behind_one_from_any_rank() {
+fn receive_from_a_rank_is_refused_while_one_from_any_rank_is_pending() {
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.timeout(secs(5)));
         let memory = slice(&ctx, SMALL);
@@ -82,7 +82,7 @@ fn receive_from_a_rank_is_refused_behind_one_from_any_rank() {
             let any = ctx.irecv(Source::Any, 1, &memory).unwrap();
             let e = ctx.irecv(1, 1, &memory).unwrap_err();
             assert_eq!((e.kind(), e.rank()), (Kind::Busy, Some(1)));
-            // Other tags are not concerned.
+            // Other tags are not affected.
             ctx.irecv(1, 2, &memory).unwrap().wait(LIMIT).unwrap();
             rank.barrier();
             any.wait(LIMIT).unwrap();
@@ -115,7 +115,7 @@ fn large_message_one_byte_too_long_is_truncated_and_writes_nothing() {
 }
 
 #[test]
-fn receive_whose_message_is_there_is_not_cancelled() {
+fn receive_whose_message_has_arrived_cannot_be_cancelled() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let ctx = rank.open(|b| b);
@@ -133,9 +133,9 @@ fn receive_whose_message_is_there_is_not_cancelled() {
     });
 }
 
-/// The slot of the next message still tells of the one that used it before.
+/// The next slot still holds the word of the message that used it before.
 #[test]
-fn receive_from_the_dead_is_refused_if_nothing_of_it_is_left() {
+fn receive_from_a_lost_rank_is_refused_when_its_messages_are_taken() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let ctx = rank.open_at(&place, |b| b.depth(DEPTH).timeout(secs(5)));
@@ -158,9 +158,9 @@ fn receive_from_the_dead_is_refused_if_nothing_of_it_is_left() {
     });
 }
 
-/// A receive with room for more than is sent eagerly tells its sender nothing if that is dead.
+/// A receive with room for more than an eager message writes no ready word to a lost sender.
 #[test]
-fn stream_receives_a_message_of_the_dead_with_room_for_more() {
+fn stream_receives_a_message_of_a_lost_rank_into_a_larger_segment() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
@@ -184,7 +184,7 @@ fn stream_receives_a_message_of_the_dead_with_room_for_more() {
 }
 
 #[test]
-fn rank_that_leaves_behind_its_messages_sets_no_error() {
+fn rank_that_leaves_after_its_messages_arrived_sets_no_error() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let ctx = rank.open_at(&place, |b| b.timeout(secs(5)));
@@ -195,7 +195,7 @@ fn rank_that_leaves_behind_its_messages_sets_no_error() {
             return Death::Leaves.end(rank, &place, ctx, 2);
         }
         let stream = ctx.gpu().stream().unwrap();
-        // Nobody takes it in before it is waited for.
+        // The message is taken in only when the receive is waited for.
         let recv = ctx.irecv_on(&stream, 1, 1, &memory).unwrap();
         rank.barrier();
         rank.pass(secs(1));
@@ -206,7 +206,7 @@ fn rank_that_leaves_behind_its_messages_sets_no_error() {
 }
 
 #[test]
-fn tag_under_which_a_receive_waits_is_not_retired() {
+fn tag_of_a_pending_receive_is_not_retired() {
     const TAGS: u32 = 8;
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
@@ -234,9 +234,9 @@ fn tag_under_which_a_receive_waits_is_not_retired() {
     });
 }
 
-/// What a rank said before a request waited for it does not show that it lives.
+/// A message that arrived before the wait began does not prove that its sender is alive.
 #[test]
-fn rank_that_was_not_asked_is_not_said_to_be_alive() {
+fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.timeout(secs(60)));
         let memory = slice(&ctx, SMALL);
@@ -259,10 +259,10 @@ fn rank_that_was_not_asked_is_not_said_to_be_alive() {
     });
 }
 
-/// A stream that tells of a receive before the message before in the slot was taken would put its
-/// place where the sender still looks for the other.
+/// A ready word that is written before the slot's previous message is taken would overwrite the one
+/// that the sender still has to read.
 #[test]
-fn receives_of_one_slot_that_two_streams_work_on_are_told_in_turn() {
+fn receives_of_one_slot_on_two_streams_write_ready_words_in_order() {
     const COUNT: usize = 2 * DEPTH as usize;
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(5)));
@@ -295,9 +295,9 @@ fn receives_of_one_slot_that_two_streams_work_on_are_told_in_turn() {
     });
 }
 
-/// The sender finds the next receive of the slot where it looks for that of its message.
+/// The sender finds the ready word of the slot's next receive in place of its own receive's.
 #[test]
-fn message_whose_receive_has_ended_does_not_go_to_the_next_one_of_the_slot() {
+fn message_whose_receive_has_ended_is_not_written_to_the_next_receive() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
@@ -310,7 +310,7 @@ fn message_whose_receive_has_ended_does_not_go_to_the_next_one_of_the_slot() {
             rank.progress_until(&ctx, "the end", || !matches!(send.test(), Ok(None)));
             assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
             rank.barrier();
-            // The next receive is still known.
+            // The ready word of the next receive is kept.
             for len in [SMALL, LARGE] {
                 let send = ctx.isend(0, 1, &slice(&ctx, len)).unwrap();
                 rank.progress_until(&ctx, "the next", || send.test().unwrap().is_some());
@@ -340,7 +340,7 @@ fn message_whose_receive_has_ended_does_not_go_to_the_next_one_of_the_slot() {
 }
 
 #[test]
-fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
+fn old_answer_does_not_report_a_rank_alive() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let ctx = rank.open_at(&place, |b| b.timeout(secs(2)));
@@ -348,7 +348,7 @@ fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
         if rank.me == 1 {
             ctx.isend(0, 1, &memory).unwrap().wait(LIMIT).unwrap();
             rank.barrier();
-            // It is asked after a second, and answers.
+            // Rank 0 asks after a second, and this rank answers.
             rank.pass(millis(1500));
             return Death::Freezes.end(rank, &place, ctx, 2);
         }
@@ -362,9 +362,9 @@ fn answer_of_long_ago_does_not_show_that_a_rank_lives() {
     });
 }
 
-/// A stream that is told to take in each receive leaves room in the ring for the next one.
+/// A receive that a stream waits for leaves its place in the ring to the next one.
 #[test]
-fn receives_that_a_stream_waits_for_are_numbered_up_to_the_window() {
+fn receives_on_a_stream_are_refused_while_a_window_of_messages_is_not_taken() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let _ctx = rank.open(|b| b);
@@ -394,9 +394,9 @@ fn receives_that_a_stream_waits_for_are_numbered_up_to_the_window() {
     });
 }
 
-/// Numbers begin anew when a tag comes again that was retired.
+/// Numbers start anew when a retired tag is used again.
 #[test]
-fn refusal_under_a_tag_that_came_again_is_not_that_of_an_old_message() {
+fn refusal_under_a_reopened_tag_does_not_end_an_old_request() {
     const TAGS: u32 = 8;
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.channels(4).timeout(secs(50)));
@@ -425,9 +425,9 @@ fn refusal_under_a_tag_that_came_again_is_not_that_of_an_old_message() {
     });
 }
 
-/// The receive ends when the word of the message may be that of the next one of its slot.
+/// The receive ends when the slot's word may already be that of the next message.
 #[test]
-fn message_that_was_dropped_before_it_was_posted_is_no_failure_of_its_sender() {
+fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
     play(1, 2, |rank| {
         if rank.me == 1 {
             let ctx = rank.open_manual(|b| b.depth(DEPTH).timeout(secs(20)));
@@ -467,10 +467,10 @@ fn message_that_was_dropped_before_it_was_posted_is_no_failure_of_its_sender() {
     });
 }
 
-/// The receiver says that a message was too long when its receive ends: of a long one, which has
-/// failed when it was refused, that is the second word.
+/// A long send that is refused has failed; when its receive ends, the receiver reports once more
+/// that the message was too long.
 #[test]
-fn long_send_that_was_refused_and_dropped_is_returned_once() {
+fn error_of_a_refused_and_dropped_long_send_is_returned_once() {
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.timeout(secs(50)));
         if rank.me == 1 {
@@ -496,7 +496,7 @@ fn long_send_that_was_refused_and_dropped_is_returned_once() {
 }
 
 #[test]
-fn stream_that_comes_late_to_a_message_that_is_there_does_not_accuse_its_sender() {
+fn stream_that_is_late_for_an_arrived_message_causes_no_warning() {
     play(1, 2, |rank| {
         let ctx = rank.open(|b| b.timeout(secs(5)));
         let memory = slice(&ctx, SMALL);

@@ -106,7 +106,7 @@ fn another_setup_is_named_on_both_sides() {
 
 /// The error blames this rank's resources, not the peer's message.
 #[test]
-fn a_rank_without_memory_for_a_lane_names_its_own_failure() {
+fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {
     play(1, 2, |rank| {
         let place = rank.place(SoftOptions::default(), true);
         let ctx = rank.open_at(&place, build);

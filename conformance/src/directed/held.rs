@@ -1,5 +1,5 @@
-//! A stream stands before a gate with more and more waits behind it: entries are not used
-//! again under it. And with more and more sends behind it: no wait for them is left out.
+//! A stream waits at a closed gate. With waits enqueued behind the gate, completion entries are not
+//! reused before those waits pass. With sends behind it, no wait for one of them is omitted.
 
 use fastrand::Rng;
 use gds_driver::{SimError, SimReport};
@@ -75,12 +75,12 @@ pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
     })
 }
 
-/// A stream stands at a closed gate in front of all sends of a full queue but the first, which is
-/// complete. Another stream, told to wait for the second, does not pass before the gate opens,
-/// although the caller has tried to prepare more.
+/// The first send of a full queue is complete; the others are enqueued on a stream behind a closed
+/// gate. Another stream's wait for the second send does not pass before the gate opens, even if the
+/// caller has tried to prepare one more send.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The check that failed, with the seed.
 pub fn held_sends(seed: u64) -> Result<SimReport, SimError> {
     play(seed, 2, move |rank| {
         let mut rng = Rng::with_seed(seed);
@@ -115,13 +115,16 @@ pub fn held_sends(seed: u64) -> Result<SimReport, SimError> {
             let more = qp.prepare(&work);
             qp.post_on(other, &[Descriptor::wait(sends[1])]).unwrap();
             let passed = other.synchronize(LONG).unwrap();
-            assert!(!passed, "a wait for what is not even posted passed");
+            assert!(!passed, "a wait passed although its send is not posted");
             if let Ok(more) = more {
                 qp.abort(more).unwrap();
             }
             gate.store(round).unwrap();
             for stream in &streams {
-                assert!(stream.synchronize(LIMIT).unwrap(), "a stream hangs");
+                assert!(
+                    stream.synchronize(LIMIT).unwrap(),
+                    "a stream hangs behind the open gate"
+                );
             }
             qp.wait(sends[BLOCKS as usize - 1], LIMIT).unwrap();
         }

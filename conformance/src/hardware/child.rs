@@ -70,7 +70,8 @@ impl Drop for Guarded {
 /// Runs a process to its end.
 ///
 /// # Errors
-/// What it says on its standard error, if it fails, or hangs for `limit` and is killed.
+/// The process fails, or is killed because it does not end within `limit`; the error holds what it
+/// wrote to standard error.
 pub fn run(mut command: Command, limit: Duration) -> Verdict {
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut child = Guarded(command.spawn()?);

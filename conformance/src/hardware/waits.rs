@@ -61,7 +61,7 @@ fn gpu(runtime: Runtime) -> Verdict<Gear> {
     }
 }
 
-/// Says how far this process is. The text is seen if it hangs.
+/// Writes the current step to standard error, which the parent process reports if this one hangs.
 fn step(what: &str) {
     eprintln!("step: {what}");
 }
@@ -92,7 +92,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         .map(|_| gear.gpu.stream())
         .collect::<Result<_, _>>()?;
     for (i, stream) in streams.iter().enumerate() {
-        step(&format!("stream {i} of {count} is to wait"));
+        step(&format!("enqueue a wait on stream {i} of {count}"));
         let posted = pair.qps[0].post_on(stream, &[gate.wait()]);
         if i < limit {
             posted?;
@@ -118,20 +118,22 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         others.push(gear.gpu.stream()?);
     }
     for (i, stream) in others.iter().enumerate() {
-        step(&format!("memory for stream {i} of those that do not wait"));
+        step(&format!(
+            "allocate memory for stream {i} of those without a wait"
+        ));
         let (from, to) = (
             gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
             gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
         );
         let seed = 1000 + i as u64;
-        step("its work");
+        step("enqueue its work and wait for the end");
         gear.fill(stream, &from, 0, 1 << 16, seed)?;
         stream.copy(&to.span(0, 1 << 16)?, &from.span(0, 1 << 16)?)?;
         gear.verify(stream, &to, 0, 1 << 16, seed, &finding)?;
         finish(stream, "a stream beside the waiting ones")?;
-        step("the end of its memory");
+        step("free its memory");
     }
-    step("a message beside the waiting streams");
+    step("send a message while the streams wait");
     finding.clean("beside the waiting streams")?;
     // A message too, if no stream waits for it.
     let (source, landing) = (
@@ -151,14 +153,14 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         ensure(!stream.is_idle()?, || format!("{stream:?} did not wait"))?;
     }
 
-    step("the gate opens");
+    step("open the gate");
     gate.open()?;
     for (i, stream) in streams[..limit].iter().enumerate() {
         gear.verify(stream, &memory, 64 * i, 64, i as u64, &finding)?;
         finish(stream, "a stream whose gate is open")?;
     }
     finding.clean("what was enqueued behind the waits")?;
-    step("the refused streams have their turn");
+    step("enqueue waits on the streams that were refused");
     let gate = Gate::new(&gear.gpu)?;
     for stream in streams[limit..].iter().take(limit) {
         pair.qps[0].post_on(stream, &[gate.wait()])?;
@@ -167,7 +169,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     for stream in &streams {
         finish(stream, "in the end")?;
     }
-    step("the last message");
+    step("send the last message");
     pair.message(&gear, 6)?;
     pair.leave("waiting streams")
 }

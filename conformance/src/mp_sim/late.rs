@@ -1,8 +1,8 @@
-//! Words of one slot that two queue pairs write. A receive with room for more than is sent eagerly
-//! tells its sender where it lies by the queue pair that posts it. A short message does not wait
-//! for that: it is taken, and the next receive in the slot is posted by another queue pair, while
-//! the words of the first are still lost on the wire. They must not arrive behind those of the
-//! second.
+//! The order of ready words that two queue pairs write to one slot. A receive with room for more
+//! than an eager message writes a ready word with its address to the sender, by the queue pair that
+//! posts it. A short message does not wait for that word: it may be taken, and another queue pair
+//! may post the next receive of the slot, while the first word is lost on the wire and not yet sent
+//! again. It must not arrive after the second one.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ const DEPTH: usize = 2;
 const EAGER: usize = 64;
 const ROOM: usize = 3000;
 const MESSAGES: usize = 12 * DEPTH;
-/// Longer than a NIC takes to send again what was lost, even twice.
+/// Longer than a NIC takes to retransmit, even twice.
 const LULL: Duration = Duration::from_millis(300);
 
-/// Longer than a word takes that is not lost.
+/// Longer than a word takes to arrive if it is not lost.
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// Who posts a receive.
@@ -45,7 +45,7 @@ struct Message {
     post: Post,
 }
 
-/// Draws messages that are short and long in turn, slot by slot.
+/// Draws messages that alternate between short and long in each slot.
 fn draw(rng: &mut Rng) -> Vec<Message> {
     let one = |n: usize| {
         let short = (n / DEPTH).is_multiple_of(2);
@@ -66,10 +66,10 @@ fn draw(rng: &mut Rng) -> Vec<Message> {
     (0..MESSAGES).map(one).collect()
 }
 
-/// Draws messages, and loses what tells of their receives.
+/// Sends drawn messages while the receiver's wire loses packets, ready words among them.
 ///
 /// # Errors
-/// Whatever did not go so, with the seed.
+/// The check that failed, with the seed.
 pub fn run(seed: u64) -> Result<SimReport, SimError> {
     let mut rng = Rng::with_seed(seed);
     let settings = Settings {
@@ -94,12 +94,12 @@ fn sends(rank: &Rank, seat: Seat, messages: &[Message]) {
     let memory = seat.ctx.alloc(MemoryKind::Pinned, ROOM).expect("memory");
     for (n, m) in messages.iter().enumerate() {
         memory.write(0, &message(n, m.len)).expect("written");
-        // A send looks for its receive when whatever is late has arrived: before it announces the
-        // message, if the receive is there without that, or behind.
+        // A late ready word has to arrive before the send reads the slot. A send that does not
+        // announce its message reads it when it is posted, another one after the announcement.
         let announces = m.room < m.len || matches!(m.post, Post::Any);
         rank.pass(match m.len > EAGER && !announces {
             true => LULL,
-            // It is announced at once if it is known that the message before was taken.
+            // Enough for the credit of the message before, without which the announcement waits.
             false => MOMENT,
         });
         let data = memory.slice(0, m.len).expect("a slice");
@@ -119,7 +119,8 @@ fn receives(seat: Seat, messages: &[Message]) {
     let memory = ctx.alloc(MemoryKind::Pinned, 2 * ROOM).expect("memory");
     let streams = [(); 2].map(|()| ctx.gpu().stream().expect("a stream"));
     for (n, m) in messages.iter().enumerate() {
-        // What is written to the place of the receive before shows.
+        // The receives of a slot alternate between two places, so that a write to the previous
+        // place is found.
         let at = n / DEPTH % 2 * ROOM;
         let segment = [memory.slice(at, m.room).expect("a slice")];
         let recv = |from| Recv::new(from, TAG, &segment);
@@ -139,7 +140,7 @@ fn receives(seat: Seat, messages: &[Message]) {
     seat.leave();
 }
 
-/// Whether a request ended well, and that it ended as it must.
+/// Checks the outcome of a request; returns whether it succeeded.
 fn ended<T>(done: mp::Result<T>, n: usize, m: &Message) -> bool {
     let kind = done.map(drop).map_err(|e| e.kind());
     let want = match m.room < m.len {

@@ -177,11 +177,15 @@ mod tests {
         assert_eq!(Batch::new().split(1).unwrap().count(), 0);
         assert_eq!((b.longest_glued(), Batch::new().longest_glued()), (3, 1));
         let open = batch(&[false, true]);
-        assert_eq!(open.split(2).unwrap().next(), Some(0..2), "nothing follows");
+        assert_eq!(
+            open.split(2).unwrap().next(),
+            Some(0..2),
+            "no cut at the end"
+        );
     }
 
     #[test]
-    fn what_is_dropped_leaves_no_glue() {
+    fn clear_and_truncate_drop_the_glue() {
         let mut b = batch(&[false, true, true]);
         b.truncate(1);
         assert_eq!(b, batch(&[false]));

@@ -109,7 +109,7 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             condition: Condition::Eq,
             flush,
         } if !caps.memops64 => {
-            // Of the two flushes the last is kept, as of any in a row.
+            // Both halves may flush: of the flushes in a row only the last is kept.
             for (offset, value) in [(0, value as u32), (4, (value >> 32) as u32)] {
                 push(Op::Wait32 {
                     at: at.offset(offset),
@@ -389,7 +389,7 @@ mod tests {
         let cuts = out.split(3).unwrap().count();
         assert_eq!(cuts, 1, "record and halves stay together");
         assert!(out.split(2).is_err());
-        // As does what is glued behind them.
+        // An operation that is glued behind them stays with them too.
         let mut long = Batch::new();
         long.push_glued(input.ops()[1]);
         long.push(Op::Fence);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_that_is_there_is_left_where_it_is() {
+    fn a_rewrite_keeps_the_flushes_of_its_output() {
         let wait = |flush| Op::Wait32 {
             at: DevicePtr(0),
             value: 0,
@@ -416,9 +416,8 @@ mod tests {
         assert_eq!(out.ops(), [wait(true), wait(false)]);
     }
 
-    /// A list needs no rewriting exactly if rewriting leaves it as it is.
     #[test]
-    fn legal_is_what_is_rewritten_to_itself() {
+    fn an_operation_is_legal_exactly_if_a_rewrite_keeps_it() {
         let at = DevicePtr(64);
         let mut ops = vec![Op::Fence, Op::Flush];
         for fenced in [false, true] {

@@ -374,8 +374,8 @@ impl QpCore {
                 let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
                 *ends = rung.then(|| self.gpu.runtime().ends());
                 drop(ends);
-                // Behind the call of the NIC: when `close` returns, a queue pair that needs
-                // no stream is destroyed.
+                // Stored after the call of the NIC: when `close` returns, a queue pair that no
+                // stream rang for is destroyed.
                 let gone = self.leave();
                 self.leaving.store(!gone, Ordering::Relaxed);
                 return true;

@@ -54,8 +54,8 @@ impl Calls {
             let known = seen.calls.iter().any(|(_, locked)| *locked);
             (seen.cores.clone(), known)
         };
-        // Another thread holds a lock for a moment only; the caller's stays as long as it waits
-        // here, which it does once.
+        // Another thread holds a lock for a moment only. A lock of the calling thread stays held
+        // during this call, so the first one that is found is waited for, and no later one.
         let patience = if known { Duration::ZERO } else { LIMIT };
         let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| !unlocks(&c, patience));
         let locked = cores.iter().any(locked);
@@ -73,7 +73,7 @@ impl Calls {
     }
 }
 
-/// Whether the lock of a queue pair is free, now or within `limit`.
+/// Whether the lock of a queue pair is free now or within `limit`.
 fn unlocks(core: &QpCore, limit: Duration) -> bool {
     let end = Instant::now() + limit;
     while core.try_lock().is_none() {
@@ -334,9 +334,9 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
 }
 
 /// A queue pair that no stream has rung for is destroyed when `close` returns: a peer's messages
-/// do not reach it any more.
+/// no longer reach it.
 #[test]
-fn close_returns_behind_the_destruction_of_queue_pairs() {
+fn close_returns_after_idle_queue_pairs_are_destroyed() {
     let rig = Rig::connected();
     let hanging = rig.calls.hang("destroy_qp");
     let Rig {

@@ -323,8 +323,9 @@ impl Device {
     }
 
     /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
-    /// completed and every stream has passed its waits on them. The NIC has destroyed those that no
-    /// stream ever rang for; the others are destroyed once streams are past their doorbells.
+    /// completed and every stream has passed its waits on them. On return, the NIC has
+    /// destroyed the queue pairs that no stream ever rang for; it destroys the others when the
+    /// streams have passed their doorbells.
     ///
     /// # Errors
     /// `Timeout`, naming how many queue pairs are still in flight or still held. They stay

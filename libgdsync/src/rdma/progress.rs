@@ -103,7 +103,7 @@ impl Qp {
         let state = self.core.lock();
         let cq = &state.recv.cq;
         let position = state.recv.fifo.slot(request.ticket).and_then(|s| s.entry);
-        // While the slot is known, half of the completion entries have not come round again.
+        // The entry of a known slot is intact: a slot is reused before its entry is.
         let Some(position) = position.filter(|p| *p < cq.completed()) else {
             let what = format!("{self:?}: not complete, or its entry has been reused");
             return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));

@@ -149,8 +149,8 @@ impl<M: RingMemory> CompletionRing<M> {
         };
         if let Some(old) = quarter.checked_sub(2) {
             self.advance();
-            // The work queue has room once its oldest request is done, but `is_behind` takes the
-            // whole quarter for done.
+            // The whole quarter has to be written: the work queue has room as soon as its oldest
+            // request is done, but `is_behind` reports each position of the quarter as done.
             let end = old + u64::from(!mutant::on(Mutant::QuarterWrittenEarly));
             let written = self.completed >= end * self.quarter_len();
             let passed = self.everyone_passed(old) || mutant::on(Mutant::EntryReusedEarly);
@@ -194,9 +194,9 @@ impl<M: RingMemory> CompletionRing<M> {
         cqe::classify(word, position as u32, self.log_entries)
     }
 
-    /// Looks at new entries; returns the positions below which all are successes. Stops at what was
-    /// given, although no entry behind it is a success: an idle queue costs no look at memory that
-    /// may be the GPU's.
+    /// Looks at new entries; returns the positions below which all are successes. Stops at the
+    /// next position to be given, though no entry there is a success: an idle queue does not read
+    /// its memory, which may be the GPU's.
     pub fn advance(&mut self) -> u64 {
         while self.completed < self.next
             && matches!(self.state(self.completed), EntryState::Success(_))
@@ -211,7 +211,7 @@ impl<M: RingMemory> CompletionRing<M> {
     /// newest known success.
     pub fn written(&self) -> u64 {
         let mut position = self.completed;
-        // One buffer further on each entry would have to be of the other lap.
+        // It ends within one buffer: there the owner bit is that of the other lap.
         while self.state(position) != EntryState::NotYet {
             position += 1;
         }
@@ -306,7 +306,8 @@ impl<M: RingMemory> CompletionRing<M> {
             ..Failure::default()
         };
         let bytes = ErrCqe::new(&failure, self.owner(position)).to_bytes();
-        // In any order: streams look at the last dword alone, where an error is as good as nothing.
+        // The segments may arrive in any order: streams test the last dword alone, and no wait
+        // passes at an error.
         let base = self.index(position) * ENTRY;
         for (i, segment) in bytes.as_chunks().0.iter().enumerate() {
             self.memory.store_segment(base + 16 * i, segment);

@@ -118,11 +118,11 @@ pub fn settled<H>(fifo: &Fifo<H>) -> bool {
         .all(|slot| slot.status != Status::PENDING)
 }
 
-/// Looks at new entries of both queues of a queue pair; whose [`tick`](Fault::tick) is due, because
-/// something in it has failed: until all is attributed and released, there is an error entry at the
-/// first position that is not complete. A NIC tells of a cause before it tells of what was flushed
-/// for it, each in its own queue: whoever has seen a flush in the one finds the cause in the other,
-/// if he looks there afterwards.
+/// Looks at new entries of both queues of a queue pair; returns for which of the two
+/// [`tick`](Fault::tick) is due: the one whose first incomplete position holds an error entry, as
+/// it does until all failures are attributed and released. A NIC writes the entry of a failure
+/// before the entries of the requests that it flushes in the other queue: after a flush is read
+/// there, the failure is found by another look at its own queue.
 pub fn due<M: RingMemory, N: RingMemory>(
     send: &mut CompletionRing<M>,
     recv: &mut CompletionRing<N>,

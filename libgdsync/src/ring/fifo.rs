@@ -184,7 +184,8 @@ impl<H> Fifo<H> {
         }
     }
 
-    /// Whether a request of `blocks` fits now. It has one at least, and there is a slot for each.
+    /// Whether a request of `blocks` fits now. There is a slot for each block, and a request has at
+    /// least one block, so slots do not run out first.
     pub fn check_room(&self, blocks: u32) -> Result<(), Refusal> {
         let used = self.head.wrapping_sub(self.tail);
         if used + blocks > self.room {

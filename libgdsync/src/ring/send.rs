@@ -41,7 +41,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The data segment with this number. Without any, what `inline` says is of no request.
+    /// The data segment with this number. `inline` has no meaning if there is none.
     pub fn data(&self, i: usize) -> Option<usize> {
         let segment = self.first_data.checked_add(i)?;
         (!self.inline && segment < self.segments).then_some(segment)

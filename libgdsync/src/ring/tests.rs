@@ -355,11 +355,11 @@ fn a_change_of_poster_waits_for_the_record_and_nothing_else_does() {
 }
 
 #[test]
-fn a_request_that_has_no_entry_takes_no_position() {
+fn a_refused_request_takes_no_completion_position() {
     let mut rig = rig(16, 0, 0);
     let heap = |bytes| std::rc::Rc::new(Heap::new(bytes));
     let cq = || CompletionRing::new(heap(64 * 8), heap(4 * cq::WAITERS), 3, 0);
-    // A number of more than 24 bits is known to be wrong only when the entry is written.
+    // A queue pair number of more than 24 bits is refused when the work queue entry is written.
     rig.queue = SendQueue::new(heap(64 * 16), 1 << 24, 16, 0, cq());
     assert!(matches!(rig.prepare(1, true), Err(Refusal::Format(_))));
     assert_eq!(rig.queue.cq.next(), 0);
@@ -375,7 +375,7 @@ fn a_request_that_has_no_entry_takes_no_position() {
 }
 
 #[test]
-fn a_doorbell_is_never_for_more_than_was_posted() {
+fn a_doorbell_covers_only_posted_requests() {
     let mut rig = rig(16, 5, 0);
     let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
     assert_eq!(rig.queue.ring_for(3), None);
@@ -420,13 +420,13 @@ fn unsignaled_work_is_signaled_before_it_could_fill_the_queue() {
 }
 
 #[test]
-fn requests_that_were_taken_back_are_as_if_they_had_not_been() {
+fn aborted_newest_requests_leave_no_slot_and_no_silent_run() {
     let mut rig = rig(4, 0, 0);
     let first = rig.prepare(1, true).unwrap();
     rig.queue.post(first, Poster::Cpu).unwrap();
     rig.execute(None);
     rig.queue.retire_with(|h| *h = 0);
-    // So many that the last one used the slot of the first.
+    // So many that the last one uses the slot of the first.
     let taken: Vec<Ticket> = (0..4).map(|_| rig.prepare(1, false).unwrap()).collect();
     assert_ne!(rig.queue.fifo.silent_run(), 0);
     for t in taken.iter().rev() {
@@ -436,9 +436,9 @@ fn requests_that_were_taken_back_are_as_if_they_had_not_been() {
     assert_eq!(rig.queue.fifo.silent_run(), 0);
 }
 
-/// When an abort is forgotten the answer is that it is unknown, not that there was none.
+/// For an abort that is forgotten, the answer is `None`, not `Some(false)`.
 #[test]
-fn aborts_are_known_or_forgotten_but_never_denied() {
+fn an_abort_is_reported_or_unknown_but_never_denied() {
     let mut fifo: fifo::Fifo<()> = fifo::Fifo::new(4, 0);
     let push = |fifo: &mut fifo::Fifo<()>| fifo.push(1, 1, None, |()| ());
     let done = push(&mut fifo);
@@ -499,7 +499,7 @@ fn entries_are_not_given_again_before_their_waiters_have_passed() {
 }
 
 #[test]
-fn a_wait_is_left_out_only_for_what_is_complete() {
+fn a_wait_is_omitted_only_for_a_complete_request() {
     let mut rig = rig(8, 0, 0);
     let mut left_out = 0;
     for _ in 0..100 {
@@ -516,7 +516,7 @@ fn a_wait_is_left_out_only_for_what_is_complete() {
     assert!(left_out > 80, "{left_out}");
 }
 
-/// The first lap of a ring may be any lap of its NIC, and its memory may have served another ring.
+/// A ring may start at any lap of its NIC, and in memory that another ring has used.
 #[test]
 fn a_new_ring_has_no_entries_and_no_passed_waits() {
     for start in [0, 5, 8, 13, (1 << 24) - 3] {
@@ -539,7 +539,7 @@ fn a_new_ring_has_no_entries_and_no_passed_waits() {
     }
 }
 
-/// Prepares and completes requests until the ring refuses, a hundred at most; answers how many.
+/// Prepares and completes requests until the ring refuses, a hundred at most; returns how many.
 fn fill(rig: &mut Rig) -> usize {
     let complete = |_: &usize| match rig.prepare(1, true) {
         Ok(t) => {
@@ -570,8 +570,8 @@ fn waits_are_counted_past_the_wrap_of_the_count() {
     }
 }
 
-/// A mark of an earlier lap is not compared again: 2^31 waits later it seems to be ahead of what its
-/// stream has counted.
+/// A mark of an earlier lap is not compared again: 2^31 waits later it would seem to be ahead of
+/// its stream's count.
 #[test]
 fn waits_for_a_quarter_are_forgotten_in_its_next_lap() {
     let mut rig = rig(8, 0, 0);
@@ -586,10 +586,9 @@ fn waits_for_a_quarter_are_forgotten_in_its_next_lap() {
     }
 }
 
-/// Where the NIC is gone, the library writes the entries of what was posted: they read as the
-/// NIC's own.
+/// When the NIC is gone, the library writes the completion entries of posted requests.
 #[test]
-fn a_flush_in_the_place_of_the_nic_is_taken_as_one() {
+fn flushes_written_by_the_library_read_as_the_nics_own() {
     for executed in 0..6u64 {
         for first in [0u64, 13, (1 << 24) - 3] {
             let mut rig = rig(16, 0xffff_fffc, first);
@@ -618,9 +617,9 @@ fn a_flush_in_the_place_of_the_nic_is_taken_as_one() {
     }
 }
 
-/// Of a request that was aborted, whichever way its place is used.
+/// The NIC executes or flushes the no-op in the place of an aborted request.
 #[test]
-fn an_aborted_request_stays_so_when_the_queue_fails() {
+fn an_aborted_request_stays_aborted_when_the_queue_fails() {
     for failing in 0..3 {
         let mut rig = rig(16, 0, 0);
         let t: Vec<Ticket> = (0..3).map(|_| rig.prepare(1, true).unwrap()).collect();
@@ -633,7 +632,7 @@ fn an_aborted_request_stays_so_when_the_queue_fails() {
             rig.execute((i >= failing).then_some(Syndrome::WR_FLUSH));
             let SendQueue { fifo, cq, .. } = &mut rig.queue;
             fault.tick(fifo, cq, None, &mut sink);
-            // Its entry is not touched before the NIC has written it.
+            // The entry of the aborted request is left alone until the NIC has written it.
             if i == 0 {
                 assert_eq!(cq.state(1), cqe::EntryState::NotYet);
             }
@@ -645,10 +644,10 @@ fn an_aborted_request_stays_so_when_the_queue_fails() {
     }
 }
 
-/// Two requests without entries fail before the first position's: that of a hole behind it is
-/// released, the first is not.
+/// Two unsignaled requests fail before the request of the first position does: meanwhile the
+/// position of the aborted request behind it may be released, but not the first one.
 #[test]
-fn a_visit_that_finds_nothing_new_says_so() {
+fn a_tick_without_new_entries_reports_no_work() {
     let mut rig = rig(16, 0, 0);
     let signaled = [false, false, true, true, true];
     let t = signaled.map(|signaled| rig.prepare(1, signaled).unwrap());
@@ -669,7 +668,7 @@ fn a_visit_that_finds_nothing_new_says_so() {
 #[derive(Default)]
 struct Published {
     statuses: Vec<(u64, Status)>,
-    /// Tickets of those that a stream may wait for.
+    /// Tickets of signaled requests.
     signaled: Vec<u64>,
 }
 

@@ -244,7 +244,7 @@ mod tests {
             let (bytes, flags) = ([IoSlice::new(bytes)], SendFlags::empty());
             rustix::net::sendmsg_addr(&a.socket, &to, &bytes, &mut control, flags).unwrap();
         }
-        // Too many descriptors, and a rank that the job has not.
+        // Too many descriptors, and a rank that is not of the job.
         let of_none = Note { from: 2, topic: 5 };
         let of_none = of_none.encode(of_none.proof(&ours, 7, 1));
         for (bytes, fds) in [

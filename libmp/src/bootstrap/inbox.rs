@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_forgotten_topics_are_remembered_as_the_bound_says() {
+    fn the_oldest_forgotten_topic_is_dropped_at_the_limit() {
         let mut inbox = Inbox::default();
         for topic in 0..=MAX_FORGOTTEN as u64 {
             inbox.forget(topic);

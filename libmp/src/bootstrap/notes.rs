@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_of_more_ranks_than_there_may_be_is_refused() {
+    fn a_job_note_of_more_ranks_than_the_limit_is_refused() {
         let ranks = |count: u32| JobNote {
             job: 1,
             ranks: vec![(0, [0; 32]); count as usize],

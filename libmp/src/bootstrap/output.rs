@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_not_kept_while_more_comes() {
+    fn written_bytes_are_dropped_while_others_are_pending() {
         let mut output = Output::default();
         let whole = 16 * MAX_FRAME;
         let bytes = [7; 1 << 10];

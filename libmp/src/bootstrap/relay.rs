@@ -441,7 +441,7 @@ mod tests {
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
     }
 
-    /// Has a rank greet the store and prove that it knows the secret.
+    /// Connects a rank that greets the store and proves that it knows the secret.
     fn seat(relay: &mut Relay, rank: u32, size: u32) -> Id {
         let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
         let hello = Hello {
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_refused_when_it_says_too_much_or_nothing() {
+    fn a_connection_whose_greeting_is_too_long_or_too_late_is_refused() {
         let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 2);
         let mut connect = || {
             relay
@@ -485,13 +485,13 @@ mod tests {
         assert_eq!(said(&mut relay, nothing), "");
         relay.tick(GREETING_LIMIT);
         assert!(said(&mut relay, nothing).contains("took too long"));
-        // Nor does it stay by not reading that.
+        // It is closed even if it does not read the refusal.
         assert!(!relay.finished(GREETING_LIMIT, nothing));
         assert!(relay.finished(2 * GREETING_LIMIT, nothing));
     }
 
     #[test]
-    fn a_message_before_the_start_costs_its_sender_the_seat_and_reaches_nobody() {
+    fn a_message_before_the_start_is_dropped_and_its_sender_disconnected() {
         let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
         let ids = [0, 1].map(|rank| seat(&mut relay, rank, 3));
         say(&mut relay, ids[0], &message(1));
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_was_under_way_to_or_from_a_rank_that_left() {
+    fn the_counts_of_messages_in_flight_are_dropped_with_their_rank() {
         let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
         let ids = [0, 1, 2].map(|rank| seat(&mut relay, rank, 3));
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {

@@ -306,13 +306,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_lives_while_its_own_note_is_locked() {
+    fn a_rank_is_alive_while_its_own_note_is_locked() {
         let place = std::env::temp_dir().join(format!("mp-test-seat-{}", std::process::id()));
         private(&place).unwrap();
         let first = Seat::take(&place, 1, 2, true).unwrap();
         let nonce = first.note.nonce;
         assert!(first.lives(1, &nonce));
-        // A note under another rank's name, and one that no process holds.
+        // A note under another rank's name, and a note that no process has locked.
         let (note, other) = (place.join(note_name(1)), place.join(note_name(0)));
         fs::hard_link(&note, &other).unwrap();
         assert!(look(&place, 0).is_none());
@@ -323,7 +323,7 @@ mod tests {
         remove(&note).unwrap();
         let second = Seat::take(&place, 1, 2, true).unwrap();
         assert!(second.lives(1, &second.note.nonce) && !second.lives(1, &nonce));
-        // Who holds no lock has not come.
+        // A rank whose note is not locked has not joined.
         let (mut missing, mut ranks) = (BTreeSet::new(), vec![(0, [0; 32]); 2]);
         let absent = RankNote {
             rank: 0,

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_come_in_order_and_all_before_the_start() {
+    fn hosts_must_come_in_order_and_all_before_the_start() {
         let wrong = |heard| assert!(matches!(heard, Err(Trouble::Garbage(_))), "{heard:?}");
         wrong(hear(&mut answered(), &hosts(1, 2)));
         let mut session = answered();
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_sends_more_than_the_window_is_left() {
+    fn a_store_that_sends_more_than_the_window_is_an_error() {
         let mut session = answered();
         hear(&mut session, &hosts(0, SIZE)).unwrap();
         hear(&mut session, &Frame::Start).unwrap();

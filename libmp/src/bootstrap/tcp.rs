@@ -391,9 +391,9 @@ mod tests {
     use std::io::Write;
     use std::net::TcpListener;
 
-    /// A socket that is closed over unread bytes resets its connection.
+    /// Closing a socket with unread input resets the connection, which drops the output.
     #[test]
-    fn last_words_arrive_though_the_rank_has_not_heard_everything() {
+    fn the_last_output_arrives_although_input_is_left_unread() {
         let store = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(store.local_addr().unwrap()).unwrap();
         let (mut store, _) = store.accept().unwrap();
@@ -413,7 +413,7 @@ mod tests {
         let words = state.session.output.pending().to_vec();
         store.write_all(b"unheard").unwrap();
         store.shutdown(Shutdown::Write).unwrap();
-        // It is there.
+        // The input has arrived.
         state.stream.peek(&mut [0]).unwrap();
         farewell(&mut state).unwrap();
         drop(state);

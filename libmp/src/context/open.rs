@@ -306,7 +306,7 @@ impl Inner {
         heard
     }
 
-    /// Takes in all that has arrived: the last control messages of a rank that is gone are among it.
+    /// Takes in all control messages that have arrived, also the last ones of a rank that is gone.
     pub fn hear_out(&self, state: &mut State) {
         for _ in 0..UNSENT {
             if !self.hear(state) {

@@ -550,8 +550,8 @@ impl RecvChannel {
     /// Lets every stream pass that waits for a message, with `status`; for the end.
     pub fn release(&self, status: Status) {
         let failed = word::word(self.next, WordKind::Failed, u64::from(status.0));
-        // Some words may tell of messages that no receive was posted for: no stream waits there, as
-        // the message before in the slot was taken.
+        // Storing over a word that has come does no harm: no receive was posted for its message,
+        // and no stream still waits in its slot, since the message before was taken.
         for word in self.first.iter().chain(&self.arrival) {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = word.store(failed);
@@ -569,7 +569,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_message_leaves_the_word_of_the_next_receive_of_its_slot() {
+    fn refusing_a_message_keeps_the_ready_word_of_the_next_receive_in_its_slot() {
         let gpu = gdsync::Gpu::soft().unwrap();
         let device = gdsync::rdma::Device::emulated(&gpu).unwrap();
         let shape = Shape {

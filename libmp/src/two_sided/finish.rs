@@ -70,7 +70,8 @@ impl Inner {
             // What may still come is refused by the NIC when the memory is gone.
             staging => memory.extend(staging),
         }
-        // A message without a length was dropped by its sender, and has not failed there.
+        // The length is 0 if the sender dropped the message before it was posted: that is no
+        // failure there.
         let told = len == 0 || knows_too_long(state, rank, tag, number);
         if receive && status == Status::TRUNCATED && !told {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
@@ -293,7 +294,8 @@ impl Inner {
             !entry.receive && this && entry.order >= born
         });
         let Some((key, entry)) = found else {
-            // Dropped, and forgotten since it ended: well, if it was a short message.
+            // The caller dropped the request, which has ended and is forgotten. A long one had
+            // failed already; a short one had succeeded.
             if len > self.config.eager_limit as u64 {
                 return;
             }

@@ -281,8 +281,8 @@ pub(super) fn tell_place(
     Ok(batch.first_three())
 }
 
-/// Whether what last told a sender of a receive in `slot` is done, or went by the lane that tells
-/// of the next one. That its message was taken does not say so: a short one needs no receive.
+/// Checks that the last ready word of `slot` is written, or went by `lane`, which writes the next
+/// one. A taken message does not imply that: a short one is sent without waiting for the word.
 ///
 /// # Errors
 /// `QueueFull` while it is not.

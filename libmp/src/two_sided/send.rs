@@ -537,7 +537,7 @@ mod tests {
     use gdsync::gpu::MemoryKind;
 
     #[test]
-    fn chunks_of_a_long_message_lie_one_behind_another() {
+    fn chunks_cover_a_long_message_without_gap_or_overlap() {
         let gpu = gdsync::Gpu::soft().unwrap();
         let alone = crate::bootstrap::Local::ranks(1).remove(0);
         let builder = crate::Context::builder().bootstrap(alone).gpu(&gpu);

@@ -164,9 +164,9 @@ impl CudaStream {
         }
     }
 
-    /// The application's last handle goes away, after which it may destroy the stream: returns
-    /// what tells then when its work is done, if it has any. A stream that is being captured takes
-    /// no event for its earlier work: then nothing is known to be done.
+    /// Drops the application's last handle, after which the application may destroy the stream.
+    /// Returns an event for the end of its unfinished work, if there is any. No event can be
+    /// recorded on a stream that is being captured: the event is then never done.
     pub(super) fn leave(&self) -> Option<Arc<CudaEvent>> {
         let mut left = self.left();
         let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
@@ -315,7 +315,7 @@ impl Drop for CudaEvent {
 }
 
 impl CudaEvent {
-    /// Stands for the end of work that takes no event.
+    /// An event that is never done, for work whose end cannot be recorded.
     fn never(context: &Arc<Context>) -> CudaEvent {
         CudaEvent {
             context: Arc::clone(context),

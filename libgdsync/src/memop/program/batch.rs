@@ -20,8 +20,8 @@ impl Program {
                 self.restore(end);
                 return false;
             }
-            // A glued pair of fenced writes is a bell, which one operation rings. Any other pair
-            // could go by it as well, but would look like a bell in traces.
+            // A glued pair of fenced writes rings a doorbell: one operation does both. It could do
+            // any other pair of fenced writes as well, but traces would show a doorbell.
             if let Some(ring) = bell(batch, i) {
                 self.append(ring_op(&ring), Kind::Ordered);
                 i += 2;

@@ -248,8 +248,8 @@ impl Program {
         unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), len) }
     }
 
-    /// Appends a wait for the completion entry whose last dword is at `word`. It stays passed once
-    /// it has; such waits stand side by side.
+    /// Appends a wait for the completion entry whose last dword is at `word`. Once passed, it stays
+    /// passed, so such waits run side by side.
     pub fn push_entry(&mut self, word: DevicePtr, owner: u8) {
         let op = ProgramOp::new(Code::WaitEntry, word, u64::from(owner));
         self.append(op, Kind::Waits);

@@ -562,9 +562,9 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     assert!(!program.push_batch(&batch) && program.ops().len() == 2);
 }
 
-/// Of a batch that has no form here, or no room, nothing stays behind.
+/// A program refuses a batch with an operation that has no form in it, or for which it has no room.
 #[test]
-fn a_program_holds_so_many_operations_and_all_of_a_batch_or_none() {
+fn a_program_takes_a_whole_batch_or_nothing_of_it() {
     let write = |word: u64, fenced| Op::Write32 {
         at: DevicePtr(BASE + 4 * word),
         value: 1,

@@ -158,7 +158,7 @@ impl RdmaCoreNic {
         unsafe { Handle::make(self.context, pd, attr) }
     }
 
-    /// Calls `change` with a queue pair, which is not destroyed meanwhile.
+    /// Calls `change` with a queue pair, which is not destroyed during the call.
     fn modify<R>(
         &self,
         qpn: u32,
@@ -376,7 +376,7 @@ impl Nic for RdmaCoreNic {
     fn destroy_qp(&self, objects: &QpObjects) {
         self.context.events.forget(objects.qpn);
         let qp = self.alive().qps.remove(&objects.qpn);
-        // Outside the lock of the tables, and behind a change of state that is under way.
+        // Without the lock of the tables, and after a change of state that is in progress.
         qp.map(|qp| qp.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
