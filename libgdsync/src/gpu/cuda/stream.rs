@@ -261,7 +261,7 @@ impl CudaStream {
 
     pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
         if event.raw.is_null() {
-            let what = "the last handle of its stream was dropped during a capture";
+            let what = "no event could be recorded when the last handle of its stream was dropped";
             return Err(Error::new("wait for event", Kind::WrongState, what));
         }
         let _app = self.context.enter_to_enqueue()?;

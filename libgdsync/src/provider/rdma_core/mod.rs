@@ -377,6 +377,8 @@ impl Nic for RdmaCoreNic {
         self.context.events.forget(objects.qpn);
         let qp = self.alive().qps.remove(&objects.qpn);
         // Without the lock of the tables, and after a change of state that is in progress.
-        qp.map(|qp| qp.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(qp) = qp {
+            drop(qp.lock().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
