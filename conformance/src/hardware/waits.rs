@@ -2,8 +2,8 @@
 //! meanwhile. The driver reads CUDA_DEVICE_MAX_CONNECTIONS at its start, so each number of
 //! channels is a process of its own.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
@@ -61,9 +61,12 @@ fn gpu(runtime: Runtime) -> Verdict<Gear> {
     }
 }
 
-/// Writes the current step to standard error, which the parent process reports if this one hangs.
+/// Writes the time and the current step to standard error. The parent process reports them if this
+/// one hangs.
 fn step(what: &str) {
-    eprintln!("step: {what}");
+    static START: OnceLock<Instant> = OnceLock::new();
+    let since = START.get_or_init(Instant::now).elapsed().as_millis();
+    eprintln!("{since} ms: {what}");
 }
 
 /// `count` streams are to wait: those past the limit are refused, by name of what would help;
