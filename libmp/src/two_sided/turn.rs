@@ -294,7 +294,7 @@ impl Inner {
 }
 
 /// The ranks that the bootstrap is to be asked about now: one in turn, and each that a request
-/// waits for.
+/// waits for or that could not be told something.
 fn suspects(state: &mut State, now: Time) -> Vec<u32> {
     if now < state.next_census {
         return Vec::new();
@@ -311,7 +311,7 @@ fn suspects(state: &mut State, now: Time) -> Vec<u32> {
     let lives = |peer: &Peer| peer.failed.is_none();
     for (asked, peer) in asked.iter_mut().zip(&state.peers) {
         let peer = peer.as_deref().filter(|peer| lives(peer));
-        *asked = peer.is_some_and(|peer| *asked || peer.owes_answer());
+        *asked = peer.is_some_and(|peer| *asked || peer.gone || peer.owes_answer());
     }
     let next = (0..size).map(|i| (state.census_at as usize + i) % size);
     let mut known = next.filter(|at| state.peers[*at].as_deref().is_some_and(lives));
