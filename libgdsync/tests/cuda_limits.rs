@@ -2,16 +2,20 @@
 //! refused before the hardware channels run out, submissions before the driver blocks the
 //! caller, and nothing that blocks is called while a stream waits.
 
+#[path = "common/application.rs"]
+mod application;
 mod standin;
 
 use std::time::Duration;
 
+use application::{driver, make_current, ok, post, retained};
 use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{
     Access, Descriptor, Device, Endpoint, Lowering, Pd, Qp, QpConfig, Sge, WaitOptions, Work,
 };
 use gdsync::{Gpu, Kind, Result};
+use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside, until};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -209,6 +213,43 @@ fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
         gate.open(value);
     }
     until("the streams are gone", || control.live()["commands"] == 0);
+}
+
+/// A stream that is dropped during a capture leaves nothing that marks its end. What showed before
+/// that it has passed its last wait still does.
+#[test]
+fn seats_of_streams_that_are_dropped_during_a_capture() {
+    inside!(Variant::default());
+    let gpu = Gpu::cuda(0).unwrap();
+    make_current(retained());
+    let cuda = driver();
+    let gate = Gate::new(&gpu);
+    let passed = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let word = passed.word64(0).unwrap();
+    for value in 1..=20u64 {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: a stream of the current context.
+        ok(unsafe { (cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) });
+        // SAFETY: it is destroyed behind its last handle.
+        let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
+        let word = &word;
+        let list = [gate.wait(1), Descriptor::PassedBy { word, value }];
+        post(&gpu, &stream, &list).unwrap();
+        let behind = Descriptor::WriteValue64 { word, value };
+        post(&gpu, &stream, &[behind]).unwrap();
+        gate.open(1);
+        until("it passes", || word.load().unwrap() == value);
+        let begin = cuda.cuStreamBeginCapture_v2.unwrap();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: a live stream, its capture and graph.
+        unsafe {
+            ok(begin(raw, consts::CU_STREAM_CAPTURE_MODE_RELAXED));
+            drop(stream);
+            ok((cuda.cuStreamEndCapture.unwrap())(raw, &mut graph));
+            ok((cuda.cuGraphDestroy.unwrap())(graph));
+            ok((cuda.cuStreamDestroy_v2)(raw));
+        }
+    }
 }
 
 /// A stream that is told what shows that it has passed gives its seat up though it is never idle,

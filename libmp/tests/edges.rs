@@ -520,3 +520,66 @@ fn stream_that_is_late_for_an_arrived_message_causes_no_warning() {
         rank.barrier();
     });
 }
+
+/// More than one round takes in.
+const REFUSED: usize = 200;
+
+/// Has rank 1 refuse so many messages of rank 0, which does not listen, and leave.
+fn refuses_and_leaves(rank: &sim::Rank) -> Option<(Context, Vec<mp::Request>)> {
+    let place = rank.place(SoftOptions::default(), true);
+    let build = |b: mp::Builder| b.depth(256).timeout(secs(5));
+    if rank.me == 1 {
+        let ctx = rank.open_at(&place, build);
+        let into = slice(&ctx, SMALL - 1);
+        rank.barrier();
+        for _ in 0..REFUSED {
+            let e = ctx.irecv(0, 1, &into).unwrap().wait(LIMIT).unwrap_err();
+            assert_eq!(e.kind(), Kind::Truncated);
+        }
+        Death::Leaves.end(rank, &place, ctx, 2);
+        return None;
+    }
+    let ctx = rank.open_manual(build);
+    let data = slice(&ctx, SMALL);
+    let sends = (0..REFUSED).map(|_| ctx.isend(1, 1, &data).unwrap());
+    let sends: Vec<_> = sends.collect();
+    rank.progress_until(&ctx, "the sends", || {
+        sends.iter().all(|send| send.test().unwrap().is_some())
+    });
+    rank.barrier();
+    rank.until("rank 1 leaves", || rank.has_come(1, 2));
+    rank.pass(secs(1));
+    Some((ctx, sends))
+}
+
+#[test]
+fn all_refusals_of_a_rank_that_left_are_heard() {
+    play(1, 2, |rank| {
+        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
+            return;
+        };
+        rank.progress_until(&ctx, "the end", || {
+            ctx.isend(1, 1, &slice(&ctx, 1)).is_err()
+        });
+        for send in &sends {
+            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
+        }
+        rank.barrier();
+    });
+}
+
+/// The bootstrap tells that it is gone when something is to be said to it.
+#[test]
+fn refusals_of_a_rank_that_left_are_heard_before_it_is_found_gone() {
+    play(1, 2, |rank| {
+        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
+            return;
+        };
+        let e = ctx.isend(1, 2, &slice(&ctx, 1)).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
+        for send in &sends {
+            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
+        }
+        rank.barrier();
+    });
+}

@@ -228,7 +228,7 @@ impl Waiting {
     }
 
     /// The application's handle on a stream is gone, not what is enqueued on it: from now on
-    /// `end` tells when that has run; `None`: it has.
+    /// `end` tells, too, when that has run; `None`: it has.
     pub fn leave(&self, id: u64, end: Option<EventHandle>) {
         let Some(seat) = self.seat_of(id) else {
             return;
@@ -238,10 +238,8 @@ impl Waiting {
             return;
         }
         match end {
-            Some(end) => {
-                state.sitter = Sitter::Gone(end);
-                state.proof = Proof::Idle;
-            }
+            // The proof stays: the end may never be known.
+            Some(end) => state.sitter = Sitter::Gone(end),
             None => {
                 *state = SeatState::default();
                 seat.owner.store(0, Ordering::Relaxed);

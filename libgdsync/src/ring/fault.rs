@@ -99,9 +99,10 @@ impl Fault {
     ) -> bool {
         let mut busy = false;
         for position in completed..cq.next().min(self.scan) {
-            let known = fifo
-                .slot(cq.ticket(position))
-                .is_none_or(|s| s.status.is_error());
+            let ticket = cq.ticket(position);
+            // One that was aborted and is not posted may still be taken back, with its position.
+            let known =
+                ticket < fifo.posted() && fifo.slot(ticket).is_none_or(|s| s.status.is_error());
             if known && !matches!(cq.state(position), EntryState::Success(_)) {
                 cq.release(position);
                 busy = true;

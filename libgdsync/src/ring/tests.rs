@@ -644,6 +644,39 @@ fn an_aborted_request_stays_aborted_when_the_queue_fails() {
     }
 }
 
+/// Unsignaled requests that fail write entries at the positions of requests that are not posted.
+#[test]
+fn an_aborted_request_is_not_done_before_it_is_posted() {
+    let mut rig = rig(16, 0, 0);
+    let t = [false, false, true, true].map(|signaled| rig.prepare(1, signaled).unwrap());
+    for t in &t[..2] {
+        rig.queue.post(*t, Poster::Cpu).unwrap();
+    }
+    rig.queue.abort(t[2], |h| *h = 0).unwrap();
+    let (mut fault, mut sink) = (Fault::default(), Published::default());
+    let mut fail = |rig: &mut Rig| {
+        while rig.execute(Some(Syndrome::WR_FLUSH)).is_some() {}
+        let SendQueue { fifo, cq, .. } = &mut rig.queue;
+        fault.tick(fifo, cq, None, &mut sink);
+        rig.queue.retire_with(|h| *h = 0);
+    };
+    fail(&mut rig);
+    assert_eq!(rig.queue.cq.completed(), 0);
+    // It is taken back together with the one behind it; another has its ticket and its position.
+    rig.queue.abort(t[3], |h| *h = 0).unwrap();
+    let again = rig.prepare(1, true).unwrap();
+    assert_eq!(again, t[2]);
+    let outcome = |rig: &Rig| {
+        let fifo = &rig.queue.fifo;
+        status(fifo, again.0, fifo.serial(again.0))
+    };
+    assert_eq!(outcome(&rig), Some(Status::PENDING));
+    rig.queue.post(again, Poster::Cpu).unwrap();
+    fail(&mut rig);
+    assert_eq!(outcome(&rig), Some(Status::FLUSHED));
+    assert_eq!(rig.queue.cq.completed(), 1);
+}
+
 /// Two unsignaled requests fail before the request of the first position does: meanwhile the
 /// position of the aborted request behind it may be released, but not the first one.
 #[test]

@@ -3,6 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
+use gds_step::Time;
 use gdsync::Status;
 
 use super::Inner;
@@ -226,7 +227,7 @@ impl Inner {
                 Err(_) if matches!(message, Control::Ping | Control::Pong) => {}
                 Err(e) if matches!(e.kind(), Kind::PeerFailed(_)) => {
                     if message != Control::GivenUp {
-                        gone.push((rank, e));
+                        gone.push(rank);
                     }
                 }
                 Err(e) => {
@@ -241,12 +242,12 @@ impl Inner {
         if sent {
             self.host().ring();
         }
-        for (rank, e) in gone {
-            tracing::warn!(target: "mp", "rank {}: rank {rank} cannot be told: {e}", self.rank);
-            let status = e.status().unwrap_or(Status::TRANSPORT_RETRY);
-            let text = format!("rank {rank} cannot be reached by the bootstrap: {e}");
-            self.blame(state, rank, None, text);
-            self.give_up(state, rank, status);
+        for rank in gone {
+            // It is given up behind its last control messages, see `turn`.
+            if let Some(peer) = state.peer(rank) {
+                peer.gone = true;
+                state.next_census = Time::ZERO;
+            }
         }
         (sent, lost)
     }
@@ -276,7 +277,7 @@ impl Inner {
                     heard = true;
                     if let Err(e) = self.take_in(state, rank, &bytes) {
                         tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
-                        if e.kind() != Kind::Protocol {
+                        if !matches!(e.kind(), Kind::Protocol | Kind::QueueFull) {
                             let text = format!("this rank cannot open its side: {e}");
                             self.blame(state, rank, None, text);
                         } else if let Some(peer) = state.peer(rank) {

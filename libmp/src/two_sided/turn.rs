@@ -50,9 +50,9 @@ impl Inner {
         }
         let suspects = suspects(&mut state, now);
         drop(state);
-        for rank in suspects {
+        for (rank, gone) in suspects {
             // This may read a file, so it is called without the lock.
-            if self.bootstrap.gone(rank) {
+            if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
                 self.hear_out(&mut state);
                 if let Some(peer) = state.peer(rank) {
@@ -294,8 +294,8 @@ impl Inner {
 }
 
 /// The ranks that the bootstrap is to be asked about now: one in turn, and each that a request
-/// waits for.
-fn suspects(state: &mut State, now: Time) -> Vec<u32> {
+/// waits for. Also those that are known to be gone, marked so, as messages to them were refused.
+fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
     if now < state.next_census {
         return Vec::new();
     }
@@ -311,7 +311,7 @@ fn suspects(state: &mut State, now: Time) -> Vec<u32> {
     let lives = |peer: &Peer| peer.failed.is_none();
     for (asked, peer) in asked.iter_mut().zip(&state.peers) {
         let peer = peer.as_deref().filter(|peer| lives(peer));
-        *asked = peer.is_some_and(|peer| *asked || peer.owes_answer());
+        *asked = peer.is_some_and(|peer| *asked || peer.gone || peer.owes_answer());
     }
     let next = (0..size).map(|i| (state.census_at as usize + i) % size);
     let mut known = next.filter(|at| state.peers[*at].as_deref().is_some_and(lives));
@@ -319,8 +319,12 @@ fn suspects(state: &mut State, now: Time) -> Vec<u32> {
         asked[at] = true;
         state.census_at = (at + 1) as u32;
     }
-    let ranks = (0..).zip(asked).filter(|(_, asked)| *asked);
-    ranks.map(|(rank, _)| rank).collect()
+    let gone = |peer: &Option<Box<Peer>>| peer.as_ref().is_some_and(|peer| peer.gone);
+    let ranks = (0..).zip(asked).zip(&state.peers);
+    ranks
+        .filter(|((_, asked), _)| *asked)
+        .map(|((rank, _), peer)| (rank, gone(peer)))
+        .collect()
 }
 
 fn given_up(state: &mut State, rank: u32) -> Option<Status> {
