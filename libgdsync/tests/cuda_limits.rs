@@ -215,6 +215,56 @@ fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
     until("the streams are gone", || control.live()["commands"] == 0);
 }
 
+/// The driver holds up the call that makes one stream too many while another waits: the library
+/// gives out those that it made ahead, and those that were dropped, and then refuses.
+#[test]
+fn streams_are_made_while_a_stream_waits() {
+    inside!(Variant::default());
+    let mut r = rig();
+    let control = Control::open();
+    let gate = Gate::new(&r.gpu);
+    let word = Gate::new(&r.gpu);
+    let waiting = r.gpu.stream().unwrap();
+    for value in 1..=3 {
+        r.post(&waiting, &[gate.wait(value)]).unwrap();
+        until("it waits", || control.waiting() == 1);
+        let mut streams = Vec::new();
+        let error = loop {
+            match r.gpu.stream() {
+                Ok(stream) => streams.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
+        assert!((16..=32).contains(&streams.len()), "{}", streams.len());
+        // One that is dropped serves again, once it has done what it was given.
+        for count in 0..100 {
+            let last = streams.pop().unwrap();
+            r.post(&last, &[write(&word.0, value * 1000 + count)])
+                .unwrap();
+            drop(last);
+            until("a stream is left", || match r.gpu.stream() {
+                Ok(stream) => {
+                    streams.push(stream);
+                    true
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::TooManyWaits, "{error:?}");
+                    false
+                }
+            });
+            assert_eq!(word.0.load().unwrap(), value * 1000 + count);
+        }
+        gate.open(value);
+        assert!(waiting.synchronize(LIMIT).unwrap());
+        // Now any number is made, and kept: this is more than the driver had room for.
+        let more: Vec<Stream> = (0..40).map(|_| r.gpu.stream().unwrap()).collect();
+        drop((streams, more));
+    }
+    assert_eq!(control.blocked(), []);
+    assert_eq!(control.strays(), [""; 0]);
+}
+
 /// A stream that is dropped during a capture leaves nothing that marks its end. What showed before
 /// that it has passed its last wait still does.
 #[test]

@@ -245,7 +245,8 @@ pub trait Runtime: sealed::Sealed + Send + Sync + fmt::Debug {
     unsafe fn open_shared(&self, shared: &cuda::SharedMemory) -> Result<Allocation>;
     #[allow(private_interfaces)]
     fn as_cuda(&self) -> Option<&cuda::CudaRuntime>;
-    fn new_stream(&self) -> Result<StreamHandle>;
+    /// `waits` says whether a stream of the GPU is known to wait.
+    fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<StreamHandle>;
     fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()>;
     fn launch(&self, stream: &StreamHandle, kernel: &Kernel, dims: Dims, args: &[u8])
     -> Result<()>;
@@ -566,10 +567,17 @@ impl Gpu {
     /// Makes a stream. A convenience for programs without a GPU framework: the stream is the
     /// caller's like any other.
     ///
+    /// CUDA's driver may hold up a call that makes a stream, and with it the whole process, while
+    /// any stream of the context waits. So 32 streams are made when the GPU is opened, and a stream
+    /// that is dropped serves again. When half of them are taken, others are made if all streams are
+    /// idle. What waits by calls beside this library is not known here: make streams before it.
+    ///
     /// # Errors
-    /// `System` if the runtime has none left.
+    /// `TooManyWaits` on CUDA if those streams are taken while a stream waits; `System` if the
+    /// runtime has none left.
     pub fn stream(&self) -> Result<Stream> {
-        let handle = self.0.runtime.new_stream()?;
+        let runtime = &self.0.runtime;
+        let handle = runtime.new_stream(&|| self.0.waiting.any(&**runtime))?;
         Ok(Stream::new(self.clone(), handle))
     }
 

@@ -146,6 +146,14 @@ impl Waiting {
             .find(|seat| seat.owner.load(Ordering::Relaxed) == id)
     }
 
+    /// Whether a stream is known to wait.
+    pub fn any(&self, runtime: &dyn Runtime) -> bool {
+        self.seats.iter().any(|seat| {
+            let state = seat.lock();
+            seat.owner.load(Ordering::Relaxed) != 0 && !state.has_passed(runtime)
+        })
+    }
+
     /// Notes `n` submissions of `stream`, with the proof of their last wait if they have one.
     ///
     /// # Errors

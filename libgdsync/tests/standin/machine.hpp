@@ -42,6 +42,9 @@ struct Stream {
     u64 captured = 0;
 };
 
+// Streams that a context makes room for at a time.
+constexpr u64 kStreamBlock = 34;
+
 struct Context {
     int device;
     u64 id;
@@ -50,6 +53,7 @@ struct Context {
     bool alive = true;
     // Streams that hold a channel.
     unsigned waiting = 0;
+    u64 room = kStreamBlock;
     std::vector<std::unique_ptr<Stream>> streams;
     Stream* legacy = nullptr;
 };

@@ -189,10 +189,17 @@ int copy(const char* name, u64 to, u64 from, size_t len, void* handle, bool to_d
 }  // namespace
 
 STANDIN_API int cuStreamCreate(Stream** out, unsigned flags) {
-    return call("cuStreamCreate", Need::context, [&](Machine&, Lock&) -> int {
+    return call("cuStreamCreate", Need::context, [&](Machine&, Lock& lock) -> int {
         if (flags > 1) return kInvalidValue;
-        *out = make_stream(current_context());
-        return kOk;
+        // Another block of streams is made behind every wait of the context.
+        Context* context = current_context();
+        int code = kOk;
+        if (context->streams.size() >= context->room) {
+            code = settle(lock, "cuStreamCreate", context);
+            context->room += kStreamBlock;
+        }
+        if (code == kOk) *out = make_stream(context);
+        return code;
     }, u64{flags});
 }
 

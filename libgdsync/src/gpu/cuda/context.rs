@@ -23,6 +23,7 @@ use super::device::DevicePool;
 use super::engine::Engine;
 use super::graves::{self, Graves};
 use super::pages::HostPages;
+use super::stock::Stock;
 use crate::error::{Error, Kind, Result};
 
 /// See the module.
@@ -37,6 +38,7 @@ pub(crate) struct Context {
     pub graves: Graves,
     pub pages: HostPages,
     pub pool: DevicePool,
+    pub stock: Stock,
     /// Held shared while something is enqueued, alone while an application's owner is
     /// dropped.
     enqueueing: RwLock<()>,
@@ -131,11 +133,13 @@ impl Context {
             graves: Graves::default(),
             pages: HostPages::default(),
             pool: DevicePool::default(),
+            stock: Stock::default(),
             enqueueing: RwLock::new(()),
             name,
             lost: AtomicI32::new(0),
         };
         context.engine = Engine::new(&context)?;
+        context.stock.fill(&context);
         Ok(context)
     }
 

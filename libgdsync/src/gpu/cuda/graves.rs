@@ -174,7 +174,7 @@ impl Graves {
     }
 
     /// Whether no stream that we know has anything to do.
-    fn all_idle(&self, context: &Context) -> bool {
+    pub fn all_idle(&self, context: &Context) -> bool {
         let (live, ends) = {
             let mut state = self.lock();
             let ends = state.ends.iter().all(|end| end.is_reached());

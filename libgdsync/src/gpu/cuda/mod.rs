@@ -15,6 +15,7 @@ mod module;
 mod open;
 mod pages;
 mod share;
+mod stock;
 mod stream;
 mod submit;
 
@@ -185,8 +186,8 @@ impl Runtime for CudaRuntime {
         Some(self)
     }
 
-    fn new_stream(&self) -> Result<StreamHandle> {
-        Ok(self.known(CudaStream::new(&self.context)?))
+    fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<StreamHandle> {
+        Ok(self.known(CudaStream::new(&self.context, waits)?))
     }
 
     #[inline]

@@ -9,6 +9,7 @@ use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
+use super::stock;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Owner;
 
@@ -22,7 +23,7 @@ const MANY: u32 = 900;
 pub struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Made by [`CudaStream::new`], and destroyed by `leave`; else the application's.
+    /// Of [`stock::Stock`], which `leave` gives it back to; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -58,29 +59,16 @@ unsafe impl Sync for CudaStream {}
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        if self.left().is_none() {
-            self.destroy();
+        if self.ours && self.left().is_none() && !self.context.is_lost() {
+            stock::destroy(&self.context, self.raw);
         }
     }
 }
 
 impl CudaStream {
-    /// Destroys a stream of the library's own, which no call names any more.
-    fn destroy(&self) {
-        if self.ours && !self.context.is_lost() {
-            // SAFETY: ours, and no call names it from now on. The driver finishes what is enqueued.
-            let _ = unsafe { (self.context.cuda.cuStreamDestroy_v2)(self.raw) };
-        }
-    }
-
-    /// A new stream, which does not synchronise with the legacy default stream.
-    pub(super) fn new(context: &Arc<Context>) -> Result<CudaStream> {
-        let _app = context.enter_app()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: creates a stream of the current context.
-        let made =
-            unsafe { (context.cuda.cuStreamCreate)(&mut raw, consts::CU_STREAM_NON_BLOCKING) };
-        context.check(made, "make stream")?;
+    /// A stream of the library's own, see [`Stock::take`](stock::Stock::take).
+    pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
+        let raw = context.stock.take(context, waits)?;
         Ok(CudaStream::wrap(context, raw, true))
     }
 
@@ -186,7 +174,11 @@ impl CudaStream {
             }))
         });
         *left = Some(busy.clone());
-        self.destroy();
+        if self.ours && !self.context.is_lost() {
+            self.context
+                .stock
+                .put(&self.context, self.raw, busy.clone());
+        }
         busy
     }
 
@@ -260,7 +252,7 @@ impl CudaStream {
     }
 
     pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
-        if event.raw.is_null() {
+        if !event.is_recorded() {
             let what = "no event could be recorded when the last handle of its stream was dropped";
             return Err(Error::new("wait for event", Kind::WrongState, what));
         }
@@ -307,7 +299,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if !self.raw.is_null() && !self.context.is_lost() {
+        if self.is_recorded() && !self.context.is_lost() {
             // SAFETY: ours. The driver keeps what a stream still waits for.
             let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(self.raw) };
         }
@@ -323,8 +315,13 @@ impl CudaEvent {
         }
     }
 
+    /// Whether it is ever done.
+    pub(super) fn is_recorded(&self) -> bool {
+        !self.raw.is_null()
+    }
+
     pub(super) fn is_done(&self) -> Result<bool> {
-        if self.raw.is_null() {
+        if !self.is_recorded() {
             return Ok(self.context.is_lost());
         }
         let _app = self.context.enter_to_ask()?;

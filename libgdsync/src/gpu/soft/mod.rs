@@ -310,7 +310,7 @@ impl Runtime for SoftRuntime {
         None
     }
 
-    fn new_stream(&self) -> Result<StreamHandle> {
+    fn new_stream(&self, _waits: &dyn Fn() -> bool) -> Result<StreamHandle> {
         let stream = self.gpu.stream().map_err(|e| system("make stream", &e))?;
         Ok(StreamHandle::Soft(stream))
     }
