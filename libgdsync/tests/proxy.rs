@@ -3,6 +3,7 @@
 mod verbs_device;
 mod virtual_nic;
 
+use std::path::Path;
 use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
@@ -77,6 +78,22 @@ fn a_failing_request_by_the_gpus_thread() {
 fn a_stream_outlives_a_device_of_the_gpus_thread() {
     inside!(GPU);
     verbs_device::a_stream_outlives_the_device(Device::proxy);
+}
+
+/// Of real NICs soft-RoCE alone, whose device names the network device below it.
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn soft_roce_keeps_the_order_of_writes() {
+    inside!(OWN);
+    let device = Device::proxy(&Gpu::soft().unwrap()).unwrap();
+    let soft_roce = match std::env::var("GDS_TEST_NIC") {
+        Ok(nic) => Path::new("/sys/class/infiniband")
+            .join(nic)
+            .join("parent")
+            .exists(),
+        Err(_) => false,
+    };
+    assert_eq!(device.keeps_write_order(), soft_roce);
 }
 
 #[test]

@@ -331,6 +331,9 @@ fn told(report: &Report, driven: Driven<'_>) -> Use {
             WRITE,
             "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo".to_owned(),
         ),
+        (_, Driven::Proxy(device)) if device.is_soft_roce() => {
+            (WRITE, "soft-RoCE places WRITEs in order".to_owned())
+        }
         (_, Driven::RdmaCore(_) | Driven::Proxy(_)) => (
             READ,
             "nothing promises that a NIC on a fabric places WRITEs in order".to_owned(),

@@ -22,6 +22,9 @@ pub struct Rdma {
     pub mlx5: State,
 }
 
+/// The driver of soft-RoCE.
+const SOFT_ROCE: &str = "rdma_rxe";
+
 /// One RDMA device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Device {
@@ -83,6 +86,11 @@ impl Device {
     /// Whether it is a ConnectX, which mlx5 drives.
     pub fn is_mlx5(&self) -> bool {
         self.driver.as_deref() == Some("mlx5_core") || self.name.starts_with("mlx5_")
+    }
+
+    /// Whether it is the kernel's soft-RoCE.
+    pub fn is_soft_roce(&self) -> bool {
+        self.driver.as_deref() == Some(SOFT_ROCE)
     }
 
     /// Whether some port can carry messages.
@@ -173,7 +181,8 @@ fn device(machine: &Machine, name: String) -> Device {
         // The kernel writes "0002:c903:002f:1190".
         guid: read("node_guid").and_then(|guid| Guid::parse(&guid.replace(':', ""))),
         place: machine.place(&format!("{folder}/device")),
-        driver: said("DRIVER"),
+        // Soft-RoCE is on no bus, and names the network device that it uses.
+        driver: said("DRIVER").or_else(|| read("parent").map(|_| SOFT_ROCE.to_owned())),
         pci: said("PCI_SLOT_NAME"),
         pci_id: said("PCI_ID"),
         board: read("hca_type").or_else(|| read("board_id")),

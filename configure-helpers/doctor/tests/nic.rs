@@ -14,12 +14,27 @@ fn both(name: &str) -> Libraries {
     }
 }
 
-/// What is said of the NIC: choice, and reason.
-fn nic(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> (String, String) {
+/// What is said of `purpose`: choice, and reason.
+fn said(
+    tree: &Tree,
+    libraries: Libraries,
+    variables: &[(&str, &str)],
+    purpose: &str,
+) -> (String, String) {
     let report = look(tree, libraries, variables);
-    let found = report.uses.into_iter().find(|u| u.purpose == "NIC");
+    let found = report.uses.into_iter().find(|u| u.purpose == purpose);
     let found = found.expect("it is said");
     (found.choice, found.because)
+}
+
+/// What is said of the NIC.
+fn nic(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> (String, String) {
+    said(tree, libraries, variables, "NIC")
+}
+
+/// What is said of how `mp` announces messages.
+fn told(tree: &Tree, libraries: Libraries) -> (String, String) {
+    said(tree, libraries, &[], "mp tells of a message by")
 }
 
 #[track_caller]
@@ -78,6 +93,15 @@ fn another_nic_is_driven_by_a_thread() {
     tree.write("dev/infiniband/uverbs0", "device\n");
     let said = nic(&tree, both("rxe"), &[]);
     is(said, "proxy: rxe0", "rxe0 is no ConnectX");
+    let said = told(&tree, both("other"));
+    is(
+        said,
+        "a WRITE of a word that waits for a READ",
+        "on a fabric",
+    );
+    tree.write("sys/class/infiniband/rxe0/parent", "eth0\n");
+    let said = told(&tree, both("soft-roce"));
+    is(said, "a plain WRITE", "soft-RoCE places WRITEs in order");
 }
 
 #[test]

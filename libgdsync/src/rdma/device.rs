@@ -269,8 +269,9 @@ impl Device {
     }
 
     /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
-    /// order in which they were posted. False for a NIC on a real fabric: if the
-    /// fabric spreads packets over several paths, the NIC may place them as they arrive.
+    /// order in which they were posted. True for the virtual NIC without the fault `ooo` and for the
+    /// kernel's soft-RoCE. False for any other NIC: if the fabric spreads packets over several
+    /// paths, it may place them as they arrive.
     pub fn keeps_write_order(&self) -> bool {
         self.nic().keeps_order()
     }

@@ -45,6 +45,10 @@ const OPEN: &str = "open proxy device";
 /// How often a silent peer is asked again. Seven times is for ever to a device of the kernel's.
 const RETRIES: u8 = 6;
 
+/// The vendor that the kernel's soft-RoCE names (`drivers/infiniband/sw/rxe`). It executes the
+/// requests of a queue pair in the order of their packets' numbers.
+const SOFT_ROCE: u32 = 0xff_ffff;
+
 /// One queue pair.
 struct Owned {
     lane: SharedLane,
@@ -189,6 +193,10 @@ impl Nic for VerbsNic {
     fn reads(&self) -> bool {
         let device = &self.attributes;
         device.max_qp_init_rd_atom > 0 && device.max_qp_rd_atom > 0
+    }
+
+    fn keeps_order(&self) -> bool {
+        self.attributes.vendor_id == SOFT_ROCE
     }
 
     fn holds(&self, region: &Region) -> usize {
