@@ -281,7 +281,9 @@ impl Inner {
                             let text = format!("this rank cannot open its side: {e}");
                             self.blame(state, rank, None, text);
                         } else if let Some(peer) = state.peer(rank) {
-                            peer.why.get_or_insert_with(|| e.object().to_owned());
+                            let limit = e.limit_value().map(|limit| format!(" (limit {limit})"));
+                            let limit = limit.unwrap_or_default();
+                            peer.why.get_or_insert_with(|| format!("{}{limit}", e.object()));
                         }
                         self.give_up(state, rank, Status::BAD_RESPONSE);
                     }
