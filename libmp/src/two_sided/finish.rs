@@ -143,7 +143,7 @@ impl Inner {
             tracing::warn!(
                 target: "mp",
                 "rank {me}: further failures of dropped requests are counted, not named, until \
-                 Context::close or Context::take_error returns one"
+                 Context::close, Context::synchronize or Context::take_error returns them"
             );
         }
     }
