@@ -197,8 +197,7 @@ impl Inner {
         }
         if take {
             faults.open -= open;
-            faults.kept.retain(|fault| !fault.is_of(stream));
-            faults.counted.retain(|(fault, _)| !fault.is_of(stream));
+            faults.take(stream);
         }
         let error = self.fault_error(state, operation, &first?);
         Some(match count {
