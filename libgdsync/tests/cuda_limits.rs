@@ -302,6 +302,46 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
     }
 }
 
+/// The proof that a stream has passed its last wait frees its seat, too, after it has become the
+/// one by which room is given back.
+#[test]
+fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
+    const BEHIND: usize = 600;
+    inside!(Variant::default());
+    let mut r = rig();
+    make_current(retained());
+    let wait = driver().cuStreamWaitValue32_v2.unwrap();
+    let (gate, hold) = (Gate::new(&r.gpu), Gate::new(&r.gpu));
+    let passed = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
+    let (word, other) = (passed.word64(0).unwrap(), passed.word32(8).unwrap());
+    let all: Vec<Stream> = (0..6).map(|_| r.gpu.stream().unwrap()).collect();
+    for (i, stream) in all.iter().enumerate() {
+        let (word, value) = (&word, 1 + i as u64);
+        let list = [
+            gate.wait(i as u32 + 1),
+            Descriptor::PassedBy { word, value },
+        ];
+        r.post(stream, &list).unwrap();
+        let behind = Descriptor::WriteValue64 { word, value };
+        r.post(stream, &[behind]).unwrap();
+        for _ in 0..BEHIND {
+            r.post(stream, &[write(&other, 1)]).unwrap();
+        }
+        // The application's own wait keeps the stream from being idle.
+        let (raw, at) = (stream.as_cuda().unwrap(), hold.0.addr().0);
+        // SAFETY: a live stream, and a word that is kept.
+        ok(unsafe { wait(raw.cast(), at, 1, consts::CU_STREAM_WAIT_VALUE_GEQ) });
+        gate.open(i as u32 + 1);
+        until("it passes", || word.load().unwrap() == value);
+    }
+    let other = r.gpu.stream().unwrap();
+    r.post(&other, &[gate.wait(1)]).unwrap();
+    hold.open(1);
+    for stream in &all {
+        assert!(stream.synchronize(LIMIT).unwrap());
+    }
+}
+
 /// A stream that is told what shows that it has passed gives its seat up though it is never idle,
 /// and takes any number of submissions.
 #[test]

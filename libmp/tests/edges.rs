@@ -583,3 +583,27 @@ fn refusals_of_a_rank_that_left_are_heard_before_it_is_found_gone() {
         rank.barrier();
     });
 }
+
+/// The NIC finds that it is gone before the bootstrap is asked.
+#[test]
+fn refusals_of_a_rank_that_the_nic_found_gone_are_heard() {
+    play(1, 2, |rank| {
+        let Some((ctx, sends)) = refuses_and_leaves(rank) else {
+            return;
+        };
+        let last = ctx.isend(1, 1, &slice(&ctx, SMALL)).unwrap();
+        rank.pass(secs(4));
+        rank.progress_until(&ctx, "the end", || {
+            ctx.isend(1, 1, &slice(&ctx, 1)).is_err()
+        });
+        let e = last.wait(LIMIT).unwrap_err();
+        assert!(matches!(e.kind(), Kind::PeerFailed(_)), "{e}");
+        rank.progress_until(&ctx, "all refusals", || {
+            sends.iter().all(|send| send.test().is_err())
+        });
+        for send in &sends {
+            assert_eq!(send.test().unwrap_err().kind(), Kind::Truncated);
+        }
+        rank.barrier();
+    });
+}

@@ -543,6 +543,42 @@ fn synchronize_returns_failures_of_its_stream_that_were_counted_only() {
     });
 }
 
+/// More streams than failures are counted apart for.
+#[test]
+fn synchronize_returns_a_counted_failure_of_each_of_many_streams() {
+    const STREAMS: u32 = 70;
+    const KEPT: u32 = 64;
+    play(1, 2, |rank| {
+        let ctx = rank.open(|b| b.channels(256));
+        let data = slice(&ctx, SMALL);
+        if rank.me == 1 {
+            for tag in 0..KEPT + STREAMS {
+                drop(ctx.isend(0, tag, &data).unwrap());
+            }
+            return rank.barrier();
+        }
+        let short = slice(&ctx, 1);
+        let streams: Vec<_> = (0..=STREAMS).map(|_| ctx.gpu().stream().unwrap()).collect();
+        for tag in 0..KEPT + STREAMS {
+            let stream = &streams[(tag + 1).saturating_sub(KEPT) as usize];
+            let recv = ctx.irecv_on(stream, 1, tag, &short).unwrap();
+            recv.wait_on(stream).unwrap();
+            drop(recv);
+            assert!(stream.synchronize(LIMIT).unwrap());
+            rank.pass(millis(2));
+        }
+        for (i, stream) in streams.iter().enumerate() {
+            let Err(e) = ctx.synchronize(stream, LIMIT) else {
+                panic!("stream {i} has failed")
+            };
+            assert_eq!(e.kind(), Kind::Truncated, "{e}");
+            ctx.synchronize(stream, LIMIT).unwrap();
+        }
+        ctx.close(LIMIT).unwrap();
+        rank.barrier();
+    });
+}
+
 #[test]
 fn send_that_is_longer_than_its_segment_is_returned_once() {
     play(1, 2, |rank| {

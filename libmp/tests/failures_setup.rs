@@ -104,6 +104,25 @@ fn another_setup_is_named_on_both_sides() {
     }
 }
 
+/// A peer keeps 4096 channels of a direction: half of them may be opened by each side.
+#[test]
+fn more_tags_than_a_peer_keeps_are_refused() {
+    const MOST: usize = 2048;
+    play(1, 2, |rank| {
+        let place = rank.place(SoftOptions::default(), true);
+        let builder = |tags| {
+            let builder = Context::builder().bootstrap(rank.bootstrap());
+            builder.gpu(&place.gpu).device(&place.device).channels(tags)
+        };
+        for tags in [3, MOST + 1] {
+            let e = builder(tags).build().unwrap_err();
+            assert_eq!(e.kind(), Kind::Invalid);
+            assert_eq!(e.limit_value(), Some(MOST as u64), "{e}");
+        }
+        builder(MOST).build().unwrap();
+    });
+}
+
 /// The error blames this rank's resources, not the peer's message.
 #[test]
 fn a_rank_without_memory_for_a_lane_reports_its_own_failure() {

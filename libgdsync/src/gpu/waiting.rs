@@ -36,6 +36,8 @@ pub(crate) enum Proof {
     /// Only by the stream being idle.
     #[default]
     Idle,
+    /// By the earlier proof: no wait was enqueued since that was given.
+    Earlier,
     /// By the count that the stream itself writes behind its waits, in memory that may be gone
     /// by then. (That a word of the application's passes proves nothing of the waits before.)
     Mark {
@@ -55,7 +57,7 @@ pub(crate) enum Proof {
 impl Proof {
     fn holds(&self) -> bool {
         match self {
-            Proof::Idle => false,
+            Proof::Idle | Proof::Earlier => false,
             Proof::Mark {
                 memory,
                 word,
@@ -92,7 +94,7 @@ struct SeatState {
     proof: Proof,
     /// Submissions since the stream was last known to have passed.
     count: u32,
-    /// An earlier proof and the count at which it was given.
+    /// An earlier proof and the count at which it was given. Gone once it holds.
     earlier: Option<(Proof, u32)>,
 }
 
@@ -236,7 +238,7 @@ impl Waiting {
     }
 
     /// The application's handle on a stream is gone, not what is enqueued on it: from now on
-    /// `end` tells, too, when that has run; `None`: it has.
+    /// `end` also tells when that has run; `None`: it has.
     pub fn leave(&self, id: u64, end: Option<EventHandle>) {
         let Some(seat) = self.seat_of(id) else {
             return;
@@ -260,7 +262,12 @@ impl SeatState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
     fn has_passed(&self, runtime: &dyn Runtime) -> bool {
-        if self.proof.holds() {
+        let shown = match (&self.proof, &self.earlier) {
+            (Proof::Earlier, Some((earlier, _))) => earlier.holds(),
+            (Proof::Earlier, None) => true,
+            (proof, _) => proof.holds(),
+        };
+        if shown {
             return true;
         }
         let idle = match &self.sitter {
@@ -305,9 +312,10 @@ impl SeatState {
             self.count = 0;
             self.earlier = None;
         }
-        if self.earlier.is_none() && !matches!(self.proof, Proof::Idle) {
+        if self.earlier.is_none() && !matches!(self.proof, Proof::Idle | Proof::Earlier) {
             // Whoever has passed this has passed everything up to here.
-            self.earlier = Some((std::mem::take(&mut self.proof), self.count));
+            let proof = std::mem::replace(&mut self.proof, Proof::Earlier);
+            self.earlier = Some((proof, self.count));
         }
         if self.count.saturating_add(n) <= limit {
             return Ok(());

@@ -7,6 +7,7 @@ use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
 
+use super::peer::MOST_CHANNELS;
 use super::{Context, Tell};
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::{Error, Kind, Result};
@@ -85,8 +86,9 @@ impl Config {
             let what = format!("an eager limit of {} bytes", self.eager_limit);
             return refuse(what, 1 << 20);
         }
-        if self.channels < 4 {
-            return refuse(format!("{} tags, fewer than 4", self.channels), 1 << 32);
+        if !(4..=MOST_CHANNELS).contains(&self.channels) {
+            let what = format!("{} tags, not from 4 on", self.channels);
+            return refuse(what, MOST_CHANNELS as u64);
         }
         if self.qp.send_blocks < 32 {
             let what = format!("{} blocks a queue, fewer than 32", self.qp.send_blocks);
@@ -185,7 +187,7 @@ impl Builder {
         self
     }
 
-    /// Tags under which memory is kept at a time, for each peer and direction: at least 4, default
+    /// Tags under which memory is kept at a time, for each peer and direction: 4 to 2048, default
     /// 256. When most are taken, those not used for longest go, and cost a connection when they
     /// are used again. A peer keeps to the limit that it was built with itself. If the tags that a
     /// peer announced and under which nothing was received yet take 32 MiB of mailboxes (and are

@@ -281,7 +281,9 @@ impl Inner {
                             let text = format!("this rank cannot open its side: {e}");
                             self.blame(state, rank, None, text);
                         } else if let Some(peer) = state.peer(rank) {
-                            peer.why.get_or_insert_with(|| e.object().to_owned());
+                            let limit = e.limit_value().map(|limit| format!(" (limit {limit})"));
+                            let why = e.object().to_owned() + &limit.unwrap_or_default();
+                            peer.why.get_or_insert(why);
                         }
                         self.give_up(state, rank, Status::BAD_RESPONSE);
                     }
@@ -340,10 +342,12 @@ impl Inner {
         };
         let peer = place.get_or_insert_with(|| Box::new(Peer::new(rank)));
         peer.heard = Some(self.host().now());
-        if peer.failed.is_some() {
-            return Ok(());
-        }
-        let message = Control::decode(bytes)?;
+        let message = match Control::decode(bytes) {
+            // Also of a peer that was given up: what it refused before must not count as sent.
+            Ok(message @ Control::Truncated { .. }) => message,
+            _ if peer.failed.is_some() => return Ok(()),
+            message => message?,
+        };
         let mut say = Vec::new();
         let taken = peer.hear(&ground, &message, &mut say);
         self.say(state, rank, say);

@@ -22,9 +22,10 @@ use crate::wire::control::{Control, Shape};
 /// Lanes that a context has at most: one for the CPU, the others for streams, which share them
 /// if there are more.
 pub(crate) const LANES: usize = 8;
-/// Channels of one direction that a peer may have opened here: it keeps to a limit of its own, which
-/// this side need not know.
+/// Channels of one direction that there may be with a peer, whichever side opened them.
 const COUNTERPARTS: usize = 4096;
+/// The highest limit that a side may set for those that it opens: both together fit.
+pub(crate) const MOST_CHANNELS: usize = COUNTERPARTS / 2;
 /// Bytes of mailboxes for tags that a peer announced and under which nothing was received from it
 /// yet; `UNUSED_TAGS` tags have one whatever its size. The peer waits with the other tags.
 const UNUSED_BYTES: usize = 32 << 20;

@@ -68,8 +68,8 @@ pub(crate) struct End {
 pub(crate) struct Faults {
     /// Faults of dropped requests.
     pub kept: Vec<Fault>,
-    /// Further ones: the first fault of each set of streams, and how many there are of that set.
-    /// Past the most groups, others count in the last one.
+    /// Further ones, in groups: the first fault of each set of streams, and how many there are of
+    /// that set. The last of the most groups takes in all other sets, and its fault their streams.
     pub counted: Vec<(Fault, usize)>,
     /// How many faults the requests in the table and `kept` hold.
     pub open: usize,
@@ -94,9 +94,28 @@ impl Faults {
         let same = |(first, _): &&mut (Fault, usize)| first.streams == fault.streams;
         match self.counted.iter_mut().find(same) {
             Some((_, count)) => *count += 1,
-            None if full => self.counted[KEPT - 1].1 += 1,
+            None if full => {
+                let (first, count) = &mut self.counted[KEPT - 1];
+                for stream in fault.streams {
+                    if !first.streams.contains(&stream) {
+                        first.streams.push(stream);
+                    }
+                }
+                *count += 1;
+            }
             None => self.counted.push((fault, 1)),
         }
         false
+    }
+
+    /// Forgets the faults of `stream`, or all, that are not a request's: a call has returned them.
+    /// A group of several streams is returned for each of them.
+    pub fn take(&mut self, stream: Option<u64>) {
+        self.kept.retain(|fault| !fault.is_of(stream));
+        self.counted.retain_mut(|(fault, _)| {
+            let taken = fault.is_of(stream);
+            fault.streams.retain(|other| Some(*other) != stream);
+            !taken || stream.is_some() && !fault.streams.is_empty()
+        });
     }
 }

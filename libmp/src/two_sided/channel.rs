@@ -550,8 +550,9 @@ impl RecvChannel {
     /// Lets every stream pass that waits for a message, with `status`; for the end.
     pub fn release(&self, status: Status) {
         let failed = word::word(self.next, WordKind::Failed, u64::from(status.0));
-        // Storing over a word that has come does no harm: no receive was posted for its message,
-        // and no stream still waits in its slot, since the message before was taken.
+        // A message that has come and was not taken is lost: its receive ends with `status`. Over
+        // the word of a message without a receive the store does no harm: no stream still waits in
+        // its slot, since the message before was taken.
         for word in self.first.iter().chain(&self.arrival) {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = word.store(failed);

@@ -143,7 +143,7 @@ impl Inner {
             tracing::warn!(
                 target: "mp",
                 "rank {me}: further failures of dropped requests are counted, not named, until \
-                 Context::close or Context::take_error returns one"
+                 Context::close, Context::synchronize or Context::take_error returns them"
             );
         }
     }
@@ -197,8 +197,7 @@ impl Inner {
         }
         if take {
             faults.open -= open;
-            faults.kept.retain(|fault| !fault.is_of(stream));
-            faults.counted.retain(|(fault, _)| !fault.is_of(stream));
+            faults.take(stream);
         }
         let error = self.fault_error(state, operation, &first?);
         Some(match count {

@@ -293,8 +293,8 @@ impl Inner {
     }
 }
 
-/// The ranks that the bootstrap is to be asked about now: one in turn, and each that a request
-/// waits for. Also those that are known to be gone, marked so, as messages to them were refused.
+/// The ranks that may be gone: one in turn, and each that a request or an answer is waited for
+/// from, of which the bootstrap is to be asked now. `true`: it is gone, as it refused a message.
 fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
     if now < state.next_census {
         return Vec::new();
@@ -319,11 +319,10 @@ fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
         asked[at] = true;
         state.census_at = (at + 1) as u32;
     }
-    let gone = |peer: &Option<Box<Peer>>| peer.as_ref().is_some_and(|peer| peer.gone);
-    let ranks = (0..).zip(asked).zip(&state.peers);
+    let ranks = (0..).zip(&state.peers).zip(asked);
     ranks
-        .filter(|((_, asked), _)| *asked)
-        .map(|((rank, _), peer)| (rank, gone(peer)))
+        .filter(|(_, asked)| *asked)
+        .map(|((rank, peer), _)| (rank, peer.as_deref().is_some_and(|peer| peer.gone)))
         .collect()
 }
 
