@@ -83,20 +83,21 @@ pub fn run(mut command: Command, limit: Duration) -> Verdict {
     });
     let start = Instant::now();
     let status = loop {
-        if let Some(status) = child.0.try_wait()? {
+        let status = child.0.try_wait()?;
+        if status.is_some() || start.elapsed() > limit {
             break status;
-        }
-        if start.elapsed() > limit {
-            drop(child);
-            let text = said.join().unwrap_or_default();
-            let text = text.trim();
-            return Err(format!("the process is not done within {limit:?}: {text}").into());
         }
         std::thread::sleep(Duration::from_millis(2));
     };
-    if status.success() {
+    // Kills it if it still runs.
+    drop(child);
+    if status.is_some_and(|status| status.success()) {
         return Ok(());
     }
+    let what = match status {
+        Some(status) => status.to_string(),
+        None => format!("the process is not done within {limit:?}"),
+    };
     let text = said.join().unwrap_or_default();
-    Err(format!("{status}: {}", text.trim()).into())
+    Err(format!("{what}: {}", text.trim()).into())
 }
