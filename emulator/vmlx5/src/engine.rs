@@ -26,15 +26,33 @@ const TURN_BYTES: usize = 128 * 1024;
 /// When to come again to a queue pair that is not ready yet: after 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
 
-impl Machine for Nic {
-    fn step(&mut self, now: Time) -> Step {
+fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+impl Nic {
+    /// Lets the faults of the NIC itself happen that are due. Returns whether it still works.
+    #[cold]
+    fn survives(&mut self, now: Time) -> bool {
         if self.wire.fatal(now) {
             self.fail();
-            return Step::IdleUntil(None);
+            return false;
         }
         while let Some((port, up)) = self.wire.port_edge(now) {
             // A port that is not there is left alone.
             let _ = self.set_port(port, up);
+        }
+        true
+    }
+}
+
+impl Machine for Nic {
+    fn step(&mut self, now: Time) -> Step {
+        if self.wire.is_faulty() && !self.survives(now) {
+            return Step::IdleUntil(None);
         }
         let Nic { core, wire } = self;
         core.now = now;
@@ -48,7 +66,7 @@ impl Machine for Nic {
         let Nic { core, wire } = self;
         busy |= core.look_at_clocks(wire);
         busy |= core.look_after_receives();
-        busy |= core.place_late();
+        busy |= core.disorder.is_some() && core.place_late();
         busy |= core.send_strays(wire);
         busy |= core.give_turns(wire);
         if core.cq_failed {
@@ -60,10 +78,11 @@ impl Machine for Nic {
         if busy || wire.pending() {
             return Step::Progress;
         }
-        let clock = core.timers.deadline();
-        let late = core.disorder.as_ref().map(|disorder| disorder.next);
-        let late = late.filter(|next| *next != Time::NEVER);
-        Step::IdleUntil([deadline, clock, late].into_iter().flatten().min())
+        let next = earliest(deadline, core.timers.deadline());
+        Step::IdleUntil(match &core.disorder {
+            Some(disorder) if disorder.next != Time::NEVER => earliest(next, Some(disorder.next)),
+            _ => next,
+        })
     }
 
     fn name(&self) -> String {
@@ -245,6 +264,7 @@ impl Core {
     }
 
     /// Places pieces of WRITEs that were late for long enough.
+    #[cold]
     fn place_late(&mut self) -> bool {
         let now = self.now;
         match &mut self.disorder {

@@ -175,6 +175,11 @@ impl Events {
         self.queue.reserve(objects.saturating_sub(self.queue.len()));
     }
 
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     pub fn pop(&mut self) -> Option<Source> {
         let source = self.queue.pop_front()?;
         if let Source::Port(..) = source {

@@ -601,6 +601,12 @@ impl Nic {
         self.core.cqs.get(cq.0).map(Cq::info)
     }
 
+    /// Whether [`Nic::next_event`] may have an event: a cheap question for after every step.
+    #[inline]
+    pub fn has_events(&self) -> bool {
+        !self.core.events.is_empty()
+    }
+
     /// What happened to an object, oldest first. What happened again before it was asked for is
     /// told once.
     pub fn next_event(&mut self) -> Option<Event> {

@@ -218,14 +218,17 @@ impl Wire {
         next
     }
 
-    /// A port that goes down or up by now as the faults have it, and whether it is up then.
     #[inline]
+    pub fn is_faulty(&self) -> bool {
+        self.faulty.is_some()
+    }
+
+    /// A port that goes down or up by now as the faults have it, and whether it is up then.
     pub fn port_edge(&mut self, now: Time) -> Option<(u8, bool)> {
         self.faulty.as_mut()?.edge(now)
     }
 
     /// True if the NIC has failed by now, as the faults have it.
-    #[inline]
     pub fn fatal(&self, now: Time) -> bool {
         self.faulty.as_ref().is_some_and(|faulty| faulty.fatal(now))
     }

@@ -266,22 +266,24 @@ impl Stream {
     }
 
     /// Refuses a stream of another GPU, and a stream that is being captured.
+    #[inline]
     pub(crate) fn check(&self, gpu: &Gpu, operation: &'static str) -> Result<()> {
-        if !self.gpu().is(gpu) {
-            return Err(Error::new(
-                operation,
-                Kind::Foreign,
-                format!("{self:?} used with {gpu:?}"),
-            ));
+        match self.gpu().is(gpu) && !self.is_capturing()? {
+            true => Ok(()),
+            false => Err(self.refusal(gpu, operation)),
         }
-        if self.is_capturing()? {
-            return Err(Error::new(
-                operation,
+    }
+
+    #[cold]
+    fn refusal(&self, gpu: &Gpu, operation: &'static str) -> Error {
+        let (kind, what) = match self.gpu().is(gpu) {
+            false => (Kind::Foreign, format!("{self:?} used with {gpu:?}")),
+            true => (
                 Kind::Unsupported,
                 format!("{self:?} is being captured into a graph"),
-            ));
-        }
-        Ok(())
+            ),
+        };
+        Error::new(operation, kind, what)
     }
 
     /// Whether work enqueued now is captured into a graph instead of being run.

@@ -105,10 +105,10 @@ impl DerefMut for Stepped {
     }
 }
 
-impl Machine for Stepped {
-    fn step(&mut self, now: Time) -> Step {
+impl Stepped {
+    #[cold]
+    fn take_events(&mut self, now: Time) {
         use vmlx5::Event as E;
-        let step = self.nic.step(now);
         while let Some(event) = self.nic.next_event() {
             match event {
                 // It flushes what is outstanding, whatever happened.
@@ -130,6 +130,15 @@ impl Machine for Stepped {
                 E::Port { port, up } => self.events.port(port, up, now),
                 _ => {}
             }
+        }
+    }
+}
+
+impl Machine for Stepped {
+    fn step(&mut self, now: Time) -> Step {
+        let step = self.nic.step(now);
+        if self.nic.has_events() {
+            self.take_events(now);
         }
         step
     }

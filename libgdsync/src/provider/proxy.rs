@@ -67,8 +67,7 @@ impl Machine for Proxy {
 }
 
 fn serve(core: &QpCore) -> bool {
-    let mut state = core.lock();
-    state.leave_to_watcher();
+    let mut state = core.lock_for_watcher();
     if core.is_closed() || state.under_way {
         // At the end of what is under way the host is rung.
         return false;

@@ -3,9 +3,11 @@
 //! No thread calls the NIC while it holds the lock: a change of state or the end of a registration
 //! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
 //! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
-//! queue pair in error, and sets aside what completed requests held. `Behind` does both when the
-//! lock is released. For the proxy, whose thread serves other NICs too, the watcher does it.
+//! queue pair in error, and sets aside what completed requests held. The drop of `Locked` does both
+//! behind the lock. For the proxy, whose thread serves other NICs too, the watcher does it: see
+//! `lock_for_watcher`.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
@@ -23,80 +25,41 @@ use crate::status::Status;
 
 /// The state of a queue pair, locked.
 pub(crate) struct Locked<'a> {
-    // Dropped first, so that `behind` runs without the lock.
-    state: MutexGuard<'a, QpState>,
-    behind: Behind<'a>,
+    state: ManuallyDrop<MutexGuard<'a, QpState>>,
+    core: &'a QpCore,
 }
 
 impl<'a> Locked<'a> {
+    #[inline]
     pub fn new(core: &'a QpCore, state: MutexGuard<'a, QpState>) -> Locked<'a> {
-        let behind = Behind {
-            core,
-            left: false,
-            fails: false,
-            lost: false,
-            ended: Vec::new(),
-        };
-        Locked { state, behind }
-    }
-
-    /// Leaves what is to be done at the NIC to the watcher's next visit: for a thread that serves
-    /// other NICs too.
-    pub fn leave_to_watcher(&mut self) {
-        self.behind.left = true;
+        let state = ManuallyDrop::new(state);
+        Locked { state, core }
     }
 }
 
 impl Deref for Locked<'_> {
     type Target = QpState;
 
+    #[inline]
     fn deref(&self) -> &QpState {
         &self.state
     }
 }
 
 impl DerefMut for Locked<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut QpState {
         &mut self.state
     }
 }
 
 impl Drop for Locked<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if self.behind.left {
-            return;
-        }
-        if !self.state.ended.is_empty() {
-            self.behind.ended = std::mem::take(&mut self.state.ended);
-            self.behind.core.letting_go.fetch_add(1, Ordering::Relaxed);
-        }
-        if self.state.fails && !self.state.under_way {
-            self.state.fails = false;
-            self.state.under_way = true;
-            self.behind.fails = true;
-            self.behind.lost = self.state.lost().is_some();
-        }
-    }
-}
-
-/// What is done once the lock is free.
-struct Behind<'a> {
-    core: &'a QpCore,
-    left: bool,
-    fails: bool,
-    lost: bool,
-    ended: Vec<Ended>,
-}
-
-impl Drop for Behind<'_> {
-    fn drop(&mut self) {
-        if self.fails {
-            self.core.put_in_error(self.lost);
-        }
-        if !self.ended.is_empty() {
-            self.ended.clear();
-            self.core.letting_go.fetch_sub(1, Ordering::Release);
-            self.core.host.ring();
+        // SAFETY: the guard is taken only here, and not used afterwards.
+        let state = unsafe { ManuallyDrop::take(&mut self.state) };
+        if state.fails || !state.ended.is_empty() {
+            self.core.release(state);
         }
     }
 }
@@ -108,11 +71,44 @@ pub(crate) enum Ended {
 }
 
 /// Drops what a request held. Last references are set aside in `ended`.
+#[inline]
 pub(crate) fn let_go(hold: &mut Hold, ended: &mut Vec<Ended>) {
-    ended.extend(hold.drain(..).filter_map(|held| match held {
-        Held::Memory(mr) => mr.into_last().map(|_mr| Ended::Memory { _mr }),
-        Held::Destination(to) => to.into_last().map(|_to| Ended::Destination { _to }),
-    }));
+    while let Some(held) = hold.pop() {
+        let last = match held {
+            Held::Memory(mr) => mr.into_last().map(|_mr| Ended::Memory { _mr }),
+            Held::Destination(to) => to.into_last().map(|_to| Ended::Destination { _to }),
+        };
+        if let Some(last) = last {
+            ended.push(last);
+        }
+    }
+}
+
+impl QpCore {
+    /// Releases the lock, then does what its holder has left to be done. Most holders leave nothing.
+    #[cold]
+    #[inline(never)]
+    fn release(&self, mut state: MutexGuard<'_, QpState>) {
+        let ended = std::mem::take(&mut state.ended);
+        if !ended.is_empty() {
+            self.letting_go.fetch_add(1, Ordering::Relaxed);
+        }
+        let fails = state.fails && !state.under_way;
+        if fails {
+            state.fails = false;
+            state.under_way = true;
+        }
+        let lost = state.lost().is_some();
+        drop(state);
+        if fails {
+            self.put_in_error(lost);
+        }
+        if !ended.is_empty() {
+            drop(ended);
+            self.letting_go.fetch_sub(1, Ordering::Release);
+            self.host.ring();
+        }
+    }
 }
 
 /// Calls of the NIC without the lock, by the thread that has set `under_way`.

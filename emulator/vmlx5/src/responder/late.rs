@@ -66,7 +66,9 @@ impl Qp {
     /// Takes the bytes of a WRITE, some of them late.
     ///
     /// # Errors
-    /// As [`write`], for what is placed now.
+    /// Those of [`MrTable::find`] for all of it, and as [`write`] for what is placed now.
+    #[cold]
+    #[inline(never)]
     pub(super) fn place_in_disorder(
         &mut self,
         disorder: &mut Disorder,
@@ -74,12 +76,15 @@ impl Qp {
         (rkey, mut va): (u32, u64),
         mut payload: &[u8],
     ) -> Result<(), u8> {
+        // Nothing is placed unless all of it may be.
+        let need = Access::REMOTE_WRITE;
+        mrs.find(self.pd, rkey, need, va, payload.len() as u64)?;
         while !payload.is_empty() {
             let (len, due) = disorder.draw(now, va, payload.len() as u64);
             let (piece, rest) = payload.split_at(len as usize);
             match due {
                 None => {
-                    let (mem, at) = mrs.find(self.pd, rkey, Access::REMOTE_WRITE, va, len)?;
+                    let (mem, at) = mrs.find(self.pd, rkey, need, va, len)?;
                     write(mem, at, piece, true)?;
                 }
                 Some(due) => {

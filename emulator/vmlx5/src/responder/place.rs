@@ -73,15 +73,15 @@ impl Qp {
             if !payload.is_empty() {
                 let va = msg.va.wrapping_add(at);
                 let need = Access::REMOTE_WRITE;
-                let found = ctx
-                    .mrs
-                    .find(self.pd, msg.rkey, need, va, payload.len() as u64);
-                let put = match (found, &mut *ctx.disorder) {
-                    (Ok(_), Some(disorder)) if self.service == Service::Rc => {
+                let put = match &mut *ctx.disorder {
+                    Some(disorder) if self.service == Service::Rc => {
                         let (to, on) = ((msg.rkey, va), (ctx.mrs, ctx.now));
                         self.place_in_disorder(disorder, on, to, payload)
                     }
-                    (found, _) => found.and_then(|(mem, offset)| write(mem, offset, payload, last)),
+                    _ => ctx
+                        .mrs
+                        .find(self.pd, msg.rkey, need, va, payload.len() as u64)
+                        .and_then(|(mem, offset)| write(mem, offset, payload, last)),
                 };
                 if let Err(why) = put {
                     return Outcome::Refused(refused(why), None);
