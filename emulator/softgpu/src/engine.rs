@@ -142,7 +142,7 @@ impl Machine for Engine {
         let waiting = cx.waiting;
         if waiting != self.waiting {
             self.waiting = waiting;
-            self.core.waiting.store(waiting, Ordering::Relaxed);
+            self.core.waiting.0.store(waiting, Ordering::Relaxed);
         }
         if over {
             self.forget();

@@ -15,7 +15,7 @@ use crate::memory::{DeviceMemory, HostRegistration, PinnedMemory};
 use crate::op::{Launch, Op};
 use crate::posted::Posted;
 use crate::protect::Key;
-use crate::queue::{Consumer, Ring};
+use crate::queue::{Consumer, Line, Ring};
 use crate::stream::{Shared, Stream};
 use crate::table::Table;
 use crate::{Caps, Config, DeviceError, Dims, Engine, Error, Kernel};
@@ -44,10 +44,10 @@ pub(crate) struct Core {
     pub(crate) posted: Option<Arc<Posted>>,
     pub(crate) launches: Launches,
     /// Streams that stand at a wait. Written by the engine, read by who is curious.
-    pub(crate) waiting: AtomicUsize,
+    pub(crate) waiting: Line<AtomicUsize>,
     /// The stream whose kernel the engine runs now: its number and 1, or 0. Relaxed: read to name
     /// a kernel that has not given way for seconds.
-    pub(crate) running: AtomicU64,
+    pub(crate) running: Line<AtomicU64>,
     /// RUNNING until the engine stops for good. Stored (release) after `fault` by the engine,
     /// loaded (acquire) by every enqueue.
     state: AtomicU32,
@@ -147,7 +147,7 @@ impl Core {
 
     /// Names the kernel that the engine runs, for a warning.
     pub(crate) fn running_kernel(&self) -> Option<String> {
-        let id = self.running.load(Ordering::Relaxed).checked_sub(1)?;
+        let id = self.running.0.load(Ordering::Relaxed).checked_sub(1)?;
         let streams = lock(&self.streams);
         let stream = streams.iter().find(|stream| stream.id == id)?;
         let kernel = stream.kernel().unwrap_or("?");
@@ -270,8 +270,8 @@ impl Gpu {
             budget: Budget::new(config.memory),
             posted,
             launches: Launches::default(),
-            waiting: AtomicUsize::new(0),
-            running: AtomicU64::new(0),
+            waiting: Line(AtomicUsize::new(0)),
+            running: Line(AtomicU64::new(0)),
             state: AtomicU32::new(RUNNING),
             fault: Mutex::new(None),
             next_stream: AtomicU64::new(0),
@@ -412,7 +412,7 @@ impl Gpu {
 
     /// Streams that stand at a memory operation's wait at the moment.
     pub fn waiting_streams(&self) -> usize {
-        self.0.core.waiting.load(Ordering::Relaxed)
+        self.0.core.waiting.0.load(Ordering::Relaxed)
     }
 
     /// Why the GPU stopped, if it did. It stays that way.

@@ -417,9 +417,12 @@ impl Lane {
         };
         self.memory.set_now(cx.now.as_nanos());
         let access = DeviceAccess::enable(cx.core.key);
-        cx.core.running.store(self.shared.id + 1, Ordering::Relaxed);
+        cx.core
+            .running
+            .0
+            .store(self.shared.id + 1, Ordering::Relaxed);
         let state = grid.run(cx.turns);
-        cx.core.running.store(0, Ordering::Relaxed);
+        cx.core.running.0.store(0, Ordering::Relaxed);
         drop(access);
         match state {
             GridState::Progress => Ran::Something,

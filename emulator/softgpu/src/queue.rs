@@ -92,9 +92,9 @@ impl Family for Native {
     }
 }
 
-/// Keeps the word of one side out of the cache line of the other's.
+/// Keeps what one side writes out of the cache lines that the other uses.
 #[repr(align(64))]
-struct Line<W>(W);
+pub(crate) struct Line<W>(pub W);
 
 /// What producer and consumer share.
 pub struct Ring<T, F: Family = Native> {

@@ -9,7 +9,7 @@ use gds_step::Time;
 use crate::event::{Event, Mark};
 use crate::gpu::{Core, Gpu};
 use crate::op::{DATA, Op, Target};
-use crate::queue::{Producer, Ring, Submission};
+use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;
 use crate::{DevAddr, Dims, Error, Kernel, LaunchError, MemOp, Object};
 
@@ -38,7 +38,7 @@ impl Drop for Handle {
 pub(crate) struct Shared {
     pub(crate) id: u64,
     pub(crate) ring: Arc<Ring<Op>>,
-    enqueue: Mutex<Enqueue>,
+    enqueue: Line<Mutex<Enqueue>>,
     /// Whether the stream is capturing. Changed under the lock of `enqueue`, where whoever enqueues
     /// looks; others read it relaxed: nothing depends on it.
     capturing: AtomicBool,
@@ -61,10 +61,10 @@ impl Shared {
         Shared {
             id,
             ring: Arc::clone(producer.ring()),
-            enqueue: Mutex::new(Enqueue {
+            enqueue: Line(Mutex::new(Enqueue {
                 producer,
                 cache: Cache::new(),
-            }),
+            })),
             capturing: AtomicBool::new(false),
             number: AtomicU64::new(id),
             kernel: Mutex::default(),
@@ -85,7 +85,8 @@ impl Shared {
     }
 
     fn enqueue(&self) -> MutexGuard<'_, Enqueue> {
-        self.enqueue.lock().unwrap_or_else(PoisonError::into_inner)
+        let enqueue = &self.enqueue.0;
+        enqueue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Submissions enqueued so far.
