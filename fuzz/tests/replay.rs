@@ -1,6 +1,7 @@
 //! Every input of the corpora, as found by the fuzzer, again.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,22 +14,34 @@ fn corpora() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus")
 }
 
-fn inputs(target: &Target) -> Vec<PathBuf> {
-    let list = fs::read_dir(corpora().join(target.name));
-    let list = list.unwrap_or_else(|e| panic!("no corpus of {}: {e}", target.name));
-    let mut files: Vec<_> = list.map(|file| file.unwrap().path()).collect();
-    files.sort();
-    files
+/// A target's inputs with their names: what `fuzz/run` packs, a ustar archive of plain files.
+fn inputs(target: &Target) -> Vec<(String, Vec<u8>)> {
+    let path = corpora().join(target.name).with_extension("tar");
+    let archive = fs::read(path).unwrap_or_else(|e| panic!("no corpus of {}: {e}", target.name));
+    let mut inputs = Vec::new();
+    let mut rest = &archive[..];
+    loop {
+        // A block of zeros ends an archive.
+        let blocks = rest.split_at_checked(512);
+        let (header, behind) = blocks.unwrap_or_else(|| panic!("{}.tar is cut", target.name));
+        if header[0] == 0 {
+            return inputs;
+        }
+        let field = |at: Range<usize>| str::from_utf8(&header[at]).unwrap().trim_end_matches('\0');
+        let len = usize::from_str_radix(field(124..136), 8).unwrap();
+        inputs.push((field(0..100).to_owned(), behind[..len].to_owned()));
+        rest = &behind[len.next_multiple_of(512)..];
+    }
 }
 
 /// Names the input that a panic is about.
-struct About<'a>(&'a Target, &'a Path);
+struct About<'a>(&'a Target, &'a str);
 
 impl Drop for About<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let Self(target, path) = self;
-            eprintln!("try: fuzz/run try {} {}", target.name, path.display());
+            let Self(target, input) = self;
+            eprintln!("try: fuzz/run try {} {input}", target.name);
         }
     }
 }
@@ -43,14 +56,13 @@ fn alone() -> MutexGuard<'static, ()> {
 fn replay(name: &str) {
     let _alone = alone();
     let target = fuzz::find(name).unwrap();
-    let files = inputs(target);
-    assert!(!files.is_empty(), "the corpus of {name} is empty");
-    for path in &files {
-        let bytes = fs::read(path).unwrap();
-        let _about = About(target, path);
-        (target.run)(&bytes);
+    let inputs = inputs(target);
+    assert!(!inputs.is_empty(), "the corpus of {name} is empty");
+    for (input, bytes) in &inputs {
+        let _about = About(target, input);
+        (target.run)(bytes);
     }
-    println!("{name}: {} inputs", files.len());
+    println!("{name}: {} inputs", inputs.len());
 }
 
 macro_rules! replays {
@@ -64,14 +76,14 @@ macro_rules! replays {
         fn every_target_is_replayed() {
             let names: Vec<_> = TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(names, [$($name),*]);
-            let mut folders: Vec<_> = fs::read_dir(corpora())
+            let mut archives: Vec<_> = fs::read_dir(corpora())
                 .unwrap()
-                .map(|folder| folder.unwrap().file_name().into_string().unwrap())
+                .map(|file| file.unwrap().file_name().into_string().unwrap())
                 .collect();
-            folders.sort();
-            let mut sorted = names.clone();
+            archives.sort();
+            let mut sorted: Vec<_> = names.iter().map(|name| format!("{name}.tar")).collect();
             sorted.sort();
-            assert_eq!(folders, sorted);
+            assert_eq!(archives, sorted);
         }
     };
 }
@@ -99,8 +111,8 @@ replays! {
 
 #[test]
 fn corpora_are_small() {
-    let files = TARGETS.iter().flat_map(inputs);
-    let bytes: usize = files.map(|file| fs::read(file).unwrap().len()).sum();
+    let inputs = TARGETS.iter().flat_map(inputs);
+    let bytes: usize = inputs.map(|(_, bytes)| bytes.len()).sum();
     assert!(bytes <= LIMIT, "{bytes} bytes");
 }
 
