@@ -14,6 +14,15 @@ pub struct SendRequest {
 }
 
 /// A receive that was prepared.
+///
+/// It cannot be posted as a send, nor a [`SendRequest`] as a receive:
+///
+/// ```compile_fail,E0308
+/// # use gdsync::rdma::{Descriptor, Qp, ReceiveRequest};
+/// fn post(qp: &mut Qp, stream: &gdsync::Stream, recv: ReceiveRequest) -> gdsync::Result<()> {
+///     qp.post_on(stream, &[Descriptor::Send(recv)]) // `Descriptor::Receive` takes it
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveRequest {
     pub(super) queue: u64,
