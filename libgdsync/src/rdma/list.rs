@@ -39,6 +39,7 @@ use crate::status::Status;
 /// }
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Descriptor<'a> {
     /// Ring for a prepared send.
     Send(SendRequest),

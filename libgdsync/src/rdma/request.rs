@@ -105,6 +105,7 @@ pub struct Source {
 /// A field of a prepared entry that a stream or kernel may change before the doorbell.
 /// All fields are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Field {
     /// Opcode: the lowest byte of the dword that starts the entry. Set to that of a NOP (0),
     /// the request does nothing and completes as if it had.

@@ -31,6 +31,7 @@ impl On<'_> {
 
 /// How long a message is.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub enum SizeSource<'a> {
     /// As its segments.
     #[default]
