@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{self, Access, Device, Lowering, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
+use gdsync::rdma::{self, Access, Device, Mr, Pd, Qp, QpAddress, QpConfig, RemoteMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::Setup;
@@ -98,10 +98,7 @@ impl Endpoint {
             gpu: self.gpu.name(),
             runtime: self.gpu.runtime_name().to_owned(),
             driver: Driver::of(&self.gpu),
-            memory: match memory {
-                MemoryKind::Device => "device".to_owned(),
-                MemoryKind::Pinned => "pinned".to_owned(),
-            },
+            memory: format!("{memory:?}").to_lowercase(),
             provider: format!(
                 "{}, {}",
                 self.device.name(),
@@ -110,11 +107,7 @@ impl Endpoint {
                     _ => "ring",
                 }
             ),
-            lowering: match qp.lowering() {
-                Lowering::Kernel => "kernel".to_owned(),
-                Lowering::MemOps => "memops".to_owned(),
-                Lowering::Auto => "auto".to_owned(),
-            },
+            lowering: format!("{:?}", qp.lowering()).to_lowercase(),
         }
     }
 }

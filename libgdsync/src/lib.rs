@@ -63,9 +63,10 @@
 //! [`QpConfig::timeout`](rdma::QpConfig) or of the wait.
 //!
 //! # Threads
-//! Everything is `Send`; regions, registrations and devices are `Sync`. Each device has a
-//! background thread, its watcher, which visits the device's queue pairs about once a millisecond;
-//! the software devices have a thread of their own, and the proxy one where it is used.
+//! Everything is `Send`. GPUs, streams, memory, devices and registrations are `Sync`; a queue pair
+//! has one owner, since its calls take `&mut self`. Each device has a background thread, its
+//! watcher, which visits the device's queue pairs about once a millisecond; the software devices
+//! have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
 //! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`,
@@ -94,3 +95,44 @@ pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
 pub use provider::emulated::{EmulatedOptions, Fabric};
 pub use status::Status;
+
+/// What the section on threads promises.
+const _: () = {
+    const fn send<T: Send>() {}
+    const fn shared<T: Send + Sync>() {}
+    shared::<Gpu>();
+    shared::<Stream>();
+    shared::<gpu::Event>();
+    shared::<gpu::Kernel>();
+    shared::<gpu::Module>();
+    shared::<gpu::Region>();
+    shared::<gpu::Span>();
+    shared::<gpu::Word32>();
+    shared::<gpu::Word64>();
+    shared::<gpu::cuda::DmaBuf>();
+    shared::<memop::Batch>();
+    shared::<memop::trace::Tracer>();
+    shared::<rdma::Destination>();
+    shared::<rdma::Device>();
+    shared::<rdma::Lanes>();
+    shared::<rdma::LanesMr>();
+    shared::<rdma::LanesPd>();
+    shared::<rdma::Mr>();
+    shared::<rdma::Pd>();
+    // Values: requests, what is said of them, options and errors.
+    shared::<Error>();
+    shared::<EmulatedOptions>();
+    shared::<gpu::cuda::SharedMemory>();
+    shared::<gpu::soft::SoftOptions>();
+    shared::<rdma::Completion>();
+    shared::<rdma::Descriptor<'_>>();
+    shared::<rdma::DeviceOptions>();
+    shared::<rdma::QpAddress>();
+    shared::<rdma::QpConfig>();
+    shared::<rdma::ReceiveRequest>();
+    shared::<rdma::RemoteMemory>();
+    shared::<rdma::SendRequest>();
+    shared::<rdma::Work<'_>>();
+    // One owner, who may be moved between threads.
+    send::<rdma::Qp>();
+};

@@ -103,10 +103,8 @@ impl Rig {
 
     /// Sends two messages that these take, in order.
     fn messages(&mut self, receives: [gdsync::rdma::ReceiveRequest; 2]) {
-        let to = match self.b.transport() {
-            Transport::Rc => None,
-            Transport::Ud { .. } => Some(self.pd.destination(&self.b.address()).unwrap()),
-        };
+        let there = self.b.address();
+        let to = (self.b.transport().is_ud()).then(|| self.pd.destination(&there).unwrap());
         let header = if to.is_some() { 40 } else { 0 };
         for (i, receive) in (0u8..).zip(receives) {
             self.memory.region().write(0, &[i + 1; 8]).unwrap();

@@ -108,6 +108,9 @@
 //! Messages on streams need no CPU once both ranks have used the tag. Everything else is done in
 //! the background by a thread of the context, or by the program ([`Progress::Manual`]).
 //!
+//! # Threads
+//! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
+//!
 //! # Environment
 //! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_ENDPOINT`, `MP_TELL`, and the variables of the job:
 //! see `docs/env.md`.
@@ -130,6 +133,27 @@ pub use gdsync;
 pub use region::{Memory, Slice};
 pub use request::{Done, Request, wait_all, wait_any, wait_some};
 pub use two_sided::{Recv, Send, SizeSource, Source};
+
+/// What the section on threads promises.
+const _: () = {
+    use std::marker::{Send, Sync};
+
+    const fn shared<T: Send + Sync>() {}
+    shared::<Context>();
+    shared::<Builder>();
+    shared::<Memory>();
+    shared::<Slice>();
+    shared::<Request>();
+    shared::<Error>();
+    shared::<Stuck>();
+    shared::<Recv<'_>>();
+    shared::<two_sided::Send<'_>>();
+    shared::<Scope<'_>>();
+    shared::<bootstrap::Directory>();
+    shared::<bootstrap::Local>();
+    shared::<bootstrap::Tcp>();
+    shared::<bootstrap::tcp::Server>();
+};
 
 /// What the fuzzers call.
 #[doc(hidden)]

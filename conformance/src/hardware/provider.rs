@@ -57,6 +57,7 @@ pub fn name(provider: Provider) -> &'static str {
         Provider::Emulated => "emulated",
         Provider::RdmaCore => "rdma_core",
         Provider::Proxy => "proxy",
+        other => panic!("{other:?} has no name here yet"),
     }
 }
 

@@ -545,6 +545,17 @@ impl Gpu {
     /// it when nothing can reach it any more: no handle, no registration, no request in flight,
     /// and no stream by an operation that was enqueued. [`Region::into_vec`] gives it back.
     ///
+    /// Until then the application cannot touch the buffer itself:
+    ///
+    /// ```compile_fail,E0382
+    /// # fn adopt(gpu: &gdsync::Gpu) -> Result<(), (Vec<u8>, gdsync::Error)> {
+    /// let mut buffer = vec![0; 64];
+    /// let region = gpu.adopt_vec(buffer)?;
+    /// buffer[0] = 1; // the region has the buffer: `Region::write` writes into it
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The buffer as well, if it is empty or the runtime refuses it.
     pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Region, (Vec<u8>, Error)> {

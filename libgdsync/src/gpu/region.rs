@@ -13,6 +13,7 @@ use crate::ring::RingMemory;
 
 /// Where memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum MemoryKind {
     /// In the GPU. The CPU reaches it through a mapping made on first use.
     Device,

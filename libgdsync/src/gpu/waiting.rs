@@ -21,6 +21,7 @@ use crate::ring::RingMemory;
 
 /// What a runtime says about waiting streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WaitLimits {
     /// Hardware channels of a context.
     pub channels: u32,

@@ -22,6 +22,7 @@ pub static IMAGE: KernelImage = crate::kernel_image!("gds_kernels");
 
 /// One of the library's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Entry {
     /// Runs a program of up to 8 operations. One block of 32 threads.
     Program8,

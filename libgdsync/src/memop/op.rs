@@ -97,6 +97,7 @@ impl fmt::Debug for Inline {
 
 /// One operation of a stream's front end. All run in stream order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Op {
     /// Stores `value` (native byte order). `fenced`: everything the stream wrote before is
     /// visible to the whole system before this store is; otherwise it may be seen in any order

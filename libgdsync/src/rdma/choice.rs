@@ -30,6 +30,7 @@ const TRIAL: Duration = Duration::from_secs(2);
 
 /// Who drives a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Provider {
     /// What the environment (`GDS_PROVIDER`) says. Else the first that works of: a ConnectX whose
     /// doorbells the GPU reaches; any NIC, by a CPU thread; the virtual one. What is passed over
@@ -65,6 +66,7 @@ impl Provider {
 
 /// What a NIC is named by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NicName {
     /// What the kernel calls it, which may change when the machine does: `mlx5_0`.
     Kernel(String),

@@ -8,6 +8,7 @@ use crate::gpu::{MemoryKind, Word32};
 
 /// How doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Lowering {
     /// Stream memory operations: no SM is used, enqueueing is cheap.
     MemOps,
@@ -39,6 +40,7 @@ impl Lowering {
 
 /// Who rings the NIC for work that is posted on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Endpoint {
     /// The stream itself, by memory operations or a kernel.
     Ring,
@@ -67,6 +69,7 @@ impl Endpoint {
 
 /// How a queue pair talks to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Transport {
     /// A reliable connection (RC) with one peer ([`Qp::connect`](super::Qp::connect)): all
     /// requests, in order, each once; one that cannot be done fails.

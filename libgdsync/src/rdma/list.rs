@@ -26,7 +26,20 @@ use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
 
 /// One thing for a stream to do.
+///
+/// A list borrows the words, spans and bytes that it names until it is posted:
+///
+/// ```compile_fail,E0505
+/// # use gdsync::gpu::Word64;
+/// # use gdsync::rdma::{Descriptor, Qp};
+/// fn mark(qp: &mut Qp, stream: &gdsync::Stream, word: Word64) -> gdsync::Result<()> {
+///     let list = [Descriptor::WriteValue64 { word: &word, value: 1 }];
+///     drop(word); // `list` borrows it
+///     qp.post_on(stream, &list)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Descriptor<'a> {
     /// Ring for a prepared send.
     Send(SendRequest),

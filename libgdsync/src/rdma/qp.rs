@@ -35,6 +35,18 @@ const ATOMIC: u64 = 8;
 ///
 /// It has a send and a receive queue and, of its own, a completion queue for each and a UAR
 /// page. Calls take `&mut self`: a queue has one owner, who may be moved between threads.
+///
+/// Two threads cannot prepare on one queue pair:
+///
+/// ```compile_fail,E0499
+/// # use gdsync::rdma::{Qp, Work};
+/// fn prepare(qp: &mut Qp) {
+///     std::thread::scope(|s| {
+///         s.spawn(|| qp.prepare(&Work::nop()));
+///         s.spawn(|| qp.prepare(&Work::nop())); // the first thread has the queue pair
+///     });
+/// }
+/// ```
 pub struct Qp {
     pub(super) core: Arc<QpCore>,
     pub(super) id: u64,

@@ -14,6 +14,15 @@ pub struct SendRequest {
 }
 
 /// A receive that was prepared.
+///
+/// It cannot be posted as a send, nor a [`SendRequest`] as a receive:
+///
+/// ```compile_fail,E0308
+/// # use gdsync::rdma::{Descriptor, Qp, ReceiveRequest};
+/// fn post(qp: &mut Qp, stream: &gdsync::Stream, recv: ReceiveRequest) -> gdsync::Result<()> {
+///     qp.post_on(stream, &[Descriptor::Send(recv)]) // `Descriptor::Receive` takes it
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveRequest {
     pub(super) queue: u64,
@@ -96,6 +105,7 @@ pub struct Source {
 /// A field of a prepared entry that a stream or kernel may change before the doorbell.
 /// All fields are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Field {
     /// Opcode: the lowest byte of the dword that starts the entry. Set to that of a NOP (0),
     /// the request does nothing and completes as if it had.

@@ -22,6 +22,18 @@ pub struct Sge<'a> {
 /// Without `signaled`, success raises no completion entry and nobody can wait for it; failure
 /// always shows. The borrowed lists are read when the request is prepared, the memory they
 /// name when it runs.
+///
+/// A registration outlives the request until it is prepared; then the queue pair keeps it:
+///
+/// ```compile_fail,E0505
+/// # use gdsync::rdma::{Mr, Qp, SendRequest, Work};
+/// fn send(qp: &mut Qp, mr: Mr) -> gdsync::Result<SendRequest> {
+///     let sges = [mr.sge(0, 64)];
+///     let work = Work::send(&sges);
+///     drop(mr); // `work` borrows it
+///     qp.prepare(&work)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Work<'a> {
     pub(crate) opcode: SendOpcode,

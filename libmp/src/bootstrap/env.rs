@@ -30,6 +30,7 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// What an environment says about this rank.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Plan {
     /// This rank.
     pub rank: u32,
@@ -47,6 +48,7 @@ pub struct Plan {
 
 /// Where ranks meet.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Place {
     /// Nowhere: there is one.
     Alone,

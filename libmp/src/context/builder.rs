@@ -15,6 +15,7 @@ use crate::wire::control::Shape;
 
 /// When peers are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Connect {
     /// With the first message to or from them.
     #[default]
@@ -26,6 +27,7 @@ pub enum Connect {
 /// Who does what neither streams nor NICs can: open connections, notice failures, retire
 /// requests, match receives from anybody, and the work of CPU requests that nobody waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Progress {
     /// gdsync's watcher, about once a millisecond.
     #[default]
@@ -36,6 +38,7 @@ pub enum Progress {
 
 /// What a call does that finds no room (queues full of work under way).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Full {
     /// Waits for room, at most twice the context's time limit after the last loss of a peer, and for
     /// a receive from anybody that matches meanwhile once more, for the connection.

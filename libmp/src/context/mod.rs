@@ -332,6 +332,17 @@ impl Context {
     /// registration, no message in flight, and no stream by an operation that was enqueued.
     /// [`Memory::into_vec`] gives it back.
     ///
+    /// Until then the application cannot touch the buffer itself:
+    ///
+    /// ```compile_fail,E0382
+    /// # fn adopt(ctx: &mp::Context) -> Result<(), (Vec<u8>, mp::Error)> {
+    /// let mut buffer = vec![0; 64];
+    /// let memory = ctx.adopt_vec(buffer)?;
+    /// buffer[0] = 1; // the memory has the buffer: `Memory::write` writes into it
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The buffer as well, if it is empty or cannot be registered.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {

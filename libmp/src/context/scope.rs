@@ -15,6 +15,29 @@ use crate::two_sided::Source;
 ///
 /// The bytes are copied through memory of the context, so that no NIC ever touches what is
 /// borrowed: a message that does not end in time goes on without the caller's memory.
+///
+/// What is received into is the scope's until it ends, and outlives it:
+///
+/// ```compile_fail,E0503
+/// # use mp::Context;
+/// fn first(ctx: &Context) -> mp::Result<u8> {
+///     let mut bytes = [0; 8];
+///     ctx.scope(|scope| {
+///         scope.irecv(0, 7, &mut bytes)?;
+///         Ok(bytes[0]) // read it behind the scope
+///     })
+/// }
+/// ```
+///
+/// ```compile_fail,E0597
+/// # use mp::Context;
+/// fn receive(ctx: &Context) -> mp::Result<()> {
+///     ctx.scope(|scope| {
+///         let mut bytes = [0; 8]; // ends before the scope does
+///         scope.irecv(0, 7, &mut bytes)
+///     })
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Scope<'env> {
     context: Context,

@@ -20,6 +20,7 @@ use crate::wire::control::Control;
 
 /// A request that a stream has waited for longer than the watchdog's limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stuck {
     /// This rank.
     pub rank: u32,

@@ -8,6 +8,7 @@ use crate::mutant::{Mutant, on};
 
 /// How the word that announces a message is kept behind the message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Tell {
     /// By [`Tell::Write`] to a peer whose NIC is known to place WRITEs in order, by [`Tell::Read`]
     /// to any other.

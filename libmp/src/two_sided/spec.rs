@@ -31,6 +31,7 @@ impl On<'_> {
 
 /// How long a message is.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub enum SizeSource<'a> {
     /// As its segments.
     #[default]
@@ -47,6 +48,18 @@ pub enum SizeSource<'a> {
 }
 
 /// A message to be sent.
+///
+/// It borrows slices, words and stream until [`Context::send`](crate::Context::send) takes it;
+/// then the request keeps the memory:
+///
+/// ```compile_fail,E0505
+/// # use mp::{Context, Request, Send, Slice};
+/// fn send(ctx: &Context, stream: gdsync::Stream, data: &Slice) -> mp::Result<Request> {
+///     let message = Send::new(1, 7, std::slice::from_ref(data)).on(&stream);
+///     drop(stream); // `message` borrows it
+///     ctx.send(&message)
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Send<'a> {
     pub(crate) to: u32,

@@ -45,6 +45,7 @@ pub enum SharedMemory {
 
 /// Device memory as a dma-buf, which RDMA drivers register.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct DmaBuf {
     /// The descriptor; it keeps the memory alive.
     pub fd: OwnedFd,
