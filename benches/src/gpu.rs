@@ -7,15 +7,13 @@ use gdsync::Gpu;
 use gdsync::gpu::Stream;
 use gdsync_sys::cuda::types::CUstream;
 use gdsync_sys::cuda::{Cuda, CudaResult};
+use gdsync_sys::gpu_choice::GpuName;
 use serde::{Deserialize, Serialize};
 
 /// Whether `text` can name a GPU.
 pub fn name(text: &str) -> Result<String, String> {
-    let index = text.strip_prefix("cuda:").map(str::parse::<u32>);
-    match (text, index) {
-        ("soft" | "cuda" | "auto", _) | (_, Some(Ok(_))) => Ok(text.to_owned()),
-        _ => Err("GPUs are soft, cuda, cuda:N and auto".to_owned()),
-    }
+    let known = GpuName::parse(text).map(|_| text.to_owned());
+    known.ok_or_else(|| "GPUs are soft, cuda, cuda:N and auto".to_owned())
 }
 
 /// The GPU of rank `number`: of several names each rank takes the next.

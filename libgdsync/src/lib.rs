@@ -76,7 +76,10 @@
 mod error;
 pub mod gpu;
 pub mod kernels;
-pub mod launcher;
+/// The rank of this process, read from a launcher's variables.
+pub mod launcher {
+    pub use gdsync_sys::launcher::rank;
+}
 pub mod memop;
 #[doc(hidden)]
 pub mod mutant;

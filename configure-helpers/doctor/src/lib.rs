@@ -25,7 +25,7 @@ pub mod uses;
 
 pub use machine::{Access, Libraries, Machine};
 
-use gdsync_sys::local_rank;
+use gdsync_sys::launcher;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -81,8 +81,8 @@ pub fn examine(machine: &Machine) -> Report {
             "MP_TELL",
         ]
         .into_iter()
-        .chain(local_rank::VARIABLES.into_iter().flat_map(<[_; 2]>::from))
-        .chain([local_rank::SLURM_NODE])
+        .chain(launcher::local_ranks().flat_map(<[_; 2]>::from))
+        .chain([launcher::SLURM_NODE])
         .filter_map(|name| Some((name, machine.variable(name)?)))
         .collect(),
         uses: Vec::new(),

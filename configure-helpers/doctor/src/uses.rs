@@ -6,7 +6,7 @@ use crate::Report;
 use crate::consistency;
 use crate::cuda::Gpu;
 use crate::nic;
-use gdsync_sys::local_rank::LocalRank;
+use gdsync_sys::gpu_choice::{GpuName, LocalRank};
 use serde::Serialize;
 
 /// One purpose, and what would serve it.
@@ -37,24 +37,10 @@ pub(crate) fn conclude(report: &Report) -> Vec<Use> {
     uses
 }
 
-/// What `GDS_GPU` asks for.
-enum Asked {
-    Soft,
-    Cuda(usize),
-    Auto,
-    Wrong,
-}
-
-fn asked(report: &Report) -> Asked {
-    match report.variables.get("GDS_GPU").map(String::as_str) {
-        None | Some("auto") => Asked::Auto,
-        Some("soft") => Asked::Soft,
-        Some("cuda") => Asked::Cuda(by_rank(report)),
-        Some(other) => other
-            .strip_prefix("cuda:")
-            .and_then(|index| index.parse().ok())
-            .map_or(Asked::Wrong, Asked::Cuda),
-    }
+/// What `GDS_GPU` asks for, if it is known.
+fn asked(report: &Report) -> Option<GpuName> {
+    let name = report.variables.get("GDS_GPU");
+    GpuName::parse(name.map_or("auto", String::as_str))
 }
 
 /// The local rank, if a launcher passes one.
@@ -75,10 +61,10 @@ fn by_rank(report: &Report) -> usize {
 
 /// The CUDA GPU that programs would run on, if they would on one.
 pub(crate) fn chosen(report: &Report) -> Option<&Gpu> {
-    let index = match asked(report) {
-        Asked::Auto => by_rank(report),
-        Asked::Cuda(index) => index,
-        Asked::Soft | Asked::Wrong => return None,
+    let index = match asked(report)? {
+        GpuName::Auto | GpuName::Cuda => by_rank(report),
+        GpuName::Index(index) => index as usize,
+        GpuName::Soft => return None,
     };
     report.cuda.gpus.get(index)
 }
@@ -103,8 +89,8 @@ fn runtime(report: &Report) -> Use {
         Some(value) => format!("GDS_GPU={value}"),
         None => "a GPU goes before the software GPU".to_owned(),
     };
-    let named = report.variables.get("GDS_GPU");
-    if named.is_none_or(|name| ["auto", "cuda"].contains(&name.as_str())) && gpus(report) > 0 {
+    let asked = asked(report);
+    if matches!(asked, Some(GpuName::Auto | GpuName::Cuda)) && gpus(report) > 0 {
         match local_rank(report) {
             Ok(None) => {}
             Ok(Some(local)) => set = format!("{set}, {}", local.reason(gpus(report))),
@@ -117,12 +103,9 @@ fn runtime(report: &Report) -> Use {
             }
         }
     }
-    let (choice, because) = match (asked(report), chosen(report)) {
-        (Asked::Soft, _) => (soft(), set),
-        (Asked::Wrong, _) => (
-            error(),
-            format!("{set}, and known are soft, cuda, cuda:N, auto"),
-        ),
+    let (choice, because) = match (asked, chosen(report)) {
+        (Some(GpuName::Soft), _) => (soft(), set),
+        (None, _) => (error(), format!("{set}, and {}", GpuName::KNOWN)),
         (_, Some(gpu)) => match gpu.unusable() {
             None => (format!("cuda: GPU {}, {}", gpu.index, gpu.name), set),
             Some(why) => (
@@ -130,8 +113,8 @@ fn runtime(report: &Report) -> Use {
                 format!("{set}, but GPU {} cannot be used: {why}", gpu.index),
             ),
         },
-        (Asked::Auto, None) => (soft(), why_no_gpu()),
-        (Asked::Cuda(_), None) => {
+        (Some(GpuName::Auto), None) => (soft(), why_no_gpu()),
+        (Some(_), None) => {
             let why = match report.cuda.gpus.len() {
                 0 => why_no_gpu(),
                 n => format!("of GPUs there are only {n}"),

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use gds_step::{Host, Time};
+use gdsync_sys::gpu_choice::GpuName;
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
@@ -350,24 +351,21 @@ impl Gpu {
     /// `Invalid` for another name, and for a local rank that is not a number; else as
     /// [`Gpu::soft`] and [`Gpu::cuda`].
     pub fn open(name: &str) -> Result<Gpu> {
-        let wrong = || {
-            let what = format!("{name:?}: known are soft, cuda, cuda:N, auto");
+        let asked = GpuName::parse(name).ok_or_else(|| {
+            let what = format!("{name:?}: {}", GpuName::KNOWN);
             Error::new("open GPU", Kind::Invalid, what)
-        };
-        match name {
-            "soft" => Gpu::soft(),
-            "cuda" => cuda::by_local_rank(),
-            "auto" => match cuda::by_local_rank() {
+        })?;
+        match asked {
+            GpuName::Soft => Gpu::soft(),
+            GpuName::Cuda => cuda::by_local_rank(),
+            GpuName::Index(index) => Gpu::cuda(index),
+            GpuName::Auto => match cuda::by_local_rank() {
                 Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
                     tracing::info!(target: "gdsync", "a software GPU, because: {e}");
                     Gpu::soft()
                 }
                 other => other,
             },
-            _ => {
-                let index = name.strip_prefix("cuda:").ok_or_else(wrong)?;
-                Gpu::cuda(index.parse().map_err(|_| wrong())?)
-            }
         }
     }
 

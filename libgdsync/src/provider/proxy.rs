@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::doorbell;
 
-use crate::rdma::QpCore;
+use crate::rdma::{Life, QpCore};
 use crate::ring::RingMemory;
 
 /// The queue pairs that one proxy is going to serve.
@@ -49,7 +49,7 @@ impl Machine for Proxy {
         let mut fresh = self.fresh.0.lock().unwrap_or_else(PoisonError::into_inner);
         self.served.append(&mut fresh);
         drop(fresh);
-        self.served.retain(|core| !core.is_closed());
+        self.served.retain(|core| !core.is(Life::Closed));
         let mut busy = false;
         for core in &self.served {
             busy |= serve(core);
@@ -68,7 +68,7 @@ impl Machine for Proxy {
 
 fn serve(core: &QpCore) -> bool {
     let mut state = core.lock_for_watcher();
-    if core.is_closed() || state.under_way {
+    if core.is(Life::Closed) || state.under_way {
         // At the end of what is under way the host is rung.
         return false;
     }

@@ -5,7 +5,7 @@
 //! it, or calls the NIC ([`locked`](super::locked)). Everything that devices touch lies in regions
 //! that this keeps alive.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -121,6 +121,20 @@ pub(crate) struct Timer {
     pub since: Option<Time>,
 }
 
+/// How far the life of a queue pair has come.
+#[derive(Clone, Copy)]
+pub(crate) enum Life {
+    /// Its owner has it.
+    Open,
+    /// Its owner has dropped it: the watcher finishes it.
+    Closing,
+    /// Nothing of it is in flight: it is kept only until streams are past its doorbell, which
+    /// `ends` records.
+    Leaving,
+    /// Nobody will touch it again.
+    Closed,
+}
+
 /// See the module.
 pub(crate) struct QpCore {
     pub gpu: Gpu,
@@ -134,19 +148,13 @@ pub(crate) struct QpCore {
     /// The owner's own error word.
     error: Option<Word32>,
     state: Mutex<QpState>,
-    /// Set when the owner has dropped the queue pair: the watcher finishes it.
-    closing: AtomicBool,
-    /// Set when it is closing and nothing of it is in flight: it is kept only until streams are
-    /// past its doorbell, which `ends` records. Stored and loaded relaxed: only the watcher acts on
-    /// it, others only count.
-    leaving: AtomicBool,
+    /// A [`Life`], which only goes on: raised (released) by `advance`, loaded (acquired) by `is`.
+    life: AtomicU8,
     /// How many holders of the lock are still dropping what requests held. Raised under the
     /// lock, lowered (released) without it; `calls_nic` acquires, so that after it no registration of
     /// a request that is done is left.
     pub(super) letting_go: AtomicU32,
     pub(super) ends: Mutex<Option<Ends>>,
-    /// Set once nobody will touch the queue pair again.
-    pub(super) closed: AtomicBool,
     /// The region of the words: records, marks, statuses.
     pub control: Region,
     /// The other memory that devices use, and the protection domain: held, never read.
@@ -258,11 +266,9 @@ impl QpCore {
                 flush_faults: flushes.fault.count(),
                 ..QpState::new(send, recv)
             }),
-            closing: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            life: AtomicU8::new(Life::Open as u8),
             letting_go: AtomicU32::new(0),
             ends: Mutex::default(),
-            closed: AtomicBool::new(false),
             control,
             _regions: regions,
             _pd: pd,
@@ -336,42 +342,31 @@ impl QpCore {
         self.nic.ring();
     }
 
-    /// Marks the queue pair as dropped by its owner.
-    pub fn close(&self) {
-        // Pairs with the load in `is_closing`; the lock orders everything else.
-        self.closing.store(true, Ordering::Release);
+    /// Goes on to `life`, unless the queue pair has come further. The lock orders everything else.
+    pub(super) fn advance(&self, life: Life) {
+        self.life.fetch_max(life as u8, Ordering::Release);
     }
 
-    /// Whether the queue pair was dropped by its owner.
-    pub fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
-    }
-
-    /// Whether the queue pair is gone for good.
-    pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// Whether the queue pair was dropped and nothing of it is in flight.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
+    /// Whether the queue pair has come to `life`, and no further.
+    pub fn is(&self, life: Life) -> bool {
+        self.life.load(Ordering::Acquire) == life as u8
     }
 
     /// The watcher's visit. Returns whether anything was done.
     pub fn tick(&self, now: Time) -> bool {
-        if self.is_leaving() {
+        if self.is(Life::Leaving) {
             return self.leave();
         }
         let Some(mut state) = self.try_lock() else {
             return false;
         };
-        if self.is_closed() || state.under_way {
+        if self.is(Life::Closed) || state.under_way {
             return false;
         }
         let mut busy = self.settle(&mut state);
         busy |= self.heed_reports(&mut state, now);
         busy |= self.watch_timers(&mut state, now);
-        if self.is_closing() {
+        if self.is(Life::Closing) {
             state.take_prepared_back();
             self.drain(&mut state);
             if self.is_idle(&state) {
@@ -383,8 +378,9 @@ impl QpCore {
                 drop(ends);
                 // Stored after the call of the NIC: when `close` returns, a queue pair that no
                 // stream rang for is destroyed.
-                let gone = self.leave();
-                self.leaving.store(!gone, Ordering::Relaxed);
+                if !self.leave() {
+                    self.advance(Life::Leaving);
+                }
                 return true;
             }
         }
@@ -577,14 +573,15 @@ impl QpCore {
     /// Takes the queue pair from the NIC and lets every stream pass that waits for it. For the
     /// end of the device, when nobody will watch any more.
     pub fn abandon(&self) {
-        if self.is_closed() {
+        if self.is(Life::Closed) {
             return;
         }
         self.nic.destroy_qp(&self.objects);
-        self.closed.store(true, Ordering::Release);
+        let leaving = self.is(Life::Leaving);
+        self.advance(Life::Closed);
         let mut state = self.lock();
         let state = &mut *state;
-        if !self.is_leaving() && !self.is_idle(state) {
+        if !leaving && !self.is_idle(state) {
             self.places.error.cpu.store32(0, Status::CLOSED.0);
         }
         for (places, cq) in [

@@ -9,7 +9,7 @@ use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
 use super::choice::{DeviceOptions, Provider};
 use super::flusher::{FlushFaults, Flusher};
-use super::{LANES, Qp, QpConfig, QpCore, RemoteMemory, Sge};
+use super::{LANES, Life, Qp, QpConfig, QpCore, RemoteMemory, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
@@ -336,7 +336,7 @@ impl Device {
         let deadline = host.now() + limit;
         let dropped = || {
             let mut open = self.watch().open();
-            open.retain(|core| core.is_closing() && !core.is_leaving());
+            open.retain(|core| core.is(Life::Closing));
             open
         };
         if host.wait_until(Some(deadline), &mut || dropped().is_empty()) {

@@ -14,7 +14,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use mlx5_prm::opcode::CqeOpcode;
 
-use super::core::{Held, Hold, QpCore, QpState, Side};
+use super::core::{Held, Hold, Life, QpCore, QpState, Side};
 use super::destination::DestinationInner;
 use super::device::MrInner;
 use crate::error::{Error, Kind, Result};
@@ -161,12 +161,12 @@ impl QpCore {
     /// stream rings. That late doorbell must not reach another queue pair with the same number.
     pub(super) fn leave(&self) -> bool {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_closed() || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
+        if self.is(Life::Closed) || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
             return false;
         }
         drop(ends);
         self.nic.destroy_qp(&self.objects);
-        self.closed.store(true, Ordering::Release);
+        self.advance(Life::Closed);
         true
     }
 }

@@ -41,7 +41,7 @@ pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
 pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
 pub(crate) use config::env_choice;
 pub use config::{Endpoint, Lowering, QpConfig, Transport};
-pub(crate) use core::{Place, QpCore, QpState};
+pub(crate) use core::{Life, Place, QpCore, QpState};
 pub use destination::Destination;
 pub use device::{Access, Device, Mr, Pd};
 pub(crate) use flusher::{FlushFaults, Flushers};

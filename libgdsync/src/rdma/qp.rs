@@ -12,7 +12,7 @@ use super::destination::check_qkey;
 use super::list::{self, Descriptor};
 use super::locked::let_go;
 use super::{
-    Access, Completion, Device, Endpoint, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
+    Access, Completion, Device, Endpoint, Life, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
     ReceiveRequest, SendRequest, Sge, Transport, Work,
 };
 use crate::error::{Error, Kind, Result};
@@ -627,6 +627,6 @@ impl Drop for Qp {
         for place in [places.uar, places.record.gpu] {
             self.tracer().forget(place);
         }
-        self.core.close();
+        self.core.advance(Life::Closing);
     }
 }

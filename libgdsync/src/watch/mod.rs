@@ -11,7 +11,7 @@ use std::time::Duration;
 use gds_step::{Machine, Step, Time};
 
 use crate::provider::nic::Nic;
-use crate::rdma::QpCore;
+use crate::rdma::{Life, QpCore};
 
 /// How often queue pairs are visited.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -41,7 +41,7 @@ impl WatchList {
 
     fn open_into(&self, open: &mut Vec<Arc<QpCore>>) {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        open.extend(list.iter().filter(|core| !core.is_closed()).cloned());
+        open.extend(list.iter().filter(|core| !core.is(Life::Closed)).cloned());
     }
 }
 
@@ -88,8 +88,8 @@ impl Machine for Watcher {
         }
         {
             let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if list.iter().any(|core| core.is_closed()) {
-                let (closed, open) = list.drain(..).partition(|core| core.is_closed());
+            if list.iter().any(|core| core.is(Life::Closed)) {
+                let (closed, open) = list.drain(..).partition(|core| core.is(Life::Closed));
                 finished = closed;
                 *list = open;
             }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use gdsync_sys::launcher::{Get, LAUNCHERS};
 use rustix::process::getpid;
 
 use super::place;
@@ -66,9 +67,6 @@ pub enum Place {
     /// On this host, in a private directory that this names.
     Here(String),
 }
-
-/// A look into the environment.
-type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Plan {
     /// What the variables that `get` gives say.
@@ -190,82 +188,35 @@ impl Vars<'_> {
     }
 
     fn identity(&self) -> Result<Identity> {
-        let all_here = |here: Option<u32>, size| here.map(|here| here == size);
-        if let Some(rank) = self.number(&["MP_RANK"])? {
-            return Ok(Identity {
-                rank,
-                size: self.needed(&["MP_SIZE"], "MP_RANK")?,
-                launcher: "MP_RANK",
-                job: String::new(),
-                one_host: None,
-            });
-        }
-        // PMIx gives the size only through its library, so MP_SIZE may be set beside PMIX_RANK.
-        if self.text("MP_SIZE").is_some() && self.text("PMIX_RANK").is_none() {
-            let text = "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
-            return Err(Error::new(READ, Kind::Invalid, text));
-        }
-        if let (Some(rank), Some(size)) = (self.number(&["RANK"])?, self.number(&["WORLD_SIZE"])?) {
-            let run = self.first(&["TORCHELASTIC_RUN_ID"]).unwrap_or_default();
-            let turn = self.first(&["TORCHELASTIC_RESTART_COUNT"]);
-            let port = self.first(&["MASTER_PORT"]).unwrap_or_default();
-            let local = self
-                .first(&["MASTER_ADDR"])
-                .is_none_or(|host| is_loopback(&host));
-            let here = self.number(&["LOCAL_WORLD_SIZE"])?;
-            return Ok(Identity {
-                rank,
-                size,
-                launcher: "torchrun",
-                job: format!("{run}.{port}.{}", turn.unwrap_or_default()),
-                one_host: all_here(here, size).or(local.then_some(true)),
-            });
-        }
-        if let Some(rank) = self.number(&["OMPI_COMM_WORLD_RANK"])? {
-            let size = self.needed(&["OMPI_COMM_WORLD_SIZE"], "OMPI_COMM_WORLD_RANK")?;
-            let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
+        for launcher in &LAUNCHERS {
+            let rank = self.number(&[launcher.rank])?;
+            if launcher.name == "torchrun" {
+                // What is no number is refused, whether or not a rank is set.
+                self.number(launcher.with)?;
+            }
+            let Some(rank) = rank.filter(|_| self.first(launcher.with).is_some()) else {
+                // MP_SIZE may be set beside PMIX_RANK.
+                let explicit = launcher.name == "MP_RANK" && self.text("MP_SIZE").is_some();
+                if explicit && self.text("PMIX_RANK").is_none() {
+                    let text =
+                        "MP_SIZE is set and MP_RANK is not: set both for each rank, or neither";
+                    return Err(Error::new(READ, Kind::Invalid, text));
+                }
+                continue;
+            };
+            let size = self.needed(launcher.size, launcher.rank)?;
+            let here = self.number(launcher.here)?.map(|here| here == size);
+            let one = self.number(launcher.hosts)?.map(|hosts| hosts == 1);
+            let master = self.text("MASTER_ADDR");
+            let local = launcher.name == "torchrun" && master.is_none_or(|host| is_loopback(&host));
+            let job = launcher.job.iter();
+            let job = job.map(|part| self.first(part).unwrap_or_default());
             return Ok(Identity {
                 rank,
                 size,
-                launcher: "Open MPI",
-                job: self.first(&job).unwrap_or_default(),
-                one_host: all_here(self.number(&["OMPI_COMM_WORLD_LOCAL_SIZE"])?, size),
-            });
-        }
-        if let Some(rank) = self.number(&["PMIX_RANK"])? {
-            // PMIx says the size to its library alone.
-            let size = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "MP_SIZE"];
-            return Ok(Identity {
-                rank,
-                size: self.needed(&size, "PMIX_RANK")?,
-                launcher: "PMIx",
-                job: self.text("PMIX_NAMESPACE").unwrap_or_default(),
-                one_host: self.one_node()?,
-            });
-        }
-        if let Some(rank) = self.number(&["PMI_RANK"])? {
-            let size = self.needed(&["PMI_SIZE"], "PMI_RANK")?;
-            let here = self.number(&["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"])?;
-            let job = ["PMI_JOBID", "PMI_KVS", "SLURM_JOB_ID"];
-            return Ok(Identity {
-                rank,
-                size,
-                launcher: "PMI",
-                job: self.first(&job).unwrap_or_default(),
-                one_host: all_here(here, size).or(self.one_node()?),
-            });
-        }
-        // Outside a step SLURM numbers the script of the job as if it were the first task.
-        let step = self.first(&["SLURM_STEP_ID", "SLURM_STEPID"]);
-        if let (Some(rank), Some(step)) = (self.number(&["SLURM_PROCID"])?, step) {
-            let size = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
-            let job = self.first(&["SLURM_JOB_ID", "SLURM_JOBID"]);
-            return Ok(Identity {
-                rank,
-                size: self.needed(&size, "SLURM_PROCID")?,
-                launcher: "SLURM",
-                job: format!("{}.{step}", job.unwrap_or_default()),
-                one_host: self.one_node()?,
+                launcher: launcher.name,
+                job: job.collect::<Vec<_>>().join("."),
+                one_host: here.or(one).or(local.then_some(true)),
             });
         }
         Ok(Identity {
@@ -275,11 +226,6 @@ impl Vars<'_> {
             job: String::new(),
             one_host: Some(true),
         })
-    }
-
-    fn one_node(&self) -> Result<Option<bool>> {
-        let nodes = ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"];
-        Ok(self.number(&nodes)?.map(|nodes| nodes == 1))
     }
 
     fn place(&self, who: &Identity, name: &str) -> Result<Place> {
@@ -305,7 +251,7 @@ impl Vars<'_> {
         }
         match (who.launcher, who.one_host) {
             ("torchrun", Some(false) | None) => {
-                let host = self.first(&["MASTER_ADDR"]).unwrap_or_default();
+                let host = self.text("MASTER_ADDR").unwrap_or_default();
                 // Torch's own store has the port itself.
                 let port = self.needed(&["MASTER_PORT"], "MASTER_ADDR")? + 1;
                 let address = match host.contains(':') {

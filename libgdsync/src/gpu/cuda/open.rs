@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 
 use gdsync_sys::cuda::types::{CUcontext, CUdevice, CUstream, CUuuid};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
-use gdsync_sys::local_rank::LocalRank;
+use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
 use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, memory, share, submit};

@@ -170,7 +170,10 @@ impl CudaStream {
                      and queue pairs of this GPU that are dropped from now on are not freed. Drop \
                      the last handle of a stream before or after a capture"
                 );
-                CudaEvent::never(&self.context)
+                CudaEvent {
+                    context: Arc::clone(&self.context),
+                    raw: None,
+                }
             }))
         });
         *left = Some(busy.clone());
@@ -242,7 +245,7 @@ impl CudaStream {
         context.check(made, "make event")?;
         let event = CudaEvent {
             context: Arc::clone(context),
-            raw,
+            raw: Some(raw),
         };
         // SAFETY: event and stream are live and of one context.
         let recorded = unsafe { (context.cuda.cuEventRecord)(raw, self.raw) };
@@ -252,13 +255,13 @@ impl CudaStream {
     }
 
     pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
-        if !event.is_recorded() {
+        let Some(raw) = event.raw else {
             let what = "no event could be recorded when the last handle of its stream was dropped";
             return Err(Error::new("wait for event", Kind::WrongState, what));
-        }
+        };
         let _app = self.context.enter_to_enqueue()?;
         // SAFETY: event and stream are live.
-        let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, event.raw, 0) };
+        let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, raw, 0) };
         self.count();
         self.context.check(waits, "wait for event")
     }
@@ -288,8 +291,8 @@ impl End {
 #[derive(Debug)]
 pub struct CudaEvent {
     context: Arc<Context>,
-    /// Null for an event that could not be recorded and is never done.
-    raw: CUevent,
+    /// None for an event that could not be recorded and is never done.
+    raw: Option<CUevent>,
 }
 
 // SAFETY: handles of the driver, which is thread-safe.
@@ -299,34 +302,26 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if self.is_recorded() && !self.context.is_lost() {
+        if let Some(raw) = self.raw.filter(|_| !self.context.is_lost()) {
             // SAFETY: ours. The driver keeps what a stream still waits for.
-            let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(self.raw) };
+            let _ = unsafe { (self.context.cuda.cuEventDestroy_v2)(raw) };
         }
     }
 }
 
 impl CudaEvent {
-    /// An event that is never done, for work whose end cannot be recorded.
-    fn never(context: &Arc<Context>) -> CudaEvent {
-        CudaEvent {
-            context: Arc::clone(context),
-            raw: std::ptr::null_mut(),
-        }
-    }
-
     /// Whether it is ever done.
     pub(super) fn is_recorded(&self) -> bool {
-        !self.raw.is_null()
+        self.raw.is_some()
     }
 
     pub(super) fn is_done(&self) -> Result<bool> {
-        if !self.is_recorded() {
+        let Some(raw) = self.raw else {
             return Ok(self.context.is_lost());
-        }
+        };
         let _app = self.context.enter_to_ask()?;
         // SAFETY: a live event.
-        match unsafe { (self.context.cuda.cuEventQuery)(self.raw) } {
+        match unsafe { (self.context.cuda.cuEventQuery)(raw) } {
             CudaResult::NOT_READY => Ok(false),
             // It went into a graph: no stream comes to it.
             CudaResult::CAPTURED_EVENT => Ok(true),

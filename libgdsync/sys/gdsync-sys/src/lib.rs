@@ -15,8 +15,9 @@
 #[macro_use]
 mod table;
 pub mod cuda;
+pub mod gpu_choice;
+pub mod launcher;
 pub mod library;
-pub mod local_rank;
 pub mod mlx5;
 pub mod verbs;
 

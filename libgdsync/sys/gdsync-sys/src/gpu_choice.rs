@@ -1,21 +1,35 @@
-//! The GPU of a process that names none: chosen by its local rank, its number among the ranks of
-//! the host, which launchers pass in variables of their own.
+//! The GPU of a process: the one that it names, or else one chosen by its local rank, its number
+//! among the ranks of the host.
 
-/// Reads a variable of the environment.
-pub type Get<'a> = &'a dyn Fn(&str) -> Option<String>;
+use crate::launcher::{Get, SLURM_NODE, local_ranks};
 
-/// The variables of a rank's number on its host and of the count of ranks there, in the order in
-/// which they are asked: `mprun`, torchrun, Open MPI, Hydra (Intel MPI, MPICH), SLURM.
-pub const VARIABLES: [(&str, &str); 5] = [
-    ("MP_LOCAL_RANK", "MP_LOCAL_SIZE"),
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-];
+/// What the name of a GPU, as in `GDS_GPU`, asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuName {
+    /// `soft`: a software GPU.
+    Soft,
+    /// `cuda`: CUDA's GPU of the local rank, or its first.
+    Cuda,
+    /// `cuda:N`: CUDA's GPU of this index.
+    Index(u32),
+    /// `auto`: as `cuda` if CUDA has a GPU, else as `soft`.
+    Auto,
+}
 
-/// The variable of SLURM that says which entry of `SLURM_STEP_TASKS_PER_NODE` is this host's.
-pub const SLURM_NODE: &str = "SLURM_NODEID";
+impl GpuName {
+    /// The names that there are, in words.
+    pub const KNOWN: &str = "known are soft, cuda, cuda:N, auto";
+
+    /// What `name` asks for, if it is known.
+    pub fn parse(name: &str) -> Option<GpuName> {
+        Some(match name {
+            "soft" => GpuName::Soft,
+            "cuda" => GpuName::Cuda,
+            "auto" => GpuName::Auto,
+            _ => GpuName::Index(name.strip_prefix("cuda:")?.parse().ok()?),
+        })
+    }
+}
 
 /// A rank's place on its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +50,7 @@ impl LocalRank {
     /// # Errors
     /// A variable that is no number, with its name.
     pub fn find(get: Get<'_>) -> Result<Option<LocalRank>, String> {
-        for (variable, size_variable) in VARIABLES {
+        for (variable, size_variable) in local_ranks() {
             let Some(text) = get(variable) else { continue };
             let rank = number(variable, &text)?;
             let size = match (size_variable, get(size_variable)) {
@@ -120,7 +134,7 @@ mod tests {
     #[test]
     fn each_launcher_tells_rank_and_count_by_its_variables() {
         assert_eq!(found(&[("MP_RANK", "3")]), Ok(None));
-        for (rank, size) in VARIABLES {
+        for (rank, size) in local_ranks() {
             let local = found(&[(rank, "3"), (size, "4")]).unwrap().unwrap();
             assert_eq!((local.rank, local.size), (3, Some(4)), "{rank}");
             assert_eq!((local.variable, local.gpu(2)), (rank, 1));
