@@ -525,7 +525,7 @@ hardware)
     sh "$folder/run" "$@"
     ;;
 tsan)
-    [ $# -gt 0 ] || set -- gds-step gds-driver softgpu gdsync
+    [ $# -gt 0 ] || set -- gds-step gds-sim softgpu gdsync
     say "tsan: tests of $* under the thread sanitizer, but for model:: and moves_between_threads"
     run_tsan "$@"
     ;;

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 
 use crate::oracle;
 use crate::plan::draw;

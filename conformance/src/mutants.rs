@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use libtest_mimic::{Arguments, Trial};
 
 /// A scenario's name, and what runs it from a seed.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimControl, SimError, SimReport, When};
+use gds_sim::{Sim, SimConfig, SimControl, SimError, SimReport, When};
 use gds_step::{Host, Lane};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;

@@ -4,26 +4,26 @@ use conformance::directed;
 
 #[test]
 fn a_failure_holds_its_stream_until_it_is_looked_after_and_the_queue_pairs_recover() {
-    gds_driver::sim::seeds(200, directed::failure);
+    gds_sim::seeds(200, directed::failure);
 }
 
 #[test]
 fn a_silent_peer_is_a_typed_error_within_the_time_limit() {
-    gds_driver::sim::seeds(200, directed::silence);
+    gds_sim::seeds(200, directed::silence);
 }
 
 #[test]
 fn a_held_stream_is_never_overtaken() {
-    gds_driver::sim::seeds(200, directed::held_stream);
+    gds_sim::seeds(200, directed::held_stream);
 }
 
 #[test]
 fn a_wait_for_a_held_send_is_never_omitted() {
-    gds_driver::sim::seeds(200, directed::held_sends);
+    gds_sim::seeds(200, directed::held_sends);
 }
 
 /// Every policy of consistency in turn, with payload that arrives behind its completion.
 #[test]
 fn payload_in_the_gpu_is_seen_behind_its_completion() {
-    gds_driver::sim::seeds(200, directed::consistency);
+    gds_sim::seeds(200, directed::consistency);
 }

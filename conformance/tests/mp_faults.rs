@@ -5,11 +5,11 @@ use conformance::mp_sim;
 #[test]
 fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
     let (mut left, mut misled) = (0, 0);
-    gds_driver::sim::seeds(60, |seed| {
+    gds_sim::seeds(60, |seed| {
         let (report, counts) = mp_sim::loss::run_and_count(seed)?;
         left += counts[0];
         misled += counts[1];
-        Ok::<_, gds_driver::SimError>(report)
+        Ok::<_, gds_sim::SimError>(report)
     });
     // Nearly all are told by the error itself; one seed alone may be one of the others.
     assert!(left < 20 || misled * 5 < left, "{misled} of {left}");
@@ -17,5 +17,5 @@ fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
 
 #[test]
 fn ranks_that_are_left_go_on_talking_in_the_same_context() {
-    gds_driver::sim::seeds(100, mp_sim::company::run);
+    gds_sim::seeds(100, mp_sim::company::run);
 }

@@ -5,28 +5,28 @@ use conformance::{digest, mp_sim};
 
 #[test]
 fn the_stencil_is_the_serial_one_under_every_schedule() {
-    gds_driver::sim::seeds(160, mp_sim::halo::run);
+    gds_sim::seeds(160, mp_sim::halo::run);
 }
 
 #[test]
 fn every_message_arrives_whatever_the_program_and_the_schedule() {
-    gds_driver::sim::seeds(200, mp_sim::talk::run);
+    gds_sim::seeds(200, mp_sim::talk::run);
 }
 
 /// The word of a message becomes visible after its payload, even if WRITEs are reordered.
 #[test]
 fn the_stencil_is_the_serial_one_where_writes_are_placed_out_of_order() {
-    gds_driver::sim::seeds(100, mp_sim::halo::run_in_disorder);
+    gds_sim::seeds(100, mp_sim::halo::run_in_disorder);
 }
 
 #[test]
 fn every_message_arrives_where_writes_are_placed_out_of_order() {
-    gds_driver::sim::seeds(100, mp_sim::talk::run_in_disorder);
+    gds_sim::seeds(100, mp_sim::talk::run_in_disorder);
 }
 
 #[test]
 fn ready_words_of_a_slot_keep_their_order_across_queue_pairs() {
-    gds_driver::sim::seeds(24, mp_sim::late::run);
+    gds_sim::seeds(24, mp_sim::late::run);
 }
 
 #[test]
@@ -48,5 +48,5 @@ fn a_seed_replays_exactly() {
 
 #[test]
 fn messages_move_at_the_same_times_while_who_enqueued_them_sleeps() {
-    gds_driver::sim::seeds(8, mp_sim::asleep::run);
+    gds_sim::seeds(8, mp_sim::asleep::run);
 }

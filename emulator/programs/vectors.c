@@ -1,5 +1,5 @@
 /* What libmlx5 writes for a list of requests, read back from its rings and printed as JSON: the
- * known-answer vectors of mlx5-prm once more (libgdsync/mlx5-prm/tests/vectors/README.md has the
+ * known-answer vectors of mlx5-prm once more (base/mlx5-prm/tests/vectors/README.md has the
  * fields). The requests are only written, not carried out: plain memory lies where the doorbell
  * pages were, so that no NIC hears of them, and what is written there can be read. */
 #include "verbs.h"

@@ -180,7 +180,7 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
         options.caps.flush = false;
         options.caps.host_flush = host_flush;
         options.caps.memops64 = false;
-        let live = gds_driver::Live::global().unwrap();
+        let live = gds_step::Live::global().unwrap();
         let gpu = Gpu::soft_with(live, options).unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());

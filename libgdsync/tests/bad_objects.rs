@@ -6,7 +6,7 @@ mod common;
 use std::process::Command;
 
 use common::{LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refused, sge};
-use gds_driver::Live;
+use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, MemoryKind};
 use gdsync::memop::{Batch, DevicePtr, Op};

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Flag, Gate, Net, Pair, finish, kind, paths, sge};
-use gds_driver::Live;
+use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Consistency, MemoryKind};
 use gdsync::rdma::{Descriptor, Device, Work, post_on};

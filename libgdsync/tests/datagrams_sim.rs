@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{LIMIT, PLAIN, finish, memory, paths, play, sge};
-use gds_driver::sim::seeds;
+use gds_sim::seeds;
 use gdsync::gpu::{MemoryKind, Stream, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{

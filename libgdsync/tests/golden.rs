@@ -40,7 +40,7 @@ fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
         caps,
         ..SoftOptions::default()
     };
-    let live = gds_driver::Live::global().unwrap();
+    let live = gds_step::Live::global().unwrap();
     let gpu = Gpu::soft_with(live, options).unwrap();
     (gpu, Box::new(Traced))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::witness::Witness;
 use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
-use gds_driver::Live;
+use gds_step::Live;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};

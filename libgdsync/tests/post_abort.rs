@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, kind, pass, paths, play, sge, until};
-use gds_driver::sim::seeds;
+use gds_sim::seeds;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Mr, Qp, QpConfig, ReceiveRequest, SendRequest, Work};
 use gdsync::{Gpu, Kind, Status};

@@ -59,7 +59,7 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
     inside!(GPU);
     verbs_device::every_opcode_does_what_it_says(|gpu| {
         let device = Device::proxy(gpu)?;
-        let threads = gds_driver::thread_times().unwrap();
+        let threads = gds_step::thread_times().unwrap();
         assert!(threads.iter().all(|t| t.name != "gds-verbs"));
         Ok(device)
     });
@@ -308,7 +308,7 @@ fn an_idle_proxy_sleeps() {
     let mut p = Pair::new(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let spent = || {
-        let threads = gds_driver::thread_times().unwrap();
+        let threads = gds_step::thread_times().unwrap();
         let thread = threads.iter().find(|t| t.name == "gds-verbs");
         thread.expect("it runs").cpu
     };

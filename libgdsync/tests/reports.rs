@@ -6,7 +6,7 @@ mod verbs_device;
 use std::time::Duration;
 
 use common::{LIMIT, Net, Pair, play, sge};
-use gds_driver::sim::seeds;
+use gds_sim::seeds;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, PathConfig, QpConfig, Work};
 use gdsync::{Kind, Status};

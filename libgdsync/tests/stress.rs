@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use common::{LIMIT, PLAIN, connect, finish, kind, memory, paths, roomy, sge};
-use gds_driver::Live;
+use gds_step::Live;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Kind, Status};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::witness::Witness;
 use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, pass, paths, play, sge};
-use gds_driver::sim::seeds;
+use gds_sim::seeds;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, QpConfig, WaitOptions, Work};
 use gdsync::{Gpu, Kind, Status};

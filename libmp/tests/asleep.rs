@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use common::{LIMIT, ranks_with};
-use gds_driver::{ThreadTime, thread_times};
+use gds_step::{ThreadTime, thread_times};
 use gdsync::gpu::MemoryKind;
 use gdsync::memop::Condition;
 use gdsync::rdma::{Descriptor, QpConfig, post_on};

@@ -37,7 +37,7 @@ fn build(builder: Builder) -> Builder {
 /// Plays the program of this number wrong, which raises an alarm for each of so many streams,
 /// and right.
 fn program(number: u32, ranks: u32, alarms: usize, body: fn(&Rank, Written)) {
-    gds_driver::sim::seeds(3, |seed| -> Result<(), String> {
+    gds_sim::seeds(3, |seed| -> Result<(), String> {
         let run = play(seed, ranks, move |rank| body(rank, Wrong));
         let seen = run.warnings.alarms();
         if seen.len() != alarms {

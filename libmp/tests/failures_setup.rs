@@ -305,7 +305,7 @@ fn messages_without_sense_give_up_their_sender_and_nobody_else() {
 /// Any change of a message is survived, whatever it does.
 #[test]
 fn flipped_bits_are_survived() {
-    gds_driver::sim::seeds(40, |seed| -> std::result::Result<(), String> {
+    gds_sim::seeds(40, |seed| -> std::result::Result<(), String> {
         play(seed, 3, move |rank| {
             let inner = rank.bootstrap();
             let mut rng = fastrand::Rng::with_seed(seed);

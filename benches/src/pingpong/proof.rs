@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gds_driver::{ThreadTime, thread_times};
+use gds_step::{ThreadTime, thread_times};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! Payload that arrives in GPU memory behind its completion: every policy has to wait for it.
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Consistency, MemoryKind};
 use gdsync::memop::Condition;

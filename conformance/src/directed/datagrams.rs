@@ -1,7 +1,7 @@
 //! Datagrams between four queue pairs of one NIC, under schedules that a seed draws.
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Endpoint, Provider, QpConfig};
 

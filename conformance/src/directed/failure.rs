@@ -6,7 +6,7 @@
 //! traffic again.
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{

@@ -2,7 +2,7 @@
 //! reused before those waits pass. With sends behind it, no wait for one of them is omitted.
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::Kind;
 use gdsync::gpu::MemoryKind;
 use gdsync::memop::Condition;

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport, When};
+use gds_sim::{SimError, SimReport, When};
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Completion, Descriptor, Mr, Qp, QpConfig, RemoteMemory, WaitOptions, Work};
 use gdsync::{Kind, Status};

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use gds_driver::Live;
 use gds_step::Host;
+use gds_step::Live;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::Caps;

@@ -55,7 +55,7 @@ fn gpu(runtime: Runtime) -> Verdict<Gear> {
                 channels: channels.map_or(Ok(8), |channels| channels.parse())?,
                 ..SoftOptions::default()
             };
-            let live: Arc<dyn gds_step::Host> = gds_driver::Live::global()?;
+            let live: Arc<dyn gds_step::Host> = gds_step::Live::global()?;
             Ok(Gear::of(runtime, Gpu::soft_with(live, options)?)?)
         }
     }

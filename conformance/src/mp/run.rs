@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use gds_driver::Live;
+use gds_step::Live;
 use gdsync::Gpu;
 use gdsync::gpu::soft::SoftOptions;
 use mp::Context;

@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimError, When};
+use gds_sim::{Sim, SimConfig, SimError, When};
 use gds_step::{Host, Lane, Machine, Step, Time};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream, Word64};

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::QpConfig;
 use mp::{Context, Memory, Request, Result};

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
 use mp_examples::halo2d::grid::{Grid, Size};
 use mp_examples::halo2d::serial::{self, Field};

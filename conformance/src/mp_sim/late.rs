@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
 use mp::{Kind, Recv, Source};
 use vmlx5::fabric::faults::Faults;

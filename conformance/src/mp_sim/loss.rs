@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 use gds_step::Time;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;

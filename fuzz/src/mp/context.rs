@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig};
+use gds_sim::{Sim, SimConfig};
 use gds_step::Host;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};

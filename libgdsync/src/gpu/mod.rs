@@ -334,7 +334,7 @@ impl Gpu {
     /// # Errors
     /// The operating system gave no thread or memory file.
     pub fn soft() -> Result<Gpu> {
-        let live = gds_driver::Live::global()
+        let live = gds_step::Live::global()
             .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).source(e))?;
         soft::SoftRuntime::open(live, soft::SoftOptions::default())
     }

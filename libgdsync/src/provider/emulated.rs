@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gds_driver::Live;
+use gds_step::Live;
 use gds_step::{Bell, Host, Lane, Machine, MachineId, Shared, Step, Time};
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::Hub;

@@ -9,7 +9,7 @@ pub mod witness;
 
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig};
+use gds_sim::{Sim, SimConfig};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream, Word32};
 use gdsync::memop::Condition;
@@ -53,7 +53,7 @@ pub fn roomy() -> Gpu {
         channels: 64,
         ..SoftOptions::default()
     };
-    Gpu::soft_with(gds_driver::Live::global().unwrap(), options).unwrap()
+    Gpu::soft_with(gds_step::Live::global().unwrap(), options).unwrap()
 }
 
 /// Every way work gets from a stream to the NIC, by name.

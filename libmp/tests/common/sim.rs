@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimControl, SimReport};
+use gds_sim::{Sim, SimConfig, SimControl, SimReport};
 use gds_step::{Host, Lane};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-#[path = "../../../../libgdsync/sys/gdsync-sys/tests/shared/mod.rs"]
+#[path = "../../../../base/gdsync-sys/tests/shared/mod.rs"]
 mod shared;
 
 pub use gdsync_doctor::Libraries;
@@ -140,7 +140,7 @@ fn compile_libcuda(
 
 /// A libgdrapi, with or without a driver to open.
 pub fn libgdrapi(name: &str, opens: bool) -> PathBuf {
-    let mut source = text("../../../libgdsync/sys/gdrcopy-sys/tests/standin.c");
+    let mut source = text("../../../base/gdrcopy-sys/tests/standin.c");
     if !opens {
         source = source.replace(
             "gdr_open(void) {",

@@ -11,7 +11,7 @@ mod player;
 use std::rc::Rc;
 
 use fastrand::Rng;
-use gds_driver::{SimError, SimReport};
+use gds_sim::{SimError, SimReport};
 
 use vmlx5::fabric::faults::Faults;
 

@@ -178,7 +178,7 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;
     let kernel = |entry: Entry| Ok(Kernel(KernelCode::Cuda(module.function(entry.name())?)));
     let kernels = Entry::ALL.into_iter().map(kernel).collect::<Result<_>>()?;
-    let live = gds_driver::Live::global()
+    let live = gds_step::Live::global()
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
     let reaper = attach_reaper(&host, &context);

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 fn bare() -> Gpu {
     let mut options = SoftOptions::default();
     (options.caps.flush, options.caps.host_flush) = (false, false);
-    Gpu::soft_with(gds_driver::Live::global().unwrap(), options).unwrap()
+    Gpu::soft_with(gds_step::Live::global().unwrap(), options).unwrap()
 }
 
 /// What a NIC wrote that does no READs, those of another do not push: as long as there is such a

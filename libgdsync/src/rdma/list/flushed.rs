@@ -223,7 +223,7 @@ mod tests {
         for by_cpu in [true, false] {
             let mut options = SoftOptions::default();
             (options.caps.flush, options.caps.host_flush) = (false, by_cpu);
-            let live = gds_driver::Live::global().unwrap();
+            let live = gds_step::Live::global().unwrap();
             let gpu = Gpu::soft_with(live, options).unwrap();
             let device = Device::emulated(&gpu).unwrap();
             let stream = gpu.stream().unwrap();

@@ -6,7 +6,7 @@ mod unpack;
 
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig};
+use gds_sim::{Sim, SimConfig};
 use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Region};

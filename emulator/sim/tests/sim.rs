@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimError, SimReport, sim};
+use gds_sim::{Sim, SimConfig, SimError, SimReport, seeds};
 use gds_step::{Lane, Machine, Step, Time};
 
 use world::{get, with, word};
@@ -68,7 +68,7 @@ fn ping_pong(seed: u64) -> Result<(SimReport, Vec<Time>), SimError> {
 #[test]
 fn a_seed_replays_exactly_and_seeds_differ() {
     let mut digests = BTreeSet::new();
-    sim::seeds(50, |seed| {
+    seeds(50, |seed| {
         let first = ping_pong(seed)?;
         assert_eq!(first.1.len(), 20);
         // Twenty microseconds on the wire, and nobody waited a whole second for a poll.
@@ -227,7 +227,7 @@ fn a_rank_that_works_while_it_waits_is_not_taken_for_idle() {
 
 #[test]
 fn work_done_while_waiting_is_seen_before_time_is_jumped_over() {
-    sim::seeds(50, |seed| {
+    seeds(50, |seed| {
         let mut sim = Sim::new(SimConfig::seed(seed));
         let host = sim.host();
         let (from, to) = (word(), word());

@@ -1,9 +1,9 @@
-//! What a caught panic said.
+//! The message of a caught panic.
 
 use std::any::Any;
 
 /// The message of a panic. A payload that is not text is leaked: dropping it could panic again.
-pub(crate) fn message(payload: Box<dyn Any + Send>) -> String {
+pub fn panic_message(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<String>() {
         Ok(text) => *text,
         Err(other) => match other.downcast::<&'static str>() {

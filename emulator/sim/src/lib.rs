@@ -1,11 +1,9 @@
-//! The two drivers that run the step machines of the emulator: software GPUs, virtual NICs,
-//! links, watchers.
+//! The simulated driver of the step machines: software GPUs, virtual NICs, links, watchers.
 //!
-//! * [`Live`] runs them for real: one thread a process steps all its devices, spins while
-//!   they are busy and sleeps when they are not.
-//! * [`Sim`] runs them as a play: machines and ranks share one thread and a virtual clock,
-//!   and a seed decides who acts next. A seed that fails fails again, in exactly the same
-//!   way, so the order of events that broke a protocol can be looked at as often as needed.
+//! Machines and ranks share one thread and a virtual clock, and a seed decides which of them
+//! runs next ([`Sim`]). A seed that fails fails again, in exactly the same way, so the order of
+//! events that broke a protocol can be looked at as often as needed. The other driver,
+//! [`Live`](gds_step::Live), runs the same machines on threads in real time.
 //!
 //! Code below the drivers sees neither: machines are handed the time
 //! ([`Machine::step`](gds_step::Machine::step)), ranks wait through an
@@ -17,8 +15,8 @@
 //! use std::sync::atomic::{AtomicU64, Ordering};
 //! use std::time::Duration;
 //!
-//! use gds_driver::{Live, Sim, SimConfig};
-//! use gds_step::{Host, Lane, Machine, Step, Time};
+//! use gds_sim::{Sim, SimConfig};
+//! use gds_step::{Host, Lane, Live, Machine, Step, Time};
 //!
 //! /// What is written at one end appears a microsecond later at the other.
 //! struct Wire {
@@ -61,7 +59,7 @@
 //! }
 //!
 //! // In play: twenty seeds, twenty orders of events; each replays exactly.
-//! gds_driver::sim::seeds(20, |seed| {
+//! gds_sim::seeds(20, |seed| {
 //!     let play = || {
 //!         let mut sim = Sim::new(SimConfig::seed(seed));
 //!         let host = sim.host();
@@ -70,22 +68,26 @@
 //!     };
 //!     let (first, again) = (play()?, play()?);
 //!     assert_eq!(first, again);
-//!     Ok::<_, gds_driver::SimError>(())
+//!     Ok::<_, gds_sim::SimError>(())
 //! });
 //!
 //! // Live.
 //! assert!(through_a_wire(&*Live::global()?));
-//! # Ok::<(), gds_driver::LiveError>(())
+//! # Ok::<(), gds_step::LiveError>(())
 //! ```
-//!
-//! [`thread_times`] tells how much processor time each thread of the process has used, by
-//! name, so that a benchmark can show who ran.
 
-mod live;
-mod panics;
-pub mod sim;
-mod thread_times;
+mod config;
+mod error;
+mod fiber;
+mod host;
+mod sched;
+mod seeds;
+mod sim;
+mod trace;
+mod when;
 
-pub use live::{Failure, Live, LiveConfig, LiveError};
-pub use sim::{Sim, SimConfig, SimControl, SimError, SimReport, Waiting, When};
-pub use thread_times::{ThreadTime, thread_times};
+pub use config::SimConfig;
+pub use error::{SimError, SimReport, Waiting};
+pub use seeds::seeds;
+pub use sim::{Sim, SimControl};
+pub use when::When;

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::panics;
+use gds_step::panic_message;
 
 /// Runs `body` with `count` seeds, always the same ones.
 ///
@@ -47,7 +47,7 @@ fn run<T, E: Display>(
         let message = match catch_unwind(AssertUnwindSafe(|| body(seed))) {
             Ok(Ok(_)) => continue,
             Ok(Err(e)) => e.to_string(),
-            Err(payload) => panics::message(payload),
+            Err(payload) => panic_message(payload),
         };
         // The harness names a test's thread after the test.
         let thread = std::thread::current();

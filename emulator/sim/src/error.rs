@@ -5,7 +5,7 @@ use std::io;
 
 use gds_step::{Step, Time};
 
-use super::trace::Answer;
+use crate::trace::Answer;
 
 /// A simulation that came to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use gds_driver::{Sim, SimConfig, SimError, When, sim};
+use gds_sim::{Sim, SimConfig, SimError, When, seeds};
 use gds_step::{Host, Lane, Step, Time};
 
 use world::{get, with, word};
@@ -157,7 +157,7 @@ fn panics_are_errors_with_a_seed() {
 
 #[test]
 fn the_frozen_are_not_stepped_and_the_killed_never_again() {
-    sim::seeds(20, |seed| {
+    seeds(20, |seed| {
         let mut sim = Sim::new(SimConfig::seed(seed));
         let (host, count) = (sim.host(), word());
         let counted = Arc::clone(&count);

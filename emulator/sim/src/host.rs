@@ -9,10 +9,12 @@ use std::thread::ThreadId;
 
 use gds_step::{Env, Host, Lane, Machine, MachineId, Step, Time};
 
-use super::fiber;
-use super::sched::{Pick, Scheduler};
-use super::{SimConfig, SimError};
-use crate::panics;
+use gds_step::panic_message;
+
+use crate::config::SimConfig;
+use crate::error::SimError;
+use crate::fiber;
+use crate::sched::{Pick, Scheduler};
 
 /// What ranks, machines and the scheduler share. All of them run on one thread; the mutex is
 /// there because the type must be `Sync`, is never contended, and is never held while a
@@ -103,14 +105,14 @@ impl Core {
                     seed: self.seed,
                     turn: state.sched.turn(),
                     machine: state.sched.name(id),
-                    message: panics::message(payload),
+                    message: panic_message(payload),
                 };
                 state.fault.get_or_insert(fault);
                 state.machines.remove(&id);
                 state.sched.remove(id);
                 drop(state);
                 // The first panic is the one to report.
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(machine))).map_err(panics::message);
+                let _ = catch_unwind(AssertUnwindSafe(|| drop(machine))).map_err(panic_message);
             }
         }
     }

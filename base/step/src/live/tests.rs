@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use gds_step::Step;
+use crate::Step;
 
 use super::*;
 

@@ -21,7 +21,7 @@ pub struct ThreadTime {
 /// The processor time of every thread of this process, in the order of their ids.
 ///
 /// ```
-/// use gds_driver::{Live, thread_times};
+/// use gds_step::{Live, thread_times};
 ///
 /// let live = Live::global()?;
 /// let times = thread_times()?;

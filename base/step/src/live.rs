@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use gds_step::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Time};
+use crate::{Bell, BellError, Env, Host, Lane, Machine, MachineId, Time};
 
 use worker::{Pace, WorkerThread};
 

@@ -2,76 +2,21 @@
 
 use std::fmt;
 use std::io::Write;
-use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 #[cfg(doc)]
 use gds_step::Env;
-use gds_step::{Host, Time};
+use gds_step::Host;
 
-use crate::panics;
-use fiber::Fiber;
-use host::Core;
-use sched::{Fate, Limits, Pick};
+use gds_step::panic_message;
 
-mod error;
-mod fiber;
-mod host;
-mod sched;
-mod seeds;
-mod trace;
-
-pub use error::{SimError, SimReport, Waiting};
-pub use seeds::seeds;
-
-/// A simulation's seed, pace and limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SimConfig {
-    /// Decides every choice: equal seeds give equal runs.
-    pub seed: u64,
-    /// How long a turn takes in virtual nanoseconds; drawn evenly. Default 1 to 200.
-    pub step_ns: RangeInclusive<u64>,
-    /// The most turns before [`SimError::TimeLimit`]. Default ten million.
-    pub max_turns: u64,
-    /// The most virtual time before [`SimError::TimeLimit`]. Default 1000 s.
-    pub max_time: Duration,
-    /// Stack of each rank, in bytes. Default 512 KiB.
-    pub stack: usize,
-}
-
-impl SimConfig {
-    /// The defaults with this seed.
-    pub fn seed(seed: u64) -> SimConfig {
-        SimConfig {
-            seed,
-            step_ns: 1..=200,
-            max_turns: 10_000_000,
-            max_time: Duration::from_secs(1000),
-            stack: 512 << 10,
-        }
-    }
-
-    fn limits(&self) -> Limits {
-        let (low, high) = (*self.step_ns.start(), *self.step_ns.end());
-        Limits {
-            // An empty range means its beginning.
-            step_ns: low..=high.max(low),
-            turns: self.max_turns,
-            time: Time::ZERO + self.max_time,
-        }
-    }
-}
-
-/// When something happens to a rank or a machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
-    /// At a virtual time.
-    Time(Time),
-    /// In a turn.
-    Turn(u64),
-}
+use crate::config::SimConfig;
+use crate::error::{SimError, SimReport};
+use crate::fiber::Fiber;
+use crate::host::Core;
+use crate::sched::{Fate, Pick};
+use crate::when::When;
 
 /// Freezes ranks and machines by name, also from inside a rank. A name may belong to several,
 /// and to some that come later.
@@ -277,7 +222,7 @@ impl Sim {
         state.sched.remove(id);
         let (seed, turn) = (self.core.seed, state.sched.turn());
         resumed.map(drop).map_err(|payload| {
-            let message = panics::message(payload);
+            let message = panic_message(payload);
             SimError::RankPanicked {
                 seed,
                 turn,

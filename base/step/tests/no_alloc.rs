@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use gds_driver::{Live, LiveConfig};
 use gds_step::{Env, Host, Lane, Machine, Step, Time};
+use gds_step::{Live, LiveConfig};
 
 struct Counting;
 

@@ -9,10 +9,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use gds_step::{Bell, Machine, MachineId, Probe, Step, Time};
+use crate::{Bell, Machine, MachineId, Probe, Step, Time};
 
 use super::{Failure, LiveError};
-use crate::panics;
+use crate::panic_message;
 
 /// How long a detach waits for the step that the thread is in.
 const DETACH: Duration = Duration::from_secs(10);
@@ -224,7 +224,7 @@ impl Worker {
                 Ok(Step::IdleUntil(Some(t))) => next = next.min(t),
                 Ok(Step::IdleUntil(None)) => {}
                 Err(payload) => {
-                    let message = panics::message(payload);
+                    let message = panic_message(payload);
                     self.fail(slots.remove(i), message);
                     progress = true;
                     continue;
@@ -271,7 +271,7 @@ impl Worker {
         let Slot { id, name, machine } = slot;
         lock(&self.probes).retain(|(probed, ..)| *probed != id);
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(machine))) {
-            let message = panics::message(payload);
+            let message = panic_message(payload);
             lock(&self.failures).push(Failure {
                 machine: id,
                 name,

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use gds_driver::{Live, LiveConfig, thread_times};
 use gds_step::{Env, Host, Lane, Machine, Step, Time};
+use gds_step::{Live, LiveConfig, thread_times};
 
 struct Idle;
 

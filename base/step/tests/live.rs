@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use gds_driver::{Live, LiveConfig};
 use gds_step::{Bell, Env, Host, Lane, Machine, MachineId, Step, Time};
+use gds_step::{Live, LiveConfig};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const LONG: Duration = Duration::from_secs(60);

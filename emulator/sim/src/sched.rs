@@ -7,8 +7,9 @@ use std::ops::RangeInclusive;
 use fastrand::Rng;
 use gds_step::{Step, Time};
 
-use super::trace::Trace;
-use super::{Waiting, When};
+use crate::error::Waiting;
+use crate::trace::Trace;
+use crate::when::When;
 
 /// All actors were found idle this many times over before the clock jumps. More than once,
 /// as a rank may do a bit of work inside the condition it waits for.

@@ -1,0 +1,48 @@
+//! A simulation's seed, pace and limits.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use gds_step::Time;
+
+#[cfg(doc)]
+use crate::SimError;
+use crate::sched::Limits;
+
+/// A simulation's seed, pace and limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// Decides every choice: equal seeds give equal runs.
+    pub seed: u64,
+    /// How long a turn takes in virtual nanoseconds; drawn evenly. Default 1 to 200.
+    pub step_ns: RangeInclusive<u64>,
+    /// The most turns before [`SimError::TimeLimit`]. Default ten million.
+    pub max_turns: u64,
+    /// The most virtual time before [`SimError::TimeLimit`]. Default 1000 s.
+    pub max_time: Duration,
+    /// Stack of each rank, in bytes. Default 512 KiB.
+    pub stack: usize,
+}
+
+impl SimConfig {
+    /// The defaults with this seed.
+    pub fn seed(seed: u64) -> SimConfig {
+        SimConfig {
+            seed,
+            step_ns: 1..=200,
+            max_turns: 10_000_000,
+            max_time: Duration::from_secs(1000),
+            stack: 512 << 10,
+        }
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let (low, high) = (*self.step_ns.start(), *self.step_ns.end());
+        Limits {
+            // An empty range means its beginning.
+            step_ns: low..=high.max(low),
+            turns: self.max_turns,
+            time: Time::ZERO + self.max_time,
+        }
+    }
+}
