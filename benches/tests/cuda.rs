@@ -101,7 +101,7 @@ fn standin() -> Result<PathBuf, String> {
     for include in [
         library.join("tests/standin"),
         library.join("device"),
-        library.join("../emulator/softgpu/device"),
+        library.join("../base/gdsync-build/device"),
         benches.join("../libmp/device"),
         benches.join("device"),
     ] {

@@ -1,13 +1,8 @@
-//! Builds the crate's own test kernels with the host compiler, and tells the build scripts of
-//! dependent crates where the device headers are (`DEP_SOFTGPU_INCLUDE`).
-
-use std::path::PathBuf;
+//! Compiles the kernels of the crate's tests with the host compiler.
 
 fn main() {
-    let root = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let device = root.join("device");
-    println!("cargo::metadata=include={}", device.display());
-    println!("cargo::rerun-if-changed=device");
+    println!("cargo::rerun-if-changed=tests/kernels.cpp");
+    println!("cargo::rerun-if-changed={}", gdsync_build::include_dir().display());
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -17,7 +12,7 @@ fn main() {
         .opt_level(2)
         .warnings(true)
         .extra_warnings(true)
-        .include(&device)
-        .file("device/tests/kernels.cpp")
+        .include(gdsync_build::include_dir())
+        .file("tests/kernels.cpp")
         .compile("softgpu_test_kernels");
 }

@@ -12,19 +12,23 @@ pub struct Crate {
     pub description: String,
     /// The file of its root module: of its library, or of its first program.
     pub root: PathBuf,
-    /// The crates of the workspace that it needs when it runs.
+    /// The folder of the repository that it lies in.
+    pub folder: String,
+    /// The crates of the workspace that it needs to be built; those of its tests are left out.
     pub needs: Vec<String>,
 }
 
 #[derive(Deserialize)]
 struct Document {
     packages: Vec<Package>,
+    workspace_root: PathBuf,
 }
 
 #[derive(Deserialize)]
 struct Package {
     name: String,
     description: Option<String>,
+    manifest_path: PathBuf,
     targets: Vec<Target>,
     dependencies: Vec<Dependency>,
 }
@@ -38,7 +42,7 @@ struct Target {
 #[derive(Deserialize)]
 struct Dependency {
     name: String,
-    /// `None`: a normal one.
+    /// `None`: a normal one; `build` and `dev`.
     kind: Option<String>,
     path: Option<PathBuf>,
 }
@@ -63,11 +67,19 @@ pub fn of_workspace() -> Result<Vec<Crate>> {
             .or_else(|| of_kind(&["bin"]))
             .with_context(|| format!("{} has neither a library nor a program", package.name))?;
         let needs = package.dependencies.iter();
+        let inside = package
+            .manifest_path
+            .strip_prefix(&document.workspace_root)?;
+        let folder = inside
+            .components()
+            .next()
+            .context("a crate without a folder")?;
         crates.push(Crate {
+            folder: folder.as_os_str().to_string_lossy().into_owned(),
             root: target.src_path.clone(),
             description: package.description.unwrap_or_default(),
             needs: needs
-                .filter(|d| d.kind.is_none() && d.path.is_some())
+                .filter(|d| d.kind.as_deref() != Some("dev") && d.path.is_some())
                 .map(|d| d.name.clone())
                 .collect(),
             name: package.name,

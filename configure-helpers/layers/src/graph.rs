@@ -45,8 +45,16 @@ impl Edges {
             .collect()
     }
 
+    /// The nodes, the highest first; those of one height by name.
+    pub fn highest_first(&self, names: &[&str]) -> Vec<usize> {
+        let heights = self.heights();
+        let mut order: Vec<usize> = (0..heights.len()).collect();
+        order.sort_by_key(|&i| (usize::MAX - heights[i], names[i]));
+        order
+    }
+
     /// By node, the longest way down, circles not counted: 0 uses nothing.
-    pub fn heights(&self) -> Vec<usize> {
+    fn heights(&self) -> Vec<usize> {
         let mut heights = vec![0; self.to.len()];
         for _ in 0..self.to.len() {
             for from in 0..self.to.len() {

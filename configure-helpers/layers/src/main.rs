@@ -1,6 +1,6 @@
-//! `layers` prints the layers of the workspace it runs in: the crates, and for each crate its
-//! rooms (the modules directly below `src`), each room above what it uses. It fails if rooms of a
-//! crate use each other in a circle, or if folders below them do. `layers README.md` also compares
+//! `layers` prints the layers of the workspace it runs in: the folders of the repository, their
+//! crates, and the rooms of the libraries (the modules directly below `src`), each above what it
+//! uses. It fails if folders use each other in a circle. `layers README.md` also compares
 //! the picture between the two marks in that file; `layers --write README.md` renews it.
 
 mod crates;
@@ -8,8 +8,8 @@ mod graph;
 mod imports;
 mod modules;
 mod picture;
+mod uses;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::process::ExitCode;
 
@@ -17,6 +17,7 @@ use anyhow::{Context, Result, bail};
 
 use crates::Crate;
 use modules::Tree;
+use uses::Level;
 
 fn main() -> Result<ExitCode> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -32,11 +33,7 @@ fn main() -> Result<ExitCode> {
         .iter()
         .map(|c| Tree::read(&c.root).with_context(|| format!("crate {}", c.name)))
         .collect::<Result<Vec<Tree>>>()?;
-    let circles: Vec<String> = crates
-        .iter()
-        .zip(&trees)
-        .flat_map(|(c, tree)| circles(c, tree))
-        .collect();
+    let circles = circles(&crates, &trees);
     let drawn = picture::draw(&crates, &trees);
     match page {
         None => print!("{drawn}"),
@@ -62,46 +59,30 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// The circles of a crate, as lines: among the parts of a folder, where one of those in the circle is a
-/// folder itself. Files of one folder may use each other.
-fn circles(of: &Crate, tree: &Tree) -> Vec<String> {
-    let uses = imports::between(tree);
+/// The circles, as lines: of the folders of the repository, and in each crate of the parts of a folder
+/// where one of those in the circle is a folder itself. Files of one folder may use each other.
+fn circles(crates: &[Crate], trees: &[Tree]) -> Vec<String> {
     let mut lines = Vec::new();
-    for folder in tree.folders() {
-        let children = tree.children(folder);
-        let mut edges = graph::Edges::new(children.len());
-        let mut because = Vec::new();
-        for used in &uses {
-            let part = |module| children.iter().position(|&c| tree.is_within(module, c));
-            if let (Some(from), Some(to)) = (part(used.from), part(used.to))
-                && from != to
-            {
-                edges.add(from, to);
-                because.push((from, to, used));
-            }
-        }
-        for circle in edges.circles() {
-            let has_folder = circle.iter().any(|&i| tree.is_folder(children[i]));
-            if !has_folder {
-                continue;
-            }
-            lines.push(format!(
-                "circle in crate {}, {}:",
-                of.name,
-                tree.file(folder)
-            ));
-            for &from in &circle {
-                for &to in &circle {
-                    let names: BTreeSet<&str> = because
-                        .iter()
-                        .filter(|b| (b.0, b.1) == (from, to))
-                        .map(|b| b.2.name.as_str())
-                        .collect();
-                    if !names.is_empty() {
-                        let names: Vec<&str> = names.into_iter().collect();
-                        let [from, to] = [from, to].map(|i| &tree.modules[children[i]].name);
-                        lines.push(format!("  {from} uses of {to}: {}", names.join(", ")));
-                    }
+    let repository = Level::folders(crates);
+    for circle in repository.edges.circles() {
+        lines.push("circle of folders of the repository:".to_owned());
+        lines.extend(repository.explain(&circle));
+    }
+    for (of, tree) in crates.iter().zip(trees) {
+        let uses = imports::between(tree);
+        for folder in tree.folders() {
+            let level = Level::modules(tree, &uses, folder);
+            for circle in level.edges.circles() {
+                if circle
+                    .iter()
+                    .any(|&i| tree.is_folder(tree.children(folder)[i]))
+                {
+                    lines.push(format!(
+                        "circle in crate {}, {}:",
+                        of.name,
+                        tree.file(folder)
+                    ));
+                    lines.extend(level.explain(&circle));
                 }
             }
         }

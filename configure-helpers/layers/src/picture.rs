@@ -3,9 +3,9 @@
 use anyhow::{Context, Result};
 
 use crate::crates::Crate;
-use crate::graph::Edges;
 use crate::imports;
 use crate::modules::Tree;
+use crate::uses::Level;
 
 const BEGIN: &str = "<!-- layers: made by `cargo run -p layers -- --write FILE` -->\n";
 const END: &str = "<!-- end of layers -->\n";
@@ -24,21 +24,21 @@ pub fn replace(page: &str, drawn: &str) -> Result<String> {
     ))
 }
 
-/// One line a crate, the highest first; below those in `SHOWN` one line a room.
+/// The folders of the repository, their crates, and the rooms of those in `SHOWN`; at each level the
+/// highest first.
 pub fn draw(crates: &[Crate], trees: &[Tree]) -> String {
-    let mut edges = Edges::new(crates.len());
-    for (from, one) in crates.iter().enumerate() {
-        for need in &one.needs {
-            if let Some(to) = crates.iter().position(|c| c.name == *need) {
-                edges.add(from, to);
-            }
-        }
-    }
+    let (folders, level) = (Level::folders(crates), Level::crates(crates));
     let mut text = String::new();
-    for i in highest_first(&edges, |i| crates[i].name.clone()) {
-        text += &line("", &crates[i].name, &crates[i].description);
-        if SHOWN.contains(&crates[i].name.as_str()) {
-            text += &rooms(&trees[i]);
+    for folder in folders.highest_first() {
+        text += &format!("{}/\n", folders.name(folder));
+        for i in level.highest_first() {
+            let one = &crates[i];
+            if one.folder == folders.name(folder) {
+                text += &line("  ", &one.name, &one.description);
+                if SHOWN.contains(&one.name.as_str()) {
+                    text += &rooms(&trees[i]);
+                }
+            }
         }
     }
     text
@@ -46,40 +46,25 @@ pub fn draw(crates: &[Crate], trees: &[Tree]) -> String {
 
 fn rooms(tree: &Tree) -> String {
     let rooms = tree.children(tree.root());
-    let mut edges = Edges::new(rooms.len());
-    for used in imports::between(tree) {
-        let room = |module| rooms.iter().position(|&r| tree.is_within(module, r));
-        if let (Some(from), Some(to)) = (room(used.from), room(used.to))
-            && from != to
-        {
-            edges.add(from, to);
-        }
-    }
+    let level = Level::modules(tree, &imports::between(tree), tree.root());
     let mut text = String::new();
-    for i in highest_first(&edges, |i| tree.modules[rooms[i]].name.clone()) {
+    for i in level.highest_first() {
         let room = &tree.modules[rooms[i]];
         if !room.summary.is_empty() {
-            text += &line("  ", &room.name, &room.summary);
+            text += &line("    ", &room.name, &room.summary);
         }
     }
     text
 }
 
-fn highest_first(edges: &Edges, name: impl Fn(usize) -> String) -> Vec<usize> {
-    let heights = edges.heights();
-    let mut order: Vec<usize> = (0..heights.len()).collect();
-    order.sort_by_key(|&i| (usize::MAX - heights[i], name(i)));
-    order
-}
-
-/// A name and what it is, in 100 columns: the second column starts at 18.
+/// A name and what it is, in 100 columns: the second column starts at 19.
 fn line(indent: &str, name: &str, what: &str) -> String {
-    let mut text = format!("{:<17}", format!("{indent}{name}"));
+    let mut text = format!("{:<18}", format!("{indent}{name}"));
     let mut column = text.len();
     for word in what.split_whitespace() {
         if column + 1 + word.len() > 100 {
-            text += &format!("\n{:17}", "");
-            column = 17;
+            text += &format!("\n{:18}", "");
+            column = 18;
         }
         text += " ";
         text += word;

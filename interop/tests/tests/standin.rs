@@ -38,7 +38,7 @@ fn build() -> PathBuf {
     let include = [
         gdsync.join("tests/standin"),
         gdsync.join("device"),
-        gdsync.join("../emulator/softgpu/device"),
+        gdsync.join("../base/gdsync-build/device"),
     ];
     let mut sources = files(&gdsync.join("tests/standin"), "cpp");
     sources.extend(files(&gdsync.join("device"), "cu"));

@@ -74,7 +74,7 @@ pub fn build(variant: &Variant) -> PathBuf {
         root.join("tests/standin"),
         root.join("device"),
         root.join("../libmp/device"),
-        root.join("../emulator/softgpu/device"),
+        root.join("../base/gdsync-build/device"),
     ];
     let mut sources = Vec::new();
     for (folder, extension) in [

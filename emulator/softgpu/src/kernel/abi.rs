@@ -2,7 +2,7 @@
 //!
 //! While a grid runs, a thread-local names the running kernel thread. It is read once at the
 //! entry of each function, never after a suspension, for a grid may be resumed by another OS
-//! thread. `device/softgpu.hpp` is the other side.
+//! thread. `softgpu.hpp` of gdsync-build is the other side.
 
 use std::cell::Cell;
 use std::ffi::c_void;

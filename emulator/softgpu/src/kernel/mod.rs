@@ -1,6 +1,6 @@
 //! Kernels of the software GPU: C++ sources built by the host compiler.
 //!
-//! A kernel is a C++ function written against `device/gds_device.hpp`, the one source that
+//! A kernel is a C++ function written against `gds_device.hpp` of gdsync-build, the one source that
 //! nvcc and hipcc compile too. Here its blocks are tasks and the threads of a block are
 //! fibers; one thread runs at a time, on whichever OS thread steps the grid, and gives way
 //! only at a barrier, a warp operation, a spin or a sleep. A run is therefore deterministic,

@@ -1,4 +1,4 @@
-//! The kernels of `device/tests/kernels.cpp`, run and checked against references.
+//! The kernels of `tests/kernels.cpp`, run and checked against references.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -116,7 +116,7 @@ macro_rules! kernels {
     ($($name:ident: $symbol:ident, $len:expr;)*) => {
         unsafe extern "C" { $(fn $symbol(params: *const c_void);)* }
         $(
-            // SAFETY: a GDS_KERNEL of device/tests/kernels.cpp whose parameters have this
+            // SAFETY: a GDS_KERNEL of tests/kernels.cpp whose parameters have this
             // size, built by this crate's build script.
             static $name: Kernel = unsafe { Kernel::new(stringify!($symbol), $symbol, $len) };
         )*

@@ -48,7 +48,7 @@ pub enum Error {
 
 /// The folder of `gds_device.hpp`.
 pub fn include_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../emulator/softgpu/device")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("device")
 }
 
 /// A module of kernels that is to be compiled.
