@@ -8,8 +8,8 @@
 mod consistency;
 pub mod cuda;
 mod event;
+mod kernel;
 mod mapped;
-mod module;
 mod region;
 pub mod soft;
 mod stream;
@@ -33,8 +33,8 @@ pub(crate) use consistency::none as no_consistency;
 pub use event::Event;
 #[doc(hidden)]
 pub use event::EventHandle;
+pub use kernel::{KernelImage, Module};
 pub(crate) use mapped::Mapped;
-pub use module::{KernelImage, Module};
 pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 use stream::Adopted;
@@ -313,7 +313,7 @@ struct GpuInner {
     waiting: Waiting,
     adopted: Adopted,
     flushers: Flushers,
-    modules: module::Loaded,
+    modules: kernel::Loaded,
     /// What `GDS_CONSISTENCY` says.
     wish: Option<Consistency>,
 }
@@ -398,7 +398,7 @@ impl Gpu {
             waiting,
             adopted: Adopted::default(),
             flushers: Flushers::default(),
-            modules: module::Loaded::default(),
+            modules: kernel::Loaded::default(),
             wish,
         })))
     }
@@ -464,7 +464,7 @@ impl Gpu {
     }
 
     /// The kernel images that were loaded.
-    fn modules(&self) -> &module::Loaded {
+    fn modules(&self) -> &kernel::Loaded {
         &self.0.modules
     }
 

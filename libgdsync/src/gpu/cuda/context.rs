@@ -19,11 +19,11 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockE
 use gdsync_sys::cuda::types::{CUcontext, CUdevice};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
+use super::deferred::{self, Graves};
 use super::device::DevicePool;
 use super::engine::Engine;
-use super::graves::{self, Graves};
 use super::pages::HostPages;
-use super::stock::Stock;
+use super::stream_pool::Stock;
 use crate::error::{Error, Kind, Result};
 
 /// See the module.
@@ -193,7 +193,7 @@ impl Context {
     /// owner is dropped.
     #[inline]
     pub fn enter_to_enqueue(&self) -> Result<(Entered<'_>, Option<RwLockReadGuard<'_, ()>>)> {
-        let allowed = match graves::is_disposing() {
+        let allowed = match deferred::is_disposing() {
             // The thread holds the lock itself.
             true => None,
             false => Some(

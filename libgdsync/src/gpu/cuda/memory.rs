@@ -74,7 +74,7 @@ impl Corpse {
             match self {
                 Corpse::Nothing => return None,
                 Corpse::Owned(owner, context) => {
-                    super::graves::dispose(&context, owner);
+                    super::deferred::dispose(&context, owner);
                     return None;
                 }
                 Corpse::Device(piece) => {

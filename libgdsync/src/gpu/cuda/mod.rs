@@ -3,20 +3,20 @@
 //! [`Gpu::cuda`](crate::Gpu::cuda) opens a device in its primary context, which is the one that the CUDA
 //! runtime, `cust` and `cudarc` use; `cuda_current` and `cuda_context` take the application's. Streams and memory of the application are handed in as raw handles.
 //!
-//! `context` says why there is a second context, `graves` when memory is freed, `engine` how
+//! `context` says why there is a second context, `deferred` when memory is freed, `engine` how
 //! the CPU and virtual NICs reach device memory.
 
 mod context;
+mod deferred;
 mod device;
 mod engine;
-mod graves;
 mod memory;
 mod module;
 mod open;
 mod pages;
 mod share;
-mod stock;
 mod stream;
+mod stream_pool;
 mod submit;
 
 use std::ffi::CStr;
@@ -36,7 +36,7 @@ use crate::memop::{Caps, DevicePtr, Op};
 
 use context::Context;
 #[doc(hidden)]
-pub use graves::Ends;
+pub use deferred::Ends;
 pub(crate) use memory::{Memory, View};
 #[doc(hidden)]
 pub use module::{Function, Module};
@@ -298,5 +298,5 @@ impl Runtime for CudaRuntime {
 
 /// Attaches the reaper of a context.
 fn attach_reaper(host: &Arc<dyn Host>, context: &Arc<Context>) -> MachineId {
-    host.attach(Lane::Watch, Box::new(graves::Reaper(Arc::clone(context))))
+    host.attach(Lane::Watch, Box::new(deferred::Reaper(Arc::clone(context))))
 }

@@ -9,7 +9,7 @@ use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
-use super::stock;
+use super::stream_pool;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Owner;
 
@@ -23,7 +23,7 @@ const MANY: u32 = 900;
 pub struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Of [`stock::Stock`], which `leave` gives it back to; else the application's.
+    /// Of [`stream_pool::Stock`], which `leave` gives it back to; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -60,13 +60,13 @@ unsafe impl Sync for CudaStream {}
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.ours && self.left().is_none() && !self.context.is_lost() {
-            stock::destroy(&self.context, self.raw);
+            stream_pool::destroy(&self.context, self.raw);
         }
     }
 }
 
 impl CudaStream {
-    /// A stream of the library's own, see [`Stock::take`](stock::Stock::take).
+    /// A stream of the library's own, see [`Stock::take`](stream_pool::Stock::take).
     pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
         let raw = context.stock.take(context, waits)?;
         Ok(CudaStream::wrap(context, raw, true))
