@@ -572,7 +572,7 @@ fn fifteen_hundred_launches() {
         let stream = stream.clone();
         let module = stream
             .gpu()
-            .load_module(gdsync::kernels::PTX.trim_end_matches('\0').as_bytes())
+            .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
             .unwrap();
         let kernel = module.kernel("gds_fill").unwrap();
         let args = [0; size_of::<gdsync::kernels::Fill>()];

@@ -9,8 +9,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
-use gdsync::gpu::cuda::SharedMemory;
-use gdsync::gpu::{Dims, MemoryKind, Region};
+use gdsync::gpu::{Dims, KERNELS, MemoryKind, Region, SharedMemory};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Descriptor, post_on};
@@ -280,10 +279,10 @@ fn adopted_memory() {
 fn image_is_loaded_once_for_each_gpu() {
     inside!(Variant::default());
     let control = Control::open();
-    let gpu = Gpu::cuda(0).unwrap();
     control.record(true);
-    let first = gpu.load(&gdsync::kernels::IMAGE).unwrap();
-    let second = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    let gpu = Gpu::cuda(0).unwrap();
+    let first = gpu.load(&KERNELS).unwrap();
+    let second = gpu.load(&KERNELS).unwrap();
     control.record(false);
     let calls = control.calls();
     assert_eq!(calls.matches("cuModuleLoadData").count(), 1, "{calls}");
@@ -302,7 +301,7 @@ fn modules_kernels_events() {
         let error = gpu.load_module(bad).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
     }
-    let module = gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let module = gpu.load_module(KERNELS.ptx().unwrap().as_bytes()).unwrap();
     let error = module.kernel("gds_no_such").unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     assert!(error.to_string().contains("gds_no_such"), "{error}");

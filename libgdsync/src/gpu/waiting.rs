@@ -10,12 +10,11 @@
 //! submissions to a stream that stands still and then blocks the thread; ours refuses first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::event::EventHandle;
 use super::region::WeakRegion;
-use super::stream::StreamHandle;
-use super::{Mapped, Runtime, Stream};
+use super::runtime::{EventHandle, StreamHandle};
+use super::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ring::RingMemory;
 
@@ -84,9 +83,9 @@ impl Proof {
 enum Sitter {
     #[default]
     Nobody,
-    Stream(StreamHandle),
+    Stream(Arc<dyn StreamHandle>),
     /// A stream whose handle is gone; this marks its end.
-    Gone(EventHandle),
+    Gone(Arc<dyn EventHandle>),
 }
 
 #[derive(Default)]
@@ -150,10 +149,10 @@ impl Waiting {
     }
 
     /// Whether a stream is known to wait.
-    pub fn any(&self, runtime: &dyn Runtime) -> bool {
+    pub fn any(&self) -> bool {
         self.seats.iter().any(|seat| {
             let state = seat.lock();
-            seat.owner.load(Ordering::Relaxed) != 0 && !state.has_passed(runtime)
+            seat.owner.load(Ordering::Relaxed) != 0 && !state.has_passed()
         })
     }
 
@@ -212,14 +211,13 @@ impl Waiting {
         proof: Proof,
         limits: &WaitLimits,
     ) -> Result<()> {
-        let runtime = stream.gpu().runtime();
         for ask in [false, true] {
             for seat in &self.seats {
                 let mut state = seat.lock();
                 let free = seat.owner.load(Ordering::Relaxed) == 0;
-                if free || (ask && state.has_passed(runtime)) {
+                if free || (ask && state.has_passed()) {
                     *state = SeatState {
-                        sitter: Sitter::Stream(stream.handle().clone()),
+                        sitter: Sitter::Stream(Arc::clone(stream.handle())),
                         proof,
                         count: n,
                         earlier: None,
@@ -240,7 +238,7 @@ impl Waiting {
 
     /// The application's handle on a stream is gone, not what is enqueued on it: from now on
     /// `end` also tells when that has run; `None`: it has.
-    pub fn leave(&self, id: u64, end: Option<EventHandle>) {
+    pub fn leave(&self, id: u64, end: Option<Arc<dyn EventHandle>>) {
         let Some(seat) = self.seat_of(id) else {
             return;
         };
@@ -262,7 +260,7 @@ impl Waiting {
 impl SeatState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
-    fn has_passed(&self, runtime: &dyn Runtime) -> bool {
+    fn has_passed(&self) -> bool {
         let shown = match (&self.proof, &self.earlier) {
             (Proof::Earlier, Some((earlier, _))) => earlier.holds(),
             (Proof::Earlier, None) => true,
@@ -273,8 +271,8 @@ impl SeatState {
         }
         let idle = match &self.sitter {
             Sitter::Nobody => return true,
-            Sitter::Stream(stream) => runtime.idle(stream),
-            Sitter::Gone(event) => runtime.is_done(event),
+            Sitter::Stream(stream) => stream.is_idle(),
+            Sitter::Gone(event) => event.is_done(),
         };
         idle.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
@@ -302,14 +300,13 @@ impl SeatState {
         n: u32,
         limit: u32,
     ) -> Result<()> {
-        let runtime = stream.gpu().runtime();
         if let Some((earlier, upto)) = &self.earlier
             && earlier.holds()
         {
             self.count -= upto;
             self.earlier = None;
         }
-        if self.count.saturating_add(n) > limit / 2 && self.has_passed(runtime) {
+        if self.count.saturating_add(n) > limit / 2 && self.has_passed() {
             self.count = 0;
             self.earlier = None;
         }

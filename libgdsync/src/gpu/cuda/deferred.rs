@@ -18,7 +18,7 @@ use gds_step::{Machine, Step, Time};
 use super::context::Context;
 use super::memory::Corpse;
 use super::stream::{CudaStream, End};
-use crate::gpu::Owner;
+use crate::gpu::runtime::{Owner, StreamHandle as _};
 
 /// How often the reaper looks while there is something to free.
 const LOOK: Duration = Duration::from_millis(5);
@@ -33,17 +33,6 @@ struct State {
     streams: Vec<Weak<CudaStream>>,
     /// Ends of streams that are gone.
     ends: Vec<Arc<End>>,
-}
-
-/// How far the streams of a context were enqueued when it was taken.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Ends(Vec<Arc<End>>);
-
-impl Ends {
-    pub(crate) fn is_reached(&self) -> bool {
-        self.0.iter().all(|end| end.is_reached())
-    }
 }
 
 struct Grave {
@@ -148,10 +137,10 @@ impl Graves {
     }
 
     /// How far all streams have been enqueued.
-    pub fn ends(&self) -> Ends {
+    pub fn ends(&self) -> Vec<Arc<End>> {
         // The handles are dropped behind the lock.
         let (ends, _live) = self.lock().ends();
-        Ends(ends)
+        ends
     }
 
     /// Frees what nobody uses any more.

@@ -11,9 +11,10 @@ use gdsync_sys::cuda::types::CUdeviceptr;
 use super::context::Context;
 use super::device::Piece;
 use super::pages::Units;
-use super::share::Mapping;
+use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Allocation, Backing, Mapped, Owner};
+use crate::gpu::runtime::{Allocation, Backing, Owner, View};
+use crate::gpu::{DmaBuf, Mapped, SharedMemory};
 use crate::memop::DevicePtr;
 
 /// The memory behind a region.
@@ -87,7 +88,7 @@ impl Corpse {
                     return owner;
                 }
                 Corpse::Mapped(mapping) => {
-                    super::share::unmap(cuda, &mapping);
+                    share::unmap(cuda, &mapping);
                     return None;
                 }
                 Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
@@ -131,25 +132,6 @@ impl Memory {
         &self.corpse
     }
 
-    /// Frees it at once. Only called when no stream uses it.
-    pub fn release(mut self) {
-        drop(std::mem::take(&mut self.corpse).free(&self.context));
-    }
-
-    /// Copies out by the copy engine.
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let at = self.place(offset, into.len())?;
-        // SAFETY: inside memory that lives as long as this.
-        unsafe { self.context.engine.read(&self.context, at, into) }
-    }
-
-    /// Copies in by the copy engine.
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let at = self.place(offset, from.len())?;
-        // SAFETY: as in `read`.
-        unsafe { self.context.engine.write(&self.context, at, from) }
-    }
-
     fn place(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
         let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside {
@@ -168,7 +150,7 @@ impl Memory {
             // SAFETY: `len` bytes that live as long as the backing beside this; the region
             // hands out copies only while it lives, and everybody accesses them atomically.
             cpu: cpu.map(|base| unsafe { Mapped::new(base, len) }),
-            backing: Backing::Cuda(self),
+            backing: Box::new(self),
         }
     }
 }
@@ -298,13 +280,6 @@ pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
     Ok(id)
 }
 
-/// A mapping of device memory for the CPU, by GDRCopy.
-pub(crate) struct View {
-    mapped: Mapped,
-    /// Keeps what `mapped` points into.
-    _mapping: gdrcopy_sys::Mapping,
-}
-
 /// GDRCopy, or why it is not to be used.
 fn gdrcopy() -> Result<&'static Gdr, &'static str> {
     static GDR: OnceLock<Result<Gdr, String>> = OnceLock::new();
@@ -312,43 +287,63 @@ fn gdrcopy() -> Result<&'static Gdr, &'static str> {
     gdr.as_ref().map_err(String::as_str)
 }
 
-impl View {
-    /// Maps `memory`, whose region keeps it and this.
-    pub fn of(memory: &Memory) -> Result<View> {
+impl Backing for Memory {
+    fn read(&self, offset: usize, into: &mut [u8]) -> Option<Result<()>> {
+        let at = self.place(offset, into.len());
+        // SAFETY: inside memory that lives as long as this.
+        let read = |at| unsafe { self.context.engine.read(&self.context, at, into) };
+        Some(at.and_then(read))
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Option<Result<()>> {
+        // SAFETY: as in `read`.
+        let write = |at| unsafe { self.context.engine.write(&self.context, at, from) };
+        Some(self.place(offset, from.len()).and_then(write))
+    }
+
+    /// By GDRCopy.
+    fn map(&self) -> Result<View> {
         const OPERATION: &str = "map device memory for the CPU";
         let fail = |why: &str| {
-            let name = memory.context.name();
-            let what = format!("{:#x}+{} of {name}: {why}", memory.at, memory.len);
+            let name = self.context.name();
+            let what = format!("{:#x}+{} of {name}: {why}", self.at, self.len);
             Error::new(OPERATION, Kind::Unsupported, what)
         };
         let gdr = gdrcopy().map_err(fail)?;
-        let context = &memory.context;
+        let context = &self.context;
         let cuda = context.cuda;
         let on: u32 = 1;
         {
             let _own = context.enter_own()?;
             // Copies that the driver calls synchronous are so beside this mapping too. Memory
             // that has no such attribute is mapped without.
-            // SAFETY: reads a number, about live memory.
+            // SAFETY: reads a number, about live self.
             let _ = unsafe {
                 let attribute = consts::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, memory.at)
+                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, self.at)
             };
         }
         // SAFETY: live device memory, which outlives the view: both are the region's.
-        let mapping = unsafe { gdr.map(memory.at, memory.len, gdrcopy_sys::Pin::Default) };
+        let mapping = unsafe { gdr.map(self.at, self.len, gdrcopy_sys::Pin::Default) };
         let mapping = mapping.map_err(|e| fail(&e.to_string()))?;
         let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("a null mapping"))?;
-        // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped` is
-        // only handed out as copies used while the region lives.
-        let mapped = unsafe { Mapped::write_combining(base, memory.len) };
         Ok(View {
-            mapped,
-            _mapping: mapping,
+            // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped`
+            // is only handed out as copies used while the region lives.
+            mapped: unsafe { Mapped::write_combining(base, self.len) },
+            _mapping: Box::new(mapping),
         })
     }
 
-    pub fn mapped(&self) -> Mapped {
-        self.mapped
+    fn share(&self) -> Result<SharedMemory> {
+        share::share(self)
+    }
+
+    fn dma_buf(&self, kept: bool) -> Result<DmaBuf> {
+        share::dma_buf(self, kept)
+    }
+
+    unsafe fn release(mut self: Box<Self>) {
+        drop(std::mem::take(&mut self.corpse).free(&self.context));
     }
 }

@@ -13,47 +13,8 @@ use gdsync_sys::cuda::{Cuda, consts};
 use super::context::{Context, attribute};
 use super::memory::{Corpse, Memory};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Allocation;
-
-/// How another process of this host reaches a piece of device memory. Not the memory itself:
-/// the process that made it must keep the region until the other has opened it, and with
-/// [`SharedMemory::Ipc`] as long as the other uses it.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum SharedMemory {
-    /// A CUDA IPC handle, plain bytes that can be sent anywhere.
-    Ipc {
-        /// The handle.
-        handle: [u8; 64],
-        /// Where the region begins in the allocation that the handle names.
-        offset: u64,
-        /// The region's length in bytes.
-        len: u64,
-    },
-    /// A file descriptor, to be passed over a Unix socket; it keeps the memory alive.
-    File {
-        /// The descriptor. It gives access to the whole pages of the driver's, 2 MiB each as a
-        /// rule, in which the region lies: to neighbours too, unless the region was made by
-        /// [`Gpu::alloc_exportable`](crate::Gpu::alloc_exportable).
-        fd: OwnedFd,
-        /// Where the region begins in what the descriptor names.
-        offset: u64,
-        /// The region's length in bytes.
-        len: u64,
-    },
-}
-
-/// Device memory as a dma-buf, which RDMA drivers register.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DmaBuf {
-    /// The descriptor; it keeps the memory alive.
-    pub fd: OwnedFd,
-    /// Where the region begins in it.
-    pub offset: u64,
-    /// The region's length in bytes.
-    pub len: u64,
-}
+use crate::gpu::runtime::Allocation;
+use crate::gpu::{DmaBuf, SharedMemory};
 
 fn lacks(what: &str) -> Error {
     Error::new(
@@ -191,7 +152,7 @@ pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
 }
 
 /// How others reach `memory`.
-pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
+pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
     let cuda = context.cuda;
@@ -317,7 +278,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
 
 /// `memory` as a dma-buf. `kept`: the descriptor, or what is made of it, may outlive the memory,
 /// whose pages are then not allocated again.
-pub(crate) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
+pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();

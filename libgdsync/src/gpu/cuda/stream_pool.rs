@@ -13,6 +13,7 @@ use gdsync_sys::cuda::types::CUstream;
 use super::context::Context;
 use super::stream::CudaEvent;
 use crate::error::{Error, Kind, Result};
+use crate::gpu::runtime::EventHandle as _;
 
 /// Streams that are kept for later at most. They are made anew when half of them are taken.
 const AHEAD: usize = 32;
