@@ -609,7 +609,7 @@ fn memory_dropped_while_a_stream_waits() {
     r.post(&stream, &[write(&shared.word32(0).unwrap(), 7)])
         .unwrap();
     drop(shared);
-    // Meanwhile the reaper looks, again and again.
+    // Meanwhile deferred frees are tried, again and again.
     std::thread::sleep(Duration::from_millis(100));
     let calls = control.calls();
     for call in ["cuMemFree", "cuMemUnmap", "cuMemRelease", "cuModule"] {

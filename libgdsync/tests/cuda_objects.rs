@@ -181,7 +181,7 @@ fn captures() {
         flush: false,
     };
     post(&gpu, &busy, &[wait]).unwrap();
-    // Something for the reaper to look after.
+    // Something for to free later.
     drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
     let cuda = driver();
     let begin = cuda.cuStreamBeginCapture_v2.unwrap();
@@ -194,7 +194,7 @@ fn captures() {
     assert!(error.to_string().contains("captured"), "{error}");
     assert!(!control.calls().contains("cuStreamBatchMemOp"));
     control.record(false);
-    // Other streams, memory, copies; here and on another thread; and the reaper.
+    // Other streams, memory, copies; here and on another thread; and deferred frees.
     let work = || {
         let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
         memory.write(0, &[7; 64]).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. An [`Entry`] names one; the structures here
-//! are the parameters, to the byte. Their code is [`KERNELS`](crate::gpu::KERNELS).
+//! are the parameters, to the byte. Their code is `gdsync::gpu::KERNELS`.
 
 mod params;
 

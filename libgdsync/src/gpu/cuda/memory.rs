@@ -22,13 +22,13 @@ pub(crate) struct Memory {
     context: Arc<Context>,
     at: CUdeviceptr,
     len: usize,
-    corpse: Corpse,
+    origin: Origin,
 }
 
-/// What is left to be freed of memory that was given back.
+/// How memory was made, and so how it is freed.
 #[derive(Default)]
-pub(crate) enum Corpse {
-    /// The application's own, or nothing any more.
+pub(crate) enum Origin {
+    /// The application's own, or freed.
     #[default]
     Nothing,
     Device(Piece),
@@ -43,20 +43,20 @@ pub(crate) enum Corpse {
 }
 
 // SAFETY: addresses that only the driver is given.
-unsafe impl Send for Corpse {}
+unsafe impl Send for Origin {}
 // SAFETY: as above.
-unsafe impl Sync for Corpse {}
+unsafe impl Sync for Origin {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match std::mem::take(&mut self.corpse) {
-            Corpse::Nothing => {}
-            corpse => self.context.graves.bury(&self.context, corpse),
+        match std::mem::take(&mut self.origin) {
+            Origin::Nothing => {}
+            origin => self.context.deferred.defer(&self.context, origin),
         }
     }
 }
 
-impl Corpse {
+impl Origin {
     /// Frees it. Only called when no stream uses it. What kept the memory is to be dropped by the
     /// caller, with nothing locked: it is foreign code.
     #[must_use]
@@ -65,33 +65,33 @@ impl Corpse {
         let Ok(_own) = context.enter_own() else {
             // The context is lost, and all its memory with it.
             return match self {
-                Corpse::Registered(_, owner) => owner,
-                Corpse::Owned(owner, _) => Some(owner),
+                Origin::Registered(_, owner) => owner,
+                Origin::Owned(owner, _) => Some(owner),
                 _ => None,
             };
         };
         // SAFETY: each was made by us, is given back once, and is used by nobody.
         let freed = unsafe {
             match self {
-                Corpse::Nothing => return None,
-                Corpse::Owned(owner, context) => {
+                Origin::Nothing => return None,
+                Origin::Owned(owner, context) => {
                     super::deferred::dispose(&context, owner);
                     return None;
                 }
-                Corpse::Device(piece) => {
+                Origin::Device(piece) => {
                     context.pool.give(context, piece);
                     return None;
                 }
-                Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
-                Corpse::Registered(units, owner) => {
+                Origin::Pinned(at) => (cuda.cuMemFreeHost)(at),
+                Origin::Registered(units, owner) => {
                     context.pages.leave(context, &units);
                     return owner;
                 }
-                Corpse::Mapped(mapping) => {
+                Origin::Mapped(mapping) => {
                     share::unmap(cuda, &mapping);
                     return None;
                 }
-                Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
+                Origin::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
             }
         };
         if let Err(e) = context.check(freed, "free memory") {
@@ -106,13 +106,13 @@ impl Memory {
         context: &Arc<Context>,
         at: CUdeviceptr,
         len: usize,
-        corpse: Corpse,
+        origin: Origin,
     ) -> Memory {
         Memory {
             context: Arc::clone(context),
             at,
             len,
-            corpse,
+            origin,
         }
     }
 
@@ -128,8 +128,8 @@ impl Memory {
         self.len
     }
 
-    pub(super) fn corpse(&self) -> &Corpse {
-        &self.corpse
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     fn place(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
@@ -159,7 +159,7 @@ impl Memory {
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let piece = context.pool.take(context, len)?;
     let at = piece.at();
-    let memory = Memory::new(context, at, len, Corpse::Device(piece));
+    let memory = Memory::new(context, at, len, Origin::Device(piece));
     // SAFETY: just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -175,7 +175,7 @@ pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
         // SAFETY: allocates; portable, so that the application's context reaches it too.
         let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
         context.check(made, OPERATION)?;
-        let mut memory = Memory::new(context, 0, len, Corpse::Pinned(host));
+        let mut memory = Memory::new(context, 0, len, Origin::Pinned(host));
         // SAFETY: the memory just made.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
         context.check(found, OPERATION)?;
@@ -204,7 +204,7 @@ pub(super) unsafe fn registered(
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
     let pieces = units.len();
-    let mut memory = Memory::new(context, ptr as u64, len, Corpse::Registered(units, owner));
+    let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
     memory.at = if same_address {
         ptr as CUdeviceptr
     } else if pieces == 1 {
@@ -261,9 +261,9 @@ pub(super) unsafe fn adopted(
             context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
         }
     }
-    let owned = |owner| Corpse::Owned(owner, Arc::clone(context));
-    let corpse = owner.map_or(Corpse::Nothing, owned);
-    let memory = Memory::new(context, at, len, corpse);
+    let owned = |owner| Origin::Owned(owner, Arc::clone(context));
+    let origin = owner.map_or(Origin::Nothing, owned);
+    let memory = Memory::new(context, at, len, origin);
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
@@ -344,6 +344,6 @@ impl Backing for Memory {
     }
 
     unsafe fn release(mut self: Box<Self>) {
-        drop(std::mem::take(&mut self.corpse).free(&self.context));
+        drop(std::mem::take(&mut self.origin).free(&self.context));
     }
 }

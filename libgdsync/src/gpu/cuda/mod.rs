@@ -23,7 +23,7 @@ use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
-use gds_step::{Host, Lane, MachineId};
+use gds_step::{Host, MachineId};
 
 use super::runtime::{Allocation, Ends, Known, ModuleHandle, Owner, Runtime, StreamHandle};
 use super::{Gpu, KernelImage, MemoryKind, SharedMemory, WaitLimits};
@@ -48,7 +48,7 @@ const SUBMISSIONS: u32 = 1000;
 pub(crate) struct CudaRuntime {
     context: Arc<Context>,
     host: Arc<dyn Host>,
-    reaper: MachineId,
+    poller: MachineId,
     caps: Caps,
     identity: u64,
     limits: WaitLimits,
@@ -64,15 +64,15 @@ impl fmt::Debug for CudaRuntime {
 
 impl Drop for CudaRuntime {
     fn drop(&mut self) {
-        self.host.detach(self.reaper);
-        self.context.graves.reap(&self.context);
+        self.host.detach(self.poller);
+        self.context.deferred.free_unused(&self.context);
     }
 }
 
 impl CudaRuntime {
     fn known(&self, stream: CudaStream) -> Arc<dyn StreamHandle> {
         let stream = Arc::new(stream);
-        self.context.graves.know(&stream);
+        self.context.deferred.know(&stream);
         stream
     }
 }
@@ -161,7 +161,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn ends(&self) -> Ends {
-        let ends = self.context.graves.ends();
+        let ends = self.context.deferred.ends();
         Ends(Box::new(move || ends.iter().all(|end| end.is_reached())))
     }
 
@@ -187,9 +187,4 @@ impl Runtime for CudaRuntime {
     fn load_binary(&self, code: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
         Ok(Arc::new(Module::load(&self.context, code)?))
     }
-}
-
-/// Attaches the reaper of a context.
-fn attach_reaper(host: &Arc<dyn Host>, context: &Arc<Context>) -> MachineId {
-    host.attach(Lane::Watch, Box::new(deferred::Reaper(Arc::clone(context))))
 }

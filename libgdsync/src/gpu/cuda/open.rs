@@ -9,7 +9,8 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
-use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, submit};
+use super::deferred::Poller;
+use super::{CudaRuntime, CudaStream, SUBMISSIONS, submit};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Stream, WaitLimits};
 use crate::memop::Caps;
@@ -174,11 +175,12 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let live = gds_step::Live::global()
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
-    let reaper = attach_reaper(&host, &context);
+    let poller = Box::new(Poller(Arc::clone(&context)));
+    let poller = host.attach(gds_step::Lane::Watch, poller);
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
         host,
-        reaper,
+        poller,
         caps,
         identity: identity(cuda, device),
         limits: wait_limits(),

@@ -11,7 +11,7 @@ use gdsync_sys::cuda::types::{
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::{Context, attribute};
-use super::memory::{Corpse, Memory};
+use super::memory::{Memory, Origin};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::runtime::Allocation;
 use crate::gpu::{DmaBuf, SharedMemory};
@@ -92,7 +92,7 @@ fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
 pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let mapping = physical(context, len)?;
     let at = mapping.at;
-    let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+    let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
     // SAFETY: just mapped.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -156,11 +156,11 @@ pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
     let cuda = context.cuda;
-    let (mapping, offset) = match memory.corpse() {
-        Corpse::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
-        Corpse::Device(piece) => piece.share(),
-        Corpse::Owned(..) | Corpse::Nothing => return by_ipc(memory),
-        Corpse::Pinned(..) | Corpse::Registered(..) | Corpse::Opened(_) => {
+    let (mapping, offset) = match memory.origin() {
+        Origin::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
+        Origin::Device(piece) => piece.share(),
+        Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
+        Origin::Pinned(..) | Origin::Registered(..) | Origin::Opened(_) => {
             let what = "host memory, or memory of another process";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
@@ -231,13 +231,13 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             // SAFETY: a handle is only bytes; one that is none is refused.
             let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
             context.check(opened, OPERATION)?;
-            let corpse = Corpse::Opened(base);
+            let origin = Origin::Opened(base);
             let mut size = 0;
             let mut start = 0;
             // SAFETY: live memory.
             let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
             let at = base.wrapping_add(*offset);
-            let memory = Memory::new(context, at, len, corpse);
+            let memory = Memory::new(context, at, len, origin);
             context.check(found, OPERATION)?;
             let inside = offset
                 .checked_add(len as u64)
@@ -270,7 +270,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let size = end.checked_next_multiple_of(unit).unwrap_or(end);
             let mapping = map(context, handle, size)?;
             let at = mapping.at + offset;
-            let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+            let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
             Ok(memory.into_allocation(None))
         }
     }
@@ -288,7 +288,7 @@ pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
         .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
     // The descriptor reaches the pages of the range and nothing else of the unit that they lie
     // in, so the rest of that is given out as before.
-    if let Corpse::Device(piece) = memory.corpse()
+    if let Origin::Device(piece) = memory.origin()
         && kept
     {
         piece.export();

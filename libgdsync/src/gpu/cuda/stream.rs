@@ -27,7 +27,7 @@ const MANY: u32 = 900;
 pub(crate) struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Of [`stream_pool::Stock`], which `leave` gives it back to; else the application's.
+    /// Of [`stream_pool::StreamPool`], which `leave` gives it back to; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -70,9 +70,9 @@ impl Drop for CudaStream {
 }
 
 impl CudaStream {
-    /// A stream of the library's own, see [`Stock::take`](stream_pool::Stock::take).
+    /// A stream of the library's own, see [`StreamPool::take`](stream_pool::StreamPool::take).
     pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
-        let raw = context.stock.take(context, waits)?;
+        let raw = context.streams.take(context, waits)?;
         Ok(CudaStream::wrap(context, raw, true))
     }
 
@@ -285,13 +285,13 @@ impl StreamHandle for CudaStream {
         *left = Some(busy.clone());
         if self.ours && !self.context.is_lost() {
             self.context
-                .stock
+                .streams
                 .put(&self.context, self.raw, busy.clone());
         }
         // The list of deferred frees is locked before a stream.
         drop(left);
         let Some(event) = busy else { return Left::Done };
-        self.context.graves.forget(End::Event(Arc::clone(&event)));
+        self.context.deferred.forget(End::Event(Arc::clone(&event)));
         Left::Busy(event)
     }
 
