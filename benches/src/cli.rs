@@ -10,7 +10,7 @@ use gdsync::rdma::{self, Device, DeviceOptions, QpConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::ancestors::{kernel_latency, poll_lat, sanity};
-use crate::gpu::{self, is_cuda};
+use crate::gpu;
 use crate::{
     bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify, write_lat,
 };
@@ -229,7 +229,7 @@ impl Setup {
     pub fn memory(&self, gpu: &Gpu) -> MemoryKind {
         match self.memory {
             Some(Memory::Pinned) => MemoryKind::Pinned,
-            None if is_cuda(gpu) => MemoryKind::Pinned,
+            None if !gpu.is_software() => MemoryKind::Pinned,
             Some(Memory::Device) | None => MemoryKind::Device,
         }
     }

@@ -24,11 +24,6 @@ pub fn open(names: &[String], number: u32) -> Result<Gpu> {
     Gpu::open(name).with_context(|| format!("opening the GPU {name}"))
 }
 
-/// Whether a GPU is one of CUDA.
-pub fn is_cuda(gpu: &Gpu) -> bool {
-    gpu.runtime_name() == CUDA
-}
-
 /// The runtime's name on which targets for NVIDIA's GPUs apply.
 pub const CUDA: &str = "cuda";
 
@@ -44,7 +39,7 @@ pub struct Driver {
 impl Driver {
     /// The driver of `gpu`; `None` for a GPU that has none.
     pub fn of(gpu: &Gpu) -> Option<Driver> {
-        let cuda = Cuda::get().ok().filter(|_| is_cuda(gpu))?;
+        let cuda = Cuda::get().ok().filter(|_| !gpu.is_software())?;
         let mut version = 0;
         // SAFETY: stores a number.
         let asked = unsafe { (cuda.cuDriverGetVersion)(&mut version) };

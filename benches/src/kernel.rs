@@ -4,7 +4,6 @@ use anyhow::{Context, Result, bail};
 use gdsync::gpu::{Dims, Kernel, KernelImage, MemoryKind, Region};
 use gdsync::{Gpu, Stream};
 
-use crate::gpu::is_cuda;
 use crate::pattern;
 
 /// Says that there is nothing to verify, write, stamp or spoil.
@@ -124,9 +123,9 @@ impl Turns {
     pub fn new(gpu: &Gpu) -> Result<Turns> {
         Ok(Turns {
             kernel: gpu.load(&KERNELS)?.kernel("mpbench_turn")?,
-            shape: match is_cuda(gpu) {
-                true => Shape::Cuda,
-                false => Shape::Soft,
+            shape: match gpu.is_software() {
+                true => Shape::Soft,
+                false => Shape::Cuda,
             },
         })
     }

@@ -38,7 +38,6 @@
 //! # The rooms
 //! - [`gpu`]: GPUs, streams, memory that GPU, NIC and CPU share.
 //! - [`rdma`]: devices, registrations, queue pairs, requests, lists of descriptors.
-//! - [`kernels`]: the library's own kernels and what they take.
 //! - [`memop`]: the vocabulary of memory operations, and readable traces of what is submitted.
 //!
 //! # Order
@@ -75,6 +74,7 @@
 
 mod error;
 pub mod gpu;
+#[doc(hidden)]
 pub mod kernels;
 /// The rank of this process, read from a launcher's variables.
 pub mod launcher {
@@ -112,7 +112,7 @@ const _: () = {
     shared::<gpu::Span>();
     shared::<gpu::Word32>();
     shared::<gpu::Word64>();
-    shared::<gpu::cuda::DmaBuf>();
+    shared::<gpu::DmaBuf>();
     shared::<memop::Batch>();
     shared::<memop::trace::Tracer>();
     shared::<rdma::Destination>();
@@ -125,7 +125,7 @@ const _: () = {
     // Values: requests, what is said of them, options and errors.
     shared::<Error>();
     shared::<EmulatedOptions>();
-    shared::<gpu::cuda::SharedMemory>();
+    shared::<gpu::SharedMemory>();
     shared::<gpu::soft::SoftOptions>();
     shared::<rdma::Completion>();
     shared::<rdma::Descriptor<'_>>();

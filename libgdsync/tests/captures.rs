@@ -120,7 +120,9 @@ fn captured_streams_are_refused_on_cuda() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     make_current(retained());
-    let module = gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let module = gpu
+        .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
+        .unwrap();
     let rig = Rig {
         event: gpu.stream().unwrap().record().unwrap(),
         memory: gpu.alloc(MemoryKind::Pinned, 64).unwrap(),

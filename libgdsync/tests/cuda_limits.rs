@@ -572,7 +572,7 @@ fn fifteen_hundred_launches() {
         let stream = stream.clone();
         let module = stream
             .gpu()
-            .load_module(gdsync::kernels::PTX.trim_end_matches('\0').as_bytes())
+            .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
             .unwrap();
         let kernel = module.kernel("gds_fill").unwrap();
         let args = [0; size_of::<gdsync::kernels::Fill>()];
@@ -609,7 +609,7 @@ fn memory_dropped_while_a_stream_waits() {
     r.post(&stream, &[write(&shared.word32(0).unwrap(), 7)])
         .unwrap();
     drop(shared);
-    // Meanwhile the reaper looks, again and again.
+    // Meanwhile deferred frees are tried, again and again.
     std::thread::sleep(Duration::from_millis(100));
     let calls = control.calls();
     for call in ["cuMemFree", "cuMemUnmap", "cuMemRelease", "cuModule"] {

@@ -65,7 +65,10 @@ fn codes_never_seen_before() {
     inside!(Variant::default());
     let mut r = rig(Lowering::MemOps, Endpoint::Ring);
     let control = Control::open();
-    let module = r.gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let module = r
+        .gpu
+        .load_module(gdsync::gpu::KERNELS.ptx().unwrap().as_bytes())
+        .unwrap();
     let kernel = module.kernel("gds_fill").unwrap();
     let device = r.gpu.alloc(MemoryKind::Device, 64).unwrap();
     let (from, to) = (
@@ -143,7 +146,7 @@ fn codes_never_seen_before() {
         (
             "cuModuleLoadData",
             Box::new(|r| {
-                let image = gdsync::kernels::PTX.as_bytes();
+                let image = gdsync::gpu::KERNELS.ptx().unwrap().as_bytes();
                 r.gpu.load_module(image).map(drop)
             }),
         ),

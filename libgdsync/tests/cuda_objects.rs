@@ -9,8 +9,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
-use gdsync::gpu::cuda::SharedMemory;
-use gdsync::gpu::{Dims, MemoryKind, Region};
+use gdsync::gpu::{Dims, KERNELS, MemoryKind, Region, SharedMemory};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Descriptor, post_on};
@@ -182,7 +181,7 @@ fn captures() {
         flush: false,
     };
     post(&gpu, &busy, &[wait]).unwrap();
-    // Something for the reaper to look after.
+    // Something for to free later.
     drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
     let cuda = driver();
     let begin = cuda.cuStreamBeginCapture_v2.unwrap();
@@ -195,7 +194,7 @@ fn captures() {
     assert!(error.to_string().contains("captured"), "{error}");
     assert!(!control.calls().contains("cuStreamBatchMemOp"));
     control.record(false);
-    // Other streams, memory, copies; here and on another thread; and the reaper.
+    // Other streams, memory, copies; here and on another thread; and deferred frees.
     let work = || {
         let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
         memory.write(0, &[7; 64]).unwrap();
@@ -280,10 +279,10 @@ fn adopted_memory() {
 fn image_is_loaded_once_for_each_gpu() {
     inside!(Variant::default());
     let control = Control::open();
-    let gpu = Gpu::cuda(0).unwrap();
     control.record(true);
-    let first = gpu.load(&gdsync::kernels::IMAGE).unwrap();
-    let second = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    let gpu = Gpu::cuda(0).unwrap();
+    let first = gpu.load(&KERNELS).unwrap();
+    let second = gpu.load(&KERNELS).unwrap();
     control.record(false);
     let calls = control.calls();
     assert_eq!(calls.matches("cuModuleLoadData").count(), 1, "{calls}");
@@ -302,7 +301,7 @@ fn modules_kernels_events() {
         let error = gpu.load_module(bad).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
     }
-    let module = gpu.load_module(gdsync::kernels::PTX.as_bytes()).unwrap();
+    let module = gpu.load_module(KERNELS.ptx().unwrap().as_bytes()).unwrap();
     let error = module.kernel("gds_no_such").unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     assert!(error.to_string().contains("gds_no_such"), "{error}");

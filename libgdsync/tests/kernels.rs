@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::gpu::{Dims, KERNELS, MemoryKind, Region, Stream};
 use gdsync::kernels::{
-    Entry, Fill, PTX, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
+    Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
     pattern,
 };
 use gdsync::{Gpu, memop::DevicePtr};
@@ -12,8 +12,9 @@ use gdsync::{Gpu, memop::DevicePtr};
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn launch(stream: &Stream, entry: Entry, dims: Dims, params: &[u8]) {
+    let kernel = stream.gpu().load(&KERNELS).unwrap().kernel(entry.name());
     // SAFETY: all addresses are of regions that the tests keep until the stream is done.
-    unsafe { stream.launch(&entry.soft(), dims, params) }.unwrap();
+    unsafe { stream.launch(&kernel.unwrap(), dims, params) }.unwrap();
 }
 
 fn load64(region: &Region, at: usize) -> u64 {
@@ -37,16 +38,16 @@ fn expected(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn every_kernel_stands_in_the_module_with_its_parameter() {
-    assert!(PTX.ends_with('\0') && PTX.matches('\0').count() == 1);
+    let ptx = KERNELS.ptx().unwrap();
     for entry in Entry::ALL {
         let head = format!(
             ".visible .entry {name}(\n\t.param .align 8 .b8 {name}_param_0[{size}]\n)",
             name = entry.name(),
             size = entry.param_size(),
         );
-        assert!(PTX.contains(&head), "{head}");
+        assert!(ptx.contains(&head), "{head}");
     }
-    assert_eq!(PTX.matches(".entry").count(), Entry::ALL.len());
+    assert_eq!(ptx.matches(".entry").count(), Entry::ALL.len());
 }
 
 #[test]
@@ -295,7 +296,7 @@ fn wait_passes_on_success_of_the_lap_and_says_so() {
 #[test]
 fn kernel_that_the_image_lacks_is_refused() {
     let gpu = Gpu::soft().unwrap();
-    let module = gpu.load(&gdsync::kernels::IMAGE).unwrap();
+    let module = gpu.load(&KERNELS).unwrap();
     module.kernel("gds_fill").unwrap();
     let error = module.kernel("gds_no_such").unwrap_err();
     assert_eq!(error.kind(), gdsync::Kind::Invalid);

@@ -229,7 +229,7 @@ fn file(path: &Path, source: io::Error) -> Error {
 }
 
 /// The expression that `gdsync::kernel_image!` includes: each kernel's name, entry and size of
-/// parameters, and the PTX. Symbols name the module too, as `GDS_MODULE` has them; a kernel's name
+/// parameters, the PTX, and code for HIP (none so far). Symbols name the module too, as `GDS_MODULE` has them; a kernel's name
 /// may be a word of Rust's.
 fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
     let mut text = String::from("{\n    unsafe extern \"C\" {\n");
@@ -255,13 +255,13 @@ fn image(module: &str, names: &[String], ptx: Option<&Path>) -> String {
         Some(path) => {
             let _ = writeln!(
                 text,
-                "::core::option::Option::Some(::core::include_str!({:?})))",
+                "::core::option::Option::Some(::core::include_str!({:?})),",
                 path.display().to_string()
             );
         }
-        None => text.push_str("::core::option::Option::None)\n"),
+        None => text.push_str("::core::option::Option::None,\n"),
     }
-    text.push_str("}\n");
+    text.push_str("    ::core::option::Option::None)\n}\n");
     text
 }
 

@@ -22,7 +22,6 @@ use crate::bare::Bare;
 use crate::cli::{Layer, Layers, Run, Setup};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Gate;
-use crate::gpu::is_cuda;
 use crate::report::{self, Report, Target};
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
@@ -258,9 +257,9 @@ impl Bench {
         let endpoint = Endpoint::open(&options.setup, 0)?;
         let (qp, peer) = endpoint.pair(&options.setup.queues(QUEUE))?;
         let kind = options.setup.memory(&endpoint.gpu);
-        let burst = match is_cuda(&endpoint.gpu) {
-            true => BURST_CUDA,
-            false => BURST,
+        let burst = match endpoint.gpu.is_software() {
+            true => BURST,
+            false => BURST_CUDA,
         };
         Ok(Bench {
             from: endpoint.memory(kind, 4096)?,

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream, Word32};
-use gdsync::kernels::{Fill, IMAGE, Report, Verify, pattern};
+use gdsync::gpu::{Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32};
+use gdsync::kernels::{Fill, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Error, Gpu, Kind};
@@ -86,7 +86,7 @@ impl Gear {
     /// # Errors
     /// As [`Gpu::load`].
     pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Gear> {
-        let module = gpu.load(&IMAGE)?;
+        let module = gpu.load(&KERNELS)?;
         let fill = module.kernel(Fill::ENTRY.name())?;
         let verify = module.kernel(Verify::ENTRY.name())?;
         Ok(Gear {

@@ -1,10 +1,9 @@
 //! The library's own kernels against memory laid out by hand: what they write and where, and
 //! what they leave alone.
 
-use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
+use gdsync::gpu::{Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
 use gdsync::kernels::{
-    Entry, Fill, IMAGE, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited,
-    WaiterState,
+    Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
 };
 use gdsync::memop::DevicePtr;
 
@@ -12,7 +11,7 @@ use super::gear::{Gear, Verdict, ensure, expected, finish};
 
 /// A kernel of the library.
 fn kernel(gear: &Gear, entry: Entry) -> gdsync::Result<Kernel> {
-    gear.gpu.load(&IMAGE)?.kernel(entry.name())
+    gear.gpu.load(&KERNELS)?.kernel(entry.name())
 }
 
 fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync::Result<()> {

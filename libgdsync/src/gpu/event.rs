@@ -3,31 +3,24 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Gpu, cuda};
+use super::Gpu;
+use super::runtime::EventHandle;
 use crate::error::Result;
 
 /// A place in a stream, marked by [`Stream::record`](super::Stream::record). Clones are the same.
 #[derive(Clone)]
 pub struct Event {
     gpu: Gpu,
-    handle: EventHandle,
-}
-
-/// An event as its runtime knows it.
-#[derive(Clone)]
-#[doc(hidden)]
-pub enum EventHandle {
-    Soft(softgpu::Event),
-    Cuda(Arc<cuda::CudaEvent>),
+    handle: Arc<dyn EventHandle>,
 }
 
 impl Event {
-    pub(super) fn new(gpu: Gpu, handle: EventHandle) -> Event {
+    pub(super) fn new(gpu: Gpu, handle: Arc<dyn EventHandle>) -> Event {
         Event { gpu, handle }
     }
 
-    pub(super) fn handle(&self) -> &EventHandle {
-        &self.handle
+    pub(super) fn handle(&self) -> &dyn EventHandle {
+        &*self.handle
     }
 
     /// The GPU on whose stream it was recorded.
@@ -40,7 +33,7 @@ impl Event {
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.
     pub fn is_done(&self) -> Result<bool> {
-        self.gpu.runtime().is_done(&self.handle)
+        self.handle.is_done()
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use gds_step::Time;
 
-use super::{Allocation, Backing, Gpu, Mapped, View};
+use super::runtime::{Allocation, Backing, View};
+use super::{Gpu, Mapped};
 use crate::error::{Error, Kind, Result};
 use crate::memop::DevicePtr;
 use crate::ring::RingMemory;
@@ -196,9 +197,9 @@ impl Region {
         self.0.allocation.addr
     }
 
-    /// Its backing, for the software devices.
-    pub(crate) fn backing(&self) -> &Backing {
-        &self.0.allocation.backing
+    /// What is behind it.
+    pub(super) fn backing(&self) -> &dyn Backing {
+        &*self.0.allocation.backing
     }
 
     /// How many handles on this memory there are.
@@ -222,24 +223,24 @@ impl Region {
         let view = self
             .0
             .view
-            .get_or_init(|| View::of(self.backing()).map_err(|e| e.to_string()));
+            .get_or_init(|| self.backing().map().map_err(|e| e.to_string()));
         match view {
-            Ok(view) => Ok(view.mapped()),
+            Ok(view) => Ok(view.mapped),
             Err(why) => Err(Error::new(OPERATION, Kind::Unsupported, why.clone())),
         }
     }
 
     /// Memory of the host as the CPU has it, also that of a soft GPU; `None` for a GPU's.
     pub(crate) fn host_view(&self) -> Option<Mapped> {
-        match self.backing() {
-            Backing::Soft(_) => self.mapped().ok(),
-            Backing::Cuda(_) => self.0.allocation.cpu,
+        match self.gpu().is_software() {
+            true => self.mapped().ok(),
+            false => self.0.allocation.cpu,
         }
     }
 
     /// As [`Region::mapped`], only if that costs nothing.
     pub(crate) fn mapped_already(&self) -> Option<Mapped> {
-        let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped());
+        let view = || Some(self.0.view.get()?.as_ref().ok()?.mapped);
         self.0.allocation.cpu.or_else(view)
     }
 

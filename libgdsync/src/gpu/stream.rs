@@ -7,20 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::event::{Event, EventHandle};
+use super::event::Event;
+use super::runtime::{Left, StreamHandle};
 use super::waiting::Proof;
-use super::{Dims, Gpu, Kernel, Left, MemoryKind, Span, Word64, cuda, next_id};
+use super::{Dims, Gpu, Kernel, MemoryKind, Span, Word64, next_id};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Entry, Transfer};
 use crate::memop::Batch;
-
-/// A stream as its runtime knows it.
-#[derive(Clone, Debug)]
-#[doc(hidden)]
-pub enum StreamHandle {
-    Soft(softgpu::Stream),
-    Cuda(Arc<cuda::CudaStream>),
-}
 
 /// Submissions that `operations` are cut into at most, of which up to `glued` stay together.
 pub(crate) fn submissions(operations: usize, limit: usize, glued: usize) -> u32 {
@@ -49,7 +42,7 @@ pub struct WeakStream(Stream);
 pub(crate) struct StreamInner {
     id: u64,
     gpu: Gpu,
-    handle: StreamHandle,
+    handle: Arc<dyn StreamHandle>,
     /// How many handles the application has. Counted down with release and read with acquire under
     /// the lock of `gone`, so that the end of the stream comes behind every use by a handle.
     handles: AtomicUsize,
@@ -70,18 +63,16 @@ impl StreamInner {
         if gone.is_some() || self.handles.load(Ordering::Acquire) != 0 {
             return;
         }
-        let left = self.gpu.runtime().leave(&self.handle);
+        let left = self.handle.leave();
         match &left {
             Left::Ours => {}
             Left::Done => self.gpu.waiting().leave(self.id, None),
-            Left::Busy(end) => self.gpu.waiting().leave(self.id, Some(end.clone())),
+            Left::Busy(end) => self.gpu.waiting().leave(self.id, Some(Arc::clone(end))),
         }
         *gone = Some(left);
         drop(gone);
-        if let StreamHandle::Cuda(stream) = &self.handle {
-            // Foreign code: outside the lock.
-            drop(stream.release());
-        }
+        // Foreign code: outside the lock.
+        drop(self.handle.release());
     }
 }
 
@@ -142,12 +133,11 @@ impl WeakStream {
     /// run. Streams of a lost GPU have ended; with any other error nothing is known.
     pub fn has_ended(&self) -> bool {
         let inner = &self.0.inner;
-        let runtime = inner.gpu.runtime();
         let ended = match &*inner.gone() {
             None => return false,
             Some(Left::Done) => return true,
-            Some(Left::Ours) => runtime.idle(&inner.handle),
-            Some(Left::Busy(end)) => runtime.is_done(end),
+            Some(Left::Ours) => inner.handle.is_idle(),
+            Some(Left::Busy(end)) => end.is_done(),
         };
         ended.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
@@ -162,7 +152,7 @@ impl WeakStream {
             None => self.0.record()?,
             Some(Left::Done) => return Ok(()),
             Some(Left::Ours) => self.0.record()?,
-            Some(Left::Busy(end)) => Event::new(inner.gpu.clone(), end.clone()),
+            Some(Left::Busy(end)) => Event::new(inner.gpu.clone(), Arc::clone(end)),
         };
         stream.wait_event(&event)
     }
@@ -174,19 +164,16 @@ impl WeakStream {
 pub(crate) struct Adopted(Mutex<Vec<Weak<StreamInner>>>);
 
 impl Adopted {
-    /// The stream that is `raw` to CUDA; made by `make` if there is none.
+    /// The stream that is `raw` to its runtime; made by `make` if there is none.
     ///
     /// # Errors
     /// Those of `make`.
     pub fn get(&self, raw: *mut c_void, make: impl FnOnce() -> Result<Stream>) -> Result<Stream> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for inner in known.iter().filter_map(Weak::upgrade) {
-            let StreamHandle::Cuda(stream) = &inner.handle else {
-                continue;
-            };
             // One that is gone may have been destroyed, and its place given to another stream.
             let gone = inner.gone();
-            if stream.raw() == raw && gone.is_none() {
+            if inner.handle.raw() == raw && gone.is_none() {
                 inner.handles.fetch_add(1, Ordering::Relaxed);
                 drop(gone);
                 let counted = true;
@@ -207,11 +194,9 @@ impl fmt::Debug for Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(gpu: Gpu, handle: StreamHandle) -> Stream {
+    pub(crate) fn new(gpu: Gpu, handle: Arc<dyn StreamHandle>) -> Stream {
         let id = next_id();
-        if let StreamHandle::Soft(stream) = &handle {
-            stream.set_number(id);
-        }
+        handle.set_number(id);
         let inner = StreamInner {
             id,
             gpu,
@@ -245,24 +230,8 @@ impl Stream {
         &self.inner.gpu
     }
 
-    pub(crate) fn handle(&self) -> &StreamHandle {
+    pub(super) fn handle(&self) -> &Arc<dyn StreamHandle> {
         &self.inner.handle
-    }
-
-    /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
-    pub fn as_soft(&self) -> Option<&softgpu::Stream> {
-        match self.handle() {
-            StreamHandle::Soft(stream) => Some(stream),
-            StreamHandle::Cuda(_) => None,
-        }
-    }
-
-    /// The `CUstream`, on CUDA.
-    pub fn as_cuda(&self) -> Option<*mut c_void> {
-        match self.handle() {
-            StreamHandle::Cuda(stream) => Some(stream.raw()),
-            StreamHandle::Soft(_) => None,
-        }
     }
 
     /// Refuses a stream of another GPU, and a stream that is being captured.
@@ -291,7 +260,7 @@ impl Stream {
     /// # Errors
     /// `System`, `DeviceLost` if the runtime cannot tell.
     pub fn is_capturing(&self) -> Result<bool> {
-        self.gpu().runtime().capturing(self.handle())
+        self.handle().is_capturing()
     }
 
     /// Whether everything enqueued so far has run.
@@ -299,7 +268,7 @@ impl Stream {
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.
     pub fn is_idle(&self) -> Result<bool> {
-        self.gpu().runtime().idle(self.handle())
+        self.handle().is_idle()
     }
 
     /// Enqueues word operations.
@@ -339,9 +308,7 @@ impl Stream {
     /// another runtime, `QueueFull` as for [`Stream::submit`], `System` if the runtime refuses.
     pub unsafe fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
         self.admit("launch kernel", 1, None)?;
-        self.gpu()
-            .runtime()
-            .launch(self.handle(), kernel, dims, args)
+        self.handle().launch(kernel, dims, args)
     }
 
     /// As [`Stream::launch`], of a kernel that stands still until somebody else stores something: a
@@ -374,8 +341,7 @@ impl Stream {
         // The graph may run many times, but what it waits for happens once.
         self.check(self.gpu(), OPERATION)?;
         self.admit(OPERATION, 1, Some(proof))?;
-        let runtime = self.gpu().runtime();
-        runtime.launch(self.handle(), kernel, dims, args)
+        self.handle().launch(kernel, dims, args)
     }
 
     /// Enqueues one of the library's own kernels.
@@ -383,12 +349,11 @@ impl Stream {
     /// # Errors
     /// `Unsupported` if the runtime runs no kernels; else as [`Stream::launch`].
     pub(crate) fn launch_own(&self, entry: Entry, dims: Dims, args: &[u8]) -> Result<()> {
-        let runtime = self.gpu().runtime();
-        let kernel = runtime.kernel(entry).ok_or_else(|| {
+        let kernel = self.gpu().own_kernel(entry).ok_or_else(|| {
             let what = format!("{:?}", self.gpu());
             Error::new("lower to a kernel", Kind::Unsupported, what)
         })?;
-        runtime.launch(self.handle(), kernel, dims, args)
+        self.handle().launch(kernel, dims, args)
     }
 
     /// Notes `n` more submissions; with a proof, such as may make the stream stand still.
@@ -415,6 +380,8 @@ impl Stream {
     /// `Invalid` if the lengths differ, `Foreign` for memory of another GPU, `Unsupported` if the
     /// stream is being captured, `QueueFull` as for [`Stream::submit`].
     pub fn copy(&self, to: &Span, from: &Span) -> Result<()> {
+        /// Threads of a block of the copy kernel, and blocks at most.
+        const SHAPE: (u32, u64) = (256, 32);
         if to.len() != from.len() {
             return Err(Error::new(
                 "enqueue copy",
@@ -441,8 +408,12 @@ impl Stream {
         let host = [to, from]
             .iter()
             .all(|span| span.region().kind() == MemoryKind::Pinned);
-        let runtime = self.gpu().runtime();
-        runtime.copy(self.handle(), &transfer, host)
+        if host && self.gpu().runtime().host_copy_blocks() {
+            let blocks = transfer.len.div_ceil(16 * u64::from(SHAPE.0));
+            let dims = Dims::linear(blocks.clamp(1, SHAPE.1) as u32, SHAPE.0);
+            return self.launch_own(Entry::Transfer, dims, transfer.bytes());
+        }
+        self.handle().copy(&transfer)
     }
 
     /// Marks the place where the stream stands now.
@@ -453,7 +424,7 @@ impl Stream {
     pub fn record(&self) -> Result<Event> {
         self.check(self.gpu(), "record event")?;
         self.admit("record event", 1, None)?;
-        let handle = self.gpu().runtime().record(self.handle())?;
+        let handle = self.handle().record()?;
         Ok(Event::new(self.gpu().clone(), handle))
     }
 
@@ -464,21 +435,14 @@ impl Stream {
     /// `Foreign` for an event of another runtime; `Unsupported`, `TooManyWaits`, `QueueFull` as for
     /// [`Stream::submit`]; `System` if the runtime refuses.
     pub fn wait_event(&self, event: &Event) -> Result<()> {
-        match (self.handle(), event.handle()) {
-            (StreamHandle::Soft(_), EventHandle::Soft(_))
-            | (StreamHandle::Cuda(_), EventHandle::Cuda(_)) => {
-                self.check(self.gpu(), "wait for event")?;
-                let wait = (!event.is_done()?).then_some(Proof::Idle);
-                self.admit("wait for event", 1, wait)?;
-                let runtime = self.gpu().runtime();
-                runtime.wait_event(self.handle(), event.handle())
-            }
-            _ => Err(Error::new(
-                "wait for event",
-                Kind::Foreign,
-                format!("{event:?} with {self:?}"),
-            )),
+        if event.gpu().runtime_name() != self.gpu().runtime_name() {
+            let what = format!("{event:?} with {self:?}");
+            return Err(Error::new("wait for event", Kind::Foreign, what));
         }
+        self.check(self.gpu(), "wait for event")?;
+        let wait = (!event.is_done()?).then_some(Proof::Idle);
+        self.admit("wait for event", 1, wait)?;
+        self.handle().wait_event(event.handle())
     }
 
     /// Waits until everything enqueued so far has run; `false` if the limit passed first.
@@ -486,9 +450,7 @@ impl Stream {
     /// # Errors
     /// `System` if the stream failed, `DeviceLost` if the GPU did.
     pub fn synchronize(&self, limit: Duration) -> Result<bool> {
-        let deadline = self.gpu().host().now() + limit;
-        self.gpu()
-            .runtime()
-            .synchronize(self.handle(), Some(deadline))
+        let host = self.gpu().host();
+        self.handle().synchronize(&**host, Some(host.now() + limit))
     }
 }

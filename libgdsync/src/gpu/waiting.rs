@@ -2,20 +2,19 @@
 //!
 //! A waiting stream holds one of the few hardware channels of its context. When too many
 //! wait, nothing else of the context moves: not the kernel or the doorbell that would release
-//! them either. So a stream that is given a wait takes a *seat*, of which there are fewer than
-//! channels, and keeps it until it is known to have passed. Knowing costs nothing while seats
-//! are free: only a stream that finds none looks who has passed, by the proof that each left.
+//! them either. So a stream that is given a wait takes a *wait slot*, of which there are fewer than
+//! channels, and keeps it until it is known to have passed. Knowing costs nothing while slots
+//! are free: only a stream that finds none checks which have passed, by the proof that each left.
 //!
-//! The seat also counts what is enqueued behind the wait. A driver takes about a thousand
-//! submissions to a stream that stands still and then blocks the thread; ours refuses first.
+//! The slot also counts what is enqueued behind the wait. A driver takes about a thousand
+//! submissions to a stream that waits and then blocks the thread; ours refuses first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::event::EventHandle;
 use super::region::WeakRegion;
-use super::stream::StreamHandle;
-use super::{Mapped, Runtime, Stream};
+use super::runtime::{EventHandle, StreamHandle};
+use super::{Mapped, Stream};
 use crate::error::{Error, Kind, Result};
 use crate::ring::RingMemory;
 
@@ -79,19 +78,19 @@ impl Proof {
     }
 }
 
-/// Whom a seat is taken by.
+/// What holds a wait slot.
 #[derive(Default)]
-enum Sitter {
+enum Holder {
     #[default]
-    Nobody,
-    Stream(StreamHandle),
+    None,
+    Stream(Arc<dyn StreamHandle>),
     /// A stream whose handle is gone; this marks its end.
-    Gone(EventHandle),
+    Gone(Arc<dyn EventHandle>),
 }
 
 #[derive(Default)]
-struct SeatState {
-    sitter: Sitter,
+struct SlotState {
+    holder: Holder,
     proof: Proof,
     /// Submissions since the stream was last known to have passed.
     count: u32,
@@ -99,36 +98,36 @@ struct SeatState {
     earlier: Option<(Proof, u32)>,
 }
 
-struct Seat {
-    /// Id of the stream that has the seat, 0 if it is free. Written under the lock of `state`;
-    /// read relaxed to find one's own seat (only the stream itself puts its id there, and who
-    /// takes the seat away does so under the lock, where it is looked at again).
+struct WaitSlot {
+    /// Id of the stream that has the slot, 0 if it is free. Written under the lock of `state`;
+    /// read relaxed to find one's own slot (only the stream itself puts its id there, and who
+    /// takes the slot away does so under the lock, where it is looked at again).
     owner: AtomicU64,
-    state: Mutex<SeatState>,
+    state: Mutex<SlotState>,
 }
 
-impl Seat {
-    fn lock(&self) -> MutexGuard<'_, SeatState> {
+impl WaitSlot {
+    fn lock(&self) -> MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The seats of one GPU.
+/// The slots of one GPU.
 pub(crate) struct Waiting {
     limits: Option<WaitLimits>,
-    seats: Box<[Seat]>,
+    slots: Box<[WaitSlot]>,
 }
 
 impl Waiting {
     pub fn new(limits: Option<WaitLimits>) -> Waiting {
-        let seats = limits.map_or(0, |l| l.streams);
-        let free = || Seat {
+        let slots = limits.map_or(0, |l| l.streams);
+        let free = || WaitSlot {
             owner: AtomicU64::new(0),
             state: Mutex::default(),
         };
         Waiting {
             limits,
-            seats: (0..seats).map(|_| free()).collect(),
+            slots: (0..slots).map(|_| free()).collect(),
         }
     }
 
@@ -143,17 +142,17 @@ impl Waiting {
     }
 
     #[inline]
-    fn seat_of(&self, id: u64) -> Option<&Seat> {
-        self.seats
+    fn slot_of(&self, id: u64) -> Option<&WaitSlot> {
+        self.slots
             .iter()
-            .find(|seat| seat.owner.load(Ordering::Relaxed) == id)
+            .find(|slot| slot.owner.load(Ordering::Relaxed) == id)
     }
 
     /// Whether a stream is known to wait.
-    pub fn any(&self, runtime: &dyn Runtime) -> bool {
-        self.seats.iter().any(|seat| {
-            let state = seat.lock();
-            seat.owner.load(Ordering::Relaxed) != 0 && !state.has_passed(runtime)
+    pub fn any(&self) -> bool {
+        self.slots.iter().any(|slot| {
+            let state = slot.lock();
+            slot.owner.load(Ordering::Relaxed) != 0 && !state.has_passed()
         })
     }
 
@@ -172,9 +171,9 @@ impl Waiting {
         let Some(limits) = &self.limits else {
             return Ok(());
         };
-        if let Some(seat) = self.seat_of(stream.id()) {
-            let mut state = seat.lock();
-            if seat.owner.load(Ordering::Relaxed) == stream.id() {
+        if let Some(slot) = self.slot_of(stream.id()) {
+            let mut state = slot.lock();
+            if slot.owner.load(Ordering::Relaxed) == stream.id() {
                 if let Some(limit) = limits.submissions {
                     state.count(stream, operation, n, limit)?;
                 }
@@ -186,16 +185,16 @@ impl Waiting {
         }
         match wait {
             None => Ok(()),
-            Some(proof) => self.sit(stream, operation, n, proof, limits),
+            Some(proof) => self.take_slot(stream, operation, n, proof, limits),
         }
     }
 
     /// Refuses if `stream` waits and does not take `n` more submissions now.
     pub fn check(&self, stream: &Stream, operation: &'static str, n: u32) -> Result<()> {
         let limit = self.limits.and_then(|limits| limits.submissions);
-        if let (Some(limit), Some(seat)) = (limit, self.seat_of(stream.id())) {
-            let mut state = seat.lock();
-            if seat.owner.load(Ordering::Relaxed) == stream.id() {
+        if let (Some(limit), Some(slot)) = (limit, self.slot_of(stream.id())) {
+            let mut state = slot.lock();
+            if slot.owner.load(Ordering::Relaxed) == stream.id() {
                 state.count(stream, operation, n, limit)?;
                 state.count -= n;
             }
@@ -204,7 +203,7 @@ impl Waiting {
     }
 
     #[cold]
-    fn sit(
+    fn take_slot(
         &self,
         stream: &Stream,
         operation: &'static str,
@@ -212,19 +211,18 @@ impl Waiting {
         proof: Proof,
         limits: &WaitLimits,
     ) -> Result<()> {
-        let runtime = stream.gpu().runtime();
         for ask in [false, true] {
-            for seat in &self.seats {
-                let mut state = seat.lock();
-                let free = seat.owner.load(Ordering::Relaxed) == 0;
-                if free || (ask && state.has_passed(runtime)) {
-                    *state = SeatState {
-                        sitter: Sitter::Stream(stream.handle().clone()),
+            for slot in &self.slots {
+                let mut state = slot.lock();
+                let free = slot.owner.load(Ordering::Relaxed) == 0;
+                if free || (ask && state.has_passed()) {
+                    *state = SlotState {
+                        holder: Holder::Stream(Arc::clone(stream.handle())),
                         proof,
                         count: n,
                         earlier: None,
                     };
-                    seat.owner.store(stream.id(), Ordering::Relaxed);
+                    slot.owner.store(stream.id(), Ordering::Relaxed);
                     return Ok(());
                 }
             }
@@ -240,29 +238,29 @@ impl Waiting {
 
     /// The application's handle on a stream is gone, not what is enqueued on it: from now on
     /// `end` also tells when that has run; `None`: it has.
-    pub fn leave(&self, id: u64, end: Option<EventHandle>) {
-        let Some(seat) = self.seat_of(id) else {
+    pub fn leave(&self, id: u64, end: Option<Arc<dyn EventHandle>>) {
+        let Some(slot) = self.slot_of(id) else {
             return;
         };
-        let mut state = seat.lock();
-        if seat.owner.load(Ordering::Relaxed) != id {
+        let mut state = slot.lock();
+        if slot.owner.load(Ordering::Relaxed) != id {
             return;
         }
         match end {
             // The proof stays: the end may never be known.
-            Some(end) => state.sitter = Sitter::Gone(end),
+            Some(end) => state.holder = Holder::Gone(end),
             None => {
-                *state = SeatState::default();
-                seat.owner.store(0, Ordering::Relaxed);
+                *state = SlotState::default();
+                slot.owner.store(0, Ordering::Relaxed);
             }
         }
     }
 }
 
-impl SeatState {
+impl SlotState {
     /// Whether the stream is past the last wait it was given. Streams of a lost GPU wait for
     /// nothing; with any other error nobody knows.
-    fn has_passed(&self, runtime: &dyn Runtime) -> bool {
+    fn has_passed(&self) -> bool {
         let shown = match (&self.proof, &self.earlier) {
             (Proof::Earlier, Some((earlier, _))) => earlier.holds(),
             (Proof::Earlier, None) => true,
@@ -271,10 +269,10 @@ impl SeatState {
         if shown {
             return true;
         }
-        let idle = match &self.sitter {
-            Sitter::Nobody => return true,
-            Sitter::Stream(stream) => runtime.idle(stream),
-            Sitter::Gone(event) => runtime.is_done(event),
+        let idle = match &self.holder {
+            Holder::None => return true,
+            Holder::Stream(stream) => stream.is_idle(),
+            Holder::Gone(event) => event.is_done(),
         };
         idle.unwrap_or_else(|e| e.kind() == Kind::DeviceLost)
     }
@@ -302,14 +300,13 @@ impl SeatState {
         n: u32,
         limit: u32,
     ) -> Result<()> {
-        let runtime = stream.gpu().runtime();
         if let Some((earlier, upto)) = &self.earlier
             && earlier.holds()
         {
             self.count -= upto;
             self.earlier = None;
         }
-        if self.count.saturating_add(n) > limit / 2 && self.has_passed(runtime) {
+        if self.count.saturating_add(n) > limit / 2 && self.has_passed() {
             self.count = 0;
             self.earlier = None;
         }

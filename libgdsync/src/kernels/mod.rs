@@ -2,23 +2,16 @@
 //!
 //! Each is one function of C++ in `device/`: compiled to PTX that is part of the library, for
 //! CUDA, and by the host compiler, for the soft GPU. An [`Entry`] names one; the structures here
-//! are the parameters, to the byte.
+//! are the parameters, to the byte. Their code is `gdsync::gpu::KERNELS`.
 
 mod params;
 
-use crate::gpu::{Kernel, KernelImage};
+use crate::memop::program::Program;
 
 pub use params::{
     Fill, QUEUES, QueueState, Report, Transfer, Trigger, TriggerQueue, Verify, Wait, Waited,
     WaiterState, pattern,
 };
-
-/// All kernels as text of one module for CUDA, from compute capability 7.0 on. It ends with a
-/// NUL, as `cuModuleLoadData` wants it.
-pub const PTX: &str = concat!(include_str!("../../device/ptx/gds_kernels.ptx"), "\0");
-
-/// All kernels, as code for every runtime.
-pub static IMAGE: KernelImage = crate::kernel_image!("gds_kernels");
 
 /// One of the library's kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,7 +68,7 @@ impl Entry {
         match self {
             Entry::Program8 => 8 + 32 * 8,
             Entry::Program40 => 8 + 32 * 40,
-            Entry::Program => 8 + 32 * 120,
+            Entry::Program => Program::LEN,
             Entry::Trigger => size_of::<Trigger>(),
             Entry::Wait => size_of::<Wait>(),
             Entry::Fill => size_of::<Fill>(),
@@ -84,10 +77,14 @@ impl Entry {
         }
     }
 
-    /// The kernel for the soft GPU.
-    pub fn soft(self) -> Kernel {
-        IMAGE
-            .soft(self.name())
-            .expect("every entry is in `device/`")
+    /// The kernel for a program, to be launched on one block of 32 threads, and its parameter: the
+    /// smallest that holds the program.
+    pub(crate) fn of_program(program: &Program) -> (Entry, &[u8]) {
+        let entry = match program.ops().len() {
+            0..=8 => Entry::Program8,
+            9..=40 => Entry::Program40,
+            _ => Entry::Program,
+        };
+        (entry, &program.bytes()[..entry.param_size()])
     }
 }

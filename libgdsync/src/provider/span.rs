@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use vmlx5::{Dma, DmaFault};
 
-use crate::gpu::{Backing, Mapped, Region};
+use crate::gpu::{Mapped, Region, soft};
 use crate::ring::RingMemory;
 
 /// The memory of `region`.
 pub(super) fn of(region: &Region) -> Arc<dyn Dma> {
-    match (region.backing(), region.mapped_already()) {
-        (Backing::Soft(memory), _) => Arc::new(Soft(memory.window())),
-        (Backing::Cuda(_), Some(mapped)) => Arc::new(Host {
+    match (soft::window(region), region.mapped_already()) {
+        (Some(window), _) => Arc::new(Soft(window)),
+        (None, Some(mapped)) => Arc::new(Host {
             mapped,
             _held: region.clone(),
         }),
-        (Backing::Cuda(_), None) => Arc::new(Engine(region.clone())),
+        (None, None) => Arc::new(Engine(region.clone())),
     }
 }
 
 /// Whether [`of`] keeps a handle on `region`.
 pub(super) fn holds(region: &Region) -> bool {
-    matches!(region.backing(), Backing::Cuda(_))
+    !region.gpu().is_software()
 }
 
 /// Memory of a soft GPU, whose own order it keeps.

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Dims, Stream};
+use crate::kernels;
 use crate::memop::completion::Entry;
 use crate::memop::cost;
 use crate::memop::post::Ring;
@@ -264,7 +265,7 @@ impl Output<'_> {
             .gpu()
             .tracer()
             .program(self.stream.id(), self.program);
-        let (entry, bytes) = self.program.image();
+        let (entry, bytes) = kernels::Entry::of_program(self.program);
         self.stream.launch_own(entry, Dims::linear(1, 32), bytes)?;
         self.submitted = true;
         self.program.clear();

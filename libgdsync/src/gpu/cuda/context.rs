@@ -19,11 +19,11 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockE
 use gdsync_sys::cuda::types::{CUcontext, CUdevice};
 use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 
+use super::deferred::{self, DeferredFrees};
 use super::device::DevicePool;
 use super::engine::Engine;
-use super::graves::{self, Graves};
 use super::pages::HostPages;
-use super::stock::Stock;
+use super::stream_pool::StreamPool;
 use crate::error::{Error, Kind, Result};
 
 /// See the module.
@@ -35,10 +35,10 @@ pub(crate) struct Context {
     /// The library's: the application's as well where the device allows no other.
     own: CUcontext,
     pub engine: Engine,
-    pub graves: Graves,
+    pub deferred: DeferredFrees,
     pub pages: HostPages,
     pub pool: DevicePool,
-    pub stock: Stock,
+    pub streams: StreamPool,
     /// Held shared while something is enqueued, alone while an application's owner is
     /// dropped.
     enqueueing: RwLock<()>,
@@ -130,16 +130,16 @@ impl Context {
             app,
             own,
             engine: Engine::default(),
-            graves: Graves::default(),
+            deferred: DeferredFrees::default(),
             pages: HostPages::default(),
             pool: DevicePool::default(),
-            stock: Stock::default(),
+            streams: StreamPool::default(),
             enqueueing: RwLock::new(()),
             name,
             lost: AtomicI32::new(0),
         };
         context.engine = Engine::new(&context)?;
-        context.stock.fill(&context);
+        context.streams.fill(&context);
         Ok(context)
     }
 
@@ -193,7 +193,7 @@ impl Context {
     /// owner is dropped.
     #[inline]
     pub fn enter_to_enqueue(&self) -> Result<(Entered<'_>, Option<RwLockReadGuard<'_, ()>>)> {
-        let allowed = match graves::is_disposing() {
+        let allowed = match deferred::is_disposing() {
             // The thread holds the lock itself.
             true => None,
             false => Some(
@@ -280,7 +280,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         // With memory of ours still in use by streams, or the GPU gone, it is left to the end of
         // the process.
-        if !self.is_lost() && !self.is_alone() && self.graves.is_empty() {
+        if !self.is_lost() && !self.is_alone() && self.deferred.is_empty() {
             // SAFETY: whoever uses memory of the context holds it; nobody does any more.
             let _ = unsafe { (self.cuda.cuCtxDestroy_v2)(self.own) };
         }

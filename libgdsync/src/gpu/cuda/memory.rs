@@ -11,9 +11,10 @@ use gdsync_sys::cuda::types::CUdeviceptr;
 use super::context::Context;
 use super::device::Piece;
 use super::pages::Units;
-use super::share::Mapping;
+use super::share::{self, Mapping};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{Allocation, Backing, Mapped, Owner};
+use crate::gpu::runtime::{Allocation, Backing, Owner, View};
+use crate::gpu::{DmaBuf, Mapped, SharedMemory};
 use crate::memop::DevicePtr;
 
 /// The memory behind a region.
@@ -21,13 +22,13 @@ pub(crate) struct Memory {
     context: Arc<Context>,
     at: CUdeviceptr,
     len: usize,
-    corpse: Corpse,
+    origin: Origin,
 }
 
-/// What is left to be freed of memory that was given back.
+/// How memory was made, and so how it is freed.
 #[derive(Default)]
-pub(crate) enum Corpse {
-    /// The application's own, or nothing any more.
+pub(crate) enum Origin {
+    /// The application's own, or freed.
     #[default]
     Nothing,
     Device(Piece),
@@ -42,20 +43,20 @@ pub(crate) enum Corpse {
 }
 
 // SAFETY: addresses that only the driver is given.
-unsafe impl Send for Corpse {}
+unsafe impl Send for Origin {}
 // SAFETY: as above.
-unsafe impl Sync for Corpse {}
+unsafe impl Sync for Origin {}
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        match std::mem::take(&mut self.corpse) {
-            Corpse::Nothing => {}
-            corpse => self.context.graves.bury(&self.context, corpse),
+        match std::mem::take(&mut self.origin) {
+            Origin::Nothing => {}
+            origin => self.context.deferred.defer(&self.context, origin),
         }
     }
 }
 
-impl Corpse {
+impl Origin {
     /// Frees it. Only called when no stream uses it. What kept the memory is to be dropped by the
     /// caller, with nothing locked: it is foreign code.
     #[must_use]
@@ -64,33 +65,33 @@ impl Corpse {
         let Ok(_own) = context.enter_own() else {
             // The context is lost, and all its memory with it.
             return match self {
-                Corpse::Registered(_, owner) => owner,
-                Corpse::Owned(owner, _) => Some(owner),
+                Origin::Registered(_, owner) => owner,
+                Origin::Owned(owner, _) => Some(owner),
                 _ => None,
             };
         };
         // SAFETY: each was made by us, is given back once, and is used by nobody.
         let freed = unsafe {
             match self {
-                Corpse::Nothing => return None,
-                Corpse::Owned(owner, context) => {
-                    super::graves::dispose(&context, owner);
+                Origin::Nothing => return None,
+                Origin::Owned(owner, context) => {
+                    super::deferred::dispose(&context, owner);
                     return None;
                 }
-                Corpse::Device(piece) => {
+                Origin::Device(piece) => {
                     context.pool.give(context, piece);
                     return None;
                 }
-                Corpse::Pinned(at) => (cuda.cuMemFreeHost)(at),
-                Corpse::Registered(units, owner) => {
+                Origin::Pinned(at) => (cuda.cuMemFreeHost)(at),
+                Origin::Registered(units, owner) => {
                     context.pages.leave(context, &units);
                     return owner;
                 }
-                Corpse::Mapped(mapping) => {
-                    super::share::unmap(cuda, &mapping);
+                Origin::Mapped(mapping) => {
+                    share::unmap(cuda, &mapping);
                     return None;
                 }
-                Corpse::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
+                Origin::Opened(at) => (cuda.cuIpcCloseMemHandle)(at),
             }
         };
         if let Err(e) = context.check(freed, "free memory") {
@@ -105,13 +106,13 @@ impl Memory {
         context: &Arc<Context>,
         at: CUdeviceptr,
         len: usize,
-        corpse: Corpse,
+        origin: Origin,
     ) -> Memory {
         Memory {
             context: Arc::clone(context),
             at,
             len,
-            corpse,
+            origin,
         }
     }
 
@@ -127,27 +128,8 @@ impl Memory {
         self.len
     }
 
-    pub(super) fn corpse(&self) -> &Corpse {
-        &self.corpse
-    }
-
-    /// Frees it at once. Only called when no stream uses it.
-    pub fn release(mut self) {
-        drop(std::mem::take(&mut self.corpse).free(&self.context));
-    }
-
-    /// Copies out by the copy engine.
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let at = self.place(offset, into.len())?;
-        // SAFETY: inside memory that lives as long as this.
-        unsafe { self.context.engine.read(&self.context, at, into) }
-    }
-
-    /// Copies in by the copy engine.
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
-        let at = self.place(offset, from.len())?;
-        // SAFETY: as in `read`.
-        unsafe { self.context.engine.write(&self.context, at, from) }
+    pub(super) fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     fn place(&self, offset: usize, len: usize) -> Result<CUdeviceptr> {
@@ -168,7 +150,7 @@ impl Memory {
             // SAFETY: `len` bytes that live as long as the backing beside this; the region
             // hands out copies only while it lives, and everybody accesses them atomically.
             cpu: cpu.map(|base| unsafe { Mapped::new(base, len) }),
-            backing: Backing::Cuda(self),
+            backing: Box::new(self),
         }
     }
 }
@@ -177,7 +159,7 @@ impl Memory {
 pub(super) fn device(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let piece = context.pool.take(context, len)?;
     let at = piece.at();
-    let memory = Memory::new(context, at, len, Corpse::Device(piece));
+    let memory = Memory::new(context, at, len, Origin::Device(piece));
     // SAFETY: just allocated.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -193,7 +175,7 @@ pub(super) fn pinned(context: &Arc<Context>, len: usize) -> Result<Allocation> {
         // SAFETY: allocates; portable, so that the application's context reaches it too.
         let made = unsafe { (context.cuda.cuMemHostAlloc)(&mut host, len, flags) };
         context.check(made, OPERATION)?;
-        let mut memory = Memory::new(context, 0, len, Corpse::Pinned(host));
+        let mut memory = Memory::new(context, 0, len, Origin::Pinned(host));
         // SAFETY: the memory just made.
         let found = unsafe { (context.cuda.cuMemHostGetDevicePointer_v2)(&mut memory.at, host, 0) };
         context.check(found, OPERATION)?;
@@ -222,7 +204,7 @@ pub(super) unsafe fn registered(
     // SAFETY: the caller's promise.
     let units = unsafe { context.pages.enter(context, ptr, len)? };
     let pieces = units.len();
-    let mut memory = Memory::new(context, ptr as u64, len, Corpse::Registered(units, owner));
+    let mut memory = Memory::new(context, ptr as u64, len, Origin::Registered(units, owner));
     memory.at = if same_address {
         ptr as CUdeviceptr
     } else if pieces == 1 {
@@ -279,9 +261,9 @@ pub(super) unsafe fn adopted(
             context.check(get((&raw mut host).cast(), attribute, at), OPERATION)?;
         }
     }
-    let owned = |owner| Corpse::Owned(owner, Arc::clone(context));
-    let corpse = owner.map_or(Corpse::Nothing, owned);
-    let memory = Memory::new(context, at, len, corpse);
+    let owned = |owner| Origin::Owned(owner, Arc::clone(context));
+    let origin = owner.map_or(Origin::Nothing, owned);
+    let memory = Memory::new(context, at, len, origin);
     Ok(memory.into_allocation(NonNull::new(host)))
 }
 
@@ -298,13 +280,6 @@ pub(crate) fn buffer_id(context: &Context, at: u64) -> Result<u64> {
     Ok(id)
 }
 
-/// A mapping of device memory for the CPU, by GDRCopy.
-pub(crate) struct View {
-    mapped: Mapped,
-    /// Keeps what `mapped` points into.
-    _mapping: gdrcopy_sys::Mapping,
-}
-
 /// GDRCopy, or why it is not to be used.
 fn gdrcopy() -> Result<&'static Gdr, &'static str> {
     static GDR: OnceLock<Result<Gdr, String>> = OnceLock::new();
@@ -312,43 +287,63 @@ fn gdrcopy() -> Result<&'static Gdr, &'static str> {
     gdr.as_ref().map_err(String::as_str)
 }
 
-impl View {
-    /// Maps `memory`, whose region keeps it and this.
-    pub fn of(memory: &Memory) -> Result<View> {
+impl Backing for Memory {
+    fn read(&self, offset: usize, into: &mut [u8]) -> Option<Result<()>> {
+        let at = self.place(offset, into.len());
+        // SAFETY: inside memory that lives as long as this.
+        let read = |at| unsafe { self.context.engine.read(&self.context, at, into) };
+        Some(at.and_then(read))
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> Option<Result<()>> {
+        // SAFETY: as in `read`.
+        let write = |at| unsafe { self.context.engine.write(&self.context, at, from) };
+        Some(self.place(offset, from.len()).and_then(write))
+    }
+
+    /// By GDRCopy.
+    fn map(&self) -> Result<View> {
         const OPERATION: &str = "map device memory for the CPU";
         let fail = |why: &str| {
-            let name = memory.context.name();
-            let what = format!("{:#x}+{} of {name}: {why}", memory.at, memory.len);
+            let name = self.context.name();
+            let what = format!("{:#x}+{} of {name}: {why}", self.at, self.len);
             Error::new(OPERATION, Kind::Unsupported, what)
         };
         let gdr = gdrcopy().map_err(fail)?;
-        let context = &memory.context;
+        let context = &self.context;
         let cuda = context.cuda;
         let on: u32 = 1;
         {
             let _own = context.enter_own()?;
             // Copies that the driver calls synchronous are so beside this mapping too. Memory
             // that has no such attribute is mapped without.
-            // SAFETY: reads a number, about live memory.
+            // SAFETY: reads a number, about live self.
             let _ = unsafe {
                 let attribute = consts::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, memory.at)
+                (cuda.cuPointerSetAttribute)((&raw const on).cast(), attribute, self.at)
             };
         }
         // SAFETY: live device memory, which outlives the view: both are the region's.
-        let mapping = unsafe { gdr.map(memory.at, memory.len, gdrcopy_sys::Pin::Default) };
+        let mapping = unsafe { gdr.map(self.at, self.len, gdrcopy_sys::Pin::Default) };
         let mapping = mapping.map_err(|e| fail(&e.to_string()))?;
         let base = NonNull::new(mapping.as_ptr()).ok_or_else(|| fail("a null mapping"))?;
-        // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped` is
-        // only handed out as copies used while the region lives.
-        let mapped = unsafe { Mapped::write_combining(base, memory.len) };
         Ok(View {
-            mapped,
-            _mapping: mapping,
+            // SAFETY: the mapping has `len` bytes and lives as long as this value, whose `mapped`
+            // is only handed out as copies used while the region lives.
+            mapped: unsafe { Mapped::write_combining(base, self.len) },
+            _mapping: Box::new(mapping),
         })
     }
 
-    pub fn mapped(&self) -> Mapped {
-        self.mapped
+    fn share(&self) -> Result<SharedMemory> {
+        share::share(self)
+    }
+
+    fn dma_buf(&self, kept: bool) -> Result<DmaBuf> {
+        share::dma_buf(self, kept)
+    }
+
+    unsafe fn release(mut self: Box<Self>) {
+        drop(std::mem::take(&mut self.origin).free(&self.context));
     }
 }

@@ -3,48 +3,42 @@
 //! [`Gpu::cuda`](crate::Gpu::cuda) opens a device in its primary context, which is the one that the CUDA
 //! runtime, `cust` and `cudarc` use; `cuda_current` and `cuda_context` take the application's. Streams and memory of the application are handed in as raw handles.
 //!
-//! `context` says why there is a second context, `graves` when memory is freed, `engine` how
+//! `context` says why there is a second context, `deferred` when memory is freed, `engine` how
 //! the CPU and virtual NICs reach device memory.
 
 mod context;
+mod deferred;
 mod device;
 mod engine;
-mod graves;
 mod memory;
 mod module;
 mod open;
 mod pages;
 mod share;
-mod stock;
 mod stream;
+mod stream_pool;
 mod submit;
 
 use std::ffi::CStr;
 use std::fmt;
 use std::sync::Arc;
 
-use gds_step::{Host, Lane, MachineId, Time};
+use gds_step::{Host, MachineId};
 
-use super::event::EventHandle;
-use super::{
-    Allocation, Dims, Kernel, KernelCode, Left, MemoryKind, Owner, Runtime, StreamHandle,
-    WaitLimits, sealed,
-};
+use super::runtime::{Allocation, Ends, Known, ModuleHandle, Owner, Runtime, StreamHandle};
+use super::{Gpu, KernelImage, MemoryKind, SharedMemory, WaitLimits};
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Entry, Transfer};
-use crate::memop::{Caps, DevicePtr, Op};
+use crate::memop::{Caps, DevicePtr};
 
 use context::Context;
-#[doc(hidden)]
-pub use graves::Ends;
-pub(crate) use memory::{Memory, View};
-#[doc(hidden)]
-pub use module::{Function, Module};
-pub(crate) use open::by_local_rank;
-pub use share::{DmaBuf, SharedMemory};
-pub(crate) use share::{dma_buf, share};
-#[doc(hidden)]
-pub use stream::{CudaEvent, CudaStream};
+use module::Module;
+use stream::CudaStream;
+
+pub(super) const KNOWN: Known = Known {
+    name: "cuda",
+    numbered: true,
+    open: |index| index.map_or_else(open::by_local_rank, Gpu::cuda),
+};
 
 /// Submissions that a waiting stream is given. The driver takes about 1,020 and then blocks
 /// the caller; some room is for what the application enqueues itself.
@@ -54,14 +48,12 @@ const SUBMISSIONS: u32 = 1000;
 pub(crate) struct CudaRuntime {
     context: Arc<Context>,
     host: Arc<dyn Host>,
-    reaper: MachineId,
+    poller: MachineId,
     caps: Caps,
     identity: u64,
     limits: WaitLimits,
     /// Whether the device sees registered host memory at the host's addresses.
     same_address: bool,
-    /// The library's own, in the order of [`Entry::ALL`].
-    kernels: Vec<Kernel>,
 }
 
 impl fmt::Debug for CudaRuntime {
@@ -72,39 +64,18 @@ impl fmt::Debug for CudaRuntime {
 
 impl Drop for CudaRuntime {
     fn drop(&mut self) {
-        self.host.detach(self.reaper);
-        self.context.graves.reap(&self.context);
+        self.host.detach(self.poller);
+        self.context.deferred.free_unused(&self.context);
     }
 }
 
 impl CudaRuntime {
-    fn stream<'s>(&self, stream: &'s StreamHandle) -> Result<&'s Arc<CudaStream>> {
-        match stream {
-            StreamHandle::Cuda(stream) => Ok(stream),
-            StreamHandle::Soft(_) => Err(self.foreign("a soft stream")),
-        }
-    }
-
-    fn event<'e>(&self, event: &'e EventHandle) -> Result<&'e Arc<CudaEvent>> {
-        match event {
-            EventHandle::Cuda(event) => Ok(event),
-            EventHandle::Soft(_) => Err(self.foreign("a soft event")),
-        }
-    }
-
-    #[cold]
-    fn foreign(&self, what: &str) -> Error {
-        Error::new("use", Kind::Foreign, format!("{what} on {self:?}"))
-    }
-
-    fn known(&self, stream: CudaStream) -> StreamHandle {
+    fn known(&self, stream: CudaStream) -> Arc<dyn StreamHandle> {
         let stream = Arc::new(stream);
-        self.context.graves.know(&stream);
-        StreamHandle::Cuda(stream)
+        self.context.deferred.know(&stream);
+        stream
     }
 }
-
-impl sealed::Sealed for CudaRuntime {}
 
 impl Runtime for CudaRuntime {
     fn name(&self) -> String {
@@ -112,7 +83,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn kind(&self) -> &'static str {
-        "cuda"
+        KNOWN.name
     }
 
     fn identity(&self) -> u64 {
@@ -145,7 +116,6 @@ impl Runtime for CudaRuntime {
         &self.host
     }
 
-    #[allow(private_interfaces)]
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation> {
         match kind {
             MemoryKind::Device => memory::device(&self.context, len),
@@ -153,7 +123,6 @@ impl Runtime for CudaRuntime {
         }
     }
 
-    #[allow(private_interfaces)]
     unsafe fn register(
         &self,
         ptr: *mut u8,
@@ -164,119 +133,36 @@ impl Runtime for CudaRuntime {
         unsafe { memory::registered(&self.context, ptr, len, owner, self.same_address) }
     }
 
-    #[allow(private_interfaces)]
     unsafe fn adopt(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Allocation> {
         // SAFETY: the caller promises that the memory outlives the region.
         unsafe { memory::adopted(&self.context, at.0, len, owner) }
     }
 
-    #[allow(private_interfaces)]
     fn allocate_exportable(&self, len: usize) -> Result<Allocation> {
         share::exportable(&self.context, len)
     }
 
-    #[allow(private_interfaces)]
     unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Allocation> {
         // SAFETY: the caller promises that the other process keeps the memory.
         unsafe { share::open(&self.context, shared) }
     }
 
-    #[allow(private_interfaces)]
-    fn as_cuda(&self) -> Option<&CudaRuntime> {
-        Some(self)
+    fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
+        memory::buffer_id(&self.context, at.0).map(Some)
     }
 
-    fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<StreamHandle> {
+    fn new_stream(&self, waits: &dyn Fn() -> bool) -> Result<Arc<dyn StreamHandle>> {
         Ok(self.known(CudaStream::new(&self.context, waits)?))
     }
 
-    #[inline]
-    fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()> {
-        submit::submit(&self.context, self.stream(stream)?, ops)
+    /// The driver copies within host memory by the CPU.
+    fn host_copy_blocks(&self) -> bool {
+        true
     }
 
-    fn launch(
-        &self,
-        stream: &StreamHandle,
-        kernel: &Kernel,
-        dims: Dims,
-        args: &[u8],
-    ) -> Result<()> {
-        match &kernel.0 {
-            KernelCode::Cuda(function) if function.is_of(&self.context) => {
-                function.launch(self.stream(stream)?, dims, args)
-            }
-            _ => Err(self.foreign("a kernel of another GPU")),
-        }
-    }
-
-    fn copy(&self, stream: &StreamHandle, transfer: &Transfer, host: bool) -> Result<()> {
-        /// Threads of a block of the copy kernel, and blocks at most.
-        const SHAPE: (u32, u64) = (256, 32);
-        let Transfer { to, from, len } = *transfer;
-        if host {
-            // The driver copies within host memory by the CPU: the call would stand until the
-            // stream gets there.
-            let blocks = len.div_ceil(16 * u64::from(SHAPE.0)).clamp(1, SHAPE.1) as u32;
-            let dims = Dims::linear(blocks, SHAPE.0);
-            let kernel = &self.kernels[Entry::Transfer as usize];
-            return self.launch(stream, kernel, dims, transfer.bytes());
-        }
-        let stream = self.stream(stream)?;
-        let context = &self.context;
-        let _app = context.enter_to_enqueue()?;
-        // SAFETY: spans of live regions, which the caller's stream uses from now on.
-        let copied =
-            unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, stream.handle()) };
-        stream.count();
-        context.check(copied, "enqueue copy")
-    }
-
-    fn idle(&self, stream: &StreamHandle) -> Result<bool> {
-        self.stream(stream)?.is_idle()
-    }
-
-    fn leave(&self, stream: &StreamHandle) -> Left {
-        let end = self.stream(stream).ok().and_then(|stream| stream.leave());
-        match end {
-            None => Left::Done,
-            Some(event) => {
-                let end = stream::End::Event(Arc::clone(&event));
-                self.context.graves.forget(end);
-                Left::Busy(EventHandle::Cuda(event))
-            }
-        }
-    }
-
-    fn ends(&self) -> super::Ends {
-        super::Ends::Cuda(self.context.graves.ends())
-    }
-
-    fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
-        let event = self.stream(stream)?.record()?;
-        Ok(EventHandle::Cuda(Arc::new(event)))
-    }
-
-    fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
-        self.stream(stream)?.wait_event(self.event(event)?)
-    }
-
-    fn is_done(&self, event: &EventHandle) -> Result<bool> {
-        self.event(event)?.is_done()
-    }
-
-    fn capturing(&self, stream: &StreamHandle) -> Result<bool> {
-        self.stream(stream)?.is_capturing()
-    }
-
-    fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool> {
-        let stream = self.stream(stream)?;
-        let mut result = Ok(false);
-        self.host.wait_until(deadline, &mut || {
-            result = stream.is_idle();
-            !matches!(result, Ok(false))
-        });
-        result
+    fn ends(&self) -> Ends {
+        let ends = self.context.deferred.ends();
+        Ends(Box::new(move || ends.iter().all(|end| end.is_reached())))
     }
 
     /// GPUDirect RDMA orders what a NIC wrote before the kernels and copies that are enqueued after
@@ -287,16 +173,18 @@ impl Runtime for CudaRuntime {
         self.context.host_flush()
     }
 
-    fn kernel(&self, entry: Entry) -> Option<&Kernel> {
-        self.kernels.get(entry as usize)
+    fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
+        let ptx = image.ptx().ok_or_else(|| {
+            let what = format!(
+                "{image:?} have no PTX: nvcc was not found when they were built; install it or \
+                 set NVCC, or commit PTX and name it with gdsync_build::Kernels::ptx"
+            );
+            Error::new("load kernels", Kind::Unsupported, what)
+        })?;
+        self.load_binary(ptx.as_bytes())
     }
 
-    fn load_module(&self, image: &[u8]) -> Result<Module> {
-        Module::load(&self.context, image)
+    fn load_binary(&self, code: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
+        Ok(Arc::new(Module::load(&self.context, code)?))
     }
-}
-
-/// Attaches the reaper of a context.
-fn attach_reaper(host: &Arc<dyn Host>, context: &Arc<Context>) -> MachineId {
-    host.attach(Lane::Watch, Box::new(graves::Reaper(Arc::clone(context))))
 }

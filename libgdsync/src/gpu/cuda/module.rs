@@ -9,12 +9,11 @@ use gdsync_sys::cuda::{CudaResult, consts};
 use super::context::Context;
 use super::stream::CudaStream;
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Dims;
+use crate::gpu::runtime::ModuleHandle;
+use crate::gpu::{Dims, Kernel};
 
 /// Loaded code. Never unloaded: that would stand behind every wait of the context.
-#[derive(Debug)]
-#[doc(hidden)]
-pub struct Module {
+pub(super) struct Module {
     context: Arc<Context>,
     raw: CUmodule,
 }
@@ -25,9 +24,7 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 /// A kernel of a module.
-#[derive(Clone, Debug)]
-#[doc(hidden)]
-pub struct Function {
+pub(super) struct Function {
     context: Arc<Context>,
     raw: CUfunction,
 }
@@ -71,9 +68,11 @@ impl Module {
             raw,
         })
     }
+}
 
-    /// A kernel by name, loaded now: a launch that loads would stand behind waits.
-    pub(crate) fn function(&self, name: &str) -> Result<Function> {
+impl ModuleHandle for Module {
+    /// Loads the kernel now: a launch that loads would stand behind waits.
+    fn kernel(&self, name: &str) -> Result<Kernel> {
         const OPERATION: &str = "find kernel";
         let context = &self.context;
         let c_name = CString::new(name)
@@ -100,10 +99,10 @@ impl Module {
             }
         };
         context.check(ready, OPERATION)?;
-        Ok(Function {
+        Ok(Kernel(Arc::new(Function {
             context: Arc::clone(context),
             raw,
-        })
+        })))
     }
 }
 

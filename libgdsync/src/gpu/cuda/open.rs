@@ -1,5 +1,6 @@
 //! Opening GPUs of CUDA, and handing in what the application has.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 
@@ -8,14 +9,11 @@ use gdsync_sys::cuda::{Cuda, CudaResult, consts};
 use gdsync_sys::gpu_choice::LocalRank;
 
 use super::context::{Context, attribute, check};
-use super::{CudaRuntime, CudaStream, SUBMISSIONS, attach_reaper, dma_buf, memory, share, submit};
-use super::{DmaBuf, Module, SharedMemory};
+use super::deferred::Poller;
+use super::{CudaRuntime, CudaStream, SUBMISSIONS, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{
-    Backing, Gpu, Kernel, KernelCode, MemoryKind, Owner, Region, Stream, StreamHandle, WaitLimits,
-};
-use crate::kernels::Entry;
-use crate::memop::{Caps, DevicePtr};
+use crate::gpu::{Gpu, Stream, WaitLimits};
+use crate::memop::Caps;
 
 /// The oldest driver that has everything: CUDA 12.0, the first whose plain memory operations
 /// are the second version on all platforms.
@@ -174,23 +172,19 @@ unsafe fn open(cuda: &'static Cuda, device: CUdevice, app: CUcontext) -> Result<
     let same_address = attribute(cuda, device, same) != 0;
     let alone = mode(cuda, device)? == Mode::Exclusive;
     let context = Arc::new(Context::new(cuda, device, app, name, alone)?);
-    // Before any stream of ours waits: later it would stand behind the wait.
-    let module = Module::load(&context, crate::kernels::PTX.as_bytes())?;
-    let kernel = |entry: Entry| Ok(Kernel(KernelCode::Cuda(module.function(entry.name())?)));
-    let kernels = Entry::ALL.into_iter().map(kernel).collect::<Result<_>>()?;
     let live = gds_step::Live::global()
         .map_err(|e| Error::new(OPERATION, Kind::System, e.to_string()).source(e))?;
     let host: Arc<dyn gds_step::Host> = live;
-    let reaper = attach_reaper(&host, &context);
+    let poller = Box::new(Poller(Arc::clone(&context)));
+    let poller = host.attach(gds_step::Lane::Watch, poller);
     let gpu = Gpu::from_runtime(Box::new(CudaRuntime {
         context,
         host,
-        reaper,
+        poller,
         caps,
         identity: identity(cuda, device),
         limits: wait_limits(),
         same_address,
-        kernels,
     }))?;
     open.push((key.0, key.1, gpu.clone()));
     Ok(gpu)
@@ -356,7 +350,7 @@ impl Gpu {
     }
 
     fn cuda_runtime(&self, operation: &'static str) -> Result<&CudaRuntime> {
-        self.runtime().as_cuda().ok_or_else(|| {
+        (self.runtime() as &dyn Any).downcast_ref().ok_or_else(|| {
             let what = format!("{self:?} is not a GPU of CUDA");
             Error::new(operation, Kind::Foreign, what)
         })
@@ -405,8 +399,8 @@ impl Gpu {
     ) -> Result<Stream> {
         // SAFETY: the owner keeps the stream, and the handle keeps the owner.
         let stream = unsafe { self.cuda_stream(raw)? };
-        if let StreamHandle::Cuda(handle) = stream.handle() {
-            handle.keep(owner);
+        if let Some(stream) = of_cuda(&stream) {
+            stream.keep(owner);
         }
         Ok(stream)
     }
@@ -440,138 +434,15 @@ impl Gpu {
             Ok(Stream::new(self.clone(), handle))
         })
     }
-
-    /// Memory of the application in this GPU's context: device memory, or pinned host memory.
-    ///
-    /// # Safety
-    /// It stays allocated as long as anything can reach the region: handles, registrations,
-    /// requests in flight, and streams with enqueued operations. No Rust reference to it is used
-    /// while devices may write to it.
-    ///
-    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
-    /// how long. So this is for memory that stays until the process ends; [`Gpu::adopt_owned`]
-    /// says when memory is not used any more.
-    ///
-    /// # Errors
-    /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
-    pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
-        // SAFETY: the caller's promise.
-        unsafe { self.adopt_with(at, len, None) }
-    }
-
-    /// As [`Gpu::adopt`], with what keeps the memory: `owner` is dropped when the region and
-    /// everything made of it is gone and the work enqueued with it has run, on a thread of the
-    /// library's. If that frees memory of the application's context, the driver lets it stand
-    /// behind that context's waits.
-    ///
-    /// # Safety
-    /// The memory stays allocated until `owner` is dropped. No Rust reference to it is used while
-    /// devices may write to it.
-    ///
-    /// # Errors
-    /// As [`Gpu::adopt`]; `owner` is dropped.
-    pub unsafe fn adopt_owned(
-        &self,
-        at: DevicePtr,
-        len: usize,
-        owner: Box<dyn Send + Sync>,
-    ) -> Result<Region> {
-        // SAFETY: the owner keeps the memory, and the region the owner.
-        unsafe { self.adopt_with(at, len, Some(owner)) }
-    }
-
-    /// The driver's number of the allocation that `at` lies in: another allocation at the same
-    /// address has another. `None` on a GPU that is not CUDA's.
-    ///
-    /// # Errors
-    /// `System` for an address that is none of the GPU's.
-    pub fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
-        match self.runtime().as_cuda() {
-            Some(runtime) => memory::buffer_id(&runtime.context, at.0).map(Some),
-            None => Ok(None),
-        }
-    }
-
-    unsafe fn adopt_with(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Region> {
-        const OPERATION: &str = "adopt memory";
-        if len == 0 {
-            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
-        }
-        self.cuda_runtime(OPERATION)?;
-        // SAFETY: the caller's promise.
-        let allocation = unsafe { self.runtime().adopt(at, len, owner)? };
-        let kind = match allocation.cpu {
-            Some(_) => MemoryKind::Pinned,
-            None => MemoryKind::Device,
-        };
-        Ok(Region::new(self.clone(), kind, allocation))
-    }
-
-    /// Allocates device memory, zeroed, whose [`Region::share`] is a file descriptor. Takes
-    /// whole units of the driver's, 2 MiB each as a rule.
-    ///
-    /// # Errors
-    /// `Unsupported` if runtime or driver cannot; `Invalid` for length zero; `System`.
-    pub fn alloc_exportable(&self, len: usize) -> Result<Region> {
-        const OPERATION: &str = "allocate exportable memory";
-        if len == 0 {
-            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
-        }
-        let allocation = self.runtime().allocate_exportable(len)?;
-        Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
-    }
-
-    /// Memory that another process shared.
-    ///
-    /// # Safety
-    /// With [`SharedMemory::Ipc`] the other process keeps its region as long as anything in this
-    /// one can reach it: as a rule, until this process has ended. [`SharedMemory::File`] keeps
-    /// the memory itself.
-    ///
-    /// # Errors
-    /// `Unsupported` if runtime or driver cannot; `Invalid` for a handle or length that is none;
-    /// `System` if the driver refuses.
-    pub unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Region> {
-        // SAFETY: the caller's promise.
-        let allocation = unsafe { self.runtime().open_shared(shared)? };
-        Ok(Region::new(self.clone(), MemoryKind::Device, allocation))
-    }
 }
 
-impl Region {
-    /// How another process of this host reaches this device memory.
-    ///
-    /// # Errors
-    /// `Unsupported` for memory that is not CUDA device memory; `System` if the driver refuses.
-    pub fn share(&self) -> Result<SharedMemory> {
-        match self.backing() {
-            Backing::Cuda(memory) => share(memory),
-            Backing::Soft(_) => Err(self.cannot("share memory")),
-        }
-    }
+fn of_cuda(stream: &Stream) -> Option<&CudaStream> {
+    (&**stream.handle() as &dyn Any).downcast_ref()
+}
 
-    /// This device memory as a dma-buf. Of a soft GPU it is a memory file, which stands for one
-    /// with virtual NICs.
-    ///
-    /// # Errors
-    /// `Unsupported` for memory that is not in the GPU, or a driver that cannot.
-    pub fn dma_buf(&self) -> Result<DmaBuf> {
-        self.as_dma_buf(true)
-    }
-
-    /// As [`Region::dma_buf`], for a registration that ends before the region does.
-    pub(crate) fn dma_buf_to_register(&self) -> Result<DmaBuf> {
-        self.as_dma_buf(false)
-    }
-
-    fn as_dma_buf(&self, kept: bool) -> Result<DmaBuf> {
-        match self.backing() {
-            Backing::Cuda(memory) => dma_buf(memory, kept),
-            Backing::Soft(memory) => memory.dma_buf(),
-        }
-    }
-
-    fn cannot(&self, operation: &'static str) -> Error {
-        Error::new(operation, Kind::Unsupported, format!("{self:?}"))
+impl Stream {
+    /// The `CUstream`, on CUDA.
+    pub fn as_cuda(&self) -> Option<*mut c_void> {
+        of_cuda(self).map(|stream| stream.handle().cast())
     }
 }

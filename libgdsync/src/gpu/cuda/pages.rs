@@ -54,7 +54,7 @@ impl HostPages {
             })?;
         // What no stream uses any more goes first: the memory there may be another by this time.
         // What one may still use is the same, as the application has promised.
-        context.graves.reap(context);
+        context.deferred.free_unused(context);
         let mut state = self.lock();
         let mut used: Vec<usize> = state.overlapping(start, end);
         let mut gaps = Vec::new();

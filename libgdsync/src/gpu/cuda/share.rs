@@ -11,49 +11,10 @@ use gdsync_sys::cuda::types::{
 use gdsync_sys::cuda::{Cuda, consts};
 
 use super::context::{Context, attribute};
-use super::memory::{Corpse, Memory};
+use super::memory::{Memory, Origin};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Allocation;
-
-/// How another process of this host reaches a piece of device memory. Not the memory itself:
-/// the process that made it must keep the region until the other has opened it, and with
-/// [`SharedMemory::Ipc`] as long as the other uses it.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum SharedMemory {
-    /// A CUDA IPC handle, plain bytes that can be sent anywhere.
-    Ipc {
-        /// The handle.
-        handle: [u8; 64],
-        /// Where the region begins in the allocation that the handle names.
-        offset: u64,
-        /// The region's length in bytes.
-        len: u64,
-    },
-    /// A file descriptor, to be passed over a Unix socket; it keeps the memory alive.
-    File {
-        /// The descriptor. It gives access to the whole pages of the driver's, 2 MiB each as a
-        /// rule, in which the region lies: to neighbours too, unless the region was made by
-        /// [`Gpu::alloc_exportable`](crate::Gpu::alloc_exportable).
-        fd: OwnedFd,
-        /// Where the region begins in what the descriptor names.
-        offset: u64,
-        /// The region's length in bytes.
-        len: u64,
-    },
-}
-
-/// Device memory as a dma-buf, which RDMA drivers register.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct DmaBuf {
-    /// The descriptor; it keeps the memory alive.
-    pub fd: OwnedFd,
-    /// Where the region begins in it.
-    pub offset: u64,
-    /// The region's length in bytes.
-    pub len: u64,
-}
+use crate::gpu::runtime::Allocation;
+use crate::gpu::{DmaBuf, SharedMemory};
 
 fn lacks(what: &str) -> Error {
     Error::new(
@@ -131,7 +92,7 @@ fn granularity(context: &Context, prop: &CUmemAllocationProp) -> Result<usize> {
 pub(super) fn exportable(context: &Arc<Context>, len: usize) -> Result<Allocation> {
     let mapping = physical(context, len)?;
     let at = mapping.at;
-    let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+    let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
     // SAFETY: just mapped.
     unsafe { context.engine.zero(context, at, len)? };
     Ok(memory.into_allocation(None))
@@ -191,15 +152,15 @@ pub(super) fn unmap(cuda: &Cuda, mapping: &Mapping) {
 }
 
 /// How others reach `memory`.
-pub(crate) fn share(memory: &Memory) -> Result<SharedMemory> {
+pub(super) fn share(memory: &Memory) -> Result<SharedMemory> {
     const OPERATION: &str = "share memory";
     let context = memory.context();
     let cuda = context.cuda;
-    let (mapping, offset) = match memory.corpse() {
-        Corpse::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
-        Corpse::Device(piece) => piece.share(),
-        Corpse::Owned(..) | Corpse::Nothing => return by_ipc(memory),
-        Corpse::Pinned(..) | Corpse::Registered(..) | Corpse::Opened(_) => {
+    let (mapping, offset) = match memory.origin() {
+        Origin::Mapped(mapping) => (mapping, (memory.at() - mapping.at) as usize),
+        Origin::Device(piece) => piece.share(),
+        Origin::Owned(..) | Origin::Nothing => return by_ipc(memory),
+        Origin::Pinned(..) | Origin::Registered(..) | Origin::Opened(_) => {
             let what = "host memory, or memory of another process";
             return Err(Error::new(OPERATION, Kind::Unsupported, what));
         }
@@ -270,13 +231,13 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             // SAFETY: a handle is only bytes; one that is none is refused.
             let opened = unsafe { (cuda.cuIpcOpenMemHandle_v2)(&mut base, handle, flags) };
             context.check(opened, OPERATION)?;
-            let corpse = Corpse::Opened(base);
+            let origin = Origin::Opened(base);
             let mut size = 0;
             let mut start = 0;
             // SAFETY: live memory.
             let found = unsafe { (cuda.cuMemGetAddressRange_v2)(&mut start, &mut size, base) };
             let at = base.wrapping_add(*offset);
-            let memory = Memory::new(context, at, len, corpse);
+            let memory = Memory::new(context, at, len, origin);
             context.check(found, OPERATION)?;
             let inside = offset
                 .checked_add(len as u64)
@@ -309,7 +270,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
             let size = end.checked_next_multiple_of(unit).unwrap_or(end);
             let mapping = map(context, handle, size)?;
             let at = mapping.at + offset;
-            let memory = Memory::new(context, at, len, Corpse::Mapped(mapping));
+            let memory = Memory::new(context, at, len, Origin::Mapped(mapping));
             Ok(memory.into_allocation(None))
         }
     }
@@ -317,7 +278,7 @@ pub(super) unsafe fn open(context: &Arc<Context>, shared: &SharedMemory) -> Resu
 
 /// `memory` as a dma-buf. `kept`: the descriptor, or what is made of it, may outlive the memory,
 /// whose pages are then not allocated again.
-pub(crate) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
+pub(super) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
     const OPERATION: &str = "export dma-buf";
     const PAGE: u64 = 4096;
     let context = memory.context();
@@ -327,7 +288,7 @@ pub(crate) fn dma_buf(memory: &Memory, kept: bool) -> Result<DmaBuf> {
         .ok_or_else(|| lacks("cuMemGetHandleForAddressRange"))?;
     // The descriptor reaches the pages of the range and nothing else of the unit that they lie
     // in, so the rest of that is given out as before.
-    if let Corpse::Device(piece) = memory.corpse()
+    if let Origin::Device(piece) = memory.origin()
         && kept
     {
         piece.export();

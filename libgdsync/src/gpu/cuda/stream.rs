@@ -1,5 +1,6 @@
 //! Streams and events of CUDA.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,21 +10,24 @@ use gdsync_sys::cuda::types::{CUevent, CUstream};
 use gdsync_sys::cuda::{CudaResult, consts};
 
 use super::context::Context;
-use super::stock;
+use super::module::Function;
+use super::{stream_pool, submit};
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Owner;
+use crate::gpu::runtime::{EventHandle, Left, Owner, StreamHandle, foreign};
+use crate::gpu::{Dims, Kernel};
+use crate::kernels::Transfer;
+use crate::memop::Op;
 
 /// Enqueued work past which a stream that stands still is given no more marks: it takes about
 /// a thousand, and then blocks whoever enqueues.
 const MANY: u32 = 900;
 
 /// A stream of the application's context.
-#[doc(hidden)]
 #[derive(Debug)]
-pub struct CudaStream {
+pub(crate) struct CudaStream {
     context: Arc<Context>,
     raw: CUstream,
-    /// Of [`stock::Stock`], which `leave` gives it back to; else the application's.
+    /// Of [`stream_pool::StreamPool`], which `leave` gives it back to; else the application's.
     ours: bool,
     /// Submissions since the stream was last seen idle, roughly. Relaxed: a count, nothing more.
     submitted: AtomicU32,
@@ -60,15 +64,15 @@ unsafe impl Sync for CudaStream {}
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.ours && self.left().is_none() && !self.context.is_lost() {
-            stock::destroy(&self.context, self.raw);
+            stream_pool::destroy(&self.context, self.raw);
         }
     }
 }
 
 impl CudaStream {
-    /// A stream of the library's own, see [`Stock::take`](stock::Stock::take).
+    /// A stream of the library's own, see [`StreamPool::take`](stream_pool::StreamPool::take).
     pub(super) fn new(context: &Arc<Context>, waits: &dyn Fn() -> bool) -> Result<CudaStream> {
-        let raw = context.stock.take(context, waits)?;
+        let raw = context.streams.take(context, waits)?;
         Ok(CudaStream::wrap(context, raw, true))
     }
 
@@ -100,18 +104,8 @@ impl CudaStream {
         }
     }
 
-    /// Gives up what keeps the application's stream.
-    pub(crate) fn release(&self) -> Option<Owner> {
-        self.owner.lock().take()
-    }
-
     fn left(&self) -> MutexGuard<'_, Option<Option<Arc<CudaEvent>>>> {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The `CUstream`.
-    pub(crate) fn raw(&self) -> *mut c_void {
-        self.raw.cast()
     }
 
     pub(super) fn handle(&self) -> CUstream {
@@ -122,16 +116,6 @@ impl CudaStream {
     #[inline]
     pub(super) fn count(&self) {
         self.submitted.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether everything enqueued has run. A stream that is being captured is not asked,
-    /// which would end the capture: it is not idle. One that the application may have destroyed
-    /// is not asked either.
-    pub(super) fn is_idle(&self) -> Result<bool> {
-        match &*self.left() {
-            Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
-            None => self.query(),
-        }
     }
 
     /// Asks the driver, see [`CudaStream::is_idle`].
@@ -150,45 +134,6 @@ impl CudaStream {
                 Ok(true)
             }
         }
-    }
-
-    /// Drops the application's last handle, after which the application may destroy the stream.
-    /// Returns an event for the end of its unfinished work, if there is any. No event can be
-    /// recorded on a stream that is being captured: the event is then never done.
-    pub(super) fn leave(&self) -> Option<Arc<CudaEvent>> {
-        let mut left = self.left();
-        let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
-            let last = match self.is_capturing() {
-                Ok(true) => Err("it is being captured".to_owned()),
-                Ok(false) => self.record().map_err(|e| e.to_string()),
-                Err(e) => Err(e.to_string()),
-            };
-            Arc::new(last.unwrap_or_else(|why| {
-                tracing::warn!(
-                    target: "gdsync",
-                    "drop stream: no event can be recorded for its unfinished work: {why}; memory \
-                     and queue pairs of this GPU that are dropped from now on are not freed. Drop \
-                     the last handle of a stream before or after a capture"
-                );
-                CudaEvent {
-                    context: Arc::clone(&self.context),
-                    raw: None,
-                }
-            }))
-        });
-        *left = Some(busy.clone());
-        if self.ours && !self.context.is_lost() {
-            self.context
-                .stock
-                .put(&self.context, self.raw, busy.clone());
-        }
-        busy
-    }
-
-    #[inline]
-    pub(super) fn is_capturing(&self) -> Result<bool> {
-        let _app = self.context.enter_app()?;
-        self.capture()
     }
 
     fn capture(&self) -> Result<bool> {
@@ -227,15 +172,15 @@ impl CudaStream {
             return Ok(Some(End::Idle(Arc::clone(self))));
         }
         // Always a new one: the application enqueues without our knowing.
-        let event = Arc::new(self.record()?);
+        let event = Arc::new(self.event()?);
         if mark.is_none() {
             *mark = Some((Arc::clone(&event), self.submitted.load(Ordering::Relaxed)));
         }
         Ok(Some(End::Event(event)))
     }
 
-    /// Marks the place where the stream stands.
-    pub(super) fn record(&self) -> Result<CudaEvent> {
+    /// An event where the stream stands.
+    fn event(&self) -> Result<CudaEvent> {
         let context = &self.context;
         let _app = context.enter_app()?;
         let mut raw = std::ptr::null_mut();
@@ -253,8 +198,39 @@ impl CudaStream {
         self.count();
         Ok(event)
     }
+}
 
-    pub(super) fn wait_event(&self, event: &CudaEvent) -> Result<()> {
+impl StreamHandle for CudaStream {
+    #[inline]
+    fn submit(&self, ops: &[Op]) -> Result<()> {
+        submit::submit(&self.context, self, ops)
+    }
+
+    fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+        match kernel.0.downcast_ref::<Function>() {
+            Some(function) if function.is_of(&self.context) => function.launch(self, dims, args),
+            _ => Err(foreign("a kernel of another GPU", self.context.name())),
+        }
+    }
+
+    fn copy(&self, transfer: &Transfer) -> Result<()> {
+        let Transfer { to, from, len } = *transfer;
+        let context = &self.context;
+        let _app = context.enter_to_enqueue()?;
+        // SAFETY: spans of live regions, which the caller's stream uses from now on.
+        let copied = unsafe { (context.cuda.cuMemcpyAsync)(to.0, from.0, len as usize, self.raw) };
+        self.count();
+        context.check(copied, "enqueue copy")
+    }
+
+    fn record(&self) -> Result<Arc<dyn EventHandle>> {
+        Ok(Arc::new(self.event()?))
+    }
+
+    fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
+        let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
+            return Err(foreign("an event of another runtime", self.context.name()));
+        };
         let Some(raw) = event.raw else {
             let what = "no event could be recorded when the last handle of its stream was dropped";
             return Err(Error::new("wait for event", Kind::WrongState, what));
@@ -264,6 +240,69 @@ impl CudaStream {
         let waits = unsafe { (self.context.cuda.cuStreamWaitEvent)(self.raw, raw, 0) };
         self.count();
         self.context.check(waits, "wait for event")
+    }
+
+    /// Whether everything enqueued has run. A stream that is being captured is not asked,
+    /// which would end the capture: it is not idle. One that the application may have destroyed
+    /// is not asked either.
+    fn is_idle(&self) -> Result<bool> {
+        match &*self.left() {
+            Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
+            None => self.query(),
+        }
+    }
+
+    #[inline]
+    fn is_capturing(&self) -> Result<bool> {
+        let _app = self.context.enter_app()?;
+        self.capture()
+    }
+
+    /// Drops the application's last handle, after which the application may destroy the stream.
+    /// No event can be
+    /// recorded on a stream that is being captured: the event is then never done.
+    fn leave(&self) -> Left {
+        let mut left = self.left();
+        let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
+            let last = match self.is_capturing() {
+                Ok(true) => Err("it is being captured".to_owned()),
+                Ok(false) => self.event().map_err(|e| e.to_string()),
+                Err(e) => Err(e.to_string()),
+            };
+            Arc::new(last.unwrap_or_else(|why| {
+                tracing::warn!(
+                    target: "gdsync",
+                    "drop stream: no event can be recorded for its unfinished work: {why}; memory \
+                     and queue pairs of this GPU that are dropped from now on are not freed. Drop \
+                     the last handle of a stream before or after a capture"
+                );
+                CudaEvent {
+                    context: Arc::clone(&self.context),
+                    raw: None,
+                }
+            }))
+        });
+        *left = Some(busy.clone());
+        if self.ours && !self.context.is_lost() {
+            self.context
+                .streams
+                .put(&self.context, self.raw, busy.clone());
+        }
+        // The list of deferred frees is locked before a stream.
+        drop(left);
+        let Some(event) = busy else { return Left::Done };
+        self.context.deferred.forget(End::Event(Arc::clone(&event)));
+        Left::Busy(event)
+    }
+
+    /// Gives up what keeps the application's stream.
+    fn release(&self) -> Option<Owner> {
+        self.owner.lock().take()
+    }
+
+    /// The `CUstream`.
+    fn raw(&self) -> *mut c_void {
+        self.raw.cast()
     }
 }
 
@@ -287,9 +326,8 @@ impl End {
 }
 
 /// A recorded event.
-#[doc(hidden)]
 #[derive(Debug)]
-pub struct CudaEvent {
+pub(crate) struct CudaEvent {
     context: Arc<Context>,
     /// None for an event that could not be recorded and is never done.
     raw: Option<CUevent>,
@@ -314,8 +352,10 @@ impl CudaEvent {
     pub(super) fn is_recorded(&self) -> bool {
         self.raw.is_some()
     }
+}
 
-    pub(super) fn is_done(&self) -> Result<bool> {
+impl EventHandle for CudaEvent {
+    fn is_done(&self) -> Result<bool> {
         let Some(raw) = self.raw else {
             return Ok(self.context.is_lost());
         };

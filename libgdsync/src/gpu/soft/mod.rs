@@ -1,23 +1,81 @@
 //! The soft GPU as a runtime: a thin layer over the crate `softgpu`.
 
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use gds_step::{Host, Lane, MachineId, Time};
 
-use super::event::EventHandle;
+use super::runtime::{
+    Allocation, Backing, Ends, EventHandle, Known, ModuleHandle, Owner, Runtime, StreamHandle,
+    View, foreign,
+};
 use super::{
-    Allocation, Dims, Ends, Gpu, Kernel, KernelCode, Left, Mapped, MemoryKind, Owner, Runtime,
-    StreamHandle, WaitLimits, cuda, sealed,
+    Dims, DmaBuf, Gpu, Kernel, KernelImage, Mapped, MemoryKind, Region, SharedMemory, Stream,
+    WaitLimits,
 };
 use crate::error::{Error, Kind, Result};
-use crate::kernels::{Entry, Transfer};
+use crate::kernels::Transfer;
 use crate::memop::{Caps, Condition, DevicePtr, Op};
 use crate::mutant::{self, Mutant};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
+
+pub(super) const KNOWN: Known = Known {
+    name: "soft",
+    numbered: false,
+    open: |_| Gpu::soft(),
+};
+
+impl Gpu {
+    /// A software GPU of this process, run by its device thread.
+    ///
+    /// The drop of the GPU waits, at most ten seconds, until a running kernel yields or ends. After
+    /// that a warning names the kernel and its stream, and the GPU, with all memory that the kernel
+    /// may still use, is kept until the kernel or the process ends.
+    ///
+    /// # Errors
+    /// The operating system gave no thread or memory file.
+    pub fn soft() -> Result<Gpu> {
+        let live = gds_step::Live::global()
+            .map_err(|e| Error::new("open soft GPU", Kind::System, e.to_string()).source(e))?;
+        SoftRuntime::open(live, SoftOptions::default())
+    }
+
+    /// A software GPU on a driver of the caller's choice, with capabilities switched.
+    ///
+    /// # Errors
+    /// As [`Gpu::soft`].
+    pub fn soft_with(host: Arc<dyn Host>, options: SoftOptions) -> Result<Gpu> {
+        SoftRuntime::open(host, options)
+    }
+}
+
+impl Kernel {
+    /// A kernel for the soft GPU.
+    pub fn soft(kernel: softgpu::Kernel) -> Kernel {
+        Kernel(Arc::new(kernel))
+    }
+}
+
+impl Stream {
+    /// The soft GPU's own handle, to use what only the soft GPU has (fills, capture).
+    pub fn as_soft(&self) -> Option<&softgpu::Stream> {
+        (&**self.handle() as &dyn Any).downcast_ref()
+    }
+}
+
+/// The memory of `region` as a NIC of this machine sees it; `None` if it is no soft GPU's.
+pub(crate) fn window(region: &Region) -> Option<softgpu::Window> {
+    let memory: &Memory = (region.backing() as &dyn Any).downcast_ref()?;
+    Some(match memory {
+        Memory::Device(m) => m.window(),
+        Memory::Pinned(m) => m.window(),
+        Memory::Host(m) => m.window(),
+    })
+}
 
 /// How a soft GPU is made. The defaults are those of a GPU of today under CUDA: 64-bit memory
 /// operations, NOR and flush, no masks, 255 operations a batch.
@@ -57,78 +115,59 @@ impl Default for SoftOptions {
 
 /// The memory behind a region.
 #[derive(Debug)]
-pub(crate) enum Backing {
+enum Memory {
     Device(softgpu::DeviceMemory),
     Pinned(softgpu::PinnedMemory),
     Host(softgpu::HostRegistration),
 }
 
-impl Backing {
+impl Memory {
+    fn device(&self, operation: &'static str) -> Result<&softgpu::DeviceMemory> {
+        match self {
+            Memory::Device(memory) => Ok(memory),
+            _ => Err(Error::new(operation, Kind::Unsupported, "host memory")),
+        }
+    }
+
     /// Device memory as a descriptor.
-    pub fn dma_buf(&self) -> Result<cuda::DmaBuf> {
-        const OPERATION: &str = "export dma-buf";
-        let Backing::Device(memory) = self else {
-            return Err(Error::new(OPERATION, Kind::Unsupported, "host memory"));
-        };
-        Ok(cuda::DmaBuf {
-            fd: memory.export().map_err(|e| system(OPERATION, &e))?,
+    fn export(&self, operation: &'static str) -> Result<DmaBuf> {
+        let memory = self.device(operation)?;
+        Ok(DmaBuf {
+            fd: memory.export().map_err(|e| system(operation, &e))?,
             offset: 0,
             len: memory.len() as u64,
         })
     }
-
-    /// Frees it at once.
-    ///
-    /// # Safety
-    /// Every enqueued operation that names it is known to have run.
-    pub unsafe fn release(self) {
-        if let Backing::Host(memory) = self {
-            // SAFETY: the caller's promise.
-            unsafe { memory.release() };
-        }
-    }
-
-    /// The memory as a NIC of this machine sees it.
-    pub fn window(&self) -> softgpu::Window {
-        match self {
-            Backing::Device(m) => m.window(),
-            Backing::Pinned(m) => m.window(),
-            Backing::Host(m) => m.window(),
-        }
-    }
 }
 
-/// The CPU's own mapping of device memory.
-pub(crate) struct View {
-    mapped: Mapped,
-    /// Keeps the mapping that `mapped` points into.
-    _view: softgpu::CpuView,
-}
-
-impl View {
-    pub fn of(backing: &Backing) -> Result<View> {
-        let Backing::Device(memory) = backing else {
-            return Err(Error::new(
-                "map device memory for the CPU",
-                Kind::Invalid,
-                "host memory needs no mapping",
-            ));
-        };
-        let view = memory
-            .map_cpu()
-            .map_err(|e| system("map device memory for the CPU", &e))?;
+impl Backing for Memory {
+    fn map(&self) -> Result<View> {
+        const OPERATION: &str = "map device memory for the CPU";
+        let memory = self.device(OPERATION)?;
+        let view = memory.map_cpu().map_err(|e| system(OPERATION, &e))?;
         let base = pointer(view.as_ptr())?;
-        // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
-        // `mapped` is only handed out as copies used while the region lives.
-        let mapped = unsafe { Mapped::new(base, memory.len()) };
         Ok(View {
-            mapped,
-            _view: view,
+            // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
+            // `mapped` is only handed out as copies used while the region lives.
+            mapped: unsafe { Mapped::new(base, memory.len()) },
+            _mapping: Box::new(view),
         })
     }
 
-    pub fn mapped(&self) -> Mapped {
-        self.mapped
+    fn share(&self) -> Result<SharedMemory> {
+        let DmaBuf { fd, offset, len } = self.export("share memory")?;
+        Ok(SharedMemory::File { fd, offset, len })
+    }
+
+    fn dma_buf(&self, _: bool) -> Result<DmaBuf> {
+        self.export("export dma-buf")
+    }
+
+    unsafe fn release(self: Box<Self>) {
+        if let Memory::Host(memory) = *self {
+            // SAFETY: the caller's promise.
+            unsafe { memory.release() };
+        }
     }
 }
 
@@ -141,8 +180,6 @@ pub(crate) struct SoftRuntime {
     caps: Caps,
     channels: usize,
     name: String,
-    /// The library's own, in the order of [`Entry::ALL`]; empty if it is to have none.
-    kernels: Vec<Kernel>,
 }
 
 impl SoftRuntime {
@@ -166,10 +203,6 @@ impl SoftRuntime {
         let (gpu, engine) =
             softgpu::Gpu::new(env, config).map_err(|e| system("open soft GPU", &e))?;
         let engine = host.attach(Lane::Device, Box::new(engine));
-        let kernels = match options.caps.kernels {
-            true => Entry::ALL.map(Entry::soft).to_vec(),
-            false => Vec::new(),
-        };
         Gpu::from_runtime(Box::new(SoftRuntime {
             gpu,
             host,
@@ -177,22 +210,21 @@ impl SoftRuntime {
             caps: options.caps,
             channels: options.channels,
             name: format!("soft {name}"),
-            kernels,
         }))
     }
 
-    fn soft<'s>(&self, stream: &'s StreamHandle) -> Result<&'s softgpu::Stream> {
-        match stream {
-            StreamHandle::Soft(stream) => Ok(stream),
-            StreamHandle::Cuda(_) => Err(foreign("a CUDA stream", &self.name)),
+    fn device(&self, memory: softgpu::DeviceMemory) -> Allocation {
+        Allocation {
+            addr: DevicePtr(memory.addr().raw()),
+            len: memory.len(),
+            cpu: None,
+            backing: Box::new(Memory::Device(memory)),
         }
     }
-}
 
-impl SoftRuntime {
-    fn lacks(&self, operation: &'static str) -> Error {
-        let what = format!("{}, whose memory is this process's alone", self.name);
-        Error::new(operation, Kind::Unsupported, what)
+    #[cold]
+    fn refuse(&self, operation: &'static str, kind: Kind, why: &str) -> Error {
+        Error::new(operation, kind, format!("{}: {why}", self.name))
     }
 }
 
@@ -202,15 +234,17 @@ impl Drop for SoftRuntime {
     }
 }
 
-impl sealed::Sealed for SoftRuntime {}
-
 impl Runtime for SoftRuntime {
     fn name(&self) -> String {
         self.name.clone()
     }
 
     fn kind(&self) -> &'static str {
-        "soft"
+        KNOWN.name
+    }
+
+    fn is_software(&self) -> bool {
+        true
     }
 
     fn wait_limits(&self) -> Option<WaitLimits> {
@@ -218,7 +252,7 @@ impl Runtime for SoftRuntime {
         Some(WaitLimits {
             channels,
             // With all channels held nothing else moves.
-            streams: channels.saturating_sub(1).clamp(1, MOST_SEATS),
+            streams: channels.saturating_sub(1).clamp(1, MOST_SLOTS),
             // A full stream makes the caller wait, which stands in its options.
             submissions: None,
         })
@@ -232,7 +266,6 @@ impl Runtime for SoftRuntime {
         &self.host
     }
 
-    #[allow(private_interfaces)]
     fn allocate(&self, kind: MemoryKind, len: usize) -> Result<Allocation> {
         match kind {
             MemoryKind::Device => {
@@ -240,12 +273,7 @@ impl Runtime for SoftRuntime {
                     .gpu
                     .alloc_device(len)
                     .map_err(|e| system("allocate device memory", &e))?;
-                Ok(Allocation {
-                    addr: DevicePtr(memory.addr().raw()),
-                    len,
-                    cpu: None,
-                    backing: Backing::Device(memory).into(),
-                })
+                Ok(self.device(memory))
             }
             MemoryKind::Pinned => {
                 let memory = self
@@ -259,13 +287,12 @@ impl Runtime for SoftRuntime {
                     // SAFETY: the memory is at least `len` bytes and lives in `backing`, beside
                     // this; the region hands out copies only while it lives.
                     cpu: Some(unsafe { Mapped::new(base, len) }),
-                    backing: Backing::Pinned(memory).into(),
+                    backing: Box::new(Memory::Pinned(memory)),
                 })
             }
         }
     }
 
-    #[allow(private_interfaces)]
     unsafe fn register(
         &self,
         ptr: *mut u8,
@@ -286,110 +313,40 @@ impl Runtime for SoftRuntime {
             len,
             // SAFETY: as the caller promises.
             cpu: Some(unsafe { Mapped::new(base, len) }),
-            backing: Backing::Host(memory).into(),
+            backing: Box::new(Memory::Host(memory)),
         })
     }
 
-    #[allow(private_interfaces)]
     unsafe fn adopt(&self, _: DevicePtr, _: usize, _: Option<Owner>) -> Result<Allocation> {
-        Err(self.lacks("adopt memory"))
+        let why = "it is not a GPU of CUDA";
+        Err(self.refuse("adopt memory", Kind::Foreign, why))
     }
 
-    #[allow(private_interfaces)]
-    fn allocate_exportable(&self, _: usize) -> Result<Allocation> {
-        Err(self.lacks("allocate exportable memory"))
+    fn allocate_exportable(&self, len: usize) -> Result<Allocation> {
+        self.allocate(MemoryKind::Device, len)
     }
 
-    #[allow(private_interfaces)]
-    unsafe fn open_shared(&self, _: &cuda::SharedMemory) -> Result<Allocation> {
-        Err(self.lacks("open shared memory"))
-    }
-
-    #[allow(private_interfaces)]
-    fn as_cuda(&self) -> Option<&cuda::CudaRuntime> {
-        None
-    }
-
-    fn new_stream(&self, _waits: &dyn Fn() -> bool) -> Result<StreamHandle> {
-        let stream = self.gpu.stream().map_err(|e| system("make stream", &e))?;
-        Ok(StreamHandle::Soft(stream))
-    }
-
-    fn submit(&self, stream: &StreamHandle, ops: &[Op]) -> Result<()> {
-        self.soft(stream)?
-            .submit_each(ops.iter().map(translate))
-            .map_err(|e| system("submit batch", &e))
-    }
-
-    fn launch(
-        &self,
-        stream: &StreamHandle,
-        kernel: &Kernel,
-        dims: Dims,
-        args: &[u8],
-    ) -> Result<()> {
-        let KernelCode::Soft(kernel) = &kernel.0 else {
-            return Err(foreign("a CUDA kernel", &self.name));
+    unsafe fn open_shared(&self, shared: &SharedMemory) -> Result<Allocation> {
+        const OPERATION: &str = "open shared memory";
+        let refused = |why: &str| self.refuse(OPERATION, Kind::Invalid, why);
+        let SharedMemory::File { fd, offset: 0, len } = shared else {
+            return Err(refused("a handle that no soft GPU made"));
         };
-        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
-            .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
-        self.soft(stream)?
-            .launch(kernel, dims, args)
-            .map_err(|e| system("launch kernel", &e))
+        let len = usize::try_from(*len).map_err(|e| refused(&e.to_string()))?;
+        let fd = fd.try_clone();
+        let fd = fd.map_err(|e| self.refuse(OPERATION, Kind::System, &e.to_string()))?;
+        let memory = self.gpu.import(fd, len);
+        Ok(self.device(memory.map_err(|e| system(OPERATION, &e))?))
     }
 
-    fn copy(&self, stream: &StreamHandle, transfer: &Transfer, _: bool) -> Result<()> {
-        let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
-        let (to, from) = (addr(transfer.to), addr(transfer.from));
-        self.soft(stream)?
-            .copy(to, from, transfer.len as usize)
-            .map_err(|e| system("enqueue copy", &e))
-    }
-
-    fn idle(&self, stream: &StreamHandle) -> Result<bool> {
-        Ok(self.soft(stream)?.query())
-    }
-
-    fn leave(&self, _: &StreamHandle) -> Left {
-        Left::Ours
+    fn new_stream(&self, _waits: &dyn Fn() -> bool) -> Result<Arc<dyn StreamHandle>> {
+        let stream = self.gpu.stream().map_err(|e| system("make stream", &e))?;
+        Ok(Arc::new(stream))
     }
 
     fn ends(&self) -> Ends {
-        Ends::Soft(self.gpu.ends())
-    }
-
-    fn record(&self, stream: &StreamHandle) -> Result<EventHandle> {
-        let event = softgpu::Event::new();
-        self.soft(stream)?
-            .record(&event)
-            .map_err(|e| system("record event", &e))?;
-        Ok(EventHandle::Soft(event))
-    }
-
-    fn wait_event(&self, stream: &StreamHandle, event: &EventHandle) -> Result<()> {
-        let EventHandle::Soft(event) = event else {
-            return Err(foreign("a CUDA event", &self.name));
-        };
-        self.soft(stream)?
-            .wait_event(event)
-            .map_err(|e| system("wait for event", &e))
-    }
-
-    fn is_done(&self, event: &EventHandle) -> Result<bool> {
-        match event {
-            EventHandle::Soft(event) => Ok(event.query()),
-            EventHandle::Cuda(_) => Err(foreign("a CUDA event", &self.name)),
-        }
-    }
-
-    fn capturing(&self, stream: &StreamHandle) -> Result<bool> {
-        Ok(self.soft(stream)?.is_capturing())
-    }
-
-    fn synchronize(&self, stream: &StreamHandle, deadline: Option<Time>) -> Result<bool> {
-        self.soft(stream)?
-            .synchronize(deadline)
-            .map_err(|e| system("synchronize stream", &e))
+        let ends = self.gpu.ends();
+        Ends(Box::new(move || ends.is_reached()))
     }
 
     fn flush_remote_writes(&self) {
@@ -401,13 +358,81 @@ impl Runtime for SoftRuntime {
         Ok(())
     }
 
-    fn kernel(&self, entry: Entry) -> Option<&Kernel> {
-        self.kernels.get(entry as usize)
+    fn load(&self, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
+        Ok(Arc::new(*image))
     }
 
-    fn load_module(&self, _: &[u8]) -> Result<cuda::Module> {
-        let what = format!("{}: its kernels are functions of the program", self.name);
-        Err(Error::new("load module", Kind::Unsupported, what))
+    fn load_binary(&self, _: &[u8]) -> Result<Arc<dyn ModuleHandle>> {
+        let why = "its kernels are functions of the program";
+        Err(self.refuse("load module", Kind::Unsupported, why))
+    }
+}
+
+impl ModuleHandle for KernelImage {
+    fn kernel(&self, name: &str) -> Result<Kernel> {
+        self.soft(name).map(Kernel::soft).ok_or_else(|| {
+            let what = format!("{self:?} have no kernel {name:?}");
+            Error::new("find kernel", Kind::Invalid, what)
+        })
+    }
+}
+
+impl EventHandle for softgpu::Event {
+    fn is_done(&self) -> Result<bool> {
+        Ok(self.query())
+    }
+}
+
+impl StreamHandle for softgpu::Stream {
+    fn submit(&self, ops: &[Op]) -> Result<()> {
+        self.submit_each(ops.iter().map(translate))
+            .map_err(|e| system("submit batch", &e))
+    }
+
+    fn launch(&self, kernel: &Kernel, dims: Dims, args: &[u8]) -> Result<()> {
+        let kernel: &softgpu::Kernel = kernel
+            .0
+            .downcast_ref()
+            .ok_or_else(|| foreign("a kernel of another runtime", self.gpu().name()))?;
+        let dims = softgpu::Dims::new(dims.grid, dims.block, dims.shared)
+            .map_err(|e| Error::new("launch kernel", Kind::Invalid, e.to_string()).source(e))?;
+        softgpu::Stream::launch(self, kernel, dims, args).map_err(|e| system("launch kernel", &e))
+    }
+
+    fn copy(&self, transfer: &Transfer) -> Result<()> {
+        let addr = |at: DevicePtr| softgpu::DevAddr::from_raw(at.0);
+        let (to, from) = (addr(transfer.to), addr(transfer.from));
+        softgpu::Stream::copy(self, to, from, transfer.len as usize)
+            .map_err(|e| system("enqueue copy", &e))
+    }
+
+    fn record(&self) -> Result<Arc<dyn EventHandle>> {
+        let event = softgpu::Event::new();
+        softgpu::Stream::record(self, &event).map_err(|e| system("record event", &e))?;
+        Ok(Arc::new(event))
+    }
+
+    fn wait_event(&self, event: &dyn EventHandle) -> Result<()> {
+        let event = (event as &dyn Any)
+            .downcast_ref()
+            .ok_or_else(|| foreign("an event of another runtime", self.gpu().name()))?;
+        softgpu::Stream::wait_event(self, event).map_err(|e| system("wait for event", &e))
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        Ok(self.query())
+    }
+
+    fn is_capturing(&self) -> Result<bool> {
+        Ok(softgpu::Stream::is_capturing(self))
+    }
+
+    fn synchronize(&self, _: &dyn Host, deadline: Option<Time>) -> Result<bool> {
+        softgpu::Stream::synchronize(self, deadline).map_err(|e| system("synchronize stream", &e))
+    }
+
+    fn set_number(&self, id: u64) {
+        softgpu::Stream::set_number(self, id);
     }
 }
 
@@ -466,12 +491,8 @@ fn translate(op: &Op) -> softgpu::MemOp {
     }
 }
 
-/// More seats than this are never needed: a soft GPU with more channels has no such limit.
-const MOST_SEATS: u32 = 1024;
-
-fn foreign(what: &str, gpu: &str) -> Error {
-    Error::new("use", Kind::Foreign, format!("{what} on {gpu}"))
-}
+/// More wait slots than this are never needed: a soft GPU with more channels has no such limit.
+const MOST_SLOTS: u32 = 1024;
 
 fn pointer(ptr: *mut u8) -> Result<NonNull<u8>> {
     NonNull::new(ptr).ok_or_else(|| Error::new("map memory", Kind::System, "a null mapping"))
@@ -489,6 +510,7 @@ fn system(operation: &'static str, e: &softgpu::Error) -> Error {
         | E::Overlap { .. }
         | E::InlineTooLong { .. }
         | E::BadConfig { .. }
+        | E::BadImport { .. }
         | E::AlreadyRegistered { .. } => Kind::Invalid,
         E::StreamFull { .. } => Kind::QueueFull,
         _ => Kind::System,

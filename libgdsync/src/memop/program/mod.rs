@@ -22,7 +22,6 @@ mod tests;
 
 use super::DevicePtr;
 use super::post::Ring;
-use crate::kernels::Entry;
 
 /// Operations one program holds.
 pub const MAX_OPS: usize = 120;
@@ -190,7 +189,7 @@ pub struct Program {
 }
 
 const _: () = assert!(size_of::<ProgramOp>() == 32 && std::mem::offset_of!(Program, ops) == 8);
-const _: () = assert!(std::mem::offset_of!(Program, end) == Entry::Program.param_size());
+const _: () = assert!(std::mem::offset_of!(Program, end) == Program::LEN);
 const _: () = assert!(MAX_OPS <= u8::MAX as usize);
 
 const START: End = End {
@@ -228,20 +227,12 @@ impl Program {
         self.count as usize + n <= MAX_OPS
     }
 
-    /// The kernel to launch, on one block of 32 threads, and its parameter: those with the
-    /// smallest parameter that holds the operations.
-    pub fn image(&self) -> (Entry, &[u8]) {
-        let entry = match self.count {
-            0..=8 => Entry::Program8,
-            9..=40 => Entry::Program40,
-            _ => Entry::Program,
-        };
-        (entry, &self.bytes()[..entry.param_size()])
-    }
+    /// Bytes of the parameter of the largest of the kernels.
+    pub const LEN: usize = 8 + size_of::<ProgramOp>() * MAX_OPS;
 
-    /// The parameter of the largest of the kernels.
-    fn bytes(&self) -> &[u8] {
-        let len = Entry::Program.param_size();
+    /// The parameter of the largest of the kernels; the smaller ones take the front of it.
+    pub fn bytes(&self) -> &[u8] {
+        let len = Program::LEN;
         // SAFETY: `Program` is repr(C), and its first `len` bytes are `count`, `reserved` and
         // `ops` (asserted above), which have no padding and are all initialised; a byte has no
         // alignment or validity requirement.

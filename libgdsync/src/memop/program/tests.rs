@@ -8,7 +8,8 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestCaseError;
 
 use super::*;
-use crate::gpu::{Dims, Gpu, MemoryKind};
+use crate::gpu::{Dims, Gpu, KERNELS, MemoryKind};
+use crate::kernels::Entry;
 use crate::memop::{Batch, Condition, Inline, Op};
 use crate::testing::cases;
 
@@ -471,6 +472,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[test]
 fn the_kernels_run_programs_as_the_list_says() {
     let gpu = Gpu::soft().unwrap();
+    let kernels = gpu.load(&KERNELS).unwrap();
     let stream = gpu.stream().unwrap();
     let region = gpu.alloc(MemoryKind::Device, 4 * ALL_WORDS).unwrap();
     let start: Vec<u8> = initial().iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -488,10 +490,11 @@ fn the_kernels_run_programs_as_the_list_says() {
             }
         }
         region.write(0, &start).unwrap();
-        let (entry, bytes) = program.image();
+        let (entry, bytes) = Entry::of_program(&program);
+        let kernel = kernels.kernel(entry.name()).unwrap();
         *used.entry(entry.name()).or_insert(0) += 1;
         // SAFETY: every address of the program lies in `region`, which outlives the run.
-        unsafe { stream.launch(&entry.soft(), Dims::linear(1, 32), bytes) }.unwrap();
+        unsafe { stream.launch(&kernel, Dims::linear(1, 32), bytes) }.unwrap();
         assert!(stream.synchronize(LIMIT).unwrap(), "{program:?}");
         let mut got = vec![0; 4 * ALL_WORDS];
         region.read(0, &mut got).unwrap();
@@ -522,7 +525,7 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     }
     let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
     assert_eq!(shape, [26, 26, 26]);
-    assert_eq!(program.image().0, Entry::Program);
+    assert_eq!(Entry::of_program(&program).0, Entry::Program);
 
     // Queues that share a doorbell take turns, and so do tests of one word.
     for (edge, expected) in [(None, &[1, 1][..]), (Some(5), &[1, 1, 1, 1])] {
@@ -540,8 +543,8 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
         assert_eq!(shape, expected);
     }
     assert_eq!(
-        (program.image().0, program.image().1.len()),
-        (Entry::Program8, 264)
+        Entry::of_program(&program),
+        (Entry::Program8, &program.bytes()[..264])
     );
 
     let mut batch = Batch::new();

@@ -35,7 +35,7 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
         ("own", Choice::Own),
         ("gpu", Choice::Gpu),
     ];
-    let soft = gpu.runtime_name() == "soft";
+    let soft = gpu.is_software();
     match env_choice(NAME, &known)? {
         Choice::Own => Ok(false),
         Choice::Gpu if !soft => {

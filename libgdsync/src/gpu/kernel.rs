@@ -1,11 +1,44 @@
-//! Kernels of the application: images that a build script compiled, and modules loaded on a GPU.
+//! Kernels, the application's and the library's own: images that a build script compiled, and
+//! modules loaded on a GPU.
 
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Dims, Gpu, Kernel, KernelCode, cuda};
-use crate::error::{Error, Kind, Result};
+use super::Gpu;
+use super::runtime::{ModuleHandle, Runtime};
+use crate::error::Result;
+use crate::kernels::Entry;
+
+/// The library's own kernels.
+pub static KERNELS: KernelImage = crate::kernel_image!("gds_kernels");
+
+/// A kernel that [`Stream::launch`](super::Stream::launch) runs, in its runtime's own form.
+#[derive(Clone, Debug)]
+pub struct Kernel(pub(super) Arc<dyn Any + Send + Sync>);
+
+/// The shape of a launch: blocks, threads of a block, bytes of dynamic shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dims {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory of a block.
+    pub shared: u32,
+}
+
+impl Dims {
+    /// `blocks` blocks of `threads` threads, no dynamic shared memory.
+    pub fn linear(blocks: u32, threads: u32) -> Dims {
+        Dims {
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared: 0,
+        }
+    }
+}
 
 /// The module of kernels `NAME` that `gdsync_build::Kernels::new("NAME")` compiled in this
 /// package's build script, as a [`KernelImage`](crate::gpu::KernelImage). `docs/kernels.md` has
@@ -40,7 +73,15 @@ pub struct KernelImage {
     name: &'static str,
     soft: &'static [SoftKernel],
     ptx: Option<&'static str>,
+    hip: Option<&'static [u8]>,
 }
+
+/// What [`kernel_image!`](crate::kernel_image) includes: code for the software GPU, for CUDA, for HIP.
+type Code = (
+    &'static [SoftKernel],
+    Option<&'static str>,
+    Option<&'static [u8]>,
+);
 
 impl fmt::Debug for KernelImage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,11 +94,13 @@ impl KernelImage {
     /// Every entry is a `GDS_KERNEL` of `gds_device.hpp`, beside the function that returns the
     /// size of its parameters, and keeps the rules at the top of `softgpu.hpp`.
     #[doc(hidden)]
-    pub const unsafe fn new(
-        name: &'static str,
-        (soft, ptx): (&'static [SoftKernel], Option<&'static str>),
-    ) -> KernelImage {
-        KernelImage { name, soft, ptx }
+    pub const unsafe fn new(name: &'static str, (soft, ptx, hip): Code) -> KernelImage {
+        KernelImage {
+            name,
+            soft,
+            ptx,
+            hip,
+        }
     }
 
     /// Whether both are the same image: entries are functions of the program, at one address each.
@@ -66,16 +109,21 @@ impl KernelImage {
     }
 
     /// The kernel `name` for the software GPU.
-    pub(crate) fn soft(&self, name: &str) -> Option<Kernel> {
+    pub(super) fn soft(&self, name: &str) -> Option<softgpu::Kernel> {
         let (name, entry, size) = *self.soft.iter().find(|(known, ..)| *known == name)?;
         // SAFETY: as `KernelImage::new` was promised.
-        let kernel = unsafe { softgpu::Kernel::new(name, entry, size()) };
-        Some(Kernel::soft(kernel))
+        Some(unsafe { softgpu::Kernel::new(name, entry, size()) })
     }
 
     /// The kernels as text for CUDA; `None` if nvcc was not found when the image was built.
     pub const fn ptx(&self) -> Option<&'static str> {
         self.ptx
+    }
+
+    /// The kernels as binary code for HIP.
+    #[doc(hidden)]
+    pub const fn hip(&self) -> Option<&'static [u8]> {
+        self.hip
     }
 }
 
@@ -84,22 +132,36 @@ impl KernelImage {
 #[derive(Clone)]
 pub struct Module {
     gpu: Gpu,
-    code: Code,
+    handle: Arc<dyn ModuleHandle>,
 }
-
-#[derive(Clone)]
-enum Code {
-    Soft(KernelImage),
-    Cuda(Arc<cuda::Module>),
-}
-
-/// The images that a GPU has loaded: each once, so that a later load does not block behind waits.
-#[derive(Default)]
-pub(crate) struct Loaded(Mutex<Vec<(KernelImage, Code)>>);
 
 impl fmt::Debug for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "module of {:?}", self.gpu)
+    }
+}
+
+/// The images that a GPU has loaded: each once, so that a later load does not block behind waits.
+#[derive(Default)]
+pub(super) struct Loaded(Mutex<Vec<(KernelImage, Arc<dyn ModuleHandle>)>>);
+
+impl Loaded {
+    /// Loads an image that is not loaded yet: the one place where kernels are loaded.
+    fn load(&self, runtime: &dyn Runtime, image: &KernelImage) -> Result<Arc<dyn ModuleHandle>> {
+        let mut loaded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, handle)) = loaded.iter().find(|(known, _)| known.is(image)) {
+            return Ok(Arc::clone(handle));
+        }
+        let handle = runtime.load(image)?;
+        loaded.push((*image, Arc::clone(&handle)));
+        Ok(handle)
+    }
+
+    /// The library's own kernels, in the order of [`Entry::ALL`].
+    pub fn own(&self, runtime: &dyn Runtime) -> Result<Vec<Kernel>> {
+        let module = self.load(runtime, &KERNELS)?;
+        let kernel = |entry: Entry| module.kernel(entry.name());
+        Entry::ALL.into_iter().map(kernel).collect()
     }
 }
 
@@ -111,33 +173,10 @@ impl Gpu {
     /// # Errors
     /// `Unsupported` on CUDA for an image without PTX; `System` if the driver refuses.
     pub fn load(&self, image: &KernelImage) -> Result<Module> {
-        let code = match self.runtime().as_cuda() {
-            None => Code::Soft(*image),
-            Some(_) => self.load_once(image)?,
-        };
         Ok(Module {
             gpu: self.clone(),
-            code,
+            handle: self.modules().load(self.runtime(), image)?,
         })
-    }
-
-    fn load_once(&self, image: &KernelImage) -> Result<Code> {
-        let loaded = &self.modules().0;
-        let mut loaded = loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, code)) = loaded.iter().find(|(known, _)| known.is(image)) {
-            return Ok(code.clone());
-        }
-        let ptx = image.ptx.ok_or_else(|| {
-            let what = format!(
-                "{image:?} have no PTX: nvcc was not found when they were built; install it or \
-                 set NVCC, or commit PTX and name it with gdsync_build::Kernels::ptx"
-            );
-            Error::new("load kernels", Kind::Unsupported, what)
-        })?;
-        let module = self.runtime().load_module(ptx.as_bytes())?;
-        let code = Code::Cuda(Arc::new(module));
-        loaded.push((*image, code.clone()));
-        Ok(code)
     }
 
     /// Loads code for CUDA that was compiled elsewhere: PTX, a cubin or a fatbin. Call it before
@@ -147,20 +186,19 @@ impl Gpu {
     /// `Unsupported` on a software GPU, which runs a [`KernelImage`]; `Invalid` for what is not
     /// code for this GPU; `System` if the driver refuses.
     pub fn load_module(&self, image: &[u8]) -> Result<Module> {
-        let code = Code::Cuda(Arc::new(self.runtime().load_module(image)?));
         Ok(Module {
             gpu: self.clone(),
-            code,
+            handle: self.runtime().load_binary(image)?,
         })
     }
 
     /// A shape for a kernel whose threads share `items` items in a grid-stride loop: blocks of
-    /// 256 threads on CUDA, at most 1,024; one thread on the software GPU, where threads take
-    /// turns and more of them are not faster.
+    /// 256 threads, at most 1,024; one thread on the software GPU, where threads take turns and
+    /// more of them are not faster.
     pub fn dims_for(&self, items: u64) -> Dims {
-        match self.runtime().as_cuda() {
-            None => Dims::linear(1, 1),
-            Some(_) => Dims::linear(items.div_ceil(256).clamp(1, 1024) as u32, 256),
+        match self.is_software() {
+            true => Dims::linear(1, 1),
+            false => Dims::linear(items.div_ceil(256).clamp(1, 1024) as u32, 256),
         }
     }
 }
@@ -176,12 +214,6 @@ impl Module {
     /// # Errors
     /// `Invalid` if the module has no kernel of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel> {
-        match &self.code {
-            Code::Cuda(code) => Ok(Kernel(KernelCode::Cuda(code.function(name)?))),
-            Code::Soft(image) => image.soft(name).ok_or_else(|| {
-                let what = format!("{image:?} have no kernel {name:?}");
-                Error::new("find kernel", Kind::Invalid, what)
-            }),
-        }
+        self.handle.kernel(name)
     }
 }

@@ -13,6 +13,7 @@ use gdsync_sys::cuda::types::CUstream;
 use super::context::Context;
 use super::stream::CudaEvent;
 use crate::error::{Error, Kind, Result};
+use crate::gpu::runtime::EventHandle as _;
 
 /// Streams that are kept for later at most. They are made anew when half of them are taken.
 const AHEAD: usize = 32;
@@ -21,7 +22,7 @@ const OPERATION: &str = "make stream";
 
 /// The streams of the application's context that no handle names.
 #[derive(Default)]
-pub(crate) struct Stock(Mutex<Vec<Spare>>);
+pub(crate) struct StreamPool(Mutex<Vec<Spare>>);
 
 struct Spare {
     raw: CUstream,
@@ -32,7 +33,7 @@ struct Spare {
 // SAFETY: handles of the driver, which is thread-safe.
 unsafe impl Send for Spare {}
 
-impl Stock {
+impl StreamPool {
     fn lock(&self) -> MutexGuard<'_, Vec<Spare>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -55,7 +56,7 @@ impl Stock {
         context.alive()?;
         if self.lock().len() < AHEAD / 2
             && let Some(_quiet) = context.quiet()
-            && context.graves.all_idle(context)
+            && context.deferred.all_idle(context)
         {
             self.fill(context);
         }

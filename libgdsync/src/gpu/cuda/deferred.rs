@@ -1,8 +1,8 @@
-//! Memory that was given back while streams may still use it.
+//! Deferred frees: memory that was given back while streams may still use it.
 //!
 //! Freeing our memory does not wait for the application's streams, so we do: what is given back
 //! is freed when every stream that was busy then has run what it held. The device and watch
-//! threads never wait for that; the reaper looks now and then.
+//! threads never wait for that; the poller looks now and then.
 //!
 //! Memory of the application's that it handed in with an owner is another matter: what frees it
 //! may stand behind any wait of its context, holding a lock that copies need. Its owner is
@@ -16,38 +16,27 @@ use std::time::Duration;
 use gds_step::{Machine, Step, Time};
 
 use super::context::Context;
-use super::memory::Corpse;
+use super::memory::Origin;
 use super::stream::{CudaStream, End};
-use crate::gpu::Owner;
+use crate::gpu::runtime::{Owner, StreamHandle as _};
 
-/// How often the reaper looks while there is something to free.
+/// How often the poller looks while there is something to free.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// What waits to be freed, and the streams that it may wait for.
 #[derive(Default)]
-pub(crate) struct Graves(Mutex<State>);
+pub(crate) struct DeferredFrees(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    graves: Vec<Grave>,
+    pending: Vec<Deferred>,
     streams: Vec<Weak<CudaStream>>,
     /// Ends of streams that are gone.
     ends: Vec<Arc<End>>,
 }
 
-/// How far the streams of a context were enqueued when it was taken.
-#[doc(hidden)]
-#[derive(Debug)]
-pub struct Ends(Vec<Arc<End>>);
-
-impl Ends {
-    pub(crate) fn is_reached(&self) -> bool {
-        self.0.iter().all(|end| end.is_reached())
-    }
-}
-
-struct Grave {
-    what: Corpse,
+struct Deferred {
+    what: Origin,
     ends: Vec<Arc<End>>,
 }
 
@@ -83,13 +72,13 @@ impl State {
 
     /// Takes out what is used by no stream any more, and ends that are reached; neither may be
     /// dropped under the lock.
-    fn settle(&mut self) -> (Vec<Corpse>, Vec<Arc<End>>) {
+    fn settle(&mut self) -> (Vec<Origin>, Vec<Arc<End>>) {
         let (mut done, mut reached) = (Vec::new(), Vec::new());
         let mut i = 0;
-        while i < self.graves.len() {
-            take_reached(&mut self.graves[i].ends, &mut reached);
-            if self.graves[i].ends.is_empty() {
-                done.push(self.graves.swap_remove(i).what);
+        while i < self.pending.len() {
+            take_reached(&mut self.pending[i].ends, &mut reached);
+            if self.pending[i].ends.is_empty() {
+                done.push(self.pending.swap_remove(i).what);
             } else {
                 i += 1;
             }
@@ -110,7 +99,7 @@ fn take_reached(ends: &mut Vec<Arc<End>>, reached: &mut Vec<Arc<End>>) {
     }
 }
 
-impl Graves {
+impl DeferredFrees {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,30 +121,30 @@ impl Graves {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().graves.is_empty()
+        self.lock().pending.is_empty()
     }
 
     /// Takes `what` back; frees it now if no stream is busy, else later.
-    pub fn bury(&self, context: &Context, what: Corpse) {
+    pub fn defer(&self, context: &Context, what: Origin) {
         let live = {
             let mut state = self.lock();
             let (ends, live) = state.ends();
-            state.graves.push(Grave { what, ends });
+            state.pending.push(Deferred { what, ends });
             live
         };
         drop(live);
-        self.reap(context);
+        self.free_unused(context);
     }
 
     /// How far all streams have been enqueued.
-    pub fn ends(&self) -> Ends {
+    pub fn ends(&self) -> Vec<Arc<End>> {
         // The handles are dropped behind the lock.
         let (ends, _live) = self.lock().ends();
-        Ends(ends)
+        ends
     }
 
     /// Frees what nobody uses any more.
-    pub fn reap(&self, context: &Context) {
+    pub fn free_unused(&self, context: &Context) {
         // In the application's context a free blocks behind every wait, so no stream may wait, and
         // no wait may be enqueued meanwhile.
         let quiet = context.is_alone().then(|| context.quiet());
@@ -165,7 +154,7 @@ impl Graves {
             return;
         }
         let (done, reached) = self.lock().settle();
-        let free = |what: Corpse| what.free(context);
+        let free = |what: Origin| what.free(context);
         let owners: Vec<Owner> = done.into_iter().filter_map(free).collect();
         drop(quiet);
         // What these do may be enqueued, or wait.
@@ -234,7 +223,7 @@ fn try_dispose((context, owner): Task) -> Option<Task> {
     {
         let quiet = context.quiet();
         DISPOSING.set(quiet.is_some());
-        let free = quiet.is_some() && (context.is_lost() || context.graves.all_idle(&context));
+        let free = quiet.is_some() && (context.is_lost() || context.deferred.all_idle(&context));
         if free {
             drop(owner);
             DISPOSING.set(false);
@@ -245,18 +234,18 @@ fn try_dispose((context, owner): Task) -> Option<Task> {
     Some((context, owner))
 }
 
-/// Looks after the graves of one context, on the driver's watch lane.
-pub(super) struct Reaper(pub Arc<Context>);
+/// Frees what is deferred in one context, on the driver's watch lane.
+pub(super) struct Poller(pub Arc<Context>);
 
-impl Machine for Reaper {
+impl Machine for Poller {
     fn step(&mut self, now: Time) -> Step {
-        if !self.0.graves.is_empty() {
-            self.0.graves.reap(&self.0);
+        if !self.0.deferred.is_empty() {
+            self.0.deferred.free_unused(&self.0);
         }
         Step::IdleUntil(Some(now + LOOK))
     }
 
     fn name(&self) -> String {
-        format!("{} reaper", self.0.name())
+        format!("{} deferred frees", self.0.name())
     }
 }

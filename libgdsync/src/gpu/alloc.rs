@@ -1,0 +1,197 @@
+//! Memory of a GPU: allocated here, or the application's, registered or adopted.
+
+use std::sync::Arc;
+
+use super::runtime::Owner;
+use super::{Gpu, MemoryKind, Region};
+use crate::error::{Error, Kind, Result};
+use crate::memop::DevicePtr;
+
+/// Refuses host memory that is not mapped, before a device uses it.
+fn check_mapped(ptr: *mut u8, len: usize) -> Result<()> {
+    const OPERATION: &str = "register host memory";
+    let refused = |why: &str| {
+        let what = format!("{len} bytes at {ptr:p}: {why}");
+        Err(Error::new(OPERATION, Kind::Invalid, what))
+    };
+    if ptr.is_null() || len == 0 {
+        return refused("a null or empty range");
+    }
+    // SAFETY: reads a number.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let start = ptr.addr() / page * page;
+    let Some(end) = ptr.addr().checked_add(len) else {
+        return refused("it goes past the end of the address space");
+    };
+    // With this flag Linux writes nothing back: it only checks that every page is mapped.
+    // SAFETY: as said, it touches no memory.
+    let answer = unsafe {
+        let start = std::ptr::without_provenance_mut(start);
+        libc::msync(start, end - start.addr(), libc::MS_ASYNC)
+    };
+    match answer {
+        0 => Ok(()),
+        _ => refused("not all of it is mapped memory of this process"),
+    }
+}
+
+impl Gpu {
+    /// Allocates `len` bytes, zeroed.
+    ///
+    /// # Errors
+    /// `Invalid` for length zero; `System` if there is no memory.
+    pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Region> {
+        if len == 0 {
+            return Err(Error::new("allocate", Kind::Invalid, "a region of 0 bytes"));
+        }
+        let allocation = self.runtime().allocate(kind, len)?;
+        Ok(Region::new(self.clone(), kind, allocation))
+    }
+
+    /// Makes memory of the application accessible to the GPU and to NICs.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes, and stays so as long as anything can
+    /// reach the region: handles, registrations, requests in flight, and streams with enqueued
+    /// operations. No Rust reference to the memory is used while devices may write to it.
+    ///
+    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
+    /// how long. So this is for memory that stays until the process ends;
+    /// [`Gpu::register_host_owned`] says when memory is not used any more, and
+    /// [`Gpu::adopt_vec`] needs no promise.
+    ///
+    /// # Errors
+    /// `Invalid` for a null pointer, length zero or a range that is not mapped; `System` if the
+    /// runtime refuses.
+    pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Region> {
+        // SAFETY: the caller's promise.
+        unsafe { self.register_with(ptr, len, None) }
+    }
+
+    /// As [`Gpu::register_host`], with what keeps the memory: `owner` is dropped when nothing can
+    /// reach the region any more, on any thread, which it must not block.
+    ///
+    /// # Safety
+    /// `ptr` is valid for reads and writes of `len` bytes until `owner` is dropped. No Rust
+    /// reference to the memory is used while devices may write to it.
+    ///
+    /// # Errors
+    /// As [`Gpu::register_host`]; `owner` is dropped.
+    pub unsafe fn register_host_owned(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Region> {
+        // SAFETY: the owner keeps the memory, and the region the owner.
+        unsafe { self.register_with(ptr, len, Some(owner)) }
+    }
+
+    unsafe fn register_with(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        owner: Option<Owner>,
+    ) -> Result<Region> {
+        check_mapped(ptr, len)?;
+        // SAFETY: the caller's promise covers the runtime's.
+        let allocation = unsafe { self.runtime().register(ptr, len, owner)? };
+        Ok(Region::new(self.clone(), MemoryKind::Pinned, allocation))
+    }
+
+    /// Takes a buffer of the application, makes it accessible to the GPU and to NICs, and frees
+    /// it when nothing can reach it any more: no handle, no registration, no request in flight,
+    /// and no stream by an operation that was enqueued. [`Region::into_vec`] gives it back.
+    ///
+    /// Until then the application cannot touch the buffer itself:
+    ///
+    /// ```compile_fail,E0382
+    /// # fn adopt(gpu: &gdsync::Gpu) -> Result<(), (Vec<u8>, gdsync::Error)> {
+    /// let mut buffer = vec![0; 64];
+    /// let region = gpu.adopt_vec(buffer)?;
+    /// buffer[0] = 1; // the region has the buffer: `Region::write` writes into it
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The buffer as well, if it is empty or the runtime refuses it.
+    pub fn adopt_vec(&self, mut buffer: Vec<u8>) -> Result<Region, (Vec<u8>, Error)> {
+        let (ptr, len) = (buffer.as_mut_ptr(), buffer.len());
+        if let Err(e) = check_mapped(ptr, len) {
+            return Err((buffer, e));
+        }
+        // The vector is not touched before the last owner is gone.
+        let buffer = Arc::new(buffer);
+        let owner = Box::new(Arc::clone(&buffer));
+        // SAFETY: the owner keeps the buffer, which does not move and is reached by the region
+        // alone.
+        match unsafe { self.runtime().register(ptr, len, Some(owner)) } {
+            Ok(allocation) => Ok(Region::of_vec(self.clone(), allocation, buffer)),
+            // No device has written to it: what still holds it is about to be dropped.
+            Err(e) => Err((Arc::unwrap_or_clone(buffer), e)),
+        }
+    }
+
+    /// Memory of the application in this GPU's context: device memory, or pinned host memory.
+    ///
+    /// # Safety
+    /// It stays allocated as long as anything can reach the region: handles, registrations,
+    /// requests in flight, and streams with enqueued operations. No Rust reference to it is used
+    /// while devices may write to it.
+    ///
+    /// The library holds a region beyond the caller's last handle, and the caller cannot see for
+    /// how long. So this is for memory that stays until the process ends; [`Gpu::adopt_owned`]
+    /// says when memory is not used any more.
+    ///
+    /// # Errors
+    /// `Foreign` if this GPU is not one of CUDA; `Invalid` if the range is not allocated.
+    pub unsafe fn adopt(&self, at: DevicePtr, len: usize) -> Result<Region> {
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt_with(at, len, None) }
+    }
+
+    /// As [`Gpu::adopt`], with what keeps the memory: `owner` is dropped when the region and
+    /// everything made of it is gone and the work enqueued with it has run, on a thread of the
+    /// library's. If that frees memory of the application's context, the driver lets it stand
+    /// behind that context's waits.
+    ///
+    /// # Safety
+    /// The memory stays allocated until `owner` is dropped. No Rust reference to it is used while
+    /// devices may write to it.
+    ///
+    /// # Errors
+    /// As [`Gpu::adopt`]; `owner` is dropped.
+    pub unsafe fn adopt_owned(
+        &self,
+        at: DevicePtr,
+        len: usize,
+        owner: Box<dyn Send + Sync>,
+    ) -> Result<Region> {
+        // SAFETY: the owner keeps the memory, and the region the owner.
+        unsafe { self.adopt_with(at, len, Some(owner)) }
+    }
+
+    /// The driver's number of the allocation that `at` lies in: another allocation at the same
+    /// address has another. `None` on a GPU that is not CUDA's.
+    ///
+    /// # Errors
+    /// `System` for an address that is none of the GPU's.
+    pub fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
+        self.runtime().buffer_id(at)
+    }
+
+    unsafe fn adopt_with(&self, at: DevicePtr, len: usize, owner: Option<Owner>) -> Result<Region> {
+        const OPERATION: &str = "adopt memory";
+        if len == 0 {
+            return Err(Error::new(OPERATION, Kind::Invalid, "a region of 0 bytes"));
+        }
+        // SAFETY: the caller's promise.
+        let allocation = unsafe { self.runtime().adopt(at, len, owner)? };
+        let kind = match allocation.cpu {
+            Some(_) => MemoryKind::Pinned,
+            None => MemoryKind::Device,
+        };
+        Ok(Region::new(self.clone(), kind, allocation))
+    }
+}
