@@ -5,15 +5,13 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::core::{
-    EndpointKind, Hold, Place, Places, QpCore, QpState, Side, SidePlaces, WAITER_WORDS,
-};
-use super::{Pd, QpConfig, Transport};
+use super::core::{EndpointKind, Hold, Places, QpCore, QpState, Side, SidePlaces, WAITER_WORDS};
+use super::{Pd, QpConfig};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
 use crate::memop::DevicePtr;
 use crate::memop::trace::Tracer;
-use crate::provider::nic::{Layout, QpObjects, QpRings};
+use crate::nic::{Layout, Place, QpObjects, QpRings, Transport};
 use crate::ring::cq::{ENTRY, WAITERS};
 use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
 use crate::status::Status;

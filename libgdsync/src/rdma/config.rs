@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Access, PathConfig};
-use crate::error::{Error, Kind, Result};
+use crate::env;
+use crate::error::Result;
 use crate::gpu::{MemoryKind, Word32};
+use crate::nic::{Access, PathConfig, Transport};
 
 /// How doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -25,7 +26,7 @@ impl Lowering {
     /// What the environment makes of `Auto`.
     pub(super) fn resolve(self) -> Result<Lowering> {
         match self {
-            Lowering::Auto => env_choice(
+            Lowering::Auto => env::choice(
                 "GDS_LOWER",
                 &[
                     ("auto", Lowering::Auto),
@@ -54,7 +55,7 @@ pub enum Endpoint {
 impl Endpoint {
     pub(super) fn resolve(self) -> Result<Endpoint> {
         match self {
-            Endpoint::Auto => env_choice(
+            Endpoint::Auto => env::choice(
                 "GDS_ENDPOINT",
                 &[
                     ("auto", Endpoint::Ring),
@@ -65,51 +66,6 @@ impl Endpoint {
             other => Ok(other),
         }
     }
-}
-
-/// How a queue pair talks to others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Transport {
-    /// A reliable connection (RC) with one peer ([`Qp::connect`](super::Qp::connect)): all
-    /// requests, in order, each once; one that cannot be done fails.
-    #[default]
-    Rc,
-    /// Unreliable datagrams (UD): sends of one packet at most, each to a
-    /// [`Destination`](super::Destination) that it names. [`Qp::activate`](super::Qp::activate)
-    /// makes such a queue pair ready. A send is complete when the packet has left; whether it
-    /// arrives nobody tells: it is lost where the peer has no receive, or another key. In front of
-    /// what is received there is room of [`GRH`](super::GRH) bytes.
-    ///
-    /// A receive is there when the call that posts it returns, or when the stream that posts it goes
-    /// on. Only a proxy ([`Endpoint::Proxy`],
-    /// [`Device::proxy`](super::Device::proxy)) hands over what streams post a moment
-    /// later: receives are better posted ahead, or by the CPU, then.
-    Ud {
-        /// What a datagram has to say to be taken, 31 bits.
-        qkey: u32,
-    },
-}
-
-impl Transport {
-    /// Whether it is that of datagrams.
-    pub fn is_ud(self) -> bool {
-        matches!(self, Transport::Ud { .. })
-    }
-}
-
-/// The value of a variable that has a few; the first if it is not set.
-pub(crate) fn env_choice<T: Copy>(name: &str, choices: &[(&str, T)]) -> Result<T> {
-    let value = std::env::var(name).unwrap_or_else(|_| choices[0].0.to_owned());
-    choices
-        .iter()
-        .find(|(choice, _)| *choice == value)
-        .map(|(_, meaning)| *meaning)
-        .ok_or_else(|| {
-            let known: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
-            let what = format!("{name}={value}: known are {}", known.join(", "));
-            Error::new("read environment", Kind::Invalid, what)
-        })
 }
 
 /// What a queue pair is made of.

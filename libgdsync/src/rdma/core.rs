@@ -14,11 +14,11 @@ use mlx5_prm::doorbell;
 
 use super::device::{Flushes, PdInner};
 use super::locked::{Ended, Locked, let_go};
-use super::{Destination, FlushFaults, Mr, Transport};
+use super::watch::FlushFaults;
+use super::{Destination, Mr};
 use crate::gpu::{Ends, Gpu, Mapped, Region, Word32};
 use crate::memop::DevicePtr;
-use crate::provider::events::Report;
-use crate::provider::nic::{Nic, QpObjects};
+use crate::nic::{Nic, Place, QpObjects, Report, Transport};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, settled, status};
 use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
@@ -50,22 +50,6 @@ impl From<&Destination> for Held {
 pub(crate) enum Side {
     Send,
     Receive,
-}
-
-/// A place in memory as CPU and GPU see it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub cpu: Mapped,
-    pub gpu: DevicePtr,
-}
-
-impl Place {
-    pub fn part(&self, offset: usize, len: usize) -> Place {
-        Place {
-            cpu: self.cpu.part(offset, len),
-            gpu: self.gpu.offset(offset as u64),
-        }
-    }
 }
 
 /// Where the pieces of one side lie.

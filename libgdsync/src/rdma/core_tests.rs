@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::core::QpCore;
-use super::{
-    Access, Descriptor, Device, Endpoint, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig, Transport,
-    WaitOptions, Work,
-};
+use super::{Descriptor, Device, Endpoint, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, MemoryKind, Region, Word32};
 use crate::memop::Condition;
+use crate::nic::{
+    Access, Ah, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade, QpObjects,
+    QpRings, Transport, Way,
+};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -101,7 +101,7 @@ macro_rules! delegate {
 
 impl Nic for LookingNic {
     // These know their answer.
-    fn provider(&self) -> &'static str {
+    fn provider(&self) -> Provider {
         self.nic.provider()
     }
 

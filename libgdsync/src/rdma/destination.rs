@@ -7,9 +7,9 @@ use std::sync::Arc;
 use mlx5_prm::wqe::AvSeg;
 
 use super::device::PdInner;
-use super::{GRH, Pd, QpAddress, Source};
+use super::{GRH, Pd, Source};
 use crate::error::{Error, Kind, Result};
-use crate::provider::nic::{Ah, Nic, Way};
+use crate::nic::{Ah, Nic, QpAddress, Way};
 use crate::rdma::header;
 
 /// What the calls of this module are called in errors.

@@ -1,53 +1,17 @@
 //! Devices, protection domains, registrations.
 
 use std::fmt;
-use std::ops::BitOr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
-use super::choice::{DeviceOptions, Provider};
-use super::flusher::{FlushFaults, Flusher};
-use super::{LANES, Life, Qp, QpConfig, QpCore, RemoteMemory, Sge};
+use super::proxy::{Proxy, ProxyList};
+use super::watch::{FlushFaults, WatchList, Watcher};
+use super::{Life, Qp, QpConfig, QpCore, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, Region};
-use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::nic::{MrKeys, Nic, PdId};
-use crate::provider::proxy::{Proxy, ProxyList};
-use crate::watch::{WatchList, Watcher};
-
-/// What a registration permits. Local reading is always permitted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Access(pub(crate) u8);
-
-impl Access {
-    /// Requests of this side may only read the memory.
-    pub const LOCAL_READ: Access = Access(0);
-    /// Receives, READs and atomics of this side may write it.
-    pub const LOCAL_WRITE: Access = Access(1);
-    /// The peer may write it. Implies [`Access::LOCAL_WRITE`], as verbs demand it.
-    pub const REMOTE_WRITE: Access = Access(1 | 2);
-    /// The peer may read it.
-    pub const REMOTE_READ: Access = Access(4);
-    /// The peer may do atomics on it. Implies [`Access::LOCAL_WRITE`].
-    pub const REMOTE_ATOMIC: Access = Access(1 | 8);
-    /// All of it.
-    pub const ALL: Access = Access(15);
-
-    /// Whether all of `other` is permitted.
-    pub fn permits(self, other: Access) -> bool {
-        self.0 & other.0 == other.0
-    }
-}
-
-impl BitOr for Access {
-    type Output = Access;
-
-    fn bitor(self, other: Access) -> Access {
-        Access(self.0 | other.0)
-    }
-}
+use crate::nic::{Access, LANES, MrKeys, Nic, PdId, Provider, RemoteMemory};
 
 /// A NIC, opened for one GPU. Clones are the same device.
 ///
@@ -69,8 +33,16 @@ pub(super) struct DeviceInner {
     proxies: ProxyList,
     /// Attached with the first queue pair that wants one.
     proxy: OnceLock<MachineId>,
-    flusher: Flusher,
+    flusher: Option<Arc<dyn Flusher>>,
     flushes: Flushes,
+}
+
+/// What makes visible to streams what a device's NIC writes, kept as long as the device.
+pub(super) trait Flusher: Send + Sync {
+    /// One visit of the queue pairs that are its own.
+    fn progress(&self) -> bool {
+        false
+    }
 }
 
 /// What queue pairs have to do with flushes for streams.
@@ -89,95 +61,6 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
-    /// and of other processes of the host.
-    ///
-    /// # Errors
-    /// `System` if the operating system refuses a socket or memory.
-    pub fn emulated(gpu: &Gpu) -> Result<Device> {
-        Device::emulated_with(gpu, EmulatedOptions::default())
-    }
-
-    /// As [`Device::emulated`], with a fabric of the caller's choice.
-    ///
-    /// # Errors
-    /// As [`Device::emulated`].
-    pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
-        Device::open_emulated(gpu, options, true)
-    }
-
-    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
-    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
-    /// failure is told and no stream that waits for a failed request is released.
-    ///
-    /// # Errors
-    /// As [`Device::emulated`].
-    pub fn emulated_unwatched(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
-        Device::open_emulated(gpu, options, false)
-    }
-
-    fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
-        let nic = EmulatedNic::open(gpu, options)?;
-        Device::open(gpu, Arc::new(nic), watched, Vec::new())
-    }
-
-    /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
-    /// to the GPU that has an active port. Its queues lie in pinned memory, whatever
-    /// [`QpConfig`] says.
-    ///
-    /// # Errors
-    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
-    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
-    pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
-        Device::driven_by(gpu, Provider::RdmaCore)
-    }
-
-    /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
-    /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
-    /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says. A request of more
-    /// pieces than the NIC takes fails when its turn comes, as one that makes no sense does
-    /// ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline data are one
-    /// piece, or two around the end of the ring.
-    ///
-    /// # Errors
-    /// As [`Device::rdma_core`].
-    pub fn proxy(gpu: &Gpu) -> Result<Device> {
-        Device::driven_by(gpu, Provider::Proxy)
-    }
-
-    fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
-        let options = DeviceOptions {
-            provider,
-            ..DeviceOptions::default()
-        };
-        Device::open_with(gpu, &options)
-    }
-
-    pub(super) fn open(
-        gpu: &Gpu,
-        nic: Arc<dyn Nic>,
-        watched: bool,
-        passed_over: Vec<String>,
-    ) -> Result<Device> {
-        let watch = WatchList::default();
-        let fault = Arc::new(FlushFaults::new(watch.downgrade()));
-        let flusher = Flusher::new(gpu, &nic, watched, &fault)?;
-        let name = format!("{}.watcher", nic.name());
-        let flushes = Flushes {
-            fault,
-            raises: false,
-        };
-        Ok(Device::assemble(
-            gpu,
-            nic,
-            passed_over,
-            watched.then_some(name),
-            watch,
-            flusher,
-            flushes,
-        ))
-    }
-
     /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is
     /// of. With nobody but the caller to step its watcher, or `watched` as others are.
     pub(super) fn beside(
@@ -192,18 +75,18 @@ impl Device {
             raises: true,
         };
         let watch = WatchList::default();
-        let (nic, none) = (Arc::clone(nic), Flusher::None);
-        Device::assemble(gpu, nic, Vec::new(), name, watch, none, flushes)
+        let nic = Arc::clone(nic);
+        Device::assemble(gpu, nic, Vec::new(), name, watch, None, flushes)
     }
 
     /// `watched`: what its watcher is called, if it has one of its own.
-    fn assemble(
+    pub(super) fn assemble(
         gpu: &Gpu,
         nic: Arc<dyn Nic>,
         passed_over: Vec<String>,
         watched: Option<String>,
         watch: WatchList,
-        flusher: Flusher,
+        flusher: Option<Arc<dyn Flusher>>,
         flushes: Flushes,
     ) -> Device {
         let host = gpu.host();
@@ -230,7 +113,8 @@ impl Device {
     pub fn progress(&self) -> bool {
         let now = self.0.gpu.host().now();
         let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
-        busy | self.0.flusher.progress()
+        let flusher = self.0.flusher.as_ref();
+        busy | flusher.is_some_and(|flusher| flusher.progress())
     }
 
     /// The provider and the NIC, for people: `emulated nic0`.
@@ -240,11 +124,7 @@ impl Device {
 
     /// Who drives it; never [`Provider::Auto`].
     pub fn provider(&self) -> Provider {
-        match self.0.nic.provider() {
-            "rdma_core" => Provider::RdmaCore,
-            "proxy" => Provider::Proxy,
-            _ => Provider::Emulated,
-        }
+        self.0.nic.provider()
     }
 
     /// The providers that [`Provider::Auto`] would rather have taken, each with the reason why
@@ -281,7 +161,7 @@ impl Device {
         self.nic().reads()
     }
 
-    pub(super) fn nic(&self) -> &Arc<dyn Nic> {
+    pub(crate) fn nic(&self) -> &Arc<dyn Nic> {
         &self.0.nic
     }
 

@@ -4,7 +4,7 @@ use gds_step::Time;
 
 use super::core::Side;
 use super::{QpCore, QpState};
-use crate::provider::events::Report;
+use crate::nic::Report;
 use crate::ring::RingMemory;
 use crate::status::Status;
 

@@ -7,13 +7,10 @@
 
 use std::time::Duration;
 
-use super::address::LANES;
-use super::{
-    Access, Device, DeviceOptions, Mr, NicChoice, Pd, Provider, Qp, QpConfig, RemoteMemory, Sge,
-};
+use super::{Device, Mr, Pd, Qp, QpConfig, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::provider::rdma_core::RdmaCoreNic;
+use crate::nic::{Access, LANES, RemoteMemory};
 
 /// One to [`LANES`] devices of one GPU, in an order that their peers learn from records. Clones
 /// are the same devices.
@@ -66,62 +63,6 @@ impl Lanes {
             return Err(Error::new(OPERATION, Kind::Foreign, what));
         }
         Ok(Lanes { devices })
-    }
-
-    /// One lane for each of these ways to open a NIC.
-    ///
-    /// # Errors
-    /// As [`Device::open_with`] and [`Lanes::of`].
-    pub fn open(gpu: &Gpu, each: &[DeviceOptions]) -> Result<Lanes> {
-        let devices = each.iter().map(|options| Device::open_with(gpu, options));
-        Lanes::of(devices.collect::<Result<_>>()?)
-    }
-
-    /// The lanes that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that suit
-    /// the GPU: what [`Device::from_env`] opens, and then the other active ports of the NICs that
-    /// are as near to the GPU, as many as there are lanes, driven by the same provider. One of
-    /// these that cannot be opened is left out, which a `tracing` event tells. A virtual NIC is
-    /// one lane.
-    ///
-    /// # Errors
-    /// As [`Device::from_env`]; `Invalid` if more NICs are named than there are lanes.
-    pub fn from_env(gpu: &Gpu) -> Result<Lanes> {
-        let named = NicChoice::from_env()?;
-        if named.len() > LANES {
-            let what = format!("GDS_NIC names {} NICs", named.len());
-            return Err(Error::new("open lanes", Kind::Invalid, what).limit(LANES));
-        }
-        let by = |provider, nic: NicChoice| DeviceOptions {
-            provider,
-            nic: Some(nic),
-            ..DeviceOptions::default()
-        };
-        if !named.is_empty() {
-            let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
-            let each: Vec<_> = each.collect();
-            return Lanes::open(gpu, &each);
-        }
-        let first = Device::from_env(gpu)?;
-        let provider = first.provider();
-        let near = match provider {
-            Provider::RdmaCore => RdmaCoreNic::near(gpu, true)?,
-            Provider::Proxy => RdmaCoreNic::near(gpu, false)?,
-            Provider::Auto | Provider::Emulated => Vec::new(),
-        };
-        let mut devices = vec![first];
-        for nic in near {
-            if devices.len() == LANES {
-                break;
-            }
-            if nic.to_string() == devices[0].nic().name() {
-                continue;
-            }
-            match Device::open_with(gpu, &by(provider, nic)) {
-                Ok(device) => devices.push(device),
-                Err(e) => tracing::warn!(target: "gdsync", "no lane: {e}"),
-            }
-        }
-        Lanes::of(devices)
     }
 
     /// How many there are.

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use gds_step::Time;
 
-use super::{Access, Descriptor, Device, PortAddress, QpAddress, QpConfig, WaitOptions, Work};
+use super::{Descriptor, Device, QpConfig, WaitOptions, Work};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
+use crate::nic::{
+    Access, Ah, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade, QpObjects,
+    QpRings, Report, Way,
+};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::events::Report;
-use crate::provider::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -54,7 +56,7 @@ impl Nic for OddNic {
     }
 
     delegate! {
-        provider() -> &'static str;
+        provider() -> Provider;
         name() -> &str;
         node() -> u64;
         port() -> Option<PortAddress>;

@@ -12,13 +12,14 @@ use super::destination::check_qkey;
 use super::list::{self, Descriptor};
 use super::locked::let_go;
 use super::{
-    Access, Completion, Device, Endpoint, Life, Lowering, Pd, QpAddress, QpConfig, QpCore, QpState,
-    ReceiveRequest, SendRequest, Sge, Transport, Work,
+    Completion, Device, Endpoint, Life, Lowering, Pd, QpConfig, QpCore, QpState, ReceiveRequest,
+    SendRequest, Sge, Work,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{MemoryKind, Region, Stream};
 use crate::memop::trace::Tracer;
 use crate::mutant::{self, Mutant};
+use crate::nic::{Access, QpAddress, Transport};
 use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
@@ -164,7 +165,7 @@ impl Qp {
             qpn: self.core.qpn(),
             psn: self.core.psn(&self.core.lock()),
             gpu: self.core.gpu.identity(),
-            process: super::address::process(),
+            process: crate::nic::process(),
             port: self.core.nic.port(),
             qkey: match self.core.transport {
                 Transport::Rc => None,
@@ -197,8 +198,7 @@ impl Qp {
         let up = self.core.went_up(OPERATION, up);
         up.map_err(|e| e.of(&self))?;
         self.there = peer.lane;
-        self.spin =
-            peer.gpu != self.core.gpu.identity() || peer.process == super::address::process();
+        self.spin = peer.gpu != self.core.gpu.identity() || peer.process == crate::nic::process();
         Ok(())
     }
 

@@ -3,7 +3,8 @@
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 
-use super::{Destination, Mr, RemoteSpan};
+use super::{Destination, Mr};
+use crate::nic::RemoteSpan;
 
 /// A piece of registered memory: where a request reads or writes locally.
 #[derive(Clone, Copy, Debug)]

@@ -31,12 +31,11 @@ use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
-use super::events::Report;
-use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{
-    Access, NicChoice, PathConfig, PathSettings, PortAddress, QpAddress, RETRIES, Transport,
+use crate::nic::{
+    Access, Ah, Layout, MrKeys, Nic, NicChoice, PathConfig, PathSettings, PdId, PortAddress,
+    Provider, QpAddress, QpMade, QpObjects, QpRings, RETRIES, Report, Transport, Way,
 };
 use crate::status::Status;
 
@@ -173,8 +172,8 @@ impl RdmaCoreNic {
 }
 
 impl Nic for RdmaCoreNic {
-    fn provider(&self) -> &'static str {
-        "rdma_core"
+    fn provider(&self) -> Provider {
+        Provider::RdmaCore
     }
 
     fn name(&self) -> &str {

@@ -6,8 +6,7 @@ use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
 
 use super::port::Port;
 use crate::error::{Error, Kind, Result};
-use crate::provider::nic::Way;
-use crate::rdma::{Access, PathSettings, QpAddress, RETRIES, Transport};
+use crate::nic::{Access, PathSettings, QpAddress, RETRIES, Transport, Way};
 
 const CONNECT: &str = "connect";
 /// Queue pairs and packet numbers have so many bits.
@@ -206,7 +205,7 @@ pub(in crate::provider) fn ready_to_send(psn: u32, settings: &PathSettings) -> C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdma::{PathConfig, PortAddress};
+    use crate::nic::{PathConfig, PortAddress};
 
     fn settings() -> PathSettings {
         PathConfig::default().resolve().unwrap()

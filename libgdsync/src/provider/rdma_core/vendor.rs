@@ -22,8 +22,7 @@ use super::context::{Context, check};
 use super::handle::Handle;
 use super::{RdmaCoreNic, path};
 use crate::gpu::{Gpu, Mapped};
-use crate::provider::nic::{Nic as _, Way};
-use crate::rdma::{Access, PathConfig, PathSettings, QpAddress, Transport};
+use crate::nic::{Access, Nic as _, PathConfig, PathSettings, QpAddress, Transport, Way};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 

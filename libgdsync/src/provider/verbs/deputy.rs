@@ -10,9 +10,9 @@ use std::sync::Arc;
 use gds_step::{Lane, Machine, MachineId, Step, Time};
 
 use super::thread::{Common, SharedLane};
+use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::rdma::env_choice;
 
 /// With so many processors each thread has one to itself.
 const ENOUGH: usize = 4;
@@ -36,7 +36,7 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
         ("gpu", Choice::Gpu),
     ];
     let soft = gpu.runtime_name() == "soft";
-    match env_choice(NAME, &known)? {
+    match env::choice(NAME, &known)? {
         Choice::Own => Ok(false),
         Choice::Gpu if !soft => {
             let what = format!("{NAME}=gpu, on a GPU that is no thread of this process");

@@ -32,12 +32,13 @@ use self::lane::{Lane, Limits, Rings};
 use self::queues::DeviceQueues;
 use self::thread::{Common, SharedLane};
 use self::translate::RingMemory;
-use super::events::Report;
-use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use super::rdma_core::{Change, RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, NicChoice, PathSettings, PortAddress, QpAddress, Transport};
+use crate::nic::{
+    Access, Ah, Layout, MrKeys, Nic, NicChoice, PathSettings, PdId, PortAddress, Provider,
+    QpAddress, QpMade, QpObjects, QpRings, Report, Transport, Way,
+};
 
 /// What opening is called in errors.
 const OPEN: &str = "open proxy device";
@@ -147,8 +148,8 @@ fn part(region: &Region, offset: u64, len: usize) -> Result<Mapped> {
 }
 
 impl Nic for VerbsNic {
-    fn provider(&self) -> &'static str {
-        "proxy"
+    fn provider(&self) -> Provider {
+        Provider::Proxy
     }
 
     fn name(&self) -> &str {

@@ -9,8 +9,8 @@ use gdsync_sys::verbs::types::*;
 
 use super::lane::{Limits, Queues};
 use crate::error::Result;
+use crate::nic::Transport;
 use crate::provider::rdma_core::{Change, Context, check, is_gone, path, refused_last};
-use crate::rdma::Transport;
 
 const CREATE: &str = "create queue pair";
 

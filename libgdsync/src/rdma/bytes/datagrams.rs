@@ -4,10 +4,10 @@ use super::request::{Kind, Request};
 use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
-use crate::provider::nic::{Nic as _, Way};
+use crate::nic::{Nic as _, PortAddress, QpAddress, Way};
 use crate::provider::rdma_core::vendor::VendorQp;
 use crate::provider::rdma_core::{Handle, RdmaCoreNic};
-use crate::rdma::{Destination, GRH, Pd, PortAddress, QpAddress, Source};
+use crate::rdma::{Destination, GRH, Pd, Source};
 use crate::virtual_nic::inside;
 
 /// Destinations, each by a call of the library's users, and the ways there by which libmlx5 sends:

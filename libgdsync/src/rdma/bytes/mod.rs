@@ -20,7 +20,7 @@ use mlx5_prm::wqe::WqeFlags;
 use self::request::{Data, Kind, Request};
 use self::rig::{By, Rig};
 use crate::Kind as ErrorKind;
-use crate::rdma::RemoteSpan;
+use crate::nic::RemoteSpan;
 use crate::virtual_nic::inside;
 
 /// Pieces of a request, at most.

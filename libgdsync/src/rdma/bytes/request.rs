@@ -5,9 +5,10 @@ use gdsync_sys::verbs::types::*;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, WqeFlags};
 
+use crate::nic::RemoteSpan;
 use crate::provider::rdma_core::Handle;
 use crate::provider::rdma_core::vendor::no_send;
-use crate::rdma::{Destination, Mr, RemoteSpan, Sge, Work};
+use crate::rdma::{Destination, Mr, Sge, Work};
 
 const IBV_SEND_INLINE: u32 = 1 << 3;
 

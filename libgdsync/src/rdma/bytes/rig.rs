@@ -14,11 +14,10 @@ use super::datagrams;
 use super::fields::{self, Field, Side};
 use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
+use crate::nic::{Access, Transport};
 use crate::provider::rdma_core::Handle;
 use crate::provider::rdma_core::vendor::{Completions, Silence, VendorQp};
-use crate::rdma::{
-    Access, Descriptor, Destination, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Transport, Work,
-};
+use crate::rdma::{Descriptor, Destination, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
 use crate::ring::cq::ENTRY;
 use crate::status::Status;
 use crate::{Gpu, rdma::RemoteSpan};

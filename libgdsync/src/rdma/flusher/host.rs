@@ -12,7 +12,8 @@ use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
-use crate::rdma::Place;
+use crate::nic::Place;
+use crate::rdma::device::Flusher;
 use crate::ring::RingMemory;
 
 /// Bytes from one word to the next: writers do not share lines.
@@ -157,6 +158,8 @@ impl HostFlusher {
         Ok(words(0))
     }
 }
+
+impl Flusher for HostFlusher {}
 
 impl Drop for HostFlusher {
     /// The last device is gone: what is in flight is given up, and streams that wait pass. No lock

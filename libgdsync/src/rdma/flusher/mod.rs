@@ -1,22 +1,22 @@
 //! Makes visible to streams what NICs wrote to GPU memory, where neither the GPU's order nor its
 //! streams' own flush does: by the CPU ([`host`]) or by a READ of the NIC's ([`read`]).
 //!
-//! Both belong to devices, and are found by the GPU, since a wait for a word names no device.
+//! Both belong to devices, and are found by the GPU, since a wait for a word names no device: so
+//! [`Flushers`] are what this layer keeps beside each GPU, which does not know them.
 
 mod host;
 mod read;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::device::{Device, Flusher, Flushes};
+use super::watch::{FlushFaults, WatchList};
 
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
-use crate::provider::nic::Nic;
-use crate::ring::RingMemory;
-use crate::status::Status;
-use crate::watch::WeakWatchList;
+use crate::nic::Nic;
 
 pub(super) use host::{HostFlusher, Slot};
 pub(super) use read::{Loop, ReadFlusher};
@@ -41,6 +41,11 @@ struct Known {
 }
 
 impl Flushers {
+    /// Those of this GPU.
+    pub(super) fn of(gpu: &Gpu) -> &Flushers {
+        gpu.companion()
+    }
+
     /// The flusher by the CPU, if there is a device.
     pub(super) fn host(&self) -> Option<Arc<HostFlusher>> {
         lock(&self.0).host.upgrade()
@@ -80,97 +85,68 @@ impl Flushers {
     }
 }
 
-/// What a device has for its GPU's sake.
-pub(super) enum Flusher {
-    /// The GPU needs none, or there is none to be had.
-    None,
-    Host {
-        _held: Arc<HostFlusher>,
-    },
-    Read(Arc<ReadFlusher>),
-}
-
-impl Flusher {
-    /// What streams of `gpu` need beside this NIC.
+impl Device {
+    /// Opens a device on this NIC, and beside it what streams of its GPU need to see what it writes.
     ///
     /// # Errors
     /// `Unsupported` if the environment demands what the NIC cannot do.
-    pub fn new(
+    pub(crate) fn open(
         gpu: &Gpu,
-        nic: &Arc<dyn Nic>,
+        nic: Arc<dyn Nic>,
         watched: bool,
-        fault: &Arc<FlushFaults>,
-    ) -> Result<Flusher> {
-        match Consistency::choose(MemoryKind::Device, gpu.caps(), nic.reads()) {
-            Ok(Consistency::HostFlag) => {
-                let mut known = lock(&gpu.flushers().0);
-                let held = known.host.upgrade().unwrap_or_else(|| {
-                    let made = Arc::new(HostFlusher::new(gpu));
-                    known.host = Arc::downgrade(&made);
-                    made
-                });
-                held.tell(fault);
-                Ok(Flusher::Host { _held: held })
-            }
-            Ok(Consistency::LoopbackRead) => {
-                let read = Arc::new(ReadFlusher::new(gpu, nic, watched, fault));
-                gpu.flushers().add(&read)?;
-                Ok(Flusher::Read(read))
-            }
-            Err(e) if gpu.wish().is_some() => Err(e.of(nic.name())),
-            Err(_) => {
-                let mut known = lock(&gpu.flushers().0);
-                known.unable.retain(|one| one.strong_count() > 0);
-                known.unable.push(Arc::downgrade(fault));
-                Ok(Flusher::None)
-            }
-            Ok(_) => Ok(Flusher::None),
-        }
-    }
-
-    /// One visit of the queue pairs that are its own.
-    pub fn progress(&self) -> bool {
-        match self {
-            Flusher::Read(read) => read.progress(),
-            _ => false,
-        }
+        passed_over: Vec<String>,
+    ) -> Result<Device> {
+        let watch = WatchList::default();
+        let flushes = Flushes {
+            fault: Arc::new(FlushFaults::new(&watch)),
+            raises: false,
+        };
+        let flusher = flusher(gpu, &nic, watched, &flushes.fault)?;
+        let name = watched.then(|| format!("{}.watcher", nic.name()));
+        Ok(Device::assemble(
+            gpu,
+            nic,
+            passed_over,
+            name,
+            watch,
+            flusher,
+            flushes,
+        ))
     }
 }
 
-/// How often flushes have failed that a device relies on. Streams that stand at one are let go, as
-/// with any failure, but over bytes that may be old: so it is a failure of every queue pair of
-/// the device.
-pub(crate) struct FlushFaults {
-    /// Counted up, with release, before streams are let go; loaded, with acquire, by whoever
-    /// looks at a queue pair.
-    count: AtomicU32,
-    /// The queue pairs of the device. They hold this, so it does not hold them.
-    list: WeakWatchList,
-}
-
-impl FlushFaults {
-    pub fn new(list: WeakWatchList) -> FlushFaults {
-        FlushFaults {
-            count: AtomicU32::new(0),
-            list,
+/// What streams of `gpu` need beside this NIC; `None`: nothing, or there is nothing to be had.
+fn flusher(
+    gpu: &Gpu,
+    nic: &Arc<dyn Nic>,
+    watched: bool,
+    fault: &Arc<FlushFaults>,
+) -> Result<Option<Arc<dyn Flusher>>> {
+    let flushers = Flushers::of(gpu);
+    match Consistency::choose(MemoryKind::Device, gpu.caps(), nic.reads()) {
+        Ok(Consistency::HostFlag) => {
+            let mut known = lock(&flushers.0);
+            let held = known.host.upgrade().unwrap_or_else(|| {
+                let made = Arc::new(HostFlusher::new(gpu));
+                known.host = Arc::downgrade(&made);
+                made
+            });
+            held.tell(fault);
+            Ok(Some(held))
         }
-    }
-
-    /// How often a flush has failed so far.
-    pub fn count(&self) -> u32 {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// A flush has failed: nobody may go on as if it had not.
-    pub fn raise(&self) {
-        self.count.fetch_add(1, Ordering::Release);
-        for core in self.list.open() {
-            // The word keeps the first cause.
-            let error = &core.places.error.cpu;
-            if Status(error.load32(0)) == Status::PENDING {
-                error.store32(0, Status::NOT_VISIBLE.0);
-            }
+        Ok(Consistency::LoopbackRead) => {
+            let read = Arc::new(ReadFlusher::new(gpu, nic, watched, fault));
+            flushers.add(&read)?;
+            Ok(Some(read))
         }
+        Err(e) if gpu.wish().is_some() => Err(e.of(nic.name())),
+        Err(_) => {
+            let mut known = lock(&flushers.0);
+            known.unable.retain(|one| one.strong_count() > 0);
+            known.unable.push(Arc::downgrade(fault));
+            Ok(None)
+        }
+        Ok(_) => Ok(None),
     }
 }
 

@@ -15,10 +15,11 @@ use mlx5_prm::wqe::{self, Payload, Remote, SendWqe, WqeFlags};
 use super::{FlushFaults, PerStream, lock};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind};
-use crate::provider::nic::Nic;
+use crate::nic::{Access, Nic};
 use crate::rdma::core::Held;
+use crate::rdma::device::Flusher;
 use crate::rdma::locked::let_go;
-use crate::rdma::{Access, Device, Mr, Pd, Qp, QpConfig, QpState, SendRequest};
+use crate::rdma::{Device, Mr, Pd, Qp, QpConfig, QpState, SendRequest};
 
 /// Flushes of one stream that may be outstanding: as many as blocks, one READ each.
 const DEPTH: u32 = 256;
@@ -118,9 +119,11 @@ impl ReadFlusher {
             pd,
         })
     }
+}
 
-    /// One visit of the queue pairs, where nobody else watches them.
-    pub fn progress(&self) -> bool {
+impl Flusher for ReadFlusher {
+    /// Where nobody else watches them.
+    fn progress(&self) -> bool {
         let own = lock(&self.own);
         own.as_ref().is_some_and(|own| own.pd.device().progress())
     }

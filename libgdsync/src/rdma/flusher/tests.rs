@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lock;
+use super::{Flushers, lock};
 use crate::gpu::soft::SoftOptions;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::memop::Condition;
+use crate::nic::Access;
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::odd_nic::OddNic;
-use crate::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work, post_on};
+use crate::rdma::{Descriptor, Device, Lowering, QpConfig, Work, post_on};
 use crate::{Kind, Status};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -61,7 +62,7 @@ fn nothing_is_left_of_a_device_that_flushed() {
         let stream = gpu.stream().unwrap();
         post_on(&stream, &mut [], &[Descriptor::Flush]).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
-        if let Ok(flushers) = gpu.flushers().reads() {
+        if let Ok(flushers) = Flushers::of(&gpu).reads() {
             let one = flushers[0].as_ref().unwrap().of(stream.id()).unwrap();
             cores.push(Arc::downgrade(&lock(&one).qp.core));
         }
@@ -115,7 +116,7 @@ fn a_read_that_fails_fails_every_queue_pair_of_the_device() {
             let addr = softgpu::DevAddr::from_raw;
             soft.copy(addr(noted.addr().0), addr(a.error_word().0), 4)
                 .unwrap();
-            let flusher = gpu.flushers().reads().unwrap()[0].clone().unwrap();
+            let flusher = Flushers::of(&gpu).reads().unwrap()[0].clone().unwrap();
             let one = flusher.of(stream.id()).unwrap();
             lock(&one).qp.fail(Status::CLOSED);
             gate.store(round).unwrap();

@@ -5,13 +5,16 @@
 //! that nobody asks about and finishes queue pairs that were dropped with work in flight. Under
 //! `live` it runs about once a millisecond on a thread of its own.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
 
-use crate::provider::nic::Nic;
-use crate::rdma::{Life, QpCore};
+use super::{Life, QpCore};
+use crate::nic::Nic;
+use crate::ring::RingMemory;
+use crate::status::Status;
 
 /// How often queue pairs are visited.
 const PERIOD: Duration = Duration::from_millis(1);
@@ -28,10 +31,6 @@ impl WatchList {
             .push(core);
     }
 
-    pub fn downgrade(&self) -> WeakWatchList {
-        WeakWatchList(Arc::downgrade(&self.0))
-    }
-
     /// The queue pairs that are not finished.
     pub fn open(&self) -> Vec<Arc<QpCore>> {
         let mut open = Vec::new();
@@ -45,14 +44,41 @@ impl WatchList {
     }
 }
 
-/// As seen by what the queue pairs themselves hold.
-pub(crate) struct WeakWatchList(Weak<Mutex<Vec<Arc<QpCore>>>>);
+/// How often flushes have failed that a device relies on. Streams that stand at one are let go, as
+/// with any failure, but over bytes that may be old: so it is a failure of every queue pair of
+/// the device.
+pub(crate) struct FlushFaults {
+    /// Counted up, with release, before streams are let go; loaded, with acquire, by whoever
+    /// looks at a queue pair.
+    count: AtomicU32,
+    /// The queue pairs of the device. They hold this, so it does not hold them.
+    list: Weak<Mutex<Vec<Arc<QpCore>>>>,
+}
 
-impl WeakWatchList {
-    /// The queue pairs that are not finished, as long as their device is there.
-    pub fn open(&self) -> Vec<Arc<QpCore>> {
-        let list = self.0.upgrade().map(WatchList);
-        list.map_or(Vec::new(), |list| list.open())
+impl FlushFaults {
+    pub fn new(list: &WatchList) -> FlushFaults {
+        FlushFaults {
+            count: AtomicU32::new(0),
+            list: Arc::downgrade(&list.0),
+        }
+    }
+
+    /// How often a flush has failed so far.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// A flush has failed: nobody may go on as if it had not.
+    pub fn raise(&self) {
+        self.count.fetch_add(1, Ordering::Release);
+        let list = self.list.upgrade().map(WatchList);
+        for core in list.iter().flat_map(WatchList::open) {
+            // The word keeps the first cause.
+            let error = &core.places.error.cpu;
+            if Status(error.load32(0)) == Status::PENDING {
+                error.store32(0, Status::NOT_VISIBLE.0);
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::doorbell;
 
-use crate::rdma::{Life, QpCore};
+use super::{Life, QpCore};
 use crate::ring::RingMemory;
 
 /// The queue pairs that one proxy is going to serve.

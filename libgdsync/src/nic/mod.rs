@@ -1,16 +1,110 @@
-//! What a NIC does for the library: the seam between devices, protection domains, registrations
-//! and queue pairs on one side, and who executes on the other.
+//! What a NIC does for the library, and the types by which verbs objects and providers speak of it.
 //!
-//! Everything here is control: posts, doorbells and completions go through memory that both
-//! sides know, and never through [`Nic`].
+//! [`Nic`] is the seam between devices, protection domains, registrations and queue pairs on one
+//! side, and who executes on the other. Everything in it is control: posts, doorbells and
+//! completions go through memory that both sides know, and never through [`Nic`]. [`events`] keeps
+//! what NICs report outside of completion queues.
+
+mod address;
+mod choice;
+mod events;
+mod path;
+
+use std::ops::BitOr;
 
 use gds_step::Time;
 use mlx5_prm::wqe::AvSeg;
 
-use super::events::Report;
 use crate::error::Result;
-use crate::gpu::Region;
-use crate::rdma::{Access, PathSettings, Place, PortAddress, QpAddress, Transport};
+use crate::gpu::{Mapped, Region};
+use crate::memop::DevicePtr;
+
+pub(crate) use address::process;
+pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
+pub(crate) use choice::GID_INDEX;
+pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
+pub(crate) use events::{Events, Report};
+pub use path::PathConfig;
+pub(crate) use path::{PathSettings, RETRIES};
+
+/// What a registration permits. Local reading is always permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Access(pub(crate) u8);
+
+impl Access {
+    /// Requests of this side may only read the memory.
+    pub const LOCAL_READ: Access = Access(0);
+    /// Receives, READs and atomics of this side may write it.
+    pub const LOCAL_WRITE: Access = Access(1);
+    /// The peer may write it. Implies [`Access::LOCAL_WRITE`], as verbs demand it.
+    pub const REMOTE_WRITE: Access = Access(1 | 2);
+    /// The peer may read it.
+    pub const REMOTE_READ: Access = Access(4);
+    /// The peer may do atomics on it. Implies [`Access::LOCAL_WRITE`].
+    pub const REMOTE_ATOMIC: Access = Access(1 | 8);
+    /// All of it.
+    pub const ALL: Access = Access(15);
+
+    /// Whether all of `other` is permitted.
+    pub fn permits(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// How a queue pair talks to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Transport {
+    /// A reliable connection (RC) with one peer ([`Qp::connect`](crate::rdma::Qp::connect)): all
+    /// requests, in order, each once; one that cannot be done fails.
+    #[default]
+    Rc,
+    /// Unreliable datagrams (UD): sends of one packet at most, each to a
+    /// [`Destination`](crate::rdma::Destination) that it names. [`Qp::activate`](crate::rdma::Qp::activate)
+    /// makes such a queue pair ready. A send is complete when the packet has left; whether it
+    /// arrives nobody tells: it is lost where the peer has no receive, or another key. In front of
+    /// what is received there is room of [`GRH`](crate::rdma::GRH) bytes.
+    ///
+    /// A receive is there when the call that posts it returns, or when the stream that posts it goes
+    /// on. Only a proxy ([`Endpoint::Proxy`](crate::rdma::Endpoint),
+    /// [`Device::proxy`](crate::rdma::Device::proxy)) hands over what streams post a moment
+    /// later: receives are better posted ahead, or by the CPU, then.
+    Ud {
+        /// What a datagram has to say to be taken, 31 bits.
+        qkey: u32,
+    },
+}
+
+impl Transport {
+    /// Whether it is that of datagrams.
+    pub fn is_ud(self) -> bool {
+        matches!(self, Transport::Ud { .. })
+    }
+}
+
+/// A place in memory as CPU and GPU see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub cpu: Mapped,
+    pub gpu: DevicePtr,
+}
+
+impl Place {
+    pub fn part(&self, offset: usize, len: usize) -> Place {
+        Place {
+            cpu: self.cpu.part(offset, len),
+            gpu: self.gpu.offset(offset as u64),
+        }
+    }
+}
 
 /// A protection domain of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,8 +198,8 @@ pub(crate) struct Ah {
 
 /// One opened NIC (and port).
 pub(crate) trait Nic: Send + Sync {
-    /// Who executes: `emulated`, `rdma_core`, `proxy`.
-    fn provider(&self) -> &'static str;
+    /// Who executes; never [`Provider::Auto`].
+    fn provider(&self) -> Provider;
     /// The NIC, for people.
     fn name(&self) -> &str;
     /// Its number, as addresses carry it.

@@ -115,7 +115,7 @@ impl QpAddress {
 }
 
 /// A number of this process that another is unlikely to have.
-pub(super) fn process() -> u64 {
+pub(crate) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }

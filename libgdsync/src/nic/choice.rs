@@ -1,32 +1,17 @@
-//! Which NIC, driven by whom: what a program or the environment says, and the order in which
-//! providers are tried where nothing is said.
+//! Which NIC, driven by whom: what a program or the environment says.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use super::config::env_choice;
-use super::{Device, QpConfig};
+use crate::env;
 use crate::error::{Error, Kind, Result};
-use crate::gpu::Gpu;
-use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::nic::Nic;
-use crate::provider::rdma_core::RdmaCoreNic;
-use crate::provider::verbs::VerbsNic;
-
-const OPEN: &str = "open device";
 
 /// The variables by which the environment names a NIC.
-pub(crate) const NIC: &str = "GDS_NIC";
+const NIC: &str = "GDS_NIC";
 pub(crate) const GID_INDEX: &str = "GDS_GID_INDEX";
 
 /// What a NIC may be named by, in errors.
 const FORMS: &str = "mlx5_0, mlx5_0:2, 0x0002c903002f1190:2";
-
-/// How long a queue pair that was made to try a NIC may take to be gone.
-const TRIAL: Duration = Duration::from_secs(2);
 
 /// Who drives a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -34,7 +19,7 @@ const TRIAL: Duration = Duration::from_secs(2);
 pub enum Provider {
     /// What the environment (`GDS_PROVIDER`) says. Else the first that works of: a ConnectX whose
     /// doorbells the GPU reaches; any NIC, by a CPU thread; the virtual one. What is passed over
-    /// is told by [`Device::passed_over`], and once for each process by a `tracing` event. A NIC
+    /// is told by [`Device::passed_over`](crate::rdma::Device::passed_over), and once for each process by a `tracing` event. A NIC
     /// that was named, by [`DeviceOptions::nic`] or `GDS_NIC`, is never replaced by a virtual one.
     #[default]
     Auto,
@@ -47,20 +32,30 @@ pub enum Provider {
 }
 
 impl Provider {
+    /// Each by its name; the first is what an environment that says nothing means.
+    const ALL: [(&'static str, Provider); 4] = [
+        ("auto", Provider::Auto),
+        ("rdma_core", Provider::RdmaCore),
+        ("proxy", Provider::Proxy),
+        ("emulated", Provider::Emulated),
+    ];
+
     /// What the environment makes of `Auto`.
-    fn resolve(self) -> Result<Provider> {
+    pub(crate) fn resolve(self) -> Result<Provider> {
         match self {
-            Provider::Auto => env_choice(
-                "GDS_PROVIDER",
-                &[
-                    ("auto", Provider::Auto),
-                    ("rdma_core", Provider::RdmaCore),
-                    ("proxy", Provider::Proxy),
-                    ("emulated", Provider::Emulated),
-                ],
-            ),
+            Provider::Auto => env::choice("GDS_PROVIDER", &Provider::ALL),
             other => Ok(other),
         }
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut all = Provider::ALL.iter();
+        f.write_str(
+            all.find(|(_, one)| one == self)
+                .map_or("", |(name, _)| name),
+        )
     }
 }
 
@@ -152,7 +147,7 @@ impl NicChoice {
     }
 
     /// What the environment names; empty if it does not.
-    pub(super) fn from_env() -> Result<Vec<NicChoice>> {
+    pub(crate) fn from_env() -> Result<Vec<NicChoice>> {
         let Ok(said) = std::env::var(NIC) else {
             return Ok(Vec::new());
         };
@@ -162,12 +157,12 @@ impl NicChoice {
                 "{NIC}={said}: it is a NIC, a NIC and a port, or several with commas between them: \
                  {FORMS}"
             );
-            Error::new(OPEN, Kind::Invalid, what)
+            Error::new("open device", Kind::Invalid, what)
         })
     }
 }
 
-/// How [`Device::open_with`] opens a NIC.
+/// How [`Device::open_with`](crate::rdma::Device::open_with) opens a NIC.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
     /// Who drives it.
@@ -176,7 +171,7 @@ pub struct DeviceOptions {
     /// that has an active port. The virtual one has no name to choose it by.
     pub nic: Option<NicChoice>,
     /// Whether a background thread looks after queue pairs. Without one the caller does its
-    /// work, by [`Device::progress`] about once a millisecond.
+    /// work, by [`Device::progress`](crate::rdma::Device::progress) about once a millisecond.
     pub watched: bool,
 }
 
@@ -187,104 +182,6 @@ impl Default for DeviceOptions {
             nic: None,
             watched: true,
         }
-    }
-}
-
-impl Device {
-    /// Opens the NIC that suits the GPU best, or that the environment names: `GDS_PROVIDER`,
-    /// `GDS_NIC`. All ranks of a job have to come to the same kind of NIC.
-    ///
-    /// # Errors
-    /// As [`Device::open_with`].
-    pub fn from_env(gpu: &Gpu) -> Result<Device> {
-        Device::open_with(gpu, &DeviceOptions::default())
-    }
-
-    /// Opens a NIC.
-    ///
-    /// # Errors
-    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
-    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened. With
-    /// [`Provider::Auto`] and no NIC named, only what keeps the virtual one from being opened.
-    pub fn open_with(gpu: &Gpu, options: &DeviceOptions) -> Result<Device> {
-        let nic = NicChoice::resolve(options.nic.as_ref())?;
-        let (nic, passed_over): (Arc<dyn Nic>, _) = match options.provider.resolve()? {
-            Provider::RdmaCore => (Arc::new(RdmaCoreNic::open(gpu, nic.as_ref())?), Vec::new()),
-            Provider::Proxy => (Arc::new(VerbsNic::open(gpu, nic.as_ref())?), Vec::new()),
-            Provider::Emulated => (emulated(gpu)?, Vec::new()),
-            Provider::Auto => best(gpu, nic.as_ref())?,
-        };
-        Device::open(gpu, nic, options.watched, passed_over)
-    }
-}
-
-fn emulated(gpu: &Gpu) -> Result<Arc<dyn Nic>> {
-    Ok(Arc::new(EmulatedNic::open(
-        gpu,
-        EmulatedOptions::default(),
-    )?))
-}
-
-/// Opens a NIC in one way.
-type Attempt<'a> = dyn Fn() -> Result<Arc<dyn Nic>> + 'a;
-
-/// The first that works, and why others do not.
-fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
-    let direct = || Ok(Arc::new(RdmaCoreNic::open(gpu, named)?) as Arc<dyn Nic>);
-    let by_thread = || Ok(Arc::new(VerbsNic::open(gpu, named)?) as Arc<dyn Nic>);
-    let attempts: [(&str, &Attempt<'_>); 2] = [("rdma_core", &direct), ("proxy", &by_thread)];
-    let told = named.is_some() || std::env::var_os(GID_INDEX).is_some();
-    let mut passed_over = Vec::new();
-    let mut absent = true;
-    for (name, attempt) in attempts {
-        let (nonsense, e) = match attempt() {
-            Ok(nic) => match tried(gpu, &nic) {
-                Ok(()) => {
-                    report(&passed_over, name, absent);
-                    return Ok((nic, passed_over));
-                }
-                // Whatever it says: NIC and GPU were found as they were named.
-                Err(e) => (false, e),
-            },
-            Err(e) => (e.kind() == Kind::Invalid, e),
-        };
-        // What was said makes no sense, or the named NIC can be had in no way.
-        if told && (nonsense || name == "proxy") {
-            return Err(e);
-        }
-        absent &= e.kind() == Kind::Absent;
-        passed_over.push(format!("{name}: {e}"));
-    }
-    report(&passed_over, "emulated", absent);
-    Ok((emulated(gpu)?, passed_over))
-}
-
-/// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
-fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
-    let device = Device::open(gpu, Arc::clone(nic), true, Vec::new())?;
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
-    drop(device.alloc_pd()?.create_qp(&config)?);
-    device.close(TRIAL)
-}
-
-/// Says once for each process what was passed over for what. That nothing is there is no news.
-fn report(passed_over: &[String], taken: &str, absent: bool) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
-    for why in passed_over {
-        let news = format!("{taken} is used, not {why}");
-        if told.contains(&news) {
-            continue;
-        }
-        match absent {
-            true => tracing::info!(target: "gdsync", "{news}"),
-            false => tracing::warn!(target: "gdsync", "{news}"),
-        }
-        told.insert(news);
     }
 }
 

@@ -1,4 +1,8 @@
-//! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`.
+//! The virtual ConnectX as a provider: the only place that speaks to the crate `vmlx5`. [`nodes`]
+//! addresses its datagrams, [`span`] is memory as it sees it.
+
+mod nodes;
+mod span;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,13 +16,13 @@ use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
-use super::events::{Events, Report};
-use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
-use super::nodes::{self, Nodes};
-use super::span;
+use self::nodes::Nodes;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{Access, PathSettings, PortAddress, QpAddress, RETRIES, Transport};
+use crate::nic::{
+    Access, Ah, Events, Layout, MrKeys, Nic, PathSettings, PdId, PortAddress, Provider, QpAddress,
+    QpMade, QpObjects, QpRings, RETRIES, Report, Transport, Way,
+};
 use crate::status::Status;
 
 /// Numbers the virtual NICs of this process, for their names. Relaxed: only uniqueness matters.
@@ -249,8 +253,8 @@ impl EmulatedNic {
 }
 
 impl Nic for EmulatedNic {
-    fn provider(&self) -> &'static str {
-        "emulated"
+    fn provider(&self) -> Provider {
+        Provider::Emulated
     }
 
     fn layout(&self) -> Layout {
@@ -594,7 +598,7 @@ mod tests {
             access: Access::ALL,
             start: 0,
             transport: Transport::Rc,
-            path: crate::rdma::PathConfig::default().resolve().unwrap(),
+            path: crate::nic::PathConfig::default().resolve().unwrap(),
         }
     }
 
