@@ -9,44 +9,20 @@
 //! connection is connected with one peer and can do everything; datagrams are sends alone, each to a
 //! [`Destination`] of its own.
 
-mod build;
-#[cfg(test)]
-mod bytes;
-mod config;
-mod core;
-#[cfg(test)]
-mod core_tests;
-mod destination;
-mod device;
-mod events;
-mod field;
-mod flusher;
-mod header;
-mod lanes;
+mod consistency;
 mod list;
-mod locked;
-mod lower;
+mod rails;
 #[cfg(test)]
-mod odd_nic;
-mod post;
-mod progress;
-mod proxy;
-mod qp;
-mod request;
-mod watch;
-mod work;
+mod tests;
+mod verbs;
 
 pub use crate::nic::{
     Access, DeviceOptions, LANES, NicChoice, NicName, PathConfig, PortAddress, Provider, QpAddress,
     RemoteMemory, RemoteSpan, Transport,
 };
-pub use config::{Endpoint, Lowering, QpConfig};
-use core::{Life, QpCore, QpState};
-pub use destination::Destination;
-pub use device::{Device, Mr, Pd};
-pub use header::GRH;
-pub use lanes::{Lanes, LanesMr, LanesPd};
 pub use list::{Descriptor, post_on};
-pub use qp::Qp;
-pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};
-pub use work::{Sge, Work};
+pub use rails::{Lanes, LanesMr, LanesPd};
+pub use verbs::{
+    Completion, Destination, Device, Endpoint, Field, GRH, Lowering, Mr, Pd, Qp, QpConfig,
+    ReceiveRequest, Received, SendRequest, Sge, Source, WaitOptions, Work,
+};

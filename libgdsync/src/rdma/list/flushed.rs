@@ -5,14 +5,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::lower::Item;
 use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
 use crate::error::Result;
 use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
 use crate::mutant::{self, Mutant};
-use crate::rdma::flusher::{Flushers, Loop, MOST, Slot};
-use crate::rdma::lower::Item;
-use crate::rdma::{Qp, WaitOptions};
+use crate::rdma::consistency::{Flushers, Loop, MOST, Slot};
+use crate::rdma::verbs::{Qp, WaitOptions};
 
 /// Whether streams of such a GPU need somebody to flush for them.
 pub(super) fn by_others(caps: &Caps) -> bool {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::gpu::Gpu;
     use crate::gpu::soft::SoftOptions;
-    use crate::rdma::Device;
+    use crate::rdma::verbs::Device;
 
     /// The last device may go while another thread enqueues: words and queue pairs that are
     /// being enqueued have to outlive that.

@@ -5,15 +5,17 @@
 //! hands them to the runtime. Both work in buffers that are kept from call to call.
 
 mod flushed;
+mod lower;
 
 use mlx5_prm::doorbell;
 use std::cell::Cell;
 
 use self::flushed::{By, Queues};
-use super::core::{EndpointKind, Side, Timer};
-use super::locked::Locked;
-use super::lower::{Buffers, Item, Sent, equal, lower};
-use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
+use self::lower::{Buffers, Item, Sent, equal, lower};
+use super::verbs::{
+    Completion, EndpointKind, Locked, Lowering, Qp, QpState, ReceiveRequest, SendRequest, Side,
+    Timer, WaitOptions,
+};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
 use crate::memop::completion::Entry;
@@ -174,6 +176,17 @@ pub fn post_on(stream: &Stream, queues: &mut [&mut Qp], list: &[Descriptor<'_>])
     };
     SCRATCH.set(Some(scratch));
     result
+}
+
+impl Qp {
+    /// Posts, waits and does word operations on `stream`, all in one submission where the
+    /// runtime's limit allows. Same as [`post_on`] with this queue pair alone.
+    ///
+    /// # Errors
+    /// See [`post_on`].
+    pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
+        post_on(stream, &mut [self], list)
+    }
 }
 
 const OPERATION: &str = "post list";

@@ -16,7 +16,7 @@ use mlx5_prm::opcode::CqeOpcode;
 
 use super::core::{Held, Hold, Life, QpCore, QpState, Side};
 use super::destination::DestinationInner;
-use super::device::MrInner;
+use super::pd::MrInner;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Mapped;
 use crate::ring::CompletionRing;
@@ -159,7 +159,7 @@ impl QpCore {
     /// Destroys the queue pair once streams have run what they held when the last request was
     /// done. The NIC may start a request when it reads the doorbell record, before the request's
     /// stream rings. That late doorbell must not reach another queue pair with the same number.
-    pub(super) fn leave(&self) -> bool {
+    pub(in crate::rdma) fn leave(&self) -> bool {
         let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is(Life::Closed) || ends.as_ref().is_some_and(|ends| !ends.is_reached()) {
             return false;

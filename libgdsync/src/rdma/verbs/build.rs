@@ -85,7 +85,7 @@ fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
 }
 
 /// A queue pair before it is shared.
-pub(super) struct Built {
+pub(in crate::rdma) struct Built {
     pub core: QpCore,
     /// The region that the send queue is in, and where.
     pub ring: (Region, usize),
@@ -135,7 +135,7 @@ fn ud(send: SendQueue<Mapped, Hold>, transport: Transport) -> SendQueue<Mapped, 
     }
 }
 
-pub(super) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
+pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
     let sizes = sizes(config)?;
@@ -336,7 +336,7 @@ fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
 }
 
 /// Brings an idle queue pair back to how [`build`] left it. The caller has set `under_way`.
-pub(super) fn reset(core: &QpCore) -> Result<()> {
+pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
     let nic = &core.nic;
     let done = nic
         .reset_qp(core.objects.qpn)

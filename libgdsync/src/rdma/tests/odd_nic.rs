@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use gds_step::Time;
 
-use super::{Descriptor, Device, QpConfig, WaitOptions, Work};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::nic::{
@@ -13,11 +12,12 @@ use crate::nic::{
     QpRings, Report, Way,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::rdma::{Descriptor, Device, QpConfig, WaitOptions, Work};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) struct OddNic {
+pub(in crate::rdma) struct OddNic {
     nic: EmulatedNic,
     reads: bool,
     /// It hears of no error.

@@ -13,7 +13,7 @@ const IPV4_PLAIN: u8 = 0x45;
 const UDP: u8 = 17;
 
 /// The identifier (GID) of the port that it came from, if the bytes are such a header.
-pub(super) fn sender(front: &[u8; GRH]) -> Option<[u8; 16]> {
+pub(in crate::rdma) fn sender(front: &[u8; GRH]) -> Option<[u8; 16]> {
     let ip = &front[GRH - IPV4..];
     let mut gid = [0; 16];
     // The bytes before such a header are anything, and it has a checksum: it goes first. The

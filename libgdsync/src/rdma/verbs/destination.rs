@@ -6,18 +6,17 @@ use std::sync::Arc;
 
 use mlx5_prm::wqe::AvSeg;
 
-use super::device::PdInner;
-use super::{GRH, Pd, Source};
+use super::pd::PdInner;
+use super::{GRH, Pd, Source, header};
 use crate::error::{Error, Kind, Result};
 use crate::nic::{Ah, Nic, QpAddress, Way};
-use crate::rdma::header;
 
 /// What the calls of this module are called in errors.
 const OPERATION: &str = "name destination";
 /// Queue pairs' numbers have so many bits.
 const MAX_QPN: u32 = 0x00ff_ffff;
 /// Queue keys beyond are the system's. In a request they stand for the sender's own key.
-pub(super) const MAX_QKEY: u32 = 0x7fff_ffff;
+pub(in crate::rdma) const MAX_QKEY: u32 = 0x7fff_ffff;
 /// The largest packet of a virtual NIC that is linked in.
 const EMULATED_MTU: u32 = 4096;
 
@@ -61,7 +60,7 @@ impl Destination {
     }
 
     /// What ends with this handle, if it is the last.
-    pub(super) fn into_last(self) -> Option<DestinationInner> {
+    pub(in crate::rdma) fn into_last(self) -> Option<DestinationInner> {
         Arc::into_inner(self.0)
     }
 
@@ -77,7 +76,7 @@ impl Destination {
 }
 
 /// Refuses queue keys that only the system may use.
-pub(super) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
+pub(in crate::rdma) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
     if qkey > MAX_QKEY {
         let what = format!("queue key {qkey:#x}, which is none of a program's");
         return Err(Error::new(operation, Kind::Invalid, what).limit(MAX_QKEY));
@@ -87,7 +86,7 @@ pub(super) fn check_qkey(qkey: u32, operation: &'static str) -> Result<()> {
 
 impl Pd {
     /// The destination that an address record names: that of a queue pair of datagrams
-    /// ([`Transport::Ud`](super::Transport::Ud)).
+    /// ([`Transport::Ud`](crate::rdma::Transport::Ud)).
     ///
     /// # Errors
     /// `Invalid` for the address of a connection, for numbers that no peer has, and for a port that

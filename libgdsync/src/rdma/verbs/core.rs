@@ -12,8 +12,9 @@ use std::time::Duration;
 use gds_step::{Host, Time};
 use mlx5_prm::doorbell;
 
-use super::device::{Flushes, PdInner};
+use super::device::Flushes;
 use super::locked::{Ended, Locked, let_go};
+use super::pd::PdInner;
 use super::watch::FlushFaults;
 use super::{Destination, Mr};
 use crate::gpu::{Ends, Gpu, Mapped, Region, Word32};
@@ -137,8 +138,8 @@ pub(crate) struct QpCore {
     /// How many holders of the lock are still dropping what requests held. Raised under the
     /// lock, lowered (released) without it; `calls_nic` acquires, so that after it no registration of
     /// a request that is done is left.
-    pub(super) letting_go: AtomicU32,
-    pub(super) ends: Mutex<Option<Ends>>,
+    pub(in crate::rdma) letting_go: AtomicU32,
+    pub(in crate::rdma) ends: Mutex<Option<Ends>>,
     /// The region of the words: records, marks, statuses.
     pub control: Region,
     /// The other memory that devices use, and the protection domain: held, never read.
@@ -179,9 +180,9 @@ pub(crate) struct QpState {
     /// Send requests that the proxy has rung for.
     pub rung: u64,
     /// The number of the NIC's reports that was last looked up.
-    pub(super) reports: u32,
+    pub(in crate::rdma) reports: u32,
     /// What the NIC reported about this queue pair.
-    pub(super) reported: Option<Report>,
+    pub(in crate::rdma) reported: Option<Report>,
     /// The oldest incomplete position whose doorbell was rung, and since when.
     oldest: Option<(u64, Time)>,
 }
@@ -290,7 +291,7 @@ impl QpCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
+    pub(in crate::rdma) fn try_lock(&self) -> Option<Locked<'_>> {
         match self.state.try_lock() {
             Ok(state) => Some(Locked::new(self, state)),
             Err(TryLockError::Poisoned(p)) => Some(Locked::new(self, p.into_inner())),
@@ -327,7 +328,7 @@ impl QpCore {
     }
 
     /// Goes on to `life`, unless the queue pair has come further. The lock orders everything else.
-    pub(super) fn advance(&self, life: Life) {
+    pub(in crate::rdma) fn advance(&self, life: Life) {
         self.life.fetch_max(life as u8, Ordering::Release);
     }
 

@@ -5,8 +5,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::core::QpCore;
-use super::{Descriptor, Device, Endpoint, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, MemoryKind, Region, Word32};
 use crate::memop::Condition;
@@ -15,6 +13,8 @@ use crate::nic::{
     QpRings, Transport, Way,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::rdma::verbs::QpCore;
+use crate::rdma::{Descriptor, Device, Endpoint, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use crate::gpu::{Gpu, MemoryKind};
 use crate::memop::Condition;
 use crate::nic::Access;
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::rdma::odd_nic::OddNic;
+use crate::rdma::tests::odd_nic::OddNic;
 use crate::rdma::{Descriptor, Device, Lowering, QpConfig, Work, post_on};
 use crate::{Kind, Status};
 

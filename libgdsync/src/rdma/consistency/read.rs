@@ -16,10 +16,9 @@ use super::{FlushFaults, PerStream, lock};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind};
 use crate::nic::{Access, Nic};
-use crate::rdma::core::Held;
-use crate::rdma::device::Flusher;
-use crate::rdma::locked::let_go;
-use crate::rdma::{Device, Mr, Pd, Qp, QpConfig, QpState, SendRequest};
+use crate::rdma::verbs::{
+    Device, Flusher, Held, Mr, Pd, Qp, QpConfig, QpState, SendRequest, let_go,
+};
 
 /// Flushes of one stream that may be outstanding: as many as blocks, one READ each.
 const DEPTH: u32 = 256;

@@ -9,21 +9,20 @@ use mlx5_prm::wqe::{self, AvSeg, FormatError, SendWqe};
 
 use super::core::{EndpointKind, Side};
 use super::destination::check_qkey;
-use super::list::{self, Descriptor};
 use super::locked::let_go;
 use super::{
     Completion, Device, Endpoint, Life, Lowering, Pd, QpConfig, QpCore, QpState, ReceiveRequest,
     SendRequest, Sge, Work,
 };
 use crate::error::{Error, Kind, Result};
-use crate::gpu::{MemoryKind, Region, Stream};
+use crate::gpu::{MemoryKind, Region};
 use crate::memop::trace::Tracer;
 use crate::mutant::{self, Mutant};
 use crate::nic::{Access, QpAddress, Transport};
 use crate::ring::{Refusal, Ticket};
 
 /// Most data segments of one request.
-pub(super) const MAX_SGE: usize = 30;
+pub(in crate::rdma) const MAX_SGE: usize = 30;
 /// Up to so many a request is prepared without clearing room for the most.
 const FEW_SGES: usize = 2;
 /// How long a reset waits for calls of the library's own to the NIC.
@@ -49,17 +48,17 @@ const ATOMIC: u64 = 8;
 /// }
 /// ```
 pub struct Qp {
-    pub(super) core: Arc<QpCore>,
-    pub(super) id: u64,
-    pub(super) lowering: Lowering,
+    pub(in crate::rdma) core: Arc<QpCore>,
+    pub(in crate::rdma) id: u64,
+    pub(in crate::rdma) lowering: Lowering,
     /// Whether a kernel may spin until a completion: the peer does not share this GPU from
     /// another process, which the GPU would run only in time slices beside it.
-    pub(super) spin: bool,
+    pub(in crate::rdma) spin: bool,
     /// The peer's lane that it is connected to.
     there: u8,
-    pub(super) pd: Pd,
+    pub(in crate::rdma) pd: Pd,
     /// The region that the send queue is in, and where.
-    pub(super) ring: (Region, usize),
+    pub(in crate::rdma) ring: (Region, usize),
     /// Where work queues, completion queues and record lie.
     memory: [MemoryKind; 3],
     recv_sges: u32,
@@ -72,7 +71,7 @@ impl fmt::Debug for Qp {
 }
 
 impl Qp {
-    pub(super) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
+    pub(in crate::rdma) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
         let endpoint = config.endpoint.resolve()?;
         // Kernels of a soft GPU run on a CPU: they win nothing.
         let costs = pd.device().gpu().caps().kernels && pd.device().gpu().identity() != 0;
@@ -266,7 +265,7 @@ impl Qp {
         Ok(())
     }
 
-    pub(super) fn usable<'s>(
+    pub(in crate::rdma) fn usable<'s>(
         &self,
         state: &'s mut QpState,
         operation: &'static str,
@@ -528,7 +527,7 @@ impl Qp {
             .map_err(|e| self.refused("abort receive", e))
     }
 
-    pub(super) fn own(&self, queue: u64, operation: &'static str) -> Result<()> {
+    pub(in crate::rdma) fn own(&self, queue: u64, operation: &'static str) -> Result<()> {
         if queue == self.id {
             return Ok(());
         }
@@ -537,7 +536,7 @@ impl Qp {
     }
 
     /// Refuses the name of a request that was taken back, whose ticket another may have now.
-    pub(super) fn known(
+    pub(in crate::rdma) fn known(
         &self,
         state: &QpState,
         request: Completion,
@@ -550,7 +549,7 @@ impl Qp {
         .map_err(|e| self.refused(operation, e))
     }
 
-    pub(super) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
+    pub(in crate::rdma) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {
         let (kind, what, limit) = match refusal {
             Refusal::WorkQueueFull { limit } => (
                 Kind::QueueFull,
@@ -605,16 +604,7 @@ impl Qp {
         }
     }
 
-    /// Posts, waits and does word operations on `stream`, all in one submission where the
-    /// runtime's limit allows. Same as [`post_on`](super::post_on) with this queue pair alone.
-    ///
-    /// # Errors
-    /// See [`post_on`](super::post_on).
-    pub fn post_on(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
-        list::post_on(stream, &mut [self], list)
-    }
-
-    pub(super) fn tracer(&self) -> &Tracer {
+    pub(in crate::rdma) fn tracer(&self) -> &Tracer {
         self.core.gpu.tracer()
     }
 }

@@ -8,9 +8,9 @@ use super::core::Side;
 /// the request waits to be posted or aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SendRequest {
-    pub(super) queue: u64,
-    pub(super) ticket: u64,
-    pub(super) serial: u64,
+    pub(in crate::rdma) queue: u64,
+    pub(in crate::rdma) ticket: u64,
+    pub(in crate::rdma) serial: u64,
 }
 
 /// A receive that was prepared.
@@ -25,18 +25,18 @@ pub struct SendRequest {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReceiveRequest {
-    pub(super) queue: u64,
-    pub(super) ticket: u64,
-    pub(super) serial: u64,
+    pub(in crate::rdma) queue: u64,
+    pub(in crate::rdma) ticket: u64,
+    pub(in crate::rdma) serial: u64,
 }
 
 /// The completion of a request: what streams and the CPU wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
-    pub(super) queue: u64,
-    pub(super) side: Side,
-    pub(super) ticket: u64,
-    pub(super) serial: u64,
+    pub(in crate::rdma) queue: u64,
+    pub(in crate::rdma) side: Side,
+    pub(in crate::rdma) ticket: u64,
+    pub(in crate::rdma) serial: u64,
 }
 
 impl From<SendRequest> for Completion {

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Device, Mr, Pd, Qp, QpConfig, Sge};
+use super::verbs::{Device, Mr, Pd, Qp, QpConfig, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{Access, LANES, RemoteMemory};

@@ -24,7 +24,7 @@ pub enum Lowering {
 
 impl Lowering {
     /// What the environment makes of `Auto`.
-    pub(super) fn resolve(self) -> Result<Lowering> {
+    pub(in crate::rdma) fn resolve(self) -> Result<Lowering> {
         match self {
             Lowering::Auto => env::choice(
                 "GDS_LOWER",
@@ -53,7 +53,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn resolve(self) -> Result<Endpoint> {
+    pub(in crate::rdma) fn resolve(self) -> Result<Endpoint> {
         match self {
             Endpoint::Auto => env::choice(
                 "GDS_ENDPOINT",

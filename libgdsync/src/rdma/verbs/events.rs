@@ -11,7 +11,7 @@ use crate::status::Status;
 impl QpCore {
     /// Looks at new reports of the NIC. Fails the queue pair if one says that it is unusable;
     /// then all waits end. Returns whether it did.
-    pub(super) fn heed_reports(&self, state: &mut QpState, now: Time) -> bool {
+    pub(in crate::rdma) fn heed_reports(&self, state: &mut QpState, now: Time) -> bool {
         let reports = self.nic.reports();
         if reports == state.reports {
             return false;
@@ -52,7 +52,7 @@ impl QpCore {
 
 impl QpState {
     /// What the NIC reported about the queue pair.
-    pub(super) fn reported(&self) -> Option<Status> {
+    pub(in crate::rdma) fn reported(&self) -> Option<Status> {
         self.reported.and_then(|report| match report {
             Report::Closed(status) | Report::Lost(status) => Some(status),
             Report::None | Report::Waiting | Report::Failed(_) => None,
@@ -60,7 +60,7 @@ impl QpState {
     }
 
     /// The status for requests whose flushed entries the library writes.
-    pub(super) fn lost(&self) -> Option<Status> {
+    pub(in crate::rdma) fn lost(&self) -> Option<Status> {
         match self.reported {
             Some(Report::Lost(status)) => Some(status),
             _ => None,

@@ -11,9 +11,7 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::device::{Device, Flusher, Flushes};
-use super::watch::{FlushFaults, WatchList};
-
+use super::verbs::{Device, FlushFaults, Flusher, Flushes, WatchList};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Consistency, Gpu, MemoryKind, no_consistency};
 use crate::nic::Nic;

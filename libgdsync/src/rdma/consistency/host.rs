@@ -13,7 +13,7 @@ use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
 use crate::nic::Place;
-use crate::rdma::device::Flusher;
+use crate::rdma::verbs::Flusher;
 use crate::ring::RingMemory;
 
 /// Bytes from one word to the next: writers do not share lines.
