@@ -15,7 +15,7 @@ pub(super) mod path;
 mod port;
 mod qp;
 #[cfg(test)]
-pub(crate) mod vendor;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};

@@ -5,7 +5,7 @@ use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
 use crate::nic::{Nic as _, PortAddress, QpAddress, Way};
-use crate::provider::rdma_core::vendor::VendorQp;
+use crate::provider::rdma_core::tests::VendorQp;
 use crate::provider::rdma_core::{Handle, RdmaCoreNic};
 use crate::rdma::{Destination, GRH, Pd, Source};
 use crate::virtual_nic::inside;

@@ -16,7 +16,7 @@ use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
 use crate::nic::{Access, Transport};
 use crate::provider::rdma_core::Handle;
-use crate::provider::rdma_core::vendor::{Completions, Silence, VendorQp};
+use crate::provider::rdma_core::tests::{Completions, Silence, VendorQp};
 use crate::rdma::{Descriptor, Destination, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
 use crate::ring::cq::ENTRY;
 use crate::status::Status;

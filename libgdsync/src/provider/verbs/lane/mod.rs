@@ -563,5 +563,4 @@ impl Head {
 }
 
 #[cfg(test)]
-#[path = "lane_tests.rs"]
 mod tests;

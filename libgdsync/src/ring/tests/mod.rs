@@ -1,5 +1,7 @@
 //! The rings against a model NIC that consumes entries in order.
 
+mod model;
+
 use mlx5_prm::cqe::{self, Cqe64, ErrCqe, Failure, Success};
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;

@@ -10,11 +10,11 @@ use mlx5_prm::cqe::{self, ErrCqe, Failure};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
-use super::cq::ENTRY;
-use super::fault::{Fault, StatusSink, due};
-use super::fifo::Fifo;
-use super::{CompletionRing, Poster, RingMemory};
 use crate::memop::{Batch, Caps, DevicePtr, Op, completion};
+use crate::ring::cq::ENTRY;
+use crate::ring::fault::{Fault, StatusSink, due};
+use crate::ring::fifo::Fifo;
+use crate::ring::{CompletionRing, Poster, RingMemory};
 use crate::status::Status;
 
 /// Ring memory made of loom's words. Only the words that a test names are atomic objects of

@@ -295,5 +295,4 @@ fn syndrome(status: c_int) -> Syndrome {
 }
 
 #[cfg(test)]
-#[path = "translate_tests.rs"]
 mod tests;
