@@ -51,7 +51,7 @@ struct Watched {
     /// The addresses of itself and its completion queues, as events name them.
     objects: Vec<usize>,
     port: u8,
-    patience: Option<Duration>,
+    retry_time: Option<Duration>,
     report: Report,
 }
 
@@ -80,14 +80,14 @@ impl Events {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// A queue pair was made. Reports about others are ignored. Its port may be down for `patience`;
+    /// A queue pair was made. Reports about others are ignored. Its port may be down for `retry_time`;
     /// `None`: for any time. Events name its `objects`, whose addresses no other object has before
     /// the last event is acknowledged.
-    pub fn add(&self, qpn: u32, objects: Vec<usize>, port: u8, patience: Option<Duration>) {
+    pub fn add(&self, qpn: u32, objects: Vec<usize>, port: u8, retry_time: Option<Duration>) {
         let watched = Watched {
             objects,
             port,
-            patience,
+            retry_time,
             report: Report::None,
         };
         self.table().qps.insert(qpn, watched);
@@ -158,11 +158,13 @@ impl Events {
         let Some(qp) = table.qps.get(&qpn) else {
             return Report::None;
         };
-        match (qp.report, table.down.get(&qp.port), qp.patience) {
-            (Report::None, Some(since), Some(patience)) => match now.since(*since) >= patience {
-                true => Report::Failed(Status::PORT_DOWN),
-                false => Report::Waiting,
-            },
+        match (qp.report, table.down.get(&qp.port), qp.retry_time) {
+            (Report::None, Some(since), Some(retry_time)) => {
+                match now.since(*since) >= retry_time {
+                    true => Report::Failed(Status::PORT_DOWN),
+                    false => Report::Waiting,
+                }
+            }
             (own, ..) => own,
         }
     }
@@ -172,7 +174,7 @@ impl Events {
 mod tests {
     use super::*;
 
-    const PATIENCE: Option<Duration> = Some(Duration::from_millis(10));
+    const LIMIT: Option<Duration> = Some(Duration::from_millis(10));
 
     fn at(ms: u64) -> Time {
         Time::ZERO + Duration::from_millis(ms)
@@ -181,8 +183,8 @@ mod tests {
     #[test]
     fn reports_concern_the_queue_pair_that_they_name() {
         let events = Events::default();
-        events.add(5, vec![0x100, 0x200], 1, PATIENCE);
-        events.add(6, vec![0x300, 0x400], 1, PATIENCE);
+        events.add(5, vec![0x100, 0x200], 1, LIMIT);
+        events.add(6, vec![0x300, 0x400], 1, LIMIT);
         let before = events.changes();
         assert_eq!(events.cq(0x400), Some(6));
         assert_eq!(events.cq(0x500), None);
@@ -197,7 +199,7 @@ mod tests {
         assert_eq!(events.of(6, at(0)), Report::None);
         events.forget(6);
         events.qp(6, failed);
-        events.add(6, Vec::new(), 1, PATIENCE);
+        events.add(6, Vec::new(), 1, LIMIT);
         assert_eq!(events.of(6, at(0)), Report::None);
         assert!(events.lose() && !events.lose() && events.is_lost());
         let lost = Report::Lost(Status::DEVICE_FATAL);
@@ -209,9 +211,9 @@ mod tests {
     fn a_report_is_not_taken_for_a_later_queue_pair_of_that_number() {
         let events = Events::default();
         let lost = Report::Lost(Status::QP_FATAL);
-        events.add(5, vec![0x100], 1, PATIENCE);
+        events.add(5, vec![0x100], 1, LIMIT);
         events.forget(5);
-        events.add(5, vec![0x200], 1, PATIENCE);
+        events.add(5, vec![0x200], 1, LIMIT);
         assert_eq!(events.object(0x100, lost), None);
         assert_eq!(events.of(5, at(0)), Report::None);
         assert_eq!(events.object(0x200, lost), Some(5));
@@ -221,8 +223,8 @@ mod tests {
     #[test]
     fn a_port_may_be_down_for_a_while() {
         let events = Events::default();
-        events.add(5, Vec::new(), 1, PATIENCE);
-        events.add(6, Vec::new(), 2, PATIENCE);
+        events.add(5, Vec::new(), 1, LIMIT);
+        events.add(6, Vec::new(), 2, LIMIT);
         events.add(7, Vec::new(), 2, None);
         events.port(2, false, at(1));
         events.port(2, false, at(5));

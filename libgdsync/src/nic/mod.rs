@@ -11,6 +11,7 @@ mod events;
 mod path;
 
 use std::ops::BitOr;
+use std::time::Duration;
 
 use gds_step::Time;
 use mlx5_prm::wqe::AvSeg;
@@ -173,9 +174,20 @@ pub(crate) struct QpRings<'a> {
     pub path: PathSettings,
 }
 
+impl QpRings<'_> {
+    /// How long the port of a connection may be down before its NIC gives up, where `retries` is
+    /// the provider's retry count; `None`: for any time.
+    pub fn retry_time(&self, retries: u8) -> Option<Duration> {
+        match self.transport {
+            Transport::Rc => self.path.retry_time(retries),
+            Transport::Ud { .. } => None,
+        }
+    }
+}
+
 /// Whose port a datagram is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum AhAttr {
     /// A virtual NIC that is linked into its process, by its number; in headers of datagrams the
     /// last eight bytes of its GID.
     Node(u64),
@@ -230,7 +242,7 @@ pub(crate) trait Nic: Send + Sync {
     /// Readies a queue pair to send datagrams and to receive those with `qkey`; as [`Nic::connect_qp`].
     fn activate_qp(&self, qpn: u32, psn: u32, qkey: u32) -> Result<()>;
     /// Makes a port known to which datagrams go.
-    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah>;
+    fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah>;
     fn destroy_ah(&self, id: u64);
     /// To the error state, from any other. Answers whether what is outstanding is flushed: not by
     /// a NIC that is gone, which will never write an entry again.

@@ -107,7 +107,7 @@ impl PathSettings {
 
     /// The longest time that a NIC takes to fail work for a silent peer; `retries` is the retry
     /// count if these settings have none. `None`: it never does.
-    pub fn patience(&self, retries: u8) -> Option<Duration> {
+    pub fn retry_time(&self, retries: u8) -> Option<Duration> {
         let timeout = (self.ack_timeout > 0).then(|| 4096_u64 << self.ack_timeout)?;
         let times = 1 + u64::from(self.retry_count.unwrap_or(retries));
         // A NIC may take four times as long for each.
@@ -208,20 +208,20 @@ mod tests {
     }
 
     #[test]
-    fn patience_is_four_times_what_retries_take() {
+    fn retry_time_is_four_times_what_retries_take() {
         let env = |_: &str| None;
         let settings = PathSettings::of(&PathConfig::default(), env).unwrap();
         let nominal = Duration::from_nanos(4096 << 15) * 8;
-        assert_eq!(settings.patience(7), Some(4 * nominal));
+        assert_eq!(settings.retry_time(7), Some(4 * nominal));
         let never = PathSettings {
             ack_timeout: 0,
             ..settings
         };
-        assert_eq!(never.patience(7), None);
+        assert_eq!(never.retry_time(7), None);
         let longest = PathSettings {
             ack_timeout: 31,
             ..settings
         };
-        assert!(longest.patience(7) > Some(Duration::from_secs(3600)));
+        assert!(longest.retry_time(7) > Some(Duration::from_secs(3600)));
     }
 }

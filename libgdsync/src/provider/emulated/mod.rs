@@ -20,8 +20,8 @@ use self::nodes::Nodes;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
-    Access, Ah, Events, Layout, MrKeys, Nic, PathSettings, PdId, PortAddress, Provider, QpAddress,
-    QpMade, QpObjects, QpRings, RETRIES, Report, Transport, Way,
+    Access, Ah, AhAttr, Events, Layout, MrKeys, Nic, PathSettings, PdId, PortAddress, Provider,
+    QpAddress, QpMade, QpObjects, QpRings, RETRIES, Report, Transport,
 };
 use crate::status::Status;
 
@@ -398,11 +398,8 @@ impl Nic for EmulatedNic {
         });
         let (qpn, owned) = objects.map_err(fail)?;
         let cqs = [owned.send_cq, owned.recv_cq].map(|cq| cq.0 as usize);
-        let patience = match rings.transport {
-            Transport::Rc => rings.path.patience(RETRIES),
-            Transport::Ud { .. } => None,
-        };
-        self.events.add(qpn, cqs.into(), 1, patience);
+        self.events
+            .add(qpn, cqs.into(), 1, rings.retry_time(RETRIES));
         self.qps().insert(qpn, owned);
         Ok(QpMade {
             objects: QpObjects { qpn, start },
@@ -451,8 +448,8 @@ impl Nic for EmulatedNic {
         self.modify(qpn, &states, "activate")
     }
 
-    fn create_ah(&self, _: PdId, to: &Way) -> Result<Ah> {
-        let Way::Node(node) = to else {
+    fn create_ah(&self, _: PdId, to: &AhAttr) -> Result<Ah> {
+        let AhAttr::Node(node) = to else {
             let what = "a port of a NIC that is not linked into its process";
             return Err(Error::new("name destination", Kind::Invalid, what));
         };

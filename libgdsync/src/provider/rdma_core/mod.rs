@@ -34,8 +34,8 @@ use self::qp::QpParts;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
-    Access, Ah, Layout, MrKeys, Nic, NicChoice, PathConfig, PathSettings, PdId, PortAddress,
-    Provider, QpAddress, QpMade, QpObjects, QpRings, RETRIES, Report, Transport, Way,
+    Access, Ah, AhAttr, Layout, MrKeys, Nic, NicChoice, PathConfig, PathSettings, PdId,
+    PortAddress, Provider, QpAddress, QpMade, QpObjects, QpRings, RETRIES, Report,
 };
 use crate::status::Status;
 
@@ -150,7 +150,7 @@ impl RdmaCoreNic {
     }
 
     /// An address handle for a port.
-    pub(super) fn handle(&self, pd: PdId, to: &Way) -> Result<Handle> {
+    pub(super) fn handle(&self, pd: PdId, to: &AhAttr) -> Result<Handle> {
         let attr = path::ah_attr(&self.port, to, &PathConfig::default().resolve()?)?;
         let pd = self.pd(pd, "name destination")?;
         // SAFETY: a protection domain of this context, which destinations hold.
@@ -275,12 +275,13 @@ impl Nic for RdmaCoreNic {
         self.init(&parts, OPERATION)?;
         // SAFETY: mapped until the process ends, as contexts stay open.
         let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
-        let patience = match rings.transport {
-            Transport::Rc => rings.path.patience(RETRIES),
-            Transport::Ud { .. } => None,
-        };
         let events = &self.context.events;
-        events.add(qpn, parts.objects(), self.port.number, patience);
+        events.add(
+            qpn,
+            parts.objects(),
+            self.port.number,
+            rings.retry_time(RETRIES),
+        );
         let parts = Arc::new(Mutex::new(Some(parts)));
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
@@ -301,7 +302,7 @@ impl Nic for RdmaCoreNic {
         self.bring_up(qpn, path::active(psn), "activate")
     }
 
-    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah> {
+    fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah> {
         let handle = self.handle(pd, to)?;
         let av = handle.address_vector()?;
         let mut alive = self.alive();

@@ -22,7 +22,7 @@ use super::context::{Context, check};
 use super::handle::Handle;
 use super::{RdmaCoreNic, path};
 use crate::gpu::{Gpu, Mapped};
-use crate::nic::{Access, Nic as _, PathConfig, PathSettings, QpAddress, Transport, Way};
+use crate::nic::{Access, AhAttr, Nic as _, PathConfig, PathSettings, QpAddress, Transport};
 use crate::ring::RingMemory as _;
 use crate::ring::cq::ENTRY;
 
@@ -287,7 +287,7 @@ impl VendorQp {
     }
 
     /// To the destination's port, as libmlx5 names it.
-    pub fn handle(&self, nic: &RdmaCoreNic, to: &Way) -> Handle {
+    pub fn handle(&self, nic: &RdmaCoreNic, to: &AhAttr) -> Handle {
         let attr = path::ah_attr(nic.port_used(), to, &settings()).unwrap();
         // SAFETY: a protection domain of this context, which is there as long as this.
         unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
@@ -324,7 +324,7 @@ impl VendorQp {
             check(answer, "connect", "the queue pair of libmlx5's").unwrap();
         }
         if let (Transport::Ud { .. }, Some(port)) = (self.transport, nic.port()) {
-            let to = Way::Port {
+            let to = AhAttr::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
                 service_level: None,

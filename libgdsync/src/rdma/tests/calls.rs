@@ -9,8 +9,8 @@ use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, MemoryKind, Region, Word32};
 use crate::memop::Condition;
 use crate::nic::{
-    Access, Ah, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade, QpObjects,
-    QpRings, Transport, Way,
+    Access, Ah, AhAttr, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade,
+    QpObjects, QpRings, Transport,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::verbs::QpCore;
@@ -56,8 +56,8 @@ impl Calls {
         };
         // Another thread holds a lock for a moment only. A lock of the calling thread stays held
         // during this call, so the first one that is found is waited for, and no later one.
-        let patience = if known { Duration::ZERO } else { LIMIT };
-        let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| !unlocks(&c, patience));
+        let limit = if known { Duration::ZERO } else { LIMIT };
+        let locked = |core: &Weak<QpCore>| core.upgrade().is_some_and(|c| !unlocks(&c, limit));
         let locked = cores.iter().any(locked);
         let mut seen = self.seen();
         seen.calls.push((call, locked));
@@ -130,7 +130,7 @@ impl Nic for LookingNic {
         create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
         connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
         activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
-        create_ah(pd: PdId, to: &Way) -> Result<Ah>;
+        create_ah(pd: PdId, to: &AhAttr) -> Result<Ah>;
         destroy_ah(id: u64);
         modify_to_error(qpn: u32) -> bool;
         reset_qp(qpn: u32) -> Result<()>;

@@ -8,8 +8,8 @@ use gds_step::Time;
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::nic::{
-    Access, Ah, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade, QpObjects,
-    QpRings, Report, Way,
+    Access, Ah, AhAttr, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade,
+    QpObjects, QpRings, Report,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::{Descriptor, Device, QpConfig, WaitOptions, Work};
@@ -69,7 +69,7 @@ impl Nic for OddNic {
         create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
         connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
         activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
-        create_ah(pd: PdId, to: &Way) -> Result<Ah>;
+        create_ah(pd: PdId, to: &AhAttr) -> Result<Ah>;
         destroy_ah(id: u64);
         reset_qp(qpn: u32) -> Result<()>;
         read_events(now: Time);

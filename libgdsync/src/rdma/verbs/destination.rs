@@ -9,7 +9,7 @@ use mlx5_prm::wqe::AvSeg;
 use super::pd::PdInner;
 use super::{GRH, Pd, Source, header};
 use crate::error::{Error, Kind, Result};
-use crate::nic::{Ah, Nic, QpAddress, Way};
+use crate::nic::{Ah, AhAttr, Nic, QpAddress};
 
 /// What the calls of this module are called in errors.
 const OPERATION: &str = "name destination";
@@ -104,15 +104,15 @@ impl Pd {
             let what = format!("a peer with packets of size {mtu}");
             return Err(invalid(what).limit(5u8));
         }
-        let way = match peer.port {
-            None => Way::Node(peer.node),
-            Some(port) => Way::Port {
+        let to = match peer.port {
+            None => AhAttr::Node(peer.node),
+            Some(port) => AhAttr::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
                 service_level: None,
             },
         };
-        self.name(peer.qpn, qkey, way, mtu)
+        self.name(peer.qpn, qkey, to, mtu)
     }
 
     /// The destination to answer to: whoever sent what was received
@@ -130,20 +130,20 @@ impl Pd {
             })?),
             false => None,
         };
-        let way = match (self.device().nic().port(), gid) {
+        let to = match (self.device().nic().port(), gid) {
             (None, Some([_, _, _, _, _, _, _, _, node @ ..])) => {
-                Way::Node(u64::from_be_bytes(node))
+                AhAttr::Node(u64::from_be_bytes(node))
             }
-            (_, gid) => Way::Port {
+            (_, gid) => AhAttr::Port {
                 lid: source.lid,
                 gid,
                 service_level: Some(source.service_level),
             },
         };
-        self.name(source.qpn, qkey, way, None)
+        self.name(source.qpn, qkey, to, None)
     }
 
-    fn name(&self, qpn: u32, qkey: u32, way: Way, mtu: Option<u8>) -> Result<Destination> {
+    fn name(&self, qpn: u32, qkey: u32, to: AhAttr, mtu: Option<u8>) -> Result<Destination> {
         if qpn > MAX_QPN {
             let what = format!("a peer with number {qpn:#x}");
             return Err(Error::new(OPERATION, Kind::Invalid, what).limit(MAX_QPN));
@@ -152,7 +152,7 @@ impl Pd {
         let nic = self.device().nic();
         let bytes = |mtu: u8| 128 << mtu;
         let own = nic.port().map_or(EMULATED_MTU, |port| bytes(port.mtu));
-        let mut ah = nic.create_ah(self.id(), &way)?;
+        let mut ah = nic.create_ah(self.id(), &to)?;
         ah.av.qkey = qkey.into();
         ah.av.dqp_dct = (AvSeg::EXTENDED | qpn).into();
         Ok(Destination(Arc::new(DestinationInner {

@@ -4,7 +4,7 @@ use super::request::{Kind, Request};
 use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
-use crate::nic::{Nic as _, PortAddress, QpAddress, Way};
+use crate::nic::{AhAttr, Nic as _, PortAddress, QpAddress};
 use crate::provider::rdma_core::tests::VendorQp;
 use crate::provider::rdma_core::{Handle, RdmaCoreNic};
 use crate::rdma::{Destination, GRH, Pd, Source};
@@ -38,7 +38,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
     let mut all: Vec<_> = ports
         .into_iter()
         .map(|port| {
-            let way = Way::Port {
+            let way = AhAttr::Port {
                 lid: port.lid,
                 gid: Some(port.gid),
                 service_level: None,
@@ -57,7 +57,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
             service_level: 11,
             grh: false,
         };
-        let way = Way::Port {
+        let way = AhAttr::Port {
             lid: source.lid,
             gid: None,
             service_level: Some(source.service_level),

@@ -3,13 +3,13 @@
 //!
 //! Where processors are few two threads that spin take turns at the scheduler's pace, twice for
 //! each message: to ring, and to be told. The GPU's thread is awake whenever a stream could post
-//! or wait, so as a deputy it costs one more look a round, and nothing is handed over.
+//! or wait, so there it costs one more look a round, and nothing is handed over.
 
 use std::sync::Arc;
 
 use gds_step::{Lane, Machine, MachineId, Step, Time};
 
-use super::thread::{Common, SharedLane};
+use super::thread::{Common, SharedRelay};
 use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
@@ -51,28 +51,28 @@ pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
 }
 
 /// A machine of the GPU's driver that looks at the rings of a NIC.
-struct Deputy {
+struct Poller {
     common: Arc<Common>,
-    lanes: Vec<SharedLane>,
+    relays: Vec<SharedRelay>,
     seen: Option<u32>,
 }
 
 /// Has the thread of `gpu` look at the rings from now on.
 pub(super) fn attach(common: &Arc<Common>) -> MachineId {
-    let deputy = Deputy {
+    let machine = Poller {
         common: Arc::clone(common),
-        lanes: Vec::new(),
+        relays: Vec::new(),
         seen: None,
     };
-    common.host().attach(Lane::Device, Box::new(deputy))
+    common.host().attach(Lane::Device, Box::new(machine))
 }
 
-impl Machine for Deputy {
+impl Machine for Poller {
     fn step(&mut self, now: Time) -> Step {
-        self.common.follow(&mut self.lanes, &mut self.seen);
+        self.common.follow(&mut self.relays, &mut self.seen);
         let mut busy = false;
-        for lane in &mut self.lanes {
-            busy |= lane.step(now) == Step::Progress;
+        for relay in &mut self.relays {
+            busy |= relay.step(now) == Step::Progress;
         }
         match busy {
             true => Step::Progress,

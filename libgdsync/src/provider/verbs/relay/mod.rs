@@ -32,7 +32,7 @@ const LONGEST: u16 = 1 << 15;
 /// Marks the numbers of receives.
 const RECEIVE: u64 = 1 << 63;
 
-/// The queues of verbs that stand behind a lane.
+/// The queues of verbs that stand behind a relay.
 pub(super) trait Queues: Send {
     /// Posts a send; 0, or an errno.
     fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int;
@@ -205,7 +205,7 @@ impl Side {
 }
 
 /// See the module.
-pub(super) struct Lane<Q> {
+pub(super) struct Relay<Q> {
     pub queues: Q,
     rings: Rings,
     limits: Limits,
@@ -222,11 +222,11 @@ pub(super) struct Lane<Q> {
     entry: Box<[u8; ENTRY_BYTES]>,
 }
 
-impl<Q: Queues> Lane<Q> {
-    pub fn new(queues: Q, rings: Rings, limits: Limits) -> Lane<Q> {
+impl<Q: Queues> Relay<Q> {
+    pub fn new(queues: Q, rings: Rings, limits: Limits) -> Relay<Q> {
         let blocks = rings.send.len() / BASIC_BLOCK;
         let slots = rings.recv.len() / rings.stride;
-        Lane {
+        Relay {
             queues,
             rings,
             limits,
@@ -242,7 +242,7 @@ impl<Q: Queues> Lane<Q> {
     }
 
     /// The same, of a queue pair of datagrams.
-    pub fn of_datagrams(mut self, handles: Arc<Handles>) -> Lane<Q> {
+    pub fn of_datagrams(mut self, handles: Arc<Handles>) -> Relay<Q> {
         self.handles = Some(handles);
         self
     }
@@ -531,7 +531,7 @@ impl<Q: Queues> Lane<Q> {
     }
 }
 
-impl<Q: Queues> Machine for Lane<Q> {
+impl<Q: Queues> Machine for Relay<Q> {
     fn step(&mut self, _now: Time) -> Step {
         match self.advance() {
             true => Step::Progress,
@@ -540,7 +540,7 @@ impl<Q: Queues> Machine for Lane<Q> {
     }
 
     fn name(&self) -> String {
-        format!("qp{:#x}.lane", self.rings.qpn)
+        format!("qp{:#x}.relay", self.rings.qpn)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A lane between rings that the library's own code fills and a device that does what the test
+//! A relay between rings that the library's own code fills and a device that does what the test
 //! says.
 
 use std::collections::VecDeque;
@@ -89,7 +89,7 @@ fn memory(len: usize) -> Mapped {
 }
 
 struct Rig {
-    lane: Lane<Fake>,
+    relay: Relay<Fake>,
     rings: Rings,
     /// Blocks, receives.
     posted: (u32, u32),
@@ -133,11 +133,11 @@ impl Rig {
             room: 1000,
             ..Fake::default()
         };
-        let mut lane = Lane::new(fake, rings, limits);
-        lane.up();
+        let mut relay = Relay::new(fake, rings, limits);
+        relay.up();
         let posted = (start, start);
         let rig = Rig {
-            lane,
+            relay,
             rings,
             posted,
         };
@@ -196,7 +196,7 @@ impl Rig {
     }
 
     fn run(&mut self) {
-        while self.lane.advance() {}
+        while self.relay.advance() {}
     }
 
     /// The counter of an entry, and why it failed if it did; `None`: not written.
@@ -250,13 +250,13 @@ fn entries_come_in_order_for_what_is_signaled() {
             rig.send(SendOpcode::NOP, true);
             rig.send(SendOpcode::SEND, true);
             rig.run();
-            assert_eq!(rig.lane.queues.sends.len(), 2);
+            assert_eq!(rig.relay.queues.sends.len(), 2);
             assert_eq!(rig.sends(told), []);
-            rig.lane.queues.finish(IBV_WC_SUCCESS);
+            rig.relay.queues.finish(IBV_WC_SUCCESS);
             rig.run();
             let nop = (first + 1) as u16;
             assert_eq!(rig.sends(told), [(nop, None)]);
-            rig.lane.queues.finish(IBV_WC_SUCCESS);
+            rig.relay.queues.finish(IBV_WC_SUCCESS);
             rig.run();
             assert_eq!(rig.sends(told), [(nop, None), (nop.wrapping_add(1), None)]);
             told += 2;
@@ -274,20 +274,20 @@ fn the_device_gets_no_more_than_it_takes() {
                 ..LIMITS
             },
         );
-        rig.lane.queues.room = room;
+        rig.relay.queues.room = room;
         for _ in 0..10 {
             rig.send(SendOpcode::SEND, true);
         }
         let mut told = 0;
         while told < 10 {
             rig.run();
-            assert_eq!(rig.lane.queues.sends.len(), 4.min(10 - told));
-            rig.lane.queues.finish(IBV_WC_SUCCESS);
+            assert_eq!(rig.relay.queues.sends.len(), 4.min(10 - told));
+            rig.relay.queues.finish(IBV_WC_SUCCESS);
             told += 1;
             rig.run();
             assert_eq!(rig.sends(0).len(), told);
         }
-        assert!(!rig.lane.queues.failed);
+        assert!(!rig.relay.queues.failed);
     }
 }
 
@@ -300,18 +300,18 @@ fn after_a_failure_everything_is_flushed_in_order() {
     rig.receive();
     rig.receive();
     rig.run();
-    rig.lane.queues.finish(IBV_WC_SUCCESS);
-    rig.lane.queues.finish(IBV_WC_REM_ACCESS_ERR);
+    rig.relay.queues.finish(IBV_WC_SUCCESS);
+    rig.relay.queues.finish(IBV_WC_REM_ACCESS_ERR);
     rig.run();
-    assert!(rig.lane.queues.failed);
+    assert!(rig.relay.queues.failed);
     let access = Some(Syndrome::REMOTE_ACCESS);
     // The first was not signaled and went well. Two are still at the device.
     assert_eq!(rig.sends(0), [(1, access)]);
-    rig.lane.queues.finish(IBV_WC_WR_FLUSH_ERR);
-    rig.lane.queues.finish(IBV_WC_WR_FLUSH_ERR);
+    rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
+    rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     // One more, which was posted when the device was free again.
-    while !rig.lane.queues.sends.is_empty() {
-        rig.lane.queues.finish(IBV_WC_WR_FLUSH_ERR);
+    while !rig.relay.queues.sends.is_empty() {
+        rig.relay.queues.finish(IBV_WC_WR_FLUSH_ERR);
     }
     rig.run();
     let rest = (2..8).map(|counter| (counter, FLUSH));
@@ -319,14 +319,14 @@ fn after_a_failure_everything_is_flushed_in_order() {
     assert_eq!(rig.sends(0), all);
     // Receives of this side have not failed yet; the device flushes them.
     assert_eq!(rig.receives(0), []);
-    rig.lane.queues.fill(IBV_WC_WR_FLUSH_ERR);
-    rig.lane.queues.fill(IBV_WC_WR_FLUSH_ERR);
+    rig.relay.queues.fill(IBV_WC_WR_FLUSH_ERR);
+    rig.relay.queues.fill(IBV_WC_WR_FLUSH_ERR);
     rig.receive();
     rig.send(SendOpcode::NOP, true);
     rig.run();
     assert_eq!(rig.receives(0), [(0, FLUSH), (1, FLUSH), (2, FLUSH)]);
     assert_eq!(rig.sends(7), [(8, FLUSH)]);
-    assert!(rig.lane.queues.sends.is_empty() && rig.lane.queues.receives.is_empty());
+    assert!(rig.relay.queues.sends.is_empty() && rig.relay.queues.receives.is_empty());
 }
 
 /// An entry that is none fails when its turn comes, as with a NIC, and puts the queue in error.
@@ -351,24 +351,24 @@ fn garbage_is_an_error_entry() {
         rig.bytes(&bytes);
         rig.send(SendOpcode::SEND, true);
         rig.run();
-        assert_eq!(rig.lane.queues.sends.len(), 1, "{what}");
+        assert_eq!(rig.relay.queues.sends.len(), 1, "{what}");
         assert_eq!(rig.sends(0), [], "{what}");
-        rig.lane.queues.finish(IBV_WC_SUCCESS);
+        rig.relay.queues.finish(IBV_WC_SUCCESS);
         rig.run();
         let bad = (1, Some(Syndrome::LOCAL_QP_OP));
         assert_eq!(rig.sends(0), [(0, None), bad, (2, FLUSH)], "{what}");
-        assert!(rig.lane.queues.failed, "{what}");
+        assert!(rig.relay.queues.failed, "{what}");
     }
 }
 
 #[test]
 fn what_the_device_refuses_is_an_error_entry() {
     let mut rig = Rig::new(0, LIMITS);
-    rig.lane.queues.refusal = libc::EINVAL;
+    rig.relay.queues.refusal = libc::EINVAL;
     rig.send(SendOpcode::SEND, false);
     rig.run();
     assert_eq!(rig.sends(0), [(0, Some(Syndrome::LOCAL_QP_OP))]);
-    assert!(rig.lane.queues.failed);
+    assert!(rig.relay.queues.failed);
 }
 
 #[test]
@@ -378,83 +378,83 @@ fn receives_are_posted_as_far_as_the_record_says() {
         rig.receive();
     }
     rig.run();
-    assert_eq!(rig.lane.queues.receives.len(), 4);
+    assert_eq!(rig.relay.queues.receives.len(), 4);
     for i in 0..6 {
-        rig.lane.queues.fill(IBV_WC_SUCCESS);
+        rig.relay.queues.fill(IBV_WC_SUCCESS);
         rig.run();
         assert_eq!(rig.receives(i), [(i as u16, None)]);
     }
     // A failed receive is an error of the queue pair.
     rig.receive();
     rig.run();
-    rig.lane.queues.fill(IBV_WC_LOC_LEN_ERR);
+    rig.relay.queues.fill(IBV_WC_LOC_LEN_ERR);
     rig.run();
     assert_eq!(rig.receives(6), [(6, Some(Syndrome::LOCAL_LENGTH))]);
-    assert!(rig.lane.queues.failed);
+    assert!(rig.relay.queues.failed);
 }
 
 #[test]
-fn a_lane_awaits_what_streams_have_not_posted() {
+fn a_relay_awaits_what_streams_have_not_posted() {
     for start in [0, u32::from(u16::MAX) - 1] {
         let mut rig = Rig::new(start, LIMITS);
-        assert!(!rig.lane.awaits());
-        rig.lane.expect(start + 2, start + 1);
+        assert!(!rig.relay.awaits());
+        rig.relay.expect(start + 2, start + 1);
         rig.send(SendOpcode::SEND, true);
         rig.send(SendOpcode::SEND, true);
-        assert!(rig.lane.awaits());
+        assert!(rig.relay.awaits());
         rig.receive();
-        assert!(!rig.lane.awaits());
+        assert!(!rig.relay.awaits());
         // The CPU posts more.
         rig.send(SendOpcode::SEND, true);
-        assert!(!rig.lane.awaits());
-        rig.lane.down();
-        assert!(!rig.lane.awaits());
+        assert!(!rig.relay.awaits());
+        rig.relay.down();
+        assert!(!rig.relay.awaits());
     }
 }
 
 /// Completions of a former connection are no news.
 #[test]
-fn a_lane_that_was_down_begins_anew() {
+fn a_relay_that_was_down_begins_anew() {
     let mut rig = Rig::new(0, LIMITS);
     rig.send(SendOpcode::SEND, true);
     rig.send(SendOpcode::SEND, true);
     rig.run();
-    rig.lane.down();
-    rig.lane.queues.finish(IBV_WC_SUCCESS);
+    rig.relay.down();
+    rig.relay.queues.finish(IBV_WC_SUCCESS);
     rig.run();
     assert_eq!(rig.sends(0), []);
-    rig.lane.queues.sends.clear();
+    rig.relay.queues.sends.clear();
     rig.posted = (0, 0);
     rig.send(SendOpcode::SEND, true);
-    rig.lane.up();
+    rig.relay.up();
     rig.run();
     assert_eq!(rig.sends(0), []);
-    rig.lane.queues.finish(IBV_WC_SUCCESS);
+    rig.relay.queues.finish(IBV_WC_SUCCESS);
     rig.run();
     assert_eq!(rig.sends(0), [(0, None)]);
-    assert_eq!(rig.lane.positions(), (1, 0));
+    assert_eq!(rig.relay.positions(), (1, 0));
 }
 
 /// What the device told of it takes no room in its completion queue that the next one needs.
 #[test]
-fn a_lane_that_goes_down_takes_what_was_told() {
+fn a_relay_that_goes_down_takes_what_was_told() {
     let mut rig = Rig::new(0, LIMITS);
     for _ in 0..BATCH + 1 {
-        rig.lane.queues.done.push_back(ibv_wc::default());
+        rig.relay.queues.done.push_back(ibv_wc::default());
     }
-    rig.lane.down();
-    assert_eq!(rig.lane.queues.done.len(), 0);
+    rig.relay.down();
+    assert_eq!(rig.relay.queues.done.len(), 0);
 }
 
 /// A queue of the longest kind that streams are going to fill.
 #[test]
-fn a_lane_awaits_as_much_as_there_may_be() {
+fn a_relay_awaits_as_much_as_there_may_be() {
     for start in [0, 7, u32::from(u16::MAX)] {
         let mut rig = Rig::new(start, LIMITS);
-        rig.lane.expect(start.wrapping_add(1 << 15), start);
-        assert!(rig.lane.awaits());
-        rig.lane.expect(start, start.wrapping_add(1 << 15));
-        assert!(rig.lane.awaits());
+        rig.relay.expect(start.wrapping_add(1 << 15), start);
+        assert!(rig.relay.awaits());
+        rig.relay.expect(start, start.wrapping_add(1 << 15));
+        assert!(rig.relay.awaits());
     }
 }
 
@@ -462,11 +462,11 @@ fn a_lane_awaits_as_much_as_there_may_be() {
 #[test]
 fn a_device_that_is_found_gone_keeps_nothing() {
     let mut rig = Rig::new(0, LIMITS);
-    rig.lane.queues.gone = true;
+    rig.relay.queues.gone = true;
     rig.send(SendOpcode::SEND, true);
     rig.send(SendOpcode::SEND, true);
     rig.run();
-    rig.lane.fail();
+    rig.relay.fail();
     rig.run();
     let gone = Some(translate::UNNAMED);
     assert_eq!(rig.sends(0), [(0, gone), (1, FLUSH)]);
@@ -482,9 +482,9 @@ fn a_device_that_is_gone_keeps_nothing() {
     rig.receive();
     rig.receive();
     rig.run();
-    rig.lane.queues.finish(IBV_WC_SUCCESS);
+    rig.relay.queues.finish(IBV_WC_SUCCESS);
     rig.run();
-    rig.lane.lose();
+    rig.relay.lose();
     rig.run();
     let gone = Some(translate::UNNAMED);
     let flushed = (2..6).map(|counter| (counter, FLUSH));
@@ -521,15 +521,15 @@ fn any_bytes_come_to_an_end() {
         rig.ring();
         for _ in 0..100 {
             rig.run();
-            while !rig.lane.queues.sends.is_empty() {
-                rig.lane.queues.finish(IBV_WC_SUCCESS);
+            while !rig.relay.queues.sends.is_empty() {
+                rig.relay.queues.finish(IBV_WC_SUCCESS);
             }
-            while !rig.lane.queues.receives.is_empty() {
-                rig.lane.queues.fill(IBV_WC_WR_FLUSH_ERR);
+            while !rig.relay.queues.receives.is_empty() {
+                rig.relay.queues.fill(IBV_WC_WR_FLUSH_ERR);
             }
         }
-        assert!(!rig.lane.advance());
-        let (sends, receives) = rig.lane.positions();
+        assert!(!rig.relay.advance());
+        let (sends, receives) = rig.relay.positions();
         assert!(sends <= rig.posted.0 && receives <= rig.posted.1);
     }
 }
