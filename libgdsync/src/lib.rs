@@ -69,7 +69,7 @@
 //! have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
-//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`,
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,
 //! `GDS_FAULTS`, the settings of [`PathConfig`](rdma::PathConfig) and the paths of libraries: see
 //! `docs/env.md`.
 

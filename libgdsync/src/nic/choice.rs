@@ -32,26 +32,31 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Each by its name; the first is what an environment that says nothing means.
-    const ALL: [(&'static str, Provider); 4] = [
-        ("auto", Provider::Auto),
-        ("rdma_core", Provider::RdmaCore),
-        ("proxy", Provider::Proxy),
-        ("emulated", Provider::Emulated),
-    ];
+    const VARIABLE: env::Variable<Provider> = env::Variable {
+        name: "GDS_PROVIDER",
+        former_name: None,
+        words: &[
+            ("auto", Provider::Auto),
+            ("mlx5", Provider::RdmaCore),
+            ("verbs", Provider::Proxy),
+            ("emulated", Provider::Emulated),
+        ],
+        former_words: &[("rdma_core", "mlx5"), ("proxy", "verbs")],
+    };
 
     /// What the environment makes of `Auto`.
     pub(crate) fn resolve(self) -> Result<Provider> {
         match self {
-            Provider::Auto => env::choice("GDS_PROVIDER", &Provider::ALL),
+            Provider::Auto => Provider::VARIABLE.read(),
             other => Ok(other),
         }
     }
 }
 
+/// As the environment calls it: `mlx5`, `verbs`.
 impl fmt::Display for Provider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut all = Provider::ALL.iter();
+        let mut all = Provider::VARIABLE.words.iter();
         f.write_str(
             all.find(|(_, one)| one == self)
                 .map_or("", |(name, _)| name),

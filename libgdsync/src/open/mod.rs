@@ -1,10 +1,10 @@
 //! Opening a NIC: which provider drives it, by what a program or the environment says, else the
 //! first that works; and the lanes of a GPU. The only place that knows providers and verbs objects.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 use crate::nic::{DeviceOptions, GID_INDEX, LANES, Nic, NicChoice, Provider};
@@ -217,17 +217,12 @@ fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
 
 /// Says once for each process what was passed over for what. That nothing is there is no news.
 fn report(passed_over: &[String], taken: Provider, absent: bool) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     for why in passed_over {
         let news = format!("{taken} is used, not {why}");
-        if told.contains(&news) {
-            continue;
+        match (env::first_time(&news), absent) {
+            (false, _) => {}
+            (true, true) => tracing::info!(target: "gdsync", "{news}"),
+            (true, false) => tracing::warn!(target: "gdsync", "{news}"),
         }
-        match absent {
-            true => tracing::info!(target: "gdsync", "{news}"),
-            false => tracing::warn!(target: "gdsync", "{news}"),
-        }
-        told.insert(news);
     }
 }

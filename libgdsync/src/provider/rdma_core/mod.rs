@@ -40,7 +40,7 @@ use crate::nic::{
 use crate::status::Status;
 
 /// What opening is called in errors.
-const OPEN: &str = "open rdma_core device";
+const OPEN: &str = "open mlx5 device";
 
 /// Pages of the host, which queues have to begin with.
 const PAGE: usize = 4096;

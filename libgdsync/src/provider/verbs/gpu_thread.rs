@@ -10,7 +10,7 @@ use std::sync::Arc;
 use gds_step::{Lane, Machine, MachineId, Step, Time};
 
 use super::thread::{Common, SharedRelay};
-use crate::env;
+use crate::env::Variable;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
 
@@ -24,22 +24,30 @@ enum Choice {
     Gpu,
 }
 
-/// Whether the thread of `gpu` shall look at the rings, as `GDS_PROXY_THREAD` says.
+const THREAD: Variable<Choice> = Variable {
+    name: "GDS_VERBS_THREAD",
+    former_name: Some("GDS_PROXY_THREAD"),
+    words: &[
+        ("auto", Choice::Auto),
+        ("own", Choice::Own),
+        ("gpu", Choice::Gpu),
+    ],
+    former_words: &[],
+};
+
+/// Whether the thread of `gpu` shall look at the rings, as `GDS_VERBS_THREAD` says.
 ///
 /// # Errors
 /// `Invalid` for what the variable cannot be, `Unsupported` if the GPU has no such thread.
 pub(super) fn wanted(gpu: &Gpu) -> Result<bool> {
-    const NAME: &str = "GDS_PROXY_THREAD";
-    let known = [
-        ("auto", Choice::Auto),
-        ("own", Choice::Own),
-        ("gpu", Choice::Gpu),
-    ];
     let soft = gpu.runtime_name() == "soft";
-    match env::choice(NAME, &known)? {
+    match THREAD.read()? {
         Choice::Own => Ok(false),
         Choice::Gpu if !soft => {
-            let what = format!("{NAME}=gpu, on a GPU that is no thread of this process");
+            let what = format!(
+                "{}=gpu, on a GPU that is no thread of this process",
+                THREAD.name
+            );
             Err(Error::new(super::OPEN, Kind::Unsupported, what))
         }
         Choice::Gpu => Ok(true),

@@ -41,7 +41,7 @@ use crate::nic::{
 };
 
 /// What opening is called in errors.
-const OPEN: &str = "open proxy device";
+const OPEN: &str = "open verbs device";
 
 /// How often a silent peer is asked again. Seven times is for ever to a device of the kernel's.
 const RETRIES: u8 = 6;

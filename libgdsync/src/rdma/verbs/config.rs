@@ -2,10 +2,32 @@
 
 use std::time::Duration;
 
-use crate::env;
+use crate::env::Variable;
 use crate::error::Result;
 use crate::gpu::{MemoryKind, Word32};
 use crate::nic::{Access, PathConfig, Transport};
+
+const LOWER: Variable<Lowering> = Variable {
+    name: "GDS_LOWER",
+    former_name: None,
+    words: &[
+        ("auto", Lowering::Auto),
+        ("memops", Lowering::MemOps),
+        ("kernel", Lowering::Kernel),
+    ],
+    former_words: &[],
+};
+
+const DOORBELL: Variable<Endpoint> = Variable {
+    name: "GDS_DOORBELL",
+    former_name: Some("GDS_ENDPOINT"),
+    words: &[
+        ("auto", Endpoint::Ring),
+        ("direct", Endpoint::Ring),
+        ("cpu-thread", Endpoint::Proxy),
+    ],
+    former_words: &[("ring", "direct"), ("proxy", "cpu-thread")],
+};
 
 /// How doorbells and waits become work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -26,14 +48,7 @@ impl Lowering {
     /// What the environment makes of `Auto`.
     pub(in crate::rdma) fn resolve(self) -> Result<Lowering> {
         match self {
-            Lowering::Auto => env::choice(
-                "GDS_LOWER",
-                &[
-                    ("auto", Lowering::Auto),
-                    ("memops", Lowering::MemOps),
-                    ("kernel", Lowering::Kernel),
-                ],
-            ),
+            Lowering::Auto => LOWER.read(),
             other => Ok(other),
         }
     }
@@ -47,7 +62,7 @@ pub enum Endpoint {
     Ring,
     /// A CPU thread, on a word that the stream writes: possible with any NIC.
     Proxy,
-    /// What the environment (`GDS_ENDPOINT`) says, or the ring.
+    /// What the environment (`GDS_DOORBELL`) says, or the stream.
     #[default]
     Auto,
 }
@@ -55,14 +70,7 @@ pub enum Endpoint {
 impl Endpoint {
     pub(in crate::rdma) fn resolve(self) -> Result<Endpoint> {
         match self {
-            Endpoint::Auto => env::choice(
-                "GDS_ENDPOINT",
-                &[
-                    ("auto", Endpoint::Ring),
-                    ("ring", Endpoint::Ring),
-                    ("proxy", Endpoint::Proxy),
-                ],
-            ),
+            Endpoint::Auto => DOORBELL.read(),
             other => Ok(other),
         }
     }
