@@ -156,7 +156,7 @@ pub enum Endpoint {
     Ring,
     /// A CPU thread on its behalf.
     Proxy,
-    /// As GDS_ENDPOINT says, or the stream.
+    /// As GDS_DOORBELL says, or the stream.
     #[default]
     Auto,
 }

@@ -63,7 +63,7 @@ fi
 GDS_REQUIRE=cuda
 GDS_GPU=cuda
 export GDS_REQUIRE GDS_GPU
-unset CUDA_DEVICE_MAX_CONNECTIONS GDS_LOWER GDS_PROVIDER GDS_ENDPOINT GDS_LAPS
+unset CUDA_DEVICE_MAX_CONNECTIONS GDS_LOWER GDS_PROVIDER GDS_DOORBELL GDS_ENDPOINT GDS_LAPS
 
 say "$(cd "$here" && sha256sum conformance mpbench gdsync-doctor)"
 say "$(uname -sr), $(nproc) CPUs, $(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)"

@@ -32,27 +32,24 @@ const ON_CUDA: &str = "cuda ";
 
 /// What is run: words behind `--over`, and laps of each ring.
 const RUNS: [(&[&str], &str); 16] = [
-    (&["rdma_core", "gdsync"], "20"),
-    (&["rdma_core", "matrix"], "4"),
-    (&["rdma_core", "mp", "--gpu", "soft"], "1"),
-    (&["proxy", "gdsync"], "20"),
-    (&["proxy", "matrix"], "4"),
-    (&["proxy", "mp", "--gpu", "soft"], "1"),
+    (&["mlx5", "gdsync"], "20"),
+    (&["mlx5", "matrix"], "4"),
+    (&["mlx5", "mp", "--gpu", "soft"], "1"),
+    (&["verbs", "gdsync"], "20"),
+    (&["verbs", "matrix"], "4"),
+    (&["verbs", "mp", "--gpu", "soft"], "1"),
     // Addressed by GID.
-    (&["rdma_core", "--link", "roce", "matrix"], "4"),
-    (&["proxy", "--link", "roce", "matrix"], "4"),
+    (&["mlx5", "--link", "roce", "matrix"], "4"),
+    (&["verbs", "--link", "roce", "matrix"], "4"),
     // Headers of IPv4.
-    (&["rdma_core", "--link", "roce", "gdsync", "datagram"], "1"),
-    (&["proxy", "--link", "roce", "gdsync", "datagram"], "1"),
-    (
-        &["rdma_core", "--faults", FAULTS, "gdsync", "program:"],
-        "5",
-    ),
-    (&["proxy", "--faults", FAULTS, "gdsync", "program:"], "5"),
-    (&["rdma_core", "--faults", DISORDER, "mp", "--few"], "1"),
-    (&["proxy", "--link", "roce", "mp", "--few"], "1"),
-    (&["rdma_core", "gdsync", ON_CUDA], "2"),
-    (&["proxy", "gdsync", ON_CUDA], "2"),
+    (&["mlx5", "--link", "roce", "gdsync", "datagram"], "1"),
+    (&["verbs", "--link", "roce", "gdsync", "datagram"], "1"),
+    (&["mlx5", "--faults", FAULTS, "gdsync", "program:"], "5"),
+    (&["verbs", "--faults", FAULTS, "gdsync", "program:"], "5"),
+    (&["mlx5", "--faults", DISORDER, "mp", "--few"], "1"),
+    (&["verbs", "--link", "roce", "mp", "--few"], "1"),
+    (&["mlx5", "gdsync", ON_CUDA], "2"),
+    (&["verbs", "gdsync", ON_CUDA], "2"),
 ];
 
 /// Whether rdma-core is installed.
@@ -74,6 +71,7 @@ fn run(words: &[&str], laps: &str) -> Result<(), Failed> {
         .args(["--color", "never"])
         .env("GDS_LAPS", laps)
         .env_remove("GDS_LOWER")
+        .env_remove("GDS_DOORBELL")
         .env_remove("GDS_ENDPOINT")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());

@@ -23,6 +23,7 @@ fn the_trials_of_cuda_pass_on_a_stand_in() {
         .env_remove("CUDA_DEVICE_MAX_CONNECTIONS")
         .env_remove("GDS_LOWER")
         .env_remove("GDS_PROVIDER")
+        .env_remove("GDS_DOORBELL")
         .env_remove("GDS_ENDPOINT")
         .env(LIBRARY, library)
         .env("GDS_REQUIRE", "cuda")

@@ -68,10 +68,11 @@
 //! have a thread of their own, and the proxy one where it is used.
 //!
 //! # Environment
-//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_ENDPOINT`, `GDS_NIC`,
+//! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,
 //! `GDS_FAULTS`, the settings of [`PathConfig`](rdma::PathConfig) and the paths of libraries: see
 //! `docs/env.md`.
 
+mod env;
 mod error;
 pub mod gpu;
 #[doc(hidden)]
@@ -83,6 +84,8 @@ pub mod launcher {
 pub mod memop;
 #[doc(hidden)]
 pub mod mutant;
+mod nic;
+mod open;
 mod provider;
 pub mod rdma;
 mod ring;
@@ -92,7 +95,6 @@ mod testing;
 #[cfg(test)]
 #[path = "../tests/virtual_nic/mod.rs"]
 mod virtual_nic;
-mod watch;
 
 pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};

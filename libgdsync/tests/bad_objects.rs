@@ -418,6 +418,7 @@ fn in_child(name: &str, value: &str) -> String {
     let out = Command::new(exe)
         .args(["--exact", "child", "--ignored", "--nocapture"])
         .env_remove("GDS_LOWER")
+        .env_remove("GDS_DOORBELL")
         .env_remove("GDS_ENDPOINT")
         .env(name, value)
         .output()
@@ -452,12 +453,16 @@ fn settings_from_the_environment() {
         ("GDS_LOWER", "auto", "made MemOps Ring"),
         ("GDS_LOWER", "memops", "made MemOps Ring"),
         ("GDS_LOWER", "kernel", "made Kernel Ring"),
+        ("GDS_DOORBELL", "auto", "made MemOps Ring"),
+        ("GDS_DOORBELL", "direct", "made MemOps Ring"),
+        ("GDS_DOORBELL", "cpu-thread", "made MemOps Proxy"),
         ("GDS_ENDPOINT", "auto", "made MemOps Ring"),
         ("GDS_ENDPOINT", "ring", "made MemOps Ring"),
         ("GDS_ENDPOINT", "proxy", "made MemOps Proxy"),
         ("GDS_LOWER", "nonsense", "refused Invalid"),
         ("GDS_LOWER", "", "refused Invalid"),
         ("GDS_LOWER", "MEMOPS", "refused Invalid"),
+        ("GDS_DOORBELL", "rdma", "refused Invalid"),
         ("GDS_ENDPOINT", "rdma", "refused Invalid"),
     ] {
         let text = in_child(name, value);

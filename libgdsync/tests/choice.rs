@@ -162,7 +162,7 @@ fn a_nic_that_was_named_is_not_replaced() {
     assert_eq!(e.kind(), Kind::Absent);
     assert!(e.to_string().contains("mlx5_7"), "{e}");
     let device = Device::open_with(&gpu, &named("mlx5_0:1")).unwrap();
-    assert_eq!(device.name(), "rdma_core mlx5_0:1");
+    assert_eq!(device.name(), "mlx5 mlx5_0:1");
 }
 
 #[test]
@@ -184,14 +184,29 @@ fn the_environment_forces_the_virtual_one() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn the_environment_forces_a_thread() {
-    inside!(&[("GDS_PROVIDER", "proxy")]);
+    inside!(&[("GDS_PROVIDER", "verbs")]);
     comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "", &[]);
+}
+
+#[test]
+#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+fn a_former_name_is_understood_with_one_warning() {
+    inside!(&[("GDS_PROVIDER", "proxy")]);
+    let (told, gpu) = (Told::listen(), Gpu::soft().unwrap());
+    for _ in 0..2 {
+        let device = Device::from_env(&gpu).unwrap();
+        assert_eq!(device.provider(), Provider::Proxy);
+    }
+    let warning = "WARN GDS_PROVIDER=proxy is now called GDS_PROVIDER=verbs";
+    let lines = told.lines();
+    let count = lines.iter().filter(|line| *line == warning).count();
+    assert_eq!(count, 1, "{lines:?}");
 }
 
 #[test]
 fn what_is_forced_is_not_replaced() {
     outside!(&[
-        ("GDS_PROVIDER", "rdma_core"),
+        ("GDS_PROVIDER", "mlx5"),
         ("GDS_IBVERBS_LIB", "/nowhere/libibverbs.so.1")
     ]);
     let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
@@ -200,10 +215,10 @@ fn what_is_forced_is_not_replaced() {
 
 #[test]
 fn a_provider_that_is_none() {
-    outside!(&[("GDS_PROVIDER", "mlx5")]);
+    outside!(&[("GDS_PROVIDER", "connectx")]);
     let e = Device::from_env(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
-    let said = "GDS_PROVIDER=mlx5: known are auto, rdma_core, proxy, emulated";
+    let said = "GDS_PROVIDER=connectx: known are auto, mlx5, verbs, emulated";
     assert!(e.to_string().contains(said), "{e}");
 }
 

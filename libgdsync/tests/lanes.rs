@@ -61,7 +61,7 @@ fn the_lanes_are_the_active_ports() {
     inside!(&FOUR);
     let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
     let all = ["mlx5_0:1", "mlx5_0:2", "mlx5_1:1", "mlx5_1:2"];
-    assert_eq!(names(&lanes), all.map(|name| format!("rdma_core {name}")));
+    assert_eq!(names(&lanes), all.map(|name| format!("mlx5 {name}")));
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn no_more_lanes_than_records_have_room_for() {
     inside!(&[("VMLX5_DEVICES", "3"), ("VMLX5_PORTS", "2")]);
     let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
     assert_eq!(lanes.count(), LANES);
-    assert_eq!(lanes.devices()[3].name(), "rdma_core mlx5_1:2");
+    assert_eq!(lanes.devices()[3].name(), "mlx5 mlx5_1:2");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn no_more_lanes_than_records_have_room_for() {
 fn a_port_that_is_down_is_no_lane() {
     inside!(&[FOUR[0], FOUR[1], ("VMLX5_FAULTS", "down=2:0s..1000s")]);
     let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
-    assert_eq!(names(&lanes), ["rdma_core mlx5_0:1", "rdma_core mlx5_1:1"]);
+    assert_eq!(names(&lanes), ["mlx5 mlx5_0:1", "mlx5 mlx5_1:1"]);
 }
 
 #[test]
@@ -87,10 +87,10 @@ fn the_environment_names_lanes_and_their_order() {
     inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_1:2,mlx5_0")]);
     let gpu = Gpu::soft().unwrap();
     let lanes = Lanes::from_env(&gpu).unwrap();
-    assert_eq!(names(&lanes), ["rdma_core mlx5_1:2", "rdma_core mlx5_0:1"]);
+    assert_eq!(names(&lanes), ["mlx5 mlx5_1:2", "mlx5 mlx5_0:1"]);
     // Who opens one device has the first lane.
     let device = Device::from_env(&gpu).unwrap();
-    assert_eq!(device.name(), "rdma_core mlx5_1:2");
+    assert_eq!(device.name(), "mlx5 mlx5_1:2");
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_nic_is_found_by_its_guid() {
     assert_ne!(guids[0], guids[1]);
     for (i, guid) in guids.iter().enumerate() {
         let device = open(NicName::Guid(*guid), Some(2)).unwrap();
-        assert_eq!(device.name(), format!("rdma_core mlx5_{i}:2"));
+        assert_eq!(device.name(), format!("mlx5 mlx5_{i}:2"));
     }
     let nobody = guids[0] ^ guids[1] ^ 1;
     let e = open(NicName::Guid(nobody), None).unwrap_err();
@@ -153,7 +153,7 @@ fn all_lanes_at_once_from_one_stream() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn all_lanes_at_once_by_proxy() {
-    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "proxy")]);
+    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")]);
     all_at_once();
 }
 
@@ -224,7 +224,7 @@ fn one_lane_fails_and_the_others_go_on() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn one_lane_fails_and_the_others_go_on_by_proxy() {
-    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "proxy")]);
+    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")]);
     one_fails();
 }
 
@@ -328,7 +328,7 @@ fn nics_of_different_kinds() {
     let names = names(&lanes);
     assert_eq!(
         (&*names[0], &*names[2]),
-        ("rdma_core mlx5_1:1", "proxy mlx5_0:2")
+        ("mlx5 mlx5_1:1", "verbs mlx5_0:2")
     );
     assert!(names[1].starts_with("emulated "), "{names:?}");
     let pd = lanes.alloc_pd().unwrap();

@@ -47,7 +47,7 @@ macro_rules! with_nics {
         outside!(&[
             ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
             ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
-            ("GDS_PROXY_THREAD", "own"),
+            ("GDS_VERBS_THREAD", "own"),
             ("ODD_NICS", $nics),
             $($var),*
         ]);
@@ -88,7 +88,7 @@ fn a_nic_without_an_identifier_is_passed_over() {
     with_nics!("closed_0,iwarp__0,roce___0");
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    assert_eq!(device.name(), "proxy roce___0:1");
+    assert_eq!(device.name(), "verbs roce___0:1");
     let named = gdsync::rdma::DeviceOptions {
         provider: Provider::Proxy,
         nic: Some("iwarp__0".parse().unwrap()),

@@ -13,9 +13,9 @@ use verbs_device::{LIMIT, Pair, finish, paths, pattern};
 use virtual_nic::inside;
 
 /// A thread of the NIC's looks at the rings.
-const OWN: virtual_nic::Vars = &[("GDS_PROXY_THREAD", "own")];
+const OWN: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "own")];
 /// The thread that is the GPU does.
-const GPU: virtual_nic::Vars = &[("GDS_PROXY_THREAD", "gpu")];
+const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
@@ -99,16 +99,16 @@ fn soft_roce_keeps_the_order_of_writes() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_unknown_thread_is_refused() {
-    inside!(&[("GDS_PROXY_THREAD", "none")]);
+    inside!(&[("GDS_VERBS_THREAD", "none")]);
     let error = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
-    assert!(error.to_string().contains("GDS_PROXY_THREAD"), "{error}");
+    assert!(error.to_string().contains("GDS_VERBS_THREAD"), "{error}");
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn roce_is_addressed_by_gid() {
-    inside!(&[("GDS_PROXY_THREAD", "own"), ("VMLX5_LINK", "roce")]);
+    inside!(&[("GDS_VERBS_THREAD", "own"), ("VMLX5_LINK", "roce")]);
     verbs_device::roce_is_addressed_by_gid(Device::proxy);
 }
 
@@ -137,13 +137,13 @@ fn a_stream_outlives_the_device() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn no_direct_verbs_are_needed() {
     inside!(&[
-        ("GDS_PROXY_THREAD", "own"),
+        ("GDS_VERBS_THREAD", "own"),
         ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
         ("GDS_NIC", "mlx5_0:1"),
     ]);
     let p = Pair::new(Device::proxy, &QpConfig::default());
     let name = p.a.device().name();
-    assert!(name.starts_with("proxy "), "{name}");
+    assert!(name.starts_with("verbs "), "{name}");
     let error = Device::rdma_core(&p.gpu).unwrap_err();
     assert_eq!(error.kind(), Kind::Absent);
 }

@@ -231,7 +231,7 @@ fn the_second_port_of_the_second_nic() {
         ("GDS_NIC", "mlx5_1:2")
     ]);
     let device = Device::rdma_core(&Gpu::soft().unwrap()).unwrap();
-    assert_eq!(device.name(), "rdma_core mlx5_1:2");
+    assert_eq!(device.name(), "mlx5 mlx5_1:2");
 }
 
 #[test]

@@ -112,7 +112,7 @@
 //! Contexts, memory, requests and bootstraps are `Send` and `Sync`: several threads may use one.
 //!
 //! # Environment
-//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_ENDPOINT`, `MP_TELL`, and the variables of the job:
+//! `GDS_GPU`, `GDS_PROVIDER`, `GDS_NIC`, `GDS_DOORBELL`, `MP_TELL`, and the variables of the job:
 //! see `docs/env.md`.
 
 pub mod bootstrap;

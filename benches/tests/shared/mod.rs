@@ -22,6 +22,7 @@ pub fn mpbench(gpu: &str, arguments: &[&str]) -> Command {
         .env("GDS_GPU", gpu)
         .env_remove("GDS_LOWER")
         .env_remove("GDS_PROVIDER")
+        .env_remove("GDS_DOORBELL")
         .env_remove("GDS_ENDPOINT")
         .env_remove("GDS_TRACE")
         .stdin(Stdio::null());

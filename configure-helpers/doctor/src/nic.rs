@@ -44,19 +44,13 @@ pub(crate) fn conclude(report: &Report) -> Nic<'_> {
     let direct = || usable(report, named.as_ref(), true);
     let any = || usable(report, named.as_ref(), false);
     let (driven, because) = match set("GDS_PROVIDER") {
-        Some("rdma_core") => match direct() {
-            Ok(device) => (
-                Driven::RdmaCore(device),
-                "GDS_PROVIDER=rdma_core".to_owned(),
-            ),
-            Err(why) => (
-                Driven::Nothing,
-                format!("GDS_PROVIDER=rdma_core, and {why}"),
-            ),
+        Some(said @ ("mlx5" | "rdma_core")) => match direct() {
+            Ok(device) => (Driven::RdmaCore(device), format!("GDS_PROVIDER={said}")),
+            Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
         },
-        Some("proxy") => match any() {
-            Ok(device) => (Driven::Proxy(device), "GDS_PROVIDER=proxy".to_owned()),
-            Err(why) => (Driven::Nothing, format!("GDS_PROVIDER=proxy, and {why}")),
+        Some(said @ ("verbs" | "proxy")) => match any() {
+            Ok(device) => (Driven::Proxy(device), format!("GDS_PROVIDER={said}")),
+            Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
         },
         Some("emulated") => (Driven::Emulated, "GDS_PROVIDER=emulated".to_owned()),
         None | Some("auto") => match (direct(), any(), &named, set("GDS_GID_INDEX")) {
@@ -71,7 +65,7 @@ pub(crate) fn conclude(report: &Report) -> Nic<'_> {
         },
         Some(other) => (
             Driven::Nothing,
-            format!("GDS_PROVIDER={other}, and known are auto, rdma_core, proxy, emulated"),
+            format!("GDS_PROVIDER={other}, and known are auto, mlx5, verbs, emulated"),
         ),
     };
     Nic { driven, because }
@@ -196,8 +190,8 @@ fn chosen(nic: &Nic<'_>) -> Use {
     Use {
         purpose: uses::NIC,
         choice: match nic.driven {
-            Driven::RdmaCore(device) => format!("rdma_core: {}, which streams ring", device.name),
-            Driven::Proxy(device) => format!("proxy: {}, by a CPU thread", device.name),
+            Driven::RdmaCore(device) => format!("mlx5: {}, which streams ring", device.name),
+            Driven::Proxy(device) => format!("verbs: {}, by a CPU thread", device.name),
             Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
             Driven::Nothing => uses::ERROR.to_owned(),
         },

@@ -316,7 +316,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
 
 #[test]
 fn what_is_requested_and_absent_is_an_error_with_a_remedy() {
-    let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "proxy")];
+    let nic = [("GDS_NIC", "mlx5_9"), ("GDS_PROVIDER", "verbs")];
     type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, &'a str);
     let cases: [Case; 7] = [
         (

@@ -49,17 +49,17 @@ const PORT: &str = "sys/class/infiniband/mlx5_0/ports/1/state";
 fn a_connectx_goes_before_all() {
     let tree = tree("complete");
     let said = nic(&tree, both("first"), &[]);
-    is(said, "rdma_core: mlx5_0", "software GPU ring it");
+    is(said, "mlx5: mlx5_0", "software GPU ring it");
     let gpus = [("NVIDIA H200", H200)];
     let with_gpu = || Libraries {
         cuda: vec![libcuda("libcuda-nic.so", &gpus, ("", 0)).into()],
         ..both("gpu")
     };
     let said = nic(&tree, with_gpu(), &[]);
-    is(said, "rdma_core: mlx5_0", "the GPU may ring it");
+    is(said, "mlx5: mlx5_0", "the GPU may ring it");
     tree.write("proc/driver/nvidia/params", "RegistryDwords: \"\"\n");
     let said = nic(&tree, with_gpu(), &[]);
-    is(said, "rdma_core: mlx5_0", "PeerMappingOverride is not set");
+    is(said, "mlx5: mlx5_0", "PeerMappingOverride is not set");
 }
 
 #[test]
@@ -70,14 +70,14 @@ fn without_direct_verbs_a_thread_drives_it() {
         ..both("verbs")
     };
     let said = nic(&tree, verbs, &[]);
-    is(said, "proxy: mlx5_0", "there is no usable libmlx5");
+    is(said, "verbs: mlx5_0", "there is no usable libmlx5");
     let old = library("libmlx5-few.so", &Mlx5::REQUIRED[1..]);
     let old = Libraries {
         mlx5: vec![old.into()],
         ..both("old")
     };
     let said = nic(&tree, old, &[]);
-    is(said, "proxy: mlx5_0", "libmlx5 is too old");
+    is(said, "verbs: mlx5_0", "libmlx5 is too old");
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn another_nic_is_driven_by_a_thread() {
     }
     tree.write("dev/infiniband/uverbs0", "device\n");
     let said = nic(&tree, both("rxe"), &[]);
-    is(said, "proxy: rxe0", "rxe0 is no ConnectX");
+    is(said, "verbs: rxe0", "rxe0 is no ConnectX");
     let said = told(&tree, both("other"));
     is(
         said,
@@ -128,8 +128,8 @@ fn the_virtual_one_comes_last() {
 fn what_is_named_is_not_replaced() {
     let tree = tree("complete");
     for (name, value, choice, because) in [
-        ("GDS_NIC", "mlx5_0:1", "rdma_core: mlx5_0", ""),
-        ("GDS_NIC", "mlx5_0:1,mlx5_7", "rdma_core: mlx5_0", ""),
+        ("GDS_NIC", "mlx5_0:1", "mlx5: mlx5_0", ""),
+        ("GDS_NIC", "mlx5_0:1,mlx5_7", "mlx5: mlx5_0", ""),
         (
             "GDS_NIC",
             "mlx5_7",
@@ -137,17 +137,12 @@ fn what_is_named_is_not_replaced() {
             "no RDMA device is called mlx5_7",
         ),
         ("GDS_NIC", "mlx5_0:2", "nothing", "mlx5_0 has no port 2"),
+        ("GDS_PROVIDER", "mlx5", "mlx5: mlx5_0", "GDS_PROVIDER=mlx5"),
         (
             "GDS_PROVIDER",
-            "rdma_core",
-            "rdma_core: mlx5_0",
-            "GDS_PROVIDER=rdma_core",
-        ),
-        (
-            "GDS_PROVIDER",
-            "proxy",
-            "proxy: mlx5_0",
-            "GDS_PROVIDER=proxy",
+            "verbs",
+            "verbs: mlx5_0",
+            "GDS_PROVIDER=verbs",
         ),
         (
             "GDS_PROVIDER",
@@ -157,15 +152,15 @@ fn what_is_named_is_not_replaced() {
         ),
         (
             "GDS_PROVIDER",
-            "mlx5",
+            "connectx",
             "nothing",
-            "known are auto, rdma_core, proxy, emulated",
+            "known are auto, mlx5, verbs, emulated",
         ),
     ] {
         let said = nic(&tree, both("named"), &[(name, value)]);
         is(said, choice, because);
     }
-    let said = nic(&tree, none(), &[("GDS_PROVIDER", "proxy")]);
+    let said = nic(&tree, none(), &[("GDS_PROVIDER", "verbs")]);
     is(said, "nothing", "there is no usable libibverbs");
 }
 
@@ -179,8 +174,8 @@ fn a_nic_is_named_by_its_guid_too() {
     // One without a port, which has no GUID either.
     guid("mlx5_1", "0000:0000:0000:0000\n");
     for (value, choice, because) in [
-        ("0x0002c903002f1190", "rdma_core: mlx5_0", ""),
-        ("0x2c903002F1190:1", "rdma_core: mlx5_0", ""),
+        ("0x0002c903002f1190", "mlx5: mlx5_0", ""),
+        ("0x2c903002F1190:1", "mlx5: mlx5_0", ""),
         ("0x0002c903002f1190:2", "nothing", "mlx5_0 has no port 2"),
         (
             "0x2c903002f1191",
@@ -197,7 +192,7 @@ fn a_nic_is_named_by_its_guid_too() {
 fn a_name_that_makes_no_sense_is_an_error_whoever_would_drive_it() {
     let tree = tree("complete");
     for value in ["", "mlx5_0:x", "mlx5_0:0", "0x0", "0x+1", "mlx5_0,,mlx5_1"] {
-        for provider in ["auto", "rdma_core", "proxy", "emulated"] {
+        for provider in ["auto", "mlx5", "verbs", "emulated"] {
             let set = [("GDS_NIC", value), ("GDS_PROVIDER", provider)];
             let said = nic(&tree, both("senseless"), &set);
             is(said, "nothing", &format!("GDS_NIC={value}: it is a NIC"));
@@ -218,7 +213,7 @@ fn what_is_said_of_gids_is_not_for_a_virtual_one() {
     let said = nic(&bare, none(), &[set[0], ("GDS_PROVIDER", "emulated")]);
     is(said, "emulated", "GDS_PROVIDER=emulated");
     let said = nic(&tree("complete"), both("gid"), &set);
-    is(said, "rdma_core: mlx5_0", "");
+    is(said, "mlx5: mlx5_0", "");
 }
 
 /// NICs in the tree of devices, by the bridge above each, and a GPU below the second bridge.
@@ -260,10 +255,10 @@ fn the_nearest_to_the_gpu_goes_before_others() {
     };
     let choice = |set: &[(&str, &str)]| nic(&tree, with_gpu(), set).0;
     // Of names, the shorter first.
-    assert!(choice(&[]).starts_with("rdma_core: mlx5_3,"));
+    assert!(choice(&[]).starts_with("mlx5: mlx5_3,"));
     // Nothing is nearer to a software GPU.
-    assert!(choice(&[("GDS_GPU", "soft")]).starts_with("rdma_core: mlx5_1,"));
+    assert!(choice(&[("GDS_GPU", "soft")]).starts_with("mlx5: mlx5_1,"));
     tree.write("sys/class/infiniband/mlx5_3/ports/1/state", "1: DOWN\n");
-    assert!(choice(&[]).starts_with("rdma_core: mlx5_20,"));
-    assert!(choice(&[("GDS_NIC", "mlx5_1")]).starts_with("rdma_core: mlx5_1,"));
+    assert!(choice(&[]).starts_with("mlx5: mlx5_20,"));
+    assert!(choice(&[("GDS_NIC", "mlx5_1")]).starts_with("mlx5: mlx5_1,"));
 }

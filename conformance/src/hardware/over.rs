@@ -14,7 +14,6 @@ use gdsync::rdma::Provider;
 
 use super::child;
 use super::gear::Verdict;
-use super::provider;
 
 const HELP: &str = "\
 usage: conformance --all [--few]
@@ -22,10 +21,10 @@ usage: conformance --all [--few]
 
   --all          gdsync, matrix and mp one after the other, over the NIC that GDS_PROVIDER and
                  GDS_NIC name
-  PROVIDER       emulated, rdma_core or proxy; the last two on libvmlx5.so, which lies beside this
+  PROVIDER       emulated, mlx5 or verbs; the last two on libvmlx5.so, which lies beside this
                  program
-  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib), for rdma_core
-                 and proxy
+  --link LINK    ib or roce: what the virtual NICs are plugged into (default: ib), for mlx5
+                 and verbs
   --faults WORDS what happens to frames of virtual NICs, as VMLX5_FAULTS has it
   --few          each setting of a matrix, in place of any two together
 
@@ -55,7 +54,7 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         "--over" => {
             let named = words.next()?;
             let all = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
-            all.into_iter().find(|p| provider::name(*p) == named)?
+            all.into_iter().find(|p| p.to_string() == named)?
         }
         _ => return None,
     };
@@ -131,7 +130,7 @@ fn process(asked: &Asked, kind: &str) -> Verdict<Command> {
     command
         .env_remove("GDS_NIC")
         .env_remove("GDS_GID_INDEX")
-        .env("GDS_PROVIDER", provider::name(asked.provider));
+        .env("GDS_PROVIDER", asked.provider.to_string());
     command.env_remove("GDS_FAULTS").env_remove("VMLX5_FAULTS");
     if let Some(faults) = &asked.faults {
         let name = match asked.provider {
@@ -177,17 +176,17 @@ mod tests {
 
     #[test]
     fn a_provider_and_what_to_run_over_it_are_understood() {
-        let all = asked("--over proxy --link roce --faults loss=0.01").unwrap();
+        let all = asked("--over verbs --link roce --faults loss=0.01").unwrap();
         assert_eq!(all.provider, Provider::Proxy);
         assert_eq!((all.link.as_str(), &all.kinds[..]), ("roce", &KINDS[..]));
         assert_eq!(all.faults.as_deref(), Some("loss=0.01"));
-        let one = asked("--over rdma_core mp --gpu soft --link ib").unwrap();
+        let one = asked("--over mlx5 mp --gpu soft --link ib").unwrap();
         assert_eq!((one.link.as_str(), &one.kinds[..]), ("ib", &["mp"][..]));
         assert_eq!(one.arguments, ["--gpu", "soft", "--link", "ib"]);
         let here = asked("--all --few").unwrap();
         assert_eq!((here.provider, here.kinds.len()), (Provider::Auto, 3));
         assert_eq!(here.arguments, ["--few"]);
-        for wrong in ["", "auto", "proxy --link", "proxy --link x", "proxy some"] {
+        for wrong in ["", "auto", "verbs --link", "verbs --link x", "verbs some"] {
             assert_eq!(asked(&format!("--over {wrong}")), None, "{wrong}");
         }
         assert_eq!(asked("--all --link ib"), None);

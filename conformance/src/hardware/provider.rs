@@ -46,19 +46,8 @@ pub fn chosen() -> Verdict<&'static Chosen> {
 pub fn check(device: &Device) -> Verdict {
     let (there, wanted) = (device.provider(), chosen()?.provider);
     ensure(there == wanted, || {
-        format!("over {}, in place of {}", name(there), name(wanted))
+        format!("over {there}, in place of {wanted}")
     })
-}
-
-/// A provider, as `GDS_PROVIDER` has it.
-pub fn name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Auto => "auto",
-        Provider::Emulated => "emulated",
-        Provider::RdmaCore => "rdma_core",
-        Provider::Proxy => "proxy",
-        other => panic!("{other:?} has no name here yet"),
-    }
 }
 
 /// First index of a queue pair that comes soon to where it wraps, as far as it may be chosen.

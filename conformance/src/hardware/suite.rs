@@ -78,7 +78,7 @@ impl Suite {
         let (runtime, provider) = (runtime.name(), self.chosen.provider);
         let title = match provider {
             Provider::Emulated => format!("{runtime} {title}"),
-            _ => format!("{runtime} {}: {title}", provider::name(provider)),
+            _ => format!("{runtime} {provider}: {title}"),
         };
         let trial = match Lack::of(provider, &title) {
             None => Trial::test(title, run),
@@ -117,7 +117,7 @@ impl Suite {
                 some => format!(" ({some} failed)"),
             };
             let skipped = conclusion.num_ignored;
-            let (provider, nic) = (provider::name(chosen.provider), &chosen.nic);
+            let (provider, nic) = (chosen.provider, &chosen.nic);
             println!(
                 "{provider} on {nic}: {name}: {run} run{failed}, {skipped} skipped, {unsupported} unsupported"
             );

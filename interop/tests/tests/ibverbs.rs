@@ -29,7 +29,7 @@ fn gdsync_opens_the_nic_that_was_picked() {
     let mut names: Vec<_> = nics.iter().map(|nic| name(&nic)).collect();
     for nic in &nics {
         let device = gdsync_ibverbs::open(&gpu, &nic).unwrap();
-        assert_eq!(device.name(), format!("rdma_core {}:1", name(&nic)));
+        assert_eq!(device.name(), format!("mlx5 {}:1", name(&nic)));
         let qp = device.alloc_pd().unwrap().create_qp(&QpConfig::default());
         let guid = gdsync_ibverbs::guid(nic.guid().unwrap());
         assert_eq!(qp.unwrap().address().node, guid);
@@ -55,7 +55,7 @@ fn messages_on_ethernet() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_by_the_proxy() {
-    inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "proxy")]);
+    inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "verbs")]);
     talk(Provider::Proxy);
 }
 

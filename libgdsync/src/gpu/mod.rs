@@ -18,9 +18,10 @@ pub mod soft;
 mod stream;
 mod waiting;
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use gds_step::Host;
 
@@ -28,7 +29,6 @@ use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
 use crate::memop::trace::Tracer;
 use crate::memop::{Batch, Caps, Op, legal};
-use crate::rdma::Flushers;
 
 pub use consistency::Consistency;
 pub(crate) use consistency::none as no_consistency;
@@ -72,7 +72,8 @@ struct GpuInner {
     tracer: Tracer,
     waiting: Waiting,
     adopted: Adopted,
-    flushers: Flushers,
+    /// See [`Gpu::companion`].
+    companion: OnceLock<Box<dyn Any + Send + Sync>>,
     modules: kernel::Loaded,
     /// The library's own kernels, in the order of [`Entry::ALL`]; empty if it has none here.
     kernels: Vec<Kernel>,
@@ -159,7 +160,7 @@ impl Gpu {
             tracer: Tracer::from_env()?,
             waiting,
             adopted: Adopted::default(),
-            flushers: Flushers::default(),
+            companion: OnceLock::new(),
             modules,
             kernels,
             wish,
@@ -221,9 +222,10 @@ impl Gpu {
         &self.0.waiting
     }
 
-    /// What flushes for streams that cannot.
-    pub(crate) fn flushers(&self) -> &Flushers {
-        &self.0.flushers
+    /// What the layer above keeps beside this GPU, which only holds it; of one type.
+    pub(crate) fn companion<T: Default + Send + Sync + 'static>(&self) -> &T {
+        let held = self.0.companion.get_or_init(|| Box::new(T::default()));
+        held.downcast_ref().expect("one type")
     }
 
     /// The consistency that the environment demands.

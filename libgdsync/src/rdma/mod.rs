@@ -9,47 +9,20 @@
 //! connection is connected with one peer and can do everything; datagrams are sends alone, each to a
 //! [`Destination`] of its own.
 
-mod address;
-mod build;
-#[cfg(test)]
-mod bytes;
-pub(crate) mod choice;
-mod config;
-mod core;
-#[cfg(test)]
-mod core_tests;
-mod destination;
-mod device;
-mod events;
-mod field;
-mod flusher;
-mod header;
-mod lanes;
+mod consistency;
 mod list;
-mod locked;
-mod lower;
+mod rails;
 #[cfg(test)]
-mod odd_nic;
-mod path;
-mod post;
-mod progress;
-mod qp;
-mod request;
-mod work;
+mod tests;
+mod verbs;
 
-pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
-pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
-pub(crate) use config::env_choice;
-pub use config::{Endpoint, Lowering, QpConfig, Transport};
-pub(crate) use core::{Life, Place, QpCore, QpState};
-pub use destination::Destination;
-pub use device::{Access, Device, Mr, Pd};
-pub(crate) use flusher::{FlushFaults, Flushers};
-pub use header::GRH;
-pub use lanes::{Lanes, LanesMr, LanesPd};
+pub use crate::nic::{
+    Access, DeviceOptions, LANES, NicChoice, NicName, PathConfig, PortAddress, Provider, QpAddress,
+    RemoteMemory, RemoteSpan, Transport,
+};
 pub use list::{Descriptor, post_on};
-pub use path::PathConfig;
-pub(crate) use path::{PathSettings, RETRIES};
-pub use qp::Qp;
-pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};
-pub use work::{Sge, Work};
+pub use rails::{Lanes, LanesMr, LanesPd};
+pub use verbs::{
+    Completion, Destination, Device, Endpoint, Field, GRH, Lowering, Mr, Pd, Qp, QpConfig,
+    ReceiveRequest, Received, SendRequest, Sge, Source, WaitOptions, Work,
+};

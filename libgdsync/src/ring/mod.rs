@@ -13,8 +13,6 @@ pub mod recv;
 pub mod send;
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;
 
 pub use cq::CompletionRing;

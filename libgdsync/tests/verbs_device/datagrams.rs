@@ -109,13 +109,13 @@ fn front(mr: &Mr, at: u64) -> [u8; GRH] {
 
 /// Whether a receive that a stream posts is at the NIC a moment later only.
 fn hands_over_later(qp: &Qp) -> bool {
-    qp.endpoint() == Endpoint::Proxy || qp.device().name().starts_with("proxy ")
+    qp.endpoint() == Endpoint::Proxy || qp.device().name().starts_with("verbs ")
 }
 
 /// What the NIC says of a request that fails so: the kernel's soft-RoCE knows one word for all that
 /// goes wrong with datagrams.
 fn told(qp: &Qp, status: Status) -> Status {
-    match qp.device().name().starts_with("proxy rxe") {
+    match qp.device().name().starts_with("verbs rxe") {
         true => Status::LOCAL_QP_OPERATION,
         false => status,
     }

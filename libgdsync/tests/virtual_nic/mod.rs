@@ -55,9 +55,10 @@ pub fn is_child(name: &str, vars: Vars<'_>, nic: bool) -> bool {
         command
             .env_remove("GDS_NIC")
             .env_remove("GDS_PROVIDER")
+            .env_remove("GDS_DOORBELL")
             .env_remove("GDS_ENDPOINT")
             .env_remove("GDS_LOWER")
-            .env_remove("GDS_PROXY_THREAD")
+            .env_remove("GDS_VERBS_THREAD")
             .env("VMLX5_FABRIC", &fabric[..fabric.len().min(64)])
             .envs(vars.iter().copied());
         if nic && let Ok(real) = std::env::var(REAL) {

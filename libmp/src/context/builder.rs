@@ -238,7 +238,7 @@ impl Builder {
         self
     }
 
-    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_ENDPOINT`
+    /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_DOORBELL`
     /// says.
     #[must_use]
     pub fn endpoint(mut self, endpoint: Endpoint) -> Builder {

@@ -14,8 +14,7 @@ use gdsync_sys::verbs::types::{ibv_context, ibv_device, ibv_port_attr};
 use super::OPEN;
 use super::port::Reason;
 use crate::error::{Error, Kind, Result};
-use crate::provider::events::Events;
-use crate::rdma::NicName;
+use crate::nic::{Events, NicName};
 
 /// The libraries.
 #[derive(Clone, Copy, Debug)]

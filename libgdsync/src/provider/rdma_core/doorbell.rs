@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::Result;
 use crate::gpu::{Gpu, Mapped, Region, WeakRegion};
-use crate::rdma::Place;
+use crate::nic::Place;
 
 /// Bytes of a doorbell.
 const LEN: usize = 8;

@@ -10,7 +10,7 @@ use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::{ibv_async_event, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 
 use super::context::Context;
-use crate::provider::events::Report;
+use crate::nic::Report;
 use crate::status::Status;
 
 impl Context {

@@ -15,7 +15,7 @@ pub(super) mod path;
 mod port;
 mod qp;
 #[cfg(test)]
-pub(crate) mod vendor;
+pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -31,17 +31,16 @@ use self::memory::Memory;
 pub(super) use self::path::Change;
 use self::port::Port;
 use self::qp::QpParts;
-use super::events::Report;
-use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::rdma::{
-    Access, NicChoice, PathConfig, PathSettings, PortAddress, QpAddress, RETRIES, Transport,
+use crate::nic::{
+    Access, Ah, AhAttr, Layout, MrKeys, Nic, NicChoice, PathConfig, PathSettings, PdId,
+    PortAddress, Provider, QpAddress, QpMade, QpObjects, QpRings, RETRIES, Report,
 };
 use crate::status::Status;
 
 /// What opening is called in errors.
-const OPEN: &str = "open rdma_core device";
+const OPEN: &str = "open mlx5 device";
 
 /// Pages of the host, which queues have to begin with.
 const PAGE: usize = 4096;
@@ -151,7 +150,7 @@ impl RdmaCoreNic {
     }
 
     /// An address handle for a port.
-    pub(super) fn handle(&self, pd: PdId, to: &Way) -> Result<Handle> {
+    pub(super) fn handle(&self, pd: PdId, to: &AhAttr) -> Result<Handle> {
         let attr = path::ah_attr(&self.port, to, &PathConfig::default().resolve()?)?;
         let pd = self.pd(pd, "name destination")?;
         // SAFETY: a protection domain of this context, which destinations hold.
@@ -173,8 +172,8 @@ impl RdmaCoreNic {
 }
 
 impl Nic for RdmaCoreNic {
-    fn provider(&self) -> &'static str {
-        "rdma_core"
+    fn provider(&self) -> Provider {
+        Provider::RdmaCore
     }
 
     fn name(&self) -> &str {
@@ -276,12 +275,13 @@ impl Nic for RdmaCoreNic {
         self.init(&parts, OPERATION)?;
         // SAFETY: mapped until the process ends, as contexts stay open.
         let (held, register) = unsafe { self.doorbells.get(&self.gpu, register)? };
-        let patience = match rings.transport {
-            Transport::Rc => rings.path.patience(RETRIES),
-            Transport::Ud { .. } => None,
-        };
         let events = &self.context.events;
-        events.add(qpn, parts.objects(), self.port.number, patience);
+        events.add(
+            qpn,
+            parts.objects(),
+            self.port.number,
+            rings.retry_time(RETRIES),
+        );
         let parts = Arc::new(Mutex::new(Some(parts)));
         self.alive().qps.insert(qpn, parts);
         Ok(QpMade {
@@ -302,7 +302,7 @@ impl Nic for RdmaCoreNic {
         self.bring_up(qpn, path::active(psn), "activate")
     }
 
-    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah> {
+    fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah> {
         let handle = self.handle(pd, to)?;
         let av = handle.address_vector()?;
         let mut alive = self.alive();

@@ -6,8 +6,7 @@ use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
 
 use super::port::Port;
 use crate::error::{Error, Kind, Result};
-use crate::provider::nic::Way;
-use crate::rdma::{Access, PathSettings, QpAddress, RETRIES, Transport};
+use crate::nic::{Access, AhAttr, PathSettings, QpAddress, RETRIES, Transport};
 
 const CONNECT: &str = "connect";
 /// Queue pairs and packet numbers have so many bits.
@@ -67,8 +66,8 @@ pub(in crate::provider) fn init(
     (attr, mask)
 }
 
-/// The way to the port with these identifiers; one without a GID is in the own subnet.
-fn way(
+/// The route to the port with these identifiers; one without a GID is in the own subnet.
+fn route(
     port: &Port,
     lid: u16,
     gid: Option<[u8; 16]>,
@@ -106,19 +105,19 @@ fn way(
     })
 }
 
-/// The way of datagrams.
+/// The route of datagrams.
 pub(in crate::provider) fn ah_attr(
     port: &Port,
-    to: &Way,
+    to: &AhAttr,
     settings: &PathSettings,
 ) -> Result<ibv_ah_attr> {
     const OPERATION: &str = "name destination";
     match *to {
-        Way::Node(_) => {
+        AhAttr::Node(_) => {
             let what = "a virtual NIC that is linked into its process";
             Err(Error::new(OPERATION, Kind::Invalid, what))
         }
-        Way::Port {
+        AhAttr::Port {
             lid,
             gid,
             service_level,
@@ -127,7 +126,7 @@ pub(in crate::provider) fn ah_attr(
                 service_level: service_level.unwrap_or(settings.service_level),
                 ..*settings
             };
-            way(port, lid, gid, &settings, OPERATION)
+            route(port, lid, gid, &settings, OPERATION)
         }
     }
 }
@@ -162,7 +161,7 @@ pub(in crate::provider) fn ready_to_receive(
     if !(1..=5).contains(&there.mtu) {
         return Err(invalid(format!("a peer with packets of size {}", there.mtu)).limit(5u8));
     }
-    let ah_attr = way(port, there.lid, Some(there.gid), settings, CONNECT)?;
+    let ah_attr = route(port, there.lid, Some(there.gid), settings, CONNECT)?;
     let attr = ibv_qp_attr {
         qp_state: IBV_QPS_RTR,
         path_mtu: port.address.mtu.min(there.mtu).into(),
@@ -206,7 +205,7 @@ pub(in crate::provider) fn ready_to_send(psn: u32, settings: &PathSettings) -> C
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rdma::{PathConfig, PortAddress};
+    use crate::nic::{PathConfig, PortAddress};
 
     fn settings() -> PathSettings {
         PathConfig::default().resolve().unwrap()
@@ -238,7 +237,7 @@ mod tests {
             (false, true, 5, Some(far), 1),
             (false, true, 5, None, 0),
         ] {
-            let to = Way::Port {
+            let to = AhAttr::Port {
                 lid,
                 gid,
                 service_level: None,

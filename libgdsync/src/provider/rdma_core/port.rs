@@ -9,8 +9,7 @@ use super::OPEN;
 use super::context::{self, Context, Libraries, check};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::rdma::choice::GID_INDEX;
-use crate::rdma::{NicChoice, NicName, PortAddress};
+use crate::nic::{GID_INDEX, NicChoice, NicName, PortAddress};
 
 /// No NIC has more ports.
 const MOST_PORTS: u8 = 4;

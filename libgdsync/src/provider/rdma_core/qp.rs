@@ -19,8 +19,7 @@ use super::context::{Context, check, missing, refused_last, told};
 use super::path::Change;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
-use crate::provider::nic::{Layout, QpRings};
-use crate::rdma::{Access, PathSettings, Transport};
+use crate::nic::{Access, Layout, PathSettings, QpRings, Transport};
 use crate::ring::cq::ENTRY;
 
 const CREATE: &str = "create queue pair";

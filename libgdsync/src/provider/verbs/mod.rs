@@ -4,16 +4,16 @@
 //! requests, doorbells, waits and statuses are the same as everywhere. A thread is the NIC of
 //! these rings: what is posted there it posts by `ibv_post_send` and `ibv_post_recv`, what
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
-//! other, [`lane`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
+//! other, [`relay`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
 //! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the
-//! GPU's thread may be that one: [`deputy`].
+//! GPU's thread may be that one: [`gpu_thread`].
 
-mod deputy;
 mod entries;
+mod gpu_thread;
 mod handles;
-mod lane;
 mod queues;
+mod relay;
 mod thread;
 mod translate;
 
@@ -28,19 +28,20 @@ use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
 use self::entries::{Entries, Kind as EntryKind};
 use self::handles::Handles;
-use self::lane::{Lane, Limits, Rings};
 use self::queues::DeviceQueues;
-use self::thread::{Common, SharedLane};
+use self::relay::{Limits, Relay, Rings};
+use self::thread::{Common, SharedRelay};
 use self::translate::RingMemory;
-use super::events::Report;
-use super::nic::{Ah, Layout, MrKeys, Nic, PdId, QpMade, QpObjects, QpRings, Way};
 use super::rdma_core::{Change, RdmaCoreNic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
-use crate::rdma::{Access, NicChoice, PathSettings, PortAddress, QpAddress, Transport};
+use crate::nic::{
+    Access, Ah, AhAttr, Layout, MrKeys, Nic, NicChoice, PathSettings, PdId, PortAddress, Provider,
+    QpAddress, QpMade, QpObjects, QpRings, Report, Transport,
+};
 
 /// What opening is called in errors.
-const OPEN: &str = "open proxy device";
+const OPEN: &str = "open verbs device";
 
 /// How often a silent peer is asked again. Seven times is for ever to a device of the kernel's.
 const RETRIES: u8 = 6;
@@ -51,7 +52,7 @@ const SOFT_ROCE: u32 = 0xff_ffff;
 
 /// One queue pair.
 struct Owned {
-    lane: SharedLane,
+    relay: SharedRelay,
     /// The registration of its send ring, for inline data.
     ring: MrKeys,
     path: PathSettings,
@@ -65,7 +66,7 @@ pub(crate) struct VerbsNic {
     common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
     /// Who does its work, if there is none.
-    deputy: Option<MachineId>,
+    machine: Option<MachineId>,
     /// By number.
     qps: Mutex<BTreeMap<u32, Owned>>,
     handles: Arc<Handles>,
@@ -76,8 +77,8 @@ impl VerbsNic {
         let base = RdmaCoreNic::open_any(gpu, nic)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
-        let deputy = deputy::wanted(gpu)?;
-        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()), deputy)?);
+        let by_gpu = gpu_thread::wanted(gpu)?;
+        let common = Arc::new(Common::new(context, Arc::clone(gpu.host()), by_gpu)?);
         let start = || {
             let common = Arc::clone(&common);
             std::thread::Builder::new()
@@ -85,14 +86,14 @@ impl VerbsNic {
                 .spawn(move || common.run())
                 .map_err(|e| Error::new(OPEN, Kind::System, "its thread").source(e))
         };
-        let thread = (!deputy).then(start).transpose()?;
-        let deputy = deputy.then(|| deputy::attach(&common));
+        let thread = (!by_gpu).then(start).transpose()?;
+        let machine = by_gpu.then(|| gpu_thread::attach(&common));
         Ok(VerbsNic {
             base,
             attributes,
             common,
             thread,
-            deputy,
+            machine,
             qps: Mutex::default(),
             handles: Arc::default(),
         })
@@ -102,23 +103,23 @@ impl VerbsNic {
         self.qps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lane(&self, qpn: u32, operation: &'static str) -> Result<SharedLane> {
+    fn relay(&self, qpn: u32, operation: &'static str) -> Result<SharedRelay> {
         let gone = || Error::new(operation, Kind::WrongState, format!("queue pair {qpn:#x}"));
         let qps = self.qps();
-        qps.get(&qpn).map(|qp| qp.lane.clone()).ok_or_else(gone)
+        qps.get(&qpn).map(|qp| qp.relay.clone()).ok_or_else(gone)
     }
 
     /// From RESET by these steps; if that fails, back to where it may be tried again.
     fn bring_up(&self, qpn: u32, steps: [Change; 2], operation: &'static str) -> Result<()> {
-        self.lane(qpn, operation)?.with(|lane| {
-            let qp = &lane.queues;
+        self.relay(qpn, operation)?.with(|relay| {
+            let qp = &relay.queues;
             let mut steps = [qp.init].into_iter().chain(steps);
             let up = steps.try_for_each(|step| qp.modify(step, operation));
             match up {
                 Ok(()) => {
-                    lane.up();
+                    relay.up();
                     // What was posted before; the peer may send from now on.
-                    lane.receive();
+                    relay.receive();
                 }
                 Err(_) => {
                     let _ = qp.modify(path::plain(IBV_QPS_RESET), operation);
@@ -147,8 +148,8 @@ fn part(region: &Region, offset: u64, len: usize) -> Result<Mapped> {
 }
 
 impl Nic for VerbsNic {
-    fn provider(&self) -> &'static str {
-        "proxy"
+    fn provider(&self) -> Provider {
+        Provider::Proxy
     }
 
     fn name(&self) -> &str {
@@ -248,7 +249,7 @@ impl Nic for VerbsNic {
         let send_entries = entries(rings.send_cq, EntryKind::Send)?;
         let recv_entries = entries(rings.recv_cq, EntryKind::Receive)?;
         let ring = self.base.reg_mr(pd, send_region, Access::LOCAL_READ)?;
-        let lane = Lane::new(
+        let relay = Relay::new(
             queues,
             Rings {
                 qpn,
@@ -267,19 +268,15 @@ impl Nic for VerbsNic {
             },
             limits,
         );
-        let lane = Shared::new(match rings.transport {
-            Transport::Rc => lane,
-            Transport::Ud { .. } => lane.of_datagrams(Arc::clone(&self.handles)),
+        let relay = Shared::new(match rings.transport {
+            Transport::Rc => relay,
+            Transport::Ud { .. } => relay.of_datagrams(Arc::clone(&self.handles)),
         });
-        let patience = match rings.transport {
-            Transport::Rc => rings.path.patience(RETRIES),
-            Transport::Ud { .. } => None,
-        };
         let events = &self.base.context().events;
-        events.add(qpn, objects, port.number, patience);
-        self.common.change(|lanes| lanes.push(lane.clone()));
+        events.add(qpn, objects, port.number, rings.retry_time(RETRIES));
+        self.common.change(|relays| relays.push(relay.clone()));
         let path = rings.path;
-        self.qps().insert(qpn, Owned { lane, ring, path });
+        self.qps().insert(qpn, Owned { relay, ring, path });
         Ok(QpMade {
             objects: QpObjects {
                 qpn,
@@ -307,7 +304,7 @@ impl Nic for VerbsNic {
         self.bring_up(qpn, path::active(psn), "activate")
     }
 
-    fn create_ah(&self, pd: PdId, to: &Way) -> Result<Ah> {
+    fn create_ah(&self, pd: PdId, to: &AhAttr) -> Result<Ah> {
         let id = self.handles.add(self.base.handle(pd, to)?);
         let av = handles::address(id);
         Ok(Ah { id, av })
@@ -318,9 +315,9 @@ impl Nic for VerbsNic {
     }
 
     fn modify_to_error(&self, qpn: u32) -> bool {
-        // What the device does not flush its lane does.
-        if let Ok(lane) = self.lane(qpn, "modify to error") {
-            lane.with(|lane| lane.fail());
+        // What the device does not flush its relay does.
+        if let Ok(relay) = self.relay(qpn, "modify to error") {
+            relay.with(|relay| relay.fail());
             self.common.ring();
         }
         true
@@ -328,10 +325,10 @@ impl Nic for VerbsNic {
 
     fn reset_qp(&self, qpn: u32) -> Result<()> {
         const OPERATION: &str = "reset queue pair";
-        self.lane(qpn, OPERATION)?.with(|lane| {
+        self.relay(qpn, OPERATION)?.with(|relay| {
             let reset = path::plain(IBV_QPS_RESET);
-            lane.queues.modify(reset, OPERATION)?;
-            lane.down();
+            relay.queues.modify(reset, OPERATION)?;
+            relay.down();
             Ok(())
         })?;
         self.base.context().forget_reports(qpn);
@@ -352,16 +349,16 @@ impl Nic for VerbsNic {
 
     fn lose_qp(&self, qpn: u32) -> bool {
         let lost = self.base.context().events.is_lost();
-        if let Ok(lane) = self.lane(qpn, "give up queue pair") {
-            lane.with(|lane| lane.give_up(!lost));
+        if let Ok(relay) = self.relay(qpn, "give up queue pair") {
+            relay.with(|relay| relay.give_up(!lost));
             self.common.ring();
         }
         true
     }
 
     fn cq_indices(&self, objects: &QpObjects) -> Result<Option<(u64, u64)>> {
-        let lane = self.lane(objects.qpn, "query completion queues")?;
-        let (send, recv) = lane.with(|lane| lane.positions());
+        let relay = self.relay(objects.qpn, "query completion queues")?;
+        let (send, recv) = relay.with(|relay| relay.positions());
         Ok(Some((send.into(), recv.into())))
     }
 
@@ -370,13 +367,13 @@ impl Nic for VerbsNic {
             return;
         };
         self.base.context().events.forget(objects.qpn);
-        // The thread may hold the lane for a while yet: what is in it goes now.
-        owned.lane.with(|lane| {
-            lane.down();
-            lane.queues.destroy();
+        // The thread may hold the relay for a while yet: what is in it goes now.
+        owned.relay.with(|relay| {
+            relay.down();
+            relay.queues.destroy();
         });
         self.common
-            .change(|lanes| lanes.retain(|lane| !lane.is(&owned.lane)));
+            .change(|relays| relays.retain(|relay| !relay.is(&owned.relay)));
         self.base.dereg_mr(owned.ring);
     }
 
@@ -385,8 +382,8 @@ impl Nic for VerbsNic {
     }
 
     fn ring_receives(&self, qpn: u32) {
-        if let Ok(lane) = self.lane(qpn, "post receive") {
-            lane.with(|lane| lane.receive());
+        if let Ok(relay) = self.relay(qpn, "post receive") {
+            relay.with(|relay| relay.receive());
         }
     }
 
@@ -395,8 +392,8 @@ impl Nic for VerbsNic {
     }
 
     fn expect(&self, qpn: u32, send: u32, recv: u32) {
-        if let Ok(lane) = self.lane(qpn, "expect posts") {
-            lane.with(|lane| lane.expect(send, recv));
+        if let Ok(relay) = self.relay(qpn, "expect posts") {
+            relay.with(|relay| relay.expect(send, recv));
             self.common.ring();
         }
     }
@@ -409,8 +406,8 @@ impl Drop for VerbsNic {
             // A panic of it was reported where it happened.
             let _ = thread.join();
         }
-        if let Some(deputy) = self.deputy.take() {
-            self.common.host().detach(deputy);
+        if let Some(machine) = self.machine.take() {
+            self.common.host().detach(machine);
         }
         // Queue pairs hold the NIC, so none is left but those that were never whole.
         self.common.change(Vec::clear);

@@ -7,10 +7,10 @@ use gdsync_sys::verbs::Ibverbs;
 use gdsync_sys::verbs::consts::*;
 use gdsync_sys::verbs::types::*;
 
-use super::lane::{Limits, Queues};
+use super::relay::{Limits, Queues};
 use crate::error::Result;
+use crate::nic::Transport;
 use crate::provider::rdma_core::{Change, Context, check, is_gone, path, refused_last};
-use crate::rdma::Transport;
 
 const CREATE: &str = "create queue pair";
 
@@ -231,7 +231,7 @@ impl Drop for DeviceQueues {
 
 impl Queues for DeviceQueues {
     fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int {
-        // SAFETY: a live queue pair, as its lane is not down; a request with its data.
+        // SAFETY: a live queue pair, as its relay is not down; a request with its data.
         unsafe { self.verbs().post_send(self.qp, wr).abs() }
     }
 
@@ -241,7 +241,7 @@ impl Queues for DeviceQueues {
     }
 
     fn poll(&mut self, into: &mut [ibv_wc]) -> usize {
-        // SAFETY: a live completion queue, as its lane is not down; room for so many.
+        // SAFETY: a live completion queue, as its relay is not down; room for so many.
         let n = unsafe {
             self.verbs()
                 .poll_cq(self.cq, into.len() as c_int, into.as_mut_ptr())

@@ -14,8 +14,8 @@ use gds_step::{Host, Machine as _, Shared, Step, Time};
 use gdsync_sys::verbs::types::{ibv_comp_channel, ibv_cq};
 
 use super::OPEN;
-use super::lane::Lane;
 use super::queues::DeviceQueues;
+use super::relay::Relay;
 use crate::error::Result;
 use crate::provider::rdma_core::{Context, refused_last};
 
@@ -29,20 +29,20 @@ const LONGEST_NAP: Duration = Duration::from_millis(1);
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A queue pair, shared by the thread and its owner.
-pub(super) type SharedLane = Shared<Lane<DeviceQueues>>;
+pub(super) type SharedRelay = Shared<Relay<DeviceQueues>>;
 
 /// What the thread and the NIC share.
 pub(super) struct Common {
     context: &'static Context,
     pub channel: *mut ibv_comp_channel,
     host: Arc<dyn Host>,
-    lanes: Mutex<Vec<SharedLane>>,
-    /// Counted up after `lanes` have changed under their lock; read relaxed, as a hint to look
+    relays: Mutex<Vec<SharedRelay>>,
+    /// Counted up after `relays` have changed under their lock; read relaxed, as a hint to look
     /// under the lock.
     changes: AtomicU32,
     bell: OwnedFd,
     /// The GPU's thread looks at the rings, and there is no other.
-    deputy: bool,
+    by_gpu: bool,
     /// True while the thread is about to sleep, or asleep. Stored before its last look, loaded
     /// by `ring` after what it rings for: both sides have a full fence in between, so that one
     /// of them sees the other.
@@ -60,7 +60,7 @@ unsafe impl Sync for Common {}
 
 impl Common {
     /// A channel for events of the NIC's completion queues, and the rest.
-    pub fn new(context: &'static Context, host: Arc<dyn Host>, deputy: bool) -> Result<Common> {
+    pub fn new(context: &'static Context, host: Arc<dyn Host>, by_gpu: bool) -> Result<Common> {
         // SAFETY: two numbers; a new descriptor is answered, or -1.
         let bell = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if bell < 0 {
@@ -77,10 +77,10 @@ impl Common {
             context,
             channel,
             host,
-            lanes: Mutex::default(),
+            relays: Mutex::default(),
             changes: AtomicU32::new(0),
             bell,
-            deputy,
+            by_gpu,
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -97,9 +97,9 @@ impl Common {
         Ok(common)
     }
 
-    /// Has the lanes changed.
-    pub fn change(&self, change: impl FnOnce(&mut Vec<SharedLane>)) {
-        change(&mut self.lanes.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Has the relays changed.
+    pub fn change(&self, change: impl FnOnce(&mut Vec<SharedRelay>)) {
+        change(&mut self.relays.lock().unwrap_or_else(PoisonError::into_inner));
         self.changes.fetch_add(1, Ordering::Relaxed);
         self.ring();
     }
@@ -114,19 +114,19 @@ impl Common {
         &self.context.name
     }
 
-    /// Takes over what lanes there are, if they have changed since `seen`.
-    pub fn follow(&self, lanes: &mut Vec<SharedLane>, seen: &mut Option<u32>) {
+    /// Takes over what relays there are, if they have changed since `seen`.
+    pub fn follow(&self, relays: &mut Vec<SharedRelay>, seen: &mut Option<u32>) {
         let changes = self.changes.load(Ordering::Relaxed);
         if *seen != Some(changes) {
             *seen = Some(changes);
-            let all = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-            lanes.clone_from(&all);
+            let all = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
+            relays.clone_from(&all);
         }
     }
 
     /// Wakes the thread if it sleeps. Call after writing what it shall find.
     pub fn ring(&self) {
-        if self.deputy {
+        if self.by_gpu {
             return self.host.ring();
         }
         fence(Ordering::SeqCst);
@@ -148,31 +148,31 @@ impl Common {
         // With the default slack of 50 us a nap of 40 us lasts 90. Refusal only costs time.
         // SAFETY: two numbers.
         let _ = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_usize) };
-        let mut lanes = Vec::new();
+        let mut relays = Vec::new();
         let mut seen = None;
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
-            self.follow(&mut lanes, &mut seen);
-            if self.round(&mut lanes) {
+            self.follow(&mut relays, &mut seen);
+            if self.round(&mut relays) {
                 last = Instant::now();
                 continue;
             }
             let idle = last.elapsed();
             if idle < KEEP {
                 std::hint::spin_loop();
-            } else if idle < SPIN && !lanes.is_empty() {
+            } else if idle < SPIN && !relays.is_empty() {
                 std::thread::yield_now();
-            } else if self.sleep(&mut lanes, seen, idle) {
+            } else if self.sleep(&mut relays, seen, idle) {
                 last = Instant::now();
             }
         }
     }
 
     /// One look at every queue pair; whether there was work.
-    fn round(&self, lanes: &mut [SharedLane]) -> bool {
+    fn round(&self, relays: &mut [SharedRelay]) -> bool {
         let mut busy = false;
-        for lane in lanes {
-            busy |= lane.step(Time::ZERO) == Step::Progress;
+        for relay in relays {
+            busy |= relay.step(Time::ZERO) == Step::Progress;
         }
         if busy {
             // Streams may go on: the device thread should look.
@@ -182,26 +182,28 @@ impl Common {
     }
 
     /// Sleeps, unless there is work after all. Answers whether there was, or it was woken.
-    fn sleep(&self, lanes: &mut [SharedLane], seen: Option<u32>, idle: Duration) -> bool {
+    fn sleep(&self, relays: &mut [SharedRelay], seen: Option<u32>, idle: Duration) -> bool {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        for lane in lanes.iter() {
-            lane.with(|lane| {
-                if !lane.is_down() {
-                    lane.queues.arm();
+        for relay in relays.iter() {
+            relay.with(|relay| {
+                if !relay.is_down() {
+                    relay.queues.arm();
                 }
             });
         }
         let news = self.stop.load(Ordering::Acquire)
             || seen != Some(self.changes.load(Ordering::Relaxed))
-            || self.round(lanes);
-        let woken = news || self.nap(lanes, idle);
+            || self.round(relays);
+        let woken = news || self.nap(relays, idle);
         self.asleep.store(false, Ordering::Relaxed);
         woken
     }
 
-    fn nap(&self, lanes: &[SharedLane], idle: Duration) -> bool {
-        let awaits = lanes.iter().any(|lane| lane.with(|lane| lane.awaits()));
+    fn nap(&self, relays: &[SharedRelay], idle: Duration) -> bool {
+        let awaits = relays
+            .iter()
+            .any(|relay| relay.with(|relay| relay.awaits()));
         let nap = match awaits {
             true => (idle / 8).clamp(SHORTEST_NAP, LONGEST_NAP),
             false => SLEEP,
@@ -211,8 +213,8 @@ impl Common {
             tv_nsec: nap.subsec_nanos().into(),
         };
         let lost = self.lost.load(Ordering::Relaxed);
-        let lose = |lane: &SharedLane| lane.with(|lane| lane.lose());
-        if lost && lanes.iter().filter(|lane| lose(lane)).count() > 0 {
+        let lose = |relay: &SharedRelay| relay.with(|relay| relay.lose());
+        if lost && relays.iter().filter(|relay| lose(relay)).count() > 0 {
             return true;
         }
         let channel = match lost {
@@ -244,7 +246,7 @@ impl Common {
             };
         }
         if fds[1].revents != 0 {
-            self.take_events(lanes);
+            self.take_events(relays);
         }
         if fds[1].revents & !libc::POLLIN != 0 {
             // The kernel has taken the device from the process, which the channel alone tells:
@@ -255,7 +257,7 @@ impl Common {
         true
     }
 
-    fn take_events(&self, lanes: &[SharedLane]) {
+    fn take_events(&self, relays: &[SharedRelay]) {
         let verbs = self.context.verbs();
         loop {
             let (mut cq, mut own) = (std::ptr::null_mut::<ibv_cq>(), std::ptr::null_mut());
@@ -265,8 +267,8 @@ impl Common {
             }
             // SAFETY: the completion queue does not end before its events are acknowledged.
             unsafe { (verbs.ibv_ack_cq_events)(cq, 1) };
-            for lane in lanes {
-                lane.with(|lane| lane.queues.disarm(cq));
+            for relay in relays {
+                relay.with(|relay| relay.queues.disarm(cq));
             }
         }
     }

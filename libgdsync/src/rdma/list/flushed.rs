@@ -5,14 +5,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::lower::Item;
 use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
 use crate::error::Result;
 use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
 use crate::mutant::{self, Mutant};
-use crate::rdma::flusher::{Loop, MOST, Slot};
-use crate::rdma::lower::Item;
-use crate::rdma::{Qp, WaitOptions};
+use crate::rdma::consistency::{Flushers, Loop, MOST, Slot};
+use crate::rdma::verbs::{Qp, WaitOptions};
 
 /// Whether streams of such a GPU need somebody to flush for them.
 pub(super) fn by_others(caps: &Caps) -> bool {
@@ -88,11 +88,11 @@ pub(super) fn with_flusher(
         let nobody = || no_consistency("no NIC is open");
         // Kept until the stream has been told: the words go with the flusher, and its end lets
         // those pass that wait for it by then.
-        let flusher = gpu.flushers().host().ok_or_else(nobody)?;
+        let flusher = Flushers::of(gpu).host().ok_or_else(nobody)?;
         let slot = flusher.slot(id)?;
         return run(&Queues::named(named), By::Cpu(lock(&slot)));
     }
-    let flushers = gpu.flushers().reads()?;
+    let flushers = Flushers::of(gpu).reads()?;
     let mut owned: [Option<Arc<Mutex<Loop>>>; MOST] = [const { None }; MOST];
     for (to, flusher) in owned.iter_mut().zip(flushers.iter().flatten()) {
         *to = Some(flusher.of(id)?);
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
     use crate::gpu::Gpu;
     use crate::gpu::soft::SoftOptions;
-    use crate::rdma::Device;
+    use crate::rdma::verbs::Device;
 
     /// The last device may go while another thread enqueues: words and queue pairs that are
     /// being enqueued have to outlive that.
@@ -229,13 +229,13 @@ mod tests {
             let stream = gpu.stream().unwrap();
             let enqueued = with_flusher(&stream, &[], |_, _| {
                 drop(device);
-                assert_eq!(gpu.flushers().host().is_some(), by_cpu);
-                assert_eq!(gpu.flushers().reads().is_ok(), !by_cpu);
+                assert_eq!(Flushers::of(&gpu).host().is_some(), by_cpu);
+                assert_eq!(Flushers::of(&gpu).reads().is_ok(), !by_cpu);
                 Ok(())
             });
             enqueued.unwrap();
-            assert!(gpu.flushers().host().is_none());
-            assert!(gpu.flushers().reads().is_err());
+            assert!(Flushers::of(&gpu).host().is_none());
+            assert!(Flushers::of(&gpu).reads().is_err());
         }
     }
 }

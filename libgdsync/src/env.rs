@@ -1,0 +1,56 @@
+//! Variables of the environment that choose among a few words. A variable or word that has been
+//! renamed is understood by its former name too, with a warning.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::{Error, Kind, Result};
+
+/// A variable.
+pub(crate) struct Variable<T: 'static> {
+    pub name: &'static str,
+    pub former_name: Option<&'static str>,
+    /// What it may be; the first if it is not set.
+    pub words: &'static [(&'static str, T)],
+    /// Former words, each with what it is called now.
+    pub former_words: &'static [(&'static str, &'static str)],
+}
+
+impl<T: Copy> Variable<T> {
+    /// What it says.
+    ///
+    /// # Errors
+    /// `Invalid` for a word that it does not know.
+    pub fn read(&self) -> Result<T> {
+        let former = || {
+            self.former_name
+                .and_then(|name| Some((name, std::env::var(name).ok()?)))
+        };
+        let own = std::env::var(self.name).ok().map(|said| (self.name, said));
+        let Some((name, said)) = own.or_else(former) else {
+            return Ok(self.words[0].1);
+        };
+        let renamed = self.former_words.iter().find(|(word, _)| *word == said);
+        let word = renamed.map_or(&*said, |(_, now)| now);
+        let known = self.words.iter().find(|(known, _)| *known == word);
+        let (_, meaning) = known.ok_or_else(|| {
+            let known: Vec<&str> = self.words.iter().map(|(word, _)| *word).collect();
+            let what = format!("{name}={said}: known are {}", known.join(", "));
+            Error::new("read environment", Kind::Invalid, what)
+        })?;
+        if renamed.is_some() || name != self.name {
+            let warning = format!("{name}={said} is now called {}={word}", self.name);
+            if first_time(&warning) {
+                tracing::warn!(target: "gdsync", "{warning}");
+            }
+        }
+        Ok(*meaning)
+    }
+}
+
+/// Whether this process has not said this before.
+pub(crate) fn first_time(said: &str) -> bool {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut all = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    all.insert(said.to_owned())
+}

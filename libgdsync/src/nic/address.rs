@@ -1,0 +1,373 @@
+//! Address records: what two peers exchange, by whatever means they have, before they connect.
+//!
+//! All numbers are little-endian. A record starts with a magic and the version of its
+//! format; a reader refuses another version by name.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
+use crate::error::{Error, Kind, Result};
+
+const MAGIC: [u8; 4] = *b"gds1";
+/// Version of the records and of what the peers speak over the wire.
+pub(crate) const VERSION: u16 = 3;
+/// NICs and ports that one region is registered with, and a peer may be reached by.
+pub const LANES: usize = 4;
+
+/// Where a queue pair can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAddress {
+    /// The NIC: for the emulated provider the node's number on its fabric, else its GUID.
+    pub node: u64,
+    /// The queue pair's number there.
+    pub qpn: u32,
+    /// Number of the first packet it sends, fresh for each connection.
+    pub psn: u32,
+    /// The GPU whose streams it serves, the same number wherever that GPU is seen; 0 for one
+    /// that no other process shares.
+    pub gpu: u64,
+    /// The process, by a number of chance.
+    pub process: u64,
+    /// How its port is addressed; `None`: by [`node`](QpAddress::node) alone.
+    pub port: Option<PortAddress>,
+    /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
+    pub qkey: Option<u32>,
+    /// Which of its side's [`LANES`] it is of: the place of its NIC's keys in
+    /// [`RemoteMemory::rkeys`]. 0 where a side has but one.
+    pub lane: u8,
+}
+
+/// How a port of a real NIC is addressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAddress {
+    /// Its local identifier in an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Its largest packet, as verbs number it: 1 for 256 bytes, to 5 for 4096.
+    pub mtu: u8,
+    /// The global identifier chosen among those it has; on Ethernet, of RoCE v2.
+    pub gid: [u8; 16],
+}
+
+impl QpAddress {
+    /// Bytes of a record.
+    pub const LEN: usize = 64;
+    const TYPE: u8 = 1;
+    /// In byte 40: there is a port, there is a queue key; above them the lane.
+    const PORT: u8 = 1;
+    const QKEY: u8 = 2;
+    const LANE: u32 = 4;
+
+    /// The record.
+    pub fn to_bytes(&self) -> [u8; QpAddress::LEN] {
+        let mut b = [0; QpAddress::LEN];
+        head(&mut b, Self::TYPE);
+        b[8..16].copy_from_slice(&self.node.to_le_bytes());
+        b[16..20].copy_from_slice(&self.qpn.to_le_bytes());
+        b[20..24].copy_from_slice(&self.psn.to_le_bytes());
+        b[24..32].copy_from_slice(&self.gpu.to_le_bytes());
+        b[32..40].copy_from_slice(&self.process.to_le_bytes());
+        if let Some(port) = &self.port {
+            b[40] |= Self::PORT;
+            b[41] = port.mtu;
+            b[42..44].copy_from_slice(&port.lid.to_le_bytes());
+            b[44..60].copy_from_slice(&port.gid);
+        }
+        if let Some(qkey) = self.qkey {
+            b[40] |= Self::QKEY;
+            b[60..].copy_from_slice(&qkey.to_le_bytes());
+        }
+        b[40] |= self.lane.min(15) << Self::LANE;
+        b
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// `Protocol` if it is not such a record or of another version, which is then named.
+    pub fn from_bytes(bytes: &[u8]) -> Result<QpAddress> {
+        const OPERATION: &str = "read queue pair address";
+        check(bytes, Self::TYPE, Self::LEN, OPERATION)?;
+        let address = QpAddress {
+            node: u64::from_le_bytes(take(bytes, 8)),
+            qpn: u32::from_le_bytes(take(bytes, 16)),
+            psn: u32::from_le_bytes(take(bytes, 20)),
+            gpu: u64::from_le_bytes(take(bytes, 24)),
+            process: u64::from_le_bytes(take(bytes, 32)),
+            port: (bytes[40] & Self::PORT != 0).then(|| PortAddress {
+                mtu: bytes[41],
+                lid: u16::from_le_bytes(take(bytes, 42)),
+                gid: take(bytes, 44),
+            }),
+            qkey: (bytes[40] & Self::QKEY != 0).then(|| u32::from_le_bytes(take(bytes, 60))),
+            lane: bytes[40] >> Self::LANE,
+        };
+        if usize::from(address.lane) >= LANES {
+            let what = format!("a queue pair of lane {}", address.lane);
+            return Err(Error::new(OPERATION, Kind::Protocol, what).limit(LANES - 1));
+        }
+        // Nothing is said beside that.
+        if address.to_bytes()[8..] != bytes[8..] {
+            let what = "a port or a key that is none";
+            return Err(Error::new(OPERATION, Kind::Protocol, what));
+        }
+        Ok(address)
+    }
+}
+
+/// A number of this process that another is unlikely to have.
+pub(crate) fn process() -> u64 {
+    static PROCESS: OnceLock<u64> = OnceLock::new();
+    *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
+}
+
+/// Memory of a peer, with the key that each of its NICs has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// Its address, as work requests name it.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u64,
+    /// Keys by lane (NIC and port); `None` where it is not registered.
+    pub rkeys: [Option<u32>; LANES],
+}
+
+impl RemoteMemory {
+    /// Bytes of a record.
+    pub const LEN: usize = 48;
+    const TYPE: u8 = 2;
+
+    /// The record.
+    pub fn to_bytes(&self) -> [u8; RemoteMemory::LEN] {
+        let mut b = [0; RemoteMemory::LEN];
+        head(&mut b, Self::TYPE);
+        b[8..16].copy_from_slice(&self.addr.to_le_bytes());
+        b[16..24].copy_from_slice(&self.len.to_le_bytes());
+        for (lane, key) in self.rkeys.iter().enumerate() {
+            b[24] |= u8::from(key.is_some()) << lane;
+            b[28 + 4 * lane..32 + 4 * lane].copy_from_slice(&key.unwrap_or(0).to_le_bytes());
+        }
+        b
+    }
+
+    /// Reads a record.
+    ///
+    /// # Errors
+    /// As [`QpAddress::from_bytes`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<RemoteMemory> {
+        check(bytes, Self::TYPE, Self::LEN, "read memory address")?;
+        let mut rkeys = [None; LANES];
+        for (lane, key) in rkeys.iter_mut().enumerate() {
+            let word = u32::from_le_bytes(take(bytes, 28 + 4 * lane));
+            *key = (bytes[24] >> lane & 1 == 1).then_some(word);
+        }
+        Ok(RemoteMemory {
+            addr: u64::from_le_bytes(take(bytes, 8)),
+            len: u64::from_le_bytes(take(bytes, 16)),
+            rkeys,
+        })
+    }
+
+    /// The `len` bytes at `offset`. By which lane they are reached follows from the queue pair
+    /// that a request is prepared on.
+    ///
+    /// # Errors
+    /// `Invalid` outside the memory, `NotRegistered` if no lane has a key for it.
+    pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let what = format!("{len} bytes at {offset} of the peer's memory");
+            return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
+        }
+        let mut keyed = 0;
+        for (lane, key) in self.rkeys.iter().enumerate() {
+            keyed |= u8::from(key.is_some()) << lane;
+        }
+        if keyed == 0 {
+            let what = "no key for any lane";
+            return Err(Error::new("name remote memory", Kind::NotRegistered, what));
+        }
+        let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);
+        Ok(RemoteSpan {
+            addr: self.addr.wrapping_add(offset),
+            rkey: first,
+            others,
+            keyed,
+        })
+    }
+}
+
+/// Where a one-sided request goes: an address of the peer, and the key that each of its lanes
+/// has for it. A request takes the key of the lane at the other end of its queue pair. Whether
+/// the peer agrees shows when the request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSpan {
+    /// The address.
+    pub addr: u64,
+    /// The first lane's key; 0 if only others have one.
+    pub rkey: u32,
+    /// The keys of the lanes behind it.
+    others: [u32; LANES - 1],
+    /// Which lanes have a key, a bit each.
+    keyed: u8,
+}
+
+impl RemoteSpan {
+    /// An address and its key, by the first lane.
+    pub fn new(addr: u64, rkey: u32) -> RemoteSpan {
+        RemoteSpan {
+            addr,
+            rkey,
+            others: [0; LANES - 1],
+            keyed: 1,
+        }
+    }
+
+    /// The key that `lane` has, if it has one.
+    pub fn rkey_of(&self, lane: u8) -> Option<u32> {
+        let lane = usize::from(lane);
+        let known = lane < LANES && self.keyed >> lane & 1 == 1;
+        known.then(|| match lane {
+            0 => self.rkey,
+            lane => self.others[lane - 1],
+        })
+    }
+}
+
+fn head(b: &mut [u8], kind: u8) {
+    b[..4].copy_from_slice(&MAGIC);
+    b[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    b[6] = kind;
+}
+
+fn check(bytes: &[u8], kind: u8, len: usize, operation: &'static str) -> Result<()> {
+    let fail = |what: String| Err(Error::new(operation, Kind::Protocol, what));
+    if bytes.len() < 8 || bytes[..4] != MAGIC {
+        return fail(format!(
+            "{} bytes that are no record of this library",
+            bytes.len()
+        ));
+    }
+    let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+    if version != VERSION {
+        return fail(format!(
+            "the peer has version {version}, this library version {VERSION}"
+        ));
+    }
+    if bytes[6] != kind || bytes.len() != len {
+        return fail(format!(
+            "a record of type {} and {} bytes",
+            bytes[6],
+            bytes.len()
+        ));
+    }
+    Ok(())
+}
+
+fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[at..at + N]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_the_trip_and_nothing_else_is_taken_for_one() {
+        let qp = QpAddress {
+            node: 0x1122_3344_5566_7788,
+            qpn: 0x00ab_cdef,
+            psn: 0x0012_3456,
+            gpu: 0x8877_6655_4433_2211,
+            process: 7,
+            port: None,
+            qkey: None,
+            lane: 0,
+        };
+        let port = PortAddress {
+            lid: 0x1234,
+            mtu: 5,
+            gid: *b"sixteen bytes ..",
+        };
+        let real = QpAddress {
+            port: Some(port),
+            lane: 3,
+            ..qp
+        };
+        assert_eq!(QpAddress::from_bytes(&real.to_bytes()).unwrap(), real);
+        for (at, value) in [(40, 0), (40, 2), (40, 0x41), (60, 4), (63, 0x80)] {
+            let mut other = real.to_bytes();
+            other[at] = value;
+            let e = QpAddress::from_bytes(&other).unwrap_err();
+            assert_eq!(e.kind(), Kind::Protocol);
+        }
+        for port in [None, Some(port)] {
+            for qkey in [0, 0x7654_3210, u32::MAX] {
+                let qkey = Some(qkey);
+                let of_datagrams = QpAddress { port, qkey, ..qp };
+                let bytes = of_datagrams.to_bytes();
+                assert_eq!(QpAddress::from_bytes(&bytes).unwrap(), of_datagrams);
+                let mut other = bytes;
+                other[40] |= 4;
+                let e = QpAddress::from_bytes(&other).unwrap_err();
+                assert_eq!(e.kind(), Kind::Protocol);
+            }
+        }
+        let memory = RemoteMemory {
+            addr: 0x7fff_0000_1000,
+            len: 1 << 40,
+            rkeys: [Some(7), None, Some(0), None],
+        };
+        assert_eq!(QpAddress::from_bytes(&qp.to_bytes()).unwrap(), qp);
+        assert_eq!(
+            RemoteMemory::from_bytes(&memory.to_bytes()).unwrap(),
+            memory
+        );
+        assert!(QpAddress::from_bytes(&memory.to_bytes()).is_err());
+        let mut other = qp.to_bytes();
+        other[4] = 9;
+        let e = QpAddress::from_bytes(&other).unwrap_err();
+        assert_eq!(e.kind(), Kind::Protocol);
+        assert!(
+            e.to_string().contains("version 9") && e.to_string().contains("version 3"),
+            "{e}"
+        );
+        for len in 0..QpAddress::LEN {
+            assert!(QpAddress::from_bytes(&qp.to_bytes()[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn spans_stay_inside() {
+        let memory = RemoteMemory {
+            addr: 100,
+            len: 10,
+            rkeys: [Some(7), None, None, None],
+        };
+        assert_eq!(memory.span(4, 6).unwrap(), RemoteSpan::new(104, 7));
+        assert_eq!(memory.span(4, 7).unwrap_err().limit_value(), Some(10));
+        assert!(memory.span(u64::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn each_lane_has_its_key_or_none() {
+        let keys = |rkeys: [Option<u32>; LANES]| {
+            let memory = RemoteMemory {
+                addr: 0,
+                len: 8,
+                rkeys,
+            };
+            let span = memory.span(0, 8)?;
+            Ok::<_, Error>([0, 1, 2, 3, 4, 255].map(|lane| span.rkey_of(lane)))
+        };
+        let all = [Some(5), Some(0), None, Some(9)];
+        let found = keys(all).unwrap();
+        assert_eq!(
+            (&found[..LANES], &found[LANES..]),
+            (&all[..], &[None; 2][..])
+        );
+        let late = [None, None, None, Some(1)];
+        assert_eq!(keys(late).unwrap()[..LANES], late);
+        assert_eq!(keys([None; LANES]).unwrap_err().kind(), Kind::NotRegistered);
+    }
+}

@@ -1,0 +1,228 @@
+//! Opening a NIC: which provider drives it, by what a program or the environment says, else the
+//! first that works; and the lanes of a GPU. The only place that knows providers and verbs objects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::env;
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Gpu;
+use crate::nic::{DeviceOptions, GID_INDEX, LANES, Nic, NicChoice, Provider};
+use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
+use crate::provider::rdma_core::RdmaCoreNic;
+use crate::provider::verbs::VerbsNic;
+use crate::rdma::{Device, Lanes, QpConfig};
+
+/// How long a queue pair that was made to try a NIC may take to be gone.
+const TRIAL: Duration = Duration::from_secs(2);
+
+impl Device {
+    /// Opens the NIC that suits the GPU best, or that the environment names: `GDS_PROVIDER`,
+    /// `GDS_NIC`. All ranks of a job have to come to the same kind of NIC.
+    ///
+    /// # Errors
+    /// As [`Device::open_with`].
+    pub fn from_env(gpu: &Gpu) -> Result<Device> {
+        Device::open_with(gpu, &DeviceOptions::default())
+    }
+
+    /// Opens a NIC.
+    ///
+    /// # Errors
+    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
+    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened. With
+    /// [`Provider::Auto`] and no NIC named, only what keeps the virtual one from being opened.
+    pub fn open_with(gpu: &Gpu, options: &DeviceOptions) -> Result<Device> {
+        let named = NicChoice::resolve(options.nic.as_ref())?;
+        let (nic, passed_over) = match options.provider.resolve()? {
+            Provider::Auto => best(gpu, named.as_ref())?,
+            provider => (nic(gpu, provider, named.as_ref())?, Vec::new()),
+        };
+        Device::open(gpu, nic, options.watched, passed_over)
+    }
+
+    /// Opens the virtual ConnectX, linked into this process. It reaches others of this process
+    /// and of other processes of the host.
+    ///
+    /// # Errors
+    /// `System` if the operating system refuses a socket or memory.
+    pub fn emulated(gpu: &Gpu) -> Result<Device> {
+        Device::emulated_with(gpu, EmulatedOptions::default())
+    }
+
+    /// As [`Device::emulated`], with a fabric of the caller's choice.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_with(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, true)
+    }
+
+    /// As [`Device::emulated_with`], without the background thread that looks after queue pairs:
+    /// the caller does its work, by [`Device::progress`] about once a millisecond. Until then no
+    /// failure is told and no stream that waits for a failed request is released.
+    ///
+    /// # Errors
+    /// As [`Device::emulated`].
+    pub fn emulated_unwatched(gpu: &Gpu, options: EmulatedOptions) -> Result<Device> {
+        Device::open_emulated(gpu, options, false)
+    }
+
+    fn open_emulated(gpu: &Gpu, options: EmulatedOptions, watched: bool) -> Result<Device> {
+        let nic = EmulatedNic::open(gpu, options)?;
+        Device::open(gpu, Arc::new(nic), watched, Vec::new())
+    }
+
+    /// Opens a ConnectX by libibverbs and libmlx5: the one that `GDS_NIC` names, else the nearest
+    /// to the GPU that has an active port. Its queues lie in pinned memory, whatever
+    /// [`QpConfig`] says.
+    ///
+    /// # Errors
+    /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
+    /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
+    pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
+        Device::driven_by(gpu, Provider::RdmaCore)
+    }
+
+    /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
+    /// the GPU that has an active port. A CPU thread posts what streams ask for, and tells them
+    /// of completions. Queues lie in pinned memory, whatever [`QpConfig`] says. A request of more
+    /// pieces than the NIC takes fails when its turn comes, as one that makes no sense does
+    /// ([`Status::LOCAL_QP_OPERATION`](crate::Status::LOCAL_QP_OPERATION)); inline data are one
+    /// piece, or two around the end of the ring.
+    ///
+    /// # Errors
+    /// As [`Device::rdma_core`].
+    pub fn proxy(gpu: &Gpu) -> Result<Device> {
+        Device::driven_by(gpu, Provider::Proxy)
+    }
+
+    fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
+        let options = DeviceOptions {
+            provider,
+            ..DeviceOptions::default()
+        };
+        Device::open_with(gpu, &options)
+    }
+}
+
+impl Lanes {
+    /// One lane for each of these ways to open a NIC.
+    ///
+    /// # Errors
+    /// As [`Device::open_with`] and [`Lanes::of`].
+    pub fn open(gpu: &Gpu, each: &[DeviceOptions]) -> Result<Lanes> {
+        let devices = each.iter().map(|options| Device::open_with(gpu, options));
+        Lanes::of(devices.collect::<Result<_>>()?)
+    }
+
+    /// The lanes that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that suit
+    /// the GPU: what [`Device::from_env`] opens, and then the other active ports of the NICs that
+    /// are as near to the GPU, as many as there are lanes, driven by the same provider. One of
+    /// these that cannot be opened is left out, which a `tracing` event tells. A virtual NIC is
+    /// one lane.
+    ///
+    /// # Errors
+    /// As [`Device::from_env`]; `Invalid` if more NICs are named than there are lanes.
+    pub fn from_env(gpu: &Gpu) -> Result<Lanes> {
+        let named = NicChoice::from_env()?;
+        if named.len() > LANES {
+            let what = format!("GDS_NIC names {} NICs", named.len());
+            return Err(Error::new("open lanes", Kind::Invalid, what).limit(LANES));
+        }
+        let by = |provider, nic: NicChoice| DeviceOptions {
+            provider,
+            nic: Some(nic),
+            ..DeviceOptions::default()
+        };
+        if !named.is_empty() {
+            let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
+            let each: Vec<_> = each.collect();
+            return Lanes::open(gpu, &each);
+        }
+        let first = Device::from_env(gpu)?;
+        let provider = first.provider();
+        let near = match provider {
+            Provider::RdmaCore => RdmaCoreNic::near(gpu, true)?,
+            Provider::Proxy => RdmaCoreNic::near(gpu, false)?,
+            Provider::Auto | Provider::Emulated => Vec::new(),
+        };
+        let mut devices = vec![first];
+        for nic in near {
+            if devices.len() == LANES {
+                break;
+            }
+            if nic.to_string() == devices[0].nic().name() {
+                continue;
+            }
+            match Device::open_with(gpu, &by(provider, nic)) {
+                Ok(device) => devices.push(device),
+                Err(e) => tracing::warn!(target: "gdsync", "no lane: {e}"),
+            }
+        }
+        Lanes::of(devices)
+    }
+}
+
+/// Opens a NIC by this provider; the virtual one by `Auto`.
+fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<dyn Nic>> {
+    Ok(match provider {
+        Provider::RdmaCore => Arc::new(RdmaCoreNic::open(gpu, named)?),
+        Provider::Proxy => Arc::new(VerbsNic::open(gpu, named)?),
+        Provider::Auto | Provider::Emulated => {
+            Arc::new(EmulatedNic::open(gpu, EmulatedOptions::default())?)
+        }
+    })
+}
+
+/// The first that works, and why others do not.
+fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<String>)> {
+    let told = named.is_some() || std::env::var_os(GID_INDEX).is_some();
+    let mut passed_over = Vec::new();
+    let mut absent = true;
+    for provider in [Provider::RdmaCore, Provider::Proxy] {
+        let (nonsense, e) = match nic(gpu, provider, named) {
+            Ok(nic) => match tried(gpu, &nic) {
+                Ok(()) => {
+                    report(&passed_over, provider, absent);
+                    return Ok((nic, passed_over));
+                }
+                // Whatever it says: NIC and GPU were found as they were named.
+                Err(e) => (false, e),
+            },
+            Err(e) => (e.kind() == Kind::Invalid, e),
+        };
+        // What was said makes no sense, or the named NIC can be had in no way.
+        if told && (nonsense || provider == Provider::Proxy) {
+            return Err(e);
+        }
+        absent &= e.kind() == Kind::Absent;
+        passed_over.push(format!("{provider}: {e}"));
+    }
+    report(&passed_over, Provider::Emulated, absent);
+    Ok((nic(gpu, Provider::Emulated, None)?, passed_over))
+}
+
+/// Whether it can be used: whether a queue pair can be made, whose doorbell the GPU reaches.
+fn tried(gpu: &Gpu, nic: &Arc<dyn Nic>) -> Result<()> {
+    let device = Device::open(gpu, Arc::clone(nic), true, Vec::new())?;
+    let config = QpConfig {
+        send_blocks: 4,
+        recv_entries: 4,
+        ..QpConfig::default()
+    };
+    drop(device.alloc_pd()?.create_qp(&config)?);
+    device.close(TRIAL)
+}
+
+/// Says once for each process what was passed over for what. That nothing is there is no news.
+fn report(passed_over: &[String], taken: Provider, absent: bool) {
+    for why in passed_over {
+        let news = format!("{taken} is used, not {why}");
+        match (env::first_time(&news), absent) {
+            (false, _) => {}
+            (true, true) => tracing::info!(target: "gdsync", "{news}"),
+            (true, false) => tracing::warn!(target: "gdsync", "{news}"),
+        }
+    }
+}

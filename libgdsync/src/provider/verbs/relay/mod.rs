@@ -1,0 +1,566 @@
+//! One queue pair: between our rings and queues of verbs, as a step machine.
+//!
+//! It is to the rings what a NIC is: it reads entries as far as the doorbell record says, in
+//! order, and writes completion entries, in order. In between it posts as many requests as the
+//! device takes; the others stay in the ring. Each request is signaled to the device, so that
+//! each end shows; an entry is written for those that asked for one. After a failure one is
+//! written for every request, and what the device never saw is flushed here.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use gds_step::{Machine, Step, Time};
+use gdsync_sys::verbs::types::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+use mlx5_prm::doorbell::{self, SendDoorbell};
+use mlx5_prm::opcode::SendOpcode;
+use mlx5_prm::syndrome::Syndrome;
+use mlx5_prm::wqe::{AvSeg, BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, WqeFlags, basic_blocks};
+
+use super::entries::Entries;
+use super::handles::Handles;
+use super::translate::{self, Outcome, UNNAMED};
+use crate::gpu::Mapped;
+use crate::ring::RingMemory as _;
+
+/// Bytes of the longest entry, and of the longest slot of a receive.
+const ENTRY_BYTES: usize = MAX_SEGMENTS.next_multiple_of(4) * SEGMENT;
+/// Completions taken at once.
+const BATCH: usize = 16;
+/// Requests of the longest queue.
+const LONGEST: u16 = 1 << 15;
+/// Marks the numbers of receives.
+const RECEIVE: u64 = 1 << 63;
+
+/// The queues of verbs that stand behind a relay.
+pub(super) trait Queues: Send {
+    /// Posts a send; 0, or an errno.
+    fn post_send(&mut self, wr: &mut ibv_send_wr) -> c_int;
+    /// Posts a receive; 0, or an errno.
+    fn post_recv(&mut self, wr: &mut ibv_recv_wr) -> c_int;
+    /// Takes completions; answers how many.
+    fn poll(&mut self, into: &mut [ibv_wc]) -> usize;
+    /// Puts the queue pair in error. Answers whether what it has comes back: not from a device
+    /// that is gone.
+    fn to_error(&mut self) -> bool;
+}
+
+/// What the device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// Requests outstanding.
+    pub sends: usize,
+    pub receives: usize,
+    /// Pieces of one.
+    pub send_sges: usize,
+    pub recv_sges: usize,
+    /// Bytes of a send that are copied as it is posted.
+    pub inline: usize,
+}
+
+/// The rings of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rings {
+    pub qpn: u32,
+    pub start: u32,
+    pub record: Mapped,
+    pub send: Mapped,
+    /// The same as the NIC reads it.
+    pub send_memory: translate::RingMemory,
+    pub recv: Mapped,
+    /// Bytes of a receive's slot.
+    pub stride: usize,
+    pub send_entries: Entries,
+    pub recv_entries: Entries,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nobody looks at its rings.
+    Down,
+    Up,
+    /// What is posted is flushed.
+    Error,
+}
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// At the device.
+    Posted,
+    /// Back from it.
+    Done(Outcome),
+    /// It does nothing, when its turn comes.
+    Nothing,
+    /// It fails when its turn comes; nothing behind it is posted.
+    Bad(Syndrome),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    counter: u16,
+    opcode: SendOpcode,
+    signaled: bool,
+    stage: Stage,
+}
+
+/// One of the two work queues.
+#[derive(Debug)]
+struct Side {
+    /// Read from the ring and not told of yet, oldest first.
+    flight: VecDeque<Request>,
+    /// The number of the oldest. Numbers are never used again, so that what a former connection
+    /// left in the completion queue is known.
+    first: u64,
+    /// Read from the ring so far: basic blocks, or receives.
+    head: u32,
+    /// At the device.
+    posted: usize,
+    entries: Entries,
+}
+
+impl Side {
+    fn new(start: u32, room: usize, entries: Entries) -> Side {
+        Side {
+            flight: VecDeque::with_capacity(room),
+            first: 0,
+            head: start,
+            posted: 0,
+            entries,
+        }
+    }
+
+    fn next(&self) -> u64 {
+        self.first + self.flight.len() as u64
+    }
+
+    fn push(&mut self, request: Request, size: u32) {
+        self.posted += usize::from(matches!(request.stage, Stage::Posted));
+        self.flight.push_back(request);
+        self.head = self.head.wrapping_add(size);
+    }
+
+    fn done(&mut self, number: u64, outcome: Outcome) {
+        let index = number.checked_sub(self.first).map(|i| i as usize);
+        let Some(request) = index.and_then(|i| self.flight.get_mut(i)) else {
+            return;
+        };
+        if matches!(request.stage, Stage::Posted) {
+            request.stage = Stage::Done(outcome);
+            self.posted -= 1;
+        }
+    }
+
+    /// Whether a request stands in the way that will fail.
+    fn blocked(&self) -> bool {
+        let last = self.flight.back();
+        last.is_some_and(|last| matches!(last.stage, Stage::Bad(_)))
+    }
+
+    /// Writes entries for what is over. Answers whether anything was, and whether it failed.
+    fn settle(&mut self, in_error: bool) -> (bool, bool) {
+        let (mut busy, mut failed) = (false, false);
+        while let Some(request) = self.flight.front() {
+            let flush = |syndrome| Outcome {
+                failure: Some((syndrome, 0)),
+                ..Outcome::default()
+            };
+            let outcome = match request.stage {
+                Stage::Posted => break,
+                Stage::Done(outcome) => outcome,
+                Stage::Nothing | Stage::Bad(_) if in_error || failed => flush(Syndrome::WR_FLUSH),
+                Stage::Nothing => Outcome::default(),
+                Stage::Bad(syndrome) => flush(syndrome),
+            };
+            failed |= outcome.failure.is_some();
+            if request.signaled || outcome.failure.is_some() {
+                self.entries.put(request.counter, request.opcode, &outcome);
+            }
+            self.flight.pop_front();
+            self.first += 1;
+            busy = true;
+        }
+        (busy, failed)
+    }
+
+    /// The device completes nothing any more: all that is outstanding fails, the oldest with `why`.
+    fn lose(&mut self, mut why: Syndrome) {
+        let posted = |request: &&mut Request| matches!(request.stage, Stage::Posted);
+        for request in self.flight.iter_mut().filter(posted) {
+            request.stage = Stage::Done(Outcome {
+                failure: Some((why, 0)),
+                ..Outcome::default()
+            });
+            why = Syndrome::WR_FLUSH;
+        }
+        self.posted = 0;
+    }
+
+    /// Forgets what is in flight.
+    fn reset(&mut self, start: u32) {
+        self.first = self.next();
+        self.flight.clear();
+        (self.head, self.posted) = (start, 0);
+    }
+}
+
+/// See the module.
+pub(super) struct Relay<Q> {
+    pub queues: Q,
+    rings: Rings,
+    limits: Limits,
+    /// Whom its datagrams go to; `None`: it is a connection.
+    handles: Option<Arc<Handles>>,
+    state: State,
+    /// How far streams are going to post: indices of send and receive queue.
+    expected: (u16, u16),
+    send: Side,
+    recv: Side,
+    /// Of the request that is posted.
+    sges: Vec<ibv_sge>,
+    wcs: [ibv_wc; BATCH],
+    entry: Box<[u8; ENTRY_BYTES]>,
+}
+
+impl<Q: Queues> Relay<Q> {
+    pub fn new(queues: Q, rings: Rings, limits: Limits) -> Relay<Q> {
+        let blocks = rings.send.len() / BASIC_BLOCK;
+        let slots = rings.recv.len() / rings.stride;
+        Relay {
+            queues,
+            rings,
+            limits,
+            handles: None,
+            state: State::Down,
+            expected: (rings.start as u16, rings.start as u16),
+            send: Side::new(rings.start, blocks, rings.send_entries),
+            recv: Side::new(rings.start, slots, rings.recv_entries),
+            sges: Vec::with_capacity(2 * MAX_SEGMENTS),
+            wcs: [ibv_wc::default(); BATCH],
+            entry: Box::new([0; ENTRY_BYTES]),
+        }
+    }
+
+    /// The same, of a queue pair of datagrams.
+    pub fn of_datagrams(mut self, handles: Arc<Handles>) -> Relay<Q> {
+        self.handles = Some(handles);
+        self
+    }
+
+    /// Streams are going to post as far as these indices.
+    pub fn expect(&mut self, send: u32, recv: u32) {
+        self.expected = (send as u16, recv as u16);
+    }
+
+    /// Whether streams have not yet posted all that they are going to.
+    pub fn awaits(&self) -> bool {
+        let behind = |expected: u16, at: usize| {
+            let index = doorbell::record_index(self.rings.record.load32(at));
+            // The longest queue is half of all numbers: one that streams fill is behind by that.
+            (1..=LONGEST).contains(&expected.wrapping_sub(index))
+        };
+        let (send, recv) = self.expected;
+        self.state != State::Down && (behind(send, doorbell::SND) || behind(recv, doorbell::RCV))
+    }
+
+    /// From now on the rings are looked at: the device's queue pair is connected.
+    pub fn up(&mut self) {
+        self.state = State::Up;
+    }
+
+    /// Into error, from any state.
+    pub fn fail(&mut self) {
+        self.state = State::Error;
+        if !self.queues.to_error() {
+            self.lose();
+        }
+    }
+
+    /// The device is gone: what it has is over, and what is posted is flushed. Answers whether
+    /// that is news.
+    pub fn lose(&mut self) -> bool {
+        let waits = self.send.posted + self.recv.posted > 0;
+        if self.state == State::Down || (self.state == State::Error && !waits) {
+            return false;
+        }
+        self.state = State::Error;
+        // The oldest for no reason that verbs have a name for.
+        self.send.lose(UNNAMED);
+        self.recv.lose(UNNAMED);
+        true
+    }
+
+    /// The device has reported that its queue pair is unusable. All that is outstanding is
+    /// flushed here. A device that still `obeys` is stopped first.
+    pub fn give_up(&mut self, obeys: bool) {
+        self.state = State::Error;
+        if obeys {
+            self.queues.to_error();
+        }
+        self.send.lose(Syndrome::WR_FLUSH);
+        self.recv.lose(Syndrome::WR_FLUSH);
+    }
+
+    /// The rings are not looked at any more; what is in flight is forgotten, and so are the
+    /// completions that nobody has taken: not every device does that when it is reset, and its
+    /// completion queue has no room for those of two connections.
+    pub fn down(&mut self) {
+        self.state = State::Down;
+        while self.queues.poll(&mut self.wcs) > 0 {}
+        self.expect(self.rings.start, self.rings.start);
+        self.send.reset(self.rings.start);
+        self.recv.reset(self.rings.start);
+    }
+
+    /// Whether the rings are looked at.
+    pub fn is_down(&self) -> bool {
+        self.state == State::Down
+    }
+
+    /// Where the completion queues stand.
+    pub fn positions(&self) -> (u32, u32) {
+        (self.send.entries.next, self.recv.entries.next)
+    }
+
+    /// A bounded piece of work; whether there was any.
+    pub fn advance(&mut self) -> bool {
+        if self.state == State::Down {
+            return false;
+        }
+        let mut busy = self.collect();
+        busy |= self.settle();
+        busy |= self.read_sends();
+        busy |= self.read_receives();
+        busy | self.settle()
+    }
+
+    /// Posts the receives that are there, now.
+    pub fn receive(&mut self) {
+        if self.state != State::Down {
+            self.read_receives();
+        }
+    }
+
+    fn collect(&mut self) -> bool {
+        if self.send.posted + self.recv.posted == 0 {
+            return false;
+        }
+        let n = self.queues.poll(&mut self.wcs);
+        for wc in &self.wcs[..n] {
+            let outcome = translate::outcome(wc);
+            match wc.wr_id & RECEIVE {
+                0 => self.send.done(wc.wr_id, outcome),
+                _ => self.recv.done(wc.wr_id & !RECEIVE, outcome),
+            }
+        }
+        n > 0
+    }
+
+    fn settle(&mut self) -> bool {
+        let mut busy = false;
+        for receives in [false, true] {
+            let side = match receives {
+                false => &mut self.send,
+                true => &mut self.recv,
+            };
+            let (some, failed) = side.settle(self.state == State::Error);
+            busy |= some;
+            if failed && self.state != State::Error {
+                self.fail();
+            }
+        }
+        busy
+    }
+
+    /// Posts new sends, or flushes them.
+    fn read_sends(&mut self) -> bool {
+        let tail = self.rings.record.load32(doorbell::SND);
+        let tail = doorbell::record_index(tail);
+        let mut busy = false;
+        loop {
+            let left = tail.wrapping_sub(self.send.head as u16);
+            let full = self.send.posted >= self.limits.sends;
+            if left == 0 || full || self.send.blocked() {
+                return busy;
+            }
+            let (head, blocks) = self.read_entry(left);
+            let mut request = Request {
+                counter: self.send.head as u16,
+                opcode: head.doorbell.opcode,
+                signaled: head.flags.signaled,
+                stage: Stage::Nothing,
+            };
+            if self.state == State::Error {
+                if self.send.posted > 0 {
+                    // Their entries come first.
+                    return busy;
+                }
+                request.stage = Stage::Bad(Syndrome::WR_FLUSH);
+                self.send.push(request, blocks.unwrap_or(1));
+                self.send.settle(true);
+                busy = true;
+                continue;
+            }
+            request.stage = match blocks {
+                None => Stage::Bad(Syndrome::LOCAL_QP_OP),
+                Some(_) => match self.post_send(head.doorbell.ds) {
+                    Some(stage) => stage,
+                    None => return busy,
+                },
+            };
+            self.send.push(request, blocks.unwrap_or(1));
+            busy = true;
+        }
+    }
+
+    /// Reads the entry at the head; its size in blocks if it is one, of the `left` that are there.
+    fn read_entry(&mut self, left: u16) -> (Head, Option<u32>) {
+        let ring = self.rings.send.len();
+        let at = self.send.head as usize * BASIC_BLOCK;
+        let mut read = |i: usize| {
+            let segment = self.rings.send.load_segment((at + i * SEGMENT) % ring);
+            self.entry[i * SEGMENT..][..SEGMENT].copy_from_slice(&segment);
+            segment
+        };
+        let head = Head::new(read(0));
+        let ds = head.doorbell.ds;
+        let blocks = u32::from(basic_blocks(ds));
+        let good = (1..=MAX_SEGMENTS).contains(&ds.into())
+            && head.doorbell.index == self.send.head as u16
+            && head.doorbell.qpn == self.rings.qpn
+            && blocks <= u32::from(left)
+            && usize::from(left) * BASIC_BLOCK <= ring;
+        if !good {
+            return (head, None);
+        }
+        for i in 1..ds.into() {
+            read(i);
+        }
+        (head, Some(blocks))
+    }
+
+    /// Hands the entry that was read to the device. `None`: not now.
+    fn post_send(&mut self, ds: u8) -> Option<Stage> {
+        let at = u64::from(self.send.head) * BASIC_BLOCK as u64;
+        let bytes = &self.entry[..usize::from(ds) * SEGMENT];
+        let most = translate::Most {
+            sges: self.limits.send_sges,
+            inline: self.limits.inline,
+        };
+        let ring = &self.rings.send_memory;
+        // Until the device has taken the request.
+        let handles = self.handles.as_deref().map(Handles::read);
+        let wr = match &handles {
+            None => translate::send(bytes, at, ring, most, &mut self.sges),
+            Some(handles) => {
+                let find = |av: &AvSeg| handles.find(av);
+                translate::datagram(bytes, at, ring, most, &mut self.sges, find)
+            }
+        };
+        let wr = match wr {
+            Ok(None) => return Some(Stage::Nothing),
+            Ok(Some(wr)) => wr,
+            Err(syndrome) => return Some(Stage::Bad(syndrome)),
+        };
+        let mut wr = ibv_send_wr {
+            wr_id: self.send.next(),
+            ..wr
+        };
+        match self.queues.post_send(&mut wr) {
+            0 => Some(Stage::Posted),
+            // Its queue is full, although it said that it takes more.
+            libc::ENOMEM if self.send.posted > 0 => None,
+            _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        }
+    }
+
+    /// Posts new receives, or flushes them.
+    fn read_receives(&mut self) -> bool {
+        let tail = self.rings.record.load32(doorbell::RCV);
+        let tail = doorbell::record_index(tail);
+        let slots = self.rings.recv.len() / self.rings.stride;
+        let mut busy = false;
+        loop {
+            let left = tail.wrapping_sub(self.recv.head as u16);
+            let full = self.recv.posted >= self.limits.receives;
+            if left == 0 || full || self.recv.blocked() {
+                return busy;
+            }
+            let mut request = Request {
+                counter: self.recv.head as u16,
+                opcode: SendOpcode::default(),
+                signaled: true,
+                stage: Stage::Bad(Syndrome::WR_FLUSH),
+            };
+            if self.state == State::Error {
+                if self.recv.posted > 0 {
+                    return busy;
+                }
+                self.recv.push(request, 1);
+                self.recv.settle(true);
+                busy = true;
+                continue;
+            }
+            request.stage = match self.post_receive(usize::from(left) <= slots, slots) {
+                Some(stage) => stage,
+                None => return busy,
+            };
+            self.recv.push(request, 1);
+            busy = true;
+        }
+    }
+
+    fn post_receive(&mut self, good: bool, slots: usize) -> Option<Stage> {
+        let stride = self.rings.stride;
+        let at = self.recv.head as usize % slots * stride;
+        let slot = &mut self.entry[..stride];
+        self.rings.recv.read(at, slot);
+        let wr = match translate::receive(slot, self.limits.recv_sges, &mut self.sges) {
+            Ok(wr) if good => wr,
+            _ => return Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        };
+        let mut wr = ibv_recv_wr {
+            wr_id: self.recv.next() | RECEIVE,
+            ..wr
+        };
+        match self.queues.post_recv(&mut wr) {
+            0 => Some(Stage::Posted),
+            libc::ENOMEM if self.recv.posted > 0 => None,
+            _ => Some(Stage::Bad(Syndrome::LOCAL_QP_OP)),
+        }
+    }
+}
+
+impl<Q: Queues> Machine for Relay<Q> {
+    fn step(&mut self, _now: Time) -> Step {
+        match self.advance() {
+            true => Step::Progress,
+            false => Step::IdleUntil(None),
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("qp{:#x}.relay", self.rings.qpn)
+    }
+}
+
+/// How an entry begins.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    /// The first eight bytes are what a doorbell says.
+    doorbell: SendDoorbell,
+    flags: WqeFlags,
+}
+
+impl Head {
+    fn new(segment: [u8; SEGMENT]) -> Head {
+        let [doorbell @ .., _, _, _, flags, _, _, _, _] = segment;
+        Head {
+            doorbell: SendDoorbell::from_bytes(doorbell),
+            flags: WqeFlags::from_byte(flags),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

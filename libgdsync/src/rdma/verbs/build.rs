@@ -1,0 +1,393 @@
+//! Building a queue pair: its memory, its objects on the NIC, its rings.
+
+use std::sync::Arc;
+
+use mlx5_prm::doorbell;
+use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
+
+use super::core::{EndpointKind, Hold, Places, QpCore, QpState, Side, SidePlaces, WAITER_WORDS};
+use super::{Pd, QpConfig};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
+use crate::memop::DevicePtr;
+use crate::memop::trace::Tracer;
+use crate::nic::{Layout, Place, QpObjects, QpRings, Transport};
+use crate::ring::cq::{ENTRY, WAITERS};
+use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue};
+use crate::status::Status;
+
+/// Lays out the region that all is in which has no other place: the UAR's page, the words, then
+/// the queues.
+struct Carver {
+    region: Region,
+    at: usize,
+}
+
+/// Where each piece of such a region begins.
+const ALIGN: usize = 64;
+
+impl Carver {
+    fn take(&mut self, len: usize) -> Result<Place> {
+        let at = self.take_at(len);
+        place(&self.region, at, len)
+    }
+
+    fn take_at(&mut self, len: usize) -> usize {
+        let at = self.at.next_multiple_of(ALIGN);
+        self.at = at + len;
+        at
+    }
+
+    /// Memory for a queue: here, its address aligned, or where it is wanted.
+    /// Answers the region and the place in it.
+    fn queue(
+        &mut self,
+        gpu: &Gpu,
+        kind: MemoryKind,
+        len: usize,
+        align: usize,
+    ) -> Result<(Region, usize)> {
+        match kind {
+            MemoryKind::Pinned => {
+                let base = self.region.addr().0 as usize;
+                self.at = (base + self.at).next_multiple_of(align) - base;
+                Ok((self.region.clone(), self.take_at(len)))
+            }
+            MemoryKind::Device => Ok((shared(gpu, kind, len)?, 0)),
+        }
+    }
+}
+
+/// Where a queue is to lie that is wanted in `kind` of memory.
+fn reachable(layout: Layout, kind: MemoryKind) -> MemoryKind {
+    match layout.device_queues {
+        true => kind,
+        false => MemoryKind::Pinned,
+    }
+}
+
+/// Bytes of the words of a queue pair, each piece rounded up.
+fn words_len(config: &QpConfig) -> usize {
+    let side = |requests: u32| {
+        let statuses = (4 * requests as usize).next_multiple_of(ALIGN);
+        2 * WAITER_WORDS.next_multiple_of(ALIGN) + statuses + 2 * ALIGN
+    };
+    // The others are the doorbell record and the error.
+    2 * ALIGN + side(config.send_blocks) + side(config.recv_entries)
+}
+
+fn place(region: &Region, at: usize, len: usize) -> Result<Place> {
+    let whole = Place {
+        cpu: region.mapped()?,
+        gpu: region.addr(),
+    };
+    Ok(whole.part(at, len))
+}
+
+/// A queue pair before it is shared.
+pub(in crate::rdma) struct Built {
+    pub core: QpCore,
+    /// The region that the send queue is in, and where.
+    pub ring: (Region, usize),
+    /// Where work queues, completion queues and record lie.
+    pub memory: [MemoryKind; 3],
+}
+
+struct Sizes {
+    send_bytes: usize,
+    recv_bytes: usize,
+    stride: usize,
+    send_log: u8,
+    recv_log: u8,
+}
+
+fn sizes(config: &QpConfig) -> Result<Sizes> {
+    let check = |what: &str, n: u32| {
+        if n.is_power_of_two() && (4..=32768).contains(&n) {
+            return Ok(());
+        }
+        let what = format!("{what} of {n}, which is not a power of two from 4 on");
+        Err(Error::new("create queue pair", Kind::Invalid, what).limit(32768u32))
+    };
+    check("a send queue", config.send_blocks)?;
+    check("a receive queue", config.recv_entries)?;
+    if !(1..=16).contains(&config.recv_sges) {
+        let what = format!("receives of {} segments", config.recv_sges);
+        return Err(Error::new("create queue pair", Kind::Invalid, what).limit(16u32));
+    }
+    let stride = SEGMENT * config.recv_sges.next_power_of_two() as usize;
+    // Twice the requests: half the entries are positions, half are room for a failing queue.
+    let log = |n: u32| (2 * n).trailing_zeros() as u8;
+    Ok(Sizes {
+        send_bytes: config.send_blocks as usize * BASIC_BLOCK,
+        recv_bytes: config.recv_entries as usize * stride,
+        stride,
+        send_log: log(config.send_blocks),
+        recv_log: log(config.recv_entries),
+    })
+}
+
+/// The send queue of a queue pair of such a transport.
+fn ud(send: SendQueue<Mapped, Hold>, transport: Transport) -> SendQueue<Mapped, Hold> {
+    match transport {
+        Transport::Rc => send,
+        Transport::Ud { .. } => send.of_datagrams(),
+    }
+}
+
+pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
+    let gpu = pd.device().gpu();
+    let nic = Arc::clone(pd.device().nic());
+    let sizes = sizes(config)?;
+    let layout = nic.layout();
+    let (send_cq, recv_cq) = (ENTRY << sizes.send_log, ENTRY << sizes.recv_log);
+    // Both completion queues begin where the NIC wants one to begin.
+    let recv_cq_at = send_cq.next_multiple_of(layout.align);
+    let cq_len = recv_cq_at + recv_cq.next_multiple_of(layout.align);
+    let ring_len = sizes.recv_bytes + sizes.send_bytes;
+    let grain = layout.grain(ring_len);
+    let ring_len = ring_len.next_multiple_of(grain);
+    let ring_memory = reachable(layout, config.ring_memory);
+    let cq_memory = reachable(layout, config.cq_memory);
+    // With the most that aligning it can take.
+    let here = |kind: MemoryKind, len: usize, align: usize| match kind {
+        MemoryKind::Pinned => len.next_multiple_of(ALIGN) + align - ALIGN,
+        MemoryKind::Device => 0,
+    };
+    let page = match layout.takes_uar {
+        true => doorbell::PAGE,
+        false => 0,
+    };
+    let queues = here(ring_memory, ring_len, grain) + here(cq_memory, cq_len, layout.align);
+    let control = gpu.alloc(MemoryKind::Pinned, page + words_len(config) + queues)?;
+    let mut carver = Carver {
+        region: control.clone(),
+        at: page,
+    };
+    let (ring, recv_at) = carver.queue(gpu, ring_memory, ring_len, grain)?;
+    let send_at = recv_at + sizes.recv_bytes;
+    let (cqs, cq_at) = carver.queue(gpu, cq_memory, cq_len, layout.align)?;
+    let mut regions = vec![ring.clone(), cqs.clone()];
+    let own_record = match reachable(layout, config.record_memory) {
+        MemoryKind::Pinned => None,
+        MemoryKind::Device => {
+            Some(shared(gpu, MemoryKind::Device, 64)?).filter(|r| r.kind() == MemoryKind::Device)
+        }
+    };
+    let (record, record_region, record_at) = match own_record {
+        None => {
+            let record = carver.take(8)?;
+            (record, control.clone(), record.gpu.0 - control.addr().0)
+        }
+        Some(region) => {
+            regions.push(region.clone());
+            (place(&region, 0, 8)?, region, 0)
+        }
+    };
+    let mut side = |ring: Place, cq: Place, requests: u32| -> Result<SidePlaces> {
+        Ok(SidePlaces {
+            ring,
+            cq,
+            passed: carver.take(WAITER_WORDS)?,
+            arrived: carver.take(WAITER_WORDS)?,
+            statuses: carver.take(4 * requests as usize)?,
+            done: carver.take(4)?,
+            trigger: carver.take(4)?,
+        })
+    };
+    let send = side(
+        place(&ring, send_at, sizes.send_bytes)?,
+        place(&cqs, cq_at, send_cq)?,
+        config.send_blocks,
+    )?;
+    let recv = side(
+        place(&ring, recv_at, sizes.recv_bytes)?,
+        place(&cqs, cq_at + recv_cq_at, recv_cq)?,
+        config.recv_entries,
+    )?;
+    let error = carver.take(4)?;
+    let memory = [ring.kind(), cqs.kind(), record_region.kind()];
+    let made = nic.create_qp(
+        pd.id(),
+        &QpRings {
+            uar: (&control, 0),
+            record: (&record_region, record_at),
+            send_ring: (&ring, send_at as u64, config.send_blocks),
+            recv_ring: (
+                &ring,
+                recv_at as u64,
+                config.recv_entries,
+                sizes.stride as u32,
+            ),
+            send_cq: (&cqs, cq_at as u64, sizes.send_log),
+            recv_cq: (&cqs, (cq_at + recv_cq_at) as u64, sizes.recv_log),
+            access: config.access,
+            start: config.start,
+            transport: config.transport,
+            path: config.path.resolve()?,
+        },
+    )?;
+    let objects = made.objects;
+    let register = match made.doorbell {
+        None => place(&control, doorbell::BF_OFFSET, 8)?,
+        Some((region, register)) => {
+            regions.push(region);
+            register
+        }
+    };
+    let places = Places {
+        uar: DevicePtr(register.gpu.0 - doorbell::BF_OFFSET as u64),
+        record,
+        doorbell: register,
+        error,
+        send,
+        recv,
+    };
+    let send = SendQueue::new(
+        places.send.ring.cpu,
+        objects.qpn,
+        config.send_blocks,
+        config.start,
+        completion_ring(&places.send, sizes.send_log, config.start),
+    );
+    let send = ud(send, config.transport);
+    let recv = ReceiveQueue::new(
+        places.recv.ring.cpu,
+        config.recv_entries,
+        sizes.stride,
+        config.start,
+        completion_ring(&places.recv, sizes.recv_log, config.start),
+    );
+    write_words(&places, config.start);
+    name(gpu.tracer(), &objects, &places);
+    Ok(Built {
+        core: QpCore::new(
+            Gpu::clone(gpu),
+            nic,
+            objects,
+            places,
+            kind,
+            config.transport,
+            config.timeout,
+            config.error.clone(),
+            control,
+            regions,
+            Arc::clone(pd.inner()),
+            pd.device().flushes().clone(),
+            send,
+            recv,
+        ),
+        ring: (ring, send_at),
+        memory,
+    })
+}
+
+/// Memory that the CPU writes as well: pinned where it cannot reach device memory.
+fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
+    let region = gpu.alloc(kind, len)?;
+    match region.mapped() {
+        Ok(_) => Ok(region),
+        Err(e) => {
+            tracing::info!(target: "gdsync", "queue memory is pinned, not in the GPU: {e}");
+            gpu.alloc(MemoryKind::Pinned, len)
+        }
+    }
+}
+
+fn completion_ring(places: &SidePlaces, log: u8, start: u32) -> CompletionRing<Mapped> {
+    places.done.cpu.store32(0, start);
+    CompletionRing::new(places.cq.cpu, places.passed.cpu, log, u64::from(start))
+}
+
+/// The words of a queue pair as they are before anything is posted.
+fn write_words(places: &Places, start: u32) {
+    let record = &places.record.cpu;
+    record.store32(doorbell::SND, doorbell::record_value(start));
+    record.store32(doorbell::RCV, doorbell::record_value(start));
+    places.error.cpu.store32(0, 0);
+    for side in [&places.send, &places.recv] {
+        for waiter in 0..WAITERS {
+            side.arrived.cpu.store32(4 * waiter, 0);
+        }
+        for status in 0..side.statuses.cpu.len() / 4 {
+            side.statuses.cpu.store32(4 * status, 0);
+        }
+    }
+    places.send.trigger.cpu.store32(0, 0);
+    places.recv.trigger.cpu.store32(0, start);
+}
+
+fn name(tracer: &Tracer, objects: &QpObjects, places: &Places) {
+    let qp = format!("qp{:#x}", objects.qpn);
+    let give = |place: Place, what: &str| {
+        tracer.name(place.gpu, place.cpu.len(), format!("{qp}.{what}"));
+    };
+    tracer.name(places.uar, doorbell::PAGE, format!("{qp}.uar"));
+    give(places.record, "record");
+    give(places.error, "error");
+    for (side, which) in [(&places.send, "send"), (&places.recv, "recv")] {
+        give(side.ring, &format!("{which}-ring"));
+        give(side.cq, &format!("{which}-cq"));
+        give(side.passed, &format!("{which}-passed"));
+        give(side.arrived, &format!("{which}-arrived"));
+        give(side.done, &format!("{which}-done"));
+        give(side.trigger, &format!("{which}-trigger"));
+    }
+}
+
+/// Brings an idle queue pair back to how [`build`] left it. The caller has set `under_way`.
+pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
+    let nic = &core.nic;
+    let done = nic
+        .reset_qp(core.objects.qpn)
+        .and_then(|()| nic.cq_indices(&core.objects));
+    let mut state = core.lock();
+    state.under_way = false;
+    let (indices, refused) = match done {
+        Ok(indices) => (indices, None),
+        // The NIC has forgotten everything, and the library does too: only another reset helps.
+        Err(e) if e.kind() == Kind::Failed(Status::CLOSED) => (None, Some(e)),
+        Err(e) => return Err(e),
+    };
+    let places = &core.places;
+    let blocks = state.send.fifo.room();
+    let log = |bytes: usize| (bytes / ENTRY).trailing_zeros() as u8;
+    let (send_log, recv_log) = (log(places.send.cq.cpu.len()), log(places.recv.cq.cpu.len()));
+    let recv_entries = state.recv.fifo.room();
+    let stride = places.recv.ring.cpu.len() / recv_entries as usize;
+    let start = core.objects.start;
+    write_words(places, start);
+    // The completion queues go on where the NIC stands: only work queues restart.
+    let (send_next, recv_next) =
+        indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
+    let cq = |side: &SidePlaces, log: u8, next: u64| {
+        let ring = CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next);
+        side.done.cpu.store32(0, next as u32);
+        ring
+    };
+    let send_cq = cq(&places.send, send_log, send_next);
+    let recv_cq = cq(&places.recv, recv_log, recv_next);
+    let epoch = state.epoch + 1;
+    let send = SendQueue::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq);
+    let recv = ReceiveQueue::<Mapped, Hold>::new(
+        places.recv.ring.cpu,
+        recv_entries,
+        stride,
+        start,
+        recv_cq,
+    );
+    let mut new = QpState::new(ud(send, core.transport), recv);
+    new.epoch = epoch;
+    new.flush_faults = core.flushes.fault.count();
+    // The queue pair keeps its number, so doorbells that are on their way still reach it.
+    new.rung_by_streams = state.rung_by_streams;
+    if refused.is_some() {
+        new.cause = Some((Side::Receive, Status::CLOSED));
+        places.error.cpu.store32(0, Status::CLOSED.0);
+    }
+    let old = std::mem::replace(&mut *state, new);
+    drop(state);
+    // What its requests held is dropped without the lock.
+    drop(old);
+    refused.map_or(Ok(()), Err)
+}

@@ -1,0 +1,247 @@
+//! Devices.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use gds_step::{Lane, Machine, MachineId, Shared, Step};
+
+use super::proxy::{Proxy, ProxyList};
+use super::watch::{FlushFaults, WatchList, Watcher};
+use super::{Life, Pd, QpCore};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::{Consistency, Gpu, MemoryKind};
+use crate::nic::{Nic, Provider};
+
+/// A NIC, opened for one GPU. Clones are the same device.
+///
+/// When the last handle on a device and on all that was made from it is gone, what is still in
+/// flight is given up: streams that wait for it pass, with [`Status::CLOSED`](crate::Status) in the
+/// error words. [`Device::close`] waits for it instead.
+#[derive(Clone)]
+pub struct Device(pub(in crate::rdma) Arc<DeviceInner>);
+
+pub(in crate::rdma) struct DeviceInner {
+    gpu: Gpu,
+    nic: Arc<dyn Nic>,
+    /// What would have been better, and why it cannot be used.
+    passed_over: Vec<String>,
+    watch: WatchList,
+    watcher: Shared<Watcher>,
+    /// `None`: the caller steps the watcher.
+    attached: Option<MachineId>,
+    proxies: ProxyList,
+    /// Attached with the first queue pair that wants one.
+    proxy: OnceLock<MachineId>,
+    flusher: Option<Arc<dyn Flusher>>,
+    flushes: Flushes,
+}
+
+/// What makes visible to streams what a device's NIC writes, kept as long as the device.
+pub(in crate::rdma) trait Flusher: Send + Sync {
+    /// One visit of the queue pairs that are its own.
+    fn progress(&self) -> bool {
+        false
+    }
+}
+
+/// What queue pairs have to do with flushes for streams.
+#[derive(Clone)]
+pub(crate) struct Flushes {
+    /// How those that the device relies on have gone.
+    pub fault: Arc<FlushFaults>,
+    /// Whether its queue pairs are those by which a NIC flushes, and raise that.
+    pub raises: bool,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for {:?}", self.name(), self.0.gpu)
+    }
+}
+
+impl Device {
+    /// A device on the same NIC whose queue pairs flush for those of another, which `fault` is
+    /// of. With nobody but the caller to step its watcher, or `watched` as others are.
+    pub(in crate::rdma) fn beside(
+        gpu: &Gpu,
+        nic: &Arc<dyn Nic>,
+        watched: bool,
+        fault: &Arc<FlushFaults>,
+    ) -> Device {
+        let name = watched.then(|| format!("{}.flush", nic.name()));
+        let flushes = Flushes {
+            fault: Arc::clone(fault),
+            raises: true,
+        };
+        let watch = WatchList::default();
+        let nic = Arc::clone(nic);
+        Device::assemble(gpu, nic, Vec::new(), name, watch, None, flushes)
+    }
+
+    /// `watched`: what its watcher is called, if it has one of its own.
+    pub(in crate::rdma) fn assemble(
+        gpu: &Gpu,
+        nic: Arc<dyn Nic>,
+        passed_over: Vec<String>,
+        watched: Option<String>,
+        watch: WatchList,
+        flusher: Option<Arc<dyn Flusher>>,
+        flushes: Flushes,
+    ) -> Device {
+        let host = gpu.host();
+        let proxies = ProxyList::default();
+        let name = watched.clone().unwrap_or_default();
+        let watcher = Watcher::new(watch.clone(), Arc::clone(&nic), name);
+        let watcher = Shared::new(watcher);
+        let attached = watched.map(|_| host.attach(Lane::Watch, Box::new(watcher.clone())));
+        Device(Arc::new(DeviceInner {
+            gpu: gpu.clone(),
+            nic,
+            passed_over,
+            watch,
+            watcher,
+            attached,
+            proxies,
+            proxy: OnceLock::new(),
+            flusher,
+            flushes,
+        }))
+    }
+
+    /// One visit of all queue pairs, as the watcher makes it. `true`: something was done.
+    pub fn progress(&self) -> bool {
+        let now = self.0.gpu.host().now();
+        let busy = self.0.watcher.with(|watcher| watcher.step(now)) == Step::Progress;
+        let flusher = self.0.flusher.as_ref();
+        busy | flusher.is_some_and(|flusher| flusher.progress())
+    }
+
+    /// The provider and the NIC, for people: `emulated nic0`.
+    pub fn name(&self) -> String {
+        format!("{} {}", self.0.nic.provider(), self.0.nic.name())
+    }
+
+    /// Who drives it; never [`Provider::Auto`].
+    pub fn provider(&self) -> Provider {
+        self.0.nic.provider()
+    }
+
+    /// The providers that [`Provider::Auto`] would rather have taken, each with the reason why
+    /// it could not be.
+    pub fn passed_over(&self) -> &[String] {
+        &self.0.passed_over
+    }
+
+    /// The GPU it was opened for.
+    pub fn gpu(&self) -> &Gpu {
+        &self.0.gpu
+    }
+
+    /// How a stream that has passed a wait with a flush comes to see what the NIC wrote to memory
+    /// of `kind` before: by what GPU and NIC can do, or what `GDS_CONSISTENCY` says.
+    ///
+    /// # Errors
+    /// `Unsupported` if there is no way: waits that ask for a flush are then refused, and payload
+    /// that streams consume belongs into pinned memory.
+    pub fn consistency(&self, kind: MemoryKind) -> Result<Consistency> {
+        Consistency::choose(kind, self.0.gpu.caps(), self.nic().reads()).map_err(|e| e.of(self))
+    }
+
+    /// Whether WRITEs of a peer's queue pair into this device's registrations become visible in the
+    /// order in which they were posted. True for the virtual NIC without the fault `ooo` and for the
+    /// kernel's soft-RoCE. False for any other NIC: if the fabric spreads packets over several
+    /// paths, it may place them as they arrive.
+    pub fn keeps_write_order(&self) -> bool {
+        self.nic().keeps_order()
+    }
+
+    /// Whether its queue pairs do RDMA READs.
+    pub fn reads(&self) -> bool {
+        self.nic().reads()
+    }
+
+    pub(crate) fn nic(&self) -> &Arc<dyn Nic> {
+        &self.0.nic
+    }
+
+    pub(in crate::rdma) fn flushes(&self) -> &Flushes {
+        &self.0.flushes
+    }
+
+    pub(in crate::rdma) fn watch(&self) -> &WatchList {
+        &self.0.watch
+    }
+
+    /// Has the proxy serve a queue pair.
+    pub(in crate::rdma) fn serve_by_proxy(&self, core: Arc<QpCore>) {
+        self.0.proxies.add(core);
+        self.0.proxy.get_or_init(|| {
+            let proxy = Proxy::new(
+                self.0.proxies.clone(),
+                format!("{}.proxy", self.nic().name()),
+            );
+            self.0.gpu.host().attach(Lane::Proxy, Box::new(proxy))
+        });
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `System` if the device has none left.
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        self.alloc_pd_of(0)
+    }
+
+    /// As [`Device::alloc_pd`], for a device that is this one of several [`Lanes`](crate::rdma::Lanes).
+    pub(in crate::rdma) fn alloc_pd_of(&self, lane: u8) -> Result<Pd> {
+        Pd::new(self, lane)
+    }
+
+    /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
+    /// completed and every stream has passed its waits on them. On return, the NIC has
+    /// destroyed the queue pairs that no stream ever rang for; it destroys the others when the
+    /// streams have passed their doorbells.
+    ///
+    /// # Errors
+    /// `Timeout`, naming how many queue pairs are still in flight or still held. They stay
+    /// watched; the call may be repeated.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        let host = self.0.gpu.host();
+        let deadline = host.now() + limit;
+        let dropped = || {
+            let mut open = self.watch().open();
+            open.retain(|core| core.is(Life::Closing));
+            open
+        };
+        if host.wait_until(Some(deadline), &mut || dropped().is_empty()) {
+            return Ok(());
+        }
+        let open = dropped();
+        let names: Vec<String> = open
+            .iter()
+            .map(|core| format!("{:#x}", core.qpn()))
+            .collect();
+        let what = format!(
+            "{} queue pairs not finished: {}",
+            open.len(),
+            names.join(", ")
+        );
+        Err(Error::new("close device", Kind::Timeout, what))
+    }
+}
+
+impl Drop for DeviceInner {
+    fn drop(&mut self) {
+        let host = self.gpu.host();
+        if let Some(watcher) = self.attached {
+            host.detach(watcher);
+        }
+        if let Some(proxy) = self.proxy.get() {
+            host.detach(*proxy);
+        }
+        for core in self.watch.open() {
+            core.abandon();
+        }
+    }
+}

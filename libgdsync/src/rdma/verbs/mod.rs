@@ -1,0 +1,37 @@
+//! The objects of verbs: devices, protection domains, registrations, queue pairs, requests.
+//!
+//! [`Qp`] is a queue pair as its owner holds it ([`qp`], [`post`], [`progress`], [`field`]), made by
+//! [`build`] of a [`config`]; [`core`] is what its owner shares with the [`watch`]er and with the
+//! CPU thread that rings for streams ([`proxy`]), behind the lock of [`locked`].
+
+mod build;
+mod config;
+mod core;
+mod destination;
+mod device;
+mod events;
+mod field;
+mod header;
+mod locked;
+mod pd;
+mod post;
+mod progress;
+mod proxy;
+mod qp;
+mod request;
+mod watch;
+mod work;
+
+pub use config::{Endpoint, Lowering, QpConfig};
+use core::Life;
+pub(super) use core::{EndpointKind, Held, QpCore, QpState, Side, Timer};
+pub use destination::Destination;
+pub use device::Device;
+pub(super) use device::{Flusher, Flushes};
+pub use header::GRH;
+pub(super) use locked::{Locked, let_go};
+pub use pd::{Mr, Pd};
+pub use qp::Qp;
+pub use request::{Completion, Field, ReceiveRequest, Received, SendRequest, Source, WaitOptions};
+pub(super) use watch::{FlushFaults, WatchList};
+pub use work::{Sge, Work};

@@ -1,0 +1,218 @@
+//! Protection domains and registrations.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Device, Qp, QpConfig, Sge};
+use crate::error::{Error, Kind, Result};
+use crate::gpu::Region;
+use crate::nic::{Access, LANES, MrKeys, Nic, PdId, RemoteMemory};
+
+/// A protection domain: registrations and queue pairs of one work together.
+#[derive(Clone)]
+pub struct Pd {
+    inner: Arc<PdInner>,
+    device: Device,
+}
+
+/// Shared with registrations, which requests in flight keep alive: it must not hold the device,
+/// whose end gives up what is in flight.
+pub(crate) struct PdInner {
+    nic: Arc<dyn Nic>,
+    id: PdId,
+    /// Where its keys stand in records.
+    lane: u8,
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        self.nic.dealloc_pd(self.id);
+    }
+}
+
+impl fmt::Debug for Pd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pd {} of {:?}", self.inner.id.0, self.device)
+    }
+}
+
+impl Pd {
+    pub(super) fn new(device: &Device, lane: u8) -> Result<Pd> {
+        let nic = Arc::clone(device.nic());
+        let id = nic.alloc_pd()?;
+        Ok(Pd {
+            inner: Arc::new(PdInner { nic, id, lane }),
+            device: device.clone(),
+        })
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(in crate::rdma) fn inner(&self) -> &Arc<PdInner> {
+        &self.inner
+    }
+
+    pub(in crate::rdma) fn id(&self) -> PdId {
+        self.inner.id
+    }
+
+    /// Which of several [`Lanes`](crate::rdma::Lanes) it is of; 0 if it was made by a device alone.
+    pub fn lane(&self) -> u8 {
+        self.inner.lane
+    }
+
+    /// Registers a whole region with the NIC.
+    ///
+    /// # Errors
+    /// `Foreign` for memory of another GPU, `System` if the NIC refuses.
+    pub fn register(&self, region: &Region, access: Access) -> Result<Mr> {
+        let device = self.device();
+        if !region.gpu().is(device.gpu()) {
+            return Err(Error::new(
+                "register memory",
+                Kind::Foreign,
+                format!("{region:?} with {device:?}"),
+            ));
+        }
+        let nic = Arc::clone(device.nic());
+        let keys = nic.reg_mr(self.id(), region, access)?;
+        Ok(Mr(Arc::new(MrInner {
+            nic,
+            pd: Arc::clone(&self.inner),
+            region: region.clone(),
+            access,
+            keys,
+        })))
+    }
+
+    /// Makes a queue pair.
+    ///
+    /// # Errors
+    /// `Invalid` for sizes out of range, `System` if device or memory refuse.
+    pub fn create_qp(&self, config: &QpConfig) -> Result<Qp> {
+        Qp::create(self, config)
+    }
+}
+
+/// A region that was registered with a NIC. Clones are the same registration, which ends when
+/// the last clone and the last request in flight that names it are gone.
+#[derive(Clone)]
+pub struct Mr(Arc<MrInner>);
+
+pub(crate) struct MrInner {
+    nic: Arc<dyn Nic>,
+    pd: Arc<PdInner>,
+    region: Region,
+    access: Access,
+    keys: MrKeys,
+}
+
+impl Drop for MrInner {
+    fn drop(&mut self) {
+        self.nic.dereg_mr(self.keys);
+    }
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MrInner { keys, region, .. } = &*self.0;
+        write!(f, "registration {:#x} of {region:?}", keys.lkey)
+    }
+}
+
+impl Mr {
+    /// What ends with this handle, if it is the last.
+    pub(in crate::rdma) fn into_last(self) -> Option<MrInner> {
+        Arc::into_inner(self.0)
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// What it permits.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// The key by which requests of this side name it.
+    pub fn lkey(&self) -> u32 {
+        self.0.keys.lkey
+    }
+
+    /// The `len` bytes at `offset`, as a request names them. Checked when it is prepared.
+    pub fn sge(&self, offset: u64, len: u32) -> Sge<'_> {
+        Sge {
+            mr: self,
+            offset,
+            len,
+        }
+    }
+
+    /// Ends the registration, and the region behind it, if this is their last handle and no
+    /// request in flight names them.
+    ///
+    /// # Errors
+    /// The registration itself, if something else still uses it or its region.
+    pub fn try_close(mut self) -> Result<(), Mr> {
+        let last = Arc::get_mut(&mut self.0).is_some_and(|inner| {
+            let own = 1 + inner.nic.holds(&inner.region);
+            inner.region.handles() <= own
+        });
+        if last { Ok(()) } else { Err(self) }
+    }
+
+    /// Ends the registration and gives the buffer back that [`Gpu::adopt_vec`] took, once nothing
+    /// else can reach it: as [`Region::into_vec`], which also waits until this is the last handle
+    /// on the registration and no request in flight names it.
+    ///
+    /// # Errors
+    /// The registration as well: `Timeout`, naming what still reaches the memory, or `Invalid` if
+    /// it was not made of a buffer.
+    pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Mr, Error)> {
+        let region = &self.0.region;
+        let host = region.gpu().host();
+        let deadline = host.now() + limit;
+        let alone = || Arc::strong_count(&self.0) == 1;
+        let settled = region.check_buffer().and_then(|()| {
+            if !host.wait_until(Some(deadline), &mut || alone()) {
+                let others = Arc::strong_count(&self.0).saturating_sub(1);
+                let what =
+                    format!("{self:?}: {others} other handles or requests in flight hold it");
+                return Err(Error::new("give buffer back", Kind::Timeout, what));
+            }
+            region.settle(self.0.nic.holds(region), deadline)
+        });
+        match settled {
+            Ok(()) => {
+                let region = region.clone();
+                // Ends the registration: peers do not reach the memory any more.
+                drop(self);
+                // SAFETY: made of a buffer, as checked, and no other handle exists since.
+                Ok(unsafe { region.release() })
+            }
+            Err(e) => Err((self, e)),
+        }
+    }
+
+    /// The record by which a peer names it.
+    pub fn remote(&self) -> RemoteMemory {
+        let mut rkeys = [None; LANES];
+        rkeys[usize::from(self.0.pd.lane)] = Some(self.0.keys.rkey);
+        RemoteMemory {
+            addr: self.0.region.addr().0,
+            len: self.0.region.len() as u64,
+            rkeys,
+        }
+    }
+
+    /// Whether it belongs to this protection domain.
+    pub fn is_of(&self, pd: &Pd) -> bool {
+        Arc::ptr_eq(&self.0.pd, &pd.inner)
+    }
+}
