@@ -20,6 +20,7 @@
 
 use mlx5_prm::cqe::{ERROR_BIT, OWNER_BIT};
 
+use super::Width::Bits32;
 use super::{Batch, Caps, Condition, DevicePtr, Op};
 
 /// A completion entry to be waited for.
@@ -43,11 +44,12 @@ pub struct NeedsKernel;
 
 /// Appends the waits for `entry`.
 pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKernel> {
-    let mut wait = |condition, value, mask, flush| {
-        batch.push(Op::Wait32 {
+    let mut wait = |condition, value: u32, mask: u32, flush| {
+        batch.push(Op::Wait {
+            width: Bits32,
             at: entry.word,
-            value,
-            mask,
+            value: value.into(),
+            mask: mask.into(),
             condition,
             flush,
         })
@@ -104,12 +106,13 @@ mod tests {
 
     fn passes(batch: &Batch, word: u32) -> bool {
         batch.ops().iter().all(|op| match *op {
-            Op::Wait32 {
+            Op::Wait {
+                width: Bits32,
                 value,
                 mask,
                 condition,
                 ..
-            } => condition.holds32(word, value, mask),
+            } => condition.holds(Bits32, word.into(), value, mask),
             _ => panic!("only 32-bit waits are expected"),
         })
     }

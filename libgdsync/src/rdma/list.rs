@@ -1,8 +1,8 @@
 //! Lists of descriptors: sends, waits and word operations in one submission to a stream.
 //!
-//! Two passes. The first changes queue state and turns descriptors into [`Item`]s; whatever it
-//! refuses is undone as a whole. The second turns items into memory operations or programs and
-//! hands them to the runtime. Both work in buffers that are kept from call to call.
+//! Two passes. The first changes queue state and turns descriptors into operations; whatever it
+//! refuses is undone as a whole. The second hands them to the runtime, as memory operations or as
+//! programs. Both work in buffers that are kept from call to call.
 
 mod flushed;
 
@@ -10,17 +10,16 @@ use mlx5_prm::doorbell;
 use std::cell::Cell;
 
 use self::flushed::{By, Queues};
-use super::core::{EndpointKind, Side, Timer};
+use super::core::{EndpointKind, Place, Side, Timer};
 use super::locked::Locked;
-use super::lower::{Buffers, Item, Sent, equal, lower};
+use super::lower::{Buffers, ROOM, Sent, lower};
 use super::{Completion, Lowering, Qp, QpState, ReceiveRequest, SendRequest, WaitOptions};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
+use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::completion::Entry;
-use crate::memop::cost;
-use crate::memop::post::Ring;
-use crate::memop::program;
-use crate::memop::{Condition, Inline, Op};
+use crate::memop::post::{self, Ring};
+use crate::memop::{Batch, Condition, Inline, Op, Role, cost, program};
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
@@ -133,7 +132,8 @@ struct Waited {
 
 #[derive(Default)]
 struct Scratch {
-    items: Vec<Item>,
+    /// What the stream is to do.
+    list: Batch,
     waits: Vec<Waited>,
     undo: Vec<(usize, Side, PostMark)>,
     /// How it will show that the stream has passed the last wait; `None`: there is none.
@@ -185,7 +185,7 @@ fn run(
     by: By<'_>,
     s: &mut Scratch,
 ) -> Result<()> {
-    s.items.clear();
+    s.list.clear();
     s.waits.clear();
     s.undo.clear();
     s.proof = None;
@@ -193,10 +193,13 @@ fn run(
     let decided = flushed::decide_all(stream, queues, list, by, s, &mut held)
         .and_then(|()| announce(queues, s, &mut held));
     drop(held);
-    let kernel = decided.is_ok() && by_kernel(queues, s);
-    let lowered = decided
-        .and_then(|()| stream.admit(OPERATION, submissions(stream, s, kernel), s.proof.take()))
-        .and_then(|()| lower(stream, &s.items, &mut s.buffers, kernel));
+    let lowered = decided.and_then(|()| {
+        let operations = cost::operations(&s.list);
+        let kernel = by_kernel(queues, s, operations);
+        let n = submissions(stream, &s.list, operations, kernel);
+        stream.admit(OPERATION, n, s.proof.take())?;
+        lower(stream, &mut s.list, &mut s.buffers, kernel)
+    });
     match lowered {
         Ok(Sent::All) => {
             commit(queues, s);
@@ -228,14 +231,11 @@ fn run(
     }
 }
 
-/// Submissions that the list takes at most.
-fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
+/// Submissions that the list, of at most so many memory operations, takes at most.
+fn submissions(stream: &Stream, list: &Batch, operations: usize, kernel: bool) -> u32 {
     /// Record and the halves of a doorbell.
     const GLUED: usize = 3;
-    /// Room that a program is given up with.
-    const ROOM: usize = 8;
     let caps = stream.gpu().caps();
-    let operations: usize = s.items.iter().map(Item::operations).sum();
     let (limit, glued) = match kernel {
         true => (program::MAX_OPS, ROOM),
         false => (caps.batch_limit, GLUED),
@@ -243,23 +243,26 @@ fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
     let mut n = gpu::submissions(operations, limit, glued);
     if !(caps.nor && caps.ordered_writes) {
         // Waits and flushes may change between kernels and memory operations, each time anew.
-        n += 2 * s.items.len() as u32;
+        let change = |op: &&Op| op.is_wait() || **op == Op::Flush;
+        n += 2 * list.ops().iter().filter(change).count() as u32;
     }
     n
 }
 
 /// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
-fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
+fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch, operations: usize) -> bool {
     let any = |lowering| queues.given().any(|qp| qp.lowering == lowering);
     if any(Lowering::Kernel) || queues.given().next().is_none() || any(Lowering::MemOps) {
         return any(Lowering::Kernel);
     }
     // Who will write a word of the application's is not known: it may need this GPU.
-    let foreign = |item: &Item| matches!(item, Item::Op(op) if op.is_wait());
-    if s.items.iter().any(foreign) || !s.waits.iter().all(|w| queues.get(w.queue).spin) {
-        return false;
-    }
-    cost::kernel_wins(s.items.iter().map(Item::operations).sum())
+    let foreign = |i| {
+        let op: &Op = &s.list.ops()[i];
+        s.list.role(i) == Role::Plain && matches!(op, Op::Wait { .. })
+    };
+    (0..s.list.len()).all(|i| !foreign(i))
+        && s.waits.iter().all(|w| queues.get(w.queue).spin)
+        && cost::kernel_wins(operations)
 }
 
 fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
@@ -337,13 +340,8 @@ fn decide<'q>(
         } => {
             check_region(stream, word.region())?;
             s.proof = Some(Proof::Idle);
-            s.items.push(Item::Op(Op::Wait32 {
-                at: word.addr(),
-                value,
-                mask: u32::MAX,
-                condition,
-                flush,
-            }));
+            let wait = Op::wait(Bits32, word.addr(), condition, value);
+            s.list.push(wait.flushing(flush));
             Ok(())
         }
         Descriptor::WaitValue64 {
@@ -354,31 +352,18 @@ fn decide<'q>(
         } => {
             check_region(stream, word.region())?;
             s.proof = Some(Proof::Idle);
-            s.items.push(Item::Op(Op::Wait64 {
-                at: word.addr(),
-                value,
-                mask: u64::MAX,
-                condition,
-                flush,
-            }));
+            let wait = Op::wait(Bits64, word.addr(), condition, value);
+            s.list.push(wait.flushing(flush));
             Ok(())
         }
         Descriptor::WriteValue32 { word, value } => {
             check_region(stream, word.region())?;
-            s.items.push(Item::Op(Op::Write32 {
-                at: word.addr(),
-                value,
-                fenced: true,
-            }));
+            s.list.push(Op::write(Bits32, word.addr(), value));
             Ok(())
         }
         Descriptor::WriteValue64 { word, value } => {
             check_region(stream, word.region())?;
-            s.items.push(Item::Op(Op::Write64 {
-                at: word.addr(),
-                value,
-                fenced: true,
-            }));
+            s.list.push(Op::write(Bits64, word.addr(), value));
             Ok(())
         }
         Descriptor::WriteMemory { to, data } => {
@@ -389,16 +374,14 @@ fn decide<'q>(
             }
             for (i, piece) in data.chunks(Inline::MAX).enumerate() {
                 if let Some(data) = Inline::new(piece) {
-                    s.items.push(Item::Op(Op::Copy {
-                        at: to.addr().offset((i * Inline::MAX) as u64),
-                        data,
-                    }));
+                    let at = to.addr().offset((i * Inline::MAX) as u64);
+                    s.list.push(Op::Copy { at, data });
                 }
             }
             Ok(())
         }
         Descriptor::Flush => {
-            s.items.push(Item::Op(Op::Flush));
+            s.list.push(Op::Flush);
             Ok(())
         }
         Descriptor::PassedBy { word, value } => {
@@ -449,30 +432,33 @@ fn decide_send(
         s.proof = Some(Proof::Idle);
     }
     state.rung_by_streams |= qp.core.kind == EndpointKind::Ring;
-    let item = match qp.core.kind {
-        EndpointKind::Ring => Item::Post(Ring {
-            record: places.record.gpu.offset(doorbell::SND as u64),
-            record_value: doorbell::record_value(posted.index),
-            doorbell: places.doorbell.gpu,
-            doorbell_value: u64::from_ne_bytes(posted.doorbell),
-            edge: posted.edge.map(doorbell::record_value),
-        }),
+    match qp.core.kind {
+        EndpointKind::Ring => post::push(
+            &mut s.list,
+            &Ring {
+                record: places.record.gpu.offset(doorbell::SND as u64),
+                record_value: doorbell::record_value(posted.index),
+                doorbell: places.doorbell.gpu,
+                doorbell_value: u64::from_ne_bytes(posted.doorbell),
+                edge: posted.edge.map(doorbell::record_value),
+            },
+        ),
         EndpointKind::Proxy => {
-            if posted.edge.is_some() {
-                let before = equal(places.send.trigger.gpu, mark.posted() as u32);
-                s.items.push(Item::Op(before));
-            }
-            Item::Op(Op::Write32 {
-                at: places.send.trigger.gpu,
-                value: state.send.fifo.posted() as u32,
-                fenced: true,
-            })
+            let edge = posted.edge.map(|_| mark.posted() as u32);
+            let value = state.send.fifo.posted() as u32;
+            trigger(&mut s.list, places.send.trigger, value, edge);
         }
-    };
-    if !s.items.last_mut().is_some_and(|last| last.absorb(&item)) {
-        s.items.push(item);
     }
     Ok(())
+}
+
+/// Appends what has the CPU ring: its word gets `value`, once it has that of the stream that posted
+/// last.
+fn trigger(list: &mut Batch, word: Place, value: u32, edge: Option<u32>) {
+    if let Some(before) = edge {
+        list.push(Op::wait(Bits32, word.gpu, Condition::Eq, before));
+    }
+    list.push(Op::write(Bits32, word.gpu, value));
 }
 
 fn decide_receive(
@@ -493,22 +479,13 @@ fn decide_receive(
     }
     let places = &qp.core.places;
     match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::PostReceive {
-            record: places.record.gpu.offset(doorbell::RCV as u64),
-            value: doorbell::record_value(index),
-            edge: edge.map(doorbell::record_value),
-        }),
-        EndpointKind::Proxy => {
-            if let Some(index) = edge {
-                s.items
-                    .push(Item::Op(equal(places.recv.trigger.gpu, index)));
-            }
-            s.items.push(Item::Op(Op::Write32 {
-                at: places.recv.trigger.gpu,
-                value: index,
-                fenced: true,
-            }));
-        }
+        EndpointKind::Ring => post::push_receive(
+            &mut s.list,
+            places.record.gpu.offset(doorbell::RCV as u64),
+            doorbell::record_value(index),
+            edge.map(doorbell::record_value),
+        ),
+        EndpointKind::Proxy => trigger(&mut s.list, places.recv.trigger, index, edge),
     }
     Ok(())
 }
@@ -553,7 +530,7 @@ fn decide_wait(
     let Some(position) = position.filter(|p| !cq.is_behind(*p)) else {
         // Nothing to wait for; what it brought may still have to be made visible.
         if flush {
-            s.items.push(Item::Op(Op::Flush));
+            s.list.push(Op::Flush);
         }
         return Ok(());
     };
@@ -568,28 +545,22 @@ fn decide_wait(
             // Of 2^32 waits ago, or of none.
             places.arrived.cpu.store32(word, mark.wrapping_sub(1));
         }
-        s.items.push(Item::Op(Op::Write32 {
-            at: places.arrived.gpu.offset(word as u64),
-            value: mark,
-            fenced: true,
-        }));
+        let arrived = places.arrived.gpu.offset(word as u64);
+        s.list.push(Op::write(Bits32, arrived, mark));
     }
-    match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::Wait(Entry {
+    s.list.push(match qp.core.kind {
+        EndpointKind::Ring => Op::WaitEntry(Entry {
             word: places.cq.gpu.offset(spot.offset as u64),
             owner: spot.owner,
             first_lap: spot.first_lap,
             send: completion.side == Side::Send,
             flush,
-        })),
-        EndpointKind::Proxy => s.items.push(Item::Op(Op::Wait32 {
-            at: places.done.gpu,
-            value: (position as u32).wrapping_add(1),
-            mask: u32::MAX,
-            condition: Condition::Geq,
-            flush,
-        })),
-    }
+        }),
+        EndpointKind::Proxy => {
+            let done = (position as u32).wrapping_add(1);
+            Op::wait(Bits32, places.done.gpu, Condition::Geq, done).flushing(flush)
+        }
+    });
     s.waits.push(Waited {
         queue,
         side: completion.side,
@@ -625,10 +596,9 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
                 count: cq.next_mark(w.waiter),
             });
         }
-        s.items.push(Item::Mark {
-            at: places.passed.gpu.offset(4 * w.waiter as u64),
-            value: cq.next_mark(w.waiter),
-        });
+        let word = places.passed.gpu.offset(4 * w.waiter as u64);
+        let mark = Op::write(Bits32, word, cq.next_mark(w.waiter));
+        s.list.add(mark, Role::Mark, false);
     }
     Ok(())
 }

@@ -103,7 +103,8 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
     let mut batch = Batch::new();
     completion::push(&mut batch, &entry, &CAPS).expect("memory operations suffice");
     for op in batch.ops() {
-        let Op::Wait32 {
+        let Op::Wait {
+            width,
             at,
             value,
             mask,
@@ -113,7 +114,7 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
         else {
             unreachable!("only waits")
         };
-        while !condition.holds32(entries.load32(at.0 as usize), value, mask) {
+        while !condition.holds(width, entries.load32(at.0 as usize).into(), value, mask) {
             thread::yield_now();
         }
     }

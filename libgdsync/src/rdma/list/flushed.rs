@@ -11,7 +11,6 @@ use crate::gpu::{Proof, Stream, no_consistency};
 use crate::memop::Caps;
 use crate::mutant::{self, Mutant};
 use crate::rdma::flusher::{Loop, MOST, Slot};
-use crate::rdma::lower::Item;
 use crate::rdma::{Qp, WaitOptions};
 
 /// Whether streams of such a GPU need somebody to flush for them.
@@ -176,7 +175,7 @@ fn flush<'q>(
     held: &mut Held<'q>,
 ) -> Result<()> {
     if let By::Cpu(slot) = by {
-        s.items.extend(slot.ask().map(Item::Op));
+        slot.ask().into_iter().for_each(|op| s.list.push(op));
         s.proof.get_or_insert(Proof::Idle);
         return Ok(());
     }
