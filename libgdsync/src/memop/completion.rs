@@ -89,21 +89,6 @@ mod tests {
     use mlx5_prm::cqe::{OP_OWN_PRESET, last_dword};
     use mlx5_prm::opcode::CqeOpcode;
 
-    fn caps(nor: bool, mask: bool) -> Caps {
-        Caps {
-            memops64: true,
-            nor,
-            mask,
-            flush: true,
-            inline_copy: true,
-            fence: true,
-            kernels: true,
-            ordered_writes: false,
-            host_flush: true,
-            batch_limit: 255,
-        }
-    }
-
     fn passes(batch: &Batch, word: u32) -> bool {
         batch.ops().iter().all(|op| match *op {
             Op::Wait {
@@ -130,6 +115,11 @@ mod tests {
         let errors = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
         let mut kernels = 0;
         for (nor, mask) in [(true, false), (false, false), (true, true), (false, true)] {
+            let caps = Caps {
+                nor,
+                mask,
+                ..Caps::FULL
+            };
             for send in [true, false] {
                 for lap in 0..5u8 {
                     let owner = lap & 1;
@@ -141,7 +131,7 @@ mod tests {
                         flush: true,
                     };
                     let mut batch = Batch::new();
-                    if push(&mut batch, &entry, &caps(nor, mask)).is_err() {
+                    if push(&mut batch, &entry, &caps).is_err() {
                         assert!(!nor && !mask && !send && owner == 0 && lap > 0);
                         kernels += 1;
                         continue;

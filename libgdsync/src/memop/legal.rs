@@ -214,18 +214,7 @@ mod tests {
     use super::super::Inline;
     use super::*;
 
-    const FULL: Caps = Caps {
-        memops64: true,
-        nor: true,
-        mask: true,
-        flush: true,
-        inline_copy: true,
-        fence: true,
-        ordered_writes: false,
-        host_flush: true,
-        kernels: true,
-        batch_limit: 255,
-    };
+    const FULL: Caps = Caps::FULL;
 
     fn lowered(op: Op, caps: &Caps) -> Option<Vec<Op>> {
         let (mut input, mut out) = (Batch::new(), Batch::new());

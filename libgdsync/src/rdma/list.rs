@@ -130,6 +130,15 @@ struct Waited {
     timeout: Option<std::time::Duration>,
 }
 
+impl Waited {
+    /// Whether none of the waits that follow is by the same waiter.
+    fn is_last(&self, later: &[Waited]) -> bool {
+        let same =
+            |l: &Waited| l.queue == self.queue && l.side == self.side && l.waiter == self.waiter;
+        !later.iter().any(same)
+    }
+}
+
 #[derive(Default)]
 struct Scratch {
     /// What the stream is to do.
@@ -220,10 +229,7 @@ fn run(
         Err(e) => {
             for (queue, side, mark) in s.undo.drain(..).rev() {
                 let mut state = queues.get(queue).core.lock();
-                match side {
-                    Side::Send => state.send.restore(mark),
-                    Side::Receive => state.recv.restore(mark),
-                }
+                state.work(side).0.restore(mark);
             }
             queues.take_back();
             Err(e)
@@ -303,6 +309,30 @@ fn hold<'q, 'h>(
         .1
 }
 
+/// A queue pair of the list, by its number there, and its state.
+type Named<'h> = (usize, &'h Qp, &'h mut QpState);
+
+fn named<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Named<'h>> {
+    let queue = find(queues, id)?;
+    Ok((queue, queues.get(queue), hold(queues, queue, held)))
+}
+
+impl Descriptor<'_> {
+    /// The memory of the application's that it names.
+    fn region(&self) -> Option<&Region> {
+        match self {
+            Descriptor::WaitValue32 { word, .. } | Descriptor::WriteValue32 { word, .. } => {
+                Some(word.region())
+            }
+            Descriptor::WaitValue64 { word, .. }
+            | Descriptor::WriteValue64 { word, .. }
+            | Descriptor::PassedBy { word, .. } => Some(word.region()),
+            Descriptor::WriteMemory { to, .. } => Some(to.region()),
+            _ => None,
+        }
+    }
+}
+
 fn decide<'q>(
     stream: &Stream,
     queues: &'q Queues<'_, '_>,
@@ -310,64 +340,43 @@ fn decide<'q>(
     s: &mut Scratch,
     held: &mut Held<'q>,
 ) -> Result<()> {
+    if let Some(region) = descriptor.region() {
+        check_region(stream, region)?;
+    }
+    let mut wait = |op: Op, flush| {
+        s.proof = Some(Proof::Idle);
+        s.list.push(op.flushing(flush));
+    };
     match *descriptor {
         Descriptor::Send(request) => {
-            let queue = find(queues, request.queue)?;
-            let state = hold(queues, queue, held);
-            decide_send(stream, (queue, queues.get(queue), state), request, s)
+            decide_send(stream, named(queues, request.queue, held)?, request, s)?;
         }
         Descriptor::Receive(request) => {
-            let queue = find(queues, request.queue)?;
-            let state = hold(queues, queue, held);
-            decide_receive(stream, (queue, queues.get(queue), state), request, s)
+            decide_receive(stream, named(queues, request.queue, held)?, request, s)?;
         }
-        Descriptor::Wait(completion, options) => {
-            let queue = find(queues, completion.queue)?;
-            let state = hold(queues, queue, held);
-            decide_wait(
-                stream,
-                (queue, queues.get(queue), state),
-                completion,
-                options,
-                s,
-            )
+        Descriptor::Wait(request, options) => {
+            let named = named(queues, request.queue, held)?;
+            decide_wait(stream, named, request, options, s)?;
         }
         Descriptor::WaitValue32 {
             word,
             condition,
             value,
             flush,
-        } => {
-            check_region(stream, word.region())?;
-            s.proof = Some(Proof::Idle);
-            let wait = Op::wait(Bits32, word.addr(), condition, value);
-            s.list.push(wait.flushing(flush));
-            Ok(())
-        }
+        } => wait(Op::wait(Bits32, word.addr(), condition, value), flush),
         Descriptor::WaitValue64 {
             word,
             condition,
             value,
             flush,
-        } => {
-            check_region(stream, word.region())?;
-            s.proof = Some(Proof::Idle);
-            let wait = Op::wait(Bits64, word.addr(), condition, value);
-            s.list.push(wait.flushing(flush));
-            Ok(())
-        }
+        } => wait(Op::wait(Bits64, word.addr(), condition, value), flush),
         Descriptor::WriteValue32 { word, value } => {
-            check_region(stream, word.region())?;
             s.list.push(Op::write(Bits32, word.addr(), value));
-            Ok(())
         }
         Descriptor::WriteValue64 { word, value } => {
-            check_region(stream, word.region())?;
             s.list.push(Op::write(Bits64, word.addr(), value));
-            Ok(())
         }
         Descriptor::WriteMemory { to, data } => {
-            check_region(stream, to.region())?;
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
                 let what = format!("{} bytes to {to:?}, in whole words of 4", data.len());
                 return Err(Error::new(OPERATION, Kind::Invalid, what));
@@ -378,14 +387,9 @@ fn decide<'q>(
                     s.list.push(Op::Copy { at, data });
                 }
             }
-            Ok(())
         }
-        Descriptor::Flush => {
-            s.list.push(Op::Flush);
-            Ok(())
-        }
+        Descriptor::Flush => s.list.push(Op::Flush),
         Descriptor::PassedBy { word, value } => {
-            check_region(stream, word.region())?;
             if let (Some(proof), Ok(mapped)) = (&mut s.proof, word.mapped()) {
                 *proof = Proof::Word {
                     memory: word.region().downgrade(),
@@ -393,9 +397,9 @@ fn decide<'q>(
                     value,
                 };
             }
-            Ok(())
         }
     }
+    Ok(())
 }
 
 /// Refuses unless the queue pair is of the stream's GPU, not in error, and knows the request.
@@ -416,12 +420,12 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
 
 fn decide_send(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     request: SendRequest,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, request.into())?;
-    let mark = state.send.mark();
+    let mark = state.send.fifo.mark();
     let posted = state
         .send
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
@@ -463,12 +467,12 @@ fn trigger(list: &mut Batch, word: Place, value: u32, edge: Option<u32>) {
 
 fn decide_receive(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     request: ReceiveRequest,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, request.into())?;
-    let mark = state.recv.mark();
+    let mark = state.recv.fifo.mark();
     let (index, edge) = state
         .recv
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
@@ -492,25 +496,14 @@ fn decide_receive(
 
 fn decide_wait(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     completion: Completion,
     options: WaitOptions,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, completion)?;
-    let (cq, posted, slot) = match completion.side {
-        Side::Send => (
-            &mut state.send.cq,
-            state.send.fifo.posted(),
-            state.send.fifo.slot(completion.ticket).map(|s| s.entry),
-        ),
-        Side::Receive => (
-            &mut state.recv.cq,
-            state.recv.fifo.posted(),
-            state.recv.fifo.slot(completion.ticket).map(|s| s.entry),
-        ),
-    };
-    if completion.ticket >= posted {
+    let (fifo, cq) = state.work(completion.side);
+    if completion.ticket >= fifo.posted() {
         let what = format!(
             "{qp:?}: a wait for request {}, which is not posted",
             completion.ticket
@@ -518,7 +511,7 @@ fn decide_wait(
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
     let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
-    let position = match slot {
+    let position = match fifo.slot(completion.ticket).map(|slot| slot.entry) {
         // So old that its slot is used again: complete.
         None => None,
         Some(None) => {
@@ -575,18 +568,12 @@ fn decide_wait(
 fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
     for i in 0..s.waits.len() {
         let w = s.waits[i];
-        let later = s.waits[i + 1..]
-            .iter()
-            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
-        if later {
+        if !w.is_last(&s.waits[i + 1..]) {
             continue;
         }
         let qp = queues.get(w.queue);
         let state = hold(queues, w.queue, held);
-        let cq = match w.side {
-            Side::Send => &state.send.cq,
-            Side::Receive => &state.recv.cq,
-        };
+        let (_, cq) = state.work(w.side);
         let places = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
         if qp.core.gpu.waiting().counts() {
@@ -605,29 +592,23 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
 
 fn commit(queues: &Queues<'_, '_>, s: &mut Scratch) {
     for (i, w) in s.waits.iter().enumerate() {
-        let later = s.waits[i + 1..]
-            .iter()
-            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
         let mut state = queues.get(w.queue).core.lock();
-        let state = &mut *state;
-        let cq = match w.side {
-            Side::Send => &mut state.send.cq,
-            Side::Receive => &mut state.recv.cq,
-        };
+        let (_, cq) = state.work(w.side);
         cq.note_wait(w.waiter, w.position);
+        let mark = cq.next_mark(w.waiter);
+        // The mark was enqueued behind the last of the waiter's waits.
+        if w.is_last(&s.waits[i + 1..]) {
+            cq.commit_mark(w.waiter);
+        }
         if let Some(limit) = w.timeout {
             state.timers.push(Timer {
                 side: w.side,
                 waiter: w.waiter,
                 position: w.position,
-                mark: cq.next_mark(w.waiter),
+                mark,
                 limit,
                 since: None,
             });
-        }
-        // The mark was enqueued behind the last of the waiter's waits.
-        if !later {
-            cq.commit_mark(w.waiter);
         }
     }
 }

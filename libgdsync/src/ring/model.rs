@@ -66,17 +66,10 @@ impl RingMemory for Words {
     }
 }
 
+/// Of a runtime like CUDA.
 const CAPS: Caps = Caps {
-    memops64: true,
-    nor: true,
     mask: false,
-    flush: true,
-    inline_copy: false,
-    fence: true,
-    kernels: true,
-    ordered_writes: false,
-    host_flush: true,
-    batch_limit: 255,
+    ..Caps::FULL
 };
 
 struct Publish {
