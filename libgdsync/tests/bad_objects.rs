@@ -9,7 +9,7 @@ use common::{LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refu
 use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, MemoryKind};
-use gdsync::memop::{Batch, DevicePtr, Op};
+use gdsync::memop::{Batch, DevicePtr, Op, Width};
 use gdsync::rdma::{
     Access, Descriptor, Device, Endpoint, LANES, Lowering, Qp, QpAddress, QpConfig, RemoteMemory,
     Work,
@@ -159,11 +159,7 @@ fn raw_operations_on_no_memory() {
     let stream = gpu.stream().unwrap();
     let region = gpu.alloc(MemoryKind::Device, 64).unwrap();
     let DevicePtr(base) = region.addr();
-    let write = |at| Op::Write32 {
-        at: DevicePtr(at),
-        value: 7,
-        fenced: true,
-    };
+    let write = |at| Op::write(Width::Bits32, DevicePtr(at), 7u32);
     for bad in [0, 8, base + 2, base + 64, u64::MAX - 3] {
         let mut batch = Batch::new();
         batch.push(write(base));

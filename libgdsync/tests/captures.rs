@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use application::{driver, make_current, ok, post, retained};
 use gdsync::gpu::{Dims, Event, Kernel, MemoryKind, Region, Stream};
 use gdsync::kernels::Fill;
-use gdsync::memop::{Batch, Condition, Op};
+use gdsync::memop::{Batch, Condition, Op, Width};
 use gdsync::rdma::Descriptor;
 use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::consts;
@@ -30,11 +30,7 @@ type Call = fn(&Rig) -> Result<()>;
 const CALLS: &[(&str, Call)] = &[
     ("submit", |r| {
         let mut batch = Batch::with_capacity(1);
-        batch.push(Op::Write32 {
-            at: r.memory.addr(),
-            value: 1,
-            fenced: true,
-        });
+        batch.push(Op::write(Width::Bits32, r.memory.addr(), 1u32));
         // SAFETY: the memory outlives the stream's work.
         unsafe { r.stream.submit(&batch) }
     }),

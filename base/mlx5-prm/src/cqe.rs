@@ -17,10 +17,7 @@
 //! codes and `INVALID` have the highest bit of the last byte set, so a wait that demands
 //! [`OWNER_BIT`] of the lap *and* a clear [`ERROR_BIT`] in the last dword passes on success only.
 
-use core::mem::{offset_of, size_of};
-
 use zerocopy::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::opcode::{CqeOpcode, SendOpcode};
 use crate::syndrome::Syndrome;
@@ -46,97 +43,93 @@ pub const SCATTER: u8 = 4;
 /// Most bytes of payload in an entry.
 pub const MAX_SCATTER: usize = 32;
 
-/// A completion entry of 64 bytes, in the form that reports success.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct Cqe64 {
-    /// Not used by the operations of this crate.
-    pub reserved0: [u8; 17],
-    /// Of a datagram on InfiniBand: low bits of the LID it was sent to (7 bits).
-    pub ml_path: u8,
-    /// Not used.
-    pub reserved1: [u8; 4],
-    /// Of a datagram on InfiniBand: LID it was sent from.
-    pub slid: U16,
-    /// Of a datagram: whether a global route header came with it (bits 28 and 29), its service
-    /// level or [kind of header](L3Header) (4 bits), and the queue pair it was sent from (24).
-    pub flags_rqpn: U32,
-    /// Checksums of IP packets; zero: none was looked at.
-    pub checksums: [u8; 4],
-    /// The user index given to the queue pair, or the number of the shared receive queue.
-    pub srqn_uidx: U32,
-    /// Immediate, in network order as the peer gave it; or the key that was invalidated.
-    pub imm_inval_pkey: [u8; 4],
-    /// Not used by the operations of this crate.
-    pub app: [u8; 4],
-    /// Bytes received, read or returned by an atomic.
-    pub byte_cnt: U32,
-    /// Free-running clock of the NIC.
-    pub timestamp: U64,
-    /// On send completions the opcode of the entry (high byte), then the queue pair (24 bits).
-    pub sop_drop_qpn: U32,
-    /// On send completions the index of the entry's first basic block; on receive completions
-    /// the index of the receive. Modulo 2^16.
-    pub wqe_counter: U16,
-    /// Checksum; not used unless asked for.
-    pub signature: u8,
-    /// Opcode in the high nibble, [`SCATTER`] in bit 2, solicited in bit 1, owner in bit 0.
-    /// Written last.
-    pub op_own: u8,
+layout! {
+    /// A completion entry of 64 bytes, in the form that reports success.
+    Cqe64: [u8; SIZE] {
+        /// Not used by the operations of this crate.
+        0 reserved0: [u8; 17],
+        /// Of a datagram on InfiniBand: low bits of the LID it was sent to (7 bits).
+        17 ml_path: u8,
+        /// Not used.
+        18 reserved1: [u8; 4],
+        /// Of a datagram on InfiniBand: LID it was sent from.
+        22 slid: U16,
+        /// Of a datagram: whether a global route header came with it (bits 28 and 29), its service
+        /// level or [kind of header](L3Header) (4 bits), and the queue pair it was sent from (24).
+        24 flags_rqpn: U32,
+        /// Checksums of IP packets; zero: none was looked at.
+        28 checksums: [u8; 4],
+        /// The user index given to the queue pair, or the number of the shared receive queue.
+        32 srqn_uidx: U32,
+        /// Immediate, in network order as the peer gave it; or the key that was invalidated.
+        36 imm_inval_pkey: [u8; 4],
+        /// Not used by the operations of this crate.
+        40 app: [u8; 4],
+        /// Bytes received, read or returned by an atomic.
+        44 byte_cnt: U32,
+        /// Free-running clock of the NIC.
+        48 timestamp: U64,
+        /// On send completions the opcode of the entry (high byte), then the queue pair (24 bits).
+        56 sop_drop_qpn: U32,
+        /// On send completions the index of the entry's first basic block; on receive completions
+        /// the index of the receive. Modulo 2^16.
+        60 wqe_counter: U16,
+        /// Checksum; not used unless asked for.
+        62 signature: u8,
+        /// Opcode in the high nibble, [`SCATTER`] in bit 2, solicited in bit 1, owner in bit 0.
+        /// Written last.
+        63 op_own: u8,
+    } means {
+        /// Whether the payload lies in the entry: as many of its first bytes as it says.
+        scattered(&self) -> bool = self.op_own & SCATTER != 0;
+        /// The same bytes read as an error entry; meaningful if [`opcode`](Cqe64::opcode) is an error.
+        as_error(&self) -> &ErrCqe = zerocopy::transmute_ref!(self);
+        /// What the entry reports.
+        opcode(&self) -> CqeOpcode = CqeOpcode(self.op_own >> 4);
+        /// The owner bit.
+        owner(&self) -> u8 = self.op_own & 1;
+        /// Whether the sender asked for an event.
+        solicited(&self) -> bool = self.op_own & 2 != 0;
+        /// The queue pair.
+        qpn(&self) -> u32 = self.sop_drop_qpn.get() & 0x00ff_ffff;
+        /// The operation of the send queue entry that is done.
+        send_opcode(&self) -> SendOpcode = SendOpcode((self.sop_drop_qpn.get() >> 24) as u8);
+    }
 }
 
-/// A completion entry of 64 bytes, in the form that reports an error. The error codes lie where
-/// a success has its timestamp.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct ErrCqe {
-    /// Not used.
-    pub reserved0: [u8; 32],
-    /// As in [`Cqe64`].
-    pub srqn_uidx: U32,
-    /// Not used.
-    pub reserved1: [u8; 18],
-    /// A code for the vendor's support.
-    pub vendor_err: u8,
-    /// Why: a [`Syndrome`].
-    pub syndrome: u8,
-    /// The opcode of the failed send queue entry (high byte), then the queue pair (24 bits).
-    pub s_wqe_opcode_qpn: U32,
-    /// As in [`Cqe64`]: which entry failed.
-    pub wqe_counter: U16,
-    /// As in [`Cqe64`].
-    pub signature: u8,
-    /// As in [`Cqe64`].
-    pub op_own: u8,
+layout! {
+    /// A completion entry of 64 bytes, in the form that reports an error. The error codes lie where
+    /// a success has its timestamp.
+    ErrCqe: [u8; SIZE] {
+        /// Not used.
+        0 reserved0: [u8; 32],
+        /// As in [`Cqe64`].
+        32 srqn_uidx: U32,
+        /// Not used.
+        36 reserved1: [u8; 18],
+        /// A code for the vendor's support.
+        54 vendor_err: u8,
+        /// Why: a [`Syndrome`].
+        55 syndrome: u8,
+        /// The opcode of the failed send queue entry (high byte), then the queue pair (24 bits).
+        56 s_wqe_opcode_qpn: U32,
+        /// As in [`Cqe64`]: which entry failed.
+        60 wqe_counter: U16,
+        /// As in [`Cqe64`].
+        62 signature: u8,
+        /// As in [`Cqe64`].
+        63 op_own: u8,
+    } means {
+        /// The same bytes as the general form of an entry.
+        as_cqe(&self) -> &Cqe64 = zerocopy::transmute_ref!(self);
+        /// Why the work failed.
+        reason(&self) -> Syndrome = Syndrome(self.syndrome);
+        /// The queue pair.
+        qpn(&self) -> u32 = self.s_wqe_opcode_qpn.get() & 0x00ff_ffff;
+        /// The operation of the send queue entry that failed.
+        send_opcode(&self) -> SendOpcode = SendOpcode((self.s_wqe_opcode_qpn.get() >> 24) as u8);
+    }
 }
-
-const _: () = {
-    assert!(size_of::<Cqe64>() == SIZE);
-    assert!(offset_of!(Cqe64, ml_path) == 17);
-    assert!(offset_of!(Cqe64, slid) == 22);
-    assert!(offset_of!(Cqe64, flags_rqpn) == 24);
-    assert!(offset_of!(Cqe64, checksums) == 28);
-    assert!(offset_of!(Cqe64, srqn_uidx) == 32);
-    assert!(offset_of!(Cqe64, imm_inval_pkey) == 36);
-    assert!(offset_of!(Cqe64, byte_cnt) == 44);
-    assert!(offset_of!(Cqe64, timestamp) == 48);
-    assert!(offset_of!(Cqe64, sop_drop_qpn) == 56);
-    assert!(offset_of!(Cqe64, wqe_counter) == LAST_DWORD_OFFSET);
-    assert!(offset_of!(Cqe64, signature) == 62);
-    assert!(offset_of!(Cqe64, op_own) == OP_OWN_OFFSET);
-    assert!(size_of::<ErrCqe>() == SIZE);
-    assert!(offset_of!(ErrCqe, srqn_uidx) == 32);
-    assert!(offset_of!(ErrCqe, vendor_err) == 54);
-    assert!(offset_of!(ErrCqe, syndrome) == 55);
-    assert!(offset_of!(ErrCqe, s_wqe_opcode_qpn) == 56);
-    assert!(offset_of!(ErrCqe, wqe_counter) == LAST_DWORD_OFFSET);
-    assert!(offset_of!(ErrCqe, signature) == 62);
-    assert!(offset_of!(ErrCqe, op_own) == OP_OWN_OFFSET);
-};
 
 /// What a success entry shall say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -239,73 +232,12 @@ impl Cqe64 {
         Cqe64::from_bytes(bytes)
     }
 
-    /// Whether the payload lies in the entry: as many of its first bytes as it says.
-    #[inline]
-    pub const fn scattered(&self) -> bool {
-        self.op_own & SCATTER != 0
-    }
-
     /// An entry that the NIC has never written, as the host presets it.
     pub const fn preset() -> Cqe64 {
         Cqe64 {
-            reserved0: [0; 17],
-            ml_path: 0,
-            reserved1: [0; 4],
-            slid: U16::ZERO,
-            flags_rqpn: U32::ZERO,
-            checksums: [0; 4],
-            srqn_uidx: U32::ZERO,
-            imm_inval_pkey: [0; 4],
-            app: [0; 4],
-            byte_cnt: U32::ZERO,
-            timestamp: U64::ZERO,
-            sop_drop_qpn: U32::ZERO,
-            wqe_counter: U16::ZERO,
-            signature: 0,
             op_own: OP_OWN_PRESET,
+            ..Cqe64::from_bytes([0; SIZE])
         }
-    }
-
-    /// The entry with these bytes.
-    #[inline]
-    pub const fn from_bytes(bytes: [u8; SIZE]) -> Cqe64 {
-        zerocopy::transmute!(bytes)
-    }
-
-    /// The bytes of the entry, in the order they stand in memory.
-    #[inline]
-    pub const fn to_bytes(self) -> [u8; SIZE] {
-        zerocopy::transmute!(self)
-    }
-
-    /// The same bytes read as an error entry; meaningful if [`opcode`](Cqe64::opcode) is an error.
-    #[inline]
-    pub const fn as_error(&self) -> &ErrCqe {
-        zerocopy::transmute_ref!(self)
-    }
-
-    /// What the entry reports.
-    #[inline]
-    pub const fn opcode(&self) -> CqeOpcode {
-        CqeOpcode(self.op_own >> 4)
-    }
-
-    /// The owner bit.
-    #[inline]
-    pub const fn owner(&self) -> u8 {
-        self.op_own & 1
-    }
-
-    /// Whether the sender asked for an event.
-    #[inline]
-    pub const fn solicited(&self) -> bool {
-        self.op_own & 2 != 0
-    }
-
-    /// The queue pair.
-    #[inline]
-    pub fn qpn(&self) -> u32 {
-        self.sop_drop_qpn.get() & 0x00ff_ffff
     }
 
     /// Where a datagram came from; means something on its receive completion.
@@ -321,12 +253,6 @@ impl Cqe64 {
         }
     }
 
-    /// The operation of the send queue entry that is done.
-    #[inline]
-    pub fn send_opcode(&self) -> SendOpcode {
-        SendOpcode((self.sop_drop_qpn.get() >> 24) as u8)
-    }
-
     /// The last dword as a little-endian machine loads or stores it.
     #[inline]
     pub const fn last_dword(&self) -> u32 {
@@ -339,46 +265,14 @@ impl ErrCqe {
     /// An error entry with the given owner bit.
     pub fn new(say: &Failure, owner: u8) -> ErrCqe {
         ErrCqe {
-            reserved0: [0; 32],
             srqn_uidx: say.uidx.into(),
-            reserved1: [0; 18],
             vendor_err: say.vendor_err,
             syndrome: say.syndrome.0,
             s_wqe_opcode_qpn: opcode_qpn(say.send_opcode, say.qpn).into(),
             wqe_counter: say.wqe_counter.into(),
-            signature: 0,
             op_own: op_own(say.opcode, false, owner),
+            ..ErrCqe::from_bytes([0; SIZE])
         }
-    }
-
-    /// The same bytes as the general form of an entry.
-    #[inline]
-    pub const fn as_cqe(&self) -> &Cqe64 {
-        zerocopy::transmute_ref!(self)
-    }
-
-    /// The bytes of the entry, in the order they stand in memory.
-    #[inline]
-    pub const fn to_bytes(self) -> [u8; SIZE] {
-        zerocopy::transmute!(self)
-    }
-
-    /// Why the work failed.
-    #[inline]
-    pub const fn reason(&self) -> Syndrome {
-        Syndrome(self.syndrome)
-    }
-
-    /// The queue pair.
-    #[inline]
-    pub fn qpn(&self) -> u32 {
-        self.s_wqe_opcode_qpn.get() & 0x00ff_ffff
-    }
-
-    /// The operation of the send queue entry that failed.
-    #[inline]
-    pub fn send_opcode(&self) -> SendOpcode {
-        SendOpcode((self.s_wqe_opcode_qpn.get() >> 24) as u8)
     }
 }
 

@@ -38,6 +38,9 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod table;
+
 pub mod cqe;
 pub mod doorbell;
 pub mod opcode;

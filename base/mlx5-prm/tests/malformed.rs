@@ -77,7 +77,7 @@ fn needed_segments_must_be_there() {
 
 #[test]
 fn a_datagram_has_a_whole_address_vector_and_is_a_send() {
-    let av = AvSeg::infiniband(0x11, 0x22, 3, 4).to_segments();
+    let av = AvSeg::infiniband(0x11, 0x22, 3, 4).to_bytes();
     for opcode in [SendOpcode::SEND, SendOpcode::SEND_IMM] {
         let whole = entry(0, opcode, 5, &[&av[..], &[segment(8)]].concat());
         let wqe = parse_datagram(&whole).unwrap();

@@ -534,18 +534,16 @@ fn flushes(rig: &mut Rig) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gdsync::memop::Width;
 
     #[test]
     fn the_cases_are_what_the_conditions_say() {
-        for (condition, value, blocking, passing) in cases(u64::MAX) {
-            let holds = |word| condition.holds64(word, value, u64::MAX);
-            assert!(!blocking.into_iter().any(holds), "{condition:?} {value:#x}");
-            assert!(passing.into_iter().all(holds), "{condition:?} {value:#x}");
-        }
-        for (condition, value, blocking, passing) in cases(u32::MAX.into()) {
-            let holds = |word: u64| condition.holds32(word as u32, value as u32, u32::MAX);
-            assert!(!blocking.into_iter().any(holds), "{condition:?} {value:#x}");
-            assert!(passing.into_iter().all(holds), "{condition:?} {value:#x}");
+        for width in [Width::Bits32, Width::Bits64] {
+            for (condition, value, blocking, passing) in cases(width.all()) {
+                let holds = |word| condition.holds(width, word, value, width.all());
+                assert!(!blocking.into_iter().any(holds), "{condition:?} {value:#x}");
+                assert!(passing.into_iter().all(holds), "{condition:?} {value:#x}");
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
-use gdsync::memop::{Batch, Condition, Op};
+use gdsync::memop::{Batch, Condition, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
@@ -35,13 +35,8 @@ pub fn config(path: &str) -> QpConfig {
 pub fn error_word(gear: &Gear, qp: &Qp, status: Status) -> Verdict {
     let stream = gear.gpu.stream()?;
     let mut batch = Batch::new();
-    batch.push(Op::Wait32 {
-        at: qp.error_word(),
-        value: status.0,
-        mask: u32::MAX,
-        condition: Condition::Eq,
-        flush: false,
-    });
+    let wait = Op::wait(Width::Bits32, qp.error_word(), Condition::Eq, status.0);
+    batch.push(wait);
     // SAFETY: the word belongs to the queue pair, which outlives this call.
     unsafe { stream.submit(&batch)? };
     finish(&stream, "a look at the error word")

@@ -5,6 +5,28 @@ use std::ops::Range;
 use super::Op;
 use crate::error::{Error, Kind, Result};
 
+/// What is known of an operation besides what [`Op`] says. Memory operations run in order, so they
+/// need none of it; a program kernel runs those of one role side by side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// One of the two writes that ring for a queue: the record, then the doorbell, glued.
+    Ring,
+    /// A fenced write of a word that others watch and no other mark of the list shares.
+    Mark,
+    /// A wait that stays passed once it has.
+    Wait,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Note {
+    role: Role,
+    /// It goes into the same submission as the operation behind it.
+    glued: bool,
+}
+
 /// Operations to be run by a stream in order.
 ///
 /// A runtime takes a limited number at once, so a long batch is cut into several submissions,
@@ -13,8 +35,8 @@ use crate::error::{Error, Kind, Result};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     ops: Vec<Op>,
-    /// `glued[i]`: operation `i` goes into the same submission as operation `i + 1`.
-    glued: Vec<bool>,
+    /// Of each operation.
+    notes: Vec<Note>,
 }
 
 impl Batch {
@@ -27,20 +49,24 @@ impl Batch {
     pub fn with_capacity(n: usize) -> Batch {
         Batch {
             ops: Vec::with_capacity(n),
-            glued: Vec::with_capacity(n),
+            notes: Vec::with_capacity(n),
         }
     }
 
     /// Appends `op`.
     pub fn push(&mut self, op: Op) {
-        self.ops.push(op);
-        self.glued.push(false);
+        self.add(op, Role::Plain, false);
     }
 
     /// Appends `op`, which will not be separated from the operation pushed after it.
     pub fn push_glued(&mut self, op: Op) {
+        self.add(op, Role::Plain, true);
+    }
+
+    /// Appends `op` with what is known of it.
+    pub(crate) fn add(&mut self, op: Op, role: Role, glued: bool) {
         self.ops.push(op);
-        self.glued.push(true);
+        self.notes.push(Note { role, glued });
     }
 
     /// The operations in order.
@@ -52,14 +78,19 @@ impl Batch {
         &mut self.ops
     }
 
+    /// What operation `index` is there for.
+    pub(crate) fn role(&self, index: usize) -> Role {
+        self.notes[index].role
+    }
+
     /// Whether operation `index` is glued to the next.
     pub fn is_glued(&self, index: usize) -> bool {
-        self.glued.get(index).copied().unwrap_or(false)
+        self.notes.get(index).is_some_and(|note| note.glued)
     }
 
     /// The most operations that are glued together.
     pub(crate) fn longest_glued(&self) -> usize {
-        let runs = self.glued.split(|glued| !glued);
+        let runs = self.notes.split(|note| !note.glued);
         runs.map(|run| run.len() + 1).max().unwrap_or(1)
     }
 
@@ -75,14 +106,13 @@ impl Batch {
 
     /// Forgets the operations, keeps the memory.
     pub fn clear(&mut self) {
-        self.ops.clear();
-        self.glued.clear();
+        self.truncate(0);
     }
 
     /// Drops everything after the first `len` operations.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.ops.truncate(len);
-        self.glued.truncate(len);
+        self.notes.truncate(len);
     }
 
     /// The submissions: ranges of at most `limit` operations, cut where nothing is glued,
@@ -92,7 +122,7 @@ impl Batch {
     /// `Unsupported` if more than `limit` operations are glued together.
     pub fn split(&self, limit: usize) -> Result<Split<'_>> {
         let mut run = 0;
-        for &glued in &self.glued {
+        for note in &self.notes {
             run += 1;
             if run > limit {
                 return Err(Error::new(
@@ -102,7 +132,7 @@ impl Batch {
                 )
                 .limit(limit as u64));
             }
-            if !glued {
+            if !note.glued {
                 run = 0;
             }
         }
@@ -132,7 +162,7 @@ impl Iterator for Split<'_> {
         }
         let mut end = len.min(self.at + self.limit);
         // Step back out of a glued run; `split` made sure that this leaves something.
-        while end < len && self.batch.glued[end - 1] {
+        while end < len && self.batch.notes[end - 1].glued {
             end -= 1;
         }
         let range = self.at..end;
@@ -148,11 +178,7 @@ mod tests {
     fn batch(glue: &[bool]) -> Batch {
         let mut b = Batch::new();
         for &g in glue {
-            if g {
-                b.push_glued(Op::Fence)
-            } else {
-                b.push(Op::Fence)
-            }
+            b.add(Op::Fence, Role::Plain, g);
         }
         b
     }

@@ -28,3 +28,20 @@ pub struct Caps {
     /// Operations one submission takes (255 on CUDA).
     pub batch_limit: usize,
 }
+
+#[cfg(test)]
+impl Caps {
+    /// What every operation runs with as it is.
+    pub(crate) const FULL: Caps = Caps {
+        memops64: true,
+        nor: true,
+        mask: true,
+        flush: true,
+        ordered_writes: false,
+        host_flush: true,
+        inline_copy: true,
+        fence: true,
+        kernels: true,
+        batch_limit: 255,
+    };
+}

@@ -20,6 +20,7 @@
 
 use mlx5_prm::cqe::{ERROR_BIT, OWNER_BIT};
 
+use super::Width::Bits32;
 use super::{Batch, Caps, Condition, DevicePtr, Op};
 
 /// A completion entry to be waited for.
@@ -43,11 +44,12 @@ pub struct NeedsKernel;
 
 /// Appends the waits for `entry`.
 pub fn push(batch: &mut Batch, entry: &Entry, caps: &Caps) -> Result<(), NeedsKernel> {
-    let mut wait = |condition, value, mask, flush| {
-        batch.push(Op::Wait32 {
+    let mut wait = |condition, value: u32, mask: u32, flush| {
+        batch.push(Op::Wait {
+            width: Bits32,
             at: entry.word,
-            value,
-            mask,
+            value: value.into(),
+            mask: mask.into(),
             condition,
             flush,
         })
@@ -87,29 +89,15 @@ mod tests {
     use mlx5_prm::cqe::{OP_OWN_PRESET, last_dword};
     use mlx5_prm::opcode::CqeOpcode;
 
-    fn caps(nor: bool, mask: bool) -> Caps {
-        Caps {
-            memops64: true,
-            nor,
-            mask,
-            flush: true,
-            inline_copy: true,
-            fence: true,
-            kernels: true,
-            ordered_writes: false,
-            host_flush: true,
-            batch_limit: 255,
-        }
-    }
-
     fn passes(batch: &Batch, word: u32) -> bool {
         batch.ops().iter().all(|op| match *op {
-            Op::Wait32 {
+            Op::Wait {
+                width: Bits32,
                 value,
                 mask,
                 condition,
                 ..
-            } => condition.holds32(word, value, mask),
+            } => condition.holds(Bits32, word.into(), value, mask),
             _ => panic!("only 32-bit waits are expected"),
         })
     }
@@ -127,6 +115,11 @@ mod tests {
         let errors = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
         let mut kernels = 0;
         for (nor, mask) in [(true, false), (false, false), (true, true), (false, true)] {
+            let caps = Caps {
+                nor,
+                mask,
+                ..Caps::FULL
+            };
             for send in [true, false] {
                 for lap in 0..5u8 {
                     let owner = lap & 1;
@@ -138,7 +131,7 @@ mod tests {
                         flush: true,
                     };
                     let mut batch = Batch::new();
-                    if push(&mut batch, &entry, &caps(nor, mask)).is_err() {
+                    if push(&mut batch, &entry, &caps).is_err() {
                         assert!(!nor && !mask && !send && owner == 0 && lap > 0);
                         kernels += 1;
                         continue;

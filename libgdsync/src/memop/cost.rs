@@ -5,7 +5,7 @@
 //! 3.5 and 3.6 whatever it does. So a kernel leaves the stream sooner from four operations on,
 //! and is worth the host's time for more when what the stream gains is more than that.
 
-use super::Op;
+use super::{Batch, Op};
 
 /// Stream and host time that memory operations take in place of a kernel, in nanoseconds:
 /// fixed and for each operation. Positive: the kernel wins.
@@ -17,13 +17,15 @@ pub fn kernel_wins(operations: usize) -> bool {
     FIXED + EACH * operations as i64 > 0
 }
 
-/// Memory operations that `op` becomes.
-pub fn operations(op: &Op) -> usize {
-    match op {
+/// Memory operations that `list` becomes, at most.
+pub fn operations(list: &Batch) -> usize {
+    let each = list.ops().iter().map(|op| match op {
         // At an address that is not a multiple of 8, one more.
         Op::Copy { data, .. } => data.bytes().len() / 8 + 1,
+        Op::WaitEntry(_) => 2,
         _ => 1,
-    }
+    });
+    each.sum()
 }
 
 #[cfg(test)]
@@ -43,7 +45,10 @@ mod tests {
     fn an_inline_copy_counts_as_the_words_it_becomes() {
         let data = Inline::new(&[0; 32]).unwrap();
         let at = DevicePtr(64);
-        assert_eq!(operations(&Op::Copy { at, data }), 5);
-        assert_eq!(operations(&Op::Fence), 1);
+        let mut list = Batch::new();
+        list.push(Op::Copy { at, data });
+        assert_eq!(operations(&list), 5);
+        list.push(Op::Fence);
+        assert_eq!(operations(&list), 6);
     }
 }

@@ -6,47 +6,44 @@
 //! a row, because nothing happens between them that could look at the memory, and on none where
 //! devices' writes are visible in order anyway.
 
-use super::{Batch, Caps, Condition, Op};
+use super::Width::{Bits32, Bits64};
+use super::{Batch, Caps, Condition, DevicePtr, Op, Role, Width, completion};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{self, Mutant};
 
-const ALL32: u32 = u32::MAX;
+const ALL32: u64 = Bits32.all();
 
 /// Whether the runtime runs every operation as it is.
 pub fn is_legal(batch: &Batch, caps: &Caps) -> bool {
-    batch.ops().iter().all(|op| match *op {
-        Op::Write32 { .. } => true,
-        Op::Write64 { .. } => caps.memops64,
-        Op::Wait32 {
-            mask,
-            condition,
-            flush,
-            ..
-        } => {
-            (mask == ALL32 || caps.mask)
-                && (caps.nor || condition != Condition::Nor)
-                && (flush_as_is(caps) || !flush)
-        }
-        Op::Wait64 {
-            mask,
-            condition,
-            flush,
-            ..
-        } => {
-            caps.memops64
-                && (mask == u64::MAX || caps.mask)
-                && (caps.nor || condition != Condition::Nor)
-                && (flush_as_is(caps) || !flush)
-        }
-        Op::Copy { .. } => caps.inline_copy,
-        Op::Fence => caps.fence,
-        Op::Flush => flush_as_is(caps),
-    })
+    batch.ops().iter().all(|op| runs(op, caps))
 }
 
-/// Whether flushes are run, and not left out because writes are ordered without them.
-fn flush_as_is(caps: &Caps) -> bool {
-    caps.flush && !caps.ordered_writes
+fn runs(op: &Op, caps: &Caps) -> bool {
+    // Flushes are left out where writes are ordered without them.
+    let flush = caps.flush && !caps.ordered_writes;
+    match *op {
+        Op::Write { width, .. } => has(caps, width),
+        Op::Wait {
+            width,
+            mask,
+            condition,
+            flush: flushes,
+            ..
+        } => {
+            has(caps, width)
+                && (mask == width.all() || caps.mask)
+                && (caps.nor || condition != Condition::Nor)
+                && (flush || !flushes)
+        }
+        Op::WaitEntry(_) => false,
+        Op::Copy { .. } => caps.inline_copy,
+        Op::Fence => caps.fence,
+        Op::Flush => flush,
+    }
+}
+
+fn has(caps: &Caps, width: Width) -> bool {
+    caps.memops64 || width == Bits32
 }
 
 /// Appends to `out` what `input` means on a runtime with `caps`.
@@ -72,37 +69,21 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
         if op == Op::Flush {
             return Ok(());
         }
-        op.set_flush(false);
+        op = op.flushing(false);
     }
-    let mut push = |op: Op| {
-        if glued {
-            out.push_glued(op)
-        } else {
-            out.push(op)
-        }
-    };
-    if (op.flushes() || op == Op::Flush) && !caps.flush {
-        return Err(refuse("flush", &op));
-    }
+    let mut push = |op: Op| out.add(op, Role::Plain, glued);
     match op {
-        Op::Write64 { at, value, fenced } if !caps.memops64 => {
-            out.push_glued(Op::Write32 {
-                at,
-                value: value as u32,
-                fenced,
-            });
-            let high = Op::Write32 {
-                at: at.offset(4),
-                value: (value >> 32) as u32,
-                fenced: false,
-            };
-            if glued {
-                out.push_glued(high)
-            } else {
-                out.push(high)
-            }
+        _ if runs(&op, caps) => push(op),
+        _ if (op.flushes() || op == Op::Flush) && !caps.flush => return Err(refuse("flush", &op)),
+        Op::Write {
+            at, value, fenced, ..
+        } => {
+            let [low, high] = halves(at, value).map(|(at, half)| Op::write(Bits32, at, half));
+            out.push_glued(low.fenced(fenced));
+            out.add(high.fenced(false), Role::Plain, glued);
         }
-        Op::Wait64 {
+        Op::Wait {
+            width: Bits64,
             at,
             value,
             mask: u64::MAX,
@@ -110,26 +91,13 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
             flush,
         } if !caps.memops64 => {
             // Both halves may flush: of the flushes in a row only the last is kept.
-            for (offset, value) in [(0, value as u32), (4, (value >> 32) as u32)] {
-                push(Op::Wait32 {
-                    at: at.offset(offset),
-                    value,
-                    mask: ALL32,
-                    condition: Condition::Eq,
-                    flush,
-                });
+            for (at, half) in halves(at, value) {
+                push(Op::wait(Bits32, at, Condition::Eq, half).flushing(flush));
             }
         }
-        Op::Wait64 { .. } if !caps.memops64 => return Err(refuse("64-bit wait", &op)),
-        Op::Wait64 {
-            mask, condition, ..
-        } => {
-            if (mask != u64::MAX && !caps.mask) || (condition == Condition::Nor && !caps.nor) {
-                return Err(refuse("64-bit wait", &op));
-            }
-            push(op);
-        }
-        Op::Wait32 {
+        Op::Wait { width: Bits64, .. } => return Err(refuse("64-bit wait", &op)),
+        Op::Wait {
+            width,
             at,
             value,
             mask,
@@ -138,7 +106,8 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
         } => {
             let (condition, value, mask) =
                 wait32(condition, value, mask, caps).ok_or_else(|| refuse("wait", &op))?;
-            push(Op::Wait32 {
+            push(Op::Wait {
+                width,
                 at,
                 value,
                 mask,
@@ -146,54 +115,51 @@ fn one(input: &Batch, i: usize, caps: &Caps, out: &mut Batch) -> Result<()> {
                 flush,
             });
         }
-        Op::Copy { at, data } if !caps.inline_copy => {
-            let bytes = data.bytes();
-            let mut i = 0;
-            while i < bytes.len() {
-                let here = at.offset(i as u64);
-                let rest = &bytes[i..];
-                if caps.memops64 && here.0 % 8 == 0 && rest.len() >= 8 {
-                    push(Op::Write64 {
-                        at: here,
-                        value: u64::from_ne_bytes(rest[..8].try_into().expect("eight bytes")),
-                        fenced: false,
-                    });
-                    i += 8;
-                } else if here.0 % 4 == 0 && rest.len() >= 4 {
-                    push(Op::Write32 {
-                        at: here,
-                        value: u32::from_ne_bytes(rest[..4].try_into().expect("four bytes")),
-                        fenced: false,
-                    });
-                    i += 4;
-                } else {
-                    return Err(refuse("copy that is not made of whole words", &op));
-                }
+        Op::WaitEntry(entry) => {
+            completion::push(out, &entry, caps).map_err(|_| refuse("wait for an entry", &op))?;
+        }
+        Op::Copy { at, data } => {
+            let mut rest = data.bytes();
+            while !rest.is_empty() {
+                let at = at.offset((data.bytes().len() - rest.len()) as u64);
+                let (width, value) = match (rest.first_chunk(), rest.first_chunk()) {
+                    (Some(word), _) if caps.memops64 && at.0 % 8 == 0 => {
+                        (Bits64, u64::from_ne_bytes(*word))
+                    }
+                    (_, Some(word)) if at.0 % 4 == 0 => (Bits32, u32::from_ne_bytes(*word).into()),
+                    _ => return Err(refuse("copy that is not made of whole words", &op)),
+                };
+                push(Op::write(width, at, value).fenced(false));
+                rest = &rest[width.bits() as usize / 8..];
             }
         }
         // Where there is no fence operation every write is fenced by the driver (CUDA's v2
         // memory operations before MEM_OP_BARRIER): there is nothing left to order.
-        Op::Fence if !caps.fence => {}
-        op => push(op),
+        Op::Fence | Op::Flush => {}
     }
     Ok(())
+}
+
+/// A 64-bit word as two of 32 bits, the low one first.
+fn halves(at: DevicePtr, value: u64) -> [(DevicePtr, u64); 2] {
+    [(at, value & ALL32), (at.offset(4), value >> 32)]
 }
 
 /// The same test without what the runtime lacks, if there is one.
 fn wait32(
     condition: Condition,
-    value: u32,
-    mask: u32,
+    value: u64,
+    mask: u64,
     caps: &Caps,
-) -> Option<(Condition, u32, u32)> {
+) -> Option<(Condition, u64, u64)> {
     let (condition, value, mask) = match condition {
         _ if mask == ALL32 || caps.mask => (condition, value, mask),
         Condition::And => (Condition::And, value & mask, ALL32),
         // A bit that `value` has takes no part: the same as one outside the mask.
-        Condition::Nor => (Condition::Nor, value | !mask, ALL32),
+        Condition::Nor => (Condition::Nor, value | !mask & ALL32, ALL32),
         Condition::Eq if mask.is_power_of_two() && value & !mask == 0 => {
             if value == 0 {
-                (Condition::Nor, !mask, ALL32)
+                (Condition::Nor, !mask & ALL32, ALL32)
             } else {
                 (Condition::And, mask, ALL32)
             }
@@ -229,7 +195,7 @@ pub fn keep_last_flush(ops: &mut [Op]) {
         let wanted = run.iter().any(Op::flushes) && !mutant::on(Mutant::DroppedFlush);
         let last = run.len() - 1;
         for (k, op) in run.iter_mut().enumerate() {
-            op.set_flush(wanted && k == last);
+            *op = op.flushing(wanted && k == last);
         }
         i += last + 1;
     }
@@ -245,21 +211,10 @@ fn refuse(what: &str, op: &Op) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DevicePtr, Inline};
+    use super::super::Inline;
     use super::*;
 
-    const FULL: Caps = Caps {
-        memops64: true,
-        nor: true,
-        mask: true,
-        flush: true,
-        inline_copy: true,
-        fence: true,
-        ordered_writes: false,
-        host_flush: true,
-        kernels: true,
-        batch_limit: 255,
-    };
+    const FULL: Caps = Caps::FULL;
 
     fn lowered(op: Op, caps: &Caps) -> Option<Vec<Op>> {
         let (mut input, mut out) = (Batch::new(), Batch::new());
@@ -278,19 +233,19 @@ mod tests {
     #[test]
     fn rewritten_waits_pass_on_the_same_words() {
         let bits = [
-            0u32,
+            0,
             1,
             1 << 7,
             1 << 24,
             1 << 31,
             0x8100_0000,
             ALL32,
-            !1,
-            !(1 << 24),
-            !(1 << 31),
+            ALL32 & !1,
+            ALL32 & !(1 << 24),
+            ALL32 & !(1 << 31),
         ];
         let words = [
-            0u32,
+            0,
             1,
             1 << 24,
             1 << 31,
@@ -317,7 +272,8 @@ mod tests {
                             mask: can_mask,
                             ..FULL
                         };
-                        let op = Op::Wait32 {
+                        let op = Op::Wait {
+                            width: Bits32,
                             at: DevicePtr(8),
                             value,
                             mask,
@@ -330,9 +286,9 @@ mod tests {
                         };
                         rewritten += 1;
                         for &word in &words {
-                            let want = condition.holds32(word, value, mask);
+                            let want = condition.holds(Bits32, word, value, mask);
                             let got = ops.iter().all(|op| match *op {
-                                Op::Wait32 {
+                                Op::Wait {
                                     value,
                                     mask,
                                     condition,
@@ -340,7 +296,7 @@ mod tests {
                                 } => {
                                     assert!(can_mask || mask == ALL32);
                                     assert!(nor || condition != Condition::Nor);
-                                    condition.holds32(word, value, mask)
+                                    condition.holds(Bits32, word, value, mask)
                                 }
                                 _ => false,
                             });
@@ -360,30 +316,15 @@ mod tests {
             ..FULL
         };
         let (mut input, mut out) = (Batch::new(), Batch::new());
-        input.push_glued(Op::Write32 {
-            at: DevicePtr(4),
-            value: 7,
-            fenced: true,
-        });
-        input.push(Op::Write64 {
-            at: DevicePtr(0x800),
-            value: 0x1111_2222_3333_4444,
-            fenced: true,
-        });
+        let (record, doorbell) = (DevicePtr(4), DevicePtr(0x800));
+        input.push_glued(Op::write(Bits32, record, 7u32));
+        input.push(Op::write(Bits64, doorbell, 0x1111_2222_3333_4444u64));
         rewrite(&input, &caps, &mut out).unwrap();
         assert_eq!(
             out.ops()[1..],
             [
-                Op::Write32 {
-                    at: DevicePtr(0x800),
-                    value: 0x3333_4444,
-                    fenced: true
-                },
-                Op::Write32 {
-                    at: DevicePtr(0x804),
-                    value: 0x1111_2222,
-                    fenced: false
-                },
+                Op::write(Bits32, doorbell, 0x3333_4444u32),
+                Op::write(Bits32, DevicePtr(0x804), 0x1111_2222u32).fenced(false),
             ]
         );
         let cuts = out.split(3).unwrap().count();
@@ -400,13 +341,7 @@ mod tests {
 
     #[test]
     fn a_rewrite_keeps_the_flushes_of_its_output() {
-        let wait = |flush| Op::Wait32 {
-            at: DevicePtr(0),
-            value: 0,
-            mask: ALL32,
-            condition: Condition::Eq,
-            flush,
-        };
+        let wait = |flush| Op::wait(Bits32, DevicePtr(0), Condition::Eq, 0u32).flushing(flush);
         let mut out = Batch::new();
         for flush in [true, false] {
             let mut input = Batch::new();
@@ -420,38 +355,27 @@ mod tests {
     fn an_operation_is_legal_exactly_if_a_rewrite_keeps_it() {
         let at = DevicePtr(64);
         let mut ops = vec![Op::Fence, Op::Flush];
-        for fenced in [false, true] {
-            let value = 1;
-            ops.push(Op::Write32 { at, value, fenced });
-            let value = 1 << 40;
-            ops.push(Op::Write64 { at, value, fenced });
-        }
         let data = Inline::new(&[7; 16]).unwrap();
         ops.push(Op::Copy { at, data });
-        for flush in [false, true] {
-            for condition in [
-                Condition::Geq,
-                Condition::Eq,
-                Condition::And,
-                Condition::Nor,
-            ] {
-                for all in [false, true] {
-                    let (value, mask) = (1, if all { ALL32 } else { 3 });
-                    ops.push(Op::Wait32 {
-                        at,
-                        value,
-                        mask,
-                        condition,
-                        flush,
-                    });
-                    let (value, mask) = (1, if all { u64::MAX } else { 3 });
-                    ops.push(Op::Wait64 {
-                        at,
-                        value,
-                        mask,
-                        condition,
-                        flush,
-                    });
+        for width in [Bits32, Bits64] {
+            for on in [false, true] {
+                ops.push(Op::write(width, at, 1u32).fenced(on));
+                for condition in [
+                    Condition::Geq,
+                    Condition::Eq,
+                    Condition::And,
+                    Condition::Nor,
+                ] {
+                    for mask in [width.all(), 3] {
+                        ops.push(Op::Wait {
+                            width,
+                            at,
+                            value: 1,
+                            mask,
+                            condition,
+                            flush: on,
+                        });
+                    }
                 }
             }
         }
@@ -491,13 +415,15 @@ mod tests {
             };
             let mut memory = [0u8; 128];
             for op in lowered(op, &caps).unwrap() {
-                let (at, bytes) = match op {
-                    Op::Write32 { at, value, .. } => (at, value.to_ne_bytes().to_vec()),
-                    Op::Write64 { at, value, .. } => (at, value.to_ne_bytes().to_vec()),
-                    other => panic!("{other:?}"),
+                let Op::Write {
+                    width, at, value, ..
+                } = op
+                else {
+                    panic!("{op:?}")
                 };
+                let bytes = &value.to_le_bytes()[..width.bits() as usize / 8];
                 assert_eq!(at.0 as usize % bytes.len(), 0);
-                memory[at.0 as usize..][..bytes.len()].copy_from_slice(&bytes);
+                memory[at.0 as usize..][..bytes.len()].copy_from_slice(bytes);
             }
             assert_eq!(memory[at as usize..][..28], data[..]);
         }
@@ -516,18 +442,8 @@ mod tests {
 
     #[test]
     fn flushes_are_kept_where_something_follows_and_never_invented() {
-        let wait = |flush| Op::Wait32 {
-            at: DevicePtr(0),
-            value: 0,
-            mask: ALL32,
-            condition: Condition::Eq,
-            flush,
-        };
-        let write = Op::Write32 {
-            at: DevicePtr(0),
-            value: 0,
-            fenced: true,
-        };
+        let wait = |flush| Op::wait(Bits32, DevicePtr(0), Condition::Eq, 0u32).flushing(flush);
+        let write = Op::write(Bits32, DevicePtr(0), 0u32);
         let run = |ops: &[Op]| {
             let (mut input, mut out) = (Batch::new(), Batch::new());
             ops.iter().for_each(|op| input.push(*op));

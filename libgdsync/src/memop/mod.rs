@@ -4,8 +4,9 @@
 //! one operation of a stream's front end: write a word, wait for a word, copy a few bytes,
 //! fence, flush. A [`Batch`] is a list of them with the places where it must not be cut.
 //! `post` and `completion` say which operations ring a doorbell and which wait for a
-//! completion entry, `legal` rewrites a batch into what a runtime's [`Caps`] allow, and
-//! [`trace`] prints what is submitted.
+//! completion entry. What is made of a batch is a function of it: `cost` counts it, `legal`
+//! rewrites it into what a runtime's [`Caps`] allow, `program` makes a kernel's parameter of it,
+//! and [`trace`] prints what is submitted.
 
 mod batch;
 mod caps;
@@ -18,5 +19,6 @@ pub(crate) mod program;
 pub mod trace;
 
 pub use batch::Batch;
+pub(crate) use batch::Role;
 pub use caps::Caps;
-pub use op::{Condition, DevicePtr, Inline, Op};
+pub use op::{Condition, DevicePtr, Inline, Op, Width};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::completion::Entry;
+
 /// An address as the GPU sees it. Not a host pointer: it has no dereference, also where the
 /// numbers happen to be the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -22,6 +24,30 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
+/// How wide the word of an operation is; its address is a multiple of that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Width {
+    /// 4 bytes.
+    Bits32,
+    /// 8 bytes.
+    Bits64,
+}
+
+impl Width {
+    /// How many bits the word has.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Width::Bits32 => 32,
+            Width::Bits64 => 64,
+        }
+    }
+
+    /// A word with every bit set.
+    pub const fn all(self) -> u64 {
+        u64::MAX >> (64 - self.bits())
+    }
+}
+
 /// When a wait passes, with the meaning that CUDA's `cuStreamWaitValue` gives it. Bits outside
 /// the mask do not count: `*at` stands for the masked word, and `NOR` looks at masked bits only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -37,20 +63,11 @@ pub enum Condition {
 }
 
 impl Condition {
-    /// Whether a 32-bit word passes.
-    pub fn holds32(self, word: u32, value: u32, mask: u32) -> bool {
+    /// Whether a word of this width passes. `mask` has no bits that the word has not.
+    pub fn holds(self, width: Width, word: u64, value: u64, mask: u64) -> bool {
+        let sign = 1 << (width.bits() - 1);
         match self {
-            Condition::Geq => ((word & mask).wrapping_sub(value) as i32) >= 0,
-            Condition::Eq => word & mask == value,
-            Condition::And => word & mask & value != 0,
-            Condition::Nor => !(word | value) & mask != 0,
-        }
-    }
-
-    /// Whether a 64-bit word passes.
-    pub fn holds64(self, word: u64, value: u64, mask: u64) -> bool {
-        match self {
-            Condition::Geq => ((word & mask).wrapping_sub(value) as i64) >= 0,
+            Condition::Geq => (word & mask).wrapping_sub(value) & sign == 0,
             Condition::Eq => word & mask == value,
             Condition::And => word & mask & value != 0,
             Condition::Nor => !(word | value) & mask != 0,
@@ -101,18 +118,11 @@ impl fmt::Debug for Inline {
 pub enum Op {
     /// Stores `value` (native byte order). `fenced`: everything the stream wrote before is
     /// visible to the whole system before this store is; otherwise it may be seen in any order
-    /// among unfenced stores.
-    Write32 {
-        /// Where, aligned to 4.
-        at: DevicePtr,
-        /// What.
-        value: u32,
-        /// Whether earlier writes are ordered before this one.
-        fenced: bool,
-    },
-    /// As [`Op::Write32`] with 64 bits; unfenced, it may be seen torn in halves.
-    Write64 {
-        /// Where, aligned to 8.
+    /// among unfenced stores, and one of 64 bits torn in halves.
+    Write {
+        /// Of the word.
+        width: Width,
+        /// Where.
         at: DevicePtr,
         /// What.
         value: u64,
@@ -120,22 +130,10 @@ pub enum Op {
         fenced: bool,
     },
     /// The stream stands still until the word passes.
-    Wait32 {
-        /// Where, aligned to 4.
-        at: DevicePtr,
-        /// What it is compared with.
-        value: u32,
-        /// Bits of the word that count.
-        mask: u32,
-        /// How it is compared.
-        condition: Condition,
-        /// What devices wrote to GPU memory before they wrote the word is visible once this
-        /// has passed.
-        flush: bool,
-    },
-    /// As [`Op::Wait32`] with 64 bits.
-    Wait64 {
-        /// Where, aligned to 8.
+    Wait {
+        /// Of the word.
+        width: Width,
+        /// Where.
         at: DevicePtr,
         /// What it is compared with.
         value: u64,
@@ -143,9 +141,13 @@ pub enum Op {
         mask: u64,
         /// How it is compared.
         condition: Condition,
-        /// As for 32 bits.
+        /// What devices wrote to GPU memory before they wrote the word is visible once this
+        /// has passed.
         flush: bool,
     },
+    /// The stream stands still until a completion entry is a success. No runtime has it: it
+    /// becomes waits for the entry's last dword, or a kernel.
+    WaitEntry(Entry),
     /// Stores up to 32 bytes; like several unfenced writes.
     Copy {
         /// Where, aligned to 4; the length is a multiple of 4.
@@ -161,24 +163,57 @@ pub enum Op {
 }
 
 impl Op {
+    /// A fenced write.
+    pub fn write(width: Width, at: DevicePtr, value: impl Into<u64>) -> Op {
+        Op::Write {
+            width,
+            at,
+            value: value.into(),
+            fenced: true,
+        }
+    }
+
+    /// A wait in which all bits count and which does not flush.
+    pub fn wait(width: Width, at: DevicePtr, condition: Condition, value: impl Into<u64>) -> Op {
+        Op::Wait {
+            width,
+            at,
+            value: value.into(),
+            mask: width.all(),
+            condition,
+            flush: false,
+        }
+    }
+
     /// Whether this is a wait.
     pub fn is_wait(&self) -> bool {
-        matches!(self, Op::Wait32 { .. } | Op::Wait64 { .. })
+        matches!(self, Op::Wait { .. } | Op::WaitEntry(_))
     }
 
     /// Whether this is a wait that flushes.
     pub(crate) fn flushes(&self) -> bool {
         matches!(
             self,
-            Op::Wait32 { flush: true, .. } | Op::Wait64 { flush: true, .. }
+            Op::Wait { flush: true, .. } | Op::WaitEntry(Entry { flush: true, .. })
         )
     }
 
-    /// Sets or clears the flush of a wait; other operations are left alone.
-    pub(crate) fn set_flush(&mut self, on: bool) {
-        if let Op::Wait32 { flush, .. } | Op::Wait64 { flush, .. } = self {
+    /// The same wait with or without a flush; other operations are left alone.
+    #[must_use]
+    pub(crate) fn flushing(mut self, on: bool) -> Op {
+        if let Op::Wait { flush, .. } | Op::WaitEntry(Entry { flush, .. }) = &mut self {
             *flush = on;
         }
+        self
+    }
+
+    /// The same write with or without a fence; other operations are left alone.
+    #[must_use]
+    pub(crate) fn fenced(mut self, on: bool) -> Op {
+        if let Op::Write { fenced, .. } = &mut self {
+            *fenced = on;
+        }
+        self
     }
 }
 
@@ -189,8 +224,13 @@ mod tests {
     #[test]
     fn conditions_mean_what_the_driver_documents() {
         use Condition::{And, Eq, Geq, Nor};
-        let yes32 = |c: Condition, word, value| assert!(c.holds32(word, value, u32::MAX));
-        let no32 = |c: Condition, word, value| assert!(!c.holds32(word, value, u32::MAX));
+        use Width::{Bits32, Bits64};
+        let yes32 = |c: Condition, word: u32, value: u32| {
+            assert!(c.holds(Bits32, word.into(), value.into(), Bits32.all()));
+        };
+        let no32 = |c: Condition, word: u32, value: u32| {
+            assert!(!c.holds(Bits32, word.into(), value.into(), Bits32.all()));
+        };
         yes32(Geq, 5, 5);
         yes32(Geq, 2, u32::MAX);
         no32(Geq, u32::MAX, 2);
@@ -199,13 +239,14 @@ mod tests {
         no32(And, 0, 1);
         yes32(Nor, 0xf0ff_ffff, !0x0100_0000);
         no32(Nor, 0x0100_0000, !0x0100_0000);
-        assert!(Eq.holds32(0xff05, 5, 0xff) && !Eq.holds32(5, 0xff05, 0xff));
+        assert!(Eq.holds(Bits32, 0xff05, 5, 0xff) && !Eq.holds(Bits32, 5, 0xff05, 0xff));
+        let all = u64::MAX;
         assert!(
-            Nor.holds32(!2, 0, 2) && !Nor.holds32(2, 0, 2),
+            Nor.holds(Bits32, u64::from(!2u32), 0, 2) && !Nor.holds(Bits32, 2, 0, 2),
             "bits outside the mask do not count"
         );
-        assert!(Geq.holds64(1, u64::MAX, u64::MAX) && !Geq.holds64(1 << 63, 0, u64::MAX));
-        assert!(Nor.holds64(0, !1, u64::MAX) && !Nor.holds64(1, !1, u64::MAX));
+        assert!(Geq.holds(Bits64, 1, all, all) && !Geq.holds(Bits64, 1 << 63, 0, all));
+        assert!(Nor.holds(Bits64, 0, !1, all) && !Nor.holds(Bits64, 1, !1, all));
     }
 
     #[test]

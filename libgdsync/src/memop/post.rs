@@ -6,7 +6,9 @@
 //! the stream wrote into work queue entries and payload. This holds for the 64-bit doorbell and
 //! for its 32-bit halves alike.
 
-use super::{Batch, Condition, DevicePtr, Op};
+use super::Width::{Bits32, Bits64};
+use super::{Batch, Condition, DevicePtr, Op, Role};
+use crate::mutant::{self, Mutant};
 
 /// What ringing takes: constants, captured when the work was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,25 +26,35 @@ pub struct Ring {
     pub edge: Option<u32>,
 }
 
-/// Appends the operations that ring.
+/// Appends the operations that ring. Rings for one queue that follow each other become one: the
+/// later doorbell hands over what both are for.
 pub fn push(batch: &mut Batch, ring: &Ring) {
-    if let Some(value) = ring.edge {
-        batch.push(Op::Wait32 {
-            at: ring.record,
-            value,
-            mask: u32::MAX,
-            condition: Condition::Eq,
-            flush: false,
-        });
+    let record = Op::write(Bits32, ring.record, ring.record_value);
+    let doorbell = Op::write(Bits64, ring.doorbell, ring.doorbell_value)
+        .fenced(!mutant::on(Mutant::NoFenceBeforeDoorbell));
+    if let Some(first) = batch.len().checked_sub(2)
+        && batch.role(first) == Role::Ring
+        && let [Op::Write { at, .. }, _] = batch.ops()[first..]
+        && at == ring.record
+    {
+        batch.ops_mut()[first..].copy_from_slice(&[record, doorbell]);
+        return;
     }
-    batch.push_glued(Op::Write32 {
-        at: ring.record,
-        value: ring.record_value,
-        fenced: true,
-    });
-    batch.push(Op::Write64 {
-        at: ring.doorbell,
-        value: ring.doorbell_value,
-        fenced: !crate::mutant::on(crate::mutant::Mutant::NoFenceBeforeDoorbell),
-    });
+    push_edge(batch, ring.record, ring.edge);
+    batch.add(record, Role::Ring, true);
+    batch.add(doorbell, Role::Ring, false);
+}
+
+/// Appends what makes receives available: their record gets the new producer index.
+pub fn push_receive(batch: &mut Batch, record: DevicePtr, value: u32, edge: Option<u32>) {
+    push_edge(batch, record, edge);
+    batch.add(Op::write(Bits32, record, value), Role::Mark, false);
+}
+
+/// Appends the wait for the stream that posted last.
+fn push_edge(batch: &mut Batch, record: DevicePtr, edge: Option<u32>) {
+    if let Some(value) = edge {
+        let wait = Op::wait(Bits32, record, Condition::Eq, value);
+        batch.add(wait, Role::Wait, false);
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::program::{Code, Program, ProgramOp};
-use super::{DevicePtr, Op};
+use super::{DevicePtr, Op, Width};
 use crate::error::{Error, Kind, Result};
 use crate::launcher;
 
@@ -178,60 +178,39 @@ fn place(at: DevicePtr, names: &Names) -> String {
 }
 
 fn line(op: &Op, names: &Names) -> String {
-    let fence = |fenced: bool| if fenced { " fenced" } else { "" };
-    let flushed = |flush: bool| if flush { " flush" } else { "" };
-    match op {
-        Op::Write32 { at, value, fenced } => {
-            format!(
-                "write32 {} = {value:#010x}{}",
-                place(*at, names),
-                fence(*fenced)
-            )
+    let hex = |width: Width, value: u64| {
+        let digits = 2 + width.bits() as usize / 4;
+        format!("{value:#0digits$x}")
+    };
+    match *op {
+        Op::Write {
+            width,
+            at,
+            value,
+            fenced,
+        } => {
+            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let fenced = if fenced { " fenced" } else { "" };
+            format!("write{bits} {at} = {value}{fenced}")
         }
-        Op::Write64 { at, value, fenced } => {
-            format!(
-                "write64 {} = {value:#018x}{}",
-                place(*at, names),
-                fence(*fenced)
-            )
-        }
-        Op::Wait32 {
+        Op::Wait {
+            width,
             at,
             value,
             mask,
             condition,
             flush,
         } => {
-            let mask = if *mask == u32::MAX {
-                String::new()
-            } else {
-                format!(" mask {mask:#010x}")
+            let mask = match mask == width.all() {
+                true => String::new(),
+                false => format!(" mask {}", hex(width, mask)),
             };
-            let at = place(*at, names);
-            format!(
-                "wait32 {at} {condition:?} {value:#010x}{mask}{}",
-                flushed(*flush)
-            )
+            let (bits, at, value) = (width.bits(), place(at, names), hex(width, value));
+            let flush = if flush { " flush" } else { "" };
+            format!("wait{bits} {at} {condition:?} {value}{mask}{flush}")
         }
-        Op::Wait64 {
-            at,
-            value,
-            mask,
-            condition,
-            flush,
-        } => {
-            let mask = if *mask == u64::MAX {
-                String::new()
-            } else {
-                format!(" mask {mask:#018x}")
-            };
-            let at = place(*at, names);
-            format!(
-                "wait64 {at} {condition:?} {value:#018x}{mask}{}",
-                flushed(*flush)
-            )
-        }
-        Op::Copy { at, data } => format!("copy {} = {data:?}", place(*at, names)),
+        Op::WaitEntry(entry) => format!("wait-entry {}", place(entry.word, names)),
+        Op::Copy { at, data } => format!("copy {} = {data:?}", place(at, names)),
         Op::Fence => "fence".to_owned(),
         Op::Flush => "flush".to_owned(),
     }

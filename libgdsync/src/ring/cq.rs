@@ -15,6 +15,7 @@ use mlx5_prm::cqe::{self, EntryState, ErrCqe, Failure};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 
+use super::fifo::Fifo;
 use super::{Refusal, RingMemory};
 use crate::mutant::{self, Mutant};
 
@@ -218,9 +219,11 @@ impl<M: RingMemory> CompletionRing<M> {
         position
     }
 
-    /// The ticket of the newest position known to be a success.
-    pub fn newest_completed(&self) -> Option<u64> {
-        (self.completed > self.start).then(|| self.ticket(self.completed - 1))
+    /// Retires what new entries cover of `fifo`, and hands each retired hold to `empty`.
+    pub fn retire<H>(&mut self, fifo: &mut Fifo<H>, empty: impl FnMut(&mut H)) {
+        if self.advance() > self.start {
+            fifo.retire(self.ticket(self.completed - 1), empty);
+        }
     }
 
     /// Whether `position` is so old that its entry is known to be a success that everybody

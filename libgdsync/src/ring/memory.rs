@@ -1,5 +1,7 @@
 //! The memory that rings lie in, as the ring logic sees it.
 
+use mlx5_prm::wqe::{SEGMENT, SegmentSink};
+
 /// Bytes that this CPU shares with a NIC and a GPU. Offsets are within the ring; an offset
 /// outside it is a bug of the ring logic, which checks its indices.
 pub trait RingMemory {
@@ -12,6 +14,21 @@ pub trait RingMemory {
     fn load32(&self, offset: usize) -> u32;
     /// Stores an aligned word with release: what was stored before is visible before it.
     fn store32(&self, offset: usize, value: u32);
+}
+
+/// Writes segments one after the other, wrapping at the end of a ring of `mask + 1` bytes.
+pub(super) struct Writer<'a, M> {
+    pub memory: &'a M,
+    pub at: usize,
+    pub mask: usize,
+}
+
+impl<M: RingMemory> SegmentSink for Writer<'_, M> {
+    #[inline]
+    fn put(&mut self, segment: &[u8; SEGMENT]) {
+        self.memory.store_segment(self.at & self.mask, segment);
+        self.at += SEGMENT;
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The receive queue: entries of fixed size, each a list of data segments.
 
-use mlx5_prm::wqe::{SEGMENT, SegmentSink, Sge, encode_recv};
+use mlx5_prm::wqe::{SEGMENT, Sge, encode_recv};
 
-use super::fifo::{Fifo, PostMark, Poster, Ticket};
+use super::fifo::{Fifo, Poster, Ticket};
+use super::memory::Writer;
 use super::{CompletionRing, Refusal, RingMemory};
 
 /// A receive queue and the completion queue that belongs to it alone.
@@ -14,19 +15,6 @@ pub struct ReceiveQueue<M, H> {
     pub fifo: Fifo<H>,
     /// The completion positions: every receive has one.
     pub cq: CompletionRing<M>,
-}
-
-/// Writes segments into one slot; `encode_recv` keeps to its stride.
-struct SlotWriter<'a, M> {
-    memory: &'a M,
-    at: usize,
-}
-
-impl<M: RingMemory> SegmentSink for SlotWriter<'_, M> {
-    fn put(&mut self, segment: &[u8; 16]) {
-        self.memory.store_segment(self.at, segment);
-        self.at += SEGMENT;
-    }
 }
 
 impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
@@ -55,9 +43,11 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         }
         let position = self.cq.reserve(self.fifo.next())?;
         let base = (self.fifo.head() & (self.fifo.room() - 1)) as usize * self.stride;
-        let mut slot = SlotWriter {
+        // `encode_recv` keeps to the stride.
+        let mut slot = Writer {
             memory: &self.memory,
             at: base,
+            mask: usize::MAX,
         };
         if let Err(e) = encode_recv(sges, self.stride, &mut slot) {
             self.cq.unreserve(position);
@@ -85,24 +75,11 @@ impl<M: RingMemory, H: Default> ReceiveQueue<M, H> {
         let edge = self.fifo.post(ticket.0, poster)?;
         Ok((self.fifo.posted_head(), edge))
     }
-
-    /// See [`Fifo::mark`].
-    pub fn mark(&self) -> PostMark {
-        self.fifo.mark()
-    }
-
-    /// See [`Fifo::restore`].
-    pub fn restore(&mut self, mark: PostMark) {
-        self.fifo.restore(mark);
-    }
 }
 
 impl<M: RingMemory, H> ReceiveQueue<M, H> {
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
-        self.cq.advance();
-        if let Some(ticket) = self.cq.newest_completed() {
-            self.fifo.retire(ticket, empty);
-        }
+        self.cq.retire(&mut self.fifo, empty);
     }
 }

@@ -1,9 +1,10 @@
 //! The send queue: work queue entries in a ring of 64-byte basic blocks.
 
 use mlx5_prm::opcode::SendOpcode;
-use mlx5_prm::wqe::{self, BASIC_BLOCK, SEGMENT, SegmentSink, SendWqe};
+use mlx5_prm::wqe::{self, BASIC_BLOCK, SEGMENT, SendWqe};
 
-use super::fifo::{Fifo, PostMark, Poster, Slot, Ticket};
+use super::fifo::{Fifo, Poster, Slot, Ticket};
+use super::memory::Writer;
 use super::{CompletionRing, Refusal, RingMemory};
 
 /// A send queue and the completion queue that belongs to it alone.
@@ -45,21 +46,6 @@ impl Layout {
     pub fn data(&self, i: usize) -> Option<usize> {
         let segment = self.first_data.checked_add(i)?;
         (!self.inline && segment < self.segments).then_some(segment)
-    }
-}
-
-/// Writes segments into the ring, wrapping at its end.
-struct Writer<'a, M> {
-    memory: &'a M,
-    at: usize,
-    mask: usize,
-}
-
-impl<M: RingMemory> SegmentSink for Writer<'_, M> {
-    #[inline]
-    fn put(&mut self, segment: &[u8; 16]) {
-        self.memory.store_segment(self.at & self.mask, segment);
-        self.at += SEGMENT;
     }
 }
 
@@ -227,24 +213,11 @@ impl<M: RingMemory, H: Default> SendQueue<M, H> {
         doorbell.copy_from_slice(&control[..8]);
         doorbell
     }
-
-    /// See [`Fifo::mark`].
-    pub fn mark(&self) -> PostMark {
-        self.fifo.mark()
-    }
-
-    /// See [`Fifo::restore`].
-    pub fn restore(&mut self, mark: PostMark) {
-        self.fifo.restore(mark);
-    }
 }
 
 impl<M: RingMemory, H> SendQueue<M, H> {
     /// Retires what new completion entries cover and hands each retired hold to `empty`.
     pub fn retire_with(&mut self, empty: impl FnMut(&mut H)) {
-        self.cq.advance();
-        if let Some(ticket) = self.cq.newest_completed() {
-            self.fifo.retire(ticket, empty);
-        }
+        self.cq.retire(&mut self.fifo, empty);
     }
 }

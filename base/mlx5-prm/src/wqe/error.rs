@@ -1,41 +1,9 @@
 //! What can be wrong with a request to encode, and with bytes to parse.
 
-use core::fmt;
-
 use thiserror::Error;
 
-use super::{MAX_INLINE, MAX_SEGMENTS, MAX_SGE_LEN};
+use super::{MAX_INLINE, MAX_SEGMENTS, MAX_SGE_LEN, Part};
 use crate::opcode::SendOpcode;
-
-/// A part of a request, beyond its opcode and flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Remote address and key.
-    Remote,
-    /// Operands of an atomic operation, of the kind the opcode needs.
-    Atomic,
-    /// Immediate data.
-    Immediate,
-    /// Address vector of a UD queue pair.
-    AddressVector,
-    /// Payload of any kind.
-    Payload,
-    /// Inline payload.
-    Inline,
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Part::Remote => "a remote address",
-            Part::Atomic => "atomic operands of this kind",
-            Part::Immediate => "an immediate",
-            Part::AddressVector => "an address vector",
-            Part::Payload => "a payload",
-            Part::Inline => "an inline payload",
-        })
-    }
-}
 
 /// A request that has no valid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

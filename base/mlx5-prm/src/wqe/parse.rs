@@ -150,7 +150,12 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
         return Err(ParseError::Truncated { ds, len });
     };
     let shape = match opcode.shape() {
-        Some(shape) if opmod == 0 && !(datagram && shape.payload && !shape.av) => shape,
+        Some(shape)
+            if opmod == 0
+                && !(datagram && shape.has(Part::Payload) && !shape.has(Part::AddressVector)) =>
+        {
+            shape
+        }
         _ => return Err(ParseError::Unsupported { opcode, opmod }),
     };
     let missing = |part| ParseError::Missing { opcode, ds, part };
@@ -161,7 +166,7 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
         av: None,
         data: entry,
     };
-    if !shape.payload {
+    if !shape.has(Part::Payload) {
         parsed.data = &[];
         return Ok(parsed);
     }
@@ -174,7 +179,7 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
         parsed.av = Some(av);
         parsed.data = rest;
     }
-    if shape.remote {
+    if shape.has(Part::Remote) {
         let (segment, rest) =
             RaddrSeg::read_from_prefix(parsed.data).map_err(|_| missing(Part::Remote))?;
         parsed.remote = Some(Remote {
@@ -183,7 +188,7 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
         });
         parsed.data = rest;
     }
-    if shape.atomic {
+    if shape.has(Part::Atomic) {
         let (segment, rest) =
             AtomicSeg::read_from_prefix(parsed.data).map_err(|_| missing(Part::Atomic))?;
         let swap_add = segment.swap_add.get();
@@ -197,7 +202,7 @@ fn parse(bytes: &[u8], datagram: bool) -> Result<ParsedWqe<'_>, ParseError> {
         });
         parsed.data = rest;
     }
-    check_data(parsed.data, opcode, ds, shape.inline)?;
+    check_data(parsed.data, opcode, ds, shape.has(Part::Inline))?;
     Ok(parsed)
 }
 

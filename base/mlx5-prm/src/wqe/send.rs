@@ -229,35 +229,32 @@ impl SendWqe<'_> {
         };
         let missing = |part| Err(FormatError::Missing { opcode, part });
         let unexpected = |part| Err(FormatError::Unexpected { opcode, part });
-        match self.remote {
-            None if shape.remote => return missing(Part::Remote),
-            Some(_) if !shape.remote => return unexpected(Part::Remote),
-            _ => (),
+        if self.remote.is_some() != shape.has(Part::Remote) {
+            return match self.remote {
+                None => missing(Part::Remote),
+                Some(_) => unexpected(Part::Remote),
+            };
         }
         match &self.atomic {
-            None if shape.atomic => return missing(Part::Atomic),
+            None if shape.has(Part::Atomic) => return missing(Part::Atomic),
             Some(operands) if operands.opcode() != opcode => return unexpected(Part::Atomic),
             _ => (),
         }
-        if self.imm != [0; 4] && !shape.imm {
-            return unexpected(Part::Immediate);
-        }
-        if self.av.is_some() && !shape.av {
-            return unexpected(Part::AddressVector);
-        }
-        match self.payload {
-            Payload::Inline(_) if !shape.inline => return unexpected(Part::Inline),
-            Payload::Inline(_) | Payload::Gather(_) if !shape.payload => {
-                return unexpected(Part::Payload);
+        let given = [
+            (self.imm != [0; 4], Part::Immediate),
+            (self.av.is_some(), Part::AddressVector),
+            (matches!(self.payload, Payload::Inline(_)), Part::Inline),
+            (!matches!(self.payload, Payload::None), Part::Payload),
+        ];
+        for (given, part) in given {
+            if given && !shape.has(part) {
+                return unexpected(part);
             }
-            _ => (),
         }
-        let av = if self.av.is_some() {
-            AvSeg::SEGMENTS as u8
-        } else {
-            0
-        };
-        Ok(1 + u8::from(shape.remote) + u8::from(shape.atomic) + av)
+        let segments = |there, n| if there { n } else { 0 };
+        Ok(1 + segments(self.remote.is_some(), 1)
+            + segments(self.atomic.is_some(), 1)
+            + segments(self.av.is_some(), AvSeg::SEGMENTS as u8))
     }
 
     /// Checks the request and measures its entry, without writing it.
@@ -336,7 +333,7 @@ impl Measured<'_> {
         let ctrl = CtrlSeg::new(wqe.opcode, index, qpn, ds, flags, wqe.imm).to_bytes();
         sink.put(&ctrl);
         if let Some(av) = wqe.av {
-            for segment in av.to_segments() {
+            for segment in av.to_bytes() {
                 sink.put(&segment);
             }
         }

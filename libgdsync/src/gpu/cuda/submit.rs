@@ -8,7 +8,7 @@ use gdsync_sys::cuda::types::CUstreamBatchMemOpParams as Params;
 use super::context::Context;
 use super::stream::CudaStream;
 use crate::error::{Error, Kind, Result};
-use crate::memop::{Condition, Op};
+use crate::memop::{Condition, Op, Width};
 
 /// Operations that one call takes: the driver's documents say fewer than 256.
 pub(super) const BATCH: usize = 255;
@@ -33,24 +33,25 @@ fn wait_flags(condition: Condition, flush: bool) -> u32 {
 fn translate(op: &Op) -> Option<Params> {
     const FENCED: u32 = consts::CU_STREAM_WRITE_VALUE_DEFAULT;
     Some(match *op {
-        Op::Write32 { at, value, .. } => Params::write32(at.0, value, FENCED),
-        Op::Write64 { at, value, .. } => Params::write64(at.0, value, FENCED),
-        Op::Wait32 {
+        Op::Write {
+            width, at, value, ..
+        } => match width {
+            Width::Bits32 => Params::write32(at.0, value as u32, FENCED),
+            Width::Bits64 => Params::write64(at.0, value, FENCED),
+        },
+        Op::Wait {
+            width,
             at,
             value,
-            mask: u32::MAX,
+            mask,
             condition,
             flush,
-        } => Params::wait32(at.0, value, wait_flags(condition, flush)),
-        Op::Wait64 {
-            at,
-            value,
-            mask: u64::MAX,
-            condition,
-            flush,
-        } => Params::wait64(at.0, value, wait_flags(condition, flush)),
+        } if mask == width.all() => match width {
+            Width::Bits32 => Params::wait32(at.0, value as u32, wait_flags(condition, flush)),
+            Width::Bits64 => Params::wait64(at.0, value, wait_flags(condition, flush)),
+        },
         Op::Flush => Params::flush_remote_writes(),
-        Op::Wait32 { .. } | Op::Wait64 { .. } | Op::Copy { .. } | Op::Fence => return None,
+        Op::Wait { .. } | Op::WaitEntry(_) | Op::Copy { .. } | Op::Fence => return None,
     })
 }
 

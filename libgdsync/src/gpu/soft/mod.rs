@@ -17,7 +17,7 @@ use super::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Transfer;
-use crate::memop::{Caps, Condition, DevicePtr, Op};
+use crate::memop::{Caps, Condition, DevicePtr, Op, Width};
 use crate::mutant::{self, Mutant};
 
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
@@ -446,42 +446,47 @@ fn translate(op: &Op) -> softgpu::MemOp {
         Condition::Nor => softgpu::Cond::Nor,
     };
     match *op {
-        Op::Write32 { at, value, fenced } => softgpu::MemOp::Write32 {
-            addr: addr(at),
+        Op::Write {
+            width,
+            at,
             value,
             fenced,
+        } => match width {
+            Width::Bits32 => softgpu::MemOp::Write32 {
+                addr: addr(at),
+                value: value as u32,
+                fenced,
+            },
+            Width::Bits64 => softgpu::MemOp::Write64 {
+                addr: addr(at),
+                value,
+                fenced,
+            },
         },
-        Op::Write64 { at, value, fenced } => softgpu::MemOp::Write64 {
-            addr: addr(at),
-            value,
-            fenced,
-        },
-        Op::Wait32 {
+        Op::Wait {
+            width,
             at,
             value,
             mask,
             condition,
             flush,
-        } => softgpu::MemOp::Wait32 {
-            addr: addr(at),
-            value,
-            mask,
-            cond: cond(condition),
-            flush,
+        } => match width {
+            Width::Bits32 => softgpu::MemOp::Wait32 {
+                addr: addr(at),
+                value: value as u32,
+                mask: mask as u32,
+                cond: cond(condition),
+                flush,
+            },
+            Width::Bits64 => softgpu::MemOp::Wait64 {
+                addr: addr(at),
+                value,
+                mask,
+                cond: cond(condition),
+                flush,
+            },
         },
-        Op::Wait64 {
-            at,
-            value,
-            mask,
-            condition,
-            flush,
-        } => softgpu::MemOp::Wait64 {
-            addr: addr(at),
-            value,
-            mask,
-            cond: cond(condition),
-            flush,
-        },
+        Op::WaitEntry(_) => unreachable!("no batch is legal that has one"),
         Op::Copy { at, data } => softgpu::MemOp::Copy {
             addr: addr(at),
             data: softgpu::InlineData::new(data.bytes()).expect("it holds more than ours"),

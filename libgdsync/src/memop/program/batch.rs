@@ -1,81 +1,80 @@
-//! Word operations as a program.
+//! Operations of a list as those of a program.
 
-use super::{Code, Kind, Program, ProgramOp, ring_op};
-use crate::memop::post::Ring;
-use crate::memop::{Batch, Condition, Op};
+use super::{Code, Kind, Program, ProgramOp};
+use crate::memop::Width::{Bits32, Bits64};
+use crate::memop::{Batch, Condition, Op, Role};
 
 impl Program {
-    /// Appends what `batch` means; `false`, and nothing appended, if something has no form here
-    /// (only the front end can flush) or they do not fit. Every batch does that memory
-    /// operations can run without a flush.
+    /// Appends operation `i` of `list`, with the one behind it if the two ring a doorbell; returns
+    /// how many it took. 0, and nothing appended: it does not fit, or has no form here (only the
+    /// front end can flush). The flush of a wait for an entry is left to the caller.
     ///
     /// The order is kept: a write after all waits and, if fenced, all writes before it; a wait
-    /// after all that comes before; overlapping writes one after the other. A program that ends
-    /// is fenced by the kernel's end.
-    pub fn push_batch(&mut self, batch: &Batch) -> bool {
-        let end = self.end;
-        let mut i = 0;
-        while let Some(op) = batch.ops().get(i) {
-            if !self.has_room(room(op)) {
-                self.restore(end);
-                return false;
-            }
-            // A glued pair of fenced writes rings a doorbell: one operation does both. It could do
-            // any other pair of fenced writes as well, but traces would show a doorbell.
-            if let Some(ring) = bell(batch, i) {
-                self.append(ring_op(&ring), Kind::Ordered);
-                i += 2;
-            } else if self.push_op(op) {
-                i += 1;
-            } else {
-                self.restore(end);
-                return false;
-            }
+    /// after all that comes before; overlapping writes one after the other. Operations of one
+    /// [`Role`] that is not plain stand side by side. A program that ends is fenced by the kernel's
+    /// end.
+    pub fn take(&mut self, list: &Batch, i: usize) -> usize {
+        let (op, role) = (list.ops()[i], list.role(i));
+        if !self.has_room(room(&op)) {
+            return 0;
         }
-        true
-    }
-
-    fn push_op(&mut self, op: &Op) -> bool {
-        match *op {
-            Op::Write32 { at, value, fenced } => {
-                self.write(ProgramOp::new(Code::Write32, at, u64::from(value)), fenced);
-            }
-            Op::Write64 { at, value, fenced } => {
-                self.write(ProgramOp::new(Code::Write64, at, value), fenced);
-            }
-            Op::Wait32 {
+        if let Some(ring) = ring(list, i) {
+            // Any glued pair of fenced writes rings in one operation, but only of a doorbell
+            // that is the library's own is known that no other queue shares it.
+            let kind = match role {
+                Role::Ring => Kind::Rings,
+                _ => Kind::Ordered,
+            };
+            self.append(ring, kind);
+            return 2;
+        }
+        match op {
+            Op::Write {
+                width,
                 at,
                 value,
-                mask,
-                condition,
-                flush: false,
+                fenced,
             } => {
-                let extra = u64::from(mask) << 32 | u64::from(code(condition));
-                let op = ProgramOp::new(Code::Wait32, at, u64::from(value));
-                self.append(ProgramOp { extra, ..op }, Kind::Ordered);
-            }
-            Op::Wait64 {
-                at,
-                value,
-                mask,
-                condition,
-                flush: false,
-            } => {
-                let op = ProgramOp {
-                    extra: mask,
-                    more: code(condition),
-                    ..ProgramOp::new(Code::Wait64, at, value)
+                let code = match width {
+                    Bits32 => Code::Write32,
+                    Bits64 => Code::Write64,
                 };
-                self.append(op, Kind::Ordered);
+                self.write(ProgramOp::new(code, at, value), fenced, role);
             }
-            Op::Copy { at, data } => {
-                if data.bytes().len() % 4 != 0 {
-                    return false;
-                }
-                for (i, word) in data.bytes().chunks_exact(4).enumerate() {
-                    let value = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+            Op::Wait {
+                width,
+                at,
+                value,
+                mask,
+                condition,
+                flush: false,
+            } => {
+                let op = match width {
+                    Bits32 => ProgramOp {
+                        extra: mask << 32 | u64::from(code(condition)),
+                        ..ProgramOp::new(Code::Wait32, at, value)
+                    },
+                    Bits64 => ProgramOp {
+                        extra: mask,
+                        more: code(condition),
+                        ..ProgramOp::new(Code::Wait64, at, value)
+                    },
+                };
+                let kind = match role {
+                    Role::Wait => Kind::Waits,
+                    _ => Kind::Ordered,
+                };
+                self.append(op, kind);
+            }
+            Op::WaitEntry(entry) => {
+                let op = ProgramOp::new(Code::WaitEntry, entry.word, u64::from(entry.owner));
+                self.append(op, Kind::Waits);
+            }
+            Op::Copy { at, data } if data.bytes().len() % 4 == 0 => {
+                for (i, word) in data.bytes().as_chunks().0.iter().enumerate() {
+                    let value = u32::from_ne_bytes(*word);
                     let at = at.offset(4 * i as u64);
-                    self.write(ProgramOp::new(Code::Write32, at, u64::from(value)), false);
+                    self.write(ProgramOp::new(Code::Write32, at, value.into()), false, role);
                 }
             }
             Op::Fence => {
@@ -83,17 +82,19 @@ impl Program {
                 // Nothing joins what is before the fence.
                 self.end.kind = Kind::Ordered;
             }
-            Op::Flush | Op::Wait32 { .. } | Op::Wait64 { .. } => return false,
+            Op::Copy { .. } | Op::Flush | Op::Wait { .. } => return 0,
         }
-        true
+        1
     }
 
-    fn write(&mut self, op: ProgramOp, fenced: bool) {
-        if fenced || self.end.fenced {
-            self.append(op.fenced(true), Kind::Ordered);
-        } else {
-            self.append(op, Kind::Writes);
-        }
+    fn write(&mut self, op: ProgramOp, fenced: bool, role: Role) {
+        let fenced = fenced || self.end.fenced;
+        let kind = match role {
+            Role::Mark => Kind::Marks,
+            _ if fenced => Kind::Ordered,
+            _ => Kind::Writes,
+        };
+        self.append(op.fenced(fenced), kind);
     }
 }
 
@@ -105,26 +106,27 @@ fn room(op: &Op) -> usize {
     }
 }
 
-/// The bell whose record is written by operation `i`.
-fn bell(batch: &Batch, i: usize) -> Option<Ring> {
-    match (batch.ops()[i], batch.ops().get(i + 1)?) {
-        (
-            Op::Write32 {
+/// What rings the doorbell whose record is written by operation `i`.
+fn ring(list: &Batch, i: usize) -> Option<ProgramOp> {
+    match list.ops()[i..] {
+        [
+            Op::Write {
+                width: Bits32,
                 at: record,
-                value: record_value,
+                value: index,
                 fenced: true,
             },
-            &Op::Write64 {
+            Op::Write {
+                width: Bits64,
                 at: doorbell,
-                value: doorbell_value,
-                fenced: true,
+                value,
+                fenced,
             },
-        ) if batch.is_glued(i) => Some(Ring {
-            record,
-            record_value,
-            doorbell,
-            doorbell_value,
-            edge: None,
+            ..,
+        ] if list.is_glued(i) && (fenced || list.role(i) == Role::Ring) => Some(ProgramOp {
+            more: index as u32,
+            extra: doorbell.0,
+            ..ProgramOp::new(Code::Ring, record, value)
         }),
         _ => None,
     }

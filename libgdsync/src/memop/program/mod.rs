@@ -5,12 +5,12 @@
 //! A step is a set of *chains* that run side by side, one on each thread; a chain is a run of
 //! operations in order. What may go side by side is decided here, as operations are appended:
 //!
-//! - [`Program::push_entry`] and its kin take what the library knows more about: waits that stay
-//!   passed once they have, writes of words that no two share, bells of different queues.
-//!   Their like stand side by side in one step.
-//! - [`Program::push_batch`] takes operations of which nothing is known but what
-//!   [`Op`](super::Op) says: all keep their order, except for unfenced writes among themselves.
-//!   They are chained on one thread, so order costs no barrier.
+//! - Of an operation with a [`Role`](super::Role) the library knows more: waits that stay passed
+//!   once they have, writes of words that no two share, bells of different queues. Their like
+//!   stand side by side in one step.
+//! - Of a plain one nothing is known but what [`Op`](super::Op) says: all keep their order,
+//!   except for unfenced writes among themselves. They are chained on one thread, so order costs
+//!   no barrier.
 //!
 //! All values are constants, as in memory operations: the kernel reads nothing but the words it
 //! waits for. What is to be launched again, and then post and wait for what comes *next*, goes
@@ -21,7 +21,6 @@ mod batch;
 mod tests;
 
 use super::DevicePtr;
-use super::post::Ring;
 
 /// Operations one program holds.
 pub const MAX_OPS: usize = 120;
@@ -46,26 +45,15 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Code; 6] = [
-        Code::Write32,
-        Code::Write64,
-        Code::Wait32,
-        Code::Wait64,
-        Code::WaitEntry,
-        Code::Ring,
+    /// All of them, with their names in traces.
+    const ALL: [(Code, &'static str); 6] = [
+        (Code::Write32, "write32"),
+        (Code::Write64, "write64"),
+        (Code::Wait32, "wait32"),
+        (Code::Wait64, "wait64"),
+        (Code::WaitEntry, "wait-entry"),
+        (Code::Ring, "ring"),
     ];
-
-    /// Its name in traces.
-    fn name(self) -> &'static str {
-        match self {
-            Code::Write32 => "write32",
-            Code::Write64 => "write64",
-            Code::Wait32 => "wait32",
-            Code::Wait64 => "wait64",
-            Code::WaitEntry => "wait-entry",
-            Code::Ring => "ring",
-        }
-    }
 }
 
 /// What was written before is visible before this is.
@@ -125,14 +113,20 @@ impl ProgramOp {
         ProgramOp { flags, ..self }
     }
 
+    fn known(&self) -> Option<(Code, &'static str)> {
+        Code::ALL
+            .into_iter()
+            .find(|(code, _)| *code as u8 == self.code)
+    }
+
     /// What it does.
     pub fn code(&self) -> Option<Code> {
-        Code::ALL.into_iter().find(|code| *code as u8 == self.code)
+        Some(self.known()?.0)
     }
 
     /// Its name in traces.
     pub fn name(&self) -> &'static str {
-        self.code().map_or("nothing", Code::name)
+        self.known().map_or("nothing", |(_, name)| name)
     }
 
     /// Whether the two touch a common byte, or ring the same doorbell: of two threads that
@@ -167,7 +161,6 @@ enum Kind {
 /// Where a program ends: what is appended goes on from here.
 #[derive(Clone, Copy, Debug)]
 struct End {
-    count: u32,
     /// The first operation of the open step.
     first: u32,
     /// Threads that the open step takes.
@@ -193,7 +186,6 @@ const _: () = assert!(std::mem::offset_of!(Program, end) == Program::LEN);
 const _: () = assert!(MAX_OPS <= u8::MAX as usize);
 
 const START: End = End {
-    count: 0,
     first: 0,
     chains: 0,
     kind: Kind::Ordered,
@@ -219,7 +211,7 @@ impl Program {
 
     /// Forgets them.
     pub fn clear(&mut self) {
-        self.restore(START);
+        (self.count, self.end) = (0, START);
     }
 
     /// Whether `n` more fit.
@@ -237,39 +229,6 @@ impl Program {
         // `ops` (asserted above), which have no padding and are all initialised; a byte has no
         // alignment or validity requirement.
         unsafe { std::slice::from_raw_parts((&raw const *self).cast::<u8>(), len) }
-    }
-
-    /// Appends a wait for the completion entry whose last dword is at `word`. Once passed, it stays
-    /// passed, so such waits run side by side.
-    pub fn push_entry(&mut self, word: DevicePtr, owner: u8) {
-        let op = ProgramOp::new(Code::WaitEntry, word, u64::from(owner));
-        self.append(op, Kind::Waits);
-    }
-
-    /// Appends a fenced write of a word that others watch and no other mark of the program
-    /// shares. Marks stand beside marks.
-    pub fn push_mark(&mut self, at: DevicePtr, value: u32) {
-        let op = ProgramOp::new(Code::Write32, at, u64::from(value)).fenced(true);
-        self.append(op, Kind::Marks);
-    }
-
-    /// Appends what rings, with constants: the edge, if there is one, then record and doorbell.
-    /// Bells with doorbells of their own stand side by side. Takes room for two.
-    pub fn push_ring(&mut self, ring: &Ring) {
-        if let Some(edge) = ring.edge {
-            self.push_equal(ring.record, edge);
-        }
-        self.append(ring_op(ring), Kind::Rings);
-    }
-
-    /// Appends a wait until the 32-bit word at `at` is `value`, which then stays so until the
-    /// stream itself goes on.
-    pub fn push_equal(&mut self, at: DevicePtr, value: u32) {
-        let op = ProgramOp {
-            extra: u64::from(u32::MAX) << 32 | 1,
-            ..ProgramOp::new(Code::Wait32, at, u64::from(value))
-        };
-        self.append(op, Kind::Waits);
     }
 
     /// Appends `op`: beside its like in the open step, at the end of the step's one chain if
@@ -295,22 +254,6 @@ impl Program {
         }
         self.ops[count] = op;
         self.count += 1;
-        self.end.count = self.count;
         self.ops[self.end.first as usize].step = (self.count - self.end.first) as u8;
-    }
-
-    /// Takes back what was appended since `end` was the end.
-    fn restore(&mut self, end: End) {
-        self.end = end;
-        self.count = end.count;
-        self.ops[end.first as usize].step = (end.count - end.first) as u8;
-    }
-}
-
-fn ring_op(ring: &Ring) -> ProgramOp {
-    ProgramOp {
-        more: ring.record_value,
-        extra: ring.doorbell.0,
-        ..ProgramOp::new(Code::Ring, ring.record, ring.doorbell_value)
     }
 }

@@ -10,7 +10,10 @@ use proptest::test_runner::TestCaseError;
 use super::*;
 use crate::gpu::{Dims, Gpu, KERNELS, MemoryKind};
 use crate::kernels::Entry;
-use crate::memop::{Batch, Condition, Inline, Op};
+use crate::memop::Width::{Bits32, Bits64};
+use crate::memop::completion::Entry as Completion;
+use crate::memop::post::{self, Ring};
+use crate::memop::{Batch, Condition, DevicePtr, Inline, Op, Role};
 use crate::testing::cases;
 
 /// Words of 32 bits that programs work on, few enough to meet again.
@@ -137,20 +140,19 @@ impl Plan {
             }
         };
         match *op {
-            Op::Write32 { at, value, fenced } => {
-                let word = word_of(at.0);
-                self.ask(&[Act::Store { word, value }], unfenced(fenced), fenced);
+            Op::Write {
+                width,
+                at,
+                value,
+                fenced,
+            } => {
+                let acts = stores64(at.0, value);
+                let acts = &acts[..width.bits() as usize / 32];
+                self.ask(acts, unfenced(fenced), fenced);
             }
-            Op::Write64 { at, value, fenced } => {
-                self.ask(&stores64(at.0, value), unfenced(fenced), fenced);
-            }
-            Op::Wait32 { at, .. } => {
-                let word = word_of(at.0);
-                self.ask(&[Act::Look { word, wide: false }], Class::Ordered, false);
-            }
-            Op::Wait64 { at, .. } => {
-                let word = word_of(at.0);
-                self.ask(&[Act::Look { word, wide: true }], Class::Ordered, false);
+            Op::Wait { width, at, .. } => {
+                let (word, wide) = (word_of(at.0), width == Bits64);
+                self.ask(&[Act::Look { word, wide }], Class::Ordered, false);
             }
             Op::Copy { at, data } => {
                 let first = word_of(at.0);
@@ -161,7 +163,7 @@ impl Plan {
                 }
             }
             Op::Fence => self.fences += 1,
-            Op::Flush => unreachable!("the tests make none"),
+            Op::Flush | Op::WaitEntry(_) => unreachable!("the tests make none"),
         }
     }
 }
@@ -183,44 +185,22 @@ fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
     let at = DevicePtr(BASE + 4 * word as u64);
     let even = DevicePtr(BASE + 4 * (word & !1) as u64);
     Some(match what {
-        0 | 1 => Op::Write32 {
-            at,
-            value: value as u32 % 4,
-            fenced,
-        },
-        2 => Op::Write64 {
-            at: even,
-            value: (value % 7) << 30,
-            fenced,
-        },
-        3..=5 => {
-            let (word, condition) = (plan.memory[word], condition(mask >> 40));
-            let mask = if mask % 3 == 0 { u32::MAX } else { mask as u32 };
-            let value = if value % 2 == 0 {
-                word & mask
-            } else {
-                value as u32
+        0 | 1 => Op::write(Bits32, at, value as u32 % 4).fenced(fenced),
+        2 => Op::write(Bits64, even, (value % 7) << 30).fenced(fenced),
+        3..=6 => {
+            let (width, at, word) = match what {
+                6 => (Bits64, even, plan.word64(word & !1)),
+                _ => (Bits32, at, plan.memory[word].into()),
             };
-            if !condition.holds32(word, value, mask) {
+            let condition = condition(mask >> 40);
+            let mask = width.all() & if mask % 3 == 0 { u64::MAX } else { mask };
+            let value = width.all() & if value % 2 == 0 { word & mask } else { value };
+            if !condition.holds(width, word, value, mask) {
                 return None;
             }
-            Op::Wait32 {
+            Op::Wait {
+                width,
                 at,
-                value,
-                mask,
-                condition,
-                flush: false,
-            }
-        }
-        6 => {
-            let (word, condition) = (plan.word64(word & !1), condition(mask >> 40));
-            let mask = if mask % 3 == 0 { u64::MAX } else { mask };
-            let value = if value % 2 == 0 { word & mask } else { value };
-            if !condition.holds64(word, value, mask) {
-                return None;
-            }
-            Op::Wait64 {
-                at: even,
                 value,
                 mask,
                 condition,
@@ -239,9 +219,28 @@ fn op_of(plan: &Plan, &(what, word, value, mask, fenced): &Seed) -> Option<Op> {
     })
 }
 
-/// Appends what `seeds` give, as one batch or as the library's own operations, to plan and program.
+/// Appends all of `batch`, or nothing of it.
+fn take_all(program: &mut Program, batch: &Batch) -> bool {
+    let whole = program.clone();
+    let mut i = 0;
+    while i < batch.len() {
+        let before = program.clone();
+        let taken = program.take(batch, i);
+        if taken == 0 {
+            assert_eq!(program.ops(), before.ops(), "what did not fit left traces");
+            assert_eq!(format!("{:?}", program.end), format!("{:?}", before.end));
+            *program = whole;
+            return false;
+        }
+        i += taken;
+    }
+    true
+}
+
+/// Appends what `seeds` give, as plain operations or with a role, to plan and program.
 /// Returns whether the program took it.
 fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: bool) -> bool {
+    let mut batch = Batch::new();
     match own {
         0 => {
             let ring = Ring {
@@ -251,10 +250,10 @@ fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: b
                 doorbell_value: seeds[0].3,
                 edge: None,
             };
-            if !program.has_room(2) {
+            post::push(&mut batch, &ring);
+            if !take_all(program, &batch) {
                 return false;
             }
-            program.push_ring(&ring);
             let bell = Class::Bell(plan.bells);
             plan.bells += 1;
             let (word, value) = (word_of(ring.record.0), ring.record_value);
@@ -262,24 +261,24 @@ fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: b
             plan.ask(&stores64(ring.doorbell.0, ring.doorbell_value), bell, true);
         }
         1 => {
-            if !program.has_room(1) {
+            let (at, value) = (plan.own(1), seeds[0].2 as u32);
+            batch.add(Op::write(Bits32, at, value), Role::Mark, false);
+            if !take_all(program, &batch) {
                 return false;
             }
-            let (at, value) = (plan.own(1), seeds[0].2 as u32);
-            program.push_mark(at, value);
             let word = word_of(at.0);
             plan.ask(&[Act::Store { word, value }], Class::Mark, true);
         }
         2 => {
-            if !program.has_room(1) {
+            let (word, at) = (seeds[0].1, DevicePtr(BASE + 4 * seeds[0].1 as u64));
+            let wait = Op::wait(Bits32, at, Condition::Eq, plan.memory[word]);
+            batch.add(wait, Role::Wait, false);
+            if !take_all(program, &batch) {
                 return false;
             }
-            let word = seeds[0].1;
-            program.push_equal(DevicePtr(BASE + 4 * word as u64), plan.memory[word]);
             plan.ask(&[Act::Look { word, wide: false }], Class::Stable, false);
         }
         _ => {
-            let mut batch = Batch::new();
             let mut later = Plan::new();
             later.memory.clone_from(&plan.memory);
             for seed in seeds {
@@ -287,13 +286,9 @@ fn grow(plan: &mut Plan, program: &mut Program, seeds: &[Seed], own: u8, glue: b
                     continue;
                 };
                 later.note(&op);
-                if glue {
-                    batch.push_glued(op);
-                } else {
-                    batch.push(op);
-                }
+                batch.add(op, Role::Plain, glue);
             }
-            if !program.push_batch(&batch) {
+            if !take_all(program, &batch) {
                 return false;
             }
             batch.ops().iter().for_each(|op| plan.note(op));
@@ -317,13 +312,14 @@ impl Run<'_> {
         let condition = |code: u32| condition(u64::from(code));
         match op.code() {
             Some(Code::Wait32) => {
-                let (mask, code) = ((op.extra >> 32) as u32, op.extra as u32);
-                condition(code).holds32(self.memory[word()], op.value as u32, mask)
+                let (mask, code) = (op.extra >> 32, op.extra as u32);
+                let word = self.memory[word()].into();
+                condition(code).holds(Bits32, word, op.value, mask)
             }
             Some(Code::Wait64) => {
                 let low = u64::from(self.memory[word()]);
                 let both = low | u64::from(self.memory[word() + 1]) << 32;
-                condition(op.more).holds64(both, op.value, op.extra)
+                condition(op.more).holds(Bits64, both, op.value, op.extra)
             }
             _ => true,
         }
@@ -442,11 +438,7 @@ fn seeds() -> impl Strategy<Value = Vec<(Vec<Seed>, u8, bool)>> {
 fn planned(pieces: &[(Vec<Seed>, u8, bool)]) -> (Plan, Program) {
     let (mut plan, mut program) = (Plan::new(), Program::default());
     for (seeds, own, glue) in pieces {
-        let (before, end) = (program.ops().to_vec(), format!("{:?}", program.end));
-        if !grow(&mut plan, &mut program, seeds, *own, *glue) {
-            assert_eq!(program.ops(), before, "what did not fit left traces");
-            assert_eq!(format!("{:?}", program.end), end);
-        }
+        grow(&mut plan, &mut program, seeds, *own, *glue);
     }
     (plan, program)
 }
@@ -507,22 +499,32 @@ fn the_kernels_run_programs_as_the_list_says() {
 /// The lists that messages are made of take few steps, whatever their number.
 #[test]
 fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
-    let mut program = Program::default();
-    for peer in 0..26u64 {
-        program.push_ring(&Ring {
-            record: DevicePtr(0x1000 + 8 * peer),
-            record_value: 1,
-            doorbell: DevicePtr(0x2000 + 0x1000 * peer),
-            doorbell_value: peer,
-            edge: None,
-        });
+    let (mut program, mut batch) = (Program::default(), Batch::new());
+    let ring = |record, doorbell, edge| Ring {
+        record: DevicePtr(record),
+        record_value: 1,
+        doorbell: DevicePtr(doorbell),
+        doorbell_value: 1,
+        edge,
+    };
+    for peer in 0..26 {
+        let ring = ring(0x1000 + 8 * peer, 0x2000 + 0x1000 * peer, None);
+        post::push(&mut batch, &ring);
     }
     for peer in 0..26 {
-        program.push_entry(DevicePtr(0x80_0000 + 64 * peer), 0);
+        batch.push(Op::WaitEntry(Completion {
+            word: DevicePtr(0x80_0000 + 64 * peer),
+            owner: 0,
+            first_lap: true,
+            send: true,
+            flush: false,
+        }));
     }
     for peer in 0..26 {
-        program.push_mark(DevicePtr(0x90_0000 + 4 * peer), 1);
+        let mark = Op::write(Bits32, DevicePtr(0x90_0000 + 4 * peer), 1u32);
+        batch.add(mark, Role::Mark, false);
     }
+    assert!(take_all(&mut program, &batch));
     let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
     assert_eq!(shape, [26, 26, 26]);
     assert_eq!(Entry::of_program(&program).0, Entry::Program);
@@ -530,15 +532,11 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
     // Queues that share a doorbell take turns, and so do tests of one word.
     for (edge, expected) in [(None, &[1, 1][..]), (Some(5), &[1, 1, 1, 1])] {
         program.clear();
+        batch.clear();
         for record in [0x1000, 0x1008] {
-            program.push_ring(&Ring {
-                record: DevicePtr(record),
-                record_value: 1,
-                doorbell: DevicePtr(0x2000),
-                doorbell_value: 1,
-                edge,
-            });
+            post::push(&mut batch, &ring(record, 0x2000, edge));
         }
+        assert!(take_all(&mut program, &batch));
         let shape: Vec<_> = steps(&program).iter().map(Vec::len).collect();
         assert_eq!(shape, expected);
     }
@@ -547,32 +545,23 @@ fn messages_to_many_peers_ring_at_once_and_wait_at_once() {
         (Entry::Program8, &program.bytes()[..264])
     );
 
-    let mut batch = Batch::new();
-    for (condition, value) in [(Condition::And, 0x100_0000), (Condition::Geq, 0)] {
-        batch.push(Op::Wait32 {
-            at: DevicePtr(0x3c),
-            value,
-            mask: u32::MAX,
-            condition,
-            flush: false,
-        });
+    batch.clear();
+    for (condition, value) in [(Condition::And, 0x100_0000u32), (Condition::Geq, 0)] {
+        batch.push(Op::wait(Bits32, DevicePtr(0x3c), condition, value));
     }
     program.clear();
-    assert!(program.push_batch(&batch));
+    assert!(take_all(&mut program, &batch));
     let shape: Vec<_> = steps(&program)[0].iter().map(Vec::len).collect();
     assert_eq!(shape, [2], "one thread, one after the other");
     batch.push(Op::Flush);
-    assert!(!program.push_batch(&batch) && program.ops().len() == 2);
+    program.clear();
+    assert!(!take_all(&mut program, &batch) && program.take(&batch, 2) == 0);
 }
 
-/// A program refuses a batch with an operation that has no form in it, or for which it has no room.
+/// A program refuses an operation that has no form in it, or for which it has no room.
 #[test]
-fn a_program_takes_a_whole_batch_or_nothing_of_it() {
-    let write = |word: u64, fenced| Op::Write32 {
-        at: DevicePtr(BASE + 4 * word),
-        value: 1,
-        fenced,
-    };
+fn a_program_takes_a_whole_operation_or_nothing_of_it() {
+    let write = |word: u64| Op::write(Bits32, DevicePtr(BASE + 4 * word), 1u32).fenced(false);
     let batch = |ops: &[Op]| {
         let mut batch = Batch::new();
         ops.iter().for_each(|op| batch.push(*op));
@@ -580,24 +569,22 @@ fn a_program_takes_a_whole_batch_or_nothing_of_it() {
     };
     let mut program = Program::default();
     for word in 0..MAX_OPS as u64 {
-        let before = program.ops().to_vec();
-        let flush = batch(&[write(word, false), Op::Flush]);
-        assert!(!program.push_batch(&flush));
-        assert_eq!(program.ops(), before);
-        assert!(program.has_room(1) && program.push_batch(&batch(&[write(word, false)])));
-        if before.len() + 8 == MAX_OPS {
-            let before = program.ops().to_vec();
+        let before = program.ops().len();
+        let flush = batch(&[write(word), Op::Flush]);
+        assert!(!take_all(&mut program, &flush) && program.ops().len() == before);
+        assert!(program.has_room(1) && take_all(&mut program, &batch(&[write(word)])));
+        if before + 8 == MAX_OPS {
             let data = Inline::new(&[1; 32]).unwrap();
             let at = DevicePtr(BASE);
             let eight = batch(&[Op::Copy { at, data }]);
-            let all = batch(&[write(200, false); 8]);
-            assert!(!program.push_batch(&eight) && !program.push_batch(&all));
-            assert_eq!(program.ops(), before);
+            let all = batch(&[write(200); 8]);
+            assert!(!take_all(&mut program, &eight) && !take_all(&mut program, &all));
+            assert_eq!(program.ops().len(), before + 1);
         }
     }
     assert!(!program.has_room(1) && program.ops().len() == MAX_OPS);
     program.clear();
     let data = Inline::new(&[1; 7]).unwrap();
     let at = DevicePtr(BASE);
-    assert!(!program.push_batch(&batch(&[Op::Copy { at, data }])));
+    assert_eq!(program.take(&batch(&[Op::Copy { at, data }]), 0), 0);
 }

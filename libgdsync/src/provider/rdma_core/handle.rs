@@ -58,7 +58,7 @@ impl Handle {
         check(answer, OPERATION, "how entries name it")?;
         let av = out.av.cast::<[[u8; SEGMENT]; AvSeg::SEGMENTS]>();
         // SAFETY: the library's own, of this length, which lives as long as the handle.
-        Ok(AvSeg::from_segments(unsafe { av.read() }))
+        Ok(AvSeg::from_bytes(unsafe { av.read() }))
     }
 }
 

@@ -10,6 +10,7 @@ use gds_step::{Lane, Machine, MachineId, Step, Time};
 use super::{FlushFaults, PerStream, lock};
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
+use crate::memop::Width::Bits32;
 use crate::memop::{Condition, Op};
 use crate::mutant::{self, Mutant};
 use crate::nic::Place;
@@ -49,18 +50,8 @@ impl Slot {
     /// over by the next.
     pub fn ask(&mut self) -> [Op; 2] {
         self.asked = self.asked.wrapping_add(1);
-        let ask = Op::Write32 {
-            at: self.words.asked.gpu,
-            value: self.asked,
-            fenced: true,
-        };
-        let wait = Op::Wait32 {
-            at: self.words.made.gpu,
-            value: self.asked,
-            mask: u32::MAX,
-            condition: Condition::Geq,
-            flush: false,
-        };
+        let ask = Op::write(Bits32, self.words.asked.gpu, self.asked);
+        let wait = Op::wait(Bits32, self.words.made.gpu, Condition::Geq, self.asked);
         [ask, wait]
     }
 

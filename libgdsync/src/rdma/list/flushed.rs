@@ -5,7 +5,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lower::Item;
 use super::{Descriptor, Held, Scratch, decide, decide_send, decide_wait, hold};
 use crate::error::Result;
 use crate::gpu::{Proof, Stream, no_consistency};
@@ -176,7 +175,7 @@ fn flush<'q>(
     held: &mut Held<'q>,
 ) -> Result<()> {
     if let By::Cpu(slot) = by {
-        s.items.extend(slot.ask().map(Item::Op));
+        slot.ask().into_iter().for_each(|op| s.list.push(op));
         s.proof.get_or_insert(Proof::Idle);
         return Ok(());
     }

@@ -1,8 +1,8 @@
 //! Lists of descriptors: sends, waits and word operations in one submission to a stream.
 //!
-//! Two passes. The first changes queue state and turns descriptors into [`Item`]s; whatever it
-//! refuses is undone as a whole. The second turns items into memory operations or programs and
-//! hands them to the runtime. Both work in buffers that are kept from call to call.
+//! Two passes. The first changes queue state and turns descriptors into operations; whatever it
+//! refuses is undone as a whole. The second hands them to the runtime, as memory operations or as
+//! programs. Both work in buffers that are kept from call to call.
 
 mod flushed;
 mod lower;
@@ -11,18 +11,18 @@ use mlx5_prm::doorbell;
 use std::cell::Cell;
 
 use self::flushed::{By, Queues};
-use self::lower::{Buffers, Item, Sent, equal, lower};
+use self::lower::{Buffers, ROOM, Sent, lower};
 use super::verbs::{
     Completion, EndpointKind, Locked, Lowering, Qp, QpState, ReceiveRequest, SendRequest, Side,
     Timer, WaitOptions,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
+use crate::memop::Width::{Bits32, Bits64};
 use crate::memop::completion::Entry;
-use crate::memop::cost;
-use crate::memop::post::Ring;
-use crate::memop::program;
-use crate::memop::{Condition, Inline, Op};
+use crate::memop::post::{self, Ring};
+use crate::memop::{Batch, Condition, Inline, Op, Role, cost, program};
+use crate::nic::Place;
 use crate::ring::fifo::PostMark;
 use crate::ring::{Poster, RingMemory, Ticket};
 use crate::status::Status;
@@ -133,9 +133,19 @@ struct Waited {
     timeout: Option<std::time::Duration>,
 }
 
+impl Waited {
+    /// Whether none of the waits that follow is by the same waiter.
+    fn is_last(&self, later: &[Waited]) -> bool {
+        let same =
+            |l: &Waited| l.queue == self.queue && l.side == self.side && l.waiter == self.waiter;
+        !later.iter().any(same)
+    }
+}
+
 #[derive(Default)]
 struct Scratch {
-    items: Vec<Item>,
+    /// What the stream is to do.
+    list: Batch,
     waits: Vec<Waited>,
     undo: Vec<(usize, Side, PostMark)>,
     /// How it will show that the stream has passed the last wait; `None`: there is none.
@@ -198,7 +208,7 @@ fn run(
     by: By<'_>,
     s: &mut Scratch,
 ) -> Result<()> {
-    s.items.clear();
+    s.list.clear();
     s.waits.clear();
     s.undo.clear();
     s.proof = None;
@@ -206,10 +216,13 @@ fn run(
     let decided = flushed::decide_all(stream, queues, list, by, s, &mut held)
         .and_then(|()| announce(queues, s, &mut held));
     drop(held);
-    let kernel = decided.is_ok() && by_kernel(queues, s);
-    let lowered = decided
-        .and_then(|()| stream.admit(OPERATION, submissions(stream, s, kernel), s.proof.take()))
-        .and_then(|()| lower(stream, &s.items, &mut s.buffers, kernel));
+    let lowered = decided.and_then(|()| {
+        let operations = cost::operations(&s.list);
+        let kernel = by_kernel(queues, s, operations);
+        let n = submissions(stream, &s.list, operations, kernel);
+        stream.admit(OPERATION, n, s.proof.take())?;
+        lower(stream, &mut s.list, &mut s.buffers, kernel)
+    });
     match lowered {
         Ok(Sent::All) => {
             commit(queues, s);
@@ -230,10 +243,7 @@ fn run(
         Err(e) => {
             for (queue, side, mark) in s.undo.drain(..).rev() {
                 let mut state = queues.get(queue).core.lock();
-                match side {
-                    Side::Send => state.send.restore(mark),
-                    Side::Receive => state.recv.restore(mark),
-                }
+                state.work(side).0.restore(mark);
             }
             queues.take_back();
             Err(e)
@@ -241,14 +251,11 @@ fn run(
     }
 }
 
-/// Submissions that the list takes at most.
-fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
+/// Submissions that the list, of at most so many memory operations, takes at most.
+fn submissions(stream: &Stream, list: &Batch, operations: usize, kernel: bool) -> u32 {
     /// Record and the halves of a doorbell.
     const GLUED: usize = 3;
-    /// Room that a program is given up with.
-    const ROOM: usize = 8;
     let caps = stream.gpu().caps();
-    let operations: usize = s.items.iter().map(Item::operations).sum();
     let (limit, glued) = match kernel {
         true => (program::MAX_OPS, ROOM),
         false => (caps.batch_limit, GLUED),
@@ -256,23 +263,26 @@ fn submissions(stream: &Stream, s: &Scratch, kernel: bool) -> u32 {
     let mut n = gpu::submissions(operations, limit, glued);
     if !(caps.nor && caps.ordered_writes) {
         // Waits and flushes may change between kernels and memory operations, each time anew.
-        n += 2 * s.items.len() as u32;
+        let change = |op: &&Op| op.is_wait() || **op == Op::Flush;
+        n += 2 * list.ops().iter().filter(change).count() as u32;
     }
     n
 }
 
 /// Whether a list goes by a kernel. The queue pairs it names say so, or leave it to the cost.
-fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch) -> bool {
+fn by_kernel(queues: &Queues<'_, '_>, s: &Scratch, operations: usize) -> bool {
     let any = |lowering| queues.given().any(|qp| qp.lowering == lowering);
     if any(Lowering::Kernel) || queues.given().next().is_none() || any(Lowering::MemOps) {
         return any(Lowering::Kernel);
     }
     // Who will write a word of the application's is not known: it may need this GPU.
-    let foreign = |item: &Item| matches!(item, Item::Op(op) if op.is_wait());
-    if s.items.iter().any(foreign) || !s.waits.iter().all(|w| queues.get(w.queue).spin) {
-        return false;
-    }
-    cost::kernel_wins(s.items.iter().map(Item::operations).sum())
+    let foreign = |i| {
+        let op: &Op = &s.list.ops()[i];
+        s.list.role(i) == Role::Plain && matches!(op, Op::Wait { .. })
+    };
+    (0..s.list.len()).all(|i| !foreign(i))
+        && s.waits.iter().all(|w| queues.get(w.queue).spin)
+        && cost::kernel_wins(operations)
 }
 
 fn find(queues: &Queues<'_, '_>, id: u64) -> Result<usize> {
@@ -313,6 +323,30 @@ fn hold<'q, 'h>(
         .1
 }
 
+/// A queue pair of the list, by its number there, and its state.
+type Named<'h> = (usize, &'h Qp, &'h mut QpState);
+
+fn named<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Named<'h>> {
+    let queue = find(queues, id)?;
+    Ok((queue, queues.get(queue), hold(queues, queue, held)))
+}
+
+impl Descriptor<'_> {
+    /// The memory of the application's that it names.
+    fn region(&self) -> Option<&Region> {
+        match self {
+            Descriptor::WaitValue32 { word, .. } | Descriptor::WriteValue32 { word, .. } => {
+                Some(word.region())
+            }
+            Descriptor::WaitValue64 { word, .. }
+            | Descriptor::WriteValue64 { word, .. }
+            | Descriptor::PassedBy { word, .. } => Some(word.region()),
+            Descriptor::WriteMemory { to, .. } => Some(to.region()),
+            _ => None,
+        }
+    }
+}
+
 fn decide<'q>(
     stream: &Stream,
     queues: &'q Queues<'_, '_>,
@@ -320,102 +354,56 @@ fn decide<'q>(
     s: &mut Scratch,
     held: &mut Held<'q>,
 ) -> Result<()> {
+    if let Some(region) = descriptor.region() {
+        check_region(stream, region)?;
+    }
+    let mut wait = |op: Op, flush| {
+        s.proof = Some(Proof::Idle);
+        s.list.push(op.flushing(flush));
+    };
     match *descriptor {
         Descriptor::Send(request) => {
-            let queue = find(queues, request.queue)?;
-            let state = hold(queues, queue, held);
-            decide_send(stream, (queue, queues.get(queue), state), request, s)
+            decide_send(stream, named(queues, request.queue, held)?, request, s)?;
         }
         Descriptor::Receive(request) => {
-            let queue = find(queues, request.queue)?;
-            let state = hold(queues, queue, held);
-            decide_receive(stream, (queue, queues.get(queue), state), request, s)
+            decide_receive(stream, named(queues, request.queue, held)?, request, s)?;
         }
-        Descriptor::Wait(completion, options) => {
-            let queue = find(queues, completion.queue)?;
-            let state = hold(queues, queue, held);
-            decide_wait(
-                stream,
-                (queue, queues.get(queue), state),
-                completion,
-                options,
-                s,
-            )
+        Descriptor::Wait(request, options) => {
+            let named = named(queues, request.queue, held)?;
+            decide_wait(stream, named, request, options, s)?;
         }
         Descriptor::WaitValue32 {
             word,
             condition,
             value,
             flush,
-        } => {
-            check_region(stream, word.region())?;
-            s.proof = Some(Proof::Idle);
-            s.items.push(Item::Op(Op::Wait32 {
-                at: word.addr(),
-                value,
-                mask: u32::MAX,
-                condition,
-                flush,
-            }));
-            Ok(())
-        }
+        } => wait(Op::wait(Bits32, word.addr(), condition, value), flush),
         Descriptor::WaitValue64 {
             word,
             condition,
             value,
             flush,
-        } => {
-            check_region(stream, word.region())?;
-            s.proof = Some(Proof::Idle);
-            s.items.push(Item::Op(Op::Wait64 {
-                at: word.addr(),
-                value,
-                mask: u64::MAX,
-                condition,
-                flush,
-            }));
-            Ok(())
-        }
+        } => wait(Op::wait(Bits64, word.addr(), condition, value), flush),
         Descriptor::WriteValue32 { word, value } => {
-            check_region(stream, word.region())?;
-            s.items.push(Item::Op(Op::Write32 {
-                at: word.addr(),
-                value,
-                fenced: true,
-            }));
-            Ok(())
+            s.list.push(Op::write(Bits32, word.addr(), value));
         }
         Descriptor::WriteValue64 { word, value } => {
-            check_region(stream, word.region())?;
-            s.items.push(Item::Op(Op::Write64 {
-                at: word.addr(),
-                value,
-                fenced: true,
-            }));
-            Ok(())
+            s.list.push(Op::write(Bits64, word.addr(), value));
         }
         Descriptor::WriteMemory { to, data } => {
-            check_region(stream, to.region())?;
             if to.len() != data.len() || data.len() % 4 != 0 || to.addr().0 % 4 != 0 {
                 let what = format!("{} bytes to {to:?}, in whole words of 4", data.len());
                 return Err(Error::new(OPERATION, Kind::Invalid, what));
             }
             for (i, piece) in data.chunks(Inline::MAX).enumerate() {
                 if let Some(data) = Inline::new(piece) {
-                    s.items.push(Item::Op(Op::Copy {
-                        at: to.addr().offset((i * Inline::MAX) as u64),
-                        data,
-                    }));
+                    let at = to.addr().offset((i * Inline::MAX) as u64);
+                    s.list.push(Op::Copy { at, data });
                 }
             }
-            Ok(())
         }
-        Descriptor::Flush => {
-            s.items.push(Item::Op(Op::Flush));
-            Ok(())
-        }
+        Descriptor::Flush => s.list.push(Op::Flush),
         Descriptor::PassedBy { word, value } => {
-            check_region(stream, word.region())?;
             if let (Some(proof), Ok(mapped)) = (&mut s.proof, word.mapped()) {
                 *proof = Proof::Word {
                     memory: word.region().downgrade(),
@@ -423,9 +411,9 @@ fn decide<'q>(
                     value,
                 };
             }
-            Ok(())
         }
     }
+    Ok(())
 }
 
 /// Refuses unless the queue pair is of the stream's GPU, not in error, and knows the request.
@@ -446,12 +434,12 @@ fn check(stream: &Stream, qp: &Qp, state: &QpState, request: Completion) -> Resu
 
 fn decide_send(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     request: SendRequest,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, request.into())?;
-    let mark = state.send.mark();
+    let mark = state.send.fifo.mark();
     let posted = state
         .send
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
@@ -462,40 +450,43 @@ fn decide_send(
         s.proof = Some(Proof::Idle);
     }
     state.rung_by_streams |= qp.core.kind == EndpointKind::Ring;
-    let item = match qp.core.kind {
-        EndpointKind::Ring => Item::Post(Ring {
-            record: places.record.gpu.offset(doorbell::SND as u64),
-            record_value: doorbell::record_value(posted.index),
-            doorbell: places.doorbell.gpu,
-            doorbell_value: u64::from_ne_bytes(posted.doorbell),
-            edge: posted.edge.map(doorbell::record_value),
-        }),
+    match qp.core.kind {
+        EndpointKind::Ring => post::push(
+            &mut s.list,
+            &Ring {
+                record: places.record.gpu.offset(doorbell::SND as u64),
+                record_value: doorbell::record_value(posted.index),
+                doorbell: places.doorbell.gpu,
+                doorbell_value: u64::from_ne_bytes(posted.doorbell),
+                edge: posted.edge.map(doorbell::record_value),
+            },
+        ),
         EndpointKind::Proxy => {
-            if posted.edge.is_some() {
-                let before = equal(places.send.trigger.gpu, mark.posted() as u32);
-                s.items.push(Item::Op(before));
-            }
-            Item::Op(Op::Write32 {
-                at: places.send.trigger.gpu,
-                value: state.send.fifo.posted() as u32,
-                fenced: true,
-            })
+            let edge = posted.edge.map(|_| mark.posted() as u32);
+            let value = state.send.fifo.posted() as u32;
+            trigger(&mut s.list, places.send.trigger, value, edge);
         }
-    };
-    if !s.items.last_mut().is_some_and(|last| last.absorb(&item)) {
-        s.items.push(item);
     }
     Ok(())
 }
 
+/// Appends what has the CPU ring: its word gets `value`, once it has that of the stream that posted
+/// last.
+fn trigger(list: &mut Batch, word: Place, value: u32, edge: Option<u32>) {
+    if let Some(before) = edge {
+        list.push(Op::wait(Bits32, word.gpu, Condition::Eq, before));
+    }
+    list.push(Op::write(Bits32, word.gpu, value));
+}
+
 fn decide_receive(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     request: ReceiveRequest,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, request.into())?;
-    let mark = state.recv.mark();
+    let mark = state.recv.fifo.mark();
     let (index, edge) = state
         .recv
         .post(Ticket(request.ticket), Poster::Stream(stream.id()))
@@ -506,47 +497,27 @@ fn decide_receive(
     }
     let places = &qp.core.places;
     match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::PostReceive {
-            record: places.record.gpu.offset(doorbell::RCV as u64),
-            value: doorbell::record_value(index),
-            edge: edge.map(doorbell::record_value),
-        }),
-        EndpointKind::Proxy => {
-            if let Some(index) = edge {
-                s.items
-                    .push(Item::Op(equal(places.recv.trigger.gpu, index)));
-            }
-            s.items.push(Item::Op(Op::Write32 {
-                at: places.recv.trigger.gpu,
-                value: index,
-                fenced: true,
-            }));
-        }
+        EndpointKind::Ring => post::push_receive(
+            &mut s.list,
+            places.record.gpu.offset(doorbell::RCV as u64),
+            doorbell::record_value(index),
+            edge.map(doorbell::record_value),
+        ),
+        EndpointKind::Proxy => trigger(&mut s.list, places.recv.trigger, index, edge),
     }
     Ok(())
 }
 
 fn decide_wait(
     stream: &Stream,
-    (queue, qp, state): (usize, &Qp, &mut QpState),
+    (queue, qp, state): Named<'_>,
     completion: Completion,
     options: WaitOptions,
     s: &mut Scratch,
 ) -> Result<()> {
     check(stream, qp, state, completion)?;
-    let (cq, posted, slot) = match completion.side {
-        Side::Send => (
-            &mut state.send.cq,
-            state.send.fifo.posted(),
-            state.send.fifo.slot(completion.ticket).map(|s| s.entry),
-        ),
-        Side::Receive => (
-            &mut state.recv.cq,
-            state.recv.fifo.posted(),
-            state.recv.fifo.slot(completion.ticket).map(|s| s.entry),
-        ),
-    };
-    if completion.ticket >= posted {
+    let (fifo, cq) = state.work(completion.side);
+    if completion.ticket >= fifo.posted() {
         let what = format!(
             "{qp:?}: a wait for request {}, which is not posted",
             completion.ticket
@@ -554,7 +525,7 @@ fn decide_wait(
         return Err(Error::new(OPERATION, Kind::NoSuchRequest, what));
     }
     let flush = options.flush && !crate::mutant::on(crate::mutant::Mutant::DroppedFlush);
-    let position = match slot {
+    let position = match fifo.slot(completion.ticket).map(|slot| slot.entry) {
         // So old that its slot is used again: complete.
         None => None,
         Some(None) => {
@@ -566,7 +537,7 @@ fn decide_wait(
     let Some(position) = position.filter(|p| !cq.is_behind(*p)) else {
         // Nothing to wait for; what it brought may still have to be made visible.
         if flush {
-            s.items.push(Item::Op(Op::Flush));
+            s.list.push(Op::Flush);
         }
         return Ok(());
     };
@@ -581,28 +552,22 @@ fn decide_wait(
             // Of 2^32 waits ago, or of none.
             places.arrived.cpu.store32(word, mark.wrapping_sub(1));
         }
-        s.items.push(Item::Op(Op::Write32 {
-            at: places.arrived.gpu.offset(word as u64),
-            value: mark,
-            fenced: true,
-        }));
+        let arrived = places.arrived.gpu.offset(word as u64);
+        s.list.push(Op::write(Bits32, arrived, mark));
     }
-    match qp.core.kind {
-        EndpointKind::Ring => s.items.push(Item::Wait(Entry {
+    s.list.push(match qp.core.kind {
+        EndpointKind::Ring => Op::WaitEntry(Entry {
             word: places.cq.gpu.offset(spot.offset as u64),
             owner: spot.owner,
             first_lap: spot.first_lap,
             send: completion.side == Side::Send,
             flush,
-        })),
-        EndpointKind::Proxy => s.items.push(Item::Op(Op::Wait32 {
-            at: places.done.gpu,
-            value: (position as u32).wrapping_add(1),
-            mask: u32::MAX,
-            condition: Condition::Geq,
-            flush,
-        })),
-    }
+        }),
+        EndpointKind::Proxy => {
+            let done = (position as u32).wrapping_add(1);
+            Op::wait(Bits32, places.done.gpu, Condition::Geq, done).flushing(flush)
+        }
+    });
     s.waits.push(Waited {
         queue,
         side: completion.side,
@@ -617,18 +582,12 @@ fn decide_wait(
 fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>) -> Result<()> {
     for i in 0..s.waits.len() {
         let w = s.waits[i];
-        let later = s.waits[i + 1..]
-            .iter()
-            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
-        if later {
+        if !w.is_last(&s.waits[i + 1..]) {
             continue;
         }
         let qp = queues.get(w.queue);
         let state = hold(queues, w.queue, held);
-        let cq = match w.side {
-            Side::Send => &state.send.cq,
-            Side::Receive => &state.recv.cq,
-        };
+        let (_, cq) = state.work(w.side);
         let places = qp.core.side(w.side);
         // Announcements come last, so this one speaks for every wait before.
         if qp.core.gpu.waiting().counts() {
@@ -638,39 +597,32 @@ fn announce<'q>(queues: &'q Queues<'_, '_>, s: &mut Scratch, held: &mut Held<'q>
                 count: cq.next_mark(w.waiter),
             });
         }
-        s.items.push(Item::Mark {
-            at: places.passed.gpu.offset(4 * w.waiter as u64),
-            value: cq.next_mark(w.waiter),
-        });
+        let word = places.passed.gpu.offset(4 * w.waiter as u64);
+        let mark = Op::write(Bits32, word, cq.next_mark(w.waiter));
+        s.list.add(mark, Role::Mark, false);
     }
     Ok(())
 }
 
 fn commit(queues: &Queues<'_, '_>, s: &mut Scratch) {
     for (i, w) in s.waits.iter().enumerate() {
-        let later = s.waits[i + 1..]
-            .iter()
-            .any(|l| l.queue == w.queue && l.side == w.side && l.waiter == w.waiter);
         let mut state = queues.get(w.queue).core.lock();
-        let state = &mut *state;
-        let cq = match w.side {
-            Side::Send => &mut state.send.cq,
-            Side::Receive => &mut state.recv.cq,
-        };
+        let (_, cq) = state.work(w.side);
         cq.note_wait(w.waiter, w.position);
+        let mark = cq.next_mark(w.waiter);
+        // The mark was enqueued behind the last of the waiter's waits.
+        if w.is_last(&s.waits[i + 1..]) {
+            cq.commit_mark(w.waiter);
+        }
         if let Some(limit) = w.timeout {
             state.timers.push(Timer {
                 side: w.side,
                 waiter: w.waiter,
                 position: w.position,
-                mark: cq.next_mark(w.waiter),
+                mark,
                 limit,
                 since: None,
             });
-        }
-        // The mark was enqueued behind the last of the waiter's waits.
-        if !later {
-            cq.commit_mark(w.waiter);
         }
     }
 }

@@ -127,14 +127,6 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
     })
 }
 
-/// The send queue of a queue pair of such a transport.
-fn ud(send: SendQueue<Mapped, Hold>, transport: Transport) -> SendQueue<Mapped, Hold> {
-    match transport {
-        Transport::Rc => send,
-        Transport::Ud { .. } => send.of_datagrams(),
-    }
-}
-
 pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
@@ -243,22 +235,14 @@ pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> 
         send,
         recv,
     };
-    let send = SendQueue::new(
-        places.send.ring.cpu,
+    let next = u64::from(config.start);
+    let (send, recv) = empty_queues(
+        &places,
         objects.qpn,
-        config.send_blocks,
+        config.transport,
         config.start,
-        completion_ring(&places.send, sizes.send_log, config.start),
+        (next, next),
     );
-    let send = ud(send, config.transport);
-    let recv = ReceiveQueue::new(
-        places.recv.ring.cpu,
-        config.recv_entries,
-        sizes.stride,
-        config.start,
-        completion_ring(&places.recv, sizes.recv_log, config.start),
-    );
-    write_words(&places, config.start);
     name(gpu.tracer(), &objects, &places);
     Ok(Built {
         core: QpCore::new(
@@ -294,9 +278,32 @@ fn shared(gpu: &Gpu, kind: MemoryKind, len: usize) -> Result<Region> {
     }
 }
 
-fn completion_ring(places: &SidePlaces, log: u8, start: u32) -> CompletionRing<Mapped> {
-    places.done.cpu.store32(0, start);
-    CompletionRing::new(places.cq.cpu, places.passed.cpu, log, u64::from(start))
+/// The empty queues of a queue pair, and its words as they are before anything is posted. The NIC
+/// writes its next completions, of sends and of receives, at `next`.
+fn empty_queues(
+    places: &Places,
+    qpn: u32,
+    transport: Transport,
+    start: u32,
+    next: (u64, u64),
+) -> (SendQueue<Mapped, Hold>, ReceiveQueue<Mapped, Hold>) {
+    write_words(places, start);
+    let cq = |side: &SidePlaces, next: u64| {
+        let log = (side.cq.cpu.len() / ENTRY).trailing_zeros() as u8;
+        side.done.cpu.store32(0, next as u32);
+        CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next)
+    };
+    let (send, recv) = (&places.send, &places.recv);
+    let requests = |side: &SidePlaces| (side.statuses.cpu.len() / 4) as u32;
+    let (blocks, entries) = (requests(send), requests(recv));
+    let stride = recv.ring.cpu.len() / entries as usize;
+    let sends = SendQueue::new(send.ring.cpu, qpn, blocks, start, cq(send, next.0));
+    let sends = match transport {
+        Transport::Rc => sends,
+        Transport::Ud { .. } => sends.of_datagrams(),
+    };
+    let receives = ReceiveQueue::new(recv.ring.cpu, entries, stride, start, cq(recv, next.1));
+    (sends, receives)
 }
 
 /// The words of a queue pair as they are before anything is posted.
@@ -350,33 +357,12 @@ pub(in crate::rdma) fn reset(core: &QpCore) -> Result<()> {
         Err(e) => return Err(e),
     };
     let places = &core.places;
-    let blocks = state.send.fifo.room();
-    let log = |bytes: usize| (bytes / ENTRY).trailing_zeros() as u8;
-    let (send_log, recv_log) = (log(places.send.cq.cpu.len()), log(places.recv.cq.cpu.len()));
-    let recv_entries = state.recv.fifo.room();
-    let stride = places.recv.ring.cpu.len() / recv_entries as usize;
-    let start = core.objects.start;
-    write_words(places, start);
     // The completion queues go on where the NIC stands: only work queues restart.
-    let (send_next, recv_next) =
-        indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
-    let cq = |side: &SidePlaces, log: u8, next: u64| {
-        let ring = CompletionRing::new(side.cq.cpu, side.passed.cpu, log, next);
-        side.done.cpu.store32(0, next as u32);
-        ring
-    };
-    let send_cq = cq(&places.send, send_log, send_next);
-    let recv_cq = cq(&places.recv, recv_log, recv_next);
+    let next = indices.unwrap_or_else(|| (state.send.cq.written(), state.recv.cq.written()));
+    let start = core.objects.start;
+    let (send, recv) = empty_queues(places, core.qpn(), core.transport, start, next);
     let epoch = state.epoch + 1;
-    let send = SendQueue::new(places.send.ring.cpu, core.qpn(), blocks, start, send_cq);
-    let recv = ReceiveQueue::<Mapped, Hold>::new(
-        places.recv.ring.cpu,
-        recv_entries,
-        stride,
-        start,
-        recv_cq,
-    );
-    let mut new = QpState::new(ud(send, core.transport), recv);
+    let mut new = QpState::new(send, recv);
     new.epoch = epoch;
     new.flush_faults = core.flushes.fault.count();
     // The queue pair keeps its number, so doorbells that are on their way still reach it.

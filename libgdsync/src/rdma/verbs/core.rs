@@ -22,7 +22,8 @@ use crate::memop::DevicePtr;
 use crate::nic::{Nic, Place, QpObjects, Report, Transport};
 use crate::ring::cq::WAITERS;
 use crate::ring::fault::{Fault, StatusSink, due, settled, status};
-use crate::ring::{ReceiveQueue, RingMemory, SendQueue, Ticket};
+use crate::ring::fifo::Fifo;
+use crate::ring::{CompletionRing, ReceiveQueue, RingMemory, SendQueue, Ticket};
 use crate::status::Status;
 
 /// What requests keep alive while they are in flight.
@@ -637,9 +638,22 @@ impl QpState {
 
     /// The outcome of the request with this ticket and serial as far as it is known.
     pub fn status(&self, side: Side, ticket: Ticket, serial: u64) -> Option<Status> {
+        status(self.fifo(side), ticket.0, serial)
+    }
+
+    /// The requests of one side.
+    pub fn fifo(&self, side: Side) -> &Fifo<Hold> {
         match side {
-            Side::Send => status(&self.send.fifo, ticket.0, serial),
-            Side::Receive => status(&self.recv.fifo, ticket.0, serial),
+            Side::Send => &self.send.fifo,
+            Side::Receive => &self.recv.fifo,
+        }
+    }
+
+    /// The requests and the completions of one side.
+    pub fn work(&mut self, side: Side) -> (&mut Fifo<Hold>, &mut CompletionRing<Mapped>) {
+        match side {
+            Side::Send => (&mut self.send.fifo, &mut self.send.cq),
+            Side::Receive => (&mut self.recv.fifo, &mut self.recv.cq),
         }
     }
 

@@ -27,7 +27,7 @@ impl Qp {
         let mut guard = self.core.lock();
         self.known(&guard, request.into(), OPERATION)?;
         let state = self.usable(&mut guard, OPERATION)?;
-        let mark = state.send.mark();
+        let mark = state.send.fifo.mark();
         let posted = state
             .send
             .post(Ticket(request.ticket), Poster::Cpu)
@@ -35,7 +35,7 @@ impl Qp {
         if let Some(index) = posted.edge
             && !self.core.has_rung(state, index, mark.posted())
         {
-            state.send.restore(mark);
+            state.send.fifo.restore(mark);
             let what = format!("{self:?}: a stream posted last and has not rung yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
@@ -76,7 +76,7 @@ impl Qp {
             ));
         }
         self.known(&state, request.into(), OPERATION)?;
-        let mark = state.recv.mark();
+        let mark = state.recv.fifo.mark();
         let (index, edge) = state
             .recv
             .post(Ticket(request.ticket), Poster::Cpu)
@@ -85,7 +85,7 @@ impl Qp {
         if edge.is_some_and(|index| {
             doorbell::record_index(record.load32(doorbell::RCV)) != index as u16
         }) {
-            state.recv.restore(mark);
+            state.recv.fifo.restore(mark);
             let what = format!("{self:?}: a stream posted last and has not done so yet");
             return Err(Error::new(OPERATION, Kind::Busy, what));
         }
@@ -198,21 +198,15 @@ impl QpState {
         let QpState {
             send, recv, ended, ..
         } = self;
-        while let Some(newest) = send.fifo.newest_prepared() {
-            if send
+        while let Some(newest) = send.fifo.newest_prepared()
+            && send
                 .abort(Ticket(newest), |hold| let_go(hold, ended))
-                .is_err()
-            {
-                break;
-            }
-        }
-        while let Some(newest) = recv.fifo.newest_prepared() {
-            if recv
+                .is_ok()
+        {}
+        while let Some(newest) = recv.fifo.newest_prepared()
+            && recv
                 .abort(Ticket(newest), |hold| let_go(hold, ended))
-                .is_err()
-            {
-                break;
-            }
-        }
+                .is_ok()
+        {}
     }
 }

@@ -51,11 +51,7 @@ impl Qp {
         {
             let state = self.core.lock();
             self.known(&state, completion, OPERATION)?;
-            let posted = match completion.side {
-                Side::Send => state.send.fifo.posted(),
-                Side::Receive => state.recv.fifo.posted(),
-            };
-            if completion.ticket >= posted {
+            if completion.ticket >= state.fifo(completion.side).posted() {
                 return Err(Error::new(
                     OPERATION,
                     Kind::NoSuchRequest,

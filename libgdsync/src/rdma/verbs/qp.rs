@@ -7,7 +7,7 @@ use std::time::Duration;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{self, AvSeg, FormatError, SendWqe};
 
-use super::core::{EndpointKind, Side};
+use super::core::EndpointKind;
 use super::destination::check_qkey;
 use super::locked::let_go;
 use super::{
@@ -542,11 +542,9 @@ impl Qp {
         request: Completion,
         operation: &'static str,
     ) -> Result<()> {
-        match request.side {
-            Side::Send => state.send.fifo.check_serial(request.ticket, request.serial),
-            Side::Receive => state.recv.fifo.check_serial(request.ticket, request.serial),
-        }
-        .map_err(|e| self.refused(operation, e))
+        let fifo = state.fifo(request.side);
+        fifo.check_serial(request.ticket, request.serial)
+            .map_err(|e| self.refused(operation, e))
     }
 
     pub(in crate::rdma) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {

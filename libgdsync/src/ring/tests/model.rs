@@ -66,17 +66,10 @@ impl RingMemory for Words {
     }
 }
 
+/// Of a runtime like CUDA.
 const CAPS: Caps = Caps {
-    memops64: true,
-    nor: true,
     mask: false,
-    flush: true,
-    inline_copy: false,
-    fence: true,
-    kernels: true,
-    ordered_writes: false,
-    host_flush: true,
-    batch_limit: 255,
+    ..Caps::FULL
 };
 
 struct Publish {
@@ -103,7 +96,8 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
     let mut batch = Batch::new();
     completion::push(&mut batch, &entry, &CAPS).expect("memory operations suffice");
     for op in batch.ops() {
-        let Op::Wait32 {
+        let Op::Wait {
+            width,
             at,
             value,
             mask,
@@ -113,7 +107,7 @@ fn stream_waits(ring: &CompletionRing<Words>, entries: &Words, position: u64) {
         else {
             unreachable!("only waits")
         };
-        while !condition.holds32(entries.load32(at.0 as usize), value, mask) {
+        while !condition.holds(width, entries.load32(at.0 as usize).into(), value, mask) {
             thread::yield_now();
         }
     }

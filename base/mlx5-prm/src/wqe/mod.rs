@@ -27,13 +27,15 @@
 
 mod error;
 mod parse;
+mod part;
 mod recv;
 mod segment;
 mod send;
 mod sink;
 
-pub use error::{FormatError, ParseError, Part};
+pub use error::{FormatError, ParseError};
 pub use parse::{Data, DataItems, ParsedWqe, parse_datagram, parse_send};
+pub use part::Part;
 pub use recv::{RecvSges, encode_recv, parse_recv};
 pub use segment::{AtomicSeg, AvSeg, CtrlSeg, DataSeg, RaddrSeg};
 pub use send::{Atomic, Encoded, Payload, Remote, SendWqe, Sge, WqeFlags, encode_nop};

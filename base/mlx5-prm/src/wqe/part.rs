@@ -1,0 +1,81 @@
+//! Which parts an entry is made of, beyond the control segment that all have.
+
+use core::fmt;
+
+use crate::opcode::SendOpcode;
+
+/// A part of a request, beyond its opcode and flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Remote address and key, in a segment behind the control segment. Never with an address vector.
+    Remote,
+    /// Operands of an atomic operation, of the kind the opcode needs, behind the remote address.
+    Atomic,
+    /// Immediate data.
+    Immediate,
+    /// Address vector of a UD queue pair, behind the control segment.
+    AddressVector,
+    /// Payload of any kind.
+    Payload,
+    /// Inline payload.
+    Inline,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Part::Remote => "a remote address",
+            Part::Atomic => "atomic operands of this kind",
+            Part::Immediate => "an immediate",
+            Part::AddressVector => "an address vector",
+            Part::Payload => "a payload",
+            Part::Inline => "an inline payload",
+        })
+    }
+}
+
+/// The parts that go with an opcode, by bits.
+#[derive(Clone, Copy)]
+pub(super) struct Shape(u8);
+
+impl Shape {
+    const fn of(parts: &[Part]) -> Shape {
+        let (mut bits, mut i) = (0, 0);
+        while i < parts.len() {
+            bits |= 1 << parts[i] as u8;
+            i += 1;
+        }
+        Shape(bits)
+    }
+
+    #[inline]
+    pub(super) const fn has(self, part: Part) -> bool {
+        self.0 & 1 << part as u8 != 0
+    }
+}
+
+impl SendOpcode {
+    /// The parts an entry with this code may have. `None` if the
+    /// code is not known.
+    #[inline]
+    pub(super) const fn shape(self) -> Option<Shape> {
+        use Part::{AddressVector, Atomic, Immediate, Inline, Payload, Remote};
+        Some(match self {
+            SendOpcode::NOP => const { Shape::of(&[Inline]) },
+            SendOpcode::SEND => const { Shape::of(&[AddressVector, Payload, Inline]) },
+            SendOpcode::SEND_IMM => {
+                const { Shape::of(&[AddressVector, Immediate, Payload, Inline]) }
+            }
+            SendOpcode::SEND_INV => const { Shape::of(&[Immediate, Payload, Inline]) },
+            SendOpcode::RDMA_WRITE => const { Shape::of(&[Remote, Payload, Inline]) },
+            SendOpcode::RDMA_WRITE_IMM => {
+                const { Shape::of(&[Remote, Immediate, Payload, Inline]) }
+            }
+            SendOpcode::RDMA_READ => const { Shape::of(&[Remote, Payload]) },
+            SendOpcode::ATOMIC_CS | SendOpcode::ATOMIC_FA => {
+                const { Shape::of(&[Remote, Atomic, Payload]) }
+            }
+            _ => return None,
+        })
+    }
+}
