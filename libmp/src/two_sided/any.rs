@@ -7,16 +7,16 @@
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::engine::Engine;
+use super::peer::Way;
 use super::receive::{settle_told, tell_place};
 use super::send::Batch;
-use crate::context::Inner;
-use crate::context::peer::Way;
-use crate::context::state::State;
+use super::state::State;
 use crate::error::{Kind, Result};
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Matches what can be matched. `true`: something was.
     pub(crate) fn match_wild(&self, state: &mut State) -> bool {
         let mut matched = false;

@@ -6,12 +6,12 @@ use gdsync::{Status, Stream};
 
 use super::channel::{RecvChannel, has_come, wait_for};
 use super::credit::{count, credit_on};
+use super::engine::Engine;
+use super::peer::{Peer, Way};
 use super::post::{List, known};
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
-use crate::context::Inner;
-use crate::context::peer::{Peer, Way};
-use crate::context::state::{Guard, State};
+use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::region::Slice;
@@ -20,7 +20,7 @@ use crate::wire::word::{self, WordKind};
 
 const WAIT: &str = "wait on stream";
 
-impl Inner {
+impl Engine {
     /// Has a stream take a message in: it stands still until that is there.
     pub fn try_claim<'a>(
         &'a self,

@@ -5,9 +5,9 @@ use gdsync::Stream;
 use gdsync::rdma::{Descriptor, Qp, SendRequest, Work};
 
 use super::channel::{RecvChannel, Run};
+use super::peer::Peer;
 use super::post::List;
 use super::send::Batch;
-use crate::context::peer::Peer;
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
 

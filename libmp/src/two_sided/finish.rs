@@ -4,14 +4,14 @@ use gdsync::Status;
 use gdsync::rdma::{SendRequest, Work};
 
 use super::channel::RecvChannel;
+use super::engine::Engine;
+use super::peer::{Cause, Lane, Peer};
 use super::post::known;
 use super::receive::{has_come_to, settle_told};
 use super::send::Batch;
+use super::state::State;
 use super::turn::arrived;
 use super::words::TOO_LONG;
-use crate::context::Inner;
-use crate::context::peer::{Cause, Lane, Peer};
-use crate::context::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
@@ -19,7 +19,7 @@ use crate::request::table::{Phase, RequestKey, Segments};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         let Some(entry) = state.requests.get(key) else {

@@ -7,19 +7,26 @@
 //! until the receive says that it is there, and is written where that lies.
 
 mod any;
-pub(crate) mod channel;
+mod channel;
 mod claim;
+pub(crate) mod config;
 mod credit;
+pub(crate) mod engine;
 mod finish;
+mod open;
+mod peer;
 mod post;
 mod receive;
 mod send;
 mod spec;
+mod staging;
+mod state;
 mod take;
 mod turn;
+pub(crate) mod wait;
 mod watch;
-pub(crate) mod words;
+mod words;
 
-pub(crate) use post::{note_waiter, uncaptured};
-pub(crate) use spec::On;
+pub use config::{Connect, Full, Progress};
 pub use spec::{Recv, Send, SizeSource, Source};
+pub use state::Stuck;

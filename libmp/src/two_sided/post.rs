@@ -6,12 +6,12 @@ use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
 use gdsync::{Status, Stream};
 
 use super::channel::wait_for;
+use super::config::Full;
+use super::engine::Engine;
+use super::peer::{Lane, Peer};
 use super::receive::lands_in_device;
 use super::send::chunk_len;
-use crate::context::Inner;
-use crate::context::builder::Full;
-use crate::context::peer::{Lane, Peer};
-use crate::context::state::{Guard, State};
+use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
@@ -48,7 +48,7 @@ impl<'a, const N: usize> List<'a, N> {
     }
 }
 
-impl Inner {
+impl Engine {
     /// Tries until there is room, if the context waits for that.
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();

@@ -5,12 +5,12 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::rdma::{Descriptor, SendRequest, Work};
 
 use super::channel::{RecvChannel, WINDOW, wait_for};
+use super::engine::Engine;
+use super::peer::{Lane, Peer, Way};
 use super::post::{List, known, lent};
 use super::send::{Batch, total};
 use super::spec::{On, Recv, Source};
-use crate::context::Inner;
-use crate::context::peer::{Lane, Peer, Way};
-use crate::context::state::State;
+use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::region::Slice;
@@ -23,7 +23,7 @@ pub(super) const PREPARE: &str = "prepare receive";
 /// The rank of a receive that has not found its message's.
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
-impl Inner {
+impl Engine {
     /// Numbers a receive.
     pub fn prepare_recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
         self.start_recv(spec, false)

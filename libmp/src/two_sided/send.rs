@@ -4,11 +4,11 @@ use gdsync::rdma::{Descriptor, Mr, Pd, Qp, RemoteSpan, SendRequest, Sge, Work};
 use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
+use super::engine::Engine;
+use super::peer::{Lane, Way};
 use super::post::List;
 use super::spec::{On, Send, SizeSource};
-use crate::context::Inner;
-use crate::context::peer::{Lane, Way};
-use crate::context::state::State;
+use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
@@ -263,7 +263,7 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: RemoteSpan) 
     Ok(())
 }
 
-impl Inner {
+impl Engine {
     /// Numbers a send and, if a stream posts it, prepares its work requests.
     pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
         self.start_send(spec, false)

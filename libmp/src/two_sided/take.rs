@@ -4,15 +4,15 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::credit::{count, credit_by_cpu};
+use super::engine::Engine;
 use super::receive::lands_in_device;
-use crate::context::Inner;
-use crate::context::state::State;
+use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
 use crate::request::table::{Entry, RequestKey};
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Takes a message in by the CPU, if it is there. `true`: it has ended.
     pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
         let State {

@@ -6,11 +6,12 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::config::Progress;
 use super::credit::tell_the_rest;
+use super::engine::{Engine, PERIOD};
+use super::peer::Peer;
 use super::receive::has_come_to;
-use crate::context::peer::Peer;
-use crate::context::state::State;
-use crate::context::{Inner, PERIOD, Progress};
+use super::state::State;
 use crate::request::table::{Entry, Phase, RequestKey};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
@@ -21,7 +22,7 @@ const SLICE: usize = 128;
 /// waits for.
 const CENSUS: Duration = Duration::from_millis(100);
 
-impl Inner {
+impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn turn(&self) -> bool {
         if self.config.progress == Progress::Manual {

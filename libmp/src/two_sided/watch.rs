@@ -6,14 +6,15 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::{Status, Stream};
 
+use super::config::Progress;
+use super::engine::{Engine, PERIOD};
 use super::spec::Source;
+use super::state::{Front, State, Stuck};
 use super::words::{lack, time};
-use crate::context::state::{Front, State, Stuck};
-use crate::context::{Inner, PERIOD, Progress};
 use crate::error::{Error, Kind, Result};
 use crate::request::table::{Entry, Phase, RequestKey};
 
-impl Inner {
+impl Engine {
     /// Finds who stands, names those who have stood for long, and gives those up whose time is
     /// over.
     pub(super) fn watch(&self, state: &mut State, now: Time) {

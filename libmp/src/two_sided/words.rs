@@ -8,10 +8,11 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::config::Progress;
+use super::engine::Engine;
+use super::peer::{Cause, Peer};
 use super::receive::ANYBODY;
-use crate::context::peer::{Cause, Peer};
-use crate::context::state::State;
-use crate::context::{Inner, Progress};
+use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -119,7 +120,7 @@ pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
     matches!(entry.phase, Phase::Queued { .. }).then_some(Lack::Cpu)
 }
 
-impl Inner {
+impl Engine {
     /// What a request lacks, and what to check; `within`: for how long, with a space before it.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
         let (rank, depth) = (entry.peer, self.config.depth);

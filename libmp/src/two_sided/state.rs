@@ -11,11 +11,11 @@ use gdsync::gpu::WeakStream;
 use gdsync::rdma::Endpoint;
 
 use super::peer::{LANES, Peer, Way};
+use super::spec::Source;
 use super::staging::Staging;
 use crate::region::Memory;
 use crate::request::fault::Faults;
 use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
-use crate::two_sided::Source;
 use crate::wire::control::Control;
 
 /// A request that a stream has waited for longer than the watchdog's limit.

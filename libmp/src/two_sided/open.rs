@@ -6,12 +6,12 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::Status;
 
-use super::Inner;
+use super::engine::Engine;
 use super::peer::{Ground, Peer, Way};
+use super::spec::On;
 use super::state::{Guard, State};
+use super::words::time;
 use crate::error::{Error, Kind, Result};
-use crate::two_sided::On;
-use crate::two_sided::words::time;
 use crate::wire::control::Control;
 
 /// Control messages that are kept for a rank that has no room for them.
@@ -19,7 +19,7 @@ const UNSENT: usize = 16384;
 /// Control messages taken in with one lock.
 const BURST: usize = 64;
 
-impl Inner {
+impl Engine {
     fn ground<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Ground<'a> {
         Ground {
             pd: &self.pd,
@@ -365,7 +365,7 @@ impl Inner {
         taken
     }
 
-    /// Leaves in good order; see [`Context::close`](super::Context::close).
+    /// Leaves in good order; see [`Context::close`](crate::Context::close).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let deadline = self.host().now() + limit;

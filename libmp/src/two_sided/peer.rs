@@ -12,11 +12,12 @@ use gdsync::Status;
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory, SendRequest};
 
-use super::{Config, Tell};
+use super::channel::{RecvChannel, SendChannel};
+use super::config::Config;
+use crate::Tell;
 use crate::error::{Error, Kind, Result};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
-use crate::two_sided::channel::{RecvChannel, SendChannel};
 use crate::wire::control::{Control, Shape};
 
 /// Lanes that a context has at most: one for the CPU, the others for streams, which share them

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::Access;
 
-use super::Inner;
+use super::engine::Engine;
 use crate::error::Result;
 use crate::region::Memory;
 
@@ -61,7 +61,7 @@ impl Staging {
     }
 }
 
-impl Inner {
+impl Engine {
     /// Memory that a message of `len` bytes can land in, kept or new. It is made without the
     /// lock.
     ///
@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn idle(ctx: &Context) -> Vec<u32> {
-        let state = ctx.inner().lock();
+        let state = ctx.engine().lock();
         let mut keys: Vec<u32> = state.staging.idle.iter().map(|m| m.mr().lkey()).collect();
         keys.sort_unstable();
         keys
@@ -219,7 +219,7 @@ mod tests {
             let into = pieces(&memory, 50_000);
             let recv = ctx.irecvv(peer, 1, &into).unwrap();
             let staging = {
-                let state = ctx.inner().lock();
+                let state = ctx.engine().lock();
                 let (_, entry) = state.requests.iter().next().unwrap();
                 Arc::downgrade(&entry.staging.as_ref().unwrap().0)
             };

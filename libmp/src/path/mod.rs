@@ -1,0 +1,5 @@
+//! How bytes reach a peer.
+
+mod order;
+
+pub use order::Tell;
