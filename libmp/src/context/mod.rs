@@ -13,12 +13,13 @@ use std::time::Duration;
 use gds_step::{Lane, Machine, MachineId, Step, Time};
 use gdsync::gpu::{MemoryKind, Region};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::{Access, Device};
+use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
 use crate::Tell;
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
 use crate::two_sided::Stuck;
 use crate::two_sided::config::{Config, Connect, Progress};
@@ -133,12 +134,17 @@ impl Context {
     /// [`Tell::Write`] or [`Tell::Read`]. `None` before the two are connected.
     pub fn tells(&self, rank: u32) -> Option<Tell> {
         let mut state = self.engine().lock();
-        state.peer(rank)?.tells
+        state.peer(rank)?.link.order
+    }
+
+    /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.
+    pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
+        (rank < self.size()).then(|| Path::choose(self.rank(), rank))
     }
 
     /// The NIC.
     pub fn device(&self) -> &Device {
-        &self.engine().device
+        &self.engine().nic.device
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -147,14 +153,14 @@ impl Context {
     }
 
     fn register_new(&self, region: &Region) -> Result<Memory> {
-        let mr = self.engine().pd.register(region, Access::ALL)?;
-        Ok(self.cache().note(Memory::new(mr)))
+        let keys = self.engine().nic.register(region, Rights::All)?;
+        Ok(self.cache().note(Memory::new(keys)))
     }
 
     /// Allocates memory, zeroed, and registers it.
     ///
     /// # Errors
-    /// As [`Gpu::alloc`] and [`Pd::register`].
+    /// As [`Gpu::alloc`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
         let region = self.gpu().alloc(kind, len)?;
         self.register_new(&region)
@@ -163,9 +169,9 @@ impl Context {
     /// Registers a region, or finds it registered.
     ///
     /// # Errors
-    /// As [`Pd::register`].
+    /// As [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn register(&self, region: &Region) -> Result<Memory> {
-        self.cache().region(&self.engine().pd, region)
+        self.cache().region(&self.engine().nic, region)
     }
 
     /// Registers host memory of the application that stays until the process ends. For memory
@@ -177,7 +183,7 @@ impl Context {
     /// As for [`Gpu::register_host`].
     ///
     /// # Errors
-    /// As [`Gpu::register_host`] and [`Pd::register`].
+    /// As [`Gpu::register_host`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { self.gpu().register_host(ptr, len)? };
@@ -236,10 +242,10 @@ impl Context {
     /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
-    /// As [`Gpu::adopt`] and [`Pd::register`].
+    /// As [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
-        unsafe { self.cache().device(&self.engine().pd, addr, len) }
+        unsafe { self.cache().device(&self.engine().nic, addr, len) }
     }
 
     /// Takes a buffer for messages. It is freed when nothing can reach it any more: no handle, no
@@ -261,13 +267,13 @@ impl Context {
     /// The buffer as well, if it is empty or cannot be registered.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
         let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
-        match self.engine().pd.register(&region, Access::ALL) {
-            Ok(mr) => {
+        match self.engine().nic.register(&region, Rights::All) {
+            Ok(keys) => {
                 drop(region);
-                Ok(self.cache().note(Memory::new(mr)))
+                Ok(self.cache().note(Memory::new(keys)))
             }
             // Nothing was enqueued with it.
-            Err(e) => Err((region.into_untouched_vec(), e.into())),
+            Err(e) => Err((region.into_untouched_vec(), e)),
         }
     }
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::SendRequest;
 use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::fault::{End, Fault};
 use crate::error::{Error, Kind, Result};
+use crate::path::Put;
 use crate::region::{Memory, Slice};
 use crate::wire::word;
 
@@ -30,7 +30,7 @@ pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 /// Who does the work of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Poster {
-    /// The lane its work requests go by.
+    /// The lane its puts go by.
     pub lane: u8,
     /// The stream, which the application may destroy meanwhile; `None`: the CPU.
     pub stream: Option<WeakStream>,
@@ -43,8 +43,8 @@ pub(crate) enum Phase {
     Prepared,
     /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
     Queued { announced: bool },
-    /// A send whose work requests are posted: done with this one.
-    Sent(SendRequest),
+    /// A send whose puts are posted: done with this one.
+    Sent(Put),
     /// A receive that nobody has been told to take in.
     Posted,
     /// A receive from anybody that no message has matched.
@@ -91,8 +91,8 @@ pub(crate) struct Stamped {
     /// Where the length is, and the offset in the segment.
     pub length: Option<Word64>,
     pub offset: Option<Word64>,
-    /// Work requests that are posted behind the kernel, the last one being the stamp.
-    pub behind: Vec<SendRequest>,
+    /// Puts that are posted behind the kernel, the last one being the stamp.
+    pub behind: Vec<Put>,
 }
 
 /// A stream that waits for the result word of a request.
@@ -127,8 +127,8 @@ pub(crate) struct Entry {
     /// Where a large message for scattered memory lands first.
     pub staging: Option<Memory>,
     pub stamped: Option<Box<Stamped>>,
-    /// Work requests posted first (a send's all, but for stamped ones).
-    pub work: [Option<SendRequest>; 3],
+    /// Puts posted first (a send's all, but for stamped ones).
+    pub work: [Option<Put>; 3],
     /// `None`: the context's, where it has one.
     pub timeout: Option<Duration>,
     /// Position in the order of posts and waits.

@@ -10,9 +10,9 @@ use super::channel::has_come;
 use super::engine::Engine;
 use super::peer::Way;
 use super::receive::{settle_told, tell_place};
-use super::send::Batch;
 use super::state::State;
 use crate::error::{Kind, Result};
+use crate::path::Batch;
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
@@ -78,8 +78,8 @@ impl Engine {
         let first = channel.word(number, false).load()?;
         let announced = word::parse(first).1 == Some(WordKind::Announce);
         if announced && entry.large {
-            settle_told(channel, &mut peer.lanes, slot, 0)?;
-            if let Some(lane) = &mut peer.lanes[0] {
+            settle_told(channel, &mut peer.link, slot, 0)?;
+            if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
                 channel.told[slot] = Some((0, batch.post()?));

@@ -1,19 +1,19 @@
 //! Claiming: a stream takes a message in. It stands still until the message is there; a kernel
 //! behind the wait copies it, tells the sender and ends the request.
 
-use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};
 
-use super::channel::{RecvChannel, has_come, wait_for};
+use super::channel::{RecvChannel, has_come};
 use super::credit::{count, credit_on};
 use super::engine::Engine;
 use super::peer::{Peer, Way};
-use super::post::{List, known};
+use super::post::known;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
 use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::path::List;
 use crate::region::Slice;
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
@@ -35,7 +35,7 @@ impl Engine {
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
         let ready = match state.peer(rank) {
-            Some(peer) => peer.failed.is_some() || peer.is_open(lane.into(), Way::Lanes),
+            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Way::Lanes),
             None => false,
         };
         if !ready {
@@ -86,14 +86,14 @@ impl Engine {
             state.take_fault(key);
             return Err(e);
         }
-        let Peer { recvs, lanes, .. } = peer;
+        let Peer { recvs, link, .. } = peer;
         let Some(channel) = recvs.get_mut(&entry.tag) else {
             return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let word = channel.word(number, entry.large);
         stream.check_room(4)?;
         // The word of a short message is one that a kernel can wait for: no flush belongs to it.
-        let spins = !entry.large && lanes[0].as_ref().is_some_and(|lane| lane.qp.may_spin());
+        let spins = !entry.large && link.lane(0).is_some_and(|lane| lane.may_spin());
         let segments = entry.segments.as_slice();
         let params = Unpack {
             word: word.addr().0,
@@ -121,11 +121,8 @@ impl Engine {
         }
         if !spins {
             let mut list = List::<2>::new();
-            list.push(wait_for(word, number, lands_in_device(entry)));
-            list.push(Descriptor::PassedBy {
-                word: passed.0,
-                value: passed.1,
-            });
+            list.wait_for(word, number, lands_in_device(entry));
+            list.passed_by(passed.0, passed.1);
             list.post(stream, None)?;
         }
         // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
@@ -168,8 +165,8 @@ impl Engine {
             return Err(e);
         }
         if let Some(run) = count(channel, number, lane, Some(stream.id()))
-            && let Some(lane) = lanes[usize::from(lane)].as_mut()
-            && let Err(e) = credit_on(stream, &mut lane.qp, channel, &run)
+            && let Some(lane) = link.lane(lane)
+            && let Err(e) = credit_on(stream, lane, channel, &run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
             channel.stale.push(run);

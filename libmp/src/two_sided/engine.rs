@@ -6,13 +6,14 @@ use std::time::Duration;
 use gds_step::{Host, Time};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Word32};
-use gdsync::rdma::{Device, Pd};
+use gdsync::rdma::Device;
 
 use super::config::{Config, Progress};
 use super::state::{Guard, State};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Kernels;
+use crate::path::Nic;
 
 /// How often the background work is done.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
@@ -25,8 +26,7 @@ pub(crate) struct Engine {
     pub topic: u64,
     pub config: Config,
     pub gpu: Gpu,
-    pub device: Device,
-    pub pd: Pd,
+    pub nic: Nic,
     pub kernels: Option<Kernels>,
     pub bootstrap: Arc<dyn Bootstrap>,
     pub error: Word32,
@@ -61,8 +61,15 @@ impl Engine {
             size,
             topic: topic(&config.name, &*bootstrap),
             gpu: gpu.clone(),
-            device: device.clone(),
-            pd: device.alloc_pd()?,
+            nic: Nic {
+                me: rank,
+                device: device.clone(),
+                pd: device.alloc_pd()?,
+                queues: config.qp.clone(),
+                timeout: config.timeout,
+                order: config.tell,
+                error: error.clone(),
+            },
             kernels,
             error,
             state: Mutex::new(State::new(size, config.endpoint)),

@@ -1,18 +1,17 @@
 //! Ends: of requests, and of peers.
 
 use gdsync::Status;
-use gdsync::rdma::{SendRequest, Work};
 
 use super::channel::RecvChannel;
 use super::engine::Engine;
-use super::peer::{Cause, Lane, Peer};
+use super::peer::{Cause, Peer};
 use super::post::known;
 use super::receive::{has_come_to, settle_told};
-use super::send::Batch;
 use super::state::State;
 use super::turn::arrived;
 use super::words::TOO_LONG;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::{Phase, RequestKey, Segments};
@@ -226,7 +225,7 @@ impl Engine {
         };
         let Peer {
             recvs,
-            lanes,
+            link,
             failed,
             ..
         } = &mut **peer;
@@ -248,7 +247,7 @@ impl Engine {
         let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
         let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
         let told = later.is_some()
-            || match refusal(channel, lanes, number) {
+            || match refusal(channel, link, number) {
                 Ok(request) => {
                     channel.told[slot] = Some((0, request));
                     true
@@ -392,12 +391,10 @@ impl Engine {
                 Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
                 Phase::Queued { .. } => true,
                 Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
-                Phase::Sent(request) => {
-                    let lane = state.requests.get(key).map(|e| usize::from(e.poster.lane));
-                    let lane = lane.and_then(|at| state.peer(rank)?.lanes[at].as_mut());
-                    lane.is_some_and(|lane| {
-                        !matches!(lane.qp.poll(request), Ok(Some(Status::SUCCESS)))
-                    })
+                Phase::Sent(put) => {
+                    let lane = state.requests.get(key).map(|e| e.poster.lane);
+                    let lane = lane.and_then(|at| state.peer(rank)?.link.lane(at));
+                    lane.is_some_and(|lane| !matches!(lane.poll(put), Ok(Some(Status::SUCCESS))))
                 }
             }
         })
@@ -461,10 +458,7 @@ impl Engine {
             _ => return late("it was posted"),
         }
         let Some(Peer {
-            sends,
-            recvs,
-            lanes,
-            ..
+            sends, recvs, link, ..
         }) = peers[entry.peer as usize].as_deref_mut()
         else {
             return late("no connection");
@@ -488,11 +482,11 @@ impl Engine {
         if *next != entry.number + 1 {
             return late("a later one of its tag was prepared");
         }
-        if let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() {
+        if let Some(lane) = link.lane(entry.poster.lane) {
             let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
-            let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
-            for request in work.into_iter().rev() {
-                lane.qp.abort(request)?;
+            let puts: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
+            for put in puts.into_iter().rev() {
+                lane.abort(put)?;
             }
         }
         *next -= 1;
@@ -570,33 +564,28 @@ impl Engine {
         else {
             return;
         };
-        let Some(lane) = peer.lanes[usize::from(entry.poster.lane)].as_mut() else {
+        let Some(lane) = peer.link.lane(entry.poster.lane) else {
             return;
         };
         let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
-        let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
-        for request in work.into_iter().rev() {
+        let puts: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
+        for put in puts.into_iter().rev() {
             // Those that were taken back already are gone.
-            let _ = lane.qp.abort(request);
+            let _ = lane.abort(put);
         }
     }
 }
 
 /// Tells the sender of message `number` that its receive has ended without it.
-fn refusal(
-    channel: &mut RecvChannel,
-    lanes: &mut [Option<Lane>],
-    number: u64,
-) -> Result<SendRequest> {
+fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     let slot = channel.shape.slot(number);
-    settle_told(channel, lanes, slot, 0)?;
-    let Some(lane) = &mut lanes[0] else {
+    settle_told(channel, link, slot, 0)?;
+    let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);
-    let to = channel.ready(number)?;
-    batch.tell(&Work::write_inline(&[&refused], to).signaled(), to)?;
+    batch.announce(&refused, channel.ready(number)?)?;
     batch.post()
 }
 

@@ -7,7 +7,7 @@ use gds_step::Time;
 use gdsync::Status;
 
 use super::engine::Engine;
-use super::peer::{Ground, Peer, Way};
+use super::peer::{Peer, Setup, Way};
 use super::spec::On;
 use super::state::{Guard, State};
 use super::words::time;
@@ -20,12 +20,10 @@ const UNSENT: usize = 16384;
 const BURST: usize = 64;
 
 impl Engine {
-    fn ground<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Ground<'a> {
-        Ground {
-            pd: &self.pd,
+    fn setup<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Setup<'a> {
+        Setup {
+            nic: &self.nic,
             config: &self.config,
-            me: self.rank,
-            error: &self.error,
             endpoints,
         }
     }
@@ -51,7 +49,7 @@ impl Engine {
         let mut state = self.lock();
         let lane = self.lane_of(&mut state, on);
         match state.peers.get(rank as usize) {
-            Some(Some(peer)) if peer.may(lane.into(), way) => return Ok((state, lane)),
+            Some(Some(peer)) if peer.may(lane, way) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
@@ -112,13 +110,13 @@ impl Engine {
     fn begin(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.endpoints);
         let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
         if peer.failed.is_some() || state.lost.is_some() {
             return Ok(());
         }
         let mut say = Vec::new();
-        let begun = peer.begin(&ground, lane.into(), way, &mut say);
+        let begun = peer.begin(&setup, lane, way, &mut say);
         self.say(state, rank, say);
         begun
     }
@@ -127,7 +125,7 @@ impl Engine {
         const OPERATION: &str = "open connection";
         let mut state = self.lock();
         match state.peer(rank) {
-            Some(peer) if peer.may(lane.into(), way) => return Ok(true),
+            Some(peer) if peer.may(lane, way) => return Ok(true),
             Some(peer) if peer.failed.is_some() => return Err(peer.error(OPERATION)),
             _ => {}
         }
@@ -327,15 +325,15 @@ impl Engine {
     ) -> Result<()> {
         let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
         let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.endpoints);
         match state.peers.get_mut(rank as usize) {
-            Some(Some(peer)) => peer.make_mailboxes(&ground, |tag| wild.contains(&tag), say),
+            Some(Some(peer)) => peer.make_mailboxes(&setup, |tag| wild.contains(&tag), say),
             _ => Ok(()),
         }
     }
 
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.endpoints);
         let Some(place) = state.peers.get_mut(rank as usize) else {
             let what = format!("the job has {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
@@ -349,7 +347,7 @@ impl Engine {
             message => message?,
         };
         let mut say = Vec::new();
-        let taken = peer.hear(&ground, &message, &mut say);
+        let taken = peer.hear(&setup, &message, &mut say);
         self.say(state, rank, say);
         match message {
             Control::Truncated { tag, number, len } => {

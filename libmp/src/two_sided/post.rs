@@ -1,52 +1,19 @@
 //! Posting: handing a prepared request to the CPU's lane or to its stream, and taking it back.
 
 use gdsync::gpu::{Lent, WeakStream};
-use gdsync::memop::Condition;
-use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
 use gdsync::{Status, Stream};
 
-use super::channel::wait_for;
 use super::config::Full;
 use super::engine::Engine;
-use super::peer::{Lane, Peer};
+use super::peer::Peer;
 use super::receive::lands_in_device;
-use super::send::chunk_len;
 use super::state::{Guard, State};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
+use crate::path::{List, MOST_BYTES};
 use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
 
 const POST: &str = "post request";
-
-/// A list of descriptors on the stack.
-pub(super) struct List<'a, const N: usize> {
-    items: [Descriptor<'a>; N],
-    len: usize,
-}
-
-impl<'a, const N: usize> List<'a, N> {
-    pub fn new() -> List<'a, N> {
-        List {
-            items: [Descriptor::Flush; N],
-            len: 0,
-        }
-    }
-
-    pub fn push(&mut self, item: Descriptor<'a>) {
-        self.items[self.len] = item;
-        self.len += 1;
-    }
-
-    pub fn post(&self, stream: &Stream, qp: Option<&mut Qp>) -> gdsync::Result<()> {
-        if self.len == 0 {
-            return Ok(());
-        }
-        match qp {
-            Some(qp) => rdma::post_on(stream, &mut [qp], &self.items[..self.len]),
-            None => rdma::post_on(stream, &mut [], &self.items[..self.len]),
-        }
-    }
-}
 
 impl Engine {
     /// Tries until there is room, if the context waits for that.
@@ -172,22 +139,18 @@ impl Engine {
         let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
             return Err(Error::new(POST, Kind::Closed, "no connection").with_rank(entry.peer));
         };
-        let Peer { sends, lanes, .. } = peer;
-        let (Some(channel), Some(lane)) = (
-            sends.get(&entry.tag),
-            lanes[usize::from(entry.poster.lane)].as_mut(),
-        ) else {
+        let Peer { sends, link, .. } = peer;
+        let (Some(channel), Some(lane)) = (sends.get(&entry.tag), link.lane(entry.poster.lane))
+        else {
             return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let stream = &*lent(&stream)?;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(entry.number, !entry.large, &mut list)?;
-        for request in entry.work.iter().flatten() {
-            list.push(Descriptor::Send(*request));
-        }
+        list.put(entry.work.iter().flatten().copied());
         let Some(late) = &entry.stamped else {
-            list.post(stream, Some(&mut lane.qp))?;
+            list.post(stream, Some(lane))?;
             let last = entry.work.iter().flatten().next_back();
             entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
             return Ok(());
@@ -195,11 +158,11 @@ impl Engine {
         stream.check_room(4)?;
         let ready = &channel.ready[channel.shape.slot(entry.number)];
         if entry.large {
-            list.push(wait_for(ready, entry.number, false));
+            list.wait_for(ready, entry.number, false);
         }
         let mut params = Stamp {
             ready: if entry.large { ready.addr().0 } else { 0 },
-            info: channel.info_addr(entry.number),
+            info: channel.place_addr(entry.number),
             stamp: channel.stamp_addr(entry.number),
             length: late.length.as_ref().map_or(0, |w| w.addr().0),
             offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
@@ -208,25 +171,24 @@ impl Engine {
             result: result_addr,
             error: self.error.addr().0,
             stamp_control: 0,
-            chunk: chunk_len(),
+            chunk: MOST_BYTES,
             chunks: 0,
             seq: entry.number as u32,
             patch: [Patch::default(); STAMPS],
         };
-        let stamp = self.patches(lane, entry, &late.behind, &mut params)?;
-        list.post(stream, Some(&mut lane.qp))?;
+        let found = [late.length.is_some(), late.offset.is_some()];
+        let stamp = lane.patch(&late.behind, entry.large, found, &mut params)?;
+        list.post(stream, Some(lane))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
             let mut list = List::<{ STAMPS + 2 }>::new();
-            for request in &late.behind {
-                list.push(Descriptor::Send(*request));
-            }
-            Ok(list.post(stream, Some(&mut lane.qp))?)
+            list.put(late.behind.iter().copied());
+            Ok(list.post(stream, Some(lane))?)
         });
         if let Err(e) = rest {
             // Half of it is on the stream: the peer would wait for the rest for ever.
-            for request in late.behind.iter().rev() {
+            for put in late.behind.iter().rev() {
                 // What the list did post is flushed.
-                let _ = lane.qp.abort(*request);
+                let _ = lane.abort(*put);
             }
             let rank = entry.peer;
             state.take_fault(key);
@@ -242,44 +204,6 @@ impl Engine {
         }
         entry.phase = Phase::Sent(stamp);
         Ok(())
-    }
-
-    /// What the kernel has to patch; the last work request is the stamp.
-    fn patches(
-        &self,
-        lane: &Lane,
-        entry: &Entry,
-        behind: &[SendRequest],
-        params: &mut Stamp<STAMPS>,
-    ) -> Result<SendRequest> {
-        let qp = &lane.qp;
-        let Some((stamp, payload)) = behind.split_last() else {
-            return Err(Error::new(POST, Kind::Invalid, "no work requests"));
-        };
-        // The READ in front of the stamp stays as it is.
-        let payload = match (&lane.behind, payload.split_last()) {
-            (Some(_), Some((_, payload))) => payload,
-            _ => payload,
-        };
-        let late = entry.stamped.as_deref();
-        let by_word = late.is_some_and(|l| l.length.is_some());
-        let offset = late.is_some_and(|l| l.offset.is_some());
-        params.stamp_control = qp.field32(*stamp, Field::Opcode)?.addr().0;
-        for (patch, request) in params.patch.iter_mut().zip(payload) {
-            patch.control = qp.field32(*request, Field::Opcode)?.addr().0;
-            if entry.large {
-                patch.remote_address = qp.field64(*request, Field::RemoteAddress)?.addr().0;
-                patch.remote_key = qp.field32(*request, Field::RemoteKey)?.addr().0;
-            }
-            if by_word {
-                patch.length = qp.field32(*request, Field::Length(0))?.addr().0;
-            }
-            if offset {
-                patch.address = qp.field64(*request, Field::Address(0))?.addr().0;
-            }
-            params.chunks += 1;
-        }
-        Ok(*stamp)
     }
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
@@ -349,12 +273,8 @@ impl Engine {
         stream: &Stream,
     ) -> Result<()> {
         let mut list = List::<1>::new();
-        list.push(Descriptor::WaitValue64 {
-            word: requests.result_word(key),
-            condition: Condition::Geq,
-            value: 1,
-            flush: requests.get(key).is_some_and(lands_in_device),
-        });
+        let flush = requests.get(key).is_some_and(lands_in_device);
+        list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
         note_waiter(requests, key, stream)

@@ -2,17 +2,17 @@
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
-use gdsync::rdma::{Descriptor, SendRequest, Work};
 
-use super::channel::{RecvChannel, WINDOW, wait_for};
+use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
-use super::peer::{Lane, Peer, Way};
-use super::post::{List, known, lent};
-use super::send::{Batch, total};
+use super::peer::{Peer, Way};
+use super::post::{known, lent};
+use super::send::total;
 use super::spec::{On, Recv, Source};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
+use crate::path::{Batch, Link, List, Put};
 use crate::region::Slice;
 use crate::request::fault::End;
 use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Table};
@@ -37,7 +37,7 @@ impl Engine {
     #[inline]
     fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
-        let len = total(&self.pd, PREPARE, spec.segments)?;
+        let len = total(&self.nic, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
             true => Some(self.stage(len as usize)?),
@@ -120,7 +120,7 @@ impl Engine {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        if !peer.may(lane.into(), Way::Recv(tag)) {
+        if !peer.may(lane, Way::Recv(tag)) {
             return Err(match peer.failed {
                 Some(_) => peer.error(PREPARE),
                 None => gone(),
@@ -156,7 +156,7 @@ impl Engine {
             entry.order = requests.order();
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
-            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
+            let lane = peer.link.lane(lane).ok_or_else(gone)?;
             entry.work = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
@@ -183,7 +183,7 @@ impl Engine {
         }
         let Some(Peer {
             recvs,
-            lanes,
+            link,
             failed: given_up,
             ..
         }) = peers[entry.peer as usize].as_deref_mut()
@@ -199,9 +199,8 @@ impl Engine {
             return Err(Error::new(PREPARE, Kind::Closed, "no channel").with_rank(entry.peer));
         };
         let slot = channel.shape.slot(entry.number);
-        settle_told(channel, lanes, slot, entry.poster.lane)
-            .map_err(|e| e.with_rank(entry.peer))?;
-        let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() else {
+        settle_told(channel, link, slot, entry.poster.lane).map_err(|e| e.with_rank(entry.peer))?;
+        let Some(lane) = link.lane(entry.poster.lane) else {
             return Err(Error::new(PREPARE, Kind::Closed, "no lane").with_rank(entry.peer));
         };
         let before = channel.shape.previous(entry.number);
@@ -212,12 +211,10 @@ impl Engine {
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
-                    list.push(wait_for(channel.taken(entry.number), before, false));
+                    list.wait_for(channel.taken(entry.number), before, false);
                 }
-                for request in entry.work.iter().flatten() {
-                    list.push(Descriptor::Send(*request));
-                }
-                list.post(stream, Some(&mut lane.qp))?;
+                list.put(entry.work.iter().flatten().copied());
+                list.post(stream, Some(lane))?;
                 let last = entry.work.iter().flatten().next_back();
                 channel.told[slot] = last.map(|request| (entry.poster.lane, *request));
             }
@@ -252,32 +249,19 @@ pub(super) fn tell_place(
     batch: &mut Batch<'_>,
     channel: &RecvChannel,
     entry: &Entry,
-) -> Result<[Option<SendRequest>; 3]> {
-    let (addr, mr) = match (&entry.staging, entry.segments.as_slice()) {
-        (Some(staging), _) => (staging.region().addr().0, staging.mr()),
-        (None, [one]) => (one.addr(), one.memory().mr()),
+) -> Result<[Option<Put>; 3]> {
+    let (addr, memory) = match (&entry.staging, entry.segments.as_slice()) {
+        (Some(staging), _) => (staging.region().addr().0, staging),
+        (None, [one]) => (one.addr(), one.memory()),
         _ => {
-            return Err(Error::new(
-                PREPARE,
-                Kind::Invalid,
-                "a large receive without memory",
-            ));
+            let what = "a large receive without memory";
+            return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
-    let Some(rkey) = mr.remote().rkeys[0] else {
-        return Err(Error::new(
-            PREPARE,
-            Kind::Invalid,
-            "memory without a key for lane 0",
-        ));
-    };
-    let mut info = [0; 16];
-    info[..8].copy_from_slice(&addr.to_le_bytes());
-    info[8..12].copy_from_slice(&rkey.to_le_bytes());
+    let place = memory.keys().place(addr)?.encode();
     let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
-    batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
-    let to = channel.ready(entry.number)?;
-    batch.tell(&Work::write_inline(&[&ready], to).signaled(), to)?;
+    batch.put_bytes(&place, channel.place(entry.number)?)?;
+    batch.announce(&ready, channel.ready(entry.number)?)?;
     Ok(batch.first_three())
 }
 
@@ -288,18 +272,15 @@ pub(super) fn tell_place(
 /// `QueueFull` while it is not.
 pub(super) fn settle_told(
     channel: &mut RecvChannel,
-    lanes: &mut [Option<Lane>],
+    link: &mut Link,
     slot: usize,
     lane: u8,
 ) -> Result<()> {
-    let other = |told: &(u8, SendRequest)| told.0 != lane && !on(Mutant::EarlyTell);
-    let Some((before, request)) = channel.told[slot].filter(other) else {
+    let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
+    let Some((before, put)) = channel.told[slot].filter(other) else {
         return Ok(());
     };
-    let pending = lanes[usize::from(before)]
-        .as_mut()
-        .is_some_and(|lane| matches!(lane.qp.poll(request), Ok(None)));
-    if pending {
+    if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
         let what = "the receive before in this slot is still being told of";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
@@ -313,10 +294,7 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     stream.check_room(2)?;
     mark.store(0)?;
     let mut list = List::<1>::new();
-    list.push(Descriptor::WriteValue64 {
-        word: mark,
-        value: 1,
-    });
+    list.store(mark, 1);
     list.post(stream, None)?;
     Ok(stream.record()?)
 }

@@ -10,9 +10,10 @@ use gdsync::Stream;
 use gdsync::gpu::WeakStream;
 use gdsync::rdma::Endpoint;
 
-use super::peer::{LANES, Peer, Way};
+use super::peer::{Peer, Way};
 use super::spec::Source;
 use super::staging::Staging;
+use crate::path::{LANES, Lane};
 use crate::region::Memory;
 use crate::request::fault::Faults;
 use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
@@ -186,8 +187,8 @@ impl State {
         self.lanes[lane].streams.is_empty()
             && !self.requests.iter().any(|(_, entry)| on(entry))
             && self.peers.iter_mut().flatten().all(|peer| {
-                let lane = peer.lanes[lane].as_mut();
-                peer.failed.is_some() || lane.is_none_or(|lane| lane.qp.is_quiet())
+                let lane = peer.link.lane(lane as u8);
+                peer.failed.is_some() || lane.is_none_or(Lane::is_quiet)
             })
     }
 
@@ -196,9 +197,8 @@ impl State {
     pub fn open_lane_like(&self, rank: u32, lane: u8, way: Way) -> Option<u8> {
         let endpoint = self.lanes.get(usize::from(lane))?.endpoint;
         let peer = self.peers.get(rank as usize)?.as_deref()?;
-        (1..self.lanes.len())
-            .find(|other| self.lanes[*other].endpoint == endpoint && peer.may(*other, way))
-            .map(|other| other as u8)
+        let alike = |other: &u8| self.lanes[usize::from(*other)].endpoint == endpoint;
+        (1..self.lanes.len() as u8).find(|other| alike(other) && peer.may(*other, way))
     }
 
     /// Keeps the channels whose peer could not be asked to retire them.

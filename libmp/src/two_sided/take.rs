@@ -67,11 +67,7 @@ impl Engine {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
         if let Some(run) = count(channel, number, 0, None) {
-            credit_by_cpu(
-                peer.lanes[0].as_mut().map(|lane| &mut lane.qp),
-                channel,
-                run,
-            );
+            credit_by_cpu(peer.link.lane(0), channel, run);
         }
         self.finish(state, key, status, len);
         true

@@ -26,7 +26,7 @@ impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn turn(&self) -> bool {
         if self.config.progress == Progress::Manual {
-            self.device.progress();
+            self.nic.device.progress();
         }
         let now = self.host().now();
         let (mut done, keys) = {
@@ -101,19 +101,16 @@ impl Engine {
                 }
                 None => self.push_send(state, key),
             },
-            Phase::Sent(request) => {
-                let lane = usize::from(entry.poster.lane);
-                let len = entry.len;
+            Phase::Sent(put) => {
+                let (lane, len) = (entry.poster.lane, entry.len);
                 let Some(peer) = state.peer(rank) else {
                     return false;
                 };
-                let Some(lane) = peer.lanes[lane].as_mut() else {
+                let Some(lane) = peer.link.lane(lane) else {
                     return false;
                 };
-                let status = match lane.qp.poll(request) {
+                let status = match lane.poll(put) {
                     Ok(None) => return false,
-                    // The payload failed, and the word behind it was flushed.
-                    Ok(Some(Status::FLUSHED)) => lane.qp.error().unwrap_or(Status::FLUSHED),
                     Ok(Some(status)) => status,
                     // So old that the queue has forgotten it.
                     Err(_) => peer.failed.unwrap_or(Status::SUCCESS),
@@ -204,7 +201,7 @@ impl Engine {
             }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
-            if peer.is_put_off()
+            if peer.has_deferred()
                 && let Err(e) = self.make_mailboxes(state, rank, &mut say)
             {
                 tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
@@ -227,11 +224,11 @@ impl Engine {
             let Some(peer) = state.peer(rank) else {
                 continue;
             };
-            if peer.leaving && peer.is_quiet() {
+            if peer.leaving && peer.link.busy_lanes() == 0 {
                 peer.leaving = false;
                 say.push(Control::Left);
             }
-            if let Some(status) = peer.lane_error() {
+            if let Some(status) = peer.link.error() {
                 let text = self.status_text(state, rank, status);
                 self.blame(state, rank, None, text);
                 self.give_up(state, rank, status);
@@ -265,11 +262,8 @@ impl Engine {
             .filter(|p| p.failed.is_none())
         {
             tell_the_rest(peer);
-            for lane in peer.lanes.iter_mut().flatten() {
-                if !lane.qp.is_quiet() {
-                    open.push(format!("words for rank {}", peer.rank));
-                }
-            }
+            let busy = peer.link.busy_lanes();
+            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
         }
         open
     }

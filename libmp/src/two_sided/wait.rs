@@ -151,16 +151,14 @@ impl Engine {
                 "it is not posted",
             )),
             Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
-            Phase::Sent(request) => {
-                let (rank, lane) = (entry.peer, usize::from(entry.poster.lane));
+            Phase::Sent(put) => {
+                let (rank, lane) = (entry.peer, entry.poster.lane);
                 let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
-                let lane = state.peer(rank).and_then(|peer| peer.lanes[lane].as_mut());
+                let lane = state.peer(rank).and_then(|peer| peer.link.lane(lane));
                 let Some(lane) = lane else {
                     return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
                 };
-                let list = [gdsync::rdma::Descriptor::wait(request)];
-                gdsync::rdma::post_on(stream, &mut [&mut lane.qp], &list)
-                    .map_err(|e| Error::from(e).of_peer(rank))?;
+                lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
                 match poster == Some(stream.id()) {
                     true => Ok(()),
                     false => note_waiter(&mut state.requests, key, stream),
