@@ -42,7 +42,11 @@ impl fmt::Debug for Request {
             Some(e) => write!(
                 f,
                 "{} rank {}, tag {}, message {}: {:?}",
-                if e.receive { "receive from" } else { "send to" },
+                if e.is_receive() {
+                    "receive from"
+                } else {
+                    "send to"
+                },
                 e.peer,
                 e.tag,
                 e.number,

@@ -24,8 +24,9 @@ impl Engine {
         let mut blocked: Vec<u32> = Vec::new();
         while let Some(key) = state.wild.get(at).copied() {
             let Some((tag, stands)) = state.requests.get(key).map(|entry| {
-                let there = entry.marked.is_none()
-                    || state.requests.mark_word(key).load().unwrap_or(0) == 1;
+                let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
+                let there =
+                    marked.is_none() || state.requests.mark_word(key).load().unwrap_or(0) == 1;
                 (entry.tag, there && !blocked.contains(&entry.tag))
             }) else {
                 state.wild.remove(at);
@@ -109,7 +110,7 @@ fn find(state: &State, tag: u32) -> Option<u32> {
     (0..size)
         .map(|i| (state.wild_from + i) % size)
         .find(|rank| {
-            let Some(peer) = state.peers[*rank as usize].as_deref() else {
+            let Some(peer) = state.known(*rank) else {
                 return false;
             };
             let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else {

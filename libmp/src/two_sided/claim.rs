@@ -3,14 +3,14 @@
 
 use gdsync::{Status, Stream};
 
-use super::channel::{RecvChannel, has_come};
+use super::channel::has_come;
 use super::credit::{count, credit_on};
 use super::engine::Engine;
-use super::peer::{Peer, Way};
-use super::post::known;
+use super::peer::Way;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
-use super::state::{Guard, State};
+use super::state::{Guard, State, known};
+use super::turn::arrived;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
@@ -57,39 +57,29 @@ impl Engine {
         lane: u8,
     ) -> Result<()> {
         let order = state.requests.order();
-        let State {
-            peers, requests, ..
-        } = state;
-        let result = requests.result_addr(key).0;
-        let entry = known(requests, key)?;
+        let result = state.requests.result_addr(key).0;
+        let entry = known(&mut state.requests, key)?;
+        let rank = entry.peer;
         match entry.phase {
             Phase::Posted => {}
             Phase::Prepared => {
                 return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
             }
-            _ => return self.wait_for_result(requests, key, stream),
+            _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
         let Some(kernels) = &self.kernels else {
-            return Err(Error::new(
-                WAIT,
-                Kind::Unsupported,
-                "the GPU runs no kernels",
-            ));
+            let what = "the GPU runs no kernels";
+            return Err(Error::new(WAIT, Kind::Unsupported, what));
         };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        let number = entry.number;
-        let there = |channel: &RecvChannel| has_come(channel.word(number, entry.large), number);
-        if peer.failed.is_some() && !peer.recvs.get(&entry.tag).is_some_and(there) {
+        if let Some(peer) = state.known(rank).filter(|peer| peer.failed.is_some())
+            && !arrived(state, key)
+        {
             let e = peer.error(WAIT);
             state.take_fault(key);
             return Err(e);
         }
-        let Peer { recvs, link, .. } = peer;
-        let Some(channel) = recvs.get_mut(&entry.tag) else {
-            return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
-        };
+        let (entry, channel, link) = state.incoming(key)?;
+        let number = entry.number;
         let word = channel.word(number, entry.large);
         stream.check_room(4)?;
         // The word of a short message is one that a kernel can wait for: no flush belongs to it.
@@ -102,7 +92,7 @@ impl Engine {
             result,
             error: self.error.addr().0,
             capacity: entry.len,
-            staging: entry.staging.as_ref().map_or(0, |m| m.region().addr().0),
+            staging: entry.staging().map_or(0, |m| m.region().addr().0),
             slot: channel.shape.room() as u32,
             seq: number as u32,
             segments: segments.len() as u32,
@@ -145,7 +135,6 @@ impl Engine {
         entry.order = order;
         entry.since = None;
         entry.phase = Phase::Claimed(stream.id());
-        let rank = entry.peer;
         if let Err(e) = launched {
             // The stream waits for a message that nothing would take in.
             let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));

@@ -5,13 +5,12 @@ use gdsync::{Status, Stream};
 
 use super::config::Full;
 use super::engine::Engine;
-use super::peer::Peer;
 use super::receive::lands_in_device;
-use super::state::{Guard, State};
+use super::state::{Guard, State, gone, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
 use crate::path::{List, MOST_BYTES};
-use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
+use crate::request::table::{Entry, Phase, RequestKey, Segments, Table, Waiter};
 
 const POST: &str = "post request";
 
@@ -111,7 +110,7 @@ impl Engine {
             return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
         }
         entry.order = order;
-        let (rank, receive) = (entry.peer, entry.receive);
+        let (rank, receive) = (entry.peer, entry.is_receive());
         if !receive
             && let Some(peer) = state.peer(rank)
             && peer.failed.is_some()
@@ -125,33 +124,26 @@ impl Engine {
     }
 
     fn post_send(&self, state: &mut State, key: RequestKey) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let result_addr = requests.result_addr(key).0;
-        let entry = known(requests, key)?;
+        let result_addr = state.requests.result_addr(key).0;
+        let entry = known(&mut state.requests, key)?;
         let Some(stream) = entry.poster.stream.clone() else {
-            self.read_length(entry)?;
+            read_length(entry)?;
             entry.phase = Phase::Queued { announced: false };
             self.push_send(state, key);
             return Ok(());
         };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Err(Error::new(POST, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        let Peer { sends, link, .. } = peer;
-        let (Some(channel), Some(lane)) = (sends.get(&entry.tag), link.lane(entry.poster.lane))
-        else {
-            return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
+        let (entry, channel, link) = state.outgoing(key)?;
+        let Some(lane) = link.lane(entry.poster.lane) else {
+            return Err(gone("no lane", entry.peer));
         };
         let stream = &*lent(&stream)?;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(entry.number, !entry.large, &mut list)?;
-        list.put(entry.work.iter().flatten().copied());
-        let Some(late) = &entry.stamped else {
+        list.put(entry.puts.iter().flatten().copied());
+        let Some(late) = entry.late() else {
             list.post(stream, Some(lane))?;
-            let last = entry.work.iter().flatten().next_back();
+            let last = entry.puts.iter().flatten().next_back();
             entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
             return Ok(());
         };
@@ -243,28 +235,6 @@ impl Engine {
         unsafe { kernels.stamp(stream, params) }
     }
 
-    /// The length that a word says, for a send of the CPU's.
-    fn read_length(&self, entry: &mut Entry) -> Result<()> {
-        let Some(late) = entry.stamped.take() else {
-            return Ok(());
-        };
-        let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
-        let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
-        let room = entry.len;
-        if len > room || offset > room - len {
-            let what = format!("{len} bytes at {offset} of a segment of {room}");
-            entry.stamped = Some(late);
-            return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
-        }
-        if let [one] = entry.segments.as_slice() {
-            let start = one.offset() + offset as usize;
-            let piece = one.memory().slice(start, len as usize)?;
-            entry.segments = crate::request::table::Segments::One(piece);
-        }
-        entry.len = len;
-        Ok(())
-    }
-
     /// Has a stream stand still until a request has ended.
     pub(crate) fn wait_for_result(
         &self,
@@ -279,6 +249,28 @@ impl Engine {
         list.post(stream, None)?;
         note_waiter(requests, key, stream)
     }
+}
+
+/// The length that a word says, for a send of the CPU's.
+fn read_length(entry: &mut Entry) -> Result<()> {
+    let Some(late) = entry.late() else {
+        return Ok(());
+    };
+    let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
+    let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
+    let room = entry.len;
+    if len > room || offset > room - len {
+        let what = format!("{len} bytes at {offset} of a segment of {room}");
+        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
+    }
+    if let [one] = entry.segments.as_slice() {
+        let start = one.offset() + offset as usize;
+        let piece = one.memory().slice(start, len as usize)?;
+        entry.segments = Segments::One(piece);
+    }
+    entry.take_late();
+    entry.len = len;
+    Ok(())
 }
 
 /// Notes that a stream waits for a request, behind what makes it wait.
@@ -319,10 +311,4 @@ pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()>
         "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
     );
     Err(Error::new(operation, Kind::Unsupported, what))
-}
-
-pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
-    requests
-        .get_mut(key)
-        .ok_or_else(|| Error::new("look up request", Kind::NoSuchRequest, "it is not known"))
 }

@@ -5,17 +5,16 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
-use super::peer::{Peer, Way};
-use super::post::{known, lent};
+use super::peer::Way;
+use super::post::lent;
 use super::send::total;
 use super::spec::{On, Recv, Source};
-use super::state::State;
+use super::state::{State, gone, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, Link, List, Put};
 use crate::region::Slice;
-use crate::request::fault::End;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Table};
+use crate::request::table::{Entry, Operation, Phase, Receive, RequestKey, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -43,36 +42,22 @@ impl Engine {
             true => Some(self.stage(len as usize)?),
             false => None,
         };
-        let make = || Entry {
-            receive: true,
-            peer: ANYBODY,
-            tag: spec.tag,
-            number: 0,
-            poster: Poster {
-                lane: 0,
-                stream: match spec.on {
-                    On::Cpu => None,
-                    On::Stream(stream, _) => Some(stream.downgrade()),
-                },
-            },
-            phase: Phase::Prepared,
-            held: true,
-            len,
-            large,
-            segments: Segments::new(spec.segments),
-            staging: staging.clone(),
-            stamped: None,
-            work: [None; 3],
-            timeout: spec.timeout,
-            order: 0,
-            waiters: Vec::new(),
-            wanted: false,
-            since: None,
-            named: false,
-            void: false,
-            refused: false,
-            marked: None,
-            end: End::default(),
+        let make = || {
+            let receive = Receive {
+                staging: staging.clone(),
+                ..Receive::default()
+            };
+            let operation = Operation::Receive(receive);
+            let mut entry = Entry::new(operation, ANYBODY, spec.tag, spec.segments);
+            if let On::Stream(stream, _) = spec.on {
+                entry.poster.stream = Some(stream.downgrade());
+            }
+            Entry {
+                len,
+                large,
+                timeout: spec.timeout,
+                ..entry
+            }
         };
         let started = match spec.from {
             Source::Any => self.start(None, post, |state| {
@@ -157,7 +142,7 @@ impl Engine {
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
             let lane = peer.link.lane(lane).ok_or_else(gone)?;
-            entry.work = tell_place(&mut Batch::new(lane), channel, &entry)?;
+            entry.puts = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
         let key = requests.put(entry);
@@ -167,41 +152,33 @@ impl Engine {
     }
 
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let entry = known(requests, key)?;
+        let entry = known(&mut state.requests, key)?;
         if entry.peer == ANYBODY {
-            if let Some(stream) = entry.poster.stream.clone() {
-                let marked = set_mark(&*lent(&stream)?, requests.mark_word(key))?;
-                known(requests, key)?.marked = Some(marked);
+            let stream = entry.poster.stream.clone();
+            let marked = match &stream {
+                Some(stream) => Some(set_mark(&*lent(stream)?, state.requests.mark_word(key))?),
+                None => None,
+            };
+            let entry = known(&mut state.requests, key)?;
+            entry.phase = Phase::Unmatched;
+            if let Some(receive) = entry.receive_mut() {
+                receive.marked = marked;
             }
-            known(requests, key)?.phase = Phase::Unmatched;
             state.wild.push(key);
             self.match_wild(state);
             return Ok(());
         }
-        let Some(Peer {
-            recvs,
-            link,
-            failed: given_up,
-            ..
-        }) = peers[entry.peer as usize].as_deref_mut()
-        else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        if !entry.large || given_up.is_some() {
+        let (rank, large) = (entry.peer, entry.large);
+        if !large || state.given_up(rank).is_some() {
             // What a peer left that was given up is in its mailbox.
-            entry.phase = Phase::Posted;
+            known(&mut state.requests, key)?.phase = Phase::Posted;
             return Ok(());
         }
-        let Some(channel) = recvs.get_mut(&entry.tag) else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no channel").with_rank(entry.peer));
-        };
+        let (entry, channel, link) = state.incoming(key)?;
         let slot = channel.shape.slot(entry.number);
         settle_told(channel, link, slot, entry.poster.lane).map_err(|e| e.with_rank(entry.peer))?;
         let Some(lane) = link.lane(entry.poster.lane) else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no lane").with_rank(entry.peer));
+            return Err(gone("no lane", rank));
         };
         let before = channel.shape.previous(entry.number);
         let free = channel.is_free(entry.number);
@@ -213,9 +190,9 @@ impl Engine {
                     // Taken in on another stream: the word there is still this one's.
                     list.wait_for(channel.taken(entry.number), before, false);
                 }
-                list.put(entry.work.iter().flatten().copied());
+                list.put(entry.puts.iter().flatten().copied());
                 list.post(stream, Some(lane))?;
-                let last = entry.work.iter().flatten().next_back();
+                let last = entry.puts.iter().flatten().next_back();
                 channel.told[slot] = last.map(|request| (entry.poster.lane, *request));
             }
             None if !free => {
@@ -238,9 +215,9 @@ impl Engine {
 /// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
 pub(super) fn lands_in_device(entry: &Entry) -> bool {
     let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
-    entry.receive
+    entry.is_receive()
         && entry.large
-        && entry.staging.is_none()
+        && entry.staging().is_none()
         && entry.segments.as_slice().iter().any(device)
 }
 
@@ -250,7 +227,7 @@ pub(super) fn tell_place(
     channel: &RecvChannel,
     entry: &Entry,
 ) -> Result<[Option<Put>; 3]> {
-    let (addr, memory) = match (&entry.staging, entry.segments.as_slice()) {
+    let (addr, memory) = match (entry.staging(), entry.segments.as_slice()) {
         (Some(staging), _) => (staging.region().addr().0, staging),
         (None, [one]) => (one.addr(), one.memory()),
         _ => {
@@ -303,15 +280,15 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
 /// enqueues one; a stream without handles has reached it when it has run everything.
 pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
     let mark = requests.mark_word(key).clone();
-    let Some(entry) = requests.get_mut(key) else {
+    let Some(receive) = requests.get_mut(key).and_then(Entry::receive_mut) else {
         return false;
     };
-    if entry.marked.is_none()
+    if receive.marked.is_none()
         && let Some(stream) = stream.lend()
     {
         // While the stream is full or captured it is asked again, in the rounds that follow.
-        entry.marked = set_mark(&stream, &mark).ok();
+        receive.marked = set_mark(&stream, &mark).ok();
     }
-    let told = entry.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    let told = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;
     told || stream.has_ended()
 }

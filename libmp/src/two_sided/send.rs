@@ -12,8 +12,7 @@ use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
 use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Nic, Put, Span};
 use crate::region::Slice;
-use crate::request::fault::End;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Stamped};
+use crate::request::table::{Entry, Handle, Late, Operation, Phase, Poster, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 /// Bytes of a message of one segment; one of several takes one put.
@@ -195,7 +194,7 @@ impl Engine {
         };
         let late = match spec.size {
             SizeSource::Segments => None,
-            SizeSource::Word { len, offset } => Some(Stamped {
+            SizeSource::Word { len, offset } => Some(Late {
                 length: Some(len.clone()),
                 offset: offset.cloned(),
                 behind: Vec::new(),
@@ -204,7 +203,7 @@ impl Engine {
         requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
-        let mut work = [None; 3];
+        let mut puts = [None; 3];
         let mut phase = Phase::Prepared;
         if let Some(stream) = stream {
             let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
@@ -217,7 +216,7 @@ impl Engine {
                 channel.make_stamps(&self.nic)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
-                work[0] = stamped(&mut batch, channel, number, large, all, len)?;
+                puts[0] = stamped(&mut batch, channel, number, large, all, len)?;
                 let behind = batch.all().skip(usize::from(large));
                 late.get_or_insert_default().behind = behind.collect();
             } else {
@@ -230,37 +229,24 @@ impl Engine {
                     }
                     phase = Phase::Sent(stamp);
                 } else {
-                    work = batch.first_three();
+                    puts = batch.first_three();
                 }
             }
         }
+        let operation = Operation::Send(late);
         let entry = Entry {
-            receive: false,
-            peer: spec.to,
-            tag: spec.tag,
             number,
             poster: Poster {
                 lane,
                 stream: stream.map(Stream::downgrade),
             },
             phase,
-            held: true,
             len,
             large,
-            segments: Segments::new(spec.segments),
-            staging: None,
-            stamped: late,
-            work,
+            puts,
             timeout: spec.timeout,
             order,
-            waiters: Vec::new(),
-            wanted: false,
-            since: None,
-            named: false,
-            void: false,
-            refused: false,
-            marked: None,
-            end: End::default(),
+            ..Entry::new(operation, spec.to, spec.tag, spec.segments)
         };
         channel.next += 1;
         Ok((requests.put(entry), phase != Phase::Prepared))
@@ -280,20 +266,10 @@ impl Engine {
     }
 
     fn try_send(&self, state: &mut State, key: RequestKey) -> Result<bool> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get_mut(key) else {
+        let Ok((entry, channel, link)) = state.outgoing(key) else {
             return Ok(false);
         };
-        let Phase::Queued { announced } = entry.phase else {
-            return Ok(false);
-        };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Ok(false);
-        };
-        let (Some(channel), Some(lane)) = (peer.sends.get_mut(&entry.tag), peer.link.lane(0))
-        else {
+        let (Phase::Queued { announced }, Some(lane)) = (entry.phase, link.lane(0)) else {
             return Ok(false);
         };
         let number = entry.number;
@@ -301,7 +277,7 @@ impl Engine {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
-        if entry.void {
+        if entry.handle == Handle::Void {
             put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
             entry.phase = Phase::Sent(batch.post()?);
             entry.since = None;
@@ -345,16 +321,16 @@ impl Engine {
                 entry.since = None;
                 let told = word::result(Status::TRUNCATED, entry.len);
                 self.note(Status::TRUNCATED);
-                requests.result_word(key).store(told)?;
+                state.requests.result_word(key).store(told)?;
                 Ok(true)
             }
-            Some((kind, len)) => {
+            Some((kind, code)) => {
                 let status = match kind {
                     Some(WordKind::Refused) => Status::TRUNCATED,
-                    Some(WordKind::Failed) => word::failure(len),
+                    Some(WordKind::Failed) => word::failure(code),
                     _ => Status::BAD_RESPONSE,
                 };
-                let len = requests.get(key).map_or(0, |entry| entry.len);
+                let len = entry.len;
                 self.finish(state, key, status, len);
                 Ok(true)
             }

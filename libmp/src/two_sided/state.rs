@@ -6,14 +6,16 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::Stream;
 use gdsync::gpu::WeakStream;
 use gdsync::rdma::Endpoint;
+use gdsync::{Status, Stream};
 
+use super::channel::{RecvChannel, SendChannel};
 use super::peer::{Peer, Way};
 use super::spec::Source;
 use super::staging::Staging;
-use crate::path::{LANES, Lane};
+use crate::error::{Error, Kind, Result};
+use crate::path::{LANES, Lane, Link};
 use crate::region::Memory;
 use crate::request::fault::Faults;
 use crate::request::table::{Entry, Phase, RequestKey, Segments, Table};
@@ -196,7 +198,7 @@ impl State {
     /// that the same endpoint rings.
     pub fn open_lane_like(&self, rank: u32, lane: u8, way: Way) -> Option<u8> {
         let endpoint = self.lanes.get(usize::from(lane))?.endpoint;
-        let peer = self.peers.get(rank as usize)?.as_deref()?;
+        let peer = self.known(rank)?;
         let alike = |other: &u8| self.lanes[usize::from(*other)].endpoint == endpoint;
         (1..self.lanes.len() as u8).find(|other| alike(other) && peer.may(*other, way))
     }
@@ -226,9 +228,63 @@ impl State {
         }
     }
 
+    /// A send that is not done with its channel, and the lanes to the peer.
+    pub fn outgoing(
+        &mut self,
+        key: RequestKey,
+    ) -> Result<(&mut Entry, &mut SendChannel, &mut Link)> {
+        let State {
+            requests, peers, ..
+        } = self;
+        let entry = known(requests, key)?;
+        let peer = connected(peers, entry.peer)?;
+        let channel = peer.sends.get_mut(&entry.tag);
+        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
+        Ok((entry, channel, &mut peer.link))
+    }
+
+    /// A receive with its channel, and the lanes to the peer.
+    pub fn incoming(
+        &mut self,
+        key: RequestKey,
+    ) -> Result<(&mut Entry, &mut RecvChannel, &mut Link)> {
+        let State {
+            requests, peers, ..
+        } = self;
+        let entry = known(requests, key)?;
+        let peer = connected(peers, entry.peer)?;
+        let channel = peer.recvs.get_mut(&entry.tag);
+        let channel = channel.ok_or_else(|| gone("no channel", entry.peer))?;
+        Ok((entry, channel, &mut peer.link))
+    }
+
+    pub fn known(&self, rank: u32) -> Option<&Peer> {
+        self.peers.get(rank as usize)?.as_deref()
+    }
+
+    /// How `rank` failed, if it was given up.
+    pub fn given_up(&self, rank: u32) -> Option<Status> {
+        self.known(rank)?.failed
+    }
+
     pub fn peer(&mut self, rank: u32) -> Option<&mut Peer> {
         self.peers.get_mut(rank as usize)?.as_deref_mut()
     }
+}
+
+#[cold]
+pub(super) fn gone(what: &str, rank: u32) -> Error {
+    Error::new("look up peer", Kind::Closed, what).with_rank(rank)
+}
+
+fn connected(peers: &mut [Option<Box<Peer>>], rank: u32) -> Result<&mut Peer> {
+    let peer = peers.get_mut(rank as usize).and_then(Option::as_deref_mut);
+    peer.ok_or_else(|| gone("no connection", rank))
+}
+
+pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
+    let none = || Error::new("look up request", Kind::NoSuchRequest, "it is not known");
+    requests.get_mut(key).ok_or_else(none)
 }
 
 /// The lock, which gives memory up only after it is given back.

@@ -94,7 +94,7 @@ impl Engine {
         };
         let rank = entry.peer;
         match entry.phase {
-            Phase::Queued { .. } => match given_up(state, rank) {
+            Phase::Queued { .. } => match state.given_up(rank) {
                 Some(status) => {
                     self.finish(state, key, status, 0);
                     true
@@ -146,7 +146,7 @@ impl Engine {
                     self.finish(state, key, status, len);
                     return true;
                 }
-                match given_up(state, rank) {
+                match state.given_up(rank) {
                     Some(status) => release(state, key, status),
                     None => false,
                 }
@@ -163,8 +163,8 @@ impl Engine {
         let rank = entry.peer;
         if let Some(stream) = entry.poster.stream.clone() {
             // The memory is the stream's until it has come to the receive.
-            if !entry.wanted {
-                return match given_up(state, rank) {
+            if entry.receive().is_none_or(|receive| !receive.wanted) {
+                return match state.given_up(rank) {
                     Some(status) if !arrived(state, key) => {
                         self.finish(state, key, status, 0);
                         true
@@ -179,7 +179,7 @@ impl Engine {
         if self.take(state, key) {
             return true;
         }
-        match given_up(state, rank) {
+        match state.given_up(rank) {
             Some(status) => {
                 self.finish(state, key, status, 0);
                 true
@@ -214,7 +214,9 @@ impl Engine {
             };
             if !lost && peer.is_crowded(self.config.channels) {
                 let sends = state.requests.iter().filter(|(_, entry)| {
-                    !entry.receive && entry.peer == rank && !matches!(entry.phase, Phase::Done(_))
+                    !entry.is_receive()
+                        && entry.peer == rank
+                        && !matches!(entry.phase, Phase::Done(_))
                 });
                 let busy: Vec<u32> = sends.map(|(_, entry)| entry.tag).collect();
                 if let Some(peer) = state.peer(rank) {
@@ -321,19 +323,12 @@ fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
         .collect()
 }
 
-fn given_up(state: &mut State, rank: u32) -> Option<Status> {
-    state.peer(rank).and_then(|peer| peer.failed)
-}
-
 /// Whether the message of a receive is there.
 pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     let Some(entry) = state.requests.get(key) else {
         return false;
     };
-    let peer = state
-        .peers
-        .get(entry.peer as usize)
-        .and_then(Option::as_deref);
+    let peer = state.known(entry.peer);
     let channel = peer.and_then(|peer| peer.recvs.get(&entry.tag));
     channel.is_some_and(|c| has_come(c.word(entry.number, entry.large), entry.number))
 }

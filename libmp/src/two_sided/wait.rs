@@ -24,7 +24,9 @@ impl Engine {
     /// Does what can be done for a request.
     pub fn visit(&self, state: &mut State, key: RequestKey) {
         if let Some(entry) = state.requests.get_mut(key) {
-            entry.wanted = true;
+            if let Some(receive) = entry.receive_mut() {
+                receive.wanted = true;
+            }
             if entry.phase == Phase::Unmatched {
                 self.match_wild(state);
             }

@@ -15,7 +15,7 @@ use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Phase, RequestKey};
+use crate::request::table::{Entry, Handle, Phase, RequestKey};
 use crate::wire::control::Control;
 
 /// Why a send of too many bytes failed.
@@ -54,7 +54,7 @@ impl Entry {
     /// Which request this is.
     pub(crate) fn name(&self) -> Name {
         Name {
-            receive: self.receive,
+            receive: self.is_receive(),
             peer: (self.peer != ANYBODY).then_some(self.peer),
             tag: self.tag,
             number: self.number,
@@ -103,8 +103,8 @@ pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
             false => Lack::Message,
         });
     }
-    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
-    if entry.receive {
+    let peer = state.known(entry.peer)?;
+    if entry.is_receive() {
         let channel = peer.recvs.get(&entry.tag)?;
         let there = has_come(channel.word(entry.number, entry.large), entry.number);
         return (!there).then_some(Lack::Message);
@@ -171,7 +171,7 @@ impl Engine {
             }
             None => (format!("it has not ended{within}"), String::new()),
         };
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         match self.life(peer, entry.since) {
             Life::Alive => format!("{what}; rank {rank} is alive. {hint}"),
             Life::Own => format!("{what}; rank {rank} is this rank. {hint}"),
@@ -251,7 +251,7 @@ impl Engine {
         let Some(entry) = state.requests.get(key) else {
             return String::new();
         };
-        let setting = match (entry.timeout, entry.receive) {
+        let setting = match (entry.timeout, entry.is_receive()) {
             (None, _) => "Builder::timeout",
             (Some(_), true) => "Recv::timeout",
             (Some(_), false) => "Send::timeout",
@@ -287,7 +287,7 @@ impl Engine {
 
     /// What a failure of the NIC says of a peer.
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         match status {
             Status::TRANSPORT_RETRY => format!(
                 "rank {rank} does not answer, the retries of the NIC are exhausted: it has died, \
@@ -321,14 +321,14 @@ impl Engine {
             return status.to_string();
         };
         match status {
-            Status::TRUNCATED if entry.void => {
+            Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!("dropped before it was posted; its message of {len} bytes was thrown away")
             }
-            Status::TRUNCATED if entry.receive && len > entry.len => format!(
+            Status::TRUNCATED if entry.is_receive() && len > entry.len => format!(
                 "the message has {len} bytes, the receive room for {}",
                 entry.len
             ),
-            Status::TRUNCATED if entry.receive => {
+            Status::TRUNCATED if entry.is_receive() => {
                 "the sender dropped the message, or it is longer than was declared".to_owned()
             }
             Status::TRUNCATED => TOO_LONG.to_owned(),
@@ -341,7 +341,7 @@ impl Engine {
     pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
         let name = fault.name;
         let rank = name.peer.unwrap_or(ANYBODY);
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         let cause = peer.and_then(|peer| peer.cause.as_ref());
         match (&fault.why, cause) {
             (Why::Own(text), _) => format!("{name}: {text}"),
@@ -369,7 +369,7 @@ impl Engine {
             peer, tag, number, ..
         } = fault.name;
         let text = self.fault_text(state, fault);
-        let known = peer.and_then(|rank| state.peers.get(rank as usize)?.as_deref());
+        let known = peer.and_then(|rank| state.known(rank));
         let kind = match (&fault.why, known) {
             (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
             (Why::Own(_), _) => Kind::Failed(fault.status),
