@@ -13,6 +13,8 @@ pub(crate) mod config;
 mod credit;
 pub(crate) mod engine;
 mod finish;
+mod lanes;
+mod liveness;
 mod open;
 mod peer;
 mod post;

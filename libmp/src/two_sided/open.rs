@@ -3,11 +3,11 @@
 use std::mem;
 use std::time::Duration;
 
-use gds_step::Time;
 use gdsync::Status;
 
 use super::engine::Engine;
-use super::peer::{Peer, Setup, Way};
+use super::lanes::Lanes;
+use super::peer::{Farewell, Peer, Setup, Way};
 use super::spec::On;
 use super::state::{Guard, State};
 use super::words::time;
@@ -20,11 +20,11 @@ const UNSENT: usize = 16384;
 const BURST: usize = 64;
 
 impl Engine {
-    fn setup<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Setup<'a> {
+    fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
         Setup {
             nic: &self.nic,
             config: &self.config,
-            endpoints,
+            lanes,
         }
     }
 
@@ -110,7 +110,7 @@ impl Engine {
     fn begin(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let setup = self.setup(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
         if peer.failed.is_some() || state.lost.is_some() {
             return Ok(());
@@ -244,7 +244,7 @@ impl Engine {
             // It is given up behind its last control messages, see `turn`.
             if let Some(peer) = state.peer(rank) {
                 peer.gone = true;
-                state.next_census = Time::ZERO;
+                state.census.hurry();
             }
         }
         (sent, lost)
@@ -325,7 +325,7 @@ impl Engine {
     ) -> Result<()> {
         let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
         let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
-        let setup = self.setup(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         match state.peers.get_mut(rank as usize) {
             Some(Some(peer)) => peer.make_mailboxes(&setup, |tag| wild.contains(&tag), say),
             _ => Ok(()),
@@ -333,7 +333,7 @@ impl Engine {
     }
 
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
-        let setup = self.setup(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         let Some(place) = state.peers.get_mut(rank as usize) else {
             let what = format!("the job has {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
@@ -406,11 +406,10 @@ impl Engine {
             let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
             };
-            if peer.asked && !all {
+            if peer.farewell != Farewell::Stays && !all {
                 continue;
             }
-            peer.asked = true;
-            peer.answered = false;
+            peer.farewell = Farewell::Asked;
             self.say(&mut state, rank, vec![Control::Leaving]);
         }
     }
@@ -423,7 +422,8 @@ impl Engine {
         }
         let peers = state.peers.iter().flatten();
         peers
-            .filter(|peer| peer.rank != self.rank && peer.failed.is_none() && !peer.answered)
+            .filter(|peer| peer.rank != self.rank && peer.failed.is_none())
+            .filter(|peer| peer.farewell != Farewell::Answered)
             .map(|peer| peer.rank)
             .collect()
     }

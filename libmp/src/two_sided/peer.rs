@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use gds_step::Time;
 use gdsync::Status;
-use gdsync::rdma::Endpoint;
 
 use super::channel::{RecvChannel, SendChannel};
 use super::config::Config;
+use super::lanes::Lanes;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Link, Nic, Put};
 use crate::request::fault::Name;
@@ -41,10 +41,8 @@ pub(crate) struct Peer {
     pub failed: Option<Status>,
     /// It is about to leave, and waits to be told that nothing is under way to it.
     pub leaving: bool,
-    /// It was asked by this side, which is about to leave.
-    pub asked: bool,
-    /// It has answered.
-    pub answered: bool,
+    /// Whether this side is about to leave.
+    pub farewell: Farewell,
     /// What it said that made no sense here.
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
@@ -55,6 +53,17 @@ pub(crate) struct Peer {
     pub heard: Option<Time>,
     /// When it was last asked whether it is alive.
     pub probed: Option<Time>,
+}
+
+/// How far this side is with leaving, towards a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Farewell {
+    /// It was not asked.
+    Stays,
+    /// The peer was asked whether anything of it is under way.
+    Asked,
+    /// It has answered that nothing is.
+    Answered,
 }
 
 /// Why a peer was given up.
@@ -95,8 +104,7 @@ pub(crate) enum Way {
 pub(crate) struct Setup<'a> {
     pub nic: &'a Nic,
     pub config: &'a Config,
-    /// By lane: who rings the NIC.
-    pub endpoints: &'a [Endpoint],
+    pub lanes: &'a Lanes,
 }
 
 impl Peer {
@@ -109,8 +117,7 @@ impl Peer {
             deferred: BTreeMap::new(),
             failed: None,
             leaving: false,
-            asked: false,
-            answered: false,
+            farewell: Farewell::Stays,
             why: None,
             cause: None,
             gone: false,
@@ -140,7 +147,7 @@ impl Peer {
     /// Whether this side waits for a control message of the peer's.
     pub fn owes_answer(&self) -> bool {
         self.link.is_opening()
-            || self.asked && !self.answered
+            || self.farewell == Farewell::Asked
             || self.sends.values().any(|channel| !channel.is_open())
             || self.recvs.values().any(|channel| !channel.is_open())
     }
@@ -190,8 +197,8 @@ impl Peer {
 
     /// Makes this side's end of a lane; what the peer must know goes to `say`.
     fn lane(&mut self, setup: &Setup<'_>, lane: u8, say: &mut Vec<Control>) -> Result<()> {
-        let endpoint = setup.endpoints.get(usize::from(lane));
-        let endpoint = *endpoint.unwrap_or(&setup.config.endpoint);
+        let endpoint = setup.lanes.endpoint(lane);
+        let endpoint = endpoint.unwrap_or(setup.config.endpoint);
         let made = self.link.make(setup.nic, lane, endpoint)?;
         say.extend(made.map(|end| Control::Connect {
             lane,
@@ -379,7 +386,7 @@ impl Peer {
                 Ok(())
             }
             Control::Left => {
-                self.answered = true;
+                self.farewell = Farewell::Answered;
                 Ok(())
             }
             Control::Ping => {

@@ -1,7 +1,5 @@
 //! The background work, one round at a time.
 
-use std::time::Duration;
-
 use gds_step::Time;
 use gdsync::Status;
 
@@ -9,7 +7,6 @@ use super::channel::has_come;
 use super::config::Progress;
 use super::credit::tell_the_rest;
 use super::engine::{Engine, PERIOD};
-use super::peer::Peer;
 use super::receive::has_come_to;
 use super::state::State;
 use crate::request::table::{Entry, Phase, RequestKey};
@@ -18,10 +15,6 @@ use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
 const SLICE: usize = 128;
-/// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
-/// waits for.
-const CENSUS: Duration = Duration::from_millis(100);
-
 impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn turn(&self) -> bool {
@@ -49,9 +42,15 @@ impl Engine {
             state.next_look = now + PERIOD;
             done |= self.look(&mut state, now);
         }
-        let suspects = suspects(&mut state, now);
+        let State {
+            census,
+            peers,
+            requests,
+            ..
+        } = &mut *state;
+        let due = census.due(peers, requests, now);
         drop(state);
-        for (rank, gone) in suspects {
+        for (rank, gone) in due {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
@@ -288,39 +287,6 @@ impl Engine {
         state.keys = keys;
         state.requests.swept();
     }
-}
-
-/// The ranks that may be gone: one in turn, and each that a request or an answer is waited for
-/// from, of which the bootstrap is to be asked now. `true`: it is gone, as it refused a message.
-fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
-    if now < state.next_census {
-        return Vec::new();
-    }
-    state.next_census = now + CENSUS;
-    let size = state.peers.len();
-    let mut asked = vec![false; size];
-    for (_, entry) in state.requests.iter() {
-        let waits = !matches!(entry.phase, Phase::Done(_) | Phase::Prepared);
-        if let Some(asked) = asked.get_mut(entry.peer as usize) {
-            *asked |= waits;
-        }
-    }
-    let lives = |peer: &Peer| peer.failed.is_none();
-    for (asked, peer) in asked.iter_mut().zip(&state.peers) {
-        let peer = peer.as_deref().filter(|peer| lives(peer));
-        *asked = peer.is_some_and(|peer| *asked || peer.gone || peer.owes_answer());
-    }
-    let next = (0..size).map(|i| (state.census_at as usize + i) % size);
-    let mut known = next.filter(|at| state.peers[*at].as_deref().is_some_and(lives));
-    if let Some(at) = known.next() {
-        asked[at] = true;
-        state.census_at = (at + 1) as u32;
-    }
-    let ranks = (0..).zip(&state.peers).zip(asked);
-    ranks
-        .filter(|(_, asked)| *asked)
-        .map(|((rank, peer), _)| (rank, peer.as_deref().is_some_and(|peer| peer.gone)))
-        .collect()
 }
 
 /// Whether the message of a receive is there.

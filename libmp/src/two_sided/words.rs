@@ -4,19 +4,18 @@
 use std::fmt;
 use std::time::Duration;
 
-use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
 use super::config::Progress;
 use super::engine::Engine;
-use super::peer::{Cause, Peer};
+use super::liveness::Life;
+use super::peer::Cause;
 use super::receive::ANYBODY;
 use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
 use crate::request::table::{Entry, Handle, Phase, RequestKey};
-use crate::wire::control::Control;
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -34,20 +33,6 @@ pub(super) enum Lack {
     Receive,
     /// This rank's CPU, to send it.
     Cpu,
-}
-
-/// Whether a peer is alive, as far as known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    /// It has answered the last question.
-    Alive,
-    /// The bootstrap says that it is gone.
-    Gone,
-    /// It was asked this long ago and has not answered.
-    Mute(Duration),
-    Unknown,
-    /// It is this rank.
-    Own,
 }
 
 impl Entry {
@@ -182,49 +167,6 @@ impl Engine {
                 time(ago)
             ),
             Life::Unknown => format!("{what}; whether rank {rank} lives is not known"),
-        }
-    }
-
-    /// Whether a peer that a request has waited for since `since` is alive, as far as known.
-    fn life(&self, peer: Option<&Peer>, since: Option<Time>) -> Life {
-        let Some(peer) = peer else {
-            return Life::Unknown;
-        };
-        if peer.rank == self.rank {
-            return Life::Own;
-        }
-        if peer.gone {
-            return Life::Gone;
-        }
-        let (Some(since), now) = (since, self.host().now()) else {
-            return Life::Unknown;
-        };
-        // The answer to the latest question may be in flight.
-        let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * self.patience();
-        match (peer.heard.filter(fresh), peer.probed) {
-            (Some(_), _) => Life::Alive,
-            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
-            (None, _) => Life::Unknown,
-        }
-    }
-
-    /// How long a peer that a request waits for may send nothing before it is asked.
-    fn patience(&self) -> Duration {
-        self.config.timeout.min(self.config.watchdog) / 2
-    }
-
-    /// Asks a peer whether it is alive, if a request has waited for it since `since` and it has sent
-    /// no control message for some time. Its background work answers.
-    pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
-        let Some(peer) = state.peer(rank) else { return };
-        if rank == self.rank || peer.failed.is_some() {
-            return;
-        }
-        let known = [peer.probed, peer.heard].into_iter().flatten();
-        let last = known.fold(since, Time::max);
-        if now.since(last) >= self.patience() {
-            peer.probed = Some(now);
-            self.say(state, rank, vec![Control::Ping]);
         }
     }
 
