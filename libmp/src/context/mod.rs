@@ -69,7 +69,7 @@ struct Background(Weak<Engine>);
 impl Machine for Background {
     fn step(&mut self, now: Time) -> Step {
         match self.0.upgrade() {
-            Some(engine) if engine.turn() => Step::Progress,
+            Some(engine) if engine.progress() => Step::Progress,
             Some(_) => Step::IdleUntil(Some(now + PERIOD)),
             None => Step::IdleUntil(None),
         }
@@ -314,7 +314,7 @@ impl Context {
 
     /// One round of the background work. `true`: something was done.
     pub fn progress(&self) -> bool {
-        self.engine().turn()
+        self.engine().progress()
     }
 
     /// Streams that have stood for longer than the watchdog's limit at a message that does not

@@ -6,11 +6,11 @@ use gdsync::{Status, Stream};
 use super::channel::has_come;
 use super::credit::{count, credit_on};
 use super::engine::Engine;
-use super::peer::Way;
+use super::peer::Target;
+use super::progress::arrived;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
 use super::state::{Guard, State, known};
-use super::turn::arrived;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
 use crate::path::List;
@@ -35,7 +35,7 @@ impl Engine {
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
         let ready = match state.peer(rank) {
-            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Way::Lanes),
+            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Target::Lanes),
             None => false,
         };
         if !ready {
@@ -43,7 +43,7 @@ impl Engine {
             // there. Only a receive from anybody may find its rank, and so come here, while the
             // call waits for room already; nothing is held then, and one limit more is the most.
             drop(state);
-            (state, lane) = self.ensure(rank, &on, Way::Lanes)?;
+            (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
         }
         self.claim_now(&mut state, key, stream, lane)
             .map_err(|e| e.of_peer(rank))

@@ -93,7 +93,7 @@ impl Engine {
             if self.host().wait_until(Some(next), condition) {
                 return true;
             }
-            self.turn();
+            self.progress();
             if self.host().now() >= deadline {
                 return condition();
             }

@@ -5,10 +5,10 @@ use gdsync::Status;
 use super::channel::RecvChannel;
 use super::engine::Engine;
 use super::peer::{Cause, Peer};
+use super::progress::arrived;
 use super::receive::{has_come_to, settle_told};
 use super::state::{State, known};
-use super::turn::arrived;
-use super::words::TOO_LONG;
+use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
@@ -431,7 +431,7 @@ impl Engine {
         let State {
             peers,
             requests,
-            wild,
+            any_source,
             ..
         } = state;
         let entry = known(requests, key)?;
@@ -439,7 +439,7 @@ impl Engine {
         let unposted = entry.phase == Phase::Prepared;
         match entry.phase {
             Phase::Unmatched => {
-                wild.retain(|other| *other != key);
+                any_source.retain(|other| *other != key);
                 self.finish(state, key, Status::CANCELLED, 0);
                 return Ok(());
             }

@@ -12,7 +12,7 @@ use crate::wire::control::Control;
 
 /// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
 /// waits for.
-const CENSUS: Duration = Duration::from_millis(100);
+const POLL: Duration = Duration::from_millis(100);
 
 /// Whether a peer is alive, as far as known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +30,13 @@ pub(super) enum Life {
 
 /// When the bootstrap is asked which ranks are gone.
 #[derive(Default)]
-pub(crate) struct Census {
+pub(crate) struct GonePoll {
     next: Time,
     /// The rank that is asked about next, whether or not a request waits for it.
     at: u32,
 }
 
-impl Census {
+impl GonePoll {
     /// Asks in the next round.
     pub fn hurry(&mut self) {
         self.next = Time::ZERO;
@@ -53,7 +53,7 @@ impl Census {
         if now < self.next {
             return Vec::new();
         }
-        self.next = now + CENSUS;
+        self.next = now + POLL;
         let size = peers.len();
         let mut asked = vec![false; size];
         for (_, entry) in requests.iter() {
@@ -135,12 +135,12 @@ mod tests {
         let mut peers: Vec<_> = (0..4).map(|rank| Some(Box::new(Peer::new(rank)))).collect();
         peers[1] = None;
         peers[2].as_mut().unwrap().failed = Some(gdsync::Status::TIMEOUT);
-        let (mut census, requests) = (Census::default(), Table::new());
+        let (mut gone_poll, requests) = (GonePoll::default(), Table::new());
         let mut now = Time::ZERO;
         let mut ask = |peers: &[Option<Box<Peer>>]| {
-            let due = census.due(peers, &requests, now);
-            assert_eq!(census.due(peers, &requests, now), [], "too soon");
-            now = now + CENSUS;
+            let due = gone_poll.due(peers, &requests, now);
+            assert_eq!(gone_poll.due(peers, &requests, now), [], "too soon");
+            now = now + POLL;
             due
         };
         assert_eq!(ask(&peers), [(0, false)]);

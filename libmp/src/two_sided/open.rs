@@ -7,10 +7,10 @@ use gdsync::Status;
 
 use super::engine::Engine;
 use super::lanes::Lanes;
-use super::peer::{Farewell, Peer, Setup, Way};
+use super::peer::{Closing, Peer, Setup, Target};
 use super::spec::On;
 use super::state::{Guard, State};
-use super::words::time;
+use super::texts::time;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Control;
 
@@ -45,20 +45,20 @@ impl Engine {
     /// `Invalid` for a rank that there is none of; `PeerFailed`; `Timeout`, naming the rank, if it
     /// does not answer within the context's limit.
     #[inline]
-    pub fn ensure(&self, rank: u32, on: &On<'_>, way: Way) -> Result<(Guard<'_>, u8)> {
+    pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let lane = self.lane_of(&mut state, on);
         match state.peers.get(rank as usize) {
-            Some(Some(peer)) if peer.may(lane, way) => return Ok((state, lane)),
+            Some(Some(peer)) if peer.may(lane, target) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
-        let opened = self.open(rank, lane, way);
+        let opened = self.open(rank, lane, target);
         let state = self.lock();
         match opened {
             Ok(()) => Ok((state, lane)),
             Err(e) if e.kind() == Kind::BootstrapLost => {
-                let shared = state.open_lane_like(rank, lane, way);
+                let shared = state.open_lane_like(rank, lane, target);
                 shared.map(|lane| (state, lane)).ok_or(e)
             }
             Err(e) => Err(e),
@@ -66,7 +66,7 @@ impl Engine {
     }
 
     #[cold]
-    fn open(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+    fn open(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         const OPERATION: &str = "open connection";
         if rank >= self.size {
             let what = format!("the job has {} ranks", self.size);
@@ -77,15 +77,15 @@ impl Engine {
         let mut full = None;
         self.wait(deadline, &mut || {
             full = None;
-            match self.begin(rank, lane, way) {
+            match self.begin(rank, lane, target) {
                 Ok(()) => {}
                 // Channels that are not used any more make room.
                 Err(e) if e.kind() == Kind::QueueFull => full = Some(e),
                 Err(e) => answer = Err(e),
             }
-            self.turn();
+            self.progress();
             if answer.is_ok() {
-                answer = self.is_open(rank, lane, way);
+                answer = self.is_open(rank, lane, target);
             }
             !matches!(answer, Ok(false))
         });
@@ -107,7 +107,7 @@ impl Engine {
         }
     }
 
-    fn begin(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+    fn begin(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
         let setup = self.setup(&state.lanes);
@@ -116,16 +116,16 @@ impl Engine {
             return Ok(());
         }
         let mut say = Vec::new();
-        let begun = peer.begin(&setup, lane, way, &mut say);
+        let begun = peer.begin(&setup, lane, target, &mut say);
         self.say(state, rank, say);
         begun
     }
 
-    fn is_open(&self, rank: u32, lane: u8, way: Way) -> Result<bool> {
+    fn is_open(&self, rank: u32, lane: u8, target: Target) -> Result<bool> {
         const OPERATION: &str = "open connection";
         let mut state = self.lock();
         match state.peer(rank) {
-            Some(peer) if peer.may(lane, way) => return Ok(true),
+            Some(peer) if peer.may(lane, target) => return Ok(true),
             Some(peer) if peer.failed.is_some() => return Err(peer.error(OPERATION)),
             _ => {}
         }
@@ -142,16 +142,16 @@ impl Engine {
     /// Connects to every rank.
     pub fn connect_all(&self) -> Result<()> {
         for rank in 0..self.size {
-            self.begin(rank, 0, Way::Lanes)?;
+            self.begin(rank, 0, Target::Lanes)?;
         }
         let deadline = self.host().now() + self.config.timeout;
         let mut missing = Vec::new();
         let mut broken = None;
         self.wait(deadline, &mut || {
-            self.turn();
+            self.progress();
             missing.clear();
             for rank in 0..self.size {
-                match self.is_open(rank, 0, Way::Lanes) {
+                match self.is_open(rank, 0, Target::Lanes) {
                     Ok(true) => {}
                     Ok(false) => missing.push(rank.to_string()),
                     Err(e) => broken = Some(e),
@@ -241,10 +241,10 @@ impl Engine {
             self.host().ring();
         }
         for rank in gone {
-            // It is given up behind its last control messages, see `turn`.
+            // It is given up behind its last control messages, see `progress`.
             if let Some(peer) = state.peer(rank) {
                 peer.gone = true;
-                state.census.hurry();
+                state.gone_poll.hurry();
             }
         }
         (sent, lost)
@@ -323,7 +323,10 @@ impl Engine {
         rank: u32,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
+        let wild = state
+            .any_source
+            .iter()
+            .filter_map(|key| state.requests.get(*key));
         let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
         let setup = self.setup(&state.lanes);
         match state.peers.get_mut(rank as usize) {
@@ -369,7 +372,7 @@ impl Engine {
         let deadline = self.host().now() + limit;
         let mut open = Vec::new();
         let done = self.wait(deadline, &mut || {
-            self.turn();
+            self.progress();
             open = self.unfinished();
             open.is_empty()
         });
@@ -383,7 +386,7 @@ impl Engine {
         let mut silent = Vec::new();
         self.wait(deadline, &mut || {
             self.ask_to_leave(false);
-            self.turn();
+            self.progress();
             silent = self.silent();
             silent.is_empty()
         });
@@ -406,10 +409,10 @@ impl Engine {
             let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
             };
-            if peer.farewell != Farewell::Stays && !all {
+            if peer.closing != Closing::No && !all {
                 continue;
             }
-            peer.farewell = Farewell::Asked;
+            peer.closing = Closing::Asked;
             self.say(&mut state, rank, vec![Control::Leaving]);
         }
     }
@@ -423,7 +426,7 @@ impl Engine {
         let peers = state.peers.iter().flatten();
         peers
             .filter(|peer| peer.rank != self.rank && peer.failed.is_none())
-            .filter(|peer| peer.farewell != Farewell::Answered)
+            .filter(|peer| peer.closing != Closing::Answered)
             .map(|peer| peer.rank)
             .collect()
     }

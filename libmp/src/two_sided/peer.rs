@@ -42,7 +42,7 @@ pub(crate) struct Peer {
     /// It is about to leave, and waits to be told that nothing is under way to it.
     pub leaving: bool,
     /// Whether this side is about to leave.
-    pub farewell: Farewell,
+    pub closing: Closing,
     /// What it said that made no sense here.
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
@@ -57,9 +57,9 @@ pub(crate) struct Peer {
 
 /// How far this side is with leaving, towards a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Farewell {
+pub(crate) enum Closing {
     /// It was not asked.
-    Stays,
+    No,
     /// The peer was asked whether anything of it is under way.
     Asked,
     /// It has answered that nothing is.
@@ -91,7 +91,7 @@ impl Cause {
 
 /// What is to be open before something can be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Target {
     /// Lanes alone.
     Lanes,
     /// The channel to the peer under a tag.
@@ -117,7 +117,7 @@ impl Peer {
             deferred: BTreeMap::new(),
             failed: None,
             leaving: false,
-            farewell: Farewell::Stays,
+            closing: Closing::No,
             why: None,
             cause: None,
             gone: false,
@@ -147,28 +147,28 @@ impl Peer {
     /// Whether this side waits for a control message of the peer's.
     pub fn owes_answer(&self) -> bool {
         self.link.is_opening()
-            || self.farewell == Farewell::Asked
+            || self.closing == Closing::Asked
             || self.sends.values().any(|channel| !channel.is_open())
             || self.recvs.values().any(|channel| !channel.is_open())
     }
 
     /// Whether everything is there to post on `lane`.
-    pub fn is_open(&self, lane: u8, way: Way) -> bool {
+    pub fn is_open(&self, lane: u8, target: Target) -> bool {
         self.link.is_open(0)
             && self.link.is_open(lane)
-            && match way {
-                Way::Lanes => true,
-                Way::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
-                Way::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
+            && match target {
+                Target::Lanes => true,
+                Target::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
+                Target::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
             }
     }
 
-    /// Whether a request may use `way`: all is open, or the peer was given up but left a message
+    /// Whether a request may use `target`: all is open, or the peer was given up but left a message
     /// that can still be taken.
-    pub fn may(&self, lane: u8, way: Way) -> bool {
-        match (self.failed, way) {
-            (None, _) => self.is_open(lane, way),
-            (Some(_), Way::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
+    pub fn may(&self, lane: u8, target: Target) -> bool {
+        match (self.failed, target) {
+            (None, _) => self.is_open(lane, target),
+            (Some(_), Target::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
             (Some(_), _) => false,
         }
     }
@@ -178,17 +178,17 @@ impl Peer {
         &mut self,
         setup: &Setup<'_>,
         lane: u8,
-        way: Way,
+        target: Target,
         say: &mut Vec<Control>,
     ) -> Result<()> {
         self.lane(setup, 0, say)?;
         self.lane(setup, lane, say)?;
-        match way {
-            Way::Lanes => {}
-            Way::Send(tag) => {
+        match target {
+            Target::Lanes => {}
+            Target::Send(tag) => {
                 self.send_channel(setup, tag, setup.config.channels, say)?;
             }
-            Way::Recv(tag) => {
+            Target::Recv(tag) => {
                 self.recv_channel(setup, tag, setup.config.channels, say)?;
             }
         }
@@ -386,7 +386,7 @@ impl Peer {
                 Ok(())
             }
             Control::Left => {
-                self.farewell = Farewell::Answered;
+                self.closing = Closing::Answered;
                 Ok(())
             }
             Control::Ping => {

@@ -39,7 +39,7 @@ impl Engine {
             // Whoever keeps it from having room is given up after once the limit: that is to be told.
             let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
-                self.turn();
+                self.progress();
                 let answer = attempt();
                 let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
                 result = Some(answer);

@@ -5,7 +5,7 @@ use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 
 use super::channel::{RecvChannel, WINDOW};
 use super::engine::Engine;
-use super::peer::Way;
+use super::peer::Target;
 use super::post::lent;
 use super::send::total;
 use super::spec::{On, Recv, Source};
@@ -67,7 +67,7 @@ impl Engine {
             }),
             Source::Rank(rank) => self
                 .reopening(|| {
-                    let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
+                    let (state, lane) = self.ensure(rank, &spec.on, Target::Recv(spec.tag))?;
                     let number =
                         |state: &mut State| self.number_recv(state, rank, lane, make(), post);
                     self.start(Some(state), post, number)
@@ -94,7 +94,7 @@ impl Engine {
         self.make_room(state);
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
         let tag = entry.tag;
-        if let Some(key) = state.wild.iter().find(|key| {
+        if let Some(key) = state.any_source.iter().find(|key| {
             let wild = state.requests.get(**key);
             wild.is_some_and(|wild| wild.tag == tag)
         }) {
@@ -105,7 +105,7 @@ impl Engine {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        if !peer.may(lane, Way::Recv(tag)) {
+        if !peer.may(lane, Target::Recv(tag)) {
             return Err(match peer.failed {
                 Some(_) => peer.error(PREPARE),
                 None => gone(),
@@ -164,8 +164,8 @@ impl Engine {
             if let Some(receive) = entry.receive_mut() {
                 receive.marked = marked;
             }
-            state.wild.push(key);
-            self.match_wild(state);
+            state.any_source.push(key);
+            self.match_any(state);
             return Ok(());
         }
         let (rank, large) = (entry.peer, entry.large);

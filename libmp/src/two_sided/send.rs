@@ -4,7 +4,7 @@ use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
 use super::engine::Engine;
-use super::peer::Way;
+use super::peer::Target;
 use super::spec::{On, Send, SizeSource};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
@@ -146,7 +146,7 @@ impl Engine {
             spec.on.check(PREPARE)?;
         }
         self.reopening(|| {
-            let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
+            let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
             self.start(Some(state), post, number)
         })
@@ -169,7 +169,7 @@ impl Engine {
         } = state;
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
-        if !peer.may(lane, Way::Send(spec.tag)) {
+        if !peer.may(lane, Target::Send(spec.tag)) {
             return Err(match peer.failed {
                 Some(_) => peer.error(PREPARE),
                 None => gone(),

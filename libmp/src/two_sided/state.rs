@@ -11,8 +11,8 @@ use gdsync::{Status, Stream};
 
 use super::channel::{RecvChannel, SendChannel};
 use super::lanes::Lanes;
-use super::liveness::Census;
-use super::peer::{Peer, Way};
+use super::liveness::GonePoll;
+use super::peer::{Peer, Target};
 use super::spec::Source;
 use super::staging::Staging;
 use crate::error::{Error, Kind, Result};
@@ -68,9 +68,9 @@ pub(crate) struct State {
     pub requests: Table,
     pub lanes: Lanes,
     /// Receives from anybody that nothing has matched, oldest first.
-    pub wild: Vec<RequestKey>,
+    pub any_source: Vec<RequestKey>,
     /// Where the next search for them begins.
-    pub wild_from: u32,
+    pub any_from: u32,
     /// Control messages that the bootstrap had no room for.
     pub unsent: Vec<(u32, Control)>,
     /// Why the bootstrap does not reach the other ranks; `None`: it does.
@@ -83,7 +83,7 @@ pub(crate) struct State {
     pub keys: Vec<RequestKey>,
     pub fronts: Vec<Front>,
     pub next_look: Time,
-    pub census: Census,
+    pub gone_poll: GonePoll,
     /// Failures that no call has returned.
     pub faults: Faults,
 }
@@ -94,8 +94,8 @@ impl State {
             peers: (0..size).map(|_| None).collect(),
             requests: Table::new(),
             lanes: Lanes::new(endpoint),
-            wild: Vec::new(),
-            wild_from: 0,
+            any_source: Vec::new(),
+            any_from: 0,
             unsent: Vec::new(),
             lost: None,
             lost_told: false,
@@ -104,7 +104,7 @@ impl State {
             keys: Vec::new(),
             fronts: Vec::new(),
             next_look: Time::ZERO,
-            census: Census::default(),
+            gone_poll: GonePoll::default(),
             faults: Faults::default(),
         }
     }
@@ -144,9 +144,9 @@ impl State {
 
     /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams
     /// that the same endpoint rings.
-    pub fn open_lane_like(&self, rank: u32, lane: u8, way: Way) -> Option<u8> {
+    pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
         let peer = self.known(rank)?;
-        self.lanes.like(lane).find(|other| peer.may(*other, way))
+        self.lanes.like(lane).find(|other| peer.may(*other, target))
     }
 
     /// Keeps the channels whose peer could not be asked to retire them.

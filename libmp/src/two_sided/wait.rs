@@ -28,7 +28,7 @@ impl Engine {
                 receive.wanted = true;
             }
             if entry.phase == Phase::Unmatched {
-                self.match_wild(state);
+                self.match_any(state);
             }
         }
         self.advance(state, key);
@@ -113,7 +113,7 @@ impl Engine {
             }
             looks += 1;
             if looks % EVERY == 0 {
-                self.turn();
+                self.progress();
             } else {
                 self.push_all();
             }

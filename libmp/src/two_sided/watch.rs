@@ -10,7 +10,7 @@ use super::config::Progress;
 use super::engine::{Engine, PERIOD};
 use super::spec::Source;
 use super::state::{Front, State, Stuck};
-use super::words::{lack, time};
+use super::texts::{lack, time};
 use crate::error::{Error, Kind, Result};
 use crate::request::table::{Entry, Phase, RequestKey};
 
@@ -62,7 +62,7 @@ impl Engine {
         let rank = entry.peer;
         match entry.phase {
             Phase::Unmatched => {
-                state.wild.retain(|other| *other != key);
+                state.any_source.retain(|other| *other != key);
                 self.finish(state, key, Status::TIMEOUT, 0);
             }
             _ => {
@@ -124,7 +124,7 @@ impl Engine {
         if self.config.progress == Progress::Background {
             return Ok(stream.synchronize(left)?);
         }
-        self.turn();
+        self.progress();
         Ok(stream.synchronize(left.min(PERIOD))?)
     }
 

@@ -17,7 +17,7 @@ use crate::wire::word::{self, WordKind};
 const SLICE: usize = 128;
 impl Engine {
     /// One round of everything. `true`: something was done.
-    pub(crate) fn turn(&self) -> bool {
+    pub(crate) fn progress(&self) -> bool {
         if self.config.progress == Progress::Manual {
             self.nic.device.progress();
         }
@@ -25,7 +25,7 @@ impl Engine {
         let (mut done, keys) = {
             let mut state = self.lock();
             let mut done = self.hear(&mut state);
-            done |= self.match_wild(&mut state);
+            done |= self.match_any(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.unfinished(&mut keys);
             (done, keys)
@@ -43,12 +43,12 @@ impl Engine {
             done |= self.look(&mut state, now);
         }
         let State {
-            census,
+            gone_poll,
             peers,
             requests,
             ..
         } = &mut *state;
-        let due = census.due(peers, requests, now);
+        let due = gone_poll.due(peers, requests, now);
         drop(state);
         for (rank, gone) in due {
             // This may read a file, so it is called without the lock.
