@@ -50,12 +50,12 @@ pub fn run(data: &[u8]) {
 }
 
 /// Bits of a queue pair's record that mean nothing.
-pub fn qp_free(at: usize) -> u8 {
+fn qp_free(at: usize) -> u8 {
     if at == 7 { 0xff } else { 0 }
 }
 
 /// Bits of a memory's record that mean nothing.
-pub fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
+fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
     match at {
         7 | 25..28 | 44.. => 0xff,
         24 => 0xf0,
@@ -66,7 +66,7 @@ pub fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
 }
 
 /// A record says the same again, but for the bits that `free` names, which mean nothing.
-pub fn same(given: &[u8], again: &[u8], mut free: impl FnMut(usize) -> u8) {
+fn same(given: &[u8], again: &[u8], mut free: impl FnMut(usize) -> u8) {
     assert_eq!(given.len(), again.len());
     for (at, (a, b)) in given.iter().zip(again).enumerate() {
         assert_eq!((a ^ b) & !free(at), 0, "byte {at} of a record is lost");

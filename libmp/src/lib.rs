@@ -121,18 +121,20 @@ mod error;
 mod kernels;
 #[doc(hidden)]
 pub mod mutant;
+mod path;
 mod region;
 mod request;
 mod two_sided;
 mod wire;
 
 pub use bootstrap::Bootstrap;
-pub use context::{Builder, Connect, Context, Full, Progress, Scope, Stuck, Tell};
+pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_some};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
+pub use path::{Path, Tell};
 pub use region::{Memory, Slice};
-pub use request::{Done, Request, wait_all, wait_any, wait_some};
-pub use two_sided::{Recv, Send, SizeSource, Source};
+pub use request::Done;
+pub use two_sided::{Connect, Full, Progress, Recv, Send, SizeSource, Source, Stuck};
 
 /// What the section on threads promises.
 const _: () = {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{LIMIT, pattern, ranks};
 use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
 use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Descriptor, QpConfig};
+use gdsync::rdma::{Access, Descriptor, QpConfig};
 use mp::{Context, Kind, Memory};
 
 const SHORT: Duration = Duration::from_millis(50);
@@ -121,7 +121,8 @@ fn a_region_keeps_the_buffer_behind_it() {
 fn a_registration_keeps_the_buffer_behind_it() {
     ranks(1, |ctx| {
         let memory = adopted(&ctx, 1, 4);
-        let mr = memory.mr().clone();
+        let pd = ctx.device().alloc_pd().unwrap();
+        let mr = pd.register(memory.region(), Access::ALL).unwrap();
         drop(memory);
         assert!(lives(1), "freed while a peer may write to it");
         assert_eq!(read(mr.region(), 5000), bytes(4)[..5000]);
@@ -199,7 +200,9 @@ fn a_buffer_is_given_back_behind_the_work_of_streams_that_never_rest() {
 fn a_buffer_that_a_handle_reaches_is_not_given_back() {
     ranks(1, |ctx| {
         let memory = adopted(&ctx, 6, 9);
-        let (region, mr) = (memory.region().clone(), memory.mr().clone());
+        let pd = ctx.device().alloc_pd().unwrap();
+        let region = memory.region().clone();
+        let mr = pd.register(&region, Access::ALL).unwrap();
         let (memory, e) = memory.into_vec(SHORT).expect_err("a registration is held");
         assert_eq!(e.kind(), Kind::Timeout, "{e}");
         drop(mr);

@@ -36,7 +36,10 @@ const HOSTILE_ACTS: usize = 64;
 const DEPTH: usize = 4;
 const EAGER: usize = 128;
 const MAILBOX: usize = DEPTH * 16 + DEPTH * EAGER;
-const BLOCK: usize = DEPTH * 32;
+const BLOCK: usize = DEPTH * (PLACE + 16);
+/// Bytes of a slot for where a receive lies, and those that are told.
+const PLACE: usize = 64;
+const TOLD: usize = 28;
 /// After which virtual time something honest counts as hung.
 const LIMIT: Duration = Duration::from_secs(100);
 /// For how long the victim waits for the hostile rank.
@@ -280,24 +283,30 @@ struct Hostile {
 
 fn head(kind: u8, small: u8) -> Vec<u8> {
     let mut bytes = b"mp01".to_vec();
-    bytes.extend([3, 0, kind, small]);
+    bytes.extend([4, 0, kind, small]);
     bytes
+}
+
+/// One record, of the path by a NIC.
+fn record(bytes: &mut Vec<u8>, record: &[u8]) {
+    bytes.extend([1, 1, record.len() as u8]);
+    bytes.extend(record);
 }
 
 fn open(kind: u8, tag: u32, block: &RemoteMemory, depth: u32, start: u64) -> Vec<u8> {
     let mut bytes = head(kind, 0);
     bytes.extend(tag.to_le_bytes());
-    bytes.extend(block.to_bytes());
     bytes.extend(shape(depth, start));
+    record(&mut bytes, &block.to_bytes());
     bytes
 }
 
 fn connect(lane: u8, address: &QpAddress, depth: u32) -> Vec<u8> {
     let mut bytes = head(1, lane);
-    bytes.extend(address.to_bytes());
     bytes.extend(shape(depth, 0));
     // Its NIC keeps the order of WRITEs.
     bytes.push(1);
+    record(&mut bytes, &address.to_bytes());
     bytes
 }
 
@@ -342,11 +351,10 @@ impl Hostile {
         let bootstrap = Arc::clone(&self.world.ranks[HOSTILE as usize]);
         while let Ok(Some((_, bytes))) = bootstrap.receive(topic()) {
             let tag = || u32::from_le_bytes(bytes[8..12].try_into().expect("a tag"));
-            let block = || RemoteMemory::from_bytes(&bytes[12..60]).expect("a record");
+            let block = || RemoteMemory::from_bytes(&bytes[31..]).expect("a record");
             match bytes[6] {
                 1 => {
-                    let theirs =
-                        QpAddress::from_bytes(&bytes[8..8 + QpAddress::LEN]).expect("a record");
+                    let theirs = QpAddress::from_bytes(&bytes[28..]).expect("a record");
                     self.lane(bytes[7], &theirs);
                 }
                 3 => {
@@ -472,9 +480,9 @@ impl Hostile {
             0..4 => span(mailbox, slot * 16, 16),
             4 => span(self.mailboxes.values().next().copied(), slot * 16, 8),
             // Where a receive is said to lie, that it is there, that a message was taken.
-            5..7 => span(block, slot * 16, 16),
-            7..9 => span(block, DEPTH * 16 + slot * 8, 8),
-            9 => span(block, DEPTH * 24 + slot * 8, 8),
+            5..7 => span(block, slot * PLACE, TOLD),
+            7..9 => span(block, DEPTH * PLACE + slot * 8, 8),
+            9 => span(block, DEPTH * (PLACE + 8) + slot * 8, 8),
             10 => span(mailbox, DEPTH * 16 + slot * EAGER, 16),
             11 => {
                 let control = world.draw(|input| Hostile::control(input, &self.own(0)));
@@ -501,12 +509,20 @@ impl Hostile {
             }
             5 => {
                 let own = self.memory.remote();
-                let rkey = own.rkeys[0].unwrap_or(0);
-                [own.addr.to_le_bytes(), u64::from(rkey).to_le_bytes()].concat()
+                let mut place = [0; TOLD];
+                place[..8].copy_from_slice(&own.addr.to_le_bytes());
+                place[8..12].copy_from_slice(&own.rkeys[0].unwrap_or(0).to_le_bytes());
+                place[24] = 1;
+                place.to_vec()
             }
+            6 => input.next::<[u8; TOLD]>().to_vec(),
             _ => input.next::<[u8; 16]>().to_vec(),
         });
-        let len = if matches!(act, 4 | 7..10) { 8 } else { 16 };
+        let len = match act {
+            4 | 7..10 => 8,
+            5 | 6 => TOLD,
+            _ => 16,
+        };
         self.write(to, &bytes[..len]);
     }
 

@@ -4,144 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Gpu;
-use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
 
-use super::peer::MOST_CHANNELS;
-use super::{Context, Tell};
+use super::Context;
+use crate::Tell;
 use crate::bootstrap::{self, Bootstrap};
-use crate::error::{Error, Kind, Result};
-use crate::wire::control::Shape;
-
-/// When peers are connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Connect {
-    /// With the first message to or from them.
-    #[default]
-    Lazy,
-    /// All of them, before [`Builder::build`] returns.
-    UpFront,
-}
-
-/// Who does what neither streams nor NICs can: open connections, notice failures, retire
-/// requests, match receives from anybody, and the work of CPU requests that nobody waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Progress {
-    /// gdsync's watcher, about once a millisecond.
-    #[default]
-    Background,
-    /// The program, by [`Context::progress`]; calls that wait do it too.
-    Manual,
-}
-
-/// What a call does that finds no room (queues full of work under way).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Full {
-    /// Waits for room, at most twice the context's time limit after the last loss of a peer, and for
-    /// a receive from anybody that matches meanwhile once more, for the connection.
-    #[default]
-    Wait,
-    /// Fails with `QueueFull`.
-    Fail,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub name: String,
-    pub eager_limit: usize,
-    pub depth: u32,
-    pub timeout: Duration,
-    pub watchdog: Duration,
-    pub connect: Connect,
-    pub progress: Progress,
-    pub full: Full,
-    pub endpoint: Endpoint,
-    pub tell: Tell,
-    pub qp: QpConfig,
-    pub channels: usize,
-    pub start: u64,
-}
-
-impl Config {
-    pub fn shape(&self) -> Shape {
-        Shape {
-            depth: self.depth,
-            eager: self.eager_limit as u32,
-            start: self.start,
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        let refuse = |what: String, limit: u64| {
-            Err(Error::new("build context", Kind::Invalid, what).with_limit(limit))
-        };
-        if !self.depth.is_power_of_two() || !(2..=1024).contains(&self.depth) {
-            let what = format!(
-                "{} slots a channel, not a power of two from 2 on",
-                self.depth
-            );
-            return refuse(what, 1024);
-        }
-        if !(1..=1 << 20).contains(&self.eager_limit) {
-            let what = format!("an eager limit of {} bytes", self.eager_limit);
-            return refuse(what, 1 << 20);
-        }
-        if !(4..=MOST_CHANNELS).contains(&self.channels) {
-            let what = format!("{} tags, not from 4 on", self.channels);
-            return refuse(what, MOST_CHANNELS as u64);
-        }
-        if self.qp.send_blocks < 32 {
-            let what = format!("{} blocks a queue, fewer than 32", self.qp.send_blocks);
-            return refuse(what, 32768);
-        }
-        Ok(())
-    }
-}
+use crate::error::Result;
+use crate::two_sided::config::{Config, Connect, Full, Progress};
 
 /// Makes a [`Context`]. What is not said comes from the environment or has a default. Ranks must
 /// say the same of [`eager_limit`](Builder::eager_limit) and [`depth`](Builder::depth).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
     gpu: Option<Gpu>,
     device: Option<Device>,
     tell: Option<Tell>,
     config: Config,
-}
-
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder {
-            bootstrap: None,
-            gpu: None,
-            device: None,
-            tell: None,
-            config: Config {
-                name: "mp".to_owned(),
-                eager_limit: 4096,
-                depth: 16,
-                timeout: Duration::from_secs(30),
-                watchdog: Duration::from_secs(10),
-                connect: Connect::Lazy,
-                progress: Progress::Background,
-                full: Full::Wait,
-                endpoint: Endpoint::Auto,
-                tell: Tell::Auto,
-                qp: QpConfig {
-                    send_blocks: 64,
-                    recv_entries: 4,
-                    recv_sges: 1,
-                    ring_memory: MemoryKind::Pinned,
-                    ..QpConfig::default()
-                },
-                channels: 256,
-                start: 0,
-            },
-        }
-    }
 }
 
 impl Builder {

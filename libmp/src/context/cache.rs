@@ -10,9 +10,9 @@ use std::sync::{Arc, Weak};
 
 use gdsync::gpu::Region;
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::{Access, Pd};
 
 use crate::error::Result;
+use crate::path::{Nic, Rights};
 use crate::region::{self, Memory};
 
 /// The registrations of one context.
@@ -52,21 +52,21 @@ impl Cache {
     }
 
     /// A region's.
-    pub fn region(&mut self, pd: &Pd, region: &Region) -> Result<Memory> {
+    pub fn region(&mut self, nic: &Nic, region: &Region) -> Result<Memory> {
         let key = (region.addr().0, region.len());
         if let Some(memory) = self.known.get(&key).and_then(Weak::upgrade) {
             return Ok(Memory(memory));
         }
-        let mr = pd.register(region, Access::ALL)?;
-        Ok(self.note(Memory::new(mr)))
+        let keys = nic.register(region, Rights::All)?;
+        Ok(self.note(Memory::new(keys)))
     }
 
     /// That of device memory of the application.
     ///
     /// # Safety
     /// As for [`gdsync::Gpu::adopt`].
-    pub unsafe fn device(&mut self, pd: &Pd, addr: DevicePtr, len: usize) -> Result<Memory> {
-        let gpu = pd.device().gpu();
+    pub unsafe fn device(&mut self, nic: &Nic, addr: DevicePtr, len: usize) -> Result<Memory> {
+        let gpu = nic.gpu();
         let id = gpu.buffer_id(addr)?;
         let key = |id| (id, addr.0, len);
         if let Some(memory) = id.and_then(|id| self.devices.get(&key(id))?.upgrade()) {
@@ -74,7 +74,7 @@ impl Cache {
         }
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { gpu.adopt(addr, len)? };
-        let memory = self.note(Memory::new(pd.register(&region, Access::ALL)?));
+        let memory = self.note(Memory::new(nic.register(&region, Rights::All)?));
         if let Some(id) = id {
             self.devices.insert(key(id), Arc::downgrade(&memory.0));
         }
@@ -93,15 +93,15 @@ mod tests {
     #[test]
     fn registrations_are_found_while_their_memory_lives() {
         let gpu = Gpu::soft().unwrap();
-        let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
+        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
         let mut cache = Cache::default();
         let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-        let memory = cache.region(&pd, &region).unwrap();
-        let again = cache.region(&pd, &region).unwrap();
-        assert_eq!(memory.mr().lkey(), again.mr().lkey());
+        let memory = cache.region(&nic, &region).unwrap();
+        let again = cache.region(&nic, &region).unwrap();
+        assert_eq!(memory.keys().id(), again.keys().id());
         let at = region.addr();
-        let key = |found: Option<Memory>| found.map(|m| m.mr().lkey());
-        let mine = Some(memory.mr().lkey());
+        let key = |found: Option<Memory>| found.map(|m| m.keys().id());
+        let mine = Some(memory.keys().id());
         assert_eq!(key(cache.at(at, 4096)), mine);
         assert_eq!(key(cache.at(at.offset(4096), 0)), mine);
         assert_eq!(key(cache.at(at.offset(100), 3996)), mine);
@@ -112,7 +112,7 @@ mod tests {
         // Memory that is gone takes no place for ever.
         for _ in 0..1000 {
             let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-            cache.region(&pd, &region).unwrap();
+            cache.region(&nic, &region).unwrap();
         }
         assert!(cache.known.len() <= 64);
     }

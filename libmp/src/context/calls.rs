@@ -2,10 +2,9 @@
 
 use gdsync::Stream;
 
-use super::Context;
+use super::{Context, Request};
 use crate::error::Result;
 use crate::region::Slice;
-use crate::request::Request;
 use crate::two_sided::{Recv, Send, Source};
 
 impl Context {
@@ -17,7 +16,7 @@ impl Context {
     /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
     /// `QueueFull` as the context is built.
     pub fn prepare_send(&self, send: &Send<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.inner().prepare_send(send)?))
+        Ok(Request::new(self, self.engine().prepare_send(send)?))
     }
 
     /// Prepares a receive; one from a rank has its number.
@@ -27,7 +26,7 @@ impl Context {
     /// than the channel has slots; `Busy` while a receive from anybody under the same tag comes
     /// first.
     pub fn prepare_recv(&self, recv: &Recv<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.inner().prepare_recv(recv)?))
+        Ok(Request::new(self, self.engine().prepare_recv(recv)?))
     }
 
     /// Prepares a send and posts it.
@@ -35,7 +34,7 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
     pub fn send(&self, send: &Send<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.inner().send(send)?))
+        Ok(Request::new(self, self.engine().send(send)?))
     }
 
     /// Prepares a receive and posts it.
@@ -43,7 +42,7 @@ impl Context {
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
     pub fn recv(&self, recv: &Recv<'_>) -> Result<Request> {
-        Ok(Request::new(self, self.inner().recv(recv)?))
+        Ok(Request::new(self, self.engine().recv(recv)?))
     }
 
     /// Sends `data` to rank `to`, by the CPU.

@@ -1,40 +1,34 @@
 //! Contexts: one rank's part in a job, over one GPU and one NIC.
 
-pub(crate) mod builder;
+mod builder;
 mod cache;
 mod calls;
-pub(crate) mod open;
-pub(crate) mod peer;
+mod request;
 mod scope;
-mod staging;
-pub(crate) mod state;
-mod tell;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use gds_step::{Host, Lane, Machine, MachineId, Step, Time};
-use gdsync::gpu::{MemoryKind, Region, Word32};
+use gds_step::{Lane, Machine, MachineId, Step, Time};
+use gdsync::gpu::{MemoryKind, Region};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::{Access, Device, Pd};
+use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
+use crate::Tell;
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
-use crate::kernels::Kernels;
+use crate::path::{Path, Rights};
 use crate::region::{Memory, Slice};
+use crate::two_sided::Stuck;
+use crate::two_sided::config::{Config, Connect, Progress};
+use crate::two_sided::engine::{Engine, PERIOD};
 use cache::Cache;
-use state::{Guard, State};
 
-pub(crate) use builder::Config;
-pub use builder::{Builder, Connect, Full, Progress};
+pub use builder::Builder;
+pub use request::{Request, wait_all, wait_any, wait_some};
 pub use scope::Scope;
-pub use state::Stuck;
-pub use tell::Tell;
-
-/// How often the background work is done.
-pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 
 /// One rank's part in a job. Clones are the same context.
 ///
@@ -45,52 +39,37 @@ pub(crate) const PERIOD: Duration = Duration::from_millis(1);
 pub struct Context(Arc<Handle>);
 
 struct Handle {
-    inner: Arc<Inner>,
-    machine: Option<MachineId>,
-}
-
-pub(crate) struct Inner {
-    pub rank: u32,
-    pub size: u32,
-    /// Under which topic the contexts of this name talk.
-    pub topic: u64,
-    pub config: Config,
-    pub gpu: Gpu,
-    pub device: Device,
-    pub pd: Pd,
-    pub kernels: Option<Kernels>,
-    pub bootstrap: Arc<dyn Bootstrap>,
-    pub error: Word32,
+    engine: Arc<Engine>,
     cache: Mutex<Cache>,
-    state: Mutex<State>,
+    machine: Option<MachineId>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(machine) = self.machine {
-            self.inner.host().detach(machine);
+            self.engine.host().detach(machine);
         }
-        self.inner.abandon();
-        self.inner.bootstrap.forget(self.inner.topic);
+        self.engine.abandon();
+        self.engine.bootstrap.forget(self.engine.topic);
     }
 }
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner {
+        let Engine {
             rank, size, config, ..
-        } = &*self.0.inner;
+        } = &*self.0.engine;
         write!(f, "context {} of rank {rank} of {size}", config.name)
     }
 }
 
 /// The background work as a step machine.
-struct Background(Weak<Inner>);
+struct Background(Weak<Engine>);
 
 impl Machine for Background {
     fn step(&mut self, now: Time) -> Step {
         match self.0.upgrade() {
-            Some(inner) if inner.turn() => Step::Progress,
+            Some(engine) if engine.progress() => Step::Progress,
             Some(_) => Step::IdleUntil(Some(now + PERIOD)),
             None => Step::IdleUntil(None),
         }
@@ -98,50 +77,10 @@ impl Machine for Background {
 
     fn name(&self) -> String {
         match self.0.upgrade() {
-            Some(inner) => format!("{}{}.progress", inner.config.name, inner.rank),
+            Some(engine) => format!("{}{}.progress", engine.config.name, engine.rank),
             None => "closed.progress".to_owned(),
         }
     }
-}
-
-impl Inner {
-    pub fn host(&self) -> &Arc<dyn Host> {
-        self.gpu.host()
-    }
-
-    /// Waits as the host does. Where nobody else does the background work, it is done here once
-    /// in each period.
-    pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
-        if self.config.progress == Progress::Background {
-            return self.host().wait_until(Some(deadline), condition);
-        }
-        loop {
-            let next = (self.host().now() + PERIOD).min(deadline);
-            if self.host().wait_until(Some(next), condition) {
-                return true;
-            }
-            self.turn();
-            if self.host().now() >= deadline {
-                return condition();
-            }
-        }
-    }
-
-    pub fn lock(&self) -> Guard<'_> {
-        Guard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Those that
-/// follow each other under a name have another each, so that no message of an old one is taken for
-/// one of the new.
-fn topic(name: &str, bootstrap: &dyn Bootstrap) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let mut topic = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);
-    while bootstrap.is_forgotten(topic) {
-        topic = step(topic, 0xff);
-    }
-    topic
 }
 
 impl Context {
@@ -156,91 +95,72 @@ impl Context {
         device: &Device,
         config: Config,
     ) -> Result<Context> {
-        const OPERATION: &str = "build context";
-        if !device.gpu().is(gpu) {
-            let what = format!("{device:?} with {gpu:?}");
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        let kernels = match gpu.caps().kernels {
-            true => Some(Kernels::of(gpu)?),
-            false => None,
-        };
-        let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
-        error.store(0)?;
-        let inner = Arc::new(Inner {
-            rank: bootstrap.rank(),
-            size: bootstrap.size(),
-            topic: topic(&config.name, &*bootstrap),
-            gpu: gpu.clone(),
-            device: device.clone(),
-            pd: device.alloc_pd()?,
-            kernels,
-            error,
+        let engine = Arc::new(Engine::new(bootstrap, gpu, device, config)?);
+        let machine = (engine.config.progress == Progress::Background).then(|| {
+            let background = Background(Arc::downgrade(&engine));
+            engine.host().attach(Lane::Watch, Box::new(background))
+        });
+        let context = Context(Arc::new(Handle {
+            engine,
             cache: Mutex::default(),
-            state: Mutex::new(State::new(bootstrap.size(), config.endpoint)),
-            bootstrap,
-            config,
-        });
-        if inner.rank >= inner.size {
-            let what = format!("rank {} of {}", inner.rank, inner.size);
-            return Err(Error::new(OPERATION, Kind::Invalid, what));
-        }
-        let machine = (inner.config.progress == Progress::Background).then(|| {
-            let background = Background(Arc::downgrade(&inner));
-            inner.host().attach(Lane::Watch, Box::new(background))
-        });
-        let context = Context(Arc::new(Handle { inner, machine }));
-        if context.inner().config.connect == Connect::UpFront {
-            context.inner().connect_all()?;
+            machine,
+        }));
+        if context.engine().config.connect == Connect::UpFront {
+            context.engine().connect_all()?;
         }
         Ok(context)
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
-        &self.0.inner
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0.engine
     }
 
     /// This rank.
     pub fn rank(&self) -> u32 {
-        self.inner().rank
+        self.engine().rank
     }
 
     /// How many ranks there are.
     pub fn size(&self) -> u32 {
-        self.inner().size
+        self.engine().size
     }
 
     /// The GPU.
     pub fn gpu(&self) -> &Gpu {
-        &self.inner().gpu
+        &self.engine().gpu
     }
 
     /// How this rank keeps the word that announces a message to `rank` behind its payload:
     /// [`Tell::Write`] or [`Tell::Read`]. `None` before the two are connected.
     pub fn tells(&self, rank: u32) -> Option<Tell> {
-        let mut state = self.inner().lock();
-        state.peer(rank)?.tells
+        let mut state = self.engine().lock();
+        state.peer(rank)?.link.order
+    }
+
+    /// By which path bytes reach `rank`, and why by that one. `None` if the job has no such rank.
+    pub fn path(&self, rank: u32) -> Option<(Path, &'static str)> {
+        (rank < self.size()).then(|| Path::choose(self.rank(), rank))
     }
 
     /// The NIC.
     pub fn device(&self) -> &Device {
-        &self.inner().device
+        &self.engine().nic.device
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        let cache = &self.inner().cache;
+        let cache = &self.0.cache;
         cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn register_new(&self, region: &Region) -> Result<Memory> {
-        let mr = self.inner().pd.register(region, Access::ALL)?;
-        Ok(self.cache().note(Memory::new(mr)))
+        let keys = self.engine().nic.register(region, Rights::All)?;
+        Ok(self.cache().note(Memory::new(keys)))
     }
 
     /// Allocates memory, zeroed, and registers it.
     ///
     /// # Errors
-    /// As [`Gpu::alloc`] and [`Pd::register`].
+    /// As [`Gpu::alloc`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn alloc(&self, kind: MemoryKind, len: usize) -> Result<Memory> {
         let region = self.gpu().alloc(kind, len)?;
         self.register_new(&region)
@@ -249,9 +169,9 @@ impl Context {
     /// Registers a region, or finds it registered.
     ///
     /// # Errors
-    /// As [`Pd::register`].
+    /// As [`Pd::register`](gdsync::rdma::Pd::register).
     pub fn register(&self, region: &Region) -> Result<Memory> {
-        self.cache().region(&self.inner().pd, region)
+        self.cache().region(&self.engine().nic, region)
     }
 
     /// Registers host memory of the application that stays until the process ends. For memory
@@ -263,7 +183,7 @@ impl Context {
     /// As for [`Gpu::register_host`].
     ///
     /// # Errors
-    /// As [`Gpu::register_host`] and [`Pd::register`].
+    /// As [`Gpu::register_host`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_host(&self, ptr: *mut u8, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
         let region = unsafe { self.gpu().register_host(ptr, len)? };
@@ -322,10 +242,10 @@ impl Context {
     /// messages in flight, and streams with enqueued operations.
     ///
     /// # Errors
-    /// As [`Gpu::adopt`] and [`Pd::register`].
+    /// As [`Gpu::adopt`] and [`Pd::register`](gdsync::rdma::Pd::register).
     pub unsafe fn register_device(&self, addr: DevicePtr, len: usize) -> Result<Memory> {
         // SAFETY: the caller's promise is the one asked for.
-        unsafe { self.cache().device(&self.inner().pd, addr, len) }
+        unsafe { self.cache().device(&self.engine().nic, addr, len) }
     }
 
     /// Takes a buffer for messages. It is freed when nothing can reach it any more: no handle, no
@@ -347,26 +267,26 @@ impl Context {
     /// The buffer as well, if it is empty or cannot be registered.
     pub fn adopt_vec(&self, buffer: Vec<u8>) -> Result<Memory, (Vec<u8>, Error)> {
         let region = (self.gpu().adopt_vec(buffer)).map_err(|(buffer, e)| (buffer, e.into()))?;
-        match self.inner().pd.register(&region, Access::ALL) {
-            Ok(mr) => {
+        match self.engine().nic.register(&region, Rights::All) {
+            Ok(keys) => {
                 drop(region);
-                Ok(self.cache().note(Memory::new(mr)))
+                Ok(self.cache().note(Memory::new(keys)))
             }
             // Nothing was enqueued with it.
-            Err(e) => Err((region.into_untouched_vec(), e.into())),
+            Err(e) => Err((region.into_untouched_vec(), e)),
         }
     }
 
     /// A word of 32 bits, 0 until a request of this context fails, then the status of the first
     /// one; stored before a stream that waits for the request goes on.
     pub fn error_word(&self) -> DevicePtr {
-        self.inner().error.addr()
+        self.engine().error.addr()
     }
 
     /// The status of the first request of this context that failed, whether or not a call has
     /// returned the failure.
     pub fn error(&self) -> Option<gdsync::Status> {
-        let status = self.inner().error.load().unwrap_or(0);
+        let status = self.engine().error.load().unwrap_or(0);
         (status != 0).then_some(gdsync::Status(status))
     }
 
@@ -375,7 +295,7 @@ impl Context {
     /// [`close`](Context::close). All later ones count as returned, too; the error says how many
     /// there are. Handles that are still held return their request's failure as before.
     pub fn take_error(&self) -> Option<Error> {
-        self.inner().first_error("take error", None, true)
+        self.engine().first_error("take error", None, true)
     }
 
     /// Waits, at most `limit`, until everything that was enqueued on `stream` so far has run, and
@@ -389,18 +309,18 @@ impl Context {
     /// requests as [`Request::test`](crate::Request::test); those of
     /// [`Stream::synchronize`](gdsync::Stream::synchronize).
     pub fn synchronize(&self, stream: &Stream, limit: Duration) -> Result<()> {
-        self.inner().synchronize(stream, limit)
+        self.engine().synchronize(stream, limit)
     }
 
     /// One round of the background work. `true`: something was done.
     pub fn progress(&self) -> bool {
-        self.inner().turn()
+        self.engine().progress()
     }
 
     /// Streams that have stood for longer than the watchdog's limit at a message that does not
     /// come, or is not taken.
     pub fn stuck(&self) -> Vec<Stuck> {
-        self.inner().stuck()
+        self.engine().stuck()
     }
 
     /// Leaves the job, and returns the first failure that no call has returned. Waits, at most
@@ -419,9 +339,9 @@ impl Context {
     /// failure, as from [`take_error`](Context::take_error).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
-        let inner = self.inner();
-        let closed = inner.close(limit);
-        let first = inner.first_error(OPERATION, None, closed.is_ok());
+        let engine = self.engine();
+        let closed = engine.close(limit);
+        let first = engine.first_error(OPERATION, None, closed.is_ok());
         match (closed, first) {
             (Ok(()), None) => Ok(()),
             (Ok(()), Some(first)) => Err(first),

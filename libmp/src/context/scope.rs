@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 
-use super::Context;
+use super::{Context, Request, wait_all};
 use crate::error::Result;
 use crate::region::Memory;
-use crate::request::{Request, wait_all};
 use crate::two_sided::Source;
 
 /// Sends and receives of borrowed bytes, all of which have ended, or run out of time, when
@@ -111,7 +110,7 @@ impl Context {
             receives: Vec::new(),
         };
         let result = body(&mut scope);
-        let ended = scope.end(self.inner().config.timeout);
+        let ended = scope.end(self.engine().config.timeout);
         let value = result?;
         ended.map(|()| value)
     }

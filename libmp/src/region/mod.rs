@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::gpu::Region;
-use gdsync::rdma::Mr;
 
 use crate::error::{Error, Kind, Result};
+use crate::path::{Keys, Piece};
 
 /// Registered memory. Clones are the same memory.
 #[derive(Clone)]
 pub struct Memory(pub(crate) Arc<Inner>);
 
 pub(crate) struct Inner {
-    mr: Mr,
+    keys: Keys,
 }
 
 impl fmt::Debug for Memory {
@@ -28,18 +28,18 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(mr: Mr) -> Memory {
-        Memory(Arc::new(Inner { mr }))
+    pub(crate) fn new(keys: Keys) -> Memory {
+        Memory(Arc::new(Inner { keys }))
     }
 
     /// The memory itself.
     pub fn region(&self) -> &Region {
-        self.0.mr.region()
+        self.0.keys.region()
     }
 
-    /// Its registration.
-    pub fn mr(&self) -> &Mr {
-        &self.0.mr
+    /// What peers know it by.
+    pub(crate) fn keys(&self) -> &Keys {
+        &self.0.keys
     }
 
     /// Its length in bytes.
@@ -114,8 +114,8 @@ impl Memory {
             (memory, Error::new("give buffer back", Kind::Timeout, what))
         })?;
         let left = deadline.since(host.now());
-        let taken = inner.mr.into_vec(left);
-        taken.map_err(|(mr, e)| (Memory::new(mr), e.into()))
+        let taken = inner.keys.into_vec(left);
+        taken.map_err(|(keys, e)| (Memory::new(keys), e))
     }
 }
 
@@ -157,6 +157,12 @@ impl Slice {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Its bytes, to be put.
+    #[inline]
+    pub(crate) fn piece(&self) -> Piece<'_> {
+        self.memory.keys().piece(self.offset, self.len)
     }
 
     /// Its address, as the GPU and the NIC see it.

@@ -9,12 +9,12 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::SendRequest;
 use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 
 use super::fault::{End, Fault};
 use crate::error::{Error, Kind, Result};
+use crate::path::Put;
 use crate::region::{Memory, Slice};
 use crate::wire::word;
 
@@ -30,7 +30,7 @@ pub(crate) const MAX_REQUESTS: usize = 1 << 16;
 /// Who does the work of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Poster {
-    /// The lane its work requests go by.
+    /// The lane its puts go by.
     pub lane: u8,
     /// The stream, which the application may destroy meanwhile; `None`: the CPU.
     pub stream: Option<WeakStream>,
@@ -43,8 +43,8 @@ pub(crate) enum Phase {
     Prepared,
     /// A send of the CPU's that waits for room or for the receive. `announced`: the peer knows.
     Queued { announced: bool },
-    /// A send whose work requests are posted: done with this one.
-    Sent(SendRequest),
+    /// A send whose puts are posted: done with this one.
+    Sent(Put),
     /// A receive that nobody has been told to take in.
     Posted,
     /// A receive from anybody that no message has matched.
@@ -85,14 +85,46 @@ impl Segments {
     }
 }
 
-/// What only sends have whose length or destination is found out late.
+/// What is to be done, with what only that has.
+#[derive(Debug)]
+pub(crate) enum Operation {
+    /// A send; with what is found out late.
+    Send(Option<Box<Late>>),
+    /// A receive.
+    Receive(Receive),
+}
+
+/// Of a send whose length or destination is found out late.
 #[derive(Debug, Default)]
-pub(crate) struct Stamped {
+pub(crate) struct Late {
     /// Where the length is, and the offset in the segment.
     pub length: Option<Word64>,
     pub offset: Option<Word64>,
-    /// Work requests that are posted behind the kernel, the last one being the stamp.
-    pub behind: Vec<SendRequest>,
+    /// Puts that are posted behind the kernel, the last one being the stamp.
+    pub behind: Vec<Put>,
+}
+
+/// Of a receive.
+#[derive(Debug, Default)]
+pub(crate) struct Receive {
+    /// Where a large message for scattered memory lands first.
+    pub staging: Option<Memory>,
+    /// The CPU was asked to see to its end.
+    pub wanted: bool,
+    /// The sender of a message that has no room here was told so.
+    pub refused: bool,
+    /// Posted by a stream: the stream was told to set the mark.
+    pub marked: Option<Event>,
+}
+
+/// What has become of the application's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handle {
+    Held,
+    Dropped,
+    /// Dropped before the request was posted, whose number others come behind: its match is told
+    /// that nothing comes.
+    Void,
 }
 
 /// A stream that waits for the result word of a request.
@@ -109,46 +141,109 @@ pub(crate) struct Waiter {
 /// One request.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// A receive.
-    pub receive: bool,
+    pub operation: Operation,
     pub peer: u32,
     pub tag: u32,
     /// Its number among the messages of peer and tag. Of a receive from anybody: once matched.
     pub number: u64,
     pub poster: Poster,
     pub phase: Phase,
-    /// The application holds the handle.
-    pub held: bool,
+    pub handle: Handle,
     /// Bytes that are sent, or room for; once done, bytes that moved.
     pub len: u64,
     /// Above the eager limit: a send waits for the receive, a receive has told where it is.
     pub large: bool,
     pub segments: Segments,
-    /// Where a large message for scattered memory lands first.
-    pub staging: Option<Memory>,
-    pub stamped: Option<Box<Stamped>>,
-    /// Work requests posted first (a send's all, but for stamped ones).
-    pub work: [Option<SendRequest>; 3],
+    /// Puts posted first (a send's all, but for stamped ones).
+    pub puts: [Option<Put>; 3],
     /// `None`: the context's, where it has one.
     pub timeout: Option<Duration>,
     /// Position in the order of posts and waits.
     pub order: u64,
     /// Streams that wait for its result, with their positions in the order.
     pub waiters: Vec<Waiter>,
-    /// The CPU was asked to see to its end.
-    pub wanted: bool,
     /// Since when it could have ended.
     pub since: Option<Time>,
     /// The watchdog has named it.
     pub named: bool,
-    /// A send that was dropped before it was posted: its receive is told that nothing comes.
-    pub void: bool,
-    /// The sender of a message that has no room here was told so.
-    pub refused: bool,
-    /// A receive posted by a stream: the stream was told to set the mark.
-    pub marked: Option<Event>,
     /// How it ended, as far as it concerns errors.
     pub end: End,
+}
+
+impl Entry {
+    /// One without a number, held and prepared.
+    pub fn new(operation: Operation, peer: u32, tag: u32, segments: &[Slice]) -> Entry {
+        Entry {
+            operation,
+            peer,
+            tag,
+            number: 0,
+            poster: Poster {
+                lane: 0,
+                stream: None,
+            },
+            phase: Phase::Prepared,
+            handle: Handle::Held,
+            len: 0,
+            large: false,
+            segments: Segments::new(segments),
+            puts: [None; 3],
+            timeout: None,
+            order: 0,
+            waiters: Vec::new(),
+            since: None,
+            named: false,
+            end: End::default(),
+        }
+    }
+
+    pub fn is_receive(&self) -> bool {
+        matches!(self.operation, Operation::Receive(_))
+    }
+
+    pub fn receive(&self) -> Option<&Receive> {
+        match &self.operation {
+            Operation::Receive(receive) => Some(receive),
+            Operation::Send(_) => None,
+        }
+    }
+
+    pub fn receive_mut(&mut self) -> Option<&mut Receive> {
+        match &mut self.operation {
+            Operation::Receive(receive) => Some(receive),
+            Operation::Send(_) => None,
+        }
+    }
+
+    /// Of a receive, where a large message for scattered memory lands first.
+    pub fn staging(&self) -> Option<&Memory> {
+        self.receive()?.staging.as_ref()
+    }
+
+    /// Of a send, what is found out late.
+    pub fn late(&self) -> Option<&Late> {
+        match &self.operation {
+            Operation::Send(late) => late.as_deref(),
+            Operation::Receive(_) => None,
+        }
+    }
+
+    /// Forgets what is found out late.
+    pub fn take_late(&mut self) -> Option<Box<Late>> {
+        match &mut self.operation {
+            Operation::Send(late) => late.take(),
+            Operation::Receive(_) => None,
+        }
+    }
+
+    /// All prepared puts, the newest first.
+    pub fn newest_puts(&self) -> Vec<Put> {
+        let late = self.late().map_or(&[][..], |late| &late.behind);
+        let puts = late.iter().rev();
+        puts.chain(self.puts.iter().flatten().rev())
+            .copied()
+            .collect()
+    }
 }
 
 /// The table.
@@ -256,11 +351,9 @@ impl Table {
         };
         let free = self.entries.get(key).is_some_and(|entry| {
             let done = matches!(entry.phase, Phase::Done(_));
-            let written = entry
-                .marked
-                .as_ref()
-                .is_none_or(|e| e.is_done().unwrap_or(true));
-            done && !entry.held && written && entry.waiters.iter().all(passed)
+            let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
+            let written = marked.is_none_or(|e| e.is_done().unwrap_or(true));
+            done && entry.handle != Handle::Held && written && entry.waiters.iter().all(passed)
         });
         if free {
             self.words(key).clear();
@@ -275,7 +368,7 @@ impl Table {
         let open = self
             .entries
             .iter()
-            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || !e.held);
+            .filter(|(_, e)| !matches!(e.phase, Phase::Done(_)) || e.handle != Handle::Held);
         into.extend(open.map(|(key, _)| key));
     }
 

@@ -7,28 +7,29 @@
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::engine::Engine;
+use super::peer::Target;
 use super::receive::{settle_told, tell_place};
-use super::send::Batch;
-use crate::context::Inner;
-use crate::context::peer::Way;
-use crate::context::state::State;
+use super::state::State;
 use crate::error::{Kind, Result};
+use crate::path::Batch;
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Matches what can be matched. `true`: something was.
-    pub(crate) fn match_wild(&self, state: &mut State) -> bool {
+    pub(crate) fn match_any(&self, state: &mut State) -> bool {
         let mut matched = false;
         let mut at = 0;
         let mut blocked: Vec<u32> = Vec::new();
-        while let Some(key) = state.wild.get(at).copied() {
+        while let Some(key) = state.any_source.get(at).copied() {
             let Some((tag, stands)) = state.requests.get(key).map(|entry| {
-                let there = entry.marked.is_none()
-                    || state.requests.mark_word(key).load().unwrap_or(0) == 1;
+                let marked = entry.receive().and_then(|receive| receive.marked.as_ref());
+                let there =
+                    marked.is_none() || state.requests.mark_word(key).load().unwrap_or(0) == 1;
                 (entry.tag, there && !blocked.contains(&entry.tag))
             }) else {
-                state.wild.remove(at);
+                state.any_source.remove(at);
                 continue;
             };
             let found = if stands { find(state, tag) } else { None };
@@ -40,8 +41,8 @@ impl Inner {
                         at += 1;
                     }
                     adopted => {
-                        state.wild.remove(at);
-                        state.wild_from = (rank + 1) % self.size;
+                        state.any_source.remove(at);
+                        state.any_from = (rank + 1) % self.size;
                         if let Err(e) = adopted {
                             tracing::warn!(target: "mp", "rank {}: from rank {rank}: {e}", self.rank);
                             let status = e.status().unwrap_or(Status::LOCAL_QP_OPERATION);
@@ -78,8 +79,8 @@ impl Inner {
         let first = channel.word(number, false).load()?;
         let announced = word::parse(first).1 == Some(WordKind::Announce);
         if announced && entry.large {
-            settle_told(channel, &mut peer.lanes, slot, 0)?;
-            if let Some(lane) = &mut peer.lanes[0] {
+            settle_told(channel, &mut peer.link, slot, 0)?;
+            if let Some(lane) = peer.link.lane(0) {
                 let mut batch = Batch::new(lane);
                 tell_place(&mut batch, channel, entry)?;
                 channel.told[slot] = Some((0, batch.post()?));
@@ -106,20 +107,18 @@ impl State {
 /// A rank whose next message under `tag` is there or announced, and which a receive can take.
 fn find(state: &State, tag: u32) -> Option<u32> {
     let size = state.peers.len() as u32;
-    (0..size)
-        .map(|i| (state.wild_from + i) % size)
-        .find(|rank| {
-            let Some(peer) = state.peers[*rank as usize].as_deref() else {
-                return false;
-            };
-            let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else {
-                return false;
-            };
-            let number = channel.next;
-            let ready = match peer.failed {
-                Some(_) => channel.has_mail(),
-                None => peer.is_open(0, Way::Lanes),
-            };
-            ready && channel.is_free(number) && has_come(channel.word(number, false), number)
-        })
+    (0..size).map(|i| (state.any_from + i) % size).find(|rank| {
+        let Some(peer) = state.known(*rank) else {
+            return false;
+        };
+        let Some(channel) = peer.recvs.get(&tag).filter(|c| c.is_open()) else {
+            return false;
+        };
+        let number = channel.next;
+        let ready = match peer.failed {
+            Some(_) => channel.has_mail(),
+            None => peer.is_open(0, Target::Lanes),
+        };
+        ready && channel.is_free(number) && has_come(channel.word(number, false), number)
+    })
 }

@@ -3,19 +3,18 @@
 //!
 //! The receiver has a *mailbox*: for each slot two words, `first` and `arrival`, and room for an
 //! eager message. The sender has a *return block*: for each slot where the receive is
-//! (`info`), whether it is there (`ready`) and that its message was taken (`taken`). Message n
+//! (`place`), whether it is there (`ready`) and that its message was taken (`taken`). Message n
 //! uses slot n modulo the depth on both sides, whoever sends it and whoever takes it, so nobody
 //! has to match anything while messages move: the n-th send under a tag meets the n-th receive.
 
 use gdsync::Status;
-use gdsync::gpu::{MemoryKind, Word64};
-use gdsync::memop::Condition;
-use gdsync::rdma::{Access, Descriptor, Mr, Pd, RemoteMemory, RemoteSpan, SendRequest};
+use gdsync::gpu::Word64;
 
-use super::post::List;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Keys, List, Nic, Piece, Put, Remote, Rights, Span};
 use crate::request::table::RequestKey;
 use crate::wire::control::Shape;
+use crate::wire::record::{Place, Record};
 use crate::wire::word::{self, WordKind};
 
 /// Messages of one channel that may be under way: far less than the half of what the 16 bits of
@@ -23,8 +22,6 @@ use crate::wire::word::{self, WordKind};
 pub(crate) const WINDOW: u64 = 8192;
 /// Bytes of a slot's words in the mailbox.
 const PAIR: usize = 16;
-/// Bytes of a slot's info in the return block.
-pub(crate) const INFO: usize = 16;
 
 impl Shape {
     fn slots(&self) -> usize {
@@ -58,7 +55,7 @@ impl Shape {
     }
 
     fn ready_at(&self, slot: usize) -> usize {
-        self.slots() * INFO + slot * 8
+        self.slots() * Place::ROOM + slot * 8
     }
 
     fn taken_at(&self, slot: usize) -> usize {
@@ -78,33 +75,13 @@ impl Shape {
 }
 
 /// The words of all slots, set to what they hold before any message.
-fn words(mr: &Mr, shape: &Shape, at: impl Fn(usize) -> usize) -> Result<Vec<Word64>> {
+fn words(block: &Keys, shape: &Shape, at: impl Fn(usize) -> usize) -> Result<Vec<Word64>> {
     let one = |slot: usize| -> Result<Word64> {
-        let word = mr.region().word64(at(slot))?;
+        let word = block.region().word64(at(slot))?;
         word.store(shape.before(slot))?;
         Ok(word)
     };
     (0..shape.slots()).map(one).collect()
-}
-
-fn block(pd: &Pd, len: usize, access: Access) -> Result<Mr> {
-    let region = pd.device().gpu().alloc(MemoryKind::Pinned, len)?;
-    Ok(pd.register(&region, access)?)
-}
-
-/// What a peer may do with the memory of words: write, and read to keep the order.
-fn told() -> Access {
-    Access::REMOTE_WRITE | Access::REMOTE_READ
-}
-
-/// Waits on a stream until `word` has come to message `number`.
-pub(crate) fn wait_for(word: &Word64, number: u64, flush: bool) -> Descriptor<'_> {
-    Descriptor::WaitValue64 {
-        word,
-        condition: Condition::Geq,
-        value: word::threshold(number),
-        flush,
-    }
 }
 
 /// Whether `at` has come to message `number`.
@@ -112,16 +89,25 @@ pub(crate) fn has_come(at: &Word64, number: u64) -> bool {
     at.load().is_ok_and(|w| word::reached(w, number))
 }
 
-fn adopt(remote: &mut Option<RemoteMemory>, block: RemoteMemory, len: usize) -> Result<()> {
-    if block.len != len as u64 || remote.is_some_and(|known| known != block) {
-        let what = format!(
-            "a channel's memory of {} bytes, announced twice or short",
-            block.len
-        );
-        return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
+fn adopt(remote: &mut Option<Remote>, block: &[Record], len: usize) -> Result<()> {
+    let block = Remote::read(block, len)?;
+    if remote.is_some_and(|known| known != block) {
+        let what = "a channel's memory, announced twice";
+        return Err(Error::new("open channel", Kind::Protocol, what));
     }
     *remote = Some(block);
     Ok(())
+}
+
+fn span(remote: Option<&Remote>, offset: usize, len: usize) -> Result<Span> {
+    match remote {
+        Some(remote) => remote.span(offset, len),
+        None => Err(Error::new(
+            "address channel",
+            Kind::Protocol,
+            "it is not open",
+        )),
+    }
 }
 
 /// The sending side of a channel.
@@ -135,20 +121,20 @@ pub(crate) struct SendChannel {
     /// The peer was asked whether it can go.
     pub retiring: bool,
     pub shape: Shape,
-    block: Mr,
+    block: Keys,
     /// By slot: the receive is there.
     pub ready: Vec<Word64>,
     /// By slot: the message was taken.
     pub taken: Vec<Word64>,
     /// Stamps that kernels write and the NIC reads; made when first needed.
-    stamps: Option<Mr>,
+    stamps: Option<Keys>,
     /// The peer's mailbox.
-    remote: Option<RemoteMemory>,
+    remote: Option<Remote>,
 }
 
 impl SendChannel {
-    pub fn new(pd: &Pd, shape: Shape) -> Result<SendChannel> {
-        let block = block(pd, shape.block_len(), told())?;
+    pub fn new(nic: &Nic, shape: Shape) -> Result<SendChannel> {
+        let block = nic.pinned(shape.block_len(), Rights::Words)?;
         Ok(SendChannel {
             next: shape.start,
             used: u64::MAX,
@@ -164,12 +150,12 @@ impl SendChannel {
     }
 
     /// The return block, as the peer names it.
-    pub fn block(&self) -> RemoteMemory {
-        self.block.remote()
+    pub fn block(&self) -> Vec<Record> {
+        vec![self.block.record()]
     }
 
     /// The peer's mailbox is known now.
-    pub fn open(&mut self, mailbox: RemoteMemory) -> Result<()> {
+    pub fn open(&mut self, mailbox: &[Record]) -> Result<()> {
         adopt(&mut self.remote, mailbox, self.shape.mailbox_len())
     }
 
@@ -228,13 +214,10 @@ impl SendChannel {
     ) -> Result<()> {
         let room = self.room(number);
         if let Some((taken, before)) = room {
-            list.push(wait_for(taken, before, false));
+            list.wait_for(taken, before, false);
         }
         match self.stale(number).filter(|_| short) {
-            Some(ready) if room.is_some() => list.push(Descriptor::WriteValue64 {
-                word: ready,
-                value: word::threshold(number),
-            }),
+            Some(ready) if room.is_some() => list.store(ready, word::threshold(number)),
             Some(ready) => ready.store(word::threshold(number))?,
             None => {}
         }
@@ -253,27 +236,20 @@ impl SendChannel {
         !has_come(&self.taken[self.shape.slot(oldest)], oldest)
     }
 
-    fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
-        let Some(remote) = &self.remote else {
-            return Err(Error::new(
-                "address mailbox",
-                Kind::Protocol,
-                "it is not open",
-            ));
-        };
-        Ok(remote.span(offset as u64, len as u64)?)
-    }
-
     /// Where an eager message goes.
-    pub fn payload(&self, number: u64) -> Result<RemoteSpan> {
+    pub fn payload(&self, number: u64) -> Result<Span> {
         let slot = self.shape.slot(number);
         let room = self.shape.room();
-        self.remote(self.shape.payload_at() + slot * room, room)
+        span(
+            self.remote.as_ref(),
+            self.shape.payload_at() + slot * room,
+            room,
+        )
     }
 
     /// Where both words of a message go.
-    pub fn pair(&self, number: u64) -> Result<RemoteSpan> {
-        self.remote(self.shape.slot(number) * PAIR, PAIR)
+    pub fn pair(&self, number: u64) -> Result<Span> {
+        span(self.remote.as_ref(), self.shape.slot(number) * PAIR, PAIR)
     }
 
     /// What the receive of `number` said, if it is there.
@@ -305,44 +281,40 @@ impl SendChannel {
     }
 
     /// Where the receive of `number` lies, as the peer wrote it before it said that it is there.
-    pub fn info(&self, number: u64) -> Result<RemoteSpan> {
-        let mut bytes = [0; INFO];
-        self.block
-            .region()
-            .read(self.shape.slot(number) * INFO, &mut bytes)?;
-        let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = bytes;
-        Ok(RemoteSpan::new(
-            u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-            u32::from_le_bytes([i, j, k, l]),
-        ))
+    pub fn place(&self, number: u64) -> Result<Span> {
+        let mut bytes = [0; Place::LEN];
+        let at = self.shape.slot(number) * Place::ROOM;
+        self.block.region().read(at, &mut bytes)?;
+        Span::of(&Place::decode(&bytes))
     }
 
-    /// Address of that info, for kernels.
-    pub fn info_addr(&self, number: u64) -> u64 {
-        self.block.region().addr().0 + (self.shape.slot(number) * INFO) as u64
+    /// Address of that, for kernels.
+    pub fn place_addr(&self, number: u64) -> u64 {
+        self.block.region().addr().0 + (self.shape.slot(number) * Place::ROOM) as u64
     }
 
-    /// The memory of the stamps, made with the first message that needs it, as the channel's other
+    /// Makes the memory of the stamps, with the first message that needs it, as the channel's other
     /// memory under the context's lock and before anything is posted: pinned memory belongs to a
-    /// driver context of gdsync's, which no stream that stands still holds up.
-    pub fn stamps(&mut self, pd: &Pd) -> Result<Mr> {
+    /// driver context of gdsync's, which no waiting stream holds up.
+    pub fn make_stamps(&mut self, nic: &Nic) -> Result<()> {
         if self.stamps.is_none() {
-            self.stamps = Some(block(pd, self.shape.slots() * PAIR, Access::LOCAL_READ)?);
+            let len = self.shape.slots() * PAIR;
+            self.stamps = Some(nic.pinned(len, Rights::Source)?);
         }
-        self.stamps
-            .clone()
-            .ok_or_else(|| Error::new("make stamps", Kind::System, "no memory"))
+        Ok(())
     }
 
-    /// Address of the stamp of `number`, if there are stamps.
+    /// The stamp of `number`, if there are stamps.
+    pub fn stamp(&self, number: u64) -> Option<Piece<'_>> {
+        let stamps = self.stamps.as_ref()?;
+        Some(stamps.piece(self.shape.slot(number) * PAIR, PAIR))
+    }
+
+    /// Its address, for kernels.
     pub fn stamp_addr(&self, number: u64) -> u64 {
+        let at = (self.shape.slot(number) * PAIR) as u64;
         let stamps = self.stamps.as_ref();
-        stamps.map_or(0, |mr| mr.region().addr().0 + self.stamp_at(number) as u64)
-    }
-
-    /// Where the stamp of `number` lies in it.
-    pub fn stamp_at(&self, number: u64) -> usize {
-        self.shape.slot(number) * PAIR
+        stamps.map_or(0, |stamps| stamps.region().addr().0 + at)
     }
 
     /// Lets every stream pass that waits here, with `status`.
@@ -364,44 +336,36 @@ pub(crate) struct Run {
     pub to: u64,
 }
 
-/// A piece of the outbox, and where in the sender's return block it goes.
-pub(crate) struct Credit {
-    pub outbox: Mr,
-    pub at: u64,
-    pub len: u32,
-    pub to: RemoteSpan,
-}
-
 /// The receiving side of a channel.
 pub(crate) struct RecvChannel {
     /// Number of the next message that a receive is posted for.
     pub next: u64,
     pub shape: Shape,
-    mailbox: Mr,
+    mailbox: Keys,
     /// By slot: the message is there, or announced.
     first: Vec<Word64>,
     /// By slot: the message is there.
     arrival: Vec<Word64>,
     /// What is copied into the sender's return block.
-    outbox: Mr,
+    outbox: Keys,
     /// By slot: the message was taken.
     pub taken: Vec<Word64>,
     /// By slot: the newest receive.
     pub receives: Vec<Option<RequestKey>>,
     /// By slot: what last told the sender of a receive there, and by which lane. Another lane tells
     /// of the next only when that is done: words must not overtake each other.
-    pub told: Vec<Option<(u8, SendRequest)>>,
+    pub told: Vec<Option<(u8, Put)>>,
     pub run: Option<Run>,
     /// Runs that the library tells, as their poster went elsewhere.
     pub stale: Vec<Run>,
     /// The peer's return block.
-    remote: Option<RemoteMemory>,
+    remote: Option<Remote>,
 }
 
 impl RecvChannel {
-    pub fn new(pd: &Pd, shape: Shape) -> Result<RecvChannel> {
-        let mailbox = block(pd, shape.mailbox_len(), told())?;
-        let outbox = block(pd, shape.slots() * 8, Access::LOCAL_READ)?;
+    pub fn new(nic: &Nic, shape: Shape) -> Result<RecvChannel> {
+        let mailbox = nic.pinned(shape.mailbox_len(), Rights::Words)?;
+        let outbox = nic.pinned(shape.slots() * 8, Rights::Source)?;
         Ok(RecvChannel {
             next: shape.start,
             shape,
@@ -419,12 +383,12 @@ impl RecvChannel {
     }
 
     /// The mailbox, as the peer names it.
-    pub fn block(&self) -> RemoteMemory {
-        self.mailbox.remote()
+    pub fn block(&self) -> Vec<Record> {
+        vec![self.mailbox.record()]
     }
 
     /// The peer's return block is known now.
-    pub fn open(&mut self, block: RemoteMemory) -> Result<()> {
+    pub fn open(&mut self, block: &[Record]) -> Result<()> {
         adopt(&mut self.remote, block, self.shape.block_len())
     }
 
@@ -485,43 +449,36 @@ impl RecvChannel {
         !has_come(self.taken(oldest), oldest)
     }
 
-    fn remote(&self, offset: usize, len: usize) -> Result<RemoteSpan> {
-        let Some(remote) = &self.remote else {
-            return Err(Error::new(
-                "address return block",
-                Kind::Protocol,
-                "it is not open",
-            ));
-        };
-        Ok(remote.span(offset as u64, len as u64)?)
-    }
-
     /// Where the sender learns where the receive of `number` lies.
-    pub fn info(&self, number: u64) -> Result<RemoteSpan> {
-        self.remote(self.shape.slot(number) * INFO, INFO)
+    pub fn place(&self, number: u64) -> Result<Span> {
+        span(
+            self.remote.as_ref(),
+            self.shape.slot(number) * Place::ROOM,
+            Place::LEN,
+        )
     }
 
     /// Where it learns that it is there.
-    pub fn ready(&self, number: u64) -> Result<RemoteSpan> {
-        self.remote(self.shape.ready_at(self.shape.slot(number)), 8)
+    pub fn ready(&self, number: u64) -> Result<Span> {
+        span(
+            self.remote.as_ref(),
+            self.shape.ready_at(self.shape.slot(number)),
+            8,
+        )
     }
 
-    /// What to copy where, so that the sender learns that these messages were taken: one piece,
-    /// or two at the ring's end.
-    pub fn credit(&self, run: &Run) -> Result<[Option<Credit>; 2]> {
+    /// What to put where, so that the sender learns that these messages were taken: one piece, or
+    /// two at the ring's end.
+    pub fn credit(&self, run: &Run) -> Result<[Option<(Piece<'_>, Span)>; 2]> {
         let count = (run.to - run.from) as usize;
         let slot = self.shape.slot(run.from);
         let head = count.min(self.shape.slots() - slot);
-        let piece = |slot: usize, n: usize| -> Result<Option<Credit>> {
+        let piece = |slot: usize, n: usize| -> Result<Option<(Piece<'_>, Span)>> {
             if n == 0 {
                 return Ok(None);
             }
-            Ok(Some(Credit {
-                outbox: self.outbox.clone(),
-                at: (slot * 8) as u64,
-                len: (n * 8) as u32,
-                to: self.remote(self.shape.taken_at(slot), n * 8)?,
-            }))
+            let to = span(self.remote.as_ref(), self.shape.taken_at(slot), n * 8)?;
+            Ok(Some((self.outbox.piece(slot * 8, n * 8), to)))
         };
         Ok([piece(slot, head)?, piece(0, count - head)?])
     }
@@ -578,7 +535,7 @@ mod tests {
             eager: 64,
             start: 0,
         };
-        let channel = SendChannel::new(&device.alloc_pd().unwrap(), shape).unwrap();
+        let channel = SendChannel::new(&Nic::of(&device), shape).unwrap();
         let later = word::word(4, WordKind::Ready, 100);
         channel.ready[0].store(later).unwrap();
         for number in [0, 1] {

@@ -1,26 +1,26 @@
 //! Claiming: a stream takes a message in. It stands still until the message is there; a kernel
 //! behind the wait copies it, tells the sender and ends the request.
 
-use gdsync::rdma::Descriptor;
 use gdsync::{Status, Stream};
 
-use super::channel::{RecvChannel, has_come, wait_for};
+use super::channel::has_come;
 use super::credit::{count, credit_on};
-use super::post::{List, known};
+use super::engine::Engine;
+use super::peer::Target;
+use super::progress::arrived;
 use super::receive::{ANYBODY, lands_in_device};
 use super::spec::On;
-use crate::context::Inner;
-use crate::context::peer::{Peer, Way};
-use crate::context::state::{Guard, State};
+use super::state::{Guard, State, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{SEGMENTS, Segment, Unpack};
+use crate::path::List;
 use crate::region::Slice;
 use crate::request::table::{Phase, RequestKey};
 use crate::wire::word::{self, WordKind};
 
 const WAIT: &str = "wait on stream";
 
-impl Inner {
+impl Engine {
     /// Has a stream take a message in: it stands still until that is there.
     pub fn try_claim<'a>(
         &'a self,
@@ -35,7 +35,7 @@ impl Inner {
         let on = On::Stream(stream, None);
         let mut lane = self.lane_of(&mut state, &on);
         let ready = match state.peer(rank) {
-            Some(peer) => peer.failed.is_some() || peer.is_open(lane.into(), Way::Lanes),
+            Some(peer) => peer.failed.is_some() || peer.is_open(lane, Target::Lanes),
             None => false,
         };
         if !ready {
@@ -43,7 +43,7 @@ impl Inner {
             // there. Only a receive from anybody may find its rank, and so come here, while the
             // call waits for room already; nothing is held then, and one limit more is the most.
             drop(state);
-            (state, lane) = self.ensure(rank, &on, Way::Lanes)?;
+            (state, lane) = self.ensure(rank, &on, Target::Lanes)?;
         }
         self.claim_now(&mut state, key, stream, lane)
             .map_err(|e| e.of_peer(rank))
@@ -57,43 +57,33 @@ impl Inner {
         lane: u8,
     ) -> Result<()> {
         let order = state.requests.order();
-        let State {
-            peers, requests, ..
-        } = state;
-        let result = requests.result_addr(key).0;
-        let entry = known(requests, key)?;
+        let result = state.requests.result_addr(key).0;
+        let entry = known(&mut state.requests, key)?;
+        let rank = entry.peer;
         match entry.phase {
             Phase::Posted => {}
             Phase::Prepared => {
                 return Err(Error::new(WAIT, Kind::NoSuchRequest, "it is not posted"));
             }
-            _ => return self.wait_for_result(requests, key, stream),
+            _ => return self.wait_for_result(&mut state.requests, key, stream),
         }
         let Some(kernels) = &self.kernels else {
-            return Err(Error::new(
-                WAIT,
-                Kind::Unsupported,
-                "the GPU runs no kernels",
-            ));
+            let what = "the GPU runs no kernels";
+            return Err(Error::new(WAIT, Kind::Unsupported, what));
         };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Err(Error::new(WAIT, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        let number = entry.number;
-        let there = |channel: &RecvChannel| has_come(channel.word(number, entry.large), number);
-        if peer.failed.is_some() && !peer.recvs.get(&entry.tag).is_some_and(there) {
+        if let Some(peer) = state.known(rank).filter(|peer| peer.failed.is_some())
+            && !arrived(state, key)
+        {
             let e = peer.error(WAIT);
             state.take_fault(key);
             return Err(e);
         }
-        let Peer { recvs, lanes, .. } = peer;
-        let Some(channel) = recvs.get_mut(&entry.tag) else {
-            return Err(Error::new(WAIT, Kind::Closed, "no channel").with_rank(entry.peer));
-        };
+        let (entry, channel, link) = state.incoming(key)?;
+        let number = entry.number;
         let word = channel.word(number, entry.large);
         stream.check_room(4)?;
         // The word of a short message is one that a kernel can wait for: no flush belongs to it.
-        let spins = !entry.large && lanes[0].as_ref().is_some_and(|lane| lane.qp.may_spin());
+        let spins = !entry.large && link.lane(0).is_some_and(|lane| lane.may_spin());
         let segments = entry.segments.as_slice();
         let params = Unpack {
             word: word.addr().0,
@@ -102,7 +92,7 @@ impl Inner {
             result,
             error: self.error.addr().0,
             capacity: entry.len,
-            staging: entry.staging.as_ref().map_or(0, |m| m.region().addr().0),
+            staging: entry.staging().map_or(0, |m| m.region().addr().0),
             slot: channel.shape.room() as u32,
             seq: number as u32,
             segments: segments.len() as u32,
@@ -121,11 +111,8 @@ impl Inner {
         }
         if !spins {
             let mut list = List::<2>::new();
-            list.push(wait_for(word, number, lands_in_device(entry)));
-            list.push(Descriptor::PassedBy {
-                word: passed.0,
-                value: passed.1,
-            });
+            list.wait_for(word, number, lands_in_device(entry));
+            list.passed_by(passed.0, passed.1);
             list.post(stream, None)?;
         }
         // SAFETY: words and payload are the channel's and the table's, which the state keeps; the
@@ -148,7 +135,6 @@ impl Inner {
         entry.order = order;
         entry.since = None;
         entry.phase = Phase::Claimed(stream.id());
-        let rank = entry.peer;
         if let Err(e) = launched {
             // The stream waits for a message that nothing would take in.
             let failed = word::word(number, WordKind::Failed, u64::from(Status::CLOSED.0));
@@ -168,8 +154,8 @@ impl Inner {
             return Err(e);
         }
         if let Some(run) = count(channel, number, lane, Some(stream.id()))
-            && let Some(lane) = lanes[usize::from(lane)].as_mut()
-            && let Err(e) = credit_on(stream, &mut lane.qp, channel, &run)
+            && let Some(lane) = link.lane(lane)
+            && let Err(e) = credit_on(stream, lane, channel, &run)
         {
             tracing::debug!(target: "mp", "the library tells rank {rank} what was taken: {e}");
             channel.stale.push(run);

@@ -2,14 +2,12 @@
 //! the stream that took them or by the library.
 
 use gdsync::Stream;
-use gdsync::rdma::{Descriptor, Qp, SendRequest, Work};
 
 use super::channel::{RecvChannel, Run};
-use super::post::List;
-use super::send::Batch;
-use crate::context::peer::Peer;
+use super::peer::Peer;
 use crate::error::Result;
 use crate::mutant::{Mutant, on};
+use crate::path::{Batch, Lane, List};
 
 /// Counts a message as taken by a poster. Answers a run that its sender is to be told now.
 pub(super) fn count(
@@ -40,42 +38,32 @@ pub(super) fn count(
 /// Tells a sender what was taken, when the stream gets there.
 pub(super) fn credit_on(
     stream: &Stream,
-    qp: &mut Qp,
+    lane: &mut Lane,
     channel: &RecvChannel,
     run: &Run,
 ) -> Result<()> {
-    let mut batch = Batch::words(qp);
-    let requests = credit(&mut batch, channel, run)?;
+    let mut batch = Batch::short(lane);
+    credit(&mut batch, channel, run)?;
     let mut list = List::<2>::new();
-    for request in requests.iter().flatten() {
-        list.push(Descriptor::Send(*request));
-    }
-    if let Err(e) = list.post(stream, Some(batch.qp())) {
+    list.put(batch.all());
+    if let Err(e) = list.post(stream, Some(batch.lane())) {
         batch.undo();
         return Err(e.into());
     }
     Ok(())
 }
 
-fn credit(
-    batch: &mut Batch<'_>,
-    channel: &RecvChannel,
-    run: &Run,
-) -> Result<[Option<SendRequest>; 2]> {
-    let mut requests = [None; 2];
-    for (place, piece) in requests.iter_mut().zip(channel.credit(run)?) {
-        if let Some(piece) = piece {
-            let from = piece.outbox.sge(piece.at, piece.len);
-            *place = Some(batch.add(&Work::write(&[from], piece.to))?);
-        }
+fn credit(batch: &mut Batch<'_, 3>, channel: &RecvChannel, run: &Run) -> Result<()> {
+    for (piece, to) in channel.credit(run)?.into_iter().flatten() {
+        batch.put([piece].into_iter(), to)?;
     }
-    Ok(requests)
+    Ok(())
 }
 
 /// Tells a sender what was taken, or keeps it for the next round. `true`: it was told.
-pub(super) fn credit_by_cpu(qp: Option<&mut Qp>, channel: &mut RecvChannel, run: Run) -> bool {
-    let told = qp.is_some_and(|qp| {
-        let mut batch = Batch::words(qp);
+pub(super) fn credit_by_cpu(lane: Option<&mut Lane>, channel: &mut RecvChannel, run: Run) -> bool {
+    let told = lane.is_some_and(|lane| {
+        let mut batch = Batch::short(lane);
         credit(&mut batch, channel, &run).is_ok() && batch.post().is_ok()
     });
     if !told {
@@ -86,8 +74,8 @@ pub(super) fn credit_by_cpu(qp: Option<&mut Qp>, channel: &mut RecvChannel, run:
 
 /// Tells senders what was taken and they were not told yet. `true`: something was told.
 pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
-    let Peer { recvs, lanes, .. } = peer;
-    let Some(lane) = &mut lanes[0] else {
+    let Peer { recvs, link, .. } = peer;
+    let Some(lane) = link.lane(0) else {
         return false;
     };
     let mut told = false;
@@ -98,7 +86,7 @@ pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
         for _ in 0..channel.stale.len() {
             let run = channel.stale.remove(0);
             match channel.is_taken(&run) {
-                true => told |= credit_by_cpu(Some(&mut lane.qp), channel, run),
+                true => told |= credit_by_cpu(Some(&mut *lane), channel, run),
                 false => channel.stale.push(run),
             }
         }
@@ -107,7 +95,7 @@ pub(super) fn tell_the_rest(peer: &mut Peer) -> bool {
             && !on(Mutant::LostCredit)
         {
             channel.run = None;
-            told |= credit_by_cpu(Some(&mut lane.qp), channel, run);
+            told |= credit_by_cpu(Some(&mut *lane), channel, run);
         }
     }
     told

@@ -1,25 +1,23 @@
 //! Ends: of requests, and of peers.
 
 use gdsync::Status;
-use gdsync::rdma::{SendRequest, Work};
 
 use super::channel::RecvChannel;
-use super::post::known;
+use super::engine::Engine;
+use super::peer::{Cause, Peer};
+use super::progress::arrived;
 use super::receive::{has_come_to, settle_told};
-use super::send::Batch;
-use super::turn::arrived;
-use super::words::TOO_LONG;
-use crate::context::Inner;
-use crate::context::peer::{Cause, Lane, Peer};
-use crate::context::state::State;
+use super::state::{State, known};
+use super::texts::TOO_LONG;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Batch, Link, Put};
 use crate::region::Slice;
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Phase, RequestKey, Segments};
+use crate::request::table::{Entry, Handle, Phase, RequestKey, Segments};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Ends a request: tells everybody, gives its memory up, and forgets it if nobody holds it.
     pub(crate) fn finish(&self, state: &mut State, key: RequestKey, status: Status, len: u64) {
         let Some(entry) = state.requests.get(key) else {
@@ -37,7 +35,7 @@ impl Inner {
         let Some(entry) = state.requests.get(key) else {
             return;
         };
-        let looked_at = entry.held || !entry.waiters.is_empty();
+        let looked_at = entry.handle == Handle::Held || !entry.waiters.is_empty();
         if looked_at && state.requests.told(key).is_none() {
             // Pinned memory, which the CPU reaches: it cannot fail.
             let _ = state
@@ -50,11 +48,14 @@ impl Inner {
         };
         entry.phase = Phase::Done(status);
         entry.len = len;
-        entry.stamped = None;
+        entry.take_late();
         entry.end.stream = entry.poster.stream.take().map(|stream| stream.id());
         let segments = std::mem::take(&mut entry.segments);
-        let staging = entry.staging.take();
-        let (receive, rank, tag, number) = (entry.receive, entry.peer, entry.tag, entry.number);
+        let staging = entry
+            .receive_mut()
+            .and_then(|receive| receive.staging.take());
+        let (receive, rank, tag, number) =
+            (entry.is_receive(), entry.peer, entry.tag, entry.number);
         let last = |slice: &Slice| std::sync::Arc::strong_count(&slice.memory().0) == 1;
         if segments.as_slice().iter().any(last) {
             state.trash.segments.push(segments);
@@ -92,10 +93,7 @@ impl Inner {
             return;
         };
         let name = entry.name();
-        let peer = state
-            .peers
-            .get(entry.peer as usize)
-            .and_then(Option::as_deref);
+        let peer = state.known(entry.peer);
         let cause = peer.and_then(|peer| peer.cause.as_ref());
         let culprit = cause.filter(|cause| cause.culprit.is_some_and(|(of, _)| of == key));
         let own = matches!(status, Status::TRUNCATED | Status::LOCAL_LENGTH);
@@ -126,7 +124,11 @@ impl Inner {
 
     /// Logs and keeps the failure of a request whose handle is dropped, if no call has returned it.
     fn drop_fault(&self, state: &mut State, key: RequestKey) {
-        let Some(entry) = state.requests.get_mut(key).filter(|entry| !entry.held) else {
+        let Some(entry) = state
+            .requests
+            .get_mut(key)
+            .filter(|entry| entry.handle != Handle::Held)
+        else {
             return;
         };
         if let Some(fault) = entry.end.fault.take().filter(|_| !entry.end.taken) {
@@ -217,29 +219,20 @@ impl Inner {
         let Some(entry) = requests.get(key) else {
             return true;
         };
-        if entry.large || entry.refused || !entry.receive {
+        if entry.large || entry.receive().is_none_or(|receive| receive.refused) {
             return true;
         }
         let (rank, tag, number) = (entry.peer, entry.tag, entry.number);
         let Some(Some(peer)) = peers.get_mut(rank as usize) else {
             return true;
         };
-        let Peer {
-            recvs,
-            lanes,
-            failed,
-            ..
-        } = &mut **peer;
-        let Some(channel) = recvs.get_mut(&tag) else {
+        let Some(channel) = peer.recvs.get_mut(&tag).filter(|_| peer.failed.is_none()) else {
             return true;
         };
         let len = match channel.word(number, false).load().map(word::parse) {
             Ok((low, Some(WordKind::Announce), len)) if low == number as u16 => len,
             _ => return true,
         };
-        if failed.is_some() {
-            return true;
-        }
         let slot = channel.shape.slot(number);
         let next = channel.receives[slot].filter(|next| *next != key);
         let next = next.and_then(|next| requests.get(next));
@@ -248,15 +241,15 @@ impl Inner {
         let later = next.filter(|next| next.large && next.phase != Phase::Prepared);
         let by_mail = later.is_some_and(|next| next.poster.stream.is_some());
         let told = later.is_some()
-            || match refusal(channel, lanes, number) {
+            || match refusal(channel, &mut peer.link, number) {
                 Ok(request) => {
                     channel.told[slot] = Some((0, request));
                     true
                 }
                 Err(e) => !matches!(e.kind(), Kind::QueueFull | Kind::Busy),
             };
-        if let Some(entry) = requests.get_mut(key) {
-            entry.refused = told;
+        if let Some(receive) = requests.get_mut(key).and_then(Entry::receive_mut) {
+            receive.refused = told;
         }
         if by_mail {
             self.say(state, rank, vec![Control::Truncated { tag, number, len }]);
@@ -290,7 +283,7 @@ impl Inner {
         self.note(Status::TRUNCATED);
         let found = state.requests.iter().find(|(_, entry)| {
             let this = entry.peer == rank && entry.tag == tag && entry.number == number;
-            !entry.receive && this && entry.order >= born
+            !entry.is_receive() && this && entry.order >= born
         });
         let Some((key, entry)) = found else {
             // The caller dropped the request, which has ended and is forgotten. A long one had
@@ -392,12 +385,10 @@ impl Inner {
                 Phase::Prepared | Phase::Unmatched | Phase::Done(_) => false,
                 Phase::Queued { .. } => true,
                 Phase::Posted | Phase::Claimed(_) => !arrived(state, key),
-                Phase::Sent(request) => {
-                    let lane = state.requests.get(key).map(|e| usize::from(e.poster.lane));
-                    let lane = lane.and_then(|at| state.peer(rank)?.lanes[at].as_mut());
-                    lane.is_some_and(|lane| {
-                        !matches!(lane.qp.poll(request), Ok(Some(Status::SUCCESS)))
-                    })
+                Phase::Sent(put) => {
+                    let lane = state.requests.get(key).map(|e| e.poster.lane);
+                    let lane = lane.and_then(|at| state.peer(rank)?.link.lane(at));
+                    lane.is_some_and(|lane| !matches!(lane.poll(put), Ok(Some(Status::SUCCESS))))
                 }
             }
         })
@@ -440,7 +431,7 @@ impl Inner {
         let State {
             peers,
             requests,
-            wild,
+            any_source,
             ..
         } = state;
         let entry = known(requests, key)?;
@@ -448,7 +439,7 @@ impl Inner {
         let unposted = entry.phase == Phase::Prepared;
         match entry.phase {
             Phase::Unmatched => {
-                wild.retain(|other| *other != key);
+                any_source.retain(|other| *other != key);
                 self.finish(state, key, Status::CANCELLED, 0);
                 return Ok(());
             }
@@ -461,15 +452,12 @@ impl Inner {
             _ => return late("it was posted"),
         }
         let Some(Peer {
-            sends,
-            recvs,
-            lanes,
-            ..
+            sends, recvs, link, ..
         }) = peers[entry.peer as usize].as_deref_mut()
         else {
             return late("no connection");
         };
-        let next = match entry.receive {
+        let next = match entry.is_receive() {
             true => recvs.get_mut(&entry.tag).map(|channel| {
                 let there =
                     super::channel::has_come(channel.word(entry.number, entry.large), entry.number);
@@ -488,11 +476,9 @@ impl Inner {
         if *next != entry.number + 1 {
             return late("a later one of its tag was prepared");
         }
-        if let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() {
-            let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
-            let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
-            for request in work.into_iter().rev() {
-                lane.qp.abort(request)?;
+        if let Some(lane) = link.lane(entry.poster.lane) {
+            for put in entry.newest_puts() {
+                lane.abort(put)?;
             }
         }
         *next -= 1;
@@ -505,7 +491,7 @@ impl Inner {
         let Some(entry) = state.requests.get_mut(key) else {
             return;
         };
-        entry.held = false;
+        entry.handle = Handle::Dropped;
         match entry.phase {
             Phase::Done(_) => {
                 self.drop_fault(state, key);
@@ -518,7 +504,9 @@ impl Inner {
             Phase::Posted => {
                 // Nobody else is going to have it taken in. The stream is told now, while its
                 // owner has it.
-                entry.wanted = true;
+                if let Some(receive) = entry.receive_mut() {
+                    receive.wanted = true;
+                }
                 if let Some(stream) = entry.poster.stream.clone() {
                     has_come_to(&mut state.requests, key, &stream);
                 }
@@ -530,79 +518,63 @@ impl Inner {
     /// A prepared request was dropped whose number others come behind. What matches it is told: a
     /// message is taken and thrown away as too long, a receive ends as if its message were.
     fn void(&self, state: &mut State, key: RequestKey) {
-        self.abort_work(state, key);
-        let Some(entry) = state.requests.get_mut(key) else {
+        let State {
+            peers, requests, ..
+        } = state;
+        let Some(entry) = requests.get_mut(key) else {
             return;
         };
+        let peer = peers
+            .get_mut(entry.peer as usize)
+            .and_then(Option::as_deref_mut);
+        if let Some(lane) = peer.and_then(|peer| peer.link.lane(entry.poster.lane)) {
+            for put in entry.newest_puts() {
+                // Those that were taken back already are gone.
+                let _ = lane.abort(put);
+            }
+        }
         let (rank, number) = (entry.peer, entry.number);
         tracing::warn!(
             target: "mp",
             "a prepared request with rank {rank} was dropped: its number {number} is void"
         );
-        entry.void = true;
+        entry.handle = Handle::Void;
         entry.large = false;
         entry.len = 0;
-        entry.work = [None; 3];
-        entry.stamped = None;
+        entry.puts = [None; 3];
+        entry.take_late();
         entry.poster.lane = 0;
         entry.poster.stream = None;
-        entry.phase = match entry.receive {
+        entry.phase = match entry.is_receive() {
             true => Phase::Posted,
             false => Phase::Queued { announced: false },
         };
         let segments = std::mem::take(&mut entry.segments);
-        let staging = entry.staging.take();
+        let staging = entry
+            .receive_mut()
+            .and_then(|receive| receive.staging.take());
         state.trash.segments.push(segments);
         state.trash.memory.extend(staging);
         self.advance(state, key);
     }
-
-    fn abort_work(&self, state: &mut State, key: RequestKey) {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get(key) else {
-            return;
-        };
-        let Some(peer) = peers
-            .get_mut(entry.peer as usize)
-            .and_then(Option::as_deref_mut)
-        else {
-            return;
-        };
-        let Some(lane) = peer.lanes[usize::from(entry.poster.lane)].as_mut() else {
-            return;
-        };
-        let behind = entry.stamped.iter().flat_map(|late| late.behind.iter());
-        let work: Vec<_> = entry.work.iter().flatten().chain(behind).copied().collect();
-        for request in work.into_iter().rev() {
-            // Those that were taken back already are gone.
-            let _ = lane.qp.abort(request);
-        }
-    }
 }
 
 /// Tells the sender of message `number` that its receive has ended without it.
-fn refusal(
-    channel: &mut RecvChannel,
-    lanes: &mut [Option<Lane>],
-    number: u64,
-) -> Result<SendRequest> {
+fn refusal(channel: &mut RecvChannel, link: &mut Link, number: u64) -> Result<Put> {
     let slot = channel.shape.slot(number);
-    settle_told(channel, lanes, slot, 0)?;
-    let Some(lane) = &mut lanes[0] else {
+    settle_told(channel, link, slot, 0)?;
+    let Some(lane) = link.lane(0) else {
         return Err(Error::new("refuse message", Kind::Closed, "no lane"));
     };
     let refused = word::word(number, WordKind::Refused, 0).to_le_bytes();
     let mut batch = Batch::new(lane);
-    let to = channel.ready(number)?;
-    batch.tell(&Work::write_inline(&[&refused], to).signaled(), to)?;
+    batch.announce(&refused, channel.ready(number)?)?;
     batch.post()
 }
 
 /// Whether the word of a message says that its sender found it too long, and so has failed it.
 fn knows_too_long(state: &State, rank: u32, tag: u32, number: u64) -> bool {
-    let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+    let peer = state.known(rank);
     let channel = peer.and_then(|peer| peer.recvs.get(&tag));
     let word = channel.and_then(|channel| channel.word(number, false).load().ok());
     word.map(word::parse)

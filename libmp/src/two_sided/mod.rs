@@ -5,21 +5,38 @@
 //! numbers match. A message of at most the eager limit (by its declared length) is written into
 //! the receiver's mailbox at once, when its slot is free; a longer one is announced, waits
 //! until the receive says that it is there, and is written where that lies.
+//!
+//! - What there is: `engine` (all of a rank, and its one lock), `state` (what the lock guards),
+//!   `config`, `peer` (what is known of one rank), `channel` (one tag to or from it), `lanes`,
+//!   `staging`.
+//! - What calls do: `spec`, `open`, `send`, `receive`, `post`, `wait`, `claim` (a stream takes a
+//!   message in), `take` (the CPU does).
+//! - What goes on behind them: `progress`, `any` (receives from any source), `credit`, `watch`,
+//!   `liveness`, `finish`, and `texts`, which says it in words.
 
 mod any;
-pub(crate) mod channel;
+mod channel;
 mod claim;
+pub(crate) mod config;
 mod credit;
+pub(crate) mod engine;
 mod finish;
+mod lanes;
+mod liveness;
+mod open;
+mod peer;
 mod post;
+mod progress;
 mod receive;
 mod send;
 mod spec;
+mod staging;
+mod state;
 mod take;
-mod turn;
+mod texts;
+pub(crate) mod wait;
 mod watch;
-pub(crate) mod words;
 
-pub(crate) use post::{note_waiter, uncaptured};
-pub(crate) use spec::On;
+pub use config::{Connect, Full, Progress};
 pub use spec::{Recv, Send, SizeSource, Source};
+pub use state::Stuck;

@@ -1,54 +1,20 @@
 //! Posting: handing a prepared request to the CPU's lane or to its stream, and taking it back.
 
 use gdsync::gpu::{Lent, WeakStream};
-use gdsync::memop::Condition;
-use gdsync::rdma::{self, Descriptor, Field, Qp, SendRequest};
 use gdsync::{Status, Stream};
 
-use super::channel::wait_for;
+use super::config::Full;
+use super::engine::Engine;
 use super::receive::lands_in_device;
-use super::send::chunk_len;
-use crate::context::Inner;
-use crate::context::builder::Full;
-use crate::context::peer::{Lane, Peer};
-use crate::context::state::{Guard, State};
+use super::state::{Guard, State, gone, known};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
-use crate::request::table::{Entry, Phase, RequestKey, Table, Waiter};
+use crate::path::{List, MOST_BYTES};
+use crate::request::table::{Entry, Phase, RequestKey, Segments, Table, Waiter};
 
 const POST: &str = "post request";
 
-/// A list of descriptors on the stack.
-pub(super) struct List<'a, const N: usize> {
-    items: [Descriptor<'a>; N],
-    len: usize,
-}
-
-impl<'a, const N: usize> List<'a, N> {
-    pub fn new() -> List<'a, N> {
-        List {
-            items: [Descriptor::Flush; N],
-            len: 0,
-        }
-    }
-
-    pub fn push(&mut self, item: Descriptor<'a>) {
-        self.items[self.len] = item;
-        self.len += 1;
-    }
-
-    pub fn post(&self, stream: &Stream, qp: Option<&mut Qp>) -> gdsync::Result<()> {
-        if self.len == 0 {
-            return Ok(());
-        }
-        match qp {
-            Some(qp) => rdma::post_on(stream, &mut [qp], &self.items[..self.len]),
-            None => rdma::post_on(stream, &mut [], &self.items[..self.len]),
-        }
-    }
-}
-
-impl Inner {
+impl Engine {
     /// Tries until there is room, if the context waits for that.
     pub(crate) fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = attempt();
@@ -73,7 +39,7 @@ impl Inner {
             // Whoever keeps it from having room is given up after once the limit: that is to be told.
             let deadline = self.host().now() + self.config.timeout.saturating_mul(2);
             let tried = self.wait(deadline, &mut || {
-                self.turn();
+                self.progress();
                 let answer = attempt();
                 let full = matches!(&answer, Err(e) if e.kind() == Kind::QueueFull);
                 result = Some(answer);
@@ -144,7 +110,7 @@ impl Inner {
             return Err(Error::new(POST, Kind::Busy, "it was posted, or has ended"));
         }
         entry.order = order;
-        let (rank, receive) = (entry.peer, entry.receive);
+        let (rank, receive) = (entry.peer, entry.is_receive());
         if !receive
             && let Some(peer) = state.peer(rank)
             && peer.failed.is_some()
@@ -158,48 +124,37 @@ impl Inner {
     }
 
     fn post_send(&self, state: &mut State, key: RequestKey) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let result_addr = requests.result_addr(key).0;
-        let entry = known(requests, key)?;
+        let result_addr = state.requests.result_addr(key).0;
+        let entry = known(&mut state.requests, key)?;
         let Some(stream) = entry.poster.stream.clone() else {
-            self.read_length(entry)?;
+            read_length(entry)?;
             entry.phase = Phase::Queued { announced: false };
             self.push_send(state, key);
             return Ok(());
         };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Err(Error::new(POST, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        let Peer { sends, lanes, .. } = peer;
-        let (Some(channel), Some(lane)) = (
-            sends.get(&entry.tag),
-            lanes[usize::from(entry.poster.lane)].as_mut(),
-        ) else {
-            return Err(Error::new(POST, Kind::Closed, "no channel").with_rank(entry.peer));
+        let (entry, channel, link) = state.outgoing(key)?;
+        let Some(lane) = link.lane(entry.poster.lane) else {
+            return Err(gone("no lane", entry.peer));
         };
         let stream = &*lent(&stream)?;
         uncaptured(stream, POST)?;
         let mut list = List::<6>::new();
         channel.lead_in(entry.number, !entry.large, &mut list)?;
-        for request in entry.work.iter().flatten() {
-            list.push(Descriptor::Send(*request));
-        }
-        let Some(late) = &entry.stamped else {
-            list.post(stream, Some(&mut lane.qp))?;
-            let last = entry.work.iter().flatten().next_back();
+        list.put(entry.puts.iter().flatten().copied());
+        let Some(late) = entry.late() else {
+            list.post(stream, Some(lane))?;
+            let last = entry.puts.iter().flatten().next_back();
             entry.phase = last.map_or(Phase::Done(Status::SUCCESS), |last| Phase::Sent(*last));
             return Ok(());
         };
         stream.check_room(4)?;
         let ready = &channel.ready[channel.shape.slot(entry.number)];
         if entry.large {
-            list.push(wait_for(ready, entry.number, false));
+            list.wait_for(ready, entry.number, false);
         }
         let mut params = Stamp {
             ready: if entry.large { ready.addr().0 } else { 0 },
-            info: channel.info_addr(entry.number),
+            info: channel.place_addr(entry.number),
             stamp: channel.stamp_addr(entry.number),
             length: late.length.as_ref().map_or(0, |w| w.addr().0),
             offset: late.offset.as_ref().map_or(0, |w| w.addr().0),
@@ -208,25 +163,24 @@ impl Inner {
             result: result_addr,
             error: self.error.addr().0,
             stamp_control: 0,
-            chunk: chunk_len(),
+            chunk: MOST_BYTES,
             chunks: 0,
             seq: entry.number as u32,
             patch: [Patch::default(); STAMPS],
         };
-        let stamp = self.patches(lane, entry, &late.behind, &mut params)?;
-        list.post(stream, Some(&mut lane.qp))?;
+        let found = [late.length.is_some(), late.offset.is_some()];
+        let stamp = lane.patch(&late.behind, entry.large, found, &mut params)?;
+        list.post(stream, Some(lane))?;
         let rest = self.stamp(stream, &params).and_then(|()| {
             let mut list = List::<{ STAMPS + 2 }>::new();
-            for request in &late.behind {
-                list.push(Descriptor::Send(*request));
-            }
-            Ok(list.post(stream, Some(&mut lane.qp))?)
+            list.put(late.behind.iter().copied());
+            Ok(list.post(stream, Some(lane))?)
         });
         if let Err(e) = rest {
             // Half of it is on the stream: the peer would wait for the rest for ever.
-            for request in late.behind.iter().rev() {
+            for put in late.behind.iter().rev() {
                 // What the list did post is flushed.
-                let _ = lane.qp.abort(*request);
+                let _ = lane.abort(*put);
             }
             let rank = entry.peer;
             state.take_fault(key);
@@ -242,44 +196,6 @@ impl Inner {
         }
         entry.phase = Phase::Sent(stamp);
         Ok(())
-    }
-
-    /// What the kernel has to patch; the last work request is the stamp.
-    fn patches(
-        &self,
-        lane: &Lane,
-        entry: &Entry,
-        behind: &[SendRequest],
-        params: &mut Stamp<STAMPS>,
-    ) -> Result<SendRequest> {
-        let qp = &lane.qp;
-        let Some((stamp, payload)) = behind.split_last() else {
-            return Err(Error::new(POST, Kind::Invalid, "no work requests"));
-        };
-        // The READ in front of the stamp stays as it is.
-        let payload = match (&lane.behind, payload.split_last()) {
-            (Some(_), Some((_, payload))) => payload,
-            _ => payload,
-        };
-        let late = entry.stamped.as_deref();
-        let by_word = late.is_some_and(|l| l.length.is_some());
-        let offset = late.is_some_and(|l| l.offset.is_some());
-        params.stamp_control = qp.field32(*stamp, Field::Opcode)?.addr().0;
-        for (patch, request) in params.patch.iter_mut().zip(payload) {
-            patch.control = qp.field32(*request, Field::Opcode)?.addr().0;
-            if entry.large {
-                patch.remote_address = qp.field64(*request, Field::RemoteAddress)?.addr().0;
-                patch.remote_key = qp.field32(*request, Field::RemoteKey)?.addr().0;
-            }
-            if by_word {
-                patch.length = qp.field32(*request, Field::Length(0))?.addr().0;
-            }
-            if offset {
-                patch.address = qp.field64(*request, Field::Address(0))?.addr().0;
-            }
-            params.chunks += 1;
-        }
-        Ok(*stamp)
     }
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
@@ -319,28 +235,6 @@ impl Inner {
         unsafe { kernels.stamp(stream, params) }
     }
 
-    /// The length that a word says, for a send of the CPU's.
-    fn read_length(&self, entry: &mut Entry) -> Result<()> {
-        let Some(late) = entry.stamped.take() else {
-            return Ok(());
-        };
-        let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
-        let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
-        let room = entry.len;
-        if len > room || offset > room - len {
-            let what = format!("{len} bytes at {offset} of a segment of {room}");
-            entry.stamped = Some(late);
-            return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
-        }
-        if let [one] = entry.segments.as_slice() {
-            let start = one.offset() + offset as usize;
-            let piece = one.memory().slice(start, len as usize)?;
-            entry.segments = crate::request::table::Segments::One(piece);
-        }
-        entry.len = len;
-        Ok(())
-    }
-
     /// Has a stream stand still until a request has ended.
     pub(crate) fn wait_for_result(
         &self,
@@ -349,16 +243,34 @@ impl Inner {
         stream: &Stream,
     ) -> Result<()> {
         let mut list = List::<1>::new();
-        list.push(Descriptor::WaitValue64 {
-            word: requests.result_word(key),
-            condition: Condition::Geq,
-            value: 1,
-            flush: requests.get(key).is_some_and(lands_in_device),
-        });
+        let flush = requests.get(key).is_some_and(lands_in_device);
+        list.wait(requests.result_word(key), 1, flush);
         stream.check_room(2)?;
         list.post(stream, None)?;
         note_waiter(requests, key, stream)
     }
+}
+
+/// The length that a word says, for a send of the CPU's.
+fn read_length(entry: &mut Entry) -> Result<()> {
+    let Some(late) = entry.late() else {
+        return Ok(());
+    };
+    let len = late.length.as_ref().map_or(Ok(entry.len), |w| w.load())?;
+    let offset = late.offset.as_ref().map_or(Ok(0), |w| w.load())?;
+    let room = entry.len;
+    if len > room || offset > room - len {
+        let what = format!("{len} bytes at {offset} of a segment of {room}");
+        return Err(Error::new(POST, Kind::Invalid, what).with_limit(room));
+    }
+    if let [one] = entry.segments.as_slice() {
+        let start = one.offset() + offset as usize;
+        let piece = one.memory().slice(start, len as usize)?;
+        entry.segments = Segments::One(piece);
+    }
+    entry.take_late();
+    entry.len = len;
+    Ok(())
 }
 
 /// Notes that a stream waits for a request, behind what makes it wait.
@@ -399,10 +311,4 @@ pub(crate) fn uncaptured(stream: &Stream, operation: &'static str) -> Result<()>
         "{stream:?} is being captured into a graph, which can hold no message: end the capture first"
     );
     Err(Error::new(operation, Kind::Unsupported, what))
-}
-
-pub(super) fn known(requests: &mut Table, key: RequestKey) -> Result<&mut Entry> {
-    requests
-        .get_mut(key)
-        .ok_or_else(|| Error::new("look up request", Kind::NoSuchRequest, "it is not known"))
 }

@@ -2,20 +2,19 @@
 
 use gdsync::Stream;
 use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
-use gdsync::rdma::{Descriptor, SendRequest, Work};
 
-use super::channel::{RecvChannel, WINDOW, wait_for};
-use super::post::{List, known, lent};
-use super::send::{Batch, total};
+use super::channel::{RecvChannel, WINDOW};
+use super::engine::Engine;
+use super::peer::Target;
+use super::post::lent;
+use super::send::total;
 use super::spec::{On, Recv, Source};
-use crate::context::Inner;
-use crate::context::peer::{Lane, Peer, Way};
-use crate::context::state::State;
+use super::state::{State, gone, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
+use crate::path::{Batch, Link, List, Put};
 use crate::region::Slice;
-use crate::request::fault::End;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Table};
+use crate::request::table::{Entry, Operation, Phase, Receive, RequestKey, Table};
 use crate::wire::word::{self, WordKind};
 
 pub(super) const PREPARE: &str = "prepare receive";
@@ -23,7 +22,7 @@ pub(super) const PREPARE: &str = "prepare receive";
 /// The rank of a receive that has not found its message's.
 pub(crate) const ANYBODY: u32 = u32::MAX;
 
-impl Inner {
+impl Engine {
     /// Numbers a receive.
     pub fn prepare_recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
         self.start_recv(spec, false)
@@ -37,42 +36,28 @@ impl Inner {
     #[inline]
     fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
-        let len = total(&self.pd, PREPARE, spec.segments)?;
+        let len = total(&self.nic, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
         let staging = match large && spec.segments.len() > 1 {
             true => Some(self.stage(len as usize)?),
             false => None,
         };
-        let make = || Entry {
-            receive: true,
-            peer: ANYBODY,
-            tag: spec.tag,
-            number: 0,
-            poster: Poster {
-                lane: 0,
-                stream: match spec.on {
-                    On::Cpu => None,
-                    On::Stream(stream, _) => Some(stream.downgrade()),
-                },
-            },
-            phase: Phase::Prepared,
-            held: true,
-            len,
-            large,
-            segments: Segments::new(spec.segments),
-            staging: staging.clone(),
-            stamped: None,
-            work: [None; 3],
-            timeout: spec.timeout,
-            order: 0,
-            waiters: Vec::new(),
-            wanted: false,
-            since: None,
-            named: false,
-            void: false,
-            refused: false,
-            marked: None,
-            end: End::default(),
+        let make = || {
+            let receive = Receive {
+                staging: staging.clone(),
+                ..Receive::default()
+            };
+            let operation = Operation::Receive(receive);
+            let mut entry = Entry::new(operation, ANYBODY, spec.tag, spec.segments);
+            if let On::Stream(stream, _) = spec.on {
+                entry.poster.stream = Some(stream.downgrade());
+            }
+            Entry {
+                len,
+                large,
+                timeout: spec.timeout,
+                ..entry
+            }
         };
         let started = match spec.from {
             Source::Any => self.start(None, post, |state| {
@@ -82,7 +67,7 @@ impl Inner {
             }),
             Source::Rank(rank) => self
                 .reopening(|| {
-                    let (state, lane) = self.ensure(rank, &spec.on, Way::Recv(spec.tag))?;
+                    let (state, lane) = self.ensure(rank, &spec.on, Target::Recv(spec.tag))?;
                     let number =
                         |state: &mut State| self.number_recv(state, rank, lane, make(), post);
                     self.start(Some(state), post, number)
@@ -109,7 +94,7 @@ impl Inner {
         self.make_room(state);
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
         let tag = entry.tag;
-        if let Some(key) = state.wild.iter().find(|key| {
+        if let Some(key) = state.any_source.iter().find(|key| {
             let wild = state.requests.get(**key);
             wild.is_some_and(|wild| wild.tag == tag)
         }) {
@@ -120,7 +105,7 @@ impl Inner {
             peers, requests, ..
         } = state;
         let peer = peers[rank as usize].as_deref_mut().ok_or_else(gone)?;
-        if !peer.may(lane.into(), Way::Recv(tag)) {
+        if !peer.may(lane, Target::Recv(tag)) {
             return Err(match peer.failed {
                 Some(_) => peer.error(PREPARE),
                 None => gone(),
@@ -156,8 +141,8 @@ impl Inner {
             entry.order = requests.order();
             entry.phase = Phase::Posted;
         } else if entry.poster.stream.is_some() && !silent {
-            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(gone)?;
-            entry.work = tell_place(&mut Batch::new(lane), channel, &entry)?;
+            let lane = peer.link.lane(lane).ok_or_else(gone)?;
+            entry.puts = tell_place(&mut Batch::new(lane), channel, &entry)?;
         }
         let posted = entry.phase == Phase::Posted;
         let key = requests.put(entry);
@@ -167,42 +152,33 @@ impl Inner {
     }
 
     pub(super) fn post_recv(&self, state: &mut State, key: RequestKey) -> Result<()> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let entry = known(requests, key)?;
+        let entry = known(&mut state.requests, key)?;
         if entry.peer == ANYBODY {
-            if let Some(stream) = entry.poster.stream.clone() {
-                let marked = set_mark(&*lent(&stream)?, requests.mark_word(key))?;
-                known(requests, key)?.marked = Some(marked);
+            let stream = entry.poster.stream.clone();
+            let marked = match &stream {
+                Some(stream) => Some(set_mark(&*lent(stream)?, state.requests.mark_word(key))?),
+                None => None,
+            };
+            let entry = known(&mut state.requests, key)?;
+            entry.phase = Phase::Unmatched;
+            if let Some(receive) = entry.receive_mut() {
+                receive.marked = marked;
             }
-            known(requests, key)?.phase = Phase::Unmatched;
-            state.wild.push(key);
-            self.match_wild(state);
+            state.any_source.push(key);
+            self.match_any(state);
             return Ok(());
         }
-        let Some(Peer {
-            recvs,
-            lanes,
-            failed: given_up,
-            ..
-        }) = peers[entry.peer as usize].as_deref_mut()
-        else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no connection").with_rank(entry.peer));
-        };
-        if !entry.large || given_up.is_some() {
+        let (rank, large) = (entry.peer, entry.large);
+        if !large || state.given_up(rank).is_some() {
             // What a peer left that was given up is in its mailbox.
-            entry.phase = Phase::Posted;
+            known(&mut state.requests, key)?.phase = Phase::Posted;
             return Ok(());
         }
-        let Some(channel) = recvs.get_mut(&entry.tag) else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no channel").with_rank(entry.peer));
-        };
+        let (entry, channel, link) = state.incoming(key)?;
         let slot = channel.shape.slot(entry.number);
-        settle_told(channel, lanes, slot, entry.poster.lane)
-            .map_err(|e| e.with_rank(entry.peer))?;
-        let Some(lane) = lanes[usize::from(entry.poster.lane)].as_mut() else {
-            return Err(Error::new(PREPARE, Kind::Closed, "no lane").with_rank(entry.peer));
+        settle_told(channel, link, slot, entry.poster.lane).map_err(|e| e.with_rank(entry.peer))?;
+        let Some(lane) = link.lane(entry.poster.lane) else {
+            return Err(gone("no lane", rank));
         };
         let before = channel.shape.previous(entry.number);
         let free = channel.is_free(entry.number);
@@ -212,13 +188,11 @@ impl Inner {
                 let mut list = List::<4>::new();
                 if let Some(before) = before.filter(|_| !free) {
                     // Taken in on another stream: the word there is still this one's.
-                    list.push(wait_for(channel.taken(entry.number), before, false));
+                    list.wait_for(channel.taken(entry.number), before, false);
                 }
-                for request in entry.work.iter().flatten() {
-                    list.push(Descriptor::Send(*request));
-                }
-                list.post(stream, Some(&mut lane.qp))?;
-                let last = entry.work.iter().flatten().next_back();
+                list.put(entry.puts.iter().flatten().copied());
+                list.post(stream, Some(lane))?;
+                let last = entry.puts.iter().flatten().next_back();
                 channel.told[slot] = last.map(|request| (entry.poster.lane, *request));
             }
             None if !free => {
@@ -241,9 +215,9 @@ impl Inner {
 /// Whether the NIC writes the message to GPU memory, so that who waits for it has to flush.
 pub(super) fn lands_in_device(entry: &Entry) -> bool {
     let device = |s: &Slice| s.memory().region().kind() == MemoryKind::Device;
-    entry.receive
+    entry.is_receive()
         && entry.large
-        && entry.staging.is_none()
+        && entry.staging().is_none()
         && entry.segments.as_slice().iter().any(device)
 }
 
@@ -252,32 +226,19 @@ pub(super) fn tell_place(
     batch: &mut Batch<'_>,
     channel: &RecvChannel,
     entry: &Entry,
-) -> Result<[Option<SendRequest>; 3]> {
-    let (addr, mr) = match (&entry.staging, entry.segments.as_slice()) {
-        (Some(staging), _) => (staging.region().addr().0, staging.mr()),
-        (None, [one]) => (one.addr(), one.memory().mr()),
+) -> Result<[Option<Put>; 3]> {
+    let (addr, memory) = match (entry.staging(), entry.segments.as_slice()) {
+        (Some(staging), _) => (staging.region().addr().0, staging),
+        (None, [one]) => (one.addr(), one.memory()),
         _ => {
-            return Err(Error::new(
-                PREPARE,
-                Kind::Invalid,
-                "a large receive without memory",
-            ));
+            let what = "a large receive without memory";
+            return Err(Error::new(PREPARE, Kind::Invalid, what));
         }
     };
-    let Some(rkey) = mr.remote().rkeys[0] else {
-        return Err(Error::new(
-            PREPARE,
-            Kind::Invalid,
-            "memory without a key for lane 0",
-        ));
-    };
-    let mut info = [0; 16];
-    info[..8].copy_from_slice(&addr.to_le_bytes());
-    info[8..12].copy_from_slice(&rkey.to_le_bytes());
+    let place = memory.keys().place(addr)?.encode();
     let ready = word::word(entry.number, WordKind::Ready, entry.len).to_le_bytes();
-    batch.add(&Work::write_inline(&[&info], channel.info(entry.number)?))?;
-    let to = channel.ready(entry.number)?;
-    batch.tell(&Work::write_inline(&[&ready], to).signaled(), to)?;
+    batch.put_bytes(&place, channel.place(entry.number)?)?;
+    batch.announce(&ready, channel.ready(entry.number)?)?;
     Ok(batch.first_three())
 }
 
@@ -288,18 +249,15 @@ pub(super) fn tell_place(
 /// `QueueFull` while it is not.
 pub(super) fn settle_told(
     channel: &mut RecvChannel,
-    lanes: &mut [Option<Lane>],
+    link: &mut Link,
     slot: usize,
     lane: u8,
 ) -> Result<()> {
-    let other = |told: &(u8, SendRequest)| told.0 != lane && !on(Mutant::EarlyTell);
-    let Some((before, request)) = channel.told[slot].filter(other) else {
+    let other = |told: &(u8, Put)| told.0 != lane && !on(Mutant::EarlyTell);
+    let Some((before, put)) = channel.told[slot].filter(other) else {
         return Ok(());
     };
-    let pending = lanes[usize::from(before)]
-        .as_mut()
-        .is_some_and(|lane| matches!(lane.qp.poll(request), Ok(None)));
-    if pending {
+    if link.lane(before).is_some_and(|lane| lane.is_pending(put)) {
         let what = "the receive before in this slot is still being told of";
         return Err(Error::new(PREPARE, Kind::QueueFull, what));
     }
@@ -313,10 +271,7 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
     stream.check_room(2)?;
     mark.store(0)?;
     let mut list = List::<1>::new();
-    list.push(Descriptor::WriteValue64 {
-        word: mark,
-        value: 1,
-    });
+    list.store(mark, 1);
     list.post(stream, None)?;
     Ok(stream.record()?)
 }
@@ -325,15 +280,15 @@ pub(super) fn set_mark(stream: &Stream, mark: &Word64) -> Result<Event> {
 /// enqueues one; a stream without handles has reached it when it has run everything.
 pub(super) fn has_come_to(requests: &mut Table, key: RequestKey, stream: &WeakStream) -> bool {
     let mark = requests.mark_word(key).clone();
-    let Some(entry) = requests.get_mut(key) else {
+    let Some(receive) = requests.get_mut(key).and_then(Entry::receive_mut) else {
         return false;
     };
-    if entry.marked.is_none()
+    if receive.marked.is_none()
         && let Some(stream) = stream.lend()
     {
         // While the stream is full or captured it is asked again, in the rounds that follow.
-        entry.marked = set_mark(&stream, &mark).ok();
+        receive.marked = set_mark(&stream, &mark).ok();
     }
-    let told = entry.marked.is_some() && mark.load().unwrap_or(0) == 1;
+    let told = receive.marked.is_some() && mark.load().unwrap_or(0) == 1;
     told || stream.has_ended()
 }

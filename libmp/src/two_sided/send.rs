@@ -1,45 +1,39 @@
-//! Sends: numbering them, and the work requests that they are made of.
+//! Sends: numbering them, and the puts that they are made of.
 
-use gdsync::rdma::{Descriptor, Mr, Pd, Qp, RemoteSpan, SendRequest, Sge, Work};
 use gdsync::{Status, Stream};
 
 use super::channel::SendChannel;
-use super::post::List;
+use super::engine::Engine;
+use super::peer::Target;
 use super::spec::{On, Send, SizeSource};
-use crate::context::Inner;
-use crate::context::peer::{Lane, Way};
-use crate::context::state::State;
+use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
+use crate::path::{Batch, List, MOST_BYTES, MOST_PIECES, Nic, Put, Span};
 use crate::region::Slice;
-use crate::request::fault::End;
-use crate::request::table::{Entry, Phase, Poster, RequestKey, Segments, Stamped};
+use crate::request::table::{Entry, Handle, Late, Operation, Phase, Poster, RequestKey};
 use crate::wire::word::{self, WordKind};
 
-/// Segments of one message.
-pub(crate) const MAX_SEGMENTS: usize = 30;
-/// Bytes of one work request.
-const CHUNK: u64 = 1 << 30;
-/// Bytes of a message of one segment; one of several takes one work request.
-const MAX_MESSAGE: u64 = STAMPS as u64 * CHUNK;
+/// Bytes of a message of one segment; one of several takes one put.
+const MAX_MESSAGE: u64 = STAMPS as u64 * MOST_BYTES;
 
 pub(super) const PREPARE: &str = "prepare send";
 
 /// The bytes of all segments.
-pub(super) fn total(pd: &Pd, operation: &'static str, segments: &[Slice]) -> Result<u64> {
-    if let Some(foreign) = segments.iter().find(|s| !s.memory().mr().is_of(pd)) {
+pub(super) fn total(nic: &Nic, operation: &'static str, segments: &[Slice]) -> Result<u64> {
+    if let Some(foreign) = segments.iter().find(|s| !nic.knows(s.memory().keys())) {
         let what = format!("{foreign:?}, registered by another context");
         return Err(Error::new(operation, Kind::Invalid, what));
     }
-    if segments.len() > MAX_SEGMENTS {
+    if segments.len() > MOST_PIECES {
         let what = format!("{} segments", segments.len());
-        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MAX_SEGMENTS));
+        return Err(Error::new(operation, Kind::Invalid, what).with_limit(MOST_PIECES));
     }
     let total = segments.iter().map(|s| s.len() as u64).sum();
     let limit = match segments.len() {
         0 | 1 => MAX_MESSAGE,
-        _ => CHUNK,
+        _ => MOST_BYTES,
     };
     if total > limit {
         let what = format!("{total} bytes in {} segments", segments.len());
@@ -56,137 +50,6 @@ fn pair(number: u64, kind: WordKind, len: u64) -> [u8; 16] {
     pair
 }
 
-/// Bytes that a READ reads to keep a word behind its payload.
-const LOOK: u32 = 8;
-
-/// Work requests that belong together: prepared all or not at all. At most `N`.
-pub(super) struct Batch<'q, const N: usize = { STAMPS + 3 }> {
-    qp: &'q mut Qp,
-    /// Where the READs land that keep words behind their payload, if they are needed.
-    behind: Option<&'q Mr>,
-    made: [Option<SendRequest>; N],
-    count: usize,
-}
-
-impl<'q> Batch<'q> {
-    /// Of as many as the longest message has.
-    pub fn new(lane: &'q mut Lane) -> Batch<'q> {
-        Batch::of(&mut lane.qp, lane.behind.as_ref())
-    }
-
-    /// Of words alone, which announce no earlier WRITE.
-    pub fn words(qp: &'q mut Qp) -> Batch<'q> {
-        Batch::of(qp, None)
-    }
-}
-
-impl<'q> Batch<'q, 3> {
-    /// Of the three that a short message has.
-    fn short(lane: &'q mut Lane) -> Batch<'q, 3> {
-        Batch::of(&mut lane.qp, lane.behind.as_ref())
-    }
-}
-
-impl<'q, const N: usize> Batch<'q, N> {
-    fn of(qp: &'q mut Qp, behind: Option<&'q Mr>) -> Batch<'q, N> {
-        Batch {
-            qp,
-            behind,
-            made: [None; N],
-            count: 0,
-        }
-    }
-
-    /// Prepares one more; if it is refused, takes all back.
-    pub fn add(&mut self, work: &Work<'_>) -> Result<SendRequest> {
-        match self.qp.prepare(work) {
-            Ok(request) => {
-                self.made[self.count] = Some(request);
-                self.count += 1;
-                Ok(request)
-            }
-            Err(e) => {
-                self.undo();
-                Err(e.into())
-            }
-        }
-    }
-
-    /// Prepares the WRITE of words at `to`, visible only after what this queue pair wrote
-    /// earlier. Where WRITEs may be placed out of order, it waits for a READ from there, which is
-    /// carried out behind them.
-    #[inline]
-    pub fn tell(&mut self, words: &Work<'_>, to: RemoteSpan) -> Result<SendRequest> {
-        let Some(landing) = self.behind else {
-            return self.add(words);
-        };
-        self.add(&Work::read(&[landing.sge(0, LOOK)], to))?;
-        self.add(&words.fenced())
-    }
-
-    /// The first three.
-    pub fn first_three(&self) -> [Option<SendRequest>; 3] {
-        let mut all = self.all();
-        [all.next(), all.next(), all.next()]
-    }
-
-    /// Prepares a gather of segments.
-    pub fn write(&mut self, segments: &[Slice], to: RemoteSpan) -> Result<SendRequest> {
-        let sge = |s: &'_ Slice| -> (usize, u32) { (s.offset(), s.len() as u32) };
-        match segments {
-            [] => self.add(&Work::write(&[], to)),
-            [one] => {
-                let (offset, len) = sge(one);
-                self.add(&Work::write(
-                    &[one.memory().mr().sge(offset as u64, len)],
-                    to,
-                ))
-            }
-            [first, ..] => {
-                let mut list: [Sge<'_>; MAX_SEGMENTS] =
-                    [first.memory().mr().sge(0, 0); MAX_SEGMENTS];
-                for (place, segment) in list.iter_mut().zip(segments) {
-                    let (offset, len) = sge(segment);
-                    *place = segment.memory().mr().sge(offset as u64, len);
-                }
-                self.add(&Work::write(&list[..segments.len()], to))
-            }
-        }
-    }
-
-    /// Takes all back, the newest first.
-    pub fn undo(&mut self) {
-        for request in self.made[..self.count]
-            .iter_mut()
-            .rev()
-            .filter_map(Option::take)
-        {
-            // It was prepared just now and not posted.
-            let _ = self.qp.abort(request);
-        }
-        self.count = 0;
-    }
-
-    /// Hands all to the NIC.
-    pub fn post(self) -> Result<SendRequest> {
-        let mut last = None;
-        for request in self.made[..self.count].iter().flatten() {
-            self.qp.post(*request)?;
-            last = Some(*request);
-        }
-        last.ok_or_else(|| Error::new("post send", Kind::Invalid, "nothing to post"))
-    }
-
-    /// The queue pair.
-    pub fn qp(&mut self) -> &mut Qp {
-        self.qp
-    }
-
-    fn all(&self) -> impl Iterator<Item = SendRequest> + '_ {
-        self.made[..self.count].iter().flatten().copied()
-    }
-}
-
 /// An eager message: payload, then stamp, which is answered.
 #[inline]
 fn plain<const N: usize>(
@@ -195,9 +58,9 @@ fn plain<const N: usize>(
     number: u64,
     segments: &[Slice],
     len: u64,
-) -> Result<SendRequest> {
+) -> Result<Put> {
     if len > 0 {
-        batch.write(segments, channel.payload(number)?)?;
+        batch.put(segments.iter().map(Slice::piece), channel.payload(number)?)?;
     }
     put_stamp(batch, channel, number, WordKind::Eager, len)
 }
@@ -210,10 +73,9 @@ fn put_stamp<const N: usize>(
     number: u64,
     kind: WordKind,
     len: u64,
-) -> Result<SendRequest> {
+) -> Result<Put> {
     let stamp = pair(number, kind, len);
-    let to = channel.pair(number)?;
-    batch.tell(&Work::write_inline(&[&stamp], to).signaled(), to)
+    batch.announce(&stamp, channel.pair(number)?)
 }
 
 /// Hands an eager message to a stream.
@@ -226,20 +88,18 @@ fn post_short(
 ) -> Result<()> {
     let mut list = List::<5>::new();
     channel.lead_in(number, true, &mut list)?;
-    for request in batch.all() {
-        list.push(Descriptor::Send(request));
-    }
-    Ok(list.post(stream, Some(batch.qp()))?)
+    list.put(batch.all());
+    Ok(list.post(stream, Some(batch.lane()))?)
 }
 
 /// Where chunk `i` goes: behind the others.
 fn chunk(segments: &[Slice], len: u64, i: u64) -> Result<Option<Slice>> {
     let [one] = segments else { return Ok(None) };
-    if len <= CHUNK {
+    if len <= MOST_BYTES {
         return Ok(None);
     }
-    let from = i * CHUNK;
-    let bytes = CHUNK.min(len - from);
+    let from = i * MOST_BYTES;
+    let bytes = MOST_BYTES.min(len - from);
     let slice = one
         .memory()
         .slice(one.offset() + from as usize, bytes as usize)?;
@@ -247,23 +107,22 @@ fn chunk(segments: &[Slice], len: u64, i: u64) -> Result<Option<Slice>> {
 }
 
 fn chunks(len: u64) -> u64 {
-    len.div_ceil(CHUNK)
+    len.div_ceil(MOST_BYTES)
 }
 
 /// The payload of a large message, to where `to` begins.
-fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: RemoteSpan) -> Result<()> {
+fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Result<()> {
     for i in 0..chunks(len) {
-        let mut at = to;
-        at.addr = to.addr.wrapping_add(i * CHUNK);
+        let at = to.behind(i * MOST_BYTES);
         match chunk(segments, len, i)? {
-            Some(piece) => batch.write(&[piece], at)?,
-            None => batch.write(segments, at)?,
+            Some(slice) => batch.put([slice.piece()].into_iter(), at)?,
+            None => batch.put(segments.iter().map(Slice::piece), at)?,
         };
     }
     Ok(())
 }
 
-impl Inner {
+impl Engine {
     /// Numbers a send and, if a stream posts it, prepares its work requests.
     pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
         self.start_send(spec, false)
@@ -276,7 +135,7 @@ impl Inner {
 
     #[inline]
     fn start_send(&self, spec: &Send<'_>, post: bool) -> Result<RequestKey> {
-        let len = total(&self.pd, PREPARE, spec.segments)?;
+        let len = total(&self.nic, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
             return Err(Error::new(PREPARE, Kind::Unsupported, what).with_limit(1u32));
@@ -287,7 +146,7 @@ impl Inner {
             spec.on.check(PREPARE)?;
         }
         self.reopening(|| {
-            let (state, lane) = self.ensure(spec.to, &spec.on, Way::Send(spec.tag))?;
+            let (state, lane) = self.ensure(spec.to, &spec.on, Target::Send(spec.tag))?;
             let number = |state: &mut State| self.number_send(state, spec, lane, len, post);
             self.start(Some(state), post, number)
         })
@@ -310,7 +169,7 @@ impl Inner {
         } = state;
         let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
-        if !peer.may(lane.into(), Way::Send(spec.tag)) {
+        if !peer.may(lane, Target::Send(spec.tag)) {
             return Err(match peer.failed {
                 Some(_) => peer.error(PREPARE),
                 None => gone(),
@@ -335,7 +194,7 @@ impl Inner {
         };
         let late = match spec.size {
             SizeSource::Segments => None,
-            SizeSource::Word { len, offset } => Some(Stamped {
+            SizeSource::Word { len, offset } => Some(Late {
                 length: Some(len.clone()),
                 offset: offset.cloned(),
                 behind: Vec::new(),
@@ -344,20 +203,20 @@ impl Inner {
         requests.make_place(&self.gpu)?;
         let large = len > self.config.eager_limit as u64;
         let mut late = late.map(Box::new);
-        let mut work = [None; 3];
+        let mut puts = [None; 3];
         let mut phase = Phase::Prepared;
         if let Some(stream) = stream {
             let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
-            let lane = peer.lanes[usize::from(lane)].as_mut().ok_or_else(what)?;
+            let lane = peer.link.lane(lane).ok_or_else(what)?;
             if large || late.is_some() {
                 if self.kernels.is_none() {
                     let what = "a message whose place or length a stream finds out needs kernels";
                     return Err(Error::new(PREPARE, Kind::Unsupported, what));
                 }
-                let stamps = channel.stamps(&self.pd)?;
+                channel.make_stamps(&self.nic)?;
                 let mut batch = Batch::new(lane);
                 let all = spec.segments;
-                work[0] = stamped(&mut batch, channel, &stamps, number, large, all, len)?;
+                puts[0] = stamped(&mut batch, channel, number, large, all, len)?;
                 let behind = batch.all().skip(usize::from(large));
                 late.get_or_insert_default().behind = behind.collect();
             } else {
@@ -370,37 +229,24 @@ impl Inner {
                     }
                     phase = Phase::Sent(stamp);
                 } else {
-                    work = batch.first_three();
+                    puts = batch.first_three();
                 }
             }
         }
+        let operation = Operation::Send(late);
         let entry = Entry {
-            receive: false,
-            peer: spec.to,
-            tag: spec.tag,
             number,
             poster: Poster {
                 lane,
                 stream: stream.map(Stream::downgrade),
             },
             phase,
-            held: true,
             len,
             large,
-            segments: Segments::new(spec.segments),
-            staging: None,
-            stamped: late,
-            work,
+            puts,
             timeout: spec.timeout,
             order,
-            waiters: Vec::new(),
-            wanted: false,
-            since: None,
-            named: false,
-            void: false,
-            refused: false,
-            marked: None,
-            end: End::default(),
+            ..Entry::new(operation, spec.to, spec.tag, spec.segments)
         };
         channel.next += 1;
         Ok((requests.put(entry), phase != Phase::Prepared))
@@ -420,20 +266,10 @@ impl Inner {
     }
 
     fn try_send(&self, state: &mut State, key: RequestKey) -> Result<bool> {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get_mut(key) else {
+        let Ok((entry, channel, link)) = state.outgoing(key) else {
             return Ok(false);
         };
-        let Phase::Queued { announced } = entry.phase else {
-            return Ok(false);
-        };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return Ok(false);
-        };
-        let (Some(channel), Some(lane)) = (peer.sends.get_mut(&entry.tag), &mut peer.lanes[0])
-        else {
+        let (Phase::Queued { announced }, Some(lane)) = (entry.phase, link.lane(0)) else {
             return Ok(false);
         };
         let number = entry.number;
@@ -441,7 +277,7 @@ impl Inner {
             return Ok(false);
         }
         let mut batch = Batch::new(lane);
-        if entry.void {
+        if entry.handle == Handle::Void {
             put_stamp(&mut batch, channel, number, WordKind::TooLong, 0)?;
             entry.phase = Phase::Sent(batch.post()?);
             entry.since = None;
@@ -466,13 +302,13 @@ impl Inner {
             None if announced => Ok(false),
             None => {
                 let announce = word::word(number, WordKind::Announce, entry.len).to_le_bytes();
-                batch.add(&Work::write_inline(&[&announce], channel.pair(number)?))?;
+                batch.put_bytes(&announce, channel.pair(number)?)?;
                 batch.post()?;
                 entry.phase = Phase::Queued { announced: true };
                 Ok(true)
             }
             Some((Some(WordKind::Ready), room)) if entry.len <= room => {
-                let to = channel.info(number)?;
+                let to = channel.place(number)?;
                 payload(&mut batch, entry.segments.as_slice(), entry.len, to)?;
                 put_stamp(&mut batch, channel, number, WordKind::Direct, entry.len)?;
                 entry.phase = Phase::Sent(batch.post()?);
@@ -485,16 +321,16 @@ impl Inner {
                 entry.since = None;
                 let told = word::result(Status::TRUNCATED, entry.len);
                 self.note(Status::TRUNCATED);
-                requests.result_word(key).store(told)?;
+                state.requests.result_word(key).store(told)?;
                 Ok(true)
             }
-            Some((kind, len)) => {
+            Some((kind, code)) => {
                 let status = match kind {
                     Some(WordKind::Refused) => Status::TRUNCATED,
-                    Some(WordKind::Failed) => word::failure(len),
+                    Some(WordKind::Failed) => word::failure(code),
                     _ => Status::BAD_RESPONSE,
                 };
-                let len = requests.get(key).map_or(0, |entry| entry.len);
+                let len = entry.len;
                 self.finish(state, key, status, len);
                 Ok(true)
             }
@@ -507,28 +343,22 @@ impl Inner {
 fn stamped(
     batch: &mut Batch<'_>,
     channel: &SendChannel,
-    stamps: &Mr,
     number: u64,
     large: bool,
     segments: &[Slice],
     len: u64,
-) -> Result<Option<SendRequest>> {
+) -> Result<Option<Put>> {
     let pair = channel.pair(number)?;
     let mut announced = None;
     if large {
         let announce = word::word(number, WordKind::Announce, len).to_le_bytes();
-        announced = Some(batch.add(&Work::write_inline(&[&announce], pair))?);
+        announced = Some(batch.put_bytes(&announce, pair)?);
     }
     // Of a large message the kernel puts the right place in.
     payload(batch, segments, len, channel.payload(number)?)?;
-    let stamp = stamps.sge(channel.stamp_at(number) as u64, 16);
-    batch.tell(&Work::write(&[stamp], pair).signaled(), pair)?;
+    let none = || Error::new(PREPARE, Kind::System, "no memory for stamps");
+    batch.announce_from(channel.stamp(number).ok_or_else(none)?, pair)?;
     Ok(announced)
-}
-
-/// Bytes of each work request of a large message.
-pub(super) const fn chunk_len() -> u64 {
-    CHUNK
 }
 
 #[cfg(test)]
@@ -543,15 +373,19 @@ mod tests {
         let builder = crate::Context::builder().bootstrap(alone).gpu(&gpu);
         let ctx = builder.build().unwrap();
         // Nothing of it is touched.
-        let len = 2 * CHUNK + 5;
+        let len = 2 * MOST_BYTES + 5;
         let memory = ctx.alloc(MemoryKind::Pinned, len as usize + 1).unwrap();
         let segments = [memory.slice(1, len as usize).unwrap()];
         let piece = |i| chunk(&segments, len, i).unwrap().unwrap();
         let pieces = (0..chunks(len))
             .map(piece)
             .map(|p| (p.offset() as u64 - 1, p.len() as u64));
-        let whole = [(0, CHUNK), (CHUNK, CHUNK), (2 * CHUNK, 5)];
+        let whole = [
+            (0, MOST_BYTES),
+            (MOST_BYTES, MOST_BYTES),
+            (2 * MOST_BYTES, 5),
+        ];
         assert!(pieces.eq(whole));
-        assert!(chunk(&segments, CHUNK, 0).unwrap().is_none());
+        assert!(chunk(&segments, MOST_BYTES, 0).unwrap().is_none());
     }
 }

@@ -4,49 +4,28 @@ use gdsync::Status;
 
 use super::channel::RecvChannel;
 use super::credit::{count, credit_by_cpu};
+use super::engine::Engine;
 use super::receive::lands_in_device;
-use crate::context::Inner;
-use crate::context::state::State;
+use super::state::State;
 use crate::error::Result;
 use crate::region::Slice;
 use crate::request::table::{Entry, RequestKey};
 use crate::wire::word::{self, WordKind};
 
-impl Inner {
+impl Engine {
     /// Takes a message in by the CPU, if it is there. `true`: it has ended.
     pub(super) fn take(&self, state: &mut State, key: RequestKey) -> bool {
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get(key) else {
-            return false;
-        };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return false;
-        };
-        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+        let Ok((entry, channel, _)) = state.incoming(key) else {
             return false;
         };
         let number = entry.number;
         let Ok(w) = channel.word(number, entry.large).load() else {
             return false;
         };
-        if !word::reached(w, number) {
+        if !word::reached(w, number) || !self.refuse(state, key) {
             return false;
         }
-        if !self.refuse(state, key) {
-            return false;
-        }
-        let State {
-            peers, requests, ..
-        } = state;
-        let Some(entry) = requests.get(key) else {
-            return false;
-        };
-        let Some(peer) = peers[entry.peer as usize].as_deref_mut() else {
-            return false;
-        };
-        let Some(channel) = peer.recvs.get_mut(&entry.tag) else {
+        let Ok((entry, channel, link)) = state.incoming(key) else {
             return false;
         };
         if lands_in_device(entry) {
@@ -67,11 +46,7 @@ impl Inner {
         // Pinned memory, which the CPU reaches: it cannot fail.
         let _ = channel.taken(number).store(word::word(number, kind, 0));
         if let Some(run) = count(channel, number, 0, None) {
-            credit_by_cpu(
-                peer.lanes[0].as_mut().map(|lane| &mut lane.qp),
-                channel,
-                run,
-            );
+            credit_by_cpu(link.lane(0), channel, run);
         }
         self.finish(state, key, status, len);
         true
@@ -97,7 +72,7 @@ fn take_in(channel: &RecvChannel, entry: &Entry, w: u64) -> Result<(Status, u64)
         }
         Some(WordKind::Direct) if len > room => Ok((Status::BAD_RESPONSE, 0)),
         Some(WordKind::Direct) => {
-            if let Some(staging) = &entry.staging {
+            if let Some(staging) = entry.staging() {
                 scatter(segments, len, |at, bytes| staging.read(at, bytes))?;
             }
             Ok((Status::SUCCESS, len))

@@ -6,14 +6,15 @@ use std::time::Duration;
 use gds_step::Time;
 use gdsync::{Status, Stream};
 
+use super::config::Progress;
+use super::engine::{Engine, PERIOD};
 use super::spec::Source;
-use super::words::{lack, time};
-use crate::context::state::{Front, State, Stuck};
-use crate::context::{Inner, PERIOD, Progress};
+use super::state::{Front, State, Stuck};
+use super::texts::{lack, time};
 use crate::error::{Error, Kind, Result};
 use crate::request::table::{Entry, Phase, RequestKey};
 
-impl Inner {
+impl Engine {
     /// Finds who stands, names those who have stood for long, and gives those up whose time is
     /// over.
     pub(super) fn watch(&self, state: &mut State, now: Time) {
@@ -61,7 +62,7 @@ impl Inner {
         let rank = entry.peer;
         match entry.phase {
             Phase::Unmatched => {
-                state.wild.retain(|other| *other != key);
+                state.any_source.retain(|other| *other != key);
                 self.finish(state, key, Status::TIMEOUT, 0);
             }
             _ => {
@@ -123,7 +124,7 @@ impl Inner {
         if self.config.progress == Progress::Background {
             return Ok(stream.synchronize(left)?);
         }
-        self.turn();
+        self.progress();
         Ok(stream.synchronize(left.min(PERIOD))?)
     }
 

@@ -4,13 +4,12 @@
 //! All numbers are little-endian. A message starts with a magic and the version of its format; a
 //! reader refuses another version by name.
 
-use gdsync::rdma::{QpAddress, RemoteMemory};
-
+use super::record::{self, Record};
 use crate::error::{Error, Kind, Result};
 
 const MAGIC: [u8; 4] = *b"mp01";
 /// Version of the messages and of the words.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// How a channel is laid out; equal on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,14 +31,14 @@ impl Shape {
 }
 
 /// One message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// The sender's queue pair of a lane.
+    /// The sender's end of a lane.
     Connect {
         /// Which lane.
         lane: u8,
-        /// Where.
-        address: QpAddress,
+        /// By path.
+        ends: Vec<Record>,
         /// How its channels are laid out.
         shape: Shape,
         /// Its NIC places the WRITEs that it receives in the order in which they were posted.
@@ -54,8 +53,8 @@ pub enum Control {
     Sends {
         /// Which tag.
         tag: u32,
-        /// Its return block.
-        block: RemoteMemory,
+        /// Its return block, by path.
+        block: Vec<Record>,
         /// Its layout.
         shape: Shape,
     },
@@ -63,8 +62,8 @@ pub enum Control {
     Receives {
         /// Which tag.
         tag: u32,
-        /// Its mailbox.
-        block: RemoteMemory,
+        /// Its mailbox, by path.
+        block: Vec<Record>,
         /// Its layout.
         shape: Shape,
     },
@@ -106,14 +105,9 @@ pub enum Control {
 }
 
 impl Control {
-    /// Longest message.
-    pub const MAX: usize = 8 + 4 + QpAddress::LEN + 16;
-    const _LONGER: () = assert!(QpAddress::LEN >= RemoteMemory::LEN);
-
     /// The bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut b = Vec::with_capacity(Self::MAX);
-        b.extend(MAGIC);
+        let mut b = MAGIC.to_vec();
         b.extend(VERSION.to_le_bytes());
         let (kind, small) = match self {
             Control::Connect { lane, .. } => (1, *lane),
@@ -132,14 +126,14 @@ impl Control {
         b.extend([kind, small]);
         match self {
             Control::Connect {
-                address,
+                ends,
                 shape,
                 keeps_order,
                 ..
             } => {
-                b.extend(address.to_bytes());
                 shape.encode(&mut b);
                 b.push(u8::from(*keeps_order));
+                put(&mut b, ends);
             }
             Control::Up { .. }
             | Control::GivenUp
@@ -149,8 +143,8 @@ impl Control {
             | Control::Pong => {}
             Control::Sends { tag, block, shape } | Control::Receives { tag, block, shape } => {
                 b.extend(tag.to_le_bytes());
-                b.extend(block.to_bytes());
                 shape.encode(&mut b);
+                put(&mut b, block);
             }
             Control::Retire { tag, next } => {
                 b.extend(tag.to_le_bytes());
@@ -188,15 +182,15 @@ impl Control {
         let message = match kind {
             1 => Control::Connect {
                 lane: small,
-                address: QpAddress::from_bytes(&r.take::<{ QpAddress::LEN }>()?)?,
                 shape: r.shape()?,
                 keeps_order: r.flag()?,
+                ends: r.records()?,
             },
             2 => Control::Up { lane: small },
             3 | 4 => {
                 let tag = u32::from_le_bytes(r.take()?);
-                let block = RemoteMemory::from_bytes(&r.take::<{ RemoteMemory::LEN }>()?)?;
                 let shape = r.shape()?;
+                let block = r.records()?;
                 match kind {
                     3 => Control::Sends { tag, block, shape },
                     _ => Control::Receives { tag, block, shape },
@@ -229,6 +223,15 @@ impl Control {
     }
 }
 
+/// How many, and of each the path, the length and the bytes.
+fn put(b: &mut Vec<u8>, records: &[Record]) {
+    b.push(records.len() as u8);
+    for Record { path, bytes } in records {
+        b.extend([*path, bytes.len() as u8]);
+        b.extend(bytes);
+    }
+}
+
 fn malformed(what: impl Into<String>) -> Error {
     Error::new("read control message", Kind::Protocol, what)
 }
@@ -253,6 +256,21 @@ impl Reader<'_> {
         }
     }
 
+    fn records(&mut self) -> Result<Vec<Record>> {
+        let [count] = self.take()?;
+        if usize::from(count) > record::MOST {
+            return Err(malformed(format!("{count} records")));
+        }
+        let one = |_| {
+            let [path, len] = self.take()?;
+            let whole = self.0.split_at_checked(len.into());
+            let (bytes, rest) = whole.ok_or_else(|| malformed("it ends early"))?;
+            self.0 = rest;
+            Ok(Record::new(path, bytes))
+        };
+        (0..count).map(one).collect()
+    }
+
     fn shape(&mut self) -> Result<Shape> {
         Ok(Shape {
             depth: u32::from_le_bytes(self.take()?),
@@ -268,37 +286,24 @@ mod tests {
 
     #[test]
     fn messages_survive_the_trip_and_nothing_else_is_taken_for_one() {
-        let block = RemoteMemory {
-            addr: 0x7fff_0000_1000,
-            len: 4096,
-            rkeys: [Some(7), None, None, None],
-        };
+        let block = vec![Record::new(record::NIC, &[7; 48]), Record::new(9, &[])];
+        let ends = vec![Record::new(record::NIC, &[3; 64]); record::MOST];
         let shape = Shape {
             depth: 16,
             eager: 4096,
             start: 0xffff_fff0,
         };
-        let address = QpAddress {
-            node: 5,
-            qpn: 6,
-            psn: 7,
-            gpu: 8,
-            process: 9,
-            port: None,
-            qkey: None,
-            lane: 0,
-        };
         let all = [
             Control::Connect {
                 lane: 3,
-                address,
+                ends,
                 shape,
                 keeps_order: true,
             },
             Control::Up { lane: 7 },
             Control::Sends {
                 tag: u32::MAX,
-                block,
+                block: block.clone(),
                 shape,
             },
             Control::Receives {
@@ -321,7 +326,6 @@ mod tests {
         ];
         for message in all {
             let bytes = message.encode();
-            assert!(bytes.len() <= Control::MAX);
             assert_eq!(Control::decode(&bytes).unwrap(), message);
             for len in 0..bytes.len() {
                 assert!(Control::decode(&bytes[..len]).is_err());

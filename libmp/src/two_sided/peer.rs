@@ -1,27 +1,23 @@
-//! Peers: the lanes and channels to one rank, and how they come about.
+//! Peers: the link and the channels to one rank, and how they come about.
 //!
-//! A *lane* is a queue pair on each side. Lane 0 is posted on by the CPU; each stream that sends
-//! or receives has another, so that a stream that stands still holds up nobody else. Lanes and
-//! channels open on first use: each side tells the other its half, whichever comes first, and
-//! answers what it did not ask for.
+//! Lanes and channels open on first use: each side tells the other its half, whichever comes
+//! first, and answers what it did not ask for.
 
 use std::collections::BTreeMap;
 
 use gds_step::Time;
 use gdsync::Status;
-use gdsync::gpu::{MemoryKind, Word32};
-use gdsync::rdma::{Access, Endpoint, Mr, Pd, Qp, QpConfig, RemoteMemory, SendRequest};
 
-use super::{Config, Tell};
+use super::channel::{RecvChannel, SendChannel};
+use super::config::Config;
+use super::lanes::Lanes;
 use crate::error::{Error, Kind, Result};
+use crate::path::{Link, Nic, Put};
 use crate::request::fault::Name;
 use crate::request::table::RequestKey;
-use crate::two_sided::channel::{RecvChannel, SendChannel};
 use crate::wire::control::{Control, Shape};
+use crate::wire::record::Record;
 
-/// Lanes that a context has at most: one for the CPU, the others for streams, which share them
-/// if there are more.
-pub(crate) const LANES: usize = 8;
 /// Channels of one direction that there may be with a peer, whichever side opened them.
 const COUNTERPARTS: usize = 4096;
 /// The highest limit that a side may set for those that it opens: both together fit.
@@ -33,38 +29,20 @@ const UNUSED_TAGS: usize = 16;
 /// Channels that a peer is asked about at a time, whether they can go.
 const RETIRE: usize = 16;
 
-/// A queue pair to a peer.
-pub(crate) struct Lane {
-    pub qp: Qp,
-    /// Where the READs land that keep words behind their payload; `None`: words are plain WRITEs.
-    pub behind: Option<Mr>,
-    /// The other end, if the peer is this rank itself.
-    mirror: Option<Qp>,
-    connected: bool,
-    /// The peer has connected its side.
-    up: bool,
-}
-
 /// One rank, as another has to do with it.
 pub(crate) struct Peer {
     pub rank: u32,
-    pub lanes: [Option<Lane>; LANES],
+    pub link: Link,
     pub sends: BTreeMap<u32, SendChannel>,
     pub recvs: BTreeMap<u32, RecvChannel>,
     /// By tag: the peer's return block, for tags whose mailbox is not made yet.
-    put_off: BTreeMap<u32, RemoteMemory>,
-    /// How words to it are kept behind their payload, once that is chosen.
-    pub tells: Option<Tell>,
-    /// As [`Lane::behind`].
-    behind: Option<Mr>,
+    deferred: BTreeMap<u32, Vec<Record>>,
     /// How it failed, if it was given up.
     pub failed: Option<Status>,
     /// It is about to leave, and waits to be told that nothing is under way to it.
     pub leaving: bool,
-    /// It was asked by this side, which is about to leave.
-    pub asked: bool,
-    /// It has answered.
-    pub answered: bool,
+    /// Whether this side is about to leave.
+    pub closing: Closing,
     /// What it said that made no sense here.
     pub why: Option<String>,
     /// Why it was given up, or is about to be.
@@ -75,6 +53,17 @@ pub(crate) struct Peer {
     pub heard: Option<Time>,
     /// When it was last asked whether it is alive.
     pub probed: Option<Time>,
+}
+
+/// How far this side is with leaving, towards a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// It was not asked.
+    No,
+    /// The peer was asked whether anything of it is under way.
+    Asked,
+    /// It has answered that nothing is.
+    Answered,
 }
 
 /// Why a peer was given up.
@@ -102,7 +91,7 @@ impl Cause {
 
 /// What is to be open before something can be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Target {
     /// Lanes alone.
     Lanes,
     /// The channel to the peer under a tag.
@@ -112,44 +101,23 @@ pub(crate) enum Way {
 }
 
 /// What peers are made with.
-pub(crate) struct Ground<'a> {
-    pub pd: &'a Pd,
+pub(crate) struct Setup<'a> {
+    pub nic: &'a Nic,
     pub config: &'a Config,
-    pub me: u32,
-    /// The context's error word.
-    pub error: &'a Word32,
-    /// By lane: who rings the NIC.
-    pub endpoints: &'a [Endpoint],
-}
-
-impl Ground<'_> {
-    fn queue_pair(&self, lane: usize) -> Result<Qp> {
-        let mut config: QpConfig = self.config.qp.clone();
-        if lane == 0 {
-            // What the CPU posts is little and done soon.
-            config.send_blocks = config.send_blocks.min(32);
-        }
-        config.timeout = Some(self.config.timeout);
-        config.error = Some(self.error.clone());
-        config.endpoint = *self.endpoints.get(lane).unwrap_or(&self.config.endpoint);
-        Ok(self.pd.create_qp(&config)?)
-    }
+    pub lanes: &'a Lanes,
 }
 
 impl Peer {
     pub fn new(rank: u32) -> Peer {
         Peer {
             rank,
-            lanes: Default::default(),
+            link: Link::new(rank),
             sends: BTreeMap::new(),
             recvs: BTreeMap::new(),
-            put_off: BTreeMap::new(),
-            tells: None,
-            behind: None,
+            deferred: BTreeMap::new(),
             failed: None,
             leaving: false,
-            asked: false,
-            answered: false,
+            closing: Closing::No,
             why: None,
             cause: None,
             gone: false,
@@ -178,34 +146,29 @@ impl Peer {
 
     /// Whether this side waits for a control message of the peer's.
     pub fn owes_answer(&self) -> bool {
-        let mut lanes = self.lanes.iter().flatten();
-        lanes.any(|lane| !(lane.connected && lane.up))
-            || self.asked && !self.answered
+        self.link.is_opening()
+            || self.closing == Closing::Asked
             || self.sends.values().any(|channel| !channel.is_open())
             || self.recvs.values().any(|channel| !channel.is_open())
     }
 
     /// Whether everything is there to post on `lane`.
-    pub fn is_open(&self, lane: usize, way: Way) -> bool {
-        let up = |lane: usize| {
-            let lane = self.lanes.get(lane).and_then(Option::as_ref);
-            lane.is_some_and(|lane| lane.connected && lane.up)
-        };
-        up(0)
-            && up(lane)
-            && match way {
-                Way::Lanes => true,
-                Way::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
-                Way::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
+    pub fn is_open(&self, lane: u8, target: Target) -> bool {
+        self.link.is_open(0)
+            && self.link.is_open(lane)
+            && match target {
+                Target::Lanes => true,
+                Target::Send(tag) => self.sends.get(&tag).is_some_and(SendChannel::is_open),
+                Target::Recv(tag) => self.recvs.get(&tag).is_some_and(RecvChannel::is_open),
             }
     }
 
-    /// Whether a request may use `way`: all is open, or the peer was given up but left a message
+    /// Whether a request may use `target`: all is open, or the peer was given up but left a message
     /// that can still be taken.
-    pub fn may(&self, lane: usize, way: Way) -> bool {
-        match (self.failed, way) {
-            (None, _) => self.is_open(lane, way),
-            (Some(_), Way::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
+    pub fn may(&self, lane: u8, target: Target) -> bool {
+        match (self.failed, target) {
+            (None, _) => self.is_open(lane, target),
+            (Some(_), Target::Recv(tag)) => self.recvs.get(&tag).is_some_and(RecvChannel::has_mail),
             (Some(_), _) => false,
         }
     }
@@ -213,100 +176,49 @@ impl Peer {
     /// Makes this side's part of what is to be open; what the peer must know goes to `say`.
     pub fn begin(
         &mut self,
-        ground: &Ground<'_>,
-        lane: usize,
-        way: Way,
+        setup: &Setup<'_>,
+        lane: u8,
+        target: Target,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        self.lane(ground, 0, say)?;
-        self.lane(ground, lane, say)?;
-        match way {
-            Way::Lanes => {}
-            Way::Send(tag) => {
-                self.send_channel(ground, tag, ground.config.channels, say)?;
+        self.lane(setup, 0, say)?;
+        self.lane(setup, lane, say)?;
+        match target {
+            Target::Lanes => {}
+            Target::Send(tag) => {
+                self.send_channel(setup, tag, setup.config.channels, say)?;
             }
-            Way::Recv(tag) => {
-                self.recv_channel(ground, tag, ground.config.channels, say)?;
+            Target::Recv(tag) => {
+                self.recv_channel(setup, tag, setup.config.channels, say)?;
             }
         }
         Ok(())
     }
 
-    fn lane(
-        &mut self,
-        ground: &Ground<'_>,
-        lane: usize,
-        say: &mut Vec<Control>,
-    ) -> Result<&mut Lane> {
-        let rank = self.rank;
-        let keeps_order = ground.pd.device().keeps_write_order();
-        if rank == ground.me {
-            self.choose_tell(ground, keeps_order)?;
-        }
-        let behind = self.behind.clone();
-        let place = self.lanes.get_mut(lane).ok_or_else(|| {
-            let what = format!("lane {lane}");
-            Error::new("open lane", Kind::Protocol, what)
-                .with_rank(rank)
-                .with_limit(LANES)
-        })?;
-        match place {
-            Some(lane) => Ok(lane),
-            None => {
-                let mut qp = ground.queue_pair(lane)?;
-                let mut mirror = None;
-                if rank == ground.me {
-                    let mut other = ground.queue_pair(lane)?;
-                    qp.connect(&other.address())?;
-                    other.connect(&qp.address())?;
-                    mirror = Some(other);
-                } else {
-                    say.push(Control::Connect {
-                        lane: lane as u8,
-                        address: qp.address(),
-                        shape: ground.config.shape(),
-                        keeps_order,
-                    });
-                }
-                let whole = mirror.is_some();
-                Ok(place.insert(Lane {
-                    qp,
-                    behind,
-                    mirror,
-                    connected: whole,
-                    up: whole,
-                }))
-            }
-        }
-    }
-
-    /// Chooses how words to the peer are kept behind their payload, once for all its lanes.
-    fn choose_tell(&mut self, ground: &Ground<'_>, keeps_order: bool) -> Result<()> {
-        if self.tells.is_some() {
-            return Ok(());
-        }
-        let device = ground.pd.device();
-        let (tell, why) = ground.config.tell.choose(keeps_order, device.reads())?;
-        if tell == Tell::Read {
-            let landing = device.gpu().alloc(MemoryKind::Pinned, 64)?;
-            self.behind = Some(ground.pd.register(&landing, Access::LOCAL_WRITE)?);
-        }
-        self.tells = Some(tell);
-        let (me, rank) = (ground.me, self.rank);
-        tracing::info!(target: "mp", "rank {me}: message words to rank {rank} are {tell}: {why}");
+    /// Makes this side's end of a lane; what the peer must know goes to `say`.
+    fn lane(&mut self, setup: &Setup<'_>, lane: u8, say: &mut Vec<Control>) -> Result<()> {
+        let endpoint = setup.lanes.endpoint(lane);
+        let endpoint = endpoint.unwrap_or(setup.config.endpoint);
+        let made = self.link.make(setup.nic, lane, endpoint)?;
+        say.extend(made.map(|end| Control::Connect {
+            lane,
+            ends: vec![end],
+            shape: setup.config.shape(),
+            keeps_order: setup.nic.device.keeps_write_order(),
+        }));
         Ok(())
     }
 
     fn send_channel(
         &mut self,
-        ground: &Ground<'_>,
+        setup: &Setup<'_>,
         tag: u32,
         limit: usize,
         say: &mut Vec<Control>,
     ) -> Result<&mut SendChannel> {
         if !self.sends.contains_key(&tag) {
-            let shape = self.admit(self.sends.len(), limit, ground)?;
-            let channel = SendChannel::new(ground.pd, shape)?;
+            let shape = self.admit(self.sends.len(), limit, setup)?;
+            let channel = SendChannel::new(setup.nic, shape)?;
             say.push(Control::Sends {
                 tag,
                 block: channel.block(),
@@ -319,7 +231,7 @@ impl Peer {
 
     fn recv_channel(
         &mut self,
-        ground: &Ground<'_>,
+        setup: &Setup<'_>,
         tag: u32,
         limit: usize,
         say: &mut Vec<Control>,
@@ -327,10 +239,10 @@ impl Peer {
         if !self.recvs.contains_key(&tag) {
             // A channel that only the peer has opened does not count against this side's limit.
             let own = self.recvs.values().filter(|c| c.is_used() || !c.is_open());
-            let shape = self.admit(own.count(), limit, ground)?;
-            let mut channel = RecvChannel::new(ground.pd, shape)?;
-            if let Some(block) = self.put_off.remove(&tag) {
-                channel.open(block)?;
+            let shape = self.admit(own.count(), limit, setup)?;
+            let mut channel = RecvChannel::new(setup.nic, shape)?;
+            if let Some(block) = self.deferred.remove(&tag) {
+                channel.open(&block)?;
             }
             say.push(Control::Receives {
                 tag,
@@ -343,17 +255,17 @@ impl Peer {
     }
 
     /// Whether a mailbox may be made for a tag under which nothing is received.
-    fn has_place(&self, ground: &Ground<'_>) -> bool {
-        let places = UNUSED_BYTES / ground.config.shape().mailbox_len();
+    fn has_mailbox_room(&self, setup: &Setup<'_>) -> bool {
+        let places = UNUSED_BYTES / setup.config.shape().mailbox_len();
         let places = places.clamp(UNUSED_TAGS, COUNTERPARTS);
         let unused = self.recvs.values().filter(|c| c.is_open() && !c.is_used());
         unused.count() < places
     }
 
     /// Keeps the announcement until a mailbox may be made. The peer's first send under the tag waits.
-    fn put_off(&mut self, ground: &Ground<'_>, tag: u32, block: RemoteMemory) -> Result<()> {
-        self.admit(self.recvs.len() + self.put_off.len(), COUNTERPARTS, ground)?;
-        match self.put_off.insert(tag, block) {
+    fn defer(&mut self, setup: &Setup<'_>, tag: u32, block: &[Record]) -> Result<()> {
+        self.admit(self.recvs.len() + self.deferred.len(), COUNTERPARTS, setup)?;
+        match self.deferred.insert(tag, block.to_vec()) {
             Some(known) if known != block => {
                 let what = format!("tag {tag}, announced twice");
                 Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
@@ -366,32 +278,32 @@ impl Peer {
     /// from any rank waits, and others as far as the bound allows.
     pub fn make_mailboxes(
         &mut self,
-        ground: &Ground<'_>,
+        setup: &Setup<'_>,
         wanted: impl Fn(u32) -> bool,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        let tags: Vec<u32> = self.put_off.keys().copied().collect();
+        let tags: Vec<u32> = self.deferred.keys().copied().collect();
         for tag in tags {
-            if wanted(tag) || self.has_place(ground) {
-                self.recv_channel(ground, tag, COUNTERPARTS, say)?;
+            if wanted(tag) || self.has_mailbox_room(setup) {
+                self.recv_channel(setup, tag, COUNTERPARTS, say)?;
             }
         }
         Ok(())
     }
 
     /// Whether the peer waits for a mailbox.
-    pub fn is_put_off(&self) -> bool {
-        !self.put_off.is_empty()
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
     }
 
-    fn admit(&self, channels: usize, limit: usize, ground: &Ground<'_>) -> Result<Shape> {
+    fn admit(&self, channels: usize, limit: usize, setup: &Setup<'_>) -> Result<Shape> {
         if channels >= limit {
             let what = "tags under which messages are under way";
             return Err(Error::new("open channel", Kind::QueueFull, what)
                 .with_rank(self.rank)
                 .with_limit(limit));
         }
-        Ok(ground.config.shape())
+        Ok(setup.config.shape())
     }
 
     /// Takes in what the peer said.
@@ -400,66 +312,55 @@ impl Peer {
     /// `Protocol` for what makes no sense here; else what opening its counterpart refuses.
     pub fn hear(
         &mut self,
-        ground: &Ground<'_>,
+        setup: &Setup<'_>,
         message: &Control,
         say: &mut Vec<Control>,
     ) -> Result<()> {
         match *message {
             Control::Connect {
                 lane,
-                address,
+                ref ends,
                 shape,
                 keeps_order,
             } => {
-                if usize::from(lane) > 0 {
-                    self.lane(ground, 0, say)?;
-                }
+                self.lane(setup, 0, say)?;
                 // What is said now tells the peer, too, how this side is set up.
-                self.lane(ground, usize::from(lane), say)?;
-                self.agree(ground, shape)?;
-                self.choose_tell(ground, keeps_order)?;
-                let behind = self.behind.clone();
-                let mine = self.lane(ground, usize::from(lane), say)?;
-                mine.qp.connect(&address)?;
-                mine.behind = behind;
-                mine.connected = true;
+                self.lane(setup, lane, say)?;
+                self.agree(setup, shape)?;
+                self.link.connect(setup.nic, lane, ends, keeps_order)?;
                 say.push(Control::Up { lane });
                 Ok(())
             }
-            Control::Up { lane } => {
-                let rank = self.rank;
-                match self.lanes.get_mut(usize::from(lane)) {
-                    Some(Some(lane)) => {
-                        lane.up = true;
-                        Ok(())
-                    }
-                    _ => Err(
-                        Error::new("open lane", Kind::Protocol, format!("no lane {lane}"))
-                            .with_rank(rank),
-                    ),
+            Control::Up { lane } => self.link.connected(lane),
+            Control::Sends {
+                tag,
+                ref block,
+                shape,
+            } => {
+                self.agree(setup, shape)?;
+                if !self.recvs.contains_key(&tag) && !self.has_mailbox_room(setup) {
+                    return self.defer(setup, tag, block);
                 }
-            }
-            Control::Sends { tag, block, shape } => {
-                self.agree(ground, shape)?;
-                if !self.recvs.contains_key(&tag) && !self.has_place(ground) {
-                    return self.put_off(ground, tag, block);
-                }
-                self.recv_channel(ground, tag, COUNTERPARTS, say)?
+                self.recv_channel(setup, tag, COUNTERPARTS, say)?
                     .open(block)
             }
-            Control::Receives { tag, block, shape } => {
-                self.agree(ground, shape)?;
-                self.send_channel(ground, tag, COUNTERPARTS, say)?
+            Control::Receives {
+                tag,
+                ref block,
+                shape,
+            } => {
+                self.agree(setup, shape)?;
+                self.send_channel(setup, tag, COUNTERPARTS, say)?
                     .open(block)
             }
             Control::Retire { tag, next } => {
-                let lanes = &mut self.lanes;
+                let link = &mut self.link;
                 let gone = self.recvs.get(&tag).is_none_or(|channel| {
-                    channel.is_idle(next) && channel.told.iter().all(|told| is_told(lanes, told))
+                    channel.is_idle(next) && channel.told.iter().all(|told| is_told(link, told))
                 });
                 if gone {
                     self.recvs.remove(&tag);
-                    self.put_off.remove(&tag);
+                    self.deferred.remove(&tag);
                 }
                 say.push(Control::Retired { tag, gone });
                 Ok(())
@@ -485,7 +386,7 @@ impl Peer {
                 Ok(())
             }
             Control::Left => {
-                self.answered = true;
+                self.closing = Closing::Answered;
                 Ok(())
             }
             Control::Ping => {
@@ -526,8 +427,8 @@ impl Peer {
         }
     }
 
-    fn agree(&self, ground: &Ground<'_>, theirs: Shape) -> Result<()> {
-        let ours = ground.config.shape();
+    fn agree(&self, setup: &Setup<'_>, theirs: Shape) -> Result<()> {
+        let ours = setup.config.shape();
         if ours == theirs {
             return Ok(());
         }
@@ -538,30 +439,11 @@ impl Peer {
         Err(Error::new("open channel", Kind::Protocol, what).with_rank(self.rank))
     }
 
-    /// Whether nothing that was posted is under way, on the NIC or a stream.
-    pub fn is_quiet(&mut self) -> bool {
-        let mut lanes = self.lanes.iter_mut().flatten();
-        lanes.all(|lane| lane.qp.is_quiet())
-    }
-
-    /// Why a lane is in error, if one is.
-    pub fn lane_error(&mut self) -> Option<Status> {
-        self.lanes
-            .iter_mut()
-            .flatten()
-            .find_map(|lane| lane.qp.error())
-    }
-
     /// Gives the peer up: nothing of it reaches this side any more, and every stream passes that
     /// waits for it to take messages or to be ready for them.
     pub fn fail(&mut self, status: Status) {
         self.failed = Some(status);
-        for lane in self.lanes.iter_mut().flatten() {
-            lane.qp.fail(status);
-            if let Some(mirror) = &mut lane.mirror {
-                mirror.fail(status);
-            }
-        }
+        self.link.fail(status);
         for channel in self.sends.values() {
             channel.release(status);
         }
@@ -569,10 +451,7 @@ impl Peer {
 }
 
 /// Whether nothing that tells a sender of a receive is in flight to the sender's memory.
-fn is_told(lanes: &mut [Option<Lane>], told: &Option<(u8, SendRequest)>) -> bool {
-    let Some((lane, request)) = told else {
-        return true;
-    };
-    let lane = lanes[usize::from(*lane)].as_mut();
-    !lane.is_some_and(|lane| matches!(lane.qp.poll(*request), Ok(None)))
+fn is_told(link: &mut Link, told: &Option<(u8, Put)>) -> bool {
+    let pending = |(lane, put): (u8, Put)| link.lane(lane).is_some_and(|lane| lane.is_pending(put));
+    !told.is_some_and(pending)
 }

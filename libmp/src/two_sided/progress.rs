@@ -1,37 +1,31 @@
 //! The background work, one round at a time.
 
-use std::time::Duration;
-
 use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::config::Progress;
 use super::credit::tell_the_rest;
+use super::engine::{Engine, PERIOD};
 use super::receive::has_come_to;
-use crate::context::peer::Peer;
-use crate::context::state::State;
-use crate::context::{Inner, PERIOD, Progress};
+use super::state::State;
 use crate::request::table::{Entry, Phase, RequestKey};
 use crate::wire::control::Control;
 use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
 const SLICE: usize = 128;
-/// How often the bootstrap is asked which ranks are gone: one in turn, and each that a request
-/// waits for.
-const CENSUS: Duration = Duration::from_millis(100);
-
-impl Inner {
+impl Engine {
     /// One round of everything. `true`: something was done.
-    pub(crate) fn turn(&self) -> bool {
+    pub(crate) fn progress(&self) -> bool {
         if self.config.progress == Progress::Manual {
-            self.device.progress();
+            self.nic.device.progress();
         }
         let now = self.host().now();
         let (mut done, keys) = {
             let mut state = self.lock();
             let mut done = self.hear(&mut state);
-            done |= self.match_wild(&mut state);
+            done |= self.match_any(&mut state);
             let mut keys = std::mem::take(&mut state.keys);
             state.requests.unfinished(&mut keys);
             (done, keys)
@@ -48,9 +42,15 @@ impl Inner {
             state.next_look = now + PERIOD;
             done |= self.look(&mut state, now);
         }
-        let suspects = suspects(&mut state, now);
+        let State {
+            gone_poll,
+            peers,
+            requests,
+            ..
+        } = &mut *state;
+        let due = gone_poll.due(peers, requests, now);
         drop(state);
-        for (rank, gone) in suspects {
+        for (rank, gone) in due {
             // This may read a file, so it is called without the lock.
             if gone || self.bootstrap.gone(rank) {
                 let mut state = self.lock();
@@ -93,26 +93,23 @@ impl Inner {
         };
         let rank = entry.peer;
         match entry.phase {
-            Phase::Queued { .. } => match given_up(state, rank) {
+            Phase::Queued { .. } => match state.given_up(rank) {
                 Some(status) => {
                     self.finish(state, key, status, 0);
                     true
                 }
                 None => self.push_send(state, key),
             },
-            Phase::Sent(request) => {
-                let lane = usize::from(entry.poster.lane);
-                let len = entry.len;
+            Phase::Sent(put) => {
+                let (lane, len) = (entry.poster.lane, entry.len);
                 let Some(peer) = state.peer(rank) else {
                     return false;
                 };
-                let Some(lane) = peer.lanes[lane].as_mut() else {
+                let Some(lane) = peer.link.lane(lane) else {
                     return false;
                 };
-                let status = match lane.qp.poll(request) {
+                let status = match lane.poll(put) {
                     Ok(None) => return false,
-                    // The payload failed, and the word behind it was flushed.
-                    Ok(Some(Status::FLUSHED)) => lane.qp.error().unwrap_or(Status::FLUSHED),
                     Ok(Some(status)) => status,
                     // So old that the queue has forgotten it.
                     Err(_) => peer.failed.unwrap_or(Status::SUCCESS),
@@ -148,7 +145,7 @@ impl Inner {
                     self.finish(state, key, status, len);
                     return true;
                 }
-                match given_up(state, rank) {
+                match state.given_up(rank) {
                     Some(status) => release(state, key, status),
                     None => false,
                 }
@@ -165,8 +162,8 @@ impl Inner {
         let rank = entry.peer;
         if let Some(stream) = entry.poster.stream.clone() {
             // The memory is the stream's until it has come to the receive.
-            if !entry.wanted {
-                return match given_up(state, rank) {
+            if entry.receive().is_none_or(|receive| !receive.wanted) {
+                return match state.given_up(rank) {
                     Some(status) if !arrived(state, key) => {
                         self.finish(state, key, status, 0);
                         true
@@ -181,7 +178,7 @@ impl Inner {
         if self.take(state, key) {
             return true;
         }
-        match given_up(state, rank) {
+        match state.given_up(rank) {
             Some(status) => {
                 self.finish(state, key, status, 0);
                 true
@@ -203,7 +200,7 @@ impl Inner {
             }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
-            if peer.is_put_off()
+            if peer.has_deferred()
                 && let Err(e) = self.make_mailboxes(state, rank, &mut say)
             {
                 tracing::warn!(target: "mp", "rank {}: for rank {rank}: {e}", self.rank);
@@ -216,7 +213,9 @@ impl Inner {
             };
             if !lost && peer.is_crowded(self.config.channels) {
                 let sends = state.requests.iter().filter(|(_, entry)| {
-                    !entry.receive && entry.peer == rank && !matches!(entry.phase, Phase::Done(_))
+                    !entry.is_receive()
+                        && entry.peer == rank
+                        && !matches!(entry.phase, Phase::Done(_))
                 });
                 let busy: Vec<u32> = sends.map(|(_, entry)| entry.tag).collect();
                 if let Some(peer) = state.peer(rank) {
@@ -226,11 +225,11 @@ impl Inner {
             let Some(peer) = state.peer(rank) else {
                 continue;
             };
-            if peer.leaving && peer.is_quiet() {
+            if peer.leaving && peer.link.busy_lanes() == 0 {
                 peer.leaving = false;
                 say.push(Control::Left);
             }
-            if let Some(status) = peer.lane_error() {
+            if let Some(status) = peer.link.error() {
                 let text = self.status_text(state, rank, status);
                 self.blame(state, rank, None, text);
                 self.give_up(state, rank, status);
@@ -264,11 +263,8 @@ impl Inner {
             .filter(|p| p.failed.is_none())
         {
             tell_the_rest(peer);
-            for lane in peer.lanes.iter_mut().flatten() {
-                if !lane.qp.is_quiet() {
-                    open.push(format!("words for rank {}", peer.rank));
-                }
-            }
+            let busy = peer.link.busy_lanes();
+            open.extend((0..busy).map(|_| format!("words for rank {}", peer.rank)));
         }
         open
     }
@@ -293,52 +289,12 @@ impl Inner {
     }
 }
 
-/// The ranks that may be gone: one in turn, and each that a request or an answer is waited for
-/// from, of which the bootstrap is to be asked now. `true`: it is gone, as it refused a message.
-fn suspects(state: &mut State, now: Time) -> Vec<(u32, bool)> {
-    if now < state.next_census {
-        return Vec::new();
-    }
-    state.next_census = now + CENSUS;
-    let size = state.peers.len();
-    let mut asked = vec![false; size];
-    for (_, entry) in state.requests.iter() {
-        let waits = !matches!(entry.phase, Phase::Done(_) | Phase::Prepared);
-        if let Some(asked) = asked.get_mut(entry.peer as usize) {
-            *asked |= waits;
-        }
-    }
-    let lives = |peer: &Peer| peer.failed.is_none();
-    for (asked, peer) in asked.iter_mut().zip(&state.peers) {
-        let peer = peer.as_deref().filter(|peer| lives(peer));
-        *asked = peer.is_some_and(|peer| *asked || peer.gone || peer.owes_answer());
-    }
-    let next = (0..size).map(|i| (state.census_at as usize + i) % size);
-    let mut known = next.filter(|at| state.peers[*at].as_deref().is_some_and(lives));
-    if let Some(at) = known.next() {
-        asked[at] = true;
-        state.census_at = (at + 1) as u32;
-    }
-    let ranks = (0..).zip(&state.peers).zip(asked);
-    ranks
-        .filter(|(_, asked)| *asked)
-        .map(|((rank, peer), _)| (rank, peer.as_deref().is_some_and(|peer| peer.gone)))
-        .collect()
-}
-
-fn given_up(state: &mut State, rank: u32) -> Option<Status> {
-    state.peer(rank).and_then(|peer| peer.failed)
-}
-
 /// Whether the message of a receive is there.
 pub(super) fn arrived(state: &State, key: RequestKey) -> bool {
     let Some(entry) = state.requests.get(key) else {
         return false;
     };
-    let peer = state
-        .peers
-        .get(entry.peer as usize)
-        .and_then(Option::as_deref);
+    let peer = state.known(entry.peer);
     let channel = peer.and_then(|peer| peer.recvs.get(&entry.tag));
     channel.is_some_and(|c| has_come(c.word(entry.number, entry.large), entry.number))
 }

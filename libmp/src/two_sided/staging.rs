@@ -7,11 +7,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::Access;
-
-use super::Inner;
+use super::engine::Engine;
 use crate::error::Result;
+use crate::path::Rights;
 use crate::region::Memory;
 
 /// Bytes that are kept for later.
@@ -61,7 +59,7 @@ impl Staging {
     }
 }
 
-impl Inner {
+impl Engine {
     /// Memory that a message of `len` bytes can land in, kept or new. It is made without the
     /// lock.
     ///
@@ -72,9 +70,7 @@ impl Inner {
         if let Some(memory) = kept {
             return Ok(memory);
         }
-        let region = self.gpu.alloc(MemoryKind::Pinned, class(len))?;
-        let mr = self.pd.register(&region, Access::REMOTE_WRITE)?;
-        Ok(Memory::new(mr))
+        Ok(Memory::new(self.nic.pinned(class(len), Rights::Write)?))
     }
 
     /// Takes memory back that no peer was told of and no request has any more.
@@ -93,11 +89,13 @@ mod tests {
     use std::time::Duration;
 
     use gdsync::Gpu;
+    use gdsync::gpu::MemoryKind;
     use gdsync::rdma::Device;
     use std::sync::Barrier;
 
     use super::*;
     use crate::bootstrap::Local;
+    use crate::path::Nic;
     use crate::{Context, Full, Kind, Slice};
 
     const LIMIT: Duration = Duration::from_secs(60);
@@ -116,12 +114,9 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let gpu = Gpu::soft().unwrap();
-        let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-        let make = |len: usize| {
-            let region = gpu.alloc(MemoryKind::Pinned, len).unwrap();
-            Memory::new(pd.register(&region, Access::REMOTE_WRITE).unwrap())
-        };
-        let key = |memory: &Memory| memory.mr().lkey();
+        let nic = Nic::of(&Device::emulated(&gpu).unwrap());
+        let make = |len: usize| Memory::new(nic.pinned(len, Rights::Write).unwrap());
+        let key = |memory: &Memory| memory.keys().id();
         let (mut staging, mut trash) = (Staging::default(), Vec::new());
         assert!(staging.take(5000).is_none());
         let (a, b) = (make(8192), make(8192));
@@ -159,8 +154,8 @@ mod tests {
     }
 
     fn idle(ctx: &Context) -> Vec<u32> {
-        let state = ctx.inner().lock();
-        let mut keys: Vec<u32> = state.staging.idle.iter().map(|m| m.mr().lkey()).collect();
+        let state = ctx.engine().lock();
+        let mut keys: Vec<u32> = state.staging.idle.iter().map(|m| m.keys().id()).collect();
         keys.sort_unstable();
         keys
     }
@@ -219,9 +214,9 @@ mod tests {
             let into = pieces(&memory, 50_000);
             let recv = ctx.irecvv(peer, 1, &into).unwrap();
             let staging = {
-                let state = ctx.inner().lock();
+                let state = ctx.engine().lock();
                 let (_, entry) = state.requests.iter().next().unwrap();
-                Arc::downgrade(&entry.staging.as_ref().unwrap().0)
+                Arc::downgrade(&entry.staging().unwrap().0)
             };
             // Nobody leaves before both have looked.
             POSTED.wait();

@@ -3,15 +3,15 @@
 use std::mem;
 use std::time::Duration;
 
-use gds_step::Time;
 use gdsync::Status;
 
-use super::Inner;
-use super::peer::{Ground, Peer, Way};
+use super::engine::Engine;
+use super::lanes::Lanes;
+use super::peer::{Closing, Peer, Setup, Target};
+use super::spec::On;
 use super::state::{Guard, State};
+use super::texts::time;
 use crate::error::{Error, Kind, Result};
-use crate::two_sided::On;
-use crate::two_sided::words::time;
 use crate::wire::control::Control;
 
 /// Control messages that are kept for a rank that has no room for them.
@@ -19,14 +19,12 @@ const UNSENT: usize = 16384;
 /// Control messages taken in with one lock.
 const BURST: usize = 64;
 
-impl Inner {
-    fn ground<'a>(&'a self, endpoints: &'a [gdsync::rdma::Endpoint]) -> Ground<'a> {
-        Ground {
-            pd: &self.pd,
+impl Engine {
+    fn setup<'a>(&'a self, lanes: &'a Lanes) -> Setup<'a> {
+        Setup {
+            nic: &self.nic,
             config: &self.config,
-            me: self.rank,
-            error: &self.error,
-            endpoints,
+            lanes,
         }
     }
 
@@ -47,20 +45,20 @@ impl Inner {
     /// `Invalid` for a rank that there is none of; `PeerFailed`; `Timeout`, naming the rank, if it
     /// does not answer within the context's limit.
     #[inline]
-    pub fn ensure(&self, rank: u32, on: &On<'_>, way: Way) -> Result<(Guard<'_>, u8)> {
+    pub fn ensure(&self, rank: u32, on: &On<'_>, target: Target) -> Result<(Guard<'_>, u8)> {
         let mut state = self.lock();
         let lane = self.lane_of(&mut state, on);
         match state.peers.get(rank as usize) {
-            Some(Some(peer)) if peer.may(lane.into(), way) => return Ok((state, lane)),
+            Some(Some(peer)) if peer.may(lane, target) => return Ok((state, lane)),
             _ => {}
         }
         drop(state);
-        let opened = self.open(rank, lane, way);
+        let opened = self.open(rank, lane, target);
         let state = self.lock();
         match opened {
             Ok(()) => Ok((state, lane)),
             Err(e) if e.kind() == Kind::BootstrapLost => {
-                let shared = state.open_lane_like(rank, lane, way);
+                let shared = state.open_lane_like(rank, lane, target);
                 shared.map(|lane| (state, lane)).ok_or(e)
             }
             Err(e) => Err(e),
@@ -68,7 +66,7 @@ impl Inner {
     }
 
     #[cold]
-    fn open(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+    fn open(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         const OPERATION: &str = "open connection";
         if rank >= self.size {
             let what = format!("the job has {} ranks", self.size);
@@ -79,15 +77,15 @@ impl Inner {
         let mut full = None;
         self.wait(deadline, &mut || {
             full = None;
-            match self.begin(rank, lane, way) {
+            match self.begin(rank, lane, target) {
                 Ok(()) => {}
                 // Channels that are not used any more make room.
                 Err(e) if e.kind() == Kind::QueueFull => full = Some(e),
                 Err(e) => answer = Err(e),
             }
-            self.turn();
+            self.progress();
             if answer.is_ok() {
-                answer = self.is_open(rank, lane, way);
+                answer = self.is_open(rank, lane, target);
             }
             !matches!(answer, Ok(false))
         });
@@ -109,25 +107,25 @@ impl Inner {
         }
     }
 
-    fn begin(&self, rank: u32, lane: u8, way: Way) -> Result<()> {
+    fn begin(&self, rank: u32, lane: u8, target: Target) -> Result<()> {
         let mut guard = self.lock();
         let state = &mut *guard;
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         let peer = state.peers[rank as usize].get_or_insert_with(|| Box::new(Peer::new(rank)));
         if peer.failed.is_some() || state.lost.is_some() {
             return Ok(());
         }
         let mut say = Vec::new();
-        let begun = peer.begin(&ground, lane.into(), way, &mut say);
+        let begun = peer.begin(&setup, lane, target, &mut say);
         self.say(state, rank, say);
         begun
     }
 
-    fn is_open(&self, rank: u32, lane: u8, way: Way) -> Result<bool> {
+    fn is_open(&self, rank: u32, lane: u8, target: Target) -> Result<bool> {
         const OPERATION: &str = "open connection";
         let mut state = self.lock();
         match state.peer(rank) {
-            Some(peer) if peer.may(lane.into(), way) => return Ok(true),
+            Some(peer) if peer.may(lane, target) => return Ok(true),
             Some(peer) if peer.failed.is_some() => return Err(peer.error(OPERATION)),
             _ => {}
         }
@@ -144,16 +142,16 @@ impl Inner {
     /// Connects to every rank.
     pub fn connect_all(&self) -> Result<()> {
         for rank in 0..self.size {
-            self.begin(rank, 0, Way::Lanes)?;
+            self.begin(rank, 0, Target::Lanes)?;
         }
         let deadline = self.host().now() + self.config.timeout;
         let mut missing = Vec::new();
         let mut broken = None;
         self.wait(deadline, &mut || {
-            self.turn();
+            self.progress();
             missing.clear();
             for rank in 0..self.size {
-                match self.is_open(rank, 0, Way::Lanes) {
+                match self.is_open(rank, 0, Target::Lanes) {
                     Ok(true) => {}
                     Ok(false) => missing.push(rank.to_string()),
                     Err(e) => broken = Some(e),
@@ -243,10 +241,10 @@ impl Inner {
             self.host().ring();
         }
         for rank in gone {
-            // It is given up behind its last control messages, see `turn`.
+            // It is given up behind its last control messages, see `progress`.
             if let Some(peer) = state.peer(rank) {
                 peer.gone = true;
-                state.next_census = Time::ZERO;
+                state.gone_poll.hurry();
             }
         }
         (sent, lost)
@@ -325,17 +323,20 @@ impl Inner {
         rank: u32,
         say: &mut Vec<Control>,
     ) -> Result<()> {
-        let wild = state.wild.iter().filter_map(|key| state.requests.get(*key));
+        let wild = state
+            .any_source
+            .iter()
+            .filter_map(|key| state.requests.get(*key));
         let wild: Vec<u32> = wild.map(|entry| entry.tag).collect();
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         match state.peers.get_mut(rank as usize) {
-            Some(Some(peer)) => peer.make_mailboxes(&ground, |tag| wild.contains(&tag), say),
+            Some(Some(peer)) => peer.make_mailboxes(&setup, |tag| wild.contains(&tag), say),
             _ => Ok(()),
         }
     }
 
     fn take_in(&self, state: &mut State, rank: u32, bytes: &[u8]) -> Result<()> {
-        let ground = self.ground(&state.endpoints);
+        let setup = self.setup(&state.lanes);
         let Some(place) = state.peers.get_mut(rank as usize) else {
             let what = format!("the job has {} ranks", self.size);
             return Err(Error::new("read control message", Kind::Protocol, what).with_rank(rank));
@@ -349,7 +350,7 @@ impl Inner {
             message => message?,
         };
         let mut say = Vec::new();
-        let taken = peer.hear(&ground, &message, &mut say);
+        let taken = peer.hear(&setup, &message, &mut say);
         self.say(state, rank, say);
         match message {
             Control::Truncated { tag, number, len } => {
@@ -365,13 +366,13 @@ impl Inner {
         taken
     }
 
-    /// Leaves in good order; see [`Context::close`](super::Context::close).
+    /// Leaves in good order; see [`Context::close`](crate::Context::close).
     pub fn close(&self, limit: Duration) -> Result<()> {
         const OPERATION: &str = "close context";
         let deadline = self.host().now() + limit;
         let mut open = Vec::new();
         let done = self.wait(deadline, &mut || {
-            self.turn();
+            self.progress();
             open = self.unfinished();
             open.is_empty()
         });
@@ -385,7 +386,7 @@ impl Inner {
         let mut silent = Vec::new();
         self.wait(deadline, &mut || {
             self.ask_to_leave(false);
-            self.turn();
+            self.progress();
             silent = self.silent();
             silent.is_empty()
         });
@@ -408,11 +409,10 @@ impl Inner {
             let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
             };
-            if peer.asked && !all {
+            if peer.closing != Closing::No && !all {
                 continue;
             }
-            peer.asked = true;
-            peer.answered = false;
+            peer.closing = Closing::Asked;
             self.say(&mut state, rank, vec![Control::Leaving]);
         }
     }
@@ -425,7 +425,8 @@ impl Inner {
         }
         let peers = state.peers.iter().flatten();
         peers
-            .filter(|peer| peer.rank != self.rank && peer.failed.is_none() && !peer.answered)
+            .filter(|peer| peer.rank != self.rank && peer.failed.is_none())
+            .filter(|peer| peer.closing != Closing::Answered)
             .map(|peer| peer.rank)
             .collect()
     }

@@ -4,18 +4,18 @@
 use std::fmt;
 use std::time::Duration;
 
-use gds_step::Time;
 use gdsync::Status;
 
 use super::channel::has_come;
+use super::config::Progress;
+use super::engine::Engine;
+use super::liveness::Life;
+use super::peer::Cause;
 use super::receive::ANYBODY;
-use crate::context::peer::{Cause, Peer};
-use crate::context::state::State;
-use crate::context::{Inner, Progress};
+use super::state::State;
 use crate::error::{Error, Kind};
 use crate::request::fault::{Fault, Name, Why};
-use crate::request::table::{Entry, Phase, RequestKey};
-use crate::wire::control::Control;
+use crate::request::table::{Entry, Handle, Phase, RequestKey};
 
 /// Why a send of too many bytes failed.
 pub(super) const TOO_LONG: &str = "the message is longer than its receive";
@@ -35,25 +35,11 @@ pub(super) enum Lack {
     Cpu,
 }
 
-/// Whether a peer is alive, as far as known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    /// It has answered the last question.
-    Alive,
-    /// The bootstrap says that it is gone.
-    Gone,
-    /// It was asked this long ago and has not answered.
-    Mute(Duration),
-    Unknown,
-    /// It is this rank.
-    Own,
-}
-
 impl Entry {
     /// Which request this is.
     pub(crate) fn name(&self) -> Name {
         Name {
-            receive: self.receive,
+            receive: self.is_receive(),
             peer: (self.peer != ANYBODY).then_some(self.peer),
             tag: self.tag,
             number: self.number,
@@ -102,8 +88,8 @@ pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
             false => Lack::Message,
         });
     }
-    let peer = state.peers.get(entry.peer as usize)?.as_deref()?;
-    if entry.receive {
+    let peer = state.known(entry.peer)?;
+    if entry.is_receive() {
         let channel = peer.recvs.get(&entry.tag)?;
         let there = has_come(channel.word(entry.number, entry.large), entry.number);
         return (!there).then_some(Lack::Message);
@@ -119,7 +105,7 @@ pub(super) fn lack(state: &State, key: RequestKey) -> Option<Lack> {
     matches!(entry.phase, Phase::Queued { .. }).then_some(Lack::Cpu)
 }
 
-impl Inner {
+impl Engine {
     /// What a request lacks, and what to check; `within`: for how long, with a space before it.
     fn lacks(&self, state: &State, entry: &Entry, lack: Option<Lack>, within: &str) -> String {
         let (rank, depth) = (entry.peer, self.config.depth);
@@ -170,7 +156,7 @@ impl Inner {
             }
             None => (format!("it has not ended{within}"), String::new()),
         };
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         match self.life(peer, entry.since) {
             Life::Alive => format!("{what}; rank {rank} is alive. {hint}"),
             Life::Own => format!("{what}; rank {rank} is this rank. {hint}"),
@@ -181,49 +167,6 @@ impl Inner {
                 time(ago)
             ),
             Life::Unknown => format!("{what}; whether rank {rank} lives is not known"),
-        }
-    }
-
-    /// Whether a peer that a request has waited for since `since` is alive, as far as known.
-    fn life(&self, peer: Option<&Peer>, since: Option<Time>) -> Life {
-        let Some(peer) = peer else {
-            return Life::Unknown;
-        };
-        if peer.rank == self.rank {
-            return Life::Own;
-        }
-        if peer.gone {
-            return Life::Gone;
-        }
-        let (Some(since), now) = (since, self.host().now()) else {
-            return Life::Unknown;
-        };
-        // The answer to the latest question may be in flight.
-        let fresh = |heard: &Time| *heard >= since && now.since(*heard) <= 2 * self.patience();
-        match (peer.heard.filter(fresh), peer.probed) {
-            (Some(_), _) => Life::Alive,
-            (None, Some(probed)) if probed >= since => Life::Mute(now.since(probed)),
-            (None, _) => Life::Unknown,
-        }
-    }
-
-    /// How long a peer that a request waits for may send nothing before it is asked.
-    fn patience(&self) -> Duration {
-        self.config.timeout.min(self.config.watchdog) / 2
-    }
-
-    /// Asks a peer whether it is alive, if a request has waited for it since `since` and it has sent
-    /// no control message for some time. Its background work answers.
-    pub(super) fn probe(&self, state: &mut State, rank: u32, since: Time, now: Time) {
-        let Some(peer) = state.peer(rank) else { return };
-        if rank == self.rank || peer.failed.is_some() {
-            return;
-        }
-        let known = [peer.probed, peer.heard].into_iter().flatten();
-        let last = known.fold(since, Time::max);
-        if now.since(last) >= self.patience() {
-            peer.probed = Some(now);
-            self.say(state, rank, vec![Control::Ping]);
         }
     }
 
@@ -250,7 +193,7 @@ impl Inner {
         let Some(entry) = state.requests.get(key) else {
             return String::new();
         };
-        let setting = match (entry.timeout, entry.receive) {
+        let setting = match (entry.timeout, entry.is_receive()) {
             (None, _) => "Builder::timeout",
             (Some(_), true) => "Recv::timeout",
             (Some(_), false) => "Send::timeout",
@@ -286,7 +229,7 @@ impl Inner {
 
     /// What a failure of the NIC says of a peer.
     pub(crate) fn status_text(&self, state: &State, rank: u32, status: Status) -> String {
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         match status {
             Status::TRANSPORT_RETRY => format!(
                 "rank {rank} does not answer, the retries of the NIC are exhausted: it has died, \
@@ -320,14 +263,14 @@ impl Inner {
             return status.to_string();
         };
         match status {
-            Status::TRUNCATED if entry.void => {
+            Status::TRUNCATED if entry.handle == Handle::Void => {
                 format!("dropped before it was posted; its message of {len} bytes was thrown away")
             }
-            Status::TRUNCATED if entry.receive && len > entry.len => format!(
+            Status::TRUNCATED if entry.is_receive() && len > entry.len => format!(
                 "the message has {len} bytes, the receive room for {}",
                 entry.len
             ),
-            Status::TRUNCATED if entry.receive => {
+            Status::TRUNCATED if entry.is_receive() => {
                 "the sender dropped the message, or it is longer than was declared".to_owned()
             }
             Status::TRUNCATED => TOO_LONG.to_owned(),
@@ -340,7 +283,7 @@ impl Inner {
     pub(crate) fn fault_text(&self, state: &State, fault: &Fault) -> String {
         let name = fault.name;
         let rank = name.peer.unwrap_or(ANYBODY);
-        let peer = state.peers.get(rank as usize).and_then(Option::as_deref);
+        let peer = state.known(rank);
         let cause = peer.and_then(|peer| peer.cause.as_ref());
         match (&fault.why, cause) {
             (Why::Own(text), _) => format!("{name}: {text}"),
@@ -368,7 +311,7 @@ impl Inner {
             peer, tag, number, ..
         } = fault.name;
         let text = self.fault_text(state, fault);
-        let known = peer.and_then(|rank| state.peers.get(rank as usize)?.as_deref());
+        let known = peer.and_then(|rank| state.known(rank));
         let kind = match (&fault.why, known) {
             (Why::Own(_), _) if fault.status == Status::TRUNCATED => Kind::Truncated,
             (Why::Own(_), _) => Kind::Failed(fault.status),

@@ -49,7 +49,7 @@ impl Tell {
     ///
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
-    pub(super) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
+    pub(crate) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
         let forced = "MP_TELL or Builder::tell forces it";
         if on(Mutant::PlainTell) {
             return Ok((Tell::Write, "a mutant forces it"));

@@ -1,0 +1,73 @@
+//! What a stream does for messages, in order: it waits for words, stores them, and has prepared
+//! puts carried out.
+
+use gdsync::Stream;
+use gdsync::gpu::Word64;
+use gdsync::memop::Condition;
+use gdsync::rdma::{self, Descriptor};
+
+use super::{Lane, Put};
+use crate::wire::word;
+
+/// At most `N` operations, on the CPU's stack.
+pub(crate) struct List<'a, const N: usize> {
+    items: [Descriptor<'a>; N],
+    len: usize,
+}
+
+impl<'a, const N: usize> List<'a, N> {
+    pub fn new() -> List<'a, N> {
+        List {
+            items: [Descriptor::Flush; N],
+            len: 0,
+        }
+    }
+
+    fn push(&mut self, item: Descriptor<'a>) {
+        self.items[self.len] = item;
+        self.len += 1;
+    }
+
+    /// Carries puts out that were prepared on the lane that the list is posted with.
+    pub fn put(&mut self, puts: impl IntoIterator<Item = Put>) {
+        for put in puts {
+            self.push(Descriptor::Send(put.0));
+        }
+    }
+
+    /// Waits until `word` has come to `value`; `flush`: what NICs wrote to the GPU is visible then.
+    pub fn wait(&mut self, word: &'a Word64, value: u64, flush: bool) {
+        self.push(Descriptor::WaitValue64 {
+            word,
+            condition: Condition::Geq,
+            value,
+            flush,
+        });
+    }
+
+    /// Waits until `word` has come to message `number`.
+    pub fn wait_for(&mut self, word: &'a Word64, number: u64, flush: bool) {
+        self.wait(word, word::threshold(number), flush);
+    }
+
+    /// Stores `value`.
+    pub fn store(&mut self, word: &'a Word64, value: u64) {
+        self.push(Descriptor::WriteValue64 { word, value });
+    }
+
+    /// Says what shows that the stream has passed the list; see [`Descriptor::PassedBy`].
+    pub fn passed_by(&mut self, word: &'a Word64, value: u64) {
+        self.push(Descriptor::PassedBy { word, value });
+    }
+
+    /// Enqueues all.
+    pub fn post(&self, stream: &Stream, lane: Option<&mut Lane>) -> gdsync::Result<()> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        match lane {
+            Some(lane) => rdma::post_on(stream, &mut [&mut lane.qp], &self.items[..self.len]),
+            None => rdma::post_on(stream, &mut [], &self.items[..self.len]),
+        }
+    }
+}

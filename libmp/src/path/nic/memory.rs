@@ -1,0 +1,113 @@
+//! Memory as NICs know it: registrations of this rank's, keys of a peer's.
+
+use std::fmt;
+use std::time::Duration;
+
+use gdsync::gpu::Region;
+use gdsync::rdma::{Mr, RemoteMemory, RemoteSpan, Sge};
+
+use crate::error::{Error, Kind, Result};
+use crate::wire::record::{NIC, Place, Record};
+
+/// The keys of memory of this rank's, one for each path; the NIC's are made with the memory, as
+/// every peer is reached by it. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Keys(pub(super) Mr);
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Keys {
+    /// The memory itself.
+    pub fn region(&self) -> &Region {
+        self.0.region()
+    }
+
+    /// The memory, as peers name it.
+    pub fn record(&self) -> Record {
+        Record::new(NIC, &self.0.remote().to_bytes())
+    }
+
+    /// The memory from `addr` on, as a receive names it to its sender.
+    pub fn place(&self, addr: u64) -> Result<Place> {
+        let keys = self.0.remote().rkeys;
+        match keys[0] {
+            Some(_) => Ok(Place { addr, keys }),
+            None => {
+                let what = "memory without a key for the first NIC";
+                Err(Error::new("name receive", Kind::Invalid, what))
+            }
+        }
+    }
+
+    /// `len` bytes at `offset`, to be put.
+    pub fn piece(&self, offset: usize, len: usize) -> Piece<'_> {
+        Piece(self.0.sge(offset as u64, len as u32))
+    }
+
+    /// The buffer that the memory was made of; see [`Mr::into_vec`].
+    pub fn into_vec(self, limit: Duration) -> Result<Vec<u8>, (Keys, Error)> {
+        let taken = self.0.into_vec(limit);
+        taken.map_err(|(mr, e)| (Keys(mr), e.into()))
+    }
+
+    /// What names the registration.
+    #[cfg(test)]
+    pub fn id(&self) -> u32 {
+        self.0.lkey()
+    }
+}
+
+/// Bytes that are put: some of this rank's memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Piece<'a>(pub(super) Sge<'a>);
+
+/// Memory of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Remote(RemoteMemory);
+
+impl Remote {
+    /// That of `len` bytes which a peer has named.
+    ///
+    /// # Errors
+    /// `Protocol` if it was not named for this path, not understood, or has another length.
+    pub fn read(records: &[Record], len: usize) -> Result<Remote> {
+        let memory = RemoteMemory::from_bytes(Record::find(records, NIC)?)?;
+        if memory.len != len as u64 {
+            let what = format!("memory of {} bytes", memory.len);
+            return Err(Error::new("open channel", Kind::Protocol, what).with_limit(len));
+        }
+        Ok(Remote(memory))
+    }
+
+    /// The `len` bytes at `offset`.
+    pub fn span(&self, offset: usize, len: usize) -> Result<Span> {
+        Ok(Span(self.0.span(offset as u64, len as u64)?))
+    }
+}
+
+/// Where bytes are put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span(pub(super) RemoteSpan);
+
+impl Span {
+    /// Where a receive lies.
+    pub fn of(place: &Place) -> Result<Span> {
+        let Place { addr, keys: rkeys } = *place;
+        let memory = RemoteMemory {
+            addr,
+            len: 0,
+            rkeys,
+        };
+        Ok(Span(memory.span(0, 0)?))
+    }
+
+    /// So many bytes behind it.
+    pub fn behind(mut self, bytes: u64) -> Span {
+        self.0.addr = self.0.addr.wrapping_add(bytes);
+        self
+    }
+}

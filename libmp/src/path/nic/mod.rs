@@ -1,0 +1,107 @@
+//! The path by a NIC: queue pairs, work requests, registrations.
+
+mod batch;
+mod link;
+mod list;
+mod memory;
+
+use std::time::Duration;
+
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::rdma::{Access, Device, Endpoint, Mr, Pd, Qp, QpConfig};
+
+use super::Tell;
+use crate::error::Result;
+
+pub(crate) use batch::{Batch, MOST_BYTES, MOST_PIECES, Put};
+pub(crate) use link::{LANES, Lane, Link};
+pub(crate) use list::List;
+pub(crate) use memory::{Keys, Piece, Remote, Span};
+
+/// How queue pairs to peers are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Nic {
+    pub me: u32,
+    pub device: Device,
+    pub pd: Pd,
+    pub queues: QpConfig,
+    pub timeout: Duration,
+    pub order: Tell,
+    /// The context's error word.
+    pub error: Word32,
+}
+
+/// What a peer may do with registered memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rights {
+    /// All of it: memory of the application.
+    All,
+    /// Write words there, and read them to keep the order.
+    Words,
+    /// Write there.
+    Write,
+    /// Nothing: this rank puts from there.
+    Source,
+    /// Nothing: this rank's NIC reads into it.
+    Landing,
+}
+
+impl Nic {
+    /// One for tests of what memory is for.
+    #[cfg(test)]
+    pub fn of(device: &Device) -> Nic {
+        let word = device.gpu().alloc(MemoryKind::Pinned, 64).unwrap();
+        Nic {
+            me: 0,
+            device: device.clone(),
+            pd: device.alloc_pd().unwrap(),
+            queues: QpConfig::default(),
+            timeout: Duration::ZERO,
+            order: Tell::Auto,
+            error: word.word32(0).unwrap(),
+        }
+    }
+
+    pub fn gpu(&self) -> &Gpu {
+        self.device.gpu()
+    }
+
+    /// Makes the keys of `region`.
+    pub fn register(&self, region: &Region, rights: Rights) -> Result<Keys> {
+        Ok(Keys(self.registered(region, rights)?))
+    }
+
+    /// Pinned memory with keys.
+    pub fn pinned(&self, len: usize, rights: Rights) -> Result<Keys> {
+        self.register(&self.gpu().alloc(MemoryKind::Pinned, len)?, rights)
+    }
+
+    /// Whether this NIC knows memory by `keys`.
+    pub fn knows(&self, keys: &Keys) -> bool {
+        keys.0.is_of(&self.pd)
+    }
+
+    fn registered(&self, region: &Region, rights: Rights) -> Result<Mr> {
+        let access = match rights {
+            Rights::All => Access::ALL,
+            Rights::Words => Access::REMOTE_WRITE | Access::REMOTE_READ,
+            Rights::Write => Access::REMOTE_WRITE,
+            Rights::Source => Access::LOCAL_READ,
+            Rights::Landing => Access::LOCAL_WRITE,
+        };
+        Ok(self.pd.register(region, access)?)
+    }
+
+    fn queue_pair(&self, lane: usize, endpoint: Endpoint) -> Result<Qp> {
+        let mut config = self.queues.clone();
+        if lane == 0 {
+            // What the CPU posts is little and done soon.
+            config.send_blocks = config.send_blocks.min(32);
+        }
+        config.timeout = Some(self.timeout);
+        config.error = Some(self.error.clone());
+        config.endpoint = endpoint;
+        Ok(self.pd.create_qp(&config)?)
+    }
+}

@@ -1,0 +1,118 @@
+//! The engine: what a rank's requests need, and the one lock over all that changes.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gds_step::{Host, Time};
+use gdsync::Gpu;
+use gdsync::gpu::{MemoryKind, Word32};
+use gdsync::rdma::Device;
+
+use super::config::{Config, Progress};
+use super::state::{Guard, State};
+use crate::bootstrap::Bootstrap;
+use crate::error::{Error, Kind, Result};
+use crate::kernels::Kernels;
+use crate::path::Nic;
+
+/// How often the background work is done.
+pub(crate) const PERIOD: Duration = Duration::from_millis(1);
+
+/// What a context is made of, and all that it does.
+pub(crate) struct Engine {
+    pub rank: u32,
+    pub size: u32,
+    /// Under which topic the contexts of this name talk.
+    pub topic: u64,
+    pub config: Config,
+    pub gpu: Gpu,
+    pub nic: Nic,
+    pub kernels: Option<Kernels>,
+    pub bootstrap: Arc<dyn Bootstrap>,
+    pub error: Word32,
+    state: Mutex<State>,
+}
+
+impl Engine {
+    pub fn new(
+        bootstrap: Arc<dyn Bootstrap>,
+        gpu: &Gpu,
+        device: &Device,
+        config: Config,
+    ) -> Result<Engine> {
+        const OPERATION: &str = "build context";
+        let (rank, size) = (bootstrap.rank(), bootstrap.size());
+        if !device.gpu().is(gpu) {
+            let what = format!("{device:?} with {gpu:?}");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        if rank >= size {
+            let what = format!("rank {rank} of {size}");
+            return Err(Error::new(OPERATION, Kind::Invalid, what));
+        }
+        let kernels = match gpu.caps().kernels {
+            true => Some(Kernels::of(gpu)?),
+            false => None,
+        };
+        let error = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+        error.store(0)?;
+        Ok(Engine {
+            rank,
+            size,
+            topic: topic(&config.name, &*bootstrap),
+            gpu: gpu.clone(),
+            nic: Nic {
+                me: rank,
+                device: device.clone(),
+                pd: device.alloc_pd()?,
+                queues: config.qp.clone(),
+                timeout: config.timeout,
+                order: config.tell,
+                error: error.clone(),
+            },
+            kernels,
+            error,
+            state: Mutex::new(State::new(size, config.endpoint)),
+            bootstrap,
+            config,
+        })
+    }
+
+    pub fn host(&self) -> &Arc<dyn Host> {
+        self.gpu.host()
+    }
+
+    /// Waits as the host does. Where nobody else does the background work, it is done here once
+    /// in each period.
+    pub fn wait(&self, deadline: Time, condition: &mut dyn FnMut() -> bool) -> bool {
+        if self.config.progress == Progress::Background {
+            return self.host().wait_until(Some(deadline), condition);
+        }
+        loop {
+            let next = (self.host().now() + PERIOD).min(deadline);
+            if self.host().wait_until(Some(next), condition) {
+                return true;
+            }
+            self.progress();
+            if self.host().now() >= deadline {
+                return condition();
+            }
+        }
+    }
+
+    pub fn lock(&self) -> Guard<'_> {
+        Guard::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The topic of the contexts of one name: FNV-1a, which is the same on every rank. Those that
+/// follow each other under a name have another each, so that no message of an old one is taken for
+/// one of the new.
+fn topic(name: &str, bootstrap: &dyn Bootstrap) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let mut topic = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    while bootstrap.is_forgotten(topic) {
+        topic = step(topic, 0xff);
+    }
+    topic
+}

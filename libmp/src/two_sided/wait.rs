@@ -1,0 +1,175 @@
+//! Waiting: for requests by the CPU, and having streams wait for them.
+
+use std::time::Duration;
+
+use gdsync::{Status, Stream};
+
+use super::engine::Engine;
+use super::post::{note_waiter, uncaptured};
+use super::state::State;
+use crate::error::{Error, Kind, Result};
+use crate::request::Done;
+use crate::request::table::{Entry, Phase, RequestKey};
+
+pub(crate) const WAIT: &str = "wait for request";
+
+impl Engine {
+    /// Whether a request has ended, or never will, after doing what can be done for it.
+    pub fn has_ended(&self, state: &mut State, key: RequestKey) -> bool {
+        self.visit(state, key);
+        let phase = state.requests.get(key).map(|entry| entry.phase);
+        matches!(phase, None | Some(Phase::Done(_) | Phase::Prepared))
+    }
+
+    /// Does what can be done for a request.
+    pub fn visit(&self, state: &mut State, key: RequestKey) {
+        if let Some(entry) = state.requests.get_mut(key) {
+            if let Some(receive) = entry.receive_mut() {
+                receive.wanted = true;
+            }
+            if entry.phase == Phase::Unmatched {
+                self.match_any(state);
+            }
+        }
+        self.advance(state, key);
+    }
+
+    /// The result of one request. A failure with which it ended counts as returned.
+    pub fn answer(
+        &self,
+        operation: &'static str,
+        state: &mut State,
+        key: RequestKey,
+    ) -> Result<Option<Done>> {
+        let outcome = self.outcome(operation, state, key);
+        let ended = |entry: &Entry| matches!(entry.phase, Phase::Done(_));
+        if outcome.is_err() && state.requests.get(key).is_some_and(ended) {
+            state.take_fault(key);
+        }
+        outcome
+    }
+
+    pub fn outcome(
+        &self,
+        operation: &'static str,
+        state: &State,
+        key: RequestKey,
+    ) -> Result<Option<Done>> {
+        let Some(entry) = state.requests.get(key) else {
+            return Err(Error::new(
+                operation,
+                Kind::NoSuchRequest,
+                "it is not known",
+            ));
+        };
+        let Phase::Done(status) = entry.phase else {
+            if entry.phase == Phase::Prepared {
+                return Err(Error::new(
+                    operation,
+                    Kind::NoSuchRequest,
+                    "it is not posted",
+                ));
+            }
+            return Ok(None);
+        };
+        let name = entry.name();
+        match (status, &entry.end.fault) {
+            (Status::SUCCESS, _) => Ok(Some(Done {
+                peer: entry.peer,
+                tag: entry.tag,
+                len: entry.len,
+            })),
+            (_, Some(fault)) => Err(self.fault_error(state, operation, fault)),
+            (_, None) => {
+                let text = format!("{name}: {status}");
+                let error = Error::new(operation, Kind::Cancelled, text);
+                Err(error.of_message(name.peer, name.tag, name.number))
+            }
+        }
+    }
+
+    /// The first failure of several requests, in their order; those of all count as returned.
+    pub fn first_of(&self, requests: impl Iterator<Item = RequestKey>) -> Option<Error> {
+        let mut state = self.lock();
+        let mut failed = requests.map(|key| self.answer(WAIT, &mut state, key));
+        let first = failed.find_map(Result::err);
+        failed.for_each(drop);
+        first
+    }
+
+    /// Waits, doing the background work now and then.
+    pub fn wait_until(
+        &self,
+        limit: Duration,
+        condition: &mut dyn FnMut(&mut State) -> bool,
+    ) -> bool {
+        /// Looks between two rounds of everything.
+        const EVERY: u32 = 32;
+        let deadline = self.host().now() + limit;
+        let mut looks = 0;
+        self.wait(deadline, &mut || {
+            if condition(&mut self.lock()) {
+                return true;
+            }
+            looks += 1;
+            if looks % EVERY == 0 {
+                self.progress();
+            } else {
+                self.push_all();
+            }
+            false
+        })
+    }
+
+    /// Has a stream wait for a request.
+    pub fn wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        uncaptured(stream, "wait on stream")?;
+        self.with_room(|| self.try_wait_on(key, stream))
+    }
+
+    fn try_wait_on(&self, key: RequestKey, stream: &Stream) -> Result<()> {
+        const OPERATION: &str = "wait on stream";
+        let mut state = self.lock();
+        let known = state.requests.get(key);
+        if known.is_some_and(|e| matches!(e.phase, Phase::Sent(_)) && e.poster.stream.is_none()) {
+            // It may have ended by now.
+            self.advance(&mut state, key);
+        }
+        let Some(entry) = state.requests.get_mut(key) else {
+            return Err(Error::new(
+                OPERATION,
+                Kind::NoSuchRequest,
+                "it is not known",
+            ));
+        };
+        match entry.phase {
+            // A stream that stood at the CPU's lane would hold up everything else on it.
+            Phase::Sent(_) if entry.poster.stream.is_none() => {
+                self.wait_for_result(&mut state.requests, key, stream)
+            }
+            Phase::Prepared => Err(Error::new(
+                OPERATION,
+                Kind::NoSuchRequest,
+                "it is not posted",
+            )),
+            Phase::Done(_) => self.answer(OPERATION, &mut state, key).map(drop),
+            Phase::Sent(put) => {
+                let (rank, lane) = (entry.peer, entry.poster.lane);
+                let poster = entry.poster.stream.as_ref().map(|poster| poster.id());
+                let lane = state.peer(rank).and_then(|peer| peer.link.lane(lane));
+                let Some(lane) = lane else {
+                    return Err(Error::new(OPERATION, Kind::Closed, "no lane").with_rank(rank));
+                };
+                lane.wait_on(stream, put).map_err(|e| e.of_peer(rank))?;
+                match poster == Some(stream.id()) {
+                    true => Ok(()),
+                    false => note_waiter(&mut state.requests, key, stream),
+                }
+            }
+            Phase::Queued { .. } | Phase::Unmatched => {
+                self.wait_for_result(&mut state.requests, key, stream)
+            }
+            Phase::Posted | Phase::Claimed(_) => self.try_claim(state, key, stream),
+        }
+    }
+}
