@@ -33,10 +33,7 @@ fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
 }
 
 fn watched() -> EndConfig {
-    EndConfig {
-        events: true,
-        ..EndConfig::default()
-    }
+    EndConfig::default().with(|c| c.events = true)
 }
 
 #[test]
@@ -175,10 +172,7 @@ fn solicited_entries_and_errors_alone() {
 #[test]
 fn numbers_wrap_and_queues_come_and_go() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        cq_start: 0xff_fffe,
-        ..watched()
-    };
+    let config = watched().with(|c| c.cq_start = 0xff_fffe);
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);

@@ -113,8 +113,7 @@ fn refused_requests() {
         ),
     ];
     for (i, (bad, expected, why)) in cases.into_iter().enumerate() {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::connected();
         bad(&mut a, &mut b);
         world.settle();
         let error = a.send.poll().unwrap();
@@ -132,10 +131,7 @@ fn refused_requests() {
 #[test]
 fn an_overrun_is_told_of_the_queue_and_of_all_who_use_it() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().with(|c| c.log_cq = 3);
     let (mut a, _b) = world.pair(config, EndConfig::default());
     for _ in 0..12 {
         a.post(&nop());

@@ -36,28 +36,15 @@ fn faults(world: &mut World, faults: &Faults) {
 
 fn bad_wires(seed: u64) {
     let mut world = World::new(3);
-    let bad = Faults {
-        seed,
-        loss: 0.05,
-        dup: 0.1,
-        reorder: 0.1,
-        ..Faults::default()
-    };
+    let bad = bad_wire(seed, [0.05, 0.1, 0.1]);
     faults(&mut world, &bad);
-    let config = EndConfig {
-        timeout: 8,
-        retry_cnt: 7,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().with(|c| (c.timeout, c.retry_cnt) = (8, 7));
     worker::random_work(seed, world, config);
 }
 
 fn one_lost(seed: u64) {
     let mut world = World::new(2);
-    let without = EndConfig {
-        timeout: 0,
-        ..EndConfig::default()
-    };
+    let without = EndConfig::default().with(|c| c.timeout = 0);
     let (mut a, b) = world.pair(without.clone(), without);
     for loss in [1.0, 0.0] {
         let bad = Faults {
@@ -89,10 +76,7 @@ fn fence(seed: u64) {
 
 fn no_receive(_: u64) {
     let mut world = World::new(2);
-    let config = EndConfig {
-        rnr_retry: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().with(|c| c.rnr_retry = 3);
     let (mut a, b) = world.pair(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();
@@ -102,8 +86,7 @@ fn no_receive(_: u64) {
 }
 
 fn disorder(seed: u64) {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     world.nics[1].set_faults(Faults {
         seed,
         ooo: 0.5,

@@ -8,7 +8,6 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, SendWqe, Sge, WqeFlags};
 use rig::shared::SharedQueue;
 use rig::*;
-use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 31, 32, 33, 5000];
@@ -88,10 +87,7 @@ fn what_a_write_brings_is_where_it_said() {
 fn a_shared_receive_brings_it_too() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let shared = EndConfig {
-        srq: Some(queue.srqn),
-        ..config(Service::Rc, false, true)
-    };
+    let shared = config(Service::Rc, false, true).with(|c| c.srq = Some(queue.srqn));
     let (mut a, mut b) = world.pair(EndConfig::default(), shared);
     queue.post(&[queue.sge(0, 64)]);
     a.put(0, b"shared");
@@ -191,19 +187,9 @@ fn nothing_is_mixed_up_on_a_bad_wire() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
         for nic in &mut world.nics {
-            nic.set_faults(Faults {
-                seed,
-                loss: 0.1,
-                dup: 0.1,
-                reorder: 0.1,
-                ..Faults::default()
-            });
+            nic.set_faults(bad_wire(seed, [0.1, 0.1, 0.1]));
         }
-        let both = EndConfig {
-            retry_cnt: 7,
-            timeout: 8,
-            ..config(Service::Rc, true, true)
-        };
+        let both = config(Service::Rc, true, true).with(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(both.clone(), both);
         let bytes = pattern(seed, 4096);
         a.put(0, &bytes);

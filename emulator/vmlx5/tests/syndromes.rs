@@ -58,19 +58,11 @@ const EVERY: [Syndrome; 13] = [
     Syndrome::REMOTE_ABORTED,
 ];
 
-fn events(world: &mut World, nic: usize) -> Vec<Event> {
-    std::iter::from_fn(|| world.nics[nic].next_event()).collect()
-}
-
 /// Ends on NICs of their own. Whatever is posted, `outlast` sees the end of it.
 fn pair(a: EndConfig, b: EndConfig) -> (World, End, End) {
     let mut world = World::new(2);
     let (a, b) = world.pair(a, b);
     (world, a, b)
-}
-
-fn plain() -> (World, End, End) {
-    pair(EndConfig::default(), EndConfig::default())
 }
 
 /// Posts `bad`, unsignaled, between others; what comes of it. Everything outstanding is flushed
@@ -96,15 +88,14 @@ fn see_prepared(world: &mut World, a: &mut End, b: &mut End, good: u16, bad: u16
     a.ring();
     world.outlast();
     let mut seen = Seen::default();
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, good);
+    a.sent(good);
     let entry = a.send.poll().unwrap();
     if entry.opcode().is_error() {
         let why = entry.as_error().reason();
         assert_err(&entry, CqeOpcode::REQ_ERR, bad, why);
         seen.requester = Some(why);
         for index in after {
-            let flush = Syndrome::WR_FLUSH;
-            assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, flush);
+            a.send_failed(index, Syndrome::WR_FLUSH);
         }
     } else {
         assert_ok(&entry, CqeOpcode::REQ, after[0]);
@@ -126,7 +117,7 @@ fn see_prepared(world: &mut World, a: &mut End, b: &mut End, good: u16, bad: u16
         let info = world.nics[end.nic].query_qp(end.qpn).unwrap();
         assert_eq!((info.sq_done, info.outstanding), (end.sq, 0));
     }
-    seen.events = (events(world, 0), events(world, 1));
+    seen.events = (world.events(0), world.events(1));
     // The first packet of all is no fault.
     let news = |e: &Event| !matches!(e, Event::CommEst { .. });
     seen.events.0.retain(news);
@@ -278,7 +269,7 @@ fn rows() -> Vec<Row> {
 }
 
 fn an_atomic_of_sixteen_bytes() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let sges = [a.sge(0, 16)];
     let bad = atomic(b.remote(0), Atomic::FetchAdd { add: 1 }, &sges);
     let seen = see(&mut world, &mut a, &mut b, &bad);
@@ -287,7 +278,7 @@ fn an_atomic_of_sixteen_bytes() -> Seen {
 }
 
 fn a_short_receive() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[b.sge(0, 7)]);
     b.post_recv(&[b.sge(0, 64)]);
     let sges = [a.sge(0, 8)];
@@ -300,7 +291,7 @@ fn a_short_receive() -> Seen {
 }
 
 fn an_entry_of_another_index() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let good = a.post(&nop());
     let bad = a.prepare(&nop());
     let place = a.sq_at + u64::from(bad) * 64;
@@ -311,7 +302,7 @@ fn an_entry_of_another_index() -> Seen {
 }
 
 fn a_record_beyond() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let entries = 1 << b.config.log_rq;
     // One more than there is room for.
     for _ in 0..=entries {
@@ -324,7 +315,7 @@ fn a_record_beyond() -> Seen {
 }
 
 fn a_key_that_is_none() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let sges = [Sge {
         lkey: 0x4242,
         ..a.sge(0, 8)
@@ -345,7 +336,7 @@ fn into_a_bad_receive(world: &mut World, a: &mut End, b: &mut End, receive: Sge)
 }
 
 fn a_receive_without_key() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let receive = Sge {
         lkey: 0x4242,
         ..b.sge(0, 8)
@@ -354,7 +345,7 @@ fn a_receive_without_key() -> Seen {
 }
 
 fn taken_to_err() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     b.post_recv(&[]);
     let good = a.post(&nop());
@@ -410,14 +401,12 @@ fn an_answer_that_fits_nothing() -> Seen {
     port.flush();
     port.step(Time::ZERO);
     world.settle();
-    let why = Syndrome::BAD_RESP;
-    assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, why);
-    let flush = Syndrome::WR_FLUSH;
-    assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, after, flush);
+    a.send_failed(index, Syndrome::BAD_RESP);
+    a.send_failed(after, Syndrome::WR_FLUSH);
     assert_eq!(world.state(&a), QpState::Err);
-    assert_eq!(events(&mut world, 0), []);
+    assert_eq!(world.events(0), []);
     Seen {
-        requester: Some(why),
+        requester: Some(Syndrome::BAD_RESP),
         ..Seen::default()
     }
 }
@@ -434,7 +423,7 @@ fn refused(b: &End, why: Syndrome, event: fn(Qpn, u64) -> Event) -> Seen {
 }
 
 fn a_misaligned_atomic() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
     let bad = atomic(b.remote(4), Atomic::FetchAdd { add: 1 }, &sges);
@@ -445,7 +434,7 @@ fn a_misaligned_atomic() -> Seen {
 }
 
 fn a_remote_key_that_is_none() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
@@ -488,7 +477,7 @@ impl Dma for Gone {
 }
 
 fn a_receive_that_vanished() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let keys = world.nics[1].reg_mr(MrAttr {
         pd: b.pd,
         va: 0x1000,
@@ -507,10 +496,9 @@ fn a_receive_that_vanished() -> Seen {
 }
 
 fn a_silent_peer() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    world.silence(&b);
     let sges = [a.sge(0, 8)];
     let bad = write(b.remote(0), &sges);
     let seen = see(&mut world, &mut a, &mut b, &bad);
@@ -519,10 +507,7 @@ fn a_silent_peer() -> Seen {
 }
 
 fn a_peer_without_receive() -> Seen {
-    let impatient = EndConfig {
-        rnr_retry: 3,
-        ..EndConfig::default()
-    };
+    let impatient = EndConfig::default().with(|c| c.rnr_retry = 3);
     let (mut world, mut a, mut b) = pair(impatient.clone(), impatient);
     let sges = [a.sge(0, 8)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
@@ -534,10 +519,7 @@ fn a_peer_without_receive() -> Seen {
 /// take is lost without a word, but for a receive that is to blame.
 #[test]
 fn unreliable_connections() {
-    let uc = || EndConfig {
-        service: Service::Uc,
-        ..EndConfig::default()
-    };
+    let uc = || EndConfig::default().with(|c| c.service = Service::Uc);
     let (mut world, mut a, mut b) = pair(uc(), uc());
     let sges = [Sge {
         lkey: 0x4242,
