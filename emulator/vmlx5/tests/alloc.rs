@@ -59,7 +59,7 @@ fn nothing_is_allocated_per_datagram() {
     let mut world = World::new(1);
     let resolver = Here(world.nics[0].node());
     world.nics[0].set_resolver(Arc::new(resolver));
-    let config = EndConfig::default().with(|c| c.service = Service::Ud);
+    let config = EndConfig::default().changed(|c| c.service = Service::Ud);
     let [mut a, mut b] = [0; 2].map(|nic| world.end(nic, config.clone()));
     for end in [&a, &b] {
         world.init(end);
@@ -94,7 +94,7 @@ fn nothing_is_allocated_per_datagram() {
 fn nothing_is_allocated_per_message() {
     for (nics, events) in [(1, false), (2, false), (2, true)] {
         let mut world = World::new(nics);
-        let config = EndConfig::default().with(|c| c.events = events);
+        let config = EndConfig::default().changed(|c| c.events = events);
         let (mut a, mut b) = world.pair(config.clone(), config);
         let mut sequence = 0;
         let mut round = || {
@@ -110,10 +110,7 @@ fn nothing_is_allocated_per_message() {
             b.post_recv(&into);
             b.post_recv(&into);
             a.post(&send(&list));
-            a.post(&SendWqe {
-                opcode: SendOpcode::RDMA_WRITE_IMM,
-                ..write(at, &list)
-            });
+            a.post(&write(at, &list).changed(|s| s.opcode = SendOpcode::RDMA_WRITE_IMM));
             a.post(&write(at, &eight));
             a.post(&read(at, &list));
             a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
@@ -159,8 +156,8 @@ fn nothing_is_allocated_on_a_shared_queue() {
         requester: true,
         responder: true,
     };
-    let config = EndConfig::default().with(|c| c.scatter = scatter);
-    let shared = config.clone().with(|c| c.srq = Some(queue.srqn));
+    let config = EndConfig::default().changed(|c| c.scatter = scatter);
+    let shared = config.clone().changed(|c| c.srq = Some(queue.srqn));
     let (mut a, mut b) = world.pair(config, shared);
     let mut round = || {
         let (at, eight) = (b.remote(0), [a.sge(0, 8)]);

@@ -4,7 +4,6 @@
 mod rig;
 
 use mlx5_prm::doorbell;
-use mlx5_prm::wqe::WqeFlags;
 use rig::*;
 use vmlx5::*;
 
@@ -33,7 +32,7 @@ fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
 }
 
 fn watched() -> EndConfig {
-    EndConfig::default().with(|c| c.events = true)
+    EndConfig::default().changed(|c| c.events = true)
 }
 
 #[test]
@@ -141,15 +140,9 @@ fn solicited_entries_and_errors_alone() {
     arm(&b, &b.recv, 0, true, true);
     a.post(&send(&plain(&a)));
     assert_eq!(told(&mut world, 1), []);
-    let flags = WqeFlags {
-        solicited: true,
-        ..signaled()
-    };
+    let flags = signaled().changed(|w| w.solicited = true);
     let sges = plain(&a);
-    let asks = || mlx5_prm::wqe::SendWqe {
-        flags,
-        ..send(&sges)
-    };
+    let asks = || send(&sges).changed(|s| s.flags = flags);
     a.post(&asks());
     a.post(&send(&plain(&a)));
     assert_eq!(told(&mut world, 1), [cqn]);
@@ -172,7 +165,7 @@ fn solicited_entries_and_errors_alone() {
 #[test]
 fn numbers_wrap_and_queues_come_and_go() {
     let mut world = World::new(2);
-    let config = watched().with(|c| c.cq_start = 0xff_fffe);
+    let config = watched().changed(|c| c.cq_start = 0xff_fffe);
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);
@@ -194,10 +187,7 @@ fn numbers_wrap_and_queues_come_and_go() {
     nic.free_uar(a.uar).unwrap();
     assert_eq!(told(&mut world, 0), []);
     let mem = a.mem.clone();
-    let attr = CqAttr {
-        events: Some(a.uar),
-        ..CqAttr::new(mem, a.send.offset, 3)
-    };
+    let attr = CqAttr::new(mem, a.send.offset, 3).changed(|c| c.events = Some(a.uar));
     let refused = world.nics[0].create_cq(attr.clone()).unwrap_err();
     assert!(matches!(refused, NicError::Unknown { .. }), "{refused}");
     let uar = world.nics[0].alloc_uar(a.mem.clone(), 0).unwrap();

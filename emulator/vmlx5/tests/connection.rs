@@ -69,10 +69,7 @@ fn every_receive_is_late() {
             if sent < 100 && sent - received < 16 && rng.bool() {
                 let data = sent.to_ne_bytes();
                 let pieces = [&data[..]];
-                a.post(&SendWqe {
-                    payload: Payload::Inline(&pieces),
-                    ..send(&[])
-                });
+                a.post(&send(&[]).changed(|s| s.payload = Payload::Inline(&pieces)));
                 sent += 1;
             }
             if rng.u8(..4) == 0 && received + 4 > u64::from(b.rq) {
@@ -101,10 +98,7 @@ fn a_fence_waits_for_reads_and_atomics() {
             let (at, into, from) = (b.remote(0), [a.sge(0, 200_000)], [a.sge(500_000, 200_000)]);
             a.post(&read(at, &into));
             let flags = if fence { fenced() } else { signaled() };
-            a.post(&SendWqe {
-                flags,
-                ..write(at, &from)
-            });
+            a.post(&write(at, &from).changed(|s| s.flags = flags));
             world.settle();
             assert_eq!(a.send.drain().len(), 2);
             assert_eq!(b.get(0, 200_000), vec![2; 200_000]);
@@ -148,7 +142,7 @@ fn reads_and_atomics_keep_their_order() {
 
 #[test]
 fn many_reads_within_their_limit() {
-    let config = EndConfig::default().with(|c| c.max_rd_atomic = 2);
+    let config = EndConfig::default().changed(|c| c.max_rd_atomic = 2);
     let mut world = World::scheduled(2, 3);
     let (mut a, b) = world.pair(config.clone(), config);
     for i in 0..32 {

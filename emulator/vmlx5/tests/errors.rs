@@ -23,10 +23,7 @@ fn fails(world: &mut World, a: &mut End, bad: &SendWqe<'_>, why: Syndrome, vendo
     });
     let after = [
         a.prepare(&nop()),
-        a.prepare(&SendWqe {
-            flags: quiet,
-            ..nop()
-        }),
+        a.prepare(&nop().changed(|s| s.flags = quiet)),
     ];
     a.ring();
     world.settle();
@@ -78,38 +75,23 @@ fn bad_local_keys() {
     type Spoil = fn(&mut World, &mut End) -> Sge;
     let cases: [(Spoil, u8); 6] = [
         (
-            |_, a| Sge {
-                lkey: a.keys.lkey + 0x100,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey + 0x100),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                lkey: a.keys.lkey ^ 1,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey ^ 1),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                lkey: 0,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = 0),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                addr: a.addr(0) - 1,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.addr = a.addr(0) - 1),
             vendor::KEY_RANGE,
         ),
         (
-            |_, a| Sge {
-                addr: u64::MAX - 3,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.addr = u64::MAX - 3),
             vendor::KEY_RANGE,
         ),
         (
@@ -171,13 +153,10 @@ fn local_memory_that_must_not_be_written() {
     ];
     for op in ops {
         let mut world = World::new(2);
-        let read_only = EndConfig::default().with(|c| c.mr_access = Access::NONE);
+        let read_only = EndConfig::default().changed(|c| c.mr_access = Access::NONE);
         let (mut a, b) = world.pair(read_only, EndConfig::default());
         let sges = [a.sge(0, 8)];
-        let bad = SendWqe {
-            payload: mlx5_prm::wqe::Payload::Gather(&sges),
-            ..op(&b, &[])
-        };
+        let bad = op(&b, &[]).changed(|s| s.payload = mlx5_prm::wqe::Payload::Gather(&sges));
         fails(
             &mut world,
             &mut a,
@@ -264,7 +243,7 @@ fn lengths() {
 #[test]
 fn reads_where_none_may_be_outstanding() {
     let mut world = World::new(2);
-    let none = EndConfig::default().with(|c| c.max_rd_atomic = 0);
+    let none = EndConfig::default().changed(|c| c.max_rd_atomic = 0);
     let (mut a, b) = world.pair(none.clone(), EndConfig::default());
     let sges = [a.sge(0, 8)];
     let bad = read(b.remote(0), &sges);
@@ -312,10 +291,7 @@ fn receive_too_short() {
 #[test]
 fn receive_with_a_bad_key() {
     let (mut world, mut a, mut b) = World::connected();
-    let bad = Sge {
-        lkey: 0x4242,
-        ..b.sge(0, 8)
-    };
+    let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     let r = b.post_recv(&[b.sge(100, 4), bad]);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.settle();
@@ -507,10 +483,7 @@ fn what_was_done_before_the_error_is_reported_as_done() {
             };
             good.push(a.prepare(&wqe));
         }
-        let bad = a.prepare(&send(&[Sge {
-            lkey: 7,
-            ..a.sge(0, 8)
-        }]));
+        let bad = a.prepare(&send(&[a.sge(0, 8).changed(|s| s.lkey = 7)]));
         a.ring();
         world.settle();
         let done = a.send.drain();

@@ -3,7 +3,6 @@
 mod rig;
 
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Remote, Sge};
 use rig::*;
 use vmlx5::*;
 
@@ -50,10 +49,7 @@ fn refused_requests() {
         (
             |a, b| {
                 let rkey = b.keys.rkey ^ 1;
-                let at = Remote {
-                    rkey,
-                    ..b.remote(0)
-                };
+                let at = b.remote(0).changed(|r| r.rkey = rkey);
                 a.post(&write(at, &[a.sge(0, 8)]));
             },
             Some(Event::QpAccess { qpn, owner }),
@@ -87,10 +83,7 @@ fn refused_requests() {
         (
             |a, b| {
                 let lkey = b.keys.lkey ^ 1;
-                b.post_recv(&[Sge {
-                    lkey,
-                    ..b.sge(0, 8)
-                }]);
+                b.post_recv(&[b.sge(0, 8).changed(|s| s.lkey = lkey)]);
                 a.post(&send(&[a.sge(0, 8)]));
             },
             None,
@@ -102,10 +95,7 @@ fn refused_requests() {
                 let lkey = a.keys.lkey ^ 1;
                 a.post(&write(
                     b.remote(0),
-                    &[Sge {
-                        lkey,
-                        ..a.sge(0, 8)
-                    }],
+                    &[a.sge(0, 8).changed(|s| s.lkey = lkey)],
                 ));
             },
             None,
@@ -131,7 +121,7 @@ fn refused_requests() {
 #[test]
 fn an_overrun_is_told_of_the_queue_and_of_all_who_use_it() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| c.log_cq = 3);
+    let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut a, _b) = world.pair(config, EndConfig::default());
     for _ in 0..12 {
         a.post(&nop());

@@ -29,11 +29,7 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) 
 }
 
 fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
-    SendWqe {
-        opcode: SendOpcode::SEND_INV,
-        imm: rkey.to_be_bytes(),
-        ..send(sges)
-    }
+    send(sges).changed(|s| (s.opcode, s.imm) = (SendOpcode::SEND_INV, rkey.to_be_bytes()))
 }
 
 #[test]
@@ -123,7 +119,7 @@ fn a_key_that_cannot_be_invalidated() {
 #[test]
 fn connections_that_are_not_reliable_have_none() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| c.service = Service::Uc);
+    let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, b) = world.pair(config.clone(), config);
     let sent = a.post(&send_inv(b.keys.rkey, &[a.sge(0, 8)]));
     world.settle();
@@ -142,7 +138,7 @@ fn on_a_bad_wire_each_key_goes_once() {
         for nic in &mut world.nics {
             nic.set_faults(bad_wire(seed, [0.1, 0.2, 0.1]));
         }
-        let config = EndConfig::default().with(|c| (c.retry_cnt, c.timeout) = (7, 8));
+        let config = EndConfig::default().changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(config.clone(), config);
         for _ in 0..10 {
             let (mem, keys) = region(&mut world, 1, b.pd);

@@ -11,7 +11,6 @@ use std::time::Duration;
 use gds_step::Time;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::SendWqe;
 use proptest::prelude::*;
 use rig::*;
 use vmlx5::fabric::faults::Faults;
@@ -35,7 +34,7 @@ fn bad(world: &mut World, faults: &Faults) {
 
 /// Patience that outlasts the losses of these tests.
 fn patient() -> EndConfig {
-    EndConfig::default().with(|c| (c.timeout, c.retry_cnt) = (8, 7))
+    EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7))
 }
 
 proptest! {
@@ -121,10 +120,7 @@ fn a_fence_holds_over_bad_wires() {
         let faults = bad_wire(seed, [0.05, 0.1, 0.2]);
         bad(&mut world, &faults);
         a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
-        a.post(&SendWqe {
-            flags: fenced(),
-            ..write(b.remote(0), &[a.sge(500_000, 200_000)])
-        });
+        a.post(&write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()));
         world.pass(Duration::from_millis(100));
         assert_eq!(a.send.drain().len(), 2, "seed {seed}");
         assert_eq!(a.get(0, 200_000), vec![1; 200_000], "seed {seed}");
@@ -136,7 +132,7 @@ fn a_fence_holds_over_bad_wires() {
 fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
     let run = |seed| {
         let mut world = World::new(2);
-        let config = patient().with(|c| (c.log_sq, c.log_cq) = (9, 9));
+        let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
         let (mut a, b) = world.pair(config.clone(), config);
         bad(&mut world, &bad_wire(seed, [0.01, 0.02, 0.05]));
         for _ in 0..50 {
@@ -177,7 +173,7 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 #[test]
 fn deaf_for_a_while_and_dead_for_good() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| (c.timeout, c.retry_cnt) = (8, 3));
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
     let (mut a, b) = world.pair(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);
     let faults = Faults {

@@ -78,7 +78,7 @@ impl Dma for Watched {
 }
 
 fn watched() -> EndConfig {
-    EndConfig::default().with(|c| c.view = Watched::view)
+    EndConfig::default().changed(|c| c.view = Watched::view)
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, SendWqe};
+use mlx5_prm::wqe::Atomic;
 use rig::*;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::mutant::{self, Mutant};
@@ -38,13 +38,13 @@ fn bad_wires(seed: u64) {
     let mut world = World::new(3);
     let bad = bad_wire(seed, [0.05, 0.1, 0.1]);
     faults(&mut world, &bad);
-    let config = EndConfig::default().with(|c| (c.timeout, c.retry_cnt) = (8, 7));
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
     worker::random_work(seed, world, config);
 }
 
 fn one_lost(seed: u64) {
     let mut world = World::new(2);
-    let without = EndConfig::default().with(|c| c.timeout = 0);
+    let without = EndConfig::default().changed(|c| c.timeout = 0);
     let (mut a, b) = world.pair(without.clone(), without);
     for loss in [1.0, 0.0] {
         let bad = Faults {
@@ -65,10 +65,7 @@ fn fence(seed: u64) {
     b.put(0, &vec![1; 200_000]);
     a.put(500_000, &vec![2; 200_000]);
     a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
-    a.post(&SendWqe {
-        flags: fenced(),
-        ..write(b.remote(0), &[a.sge(500_000, 200_000)])
-    });
+    a.post(&write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()));
     world.settle();
     assert_eq!(a.send.drain().len(), 2);
     assert!(a.get(0, 200_000).iter().all(|&byte| byte == 1));
@@ -76,7 +73,7 @@ fn fence(seed: u64) {
 
 fn no_receive(_: u64) {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| c.rnr_retry = 3);
+    let config = EndConfig::default().changed(|c| c.rnr_retry = 3);
     let (mut a, b) = world.pair(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();

@@ -51,10 +51,7 @@ fn immediate_and_solicited() {
         let wqe = SendWqe {
             opcode: SendOpcode::SEND_IMM,
             imm: [1, 2, 3, 4],
-            flags: WqeFlags {
-                solicited: true,
-                ..signaled()
-            },
+            flags: signaled().changed(|w| w.solicited = true),
             ..SendWqe::default()
         };
         b.post_recv(&[]);
@@ -113,14 +110,8 @@ fn inline() {
             let payload = Payload::Inline(&pieces);
             let target = b.remote(2000);
             b.post_recv(&[b.sge(0, 1000)]);
-            a.post(&SendWqe {
-                payload,
-                ..send(&[])
-            });
-            a.post(&SendWqe {
-                payload,
-                ..write(target, &[])
-            });
+            a.post(&send(&[]).changed(|s| s.payload = payload));
+            a.post(&write(target, &[]).changed(|s| s.payload = payload));
             world.settle();
             assert_eq!(b.get(0, len), data);
             assert_eq!(b.get(2000, len), data);
@@ -253,19 +244,10 @@ fn unsignaled_work_leaves_no_entry_and_nops_keep_their_place() {
         let quiet = WqeFlags::default();
         let target = b.remote(0);
         let sges = [a.sge(0, 8)];
-        a.post(&SendWqe {
-            flags: quiet,
-            ..nop()
-        });
-        a.post(&SendWqe {
-            flags: quiet,
-            ..write(target, &sges)
-        });
+        a.post(&nop().changed(|s| s.flags = quiet));
+        a.post(&write(target, &sges).changed(|s| s.flags = quiet));
         let n = a.post(&nop());
-        a.post(&SendWqe {
-            flags: quiet,
-            ..rig::read(target, &sges)
-        });
+        a.post(&rig::read(target, &sges).changed(|s| s.flags = quiet));
         let w = a.post(&write(target, &sges));
         let m = a.post(&nop());
         world.settle();

@@ -609,10 +609,7 @@ fn nobody_answers_strangers() {
 fn who_is_not_connected_yet_puts_off_or_is_silent() {
     for strict in [false, true] {
         let mut world = World::new(0);
-        let config = NicConfig {
-            strict,
-            ..NicConfig::default()
-        };
+        let config = NicConfig::default().changed(|n| n.strict = strict);
         world
             .nics
             .push(Nic::new(config, Box::new(world.hub.port())));

@@ -5,7 +5,7 @@ mod rig;
 use mlx5_prm::cqe::{Cqe64, SIZE};
 use mlx5_prm::doorbell::{self, BF_OFFSET};
 use mlx5_prm::opcode::CqeOpcode;
-use mlx5_prm::wqe::{Payload, SendWqe, WqeFlags};
+use mlx5_prm::wqe::{Payload, WqeFlags};
 use rig::*;
 use vmlx5::{CqFailure, Dma, QpState};
 
@@ -26,7 +26,7 @@ fn near_wrap() -> EndConfig {
 fn laps_of_every_ring() {
     // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
-        let config = near_wrap().with(|c| c.cq_start = cq_start);
+        let config = near_wrap().changed(|c| c.cq_start = cq_start);
         let mut world = World::new(2);
         let (mut a, mut b) = world.pair(config.clone(), config);
         let mut rng = fastrand::Rng::with_seed(u64::from(cq_start));
@@ -36,10 +36,7 @@ fn laps_of_every_ring() {
             let r = b.post_recv(&[b.sge(0, 400)]);
             let pieces = [&data[..]];
             let payload = Payload::Inline(&pieces);
-            let s = a.post(&SendWqe {
-                payload,
-                ..send(&[])
-            });
+            let s = a.post(&send(&[]).changed(|s| s.payload = payload));
             world.settle();
             assert_eq!(b.get(0, len), data, "message {i}");
             a.sent(s);
@@ -72,7 +69,7 @@ fn a_full_ring_rung_once() {
 fn owner_bits_are_those_of_the_lap() {
     let mut world = World::new(2);
     let (mut a, _b) = world.pair(near_wrap(), near_wrap());
-    let config = near_wrap().with(|c| c.cq_start = 0);
+    let config = near_wrap().changed(|c| c.cq_start = 0);
     let (mut fresh, _other) = world.pair(config, near_wrap());
     for end in [&mut a, &mut fresh] {
         for i in 0..64_u32 {
@@ -143,7 +140,7 @@ fn a_doorbell_in_two_halves() {
 fn a_shared_page_serves_all_its_queue_pairs() {
     let mut world = World::new(1);
     let (mut a, _b) = world.pair(EndConfig::default(), EndConfig::default());
-    let shared = EndConfig::default().with(|c| c.uar = Some(a.uar));
+    let shared = EndConfig::default().changed(|c| c.uar = Some(a.uar));
     let (mut c, _d) = world.pair(shared, EndConfig::default());
     // A doorbell that a neighbour's overwrote before the NIC looked is not lost: the records
     // are what counts.
@@ -161,7 +158,7 @@ fn a_shared_page_serves_all_its_queue_pairs() {
 #[test]
 fn overrun_of_a_queue_that_minds() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| c.log_cq = 3);
+    let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut a, mut b) = world.pair(config, EndConfig::default());
     for _ in 0..9 {
         a.post(&nop());
@@ -183,7 +180,7 @@ fn overrun_of_a_queue_that_minds() {
 #[test]
 fn no_overrun_while_the_consumer_keeps_up() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| (c.log_cq, c.cq_start) = (3, 0x00ff_fffe));
+    let config = EndConfig::default().changed(|c| (c.log_cq, c.cq_start) = (3, 0x00ff_fffe));
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..100 {
         for _ in 0..8 {
@@ -199,7 +196,7 @@ fn no_overrun_while_the_consumer_keeps_up() {
 #[test]
 fn a_queue_that_ignores_overruns_writes_on() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| (c.log_cq, c.ignore_overrun) = (2, true));
+    let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
     let (mut a, b) = world.pair(config, EndConfig::default());
     for _ in 0..11 {
         a.post(&nop());
@@ -219,7 +216,7 @@ fn a_queue_that_ignores_overruns_writes_on() {
 #[test]
 fn a_cq_of_one_entry() {
     let mut world = World::new(2);
-    let config = EndConfig::default().with(|c| c.log_cq = 0);
+    let config = EndConfig::default().changed(|c| c.log_cq = 0);
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..10 {
         a.completes(&mut world, &nop());
@@ -232,7 +229,7 @@ fn a_cq_of_one_entry() {
 fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
     let mut world = World::new(2);
     for stride in [16, 32, 512] {
-        let config = EndConfig::default().with(|c| c.stride = stride);
+        let config = EndConfig::default().changed(|c| c.stride = stride);
         let (mut a, mut b) = world.pair(EndConfig::default(), config);
         let n = u64::from(stride) / 16;
         for _ in 0..40 {
@@ -255,7 +252,7 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
 #[test]
 fn more_work_than_may_be_outstanding() {
     // A ring of 4096 blocks rung at once: more than is fetched ahead.
-    let config = EndConfig::default().with(|c| (c.log_sq, c.log_cq) = (12, 13));
+    let config = EndConfig::default().changed(|c| (c.log_sq, c.log_cq) = (12, 13));
     let mut world = World::scheduled(2, 11);
     let (mut a, b) = world.pair(config, EndConfig::default());
     let quiet = WqeFlags::default();
@@ -264,11 +261,7 @@ fn more_work_than_may_be_outstanding() {
         let pieces = [&data[..]];
         let (to, payload) = (b.remote(8 * (i % 512)), Payload::Inline(&pieces));
         let flags = if i % 64 == 63 { signaled() } else { quiet };
-        a.prepare(&SendWqe {
-            flags,
-            payload,
-            ..write(to, &[])
-        });
+        a.prepare(&write(to, &[]).changed(|s| (s.flags, s.payload) = (flags, payload)));
     }
     a.ring();
     world.settle();

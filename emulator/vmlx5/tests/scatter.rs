@@ -73,10 +73,7 @@ fn what_a_write_brings_is_where_it_said() {
     let (mut a, mut b) = world.pair(EndConfig::default(), config(Service::Rc, true, true));
     a.put(0, b"written");
     let index = b.post_recv(&[]);
-    a.post(&SendWqe {
-        opcode: SendOpcode::RDMA_WRITE_IMM,
-        ..write(b.remote(0), &[a.sge(0, 7)])
-    });
+    a.post(&write(b.remote(0), &[a.sge(0, 7)]).changed(|s| s.opcode = SendOpcode::RDMA_WRITE_IMM));
     world.settle();
     let cqe = b.recv.poll().unwrap();
     assert_ok(&cqe, CqeOpcode::RESP_WR_IMM, index);
@@ -87,7 +84,7 @@ fn what_a_write_brings_is_where_it_said() {
 fn a_shared_receive_brings_it_too() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let shared = config(Service::Rc, false, true).with(|c| c.srq = Some(queue.srqn));
+    let shared = config(Service::Rc, false, true).changed(|c| c.srq = Some(queue.srqn));
     let (mut a, mut b) = world.pair(EndConfig::default(), shared);
     queue.post(&[queue.sge(0, 64)]);
     a.put(0, b"shared");
@@ -105,10 +102,7 @@ fn the_receive_must_still_be_good() {
     let cases: [(Bad, Syndrome); 2] = [
         (|b| b.sge(0, 5), Syndrome::LOCAL_LENGTH),
         (
-            |b| Sge {
-                lkey: b.keys.lkey ^ 1,
-                ..b.sge(0, 8)
-            },
+            |b| b.sge(0, 8).changed(|s| s.lkey = b.keys.lkey ^ 1),
             Syndrome::LOCAL_PROT,
         ),
     ];
@@ -134,10 +128,7 @@ fn what_reads_and_atomics_bring() {
                 let bytes = pattern(i as u64, len);
                 b.put(0, &bytes);
                 a.put(0, &vec![UNTOUCHED; len]);
-                let flags = WqeFlags {
-                    signaled,
-                    ..WqeFlags::default()
-                };
+                let flags = WqeFlags::default().changed(|w| w.signaled = signaled);
                 let first = len.min(1) as u32;
                 // NOPs have no packets of their own: the entry after takes theirs.
                 a.prepare(&nop());
@@ -189,7 +180,7 @@ fn nothing_is_mixed_up_on_a_bad_wire() {
         for nic in &mut world.nics {
             nic.set_faults(bad_wire(seed, [0.1, 0.1, 0.1]));
         }
-        let both = config(Service::Rc, true, true).with(|c| (c.retry_cnt, c.timeout) = (7, 8));
+        let both = config(Service::Rc, true, true).changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(both.clone(), both);
         let bytes = pattern(seed, 4096);
         a.put(0, &bytes);

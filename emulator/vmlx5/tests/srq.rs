@@ -23,7 +23,7 @@ fn pairs(
     pairs: usize,
     config: &EndConfig,
 ) -> Vec<(End, End)> {
-    let shared = config.clone().with(|c| c.srq = Some(queue.srqn));
+    let shared = config.clone().changed(|c| c.srq = Some(queue.srqn));
     let made = (0..pairs).map(|_| world.pair(config.clone(), shared.clone()));
     made.collect()
 }
@@ -103,7 +103,7 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::scheduled(2, seed);
         let mut queue = SharedQueue::new(&mut world.nics[1], 4);
-        let config = EndConfig::default().with(|c| c.log_cq = 8);
+        let config = EndConfig::default().changed(|c| c.log_cq = 8);
         let mut ends = pairs(&mut world, &queue, 3, &config);
         // Once short ones over the wrap of the count, then long ones that overtake each other.
         let rounds = if seed == 0 { 70_000 } else { 1500 };
@@ -175,7 +175,7 @@ fn an_empty_queue_makes_senders_wait() {
     let strict = |config: &mut NicConfig| config.strict = true;
     let mut world = World::built(2, strict);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let config = EndConfig::default().with(|c| c.rnr_retry = 1);
+    let config = EndConfig::default().changed(|c| c.rnr_retry = 1);
     let mut both = pairs(&mut world, &queue, 2, &config);
     let (c, d) = &mut both[1];
     let lost = c.post(&send(&[c.sge(0, 8)]));
@@ -296,12 +296,7 @@ fn a_receive_that_is_at_fault() {
     type Bad = fn(&SharedQueue) -> Vec<Sge>;
     let cases: [(Bad, Syndrome, u8, Syndrome); 4] = [
         (
-            |q| {
-                vec![Sge {
-                    lkey: q.lkey ^ 1,
-                    ..q.sge(0, 64)
-                }]
-            },
+            |q| vec![q.sge(0, 64).changed(|s| s.lkey = q.lkey ^ 1)],
             Syndrome::LOCAL_PROT,
             vendor::KEY_UNKNOWN,
             Syndrome::REMOTE_OP,
@@ -453,7 +448,7 @@ fn the_last_receive_is_told_once_a_life() {
 fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let config = EndConfig::default().with(|c| c.service = Service::Uc);
+    let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, mut b) = pairs(&mut world, &queue, 1, &config).remove(0);
     queue.post(&[queue.sge(0, 1 << 20)]);
     take_first_part(&mut world, &queue, &mut a);
@@ -559,10 +554,7 @@ fn a_queue_of_its_own_or_a_shared_one() {
         ..attr.clone()
     };
     assert_eq!(nic.create_qp(both), Err(NicError::TwoReceiveQueues));
-    let gone = QpAttr {
-        srq: Some(Srqn(queue.srqn.0 ^ 1)),
-        ..attr
-    };
+    let gone = attr.changed(|q| q.srq = Some(Srqn(queue.srqn.0 ^ 1)));
     let object = Object::Srq;
     assert!(matches!(nic.create_qp(gone), Err(NicError::Unknown { object: o, .. }) if o == object));
     assert_eq!(nic.query_srq(queue.srqn).unwrap().users, 0);

@@ -94,12 +94,7 @@ fn a_drain_that_fails_ends_in_error() {
 fn rights_change_while_it_runs() {
     let (mut world, mut a, b) = world();
     a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
-    let only = |access| {
-        Modify::Attr(AttrChange {
-            access: Some(access),
-            ..AttrChange::default()
-        })
-    };
+    let only = |access| Modify::Attr(AttrChange::default().changed(|a| a.access = Some(access)));
     world.modify(&b, only(Access::REMOTE_READ));
     a.completes(&mut world, &read(b.remote(0), &[a.sge(0, 8)]));
     let refused = world.nics[1].modify_qp(b.qpn, only(Access::LOCAL_WRITE));
@@ -122,10 +117,7 @@ fn clocks_and_limits_change_at_rest() {
     let busy = world.nics[0].modify_qp(a.qpn, Modify::Attr(change));
     assert!(matches!(busy, Err(NicError::Transition { .. })));
     world.modify(&a, Modify::Sqd);
-    let over = AttrChange {
-        retry_cnt: Some(8),
-        ..change
-    };
+    let over = change.changed(|a| a.retry_cnt = Some(8));
     let over = world.nics[0].modify_qp(a.qpn, Modify::Attr(over));
     assert!(matches!(
         over,
@@ -193,10 +185,7 @@ fn each_queue_pair_has_its_port() {
     );
     for (x, y) in [(&c, &d), (&d, &c)] {
         world.init(x);
-        let path = Path {
-            port: 2,
-            ..Path::to(world.node(y), y.qpn)
-        };
+        let path = Path::to(world.node(y), y.qpn).changed(|p| p.port = 2);
         world.modify(x, rtr(path, 0, 1, 12));
         world.rts(x, 0);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gds_step::Time;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, Remote, SendWqe, Sge, WqeFlags};
+use mlx5_prm::wqe::{Atomic, SendWqe, Sge, WqeFlags};
 use rig::*;
 use vmlx5::fabric::{Budget, Fabric};
 use vmlx5::*;
@@ -80,10 +80,7 @@ fn see(world: &mut World, a: &mut End, b: &mut End, bad: &SendWqe<'_>) -> Seen {
 fn see_prepared(world: &mut World, a: &mut End, b: &mut End, good: u16, bad: u16) -> Seen {
     let after = [
         a.prepare(&nop()),
-        a.prepare(&SendWqe {
-            flags: WqeFlags::default(),
-            ..nop()
-        }),
+        a.prepare(&nop().changed(|s| s.flags = WqeFlags::default())),
     ];
     a.ring();
     world.outlast();
@@ -316,10 +313,7 @@ fn a_record_beyond() -> Seen {
 
 fn a_key_that_is_none() -> Seen {
     let (mut world, mut a, mut b) = World::connected();
-    let sges = [Sge {
-        lkey: 0x4242,
-        ..a.sge(0, 8)
-    }];
+    let sges = [a.sge(0, 8).changed(|s| s.lkey = 0x4242)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
     assert_eq!(seen, own_fault(Syndrome::LOCAL_PROT));
     seen
@@ -337,10 +331,7 @@ fn into_a_bad_receive(world: &mut World, a: &mut End, b: &mut End, receive: Sge)
 
 fn a_receive_without_key() -> Seen {
     let (mut world, mut a, mut b) = World::connected();
-    let receive = Sge {
-        lkey: 0x4242,
-        ..b.sge(0, 8)
-    };
+    let receive = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     into_a_bad_receive(&mut world, &mut a, &mut b, receive)
 }
 
@@ -438,10 +429,7 @@ fn a_remote_key_that_is_none() -> Seen {
     b.post_recv(&[]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
-    let at = Remote {
-        rkey: 0x4242,
-        ..b.remote(0)
-    };
+    let at = b.remote(0).changed(|r| r.rkey = 0x4242);
     let seen = see(&mut world, &mut a, &mut b, &write(at, &sges));
     let access = |qpn, owner| Event::QpAccess { qpn, owner };
     assert_eq!(seen, refused(&b, Syndrome::REMOTE_ACCESS, access));
@@ -507,7 +495,7 @@ fn a_silent_peer() -> Seen {
 }
 
 fn a_peer_without_receive() -> Seen {
-    let impatient = EndConfig::default().with(|c| c.rnr_retry = 3);
+    let impatient = EndConfig::default().changed(|c| c.rnr_retry = 3);
     let (mut world, mut a, mut b) = pair(impatient.clone(), impatient);
     let sges = [a.sge(0, 8)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
@@ -519,12 +507,9 @@ fn a_peer_without_receive() -> Seen {
 /// take is lost without a word, but for a receive that is to blame.
 #[test]
 fn unreliable_connections() {
-    let uc = || EndConfig::default().with(|c| c.service = Service::Uc);
+    let uc = || EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut world, mut a, mut b) = pair(uc(), uc());
-    let sges = [Sge {
-        lkey: 0x4242,
-        ..a.sge(0, 8)
-    }];
+    let sges = [a.sge(0, 8).changed(|s| s.lkey = 0x4242)];
     let stopped = Seen {
         requester: Some(Syndrome::LOCAL_PROT),
         states: Some((QpState::Sqe, QpState::Rts)),
@@ -535,10 +520,7 @@ fn unreliable_connections() {
     let (mut world, mut a, mut b) = pair(uc(), uc());
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
-    let at = Remote {
-        rkey: 0x4242,
-        ..b.remote(0)
-    };
+    let at = b.remote(0).changed(|r| r.rkey = 0x4242);
     let fine = Some((QpState::Rts, QpState::Rts));
     let lost = Seen {
         states: fine,

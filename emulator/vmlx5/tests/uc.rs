@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, SendWqe, Sge};
+use mlx5_prm::wqe::{Atomic, SendWqe};
 use rig::*;
 use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
 
 fn uc() -> EndConfig {
-    EndConfig::default().with(|c| c.service = Service::Uc)
+    EndConfig::default().changed(|c| c.service = Service::Uc)
 }
 
 fn world() -> (World, End, End) {
@@ -142,10 +142,7 @@ fn a_send_that_fails_stops_sends_alone() {
     let lkey = a.keys.lkey ^ 1;
     let bad = a.post(&write(
         b.remote(0),
-        &[Sge {
-            lkey,
-            ..a.sge(0, 8)
-        }],
+        &[a.sge(0, 8).changed(|s| s.lkey = lkey)],
     ));
     let after = a.post(&nop());
     world.settle();

@@ -51,7 +51,7 @@ impl Resolve for Lids {
 }
 
 fn ud() -> EndConfig {
-    EndConfig::default().with(|c| c.service = Service::Ud)
+    EndConfig::default().changed(|c| c.service = Service::Ud)
 }
 
 fn ready(world: &mut World, end: &End) {
@@ -89,10 +89,7 @@ fn to(end: &End) -> AvSeg {
 }
 
 fn datagram<'a>(av: AvSeg, sges: &'a [Sge]) -> SendWqe<'a> {
-    SendWqe {
-        av: Some(av),
-        ..send(sges)
-    }
+    send(sges).changed(|s| s.av = Some(av))
 }
 
 #[test]
@@ -106,11 +103,7 @@ fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
             true => (SendOpcode::SEND_IMM, [1, 2, 3, 4]),
             false => (SendOpcode::SEND, [0; 4]),
         };
-        let wqe = SendWqe {
-            opcode,
-            imm: word,
-            ..datagram(to(&b), &sges)
-        };
+        let wqe = datagram(to(&b), &sges).changed(|s| (s.opcode, s.imm) = (opcode, word));
         let r = b.post_recv(&[b.sge(0, 4096 + ROOM)]);
         a.completes(&mut world, &wqe);
         let cqe = b.recv.poll().unwrap();
@@ -220,10 +213,7 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let mut with = |world: &mut World, qkey: u32| {
-        let av = AvSeg {
-            qkey: qkey.into(),
-            ..to(&b)
-        };
+        let av = to(&b).changed(|a| a.qkey = qkey.into());
         a.post(&datagram(av, &[a.sge(0, 8)]));
         world.settle();
         assert_eq!(a.send.poll().unwrap().opcode(), REQ);
@@ -239,22 +229,14 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
 #[test]
 fn a_key_changes_while_it_runs() {
     let (mut world, mut a, mut b) = world();
-    let qkey = |qkey| {
-        Modify::Attr(AttrChange {
-            qkey: Some(qkey),
-            ..AttrChange::default()
-        })
-    };
+    let qkey = |qkey| Modify::Attr(AttrChange::default().changed(|a| a.qkey = Some(qkey)));
     b.post_recv(&[b.sge(0, 48)]);
     world.modify(&b, qkey(0x99));
     a.post(&datagram(to(&b), &[a.sge(0, 8)]));
     world.settle();
     assert_eq!(b.recv.poll(), None);
     world.modify(&a, qkey(0x99));
-    let own = AvSeg {
-        qkey: (1 << 31).into(),
-        ..to(&b)
-    };
+    let own = to(&b).changed(|a| a.qkey = (1 << 31).into());
     a.post(&datagram(own, &[a.sge(0, 8)]));
     world.settle();
     assert!(b.recv.poll().is_some());
@@ -334,10 +316,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
     let there = b.remote(0);
     let (length, operation) = (Syndrome::LOCAL_LENGTH, Syndrome::LOCAL_QP_OP);
     let (word, long) = ([a.sge(0, 8)], [a.sge(0, 4097)]);
-    let foreign = [Sge {
-        lkey: a.keys.lkey ^ 1,
-        ..a.sge(0, 8)
-    }];
+    let foreign = [a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey ^ 1)];
     let add = Atomic::FetchAdd { add: 1 };
     for (wqe, why, vendor) in [
         (datagram(to(&b), &long), length, vendor::LENGTH),
@@ -350,10 +329,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
         (read(there, &word), operation, vendor::WQE_OPCODE),
         (atomic(there, add, &word), operation, vendor::WQE_OPCODE),
         (
-            SendWqe {
-                opcode: SendOpcode::SEND_INV,
-                ..send(&word)
-            },
+            send(&word).changed(|s| s.opcode = SendOpcode::SEND_INV),
             operation,
             vendor::WQE_OPCODE,
         ),
@@ -394,14 +370,8 @@ fn a_receive_without_the_room_is_the_receivers_error() {
 fn an_event_is_asked_for_across_the_wire() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
-    let flags = WqeFlags {
-        solicited: true,
-        ..WqeFlags::default()
-    };
-    a.post(&SendWqe {
-        flags,
-        ..datagram(to(&b), &[a.sge(0, 8)])
-    });
+    let flags = WqeFlags::default().changed(|w| w.solicited = true);
+    a.post(&datagram(to(&b), &[a.sge(0, 8)]).changed(|s| s.flags = flags));
     world.settle();
     assert!(b.recv.poll().unwrap().solicited());
     assert_eq!(a.send.poll(), None, "unsignaled");

@@ -91,13 +91,15 @@ impl Default for EndConfig {
     }
 }
 
-impl EndConfig {
-    /// The same, changed.
-    pub fn with(mut self, change: impl FnOnce(&mut EndConfig)) -> EndConfig {
+/// A value that differs from another in a field or two.
+pub trait Changed: Sized {
+    fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
     }
 }
+
+impl<T> Changed for T {}
 
 /// A completion queue as its consumer sees it.
 pub struct CqView {
