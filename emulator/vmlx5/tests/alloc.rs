@@ -71,11 +71,13 @@ fn nothing_is_allocated_per_datagram() {
         // More destinations than are remembered.
         for lid in 1..40 {
             let qpn = if lid == 1 { b.qpn.0 } else { 0x77 };
-            a.post(&SendWqe {
-                av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
-                ..send(&[a.sge(0, 8)])
-            });
-            world.settle();
+            a.run(
+                &mut world,
+                &SendWqe {
+                    av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
+                    ..send(&[a.sge(0, 8)])
+                },
+            );
             assert!(a.send.poll().is_some());
         }
         assert!(b.recv.poll().is_some());
@@ -115,8 +117,7 @@ fn nothing_is_allocated_per_message() {
             a.post(&read(at, &list));
             a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
             // This one is late.
-            a.post(&send(&eight));
-            world.settle();
+            a.run(&mut world, &send(&eight));
             b.post_recv(&into);
             world.settle();
             let mut done = 0;
@@ -168,8 +169,7 @@ fn nothing_is_allocated_on_a_shared_queue() {
         a.post(&read(at, &eight));
         a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
         // This one is late.
-        a.post(&send(&eight));
-        world.settle();
+        a.run(&mut world, &send(&eight));
         queue.post(&[queue.sge(0, 64)]);
         world.settle();
         let mut done = 0;

@@ -37,11 +37,9 @@ fn watched() -> EndConfig {
 
 #[test]
 fn an_armed_queue_tells_once_of_what_is_new() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(watched(), EndConfig::default());
+    let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     let go = |world: &mut World, a: &mut End| {
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     };
     go(&mut world, &mut a);
     assert_eq!(told(&mut world, 0), [], "nobody asked");
@@ -73,18 +71,15 @@ fn an_armed_queue_tells_once_of_what_is_new() {
 
 #[test]
 fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(watched(), EndConfig::default());
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     arm(&a, &a.send, 0, false, false);
     assert_eq!(told(&mut world, 0), [], "nothing was rung");
     a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(told(&mut world, 0), [a.send.cqn]);
     // The register's second half is enough, and it is emptied.
     arm(&a, &a.send, 1, false, false);
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     assert_eq!(told(&mut world, 0).len(), 1);
     arm(&a, &a.send, 2, false, false);
     a.mem.store32(REGISTER + 4, 1).unwrap();
@@ -130,8 +125,7 @@ fn events_come_in_the_order_of_entries() {
 
 #[test]
 fn solicited_entries_and_errors_alone() {
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(watched(), watched());
+    let (mut world, mut a, mut b) = World::joined(watched(), watched());
     let cqn = b.recv.cqn;
     let plain = |a: &End| [a.sge(0, 8)];
     for _ in 0..8 {
@@ -153,8 +147,7 @@ fn solicited_entries_and_errors_alone() {
     arm(&b, &b.recv, 2, false, true);
     assert_eq!(told(&mut world, 1), [cqn]);
     // A solicited one that was taken already; then an error.
-    a.post(&asks());
-    world.settle();
+    a.run(&mut world, &asks());
     b.recv.drain();
     arm(&b, &b.recv, 3, true, true);
     assert_eq!(told(&mut world, 1), []);
@@ -176,8 +169,7 @@ fn numbers_wrap_and_queues_come_and_go() {
     }
     // What is gone tells nothing, and holds its page no longer.
     arm(&a, &a.send, 6, false, true);
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     let nic = &mut world.nics[0];
     nic.destroy_qp(a.qpn).unwrap();
     let held = nic.free_uar(a.uar).unwrap_err();

@@ -14,8 +14,7 @@ const REQ: CqeOpcode = CqeOpcode::REQ;
 #[test]
 fn a_message_without_receive_waits_and_blocks_nobody_else() {
     for seed in 0..50 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
         a.put(0, &pattern(seed, 100_000));
         let list = [a.sge(0, 100_000)];
@@ -61,8 +60,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
 #[test]
 fn every_receive_is_late() {
     for seed in 0..20 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mut sent, mut received) = (0_u64, 0_u64);
         while received < 100 {
@@ -91,15 +89,13 @@ fn a_fence_waits_for_reads_and_atomics() {
     let (mut overtaken, rounds) = (0, 100);
     for seed in 0..rounds {
         for fence in [false, true] {
-            let mut world = World::scheduled(2, seed);
-            let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+            let (mut world, mut a, b) = World::late(seed);
             b.put(0, &vec![1; 200_000]);
             a.put(500_000, &vec![2; 200_000]);
             let (at, into, from) = (b.remote(0), [a.sge(0, 200_000)], [a.sge(500_000, 200_000)]);
             a.post(&read(at, &into));
             let flags = if fence { fenced() } else { signaled() };
-            a.post(&write(at, &from).changed(|s| s.flags = flags));
-            world.settle();
+            a.run(&mut world, &write(at, &from).changed(|s| s.flags = flags));
             assert_eq!(a.send.drain().len(), 2);
             assert_eq!(b.get(0, 200_000), vec![2; 200_000]);
             let got = a.get(0, 200_000);
@@ -119,8 +115,7 @@ fn a_fence_waits_for_reads_and_atomics() {
 #[test]
 fn reads_and_atomics_keep_their_order() {
     for seed in 0..50 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
         let (one, two, three) = ([a.sge(0, 8)], [a.sge(8, 8)], [a.sge(16, 8)]);
         let add = |n| Atomic::FetchAdd { add: n };
@@ -219,8 +214,7 @@ fn sends_before_the_other_end_is_ready_wait_for_it() {
 #[test]
 fn reset_forgets_and_reconnects() {
     for seed in 0..30 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let mut psn = 100;
         for round in 0..5 {
             // Work under way, some of it without a receive, when both ends are reset.
@@ -255,8 +249,7 @@ fn reset_forgets_and_reconnects() {
             a.put64(0, 42 + round);
             let r = b.post_recv(&[b.sge(8, 8)]);
             let w = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-            let s = a.post(&send(&[a.sge(0, 8)]));
-            world.settle();
+            let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
             let done = a.send.drain();
             assert_eq!(done.len(), 2, "seed {seed} round {round}");
             assert_ok(&done[0], REQ, w);
@@ -273,8 +266,7 @@ fn after_an_error_both_ends_reconnect() {
     let (mut world, mut a, mut b) = World::connected();
     let mut at = b.remote(0);
     at.rkey ^= 1;
-    a.post(&write(at, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(at, &[a.sge(0, 8)]));
     assert_eq!(
         (world.state(&a), world.state(&b)),
         (QpState::Err, QpState::Err)
@@ -292,8 +284,7 @@ fn after_an_error_both_ends_reconnect() {
 #[test]
 fn the_other_end_is_destroyed() {
     let (mut world, mut a, b) = World::connected();
-    let waiting = a.post(&send(&[]));
-    world.settle();
+    let waiting = a.run(&mut world, &send(&[]));
     world.nics[1].destroy_qp(b.qpn).unwrap();
     world.outlast();
     a.send_failed(waiting, Syndrome::TRANSPORT_RETRY);
@@ -341,8 +332,7 @@ fn a_silent_peer_says_nothing_until_it_wakes() {
         let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
         let node = world.node(&b);
         assert!(world.hub.silence(node, true));
-        let s = a.post(&write(b.remote(0), &[a.sge(0, 100_000)]));
-        world.settle();
+        let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 100_000)]));
         assert!(a.send.poll().is_none());
         assert_eq!(world.nics[0].query_qp(a.qpn).unwrap().outstanding, 1);
         assert!(world.hub.silence(node, false));

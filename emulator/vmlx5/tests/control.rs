@@ -326,8 +326,7 @@ fn a_queue_pair_without_receive_queue() {
         nic.modify_qp(x, rts(0, 1)).unwrap();
     }
     let w = c.post(&write(a.remote(0), &[c.sge(0, 8)]));
-    let s = c.post(&send(&[]));
-    world.settle();
+    let s = c.run(&mut world, &send(&[]));
     c.sent(w);
     c.send_failed(s, Syndrome::REMOTE_INVAL_REQ);
 }

@@ -37,8 +37,7 @@ fn fails(world: &mut World, a: &mut End, bad: &SendWqe<'_>, why: Syndrome, vendo
         a.send_failed(index, Syndrome::WR_FLUSH);
     }
     assert_eq!(world.state(a), QpState::Err);
-    let late = a.post(&nop());
-    world.settle();
+    let late = a.run(world, &nop());
     a.send_failed(late, Syndrome::WR_FLUSH);
     // A receive is flushed without any doorbell.
     let recv = a.post_recv(&[]);
@@ -130,8 +129,7 @@ fn bad_local_keys() {
     }
     // Ends past the region; the second of two pieces; at the very end it is fine.
     let (mut world, mut a, b) = World::connected();
-    a.post(&write(b.remote(0), &[a.sge(len - 8, 8)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(len - 8, 8)]));
     assert_eq!(a.send.drain()[0].opcode(), CqeOpcode::REQ);
     let pieces = [a.sge(0, 8), a.sge(len - 7, 8)];
     let bad = write(b.remote(0), &pieces);
@@ -201,8 +199,7 @@ fn malformed_entries() {
         use vmlx5::Dma;
         a.mem.read(place, &mut byte).unwrap();
         a.mem.write(place, &[byte[0] ^ flip]).unwrap();
-        let next = a.post(&nop());
-        world.settle();
+        let next = a.run(&mut world, &nop());
         a.sent(good);
         let error = a.send.poll().unwrap();
         assert_err(&error, REQ_ERR, index, Syndrome::LOCAL_QP_OP);
@@ -276,8 +273,7 @@ fn receive_too_short() {
     b.put(0, &[0xee; 64]);
     let r = b.post_recv(&[b.sge(0, 5), b.sge(10, 2)]);
     let next = b.post_recv(&[b.sge(0, 64)]);
-    let s = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
+    let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
     a.send_failed(s, Syndrome::REMOTE_INVAL_REQ);
     b.recv_failed(r, Syndrome::LOCAL_LENGTH);
     b.recv_failed(next, Syndrome::WR_FLUSH);
@@ -293,15 +289,13 @@ fn receive_with_a_bad_key() {
     let (mut world, mut a, mut b) = World::connected();
     let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     let r = b.post_recv(&[b.sge(100, 4), bad]);
-    let s = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
+    let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
     a.send_failed(s, Syndrome::REMOTE_OP);
     b.recv_failed(r, Syndrome::LOCAL_PROT);
     // What the message does not reach is not looked at.
     let (mut world, mut a, mut b) = World::connected();
     let r = b.post_recv(&[b.sge(100, 8), bad]);
-    a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &send(&[a.sge(0, 8)]));
     b.received(r);
 }
 
@@ -311,8 +305,7 @@ fn receive_record_beyond_its_queue() {
     b.rq = b.rq.wrapping_add(17);
     let r = b.rq.wrapping_sub(17);
     b.post_recv(&[]);
-    let s = a.post(&send(&[]));
-    world.settle();
+    let s = a.run(&mut world, &send(&[]));
     a.send_failed(s, Syndrome::REMOTE_OP);
     b.recv_failed(r, Syndrome::LOCAL_QP_OP);
 }
@@ -470,8 +463,7 @@ fn a_write_of_nothing_needs_no_key() {
 fn what_was_done_before_the_error_is_reported_as_done() {
     // Frames are late: good work is under way when the bad entry is found.
     for seed in 0..20 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
         let sges = [a.sge(0, 50_000)];
         let mut good = Vec::new();

@@ -27,16 +27,14 @@ fn communication_is_established_once() {
         "a hint is no packet of the connection"
     );
     for _ in 0..3 {
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     }
     let (qpn, owner) = (b.qpn, 9);
     assert_eq!(events(&mut world, 1), [Event::CommEst { qpn, owner }]);
     assert_eq!(events(&mut world, 0), []);
     // In RTS nobody needs to be told.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
-    c.post(&write(d.remote(0), &[c.sge(0, 8)]));
-    world.settle();
+    c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
     assert_eq!(events(&mut world, 1), []);
 }
 

@@ -47,8 +47,7 @@ fn the_key_is_gone_when_the_message_is_there() {
         a.put(200_000, b"before");
         a.post(&write(at(rkey), &[a.sge(200_000, 6)]));
         let recv = b.post_recv(&[b.sge(0, 100_000)]);
-        let sent = a.post(&send_inv(rkey, &[a.sge(0, len as u32)]));
-        world.settle();
+        let sent = a.run(&mut world, &send_inv(rkey, &[a.sge(0, len as u32)]));
         let cqe = b.recv.poll().unwrap();
         assert_ok(&cqe, RESP_SEND_INV, recv);
         assert_eq!(cqe.imm_inval_pkey, rkey.to_be_bytes());
@@ -58,8 +57,7 @@ fn the_key_is_gone_when_the_message_is_there() {
         assert_ok(&done, CqeOpcode::REQ, sent);
         assert_eq!(done.send_opcode(), SendOpcode::SEND_INV);
         // Nobody may use it, on either side.
-        let failed = a.post(&write(at(rkey), &[a.sge(0, 6)]));
-        world.settle();
+        let failed = a.run(&mut world, &write(at(rkey), &[a.sge(0, 6)]));
         assert_eq!(
             a.send_failed(failed, Syndrome::REMOTE_ACCESS),
             vendor::KEY_UNKNOWN
@@ -84,8 +82,7 @@ fn the_key_works_until_the_last_byte_came() {
     b.post_recv(&[b.sge(0, 1 << 20)]);
     let bytes = pattern(3, 1 << 20);
     a.put(0, &bytes);
-    a.post(&send_inv(rkey, &[a.sge(0, 1 << 20)]));
-    world.settle();
+    a.run(&mut world, &send_inv(rkey, &[a.sge(0, 1 << 20)]));
     assert_ok(&b.recv.poll().unwrap(), RESP_SEND_INV, 0);
     assert_eq!(b.get(0, 1 << 20), bytes);
 }
@@ -108,8 +105,7 @@ fn a_key_that_cannot_be_invalidated() {
         let (mut world, mut a, mut b) = World::connected();
         let rkey = which(&mut world, &b);
         let recv = b.post_recv(&[b.sge(0, 64)]);
-        let sent = a.post(&send_inv(rkey, &[a.sge(0, 8)]));
-        world.settle();
+        let sent = a.run(&mut world, &send_inv(rkey, &[a.sge(0, 8)]));
         assert_eq!(b.recv_failed(recv, Syndrome::REMOTE_INVAL_REQ), why);
         assert_eq!(a.send_failed(sent, Syndrome::REMOTE_ACCESS), why);
         assert_eq!(world.state(&b), QpState::Err);
@@ -121,8 +117,7 @@ fn connections_that_are_not_reliable_have_none() {
     let mut world = World::new(2);
     let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, b) = world.pair(config.clone(), config);
-    let sent = a.post(&send_inv(b.keys.rkey, &[a.sge(0, 8)]));
-    world.settle();
+    let sent = a.run(&mut world, &send_inv(b.keys.rkey, &[a.sge(0, 8)]));
     assert_eq!(
         a.send_failed(sent, Syndrome::LOCAL_QP_OP),
         vendor::WQE_OPCODE

@@ -113,8 +113,7 @@ fn a_nic_loses_what_it_sends_to_itself_too() {
 #[test]
 fn a_fence_holds_over_bad_wires() {
     for seed in 0..60 {
-        let mut world = World::new(2);
-        let (mut a, b) = world.pair(patient(), patient());
+        let (mut world, mut a, b) = World::joined(patient(), patient());
         b.put(0, &vec![1; 200_000]);
         a.put(500_000, &vec![2; 200_000]);
         let faults = bad_wire(seed, [0.05, 0.1, 0.2]);

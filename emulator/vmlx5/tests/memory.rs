@@ -93,8 +93,7 @@ fn payload_then_its_last_word_then_entry_then_its_last_dword() {
         (5, 1001),
         (8, 70_000),
     ] {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), watched());
+        let (mut world, mut a, mut b) = World::joined(EndConfig::default(), watched());
         b.post_recv(&[b.sge(at, len as u32)]);
         a.post(&send(&[a.sge(0, len as u32)]));
         LOG.take();
@@ -160,9 +159,7 @@ fn every_kind_of_message_ends_with_its_last_word() {
 /// Both ends watched, on NICs of their own, and everything still there.
 fn pair() -> (World, End, End) {
     GONE.set((0, 0));
-    let mut world = World::new(2);
-    let (a, b) = world.pair(watched(), EndConfig::default());
-    (world, a, b)
+    World::joined(watched(), EndConfig::default())
 }
 
 fn lose(end: &End, offset: u64, len: u64) {
@@ -221,30 +218,26 @@ fn rings_and_records_go_away() {
     // The send ring: the entry cannot be read.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.sq_at, 64);
-    let s = a.post(&nop());
-    world.settle();
+    let s = a.run(&mut world, &nop());
     a.send_failed(s, Syndrome::LOCAL_QP_OP);
     // The second block of an entry.
     let (mut world, mut a, b) = pair();
     lose(&a, a.sq_at + 64, 64);
     let pieces: Vec<_> = (0..5).map(|i| a.sge(8 * i, 8)).collect();
-    let s = a.post(&write(b.remote(0), &pieces));
-    world.settle();
+    let s = a.run(&mut world, &write(b.remote(0), &pieces));
     a.send_failed(s, Syndrome::LOCAL_QP_OP);
     // The receive ring.
     let (mut world, mut a, mut b) = pair();
     lose(&a, a.rq_at, 64);
     let r = a.post_recv(&[]);
-    let s = b.post(&send(&[]));
-    world.settle();
+    let s = b.run(&mut world, &send(&[]));
     b.send_failed(s, Syndrome::REMOTE_OP);
     a.recv_failed(r, Syndrome::LOCAL_QP_OP);
     // The completion queue.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.send.offset + SIZE as u64, SIZE as u64);
     a.post(&nop());
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!((info.failure, info.producer), (Some(CqFailure::Memory), 1));
     assert_eq!(world.state(&a), QpState::Err);

@@ -53,20 +53,20 @@ fn one_lost(seed: u64) {
             ..Faults::default()
         };
         world.nics[0].set_faults(bad);
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     }
     assert_eq!(a.send.drain().len(), 2);
 }
 
 fn fence(seed: u64) {
-    let mut world = World::scheduled(2, seed);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::late(seed);
     b.put(0, &vec![1; 200_000]);
     a.put(500_000, &vec![2; 200_000]);
     a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
-    a.post(&write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()));
-    world.settle();
+    a.run(
+        &mut world,
+        &write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()),
+    );
     assert_eq!(a.send.drain().len(), 2);
     assert!(a.get(0, 200_000).iter().all(|&byte| byte == 1));
 }

@@ -71,8 +71,7 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
 
 #[test]
 fn without_a_timeout_it_waits_for_ever() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(with(|c| c.timeout = 0), EndConfig::default());
+    let (mut world, mut a, b) = World::joined(with(|c| c.timeout = 0), EndConfig::default());
     let node = world.silence(&b);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(Duration::from_secs(100_000));
@@ -86,8 +85,7 @@ fn without_a_timeout_it_waits_for_ever() {
 fn an_idle_connection_has_no_clock() {
     let (mut world, mut a, b) = World::connected();
     let node = world.node(&b);
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(a.send.drain().len(), 1);
     world.hub.silence(node, true);
     world.outlast();

@@ -27,8 +27,7 @@ fn laps_of_every_ring() {
     // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
         let config = near_wrap().changed(|c| c.cq_start = cq_start);
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(config.clone(), config);
+        let (mut world, mut a, mut b) = World::joined(config.clone(), config);
         let mut rng = fastrand::Rng::with_seed(u64::from(cq_start));
         for i in 0..200_u64 {
             let len = [16, 80, 150, 220, 400][rng.usize(..5)];
@@ -36,8 +35,7 @@ fn laps_of_every_ring() {
             let r = b.post_recv(&[b.sge(0, 400)]);
             let pieces = [&data[..]];
             let payload = Payload::Inline(&pieces);
-            let s = a.post(&send(&[]).changed(|s| s.payload = payload));
-            world.settle();
+            let s = a.run(&mut world, &send(&[]).changed(|s| s.payload = payload));
             assert_eq!(b.get(0, len), data, "message {i}");
             a.sent(s);
             b.received(r);
@@ -50,8 +48,7 @@ fn laps_of_every_ring() {
 
 #[test]
 fn a_full_ring_rung_once() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(near_wrap(), near_wrap());
+    let (mut world, mut a, b) = World::joined(near_wrap(), near_wrap());
     for lap in 0..30 {
         for i in 0..8 {
             a.put64(i * 8, lap * 8 + i);
@@ -67,16 +64,14 @@ fn a_full_ring_rung_once() {
 
 #[test]
 fn owner_bits_are_those_of_the_lap() {
-    let mut world = World::new(2);
-    let (mut a, _b) = world.pair(near_wrap(), near_wrap());
+    let (mut world, mut a, _b) = World::joined(near_wrap(), near_wrap());
     let config = near_wrap().changed(|c| c.cq_start = 0);
     let (mut fresh, _other) = world.pair(config, near_wrap());
     for end in [&mut a, &mut fresh] {
         for i in 0..64_u32 {
             let number = end.send.next;
             let at = end.send.offset + u64::from(number % 16) * SIZE as u64;
-            end.post(&nop());
-            world.settle();
+            end.run(&mut world, &nop());
             let mut bytes = [0; SIZE];
             end.mem.read(at, &mut bytes).unwrap();
             let cqe = Cqe64::from_bytes(bytes);
@@ -146,12 +141,10 @@ fn a_shared_page_serves_all_its_queue_pairs() {
     // are what counts.
     c.prepare(&nop());
     c.store_record();
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     assert_eq!((a.send.drain().len(), c.send.drain().len()), (1, 1));
     // The page that `c` did not get is not polled.
-    c.post(&nop());
-    world.settle();
+    c.run(&mut world, &nop());
     assert_eq!(c.send.drain().len(), 0);
 }
 
@@ -161,8 +154,7 @@ fn overrun_of_a_queue_that_minds() {
     let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut a, mut b) = world.pair(config, EndConfig::default());
     for _ in 0..9 {
-        a.post(&nop());
-        world.settle();
+        a.run(&mut world, &nop());
     }
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!(info.failure, Some(CqFailure::Overrun));
@@ -199,8 +191,7 @@ fn a_queue_that_ignores_overruns_writes_on() {
     let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
     let (mut a, b) = world.pair(config, EndConfig::default());
     for _ in 0..11 {
-        a.post(&nop());
-        world.settle();
+        a.run(&mut world, &nop());
     }
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!((info.producer, info.failure), (11, None));
@@ -237,8 +228,7 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
             b.post_recv(&list);
             let data = pattern(3, n as usize * 10);
             a.put(0, &data);
-            a.post(&send(&[a.sge(0, n as u32 * 10)]));
-            world.settle();
+            a.run(&mut world, &send(&[a.sge(0, n as u32 * 10)]));
             let mut got = Vec::new();
             for i in 0..n {
                 got.extend(b.get(i * 100, 10));

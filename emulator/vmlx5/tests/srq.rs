@@ -43,8 +43,7 @@ fn receives_go_in_the_order_of_the_list() {
     let mut message = |world: &mut World, who: usize, seed: u64, at: u64, entry: u16| {
         let (a, b) = &mut both[who];
         a.put(0, &pattern(seed, 77));
-        a.post(&send(&[a.sge(0, 77)]));
-        world.settle();
+        a.run(world, &send(&[a.sge(0, 77)]));
         let done = b.recv.poll().unwrap();
         assert_ok(&done, RESP_SEND, entry);
         assert_eq!((done.byte_cnt.get(), done.qpn()), (77, b.qpn.0));
@@ -178,16 +177,14 @@ fn an_empty_queue_makes_senders_wait() {
     let config = EndConfig::default().changed(|c| c.rnr_retry = 1);
     let mut both = pairs(&mut world, &queue, 2, &config);
     let (c, d) = &mut both[1];
-    let lost = c.post(&send(&[c.sge(0, 8)]));
-    world.settle();
+    let lost = c.run(&mut world, &send(&[c.sge(0, 8)]));
     let wait = rnr_delay(12);
     world.pass(wait + Duration::from_micros(10));
     // Asked twice: that is what `rnr_retry` 1 allows.
     assert_eq!(c.send_failed(lost, Syndrome::RNR_RETRY), vendor::RNR);
     assert_eq!(world.state(d), QpState::Rts);
     let (a, b) = &mut both[0];
-    let sent = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
+    let sent = a.run(&mut world, &send(&[a.sge(0, 8)]));
     assert!(a.send.poll().is_none());
     queue.post(&[queue.sge(0, 8)]);
     world.settle();
@@ -232,8 +229,7 @@ fn a_write_with_immediate_takes_one_too() {
         ..write(b.remote(64), &[a.sge(0, 9)])
     });
     // A write without takes none.
-    a.post(&write(b.remote(128), &[a.sge(0, 9)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(128), &[a.sge(0, 9)]));
     let done = b.recv.poll().unwrap();
     assert_ok(&done, CqeOpcode::RESP_WR_IMM, entry);
     assert_eq!(done.imm_inval_pkey, [1, 2, 3, 4]);
@@ -327,8 +323,7 @@ fn a_receive_that_is_at_fault() {
         let list = bad(&queue);
         let entry = queue.post(&list);
         queue.post(&[queue.sge(0, 64)]);
-        let index = a.post(&send(&[a.sge(0, 64)]));
-        world.settle();
+        let index = a.run(&mut world, &send(&[a.sge(0, 64)]));
         let error = b.recv.poll().unwrap();
         assert_err(&error, RESP_ERR, entry, ours);
         assert_eq!((error.as_error().vendor_err, error.qpn()), (why, b.qpn.0));
@@ -358,8 +353,7 @@ fn a_queue_in_error_ends_those_that_take_from_it() {
         let (srqn, owner) = (queue.srqn, 5);
         for (round, why) in [(0, why), (1, vendor::SRQ)] {
             let (a, b) = &mut both[round];
-            let index = a.post(&send(&[a.sge(0, 64)]));
-            world.settle();
+            let index = a.run(&mut world, &send(&[a.sge(0, 64)]));
             assert_eq!(a.send_failed(index, Syndrome::REMOTE_OP), why);
             assert!(b.recv.poll().is_none());
             let (qpn, own) = (b.qpn, 9);
@@ -408,8 +402,7 @@ fn a_receive_that_was_taken_is_flushed() {
     assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
     // The others are still there, for the other one.
     let (c, d) = &mut both[1];
-    c.post(&send(&[c.sge(0, 8)]));
-    world.settle();
+    c.run(&mut world, &send(&[c.sge(0, 8)]));
     d.received(1);
 }
 
@@ -425,8 +418,7 @@ fn the_last_receive_is_told_once_a_life() {
         world.settle();
         assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
         // Sends are flushed, now and later; nothing more is told.
-        let sent = b.post(&nop());
-        world.settle();
+        let sent = b.run(&mut world, &nop());
         b.send_failed(sent, Syndrome::WR_FLUSH);
         assert_eq!(world.events(1), []);
         assert!(b.recv.poll().is_none());
@@ -456,8 +448,7 @@ fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
     world.settle();
     world.nics[1].set_port(1, true).unwrap();
     a.put(0, b"whole");
-    a.post(&send(&[a.sge(0, 5)]));
-    world.settle();
+    a.run(&mut world, &send(&[a.sge(0, 5)]));
     let done = b.recv.poll().unwrap();
     assert_ok(&done, RESP_SEND, 0);
     assert_eq!(done.byte_cnt.get(), 5);

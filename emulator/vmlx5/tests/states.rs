@@ -31,8 +31,7 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
     ];
     world.settle();
     world.modify(&a, Modify::Sqd);
-    let later = a.post(&write(b.remote(8), &[a.sge(0, 8)]));
-    world.settle();
+    let later = a.run(&mut world, &write(b.remote(8), &[a.sge(0, 8)]));
     let info = world.nics[0].query_qp(a.qpn).unwrap();
     assert_eq!((info.state, info.draining), (QpState::Sqd, true));
     a.sent(begun[0]);
@@ -40,8 +39,7 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
     // It still receives and answers.
     let r = a.post_recv(&[a.sge(0, 8)]);
     let s = b.post(&send(&[]));
-    let back = b.post(&read(a.remote(0), &[b.sge(64, 8)]));
-    world.settle();
+    let back = b.run(&mut world, &read(a.remote(0), &[b.sge(64, 8)]));
     a.received(r);
     b.sent(s);
     b.sent(back);
@@ -67,8 +65,7 @@ fn a_queue_at_rest_is_drained_at_once_each_time() {
         assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
         assert_eq!(world.nics[0].next_event(), None);
         // A doorbell rung now is heard.
-        let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll(), None);
         world.modify(&a, Modify::Resume);
         world.settle();
@@ -80,8 +77,7 @@ fn a_queue_at_rest_is_drained_at_once_each_time() {
 fn a_drain_that_fails_ends_in_error() {
     let (mut world, mut a, b) = world();
     world.silence(&b);
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     world.modify(&a, Modify::Sqd);
     let later = a.post(&nop());
     world.outlast();
@@ -99,8 +95,7 @@ fn rights_change_while_it_runs() {
     a.completes(&mut world, &read(b.remote(0), &[a.sge(0, 8)]));
     let refused = world.nics[1].modify_qp(b.qpn, only(Access::LOCAL_WRITE));
     assert!(matches!(refused, Err(NicError::Access { .. })));
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     a.send_failed(s, Syndrome::REMOTE_ACCESS);
 }
 
@@ -140,8 +135,7 @@ fn clocks_and_limits_change_at_rest() {
     world.modify(&c, Modify::Attr(change));
     world.modify(&c, Modify::Resume);
     let add = Atomic::FetchAdd { add: 1 };
-    let s = c.post(&atomic(d.remote(0), add, &[c.sge(0, 8)]));
-    world.settle();
+    let s = c.run(&mut world, &atomic(d.remote(0), add, &[c.sge(0, 8)]));
     c.send_failed(s, Syndrome::LOCAL_QP_OP);
 }
 
@@ -191,8 +185,7 @@ fn each_queue_pair_has_its_port() {
     }
     world.nics[0].set_port(2, false).unwrap();
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    let t = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
-    world.settle();
+    let t = c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
     a.sent(s);
     assert_eq!(c.send.poll(), None);
     world.nics[0].set_port(2, true).unwrap();

@@ -58,13 +58,6 @@ const EVERY: [Syndrome; 13] = [
     Syndrome::REMOTE_ABORTED,
 ];
 
-/// Ends on NICs of their own. Whatever is posted, `outlast` sees the end of it.
-fn pair(a: EndConfig, b: EndConfig) -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(a, b);
-    (world, a, b)
-}
-
 /// Posts `bad`, unsignaled, between others; what comes of it. Everything outstanding is flushed
 /// on both sides, in order, when a side is in error.
 fn see(world: &mut World, a: &mut End, b: &mut End, bad: &SendWqe<'_>) -> Seen {
@@ -339,8 +332,7 @@ fn taken_to_err() -> Seen {
     let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     b.post_recv(&[]);
-    let good = a.post(&nop());
-    world.settle();
+    let good = a.run(&mut world, &nop());
     world.modify(&a, Modify::Error);
     world.modify(&b, Modify::Error);
     let bad = a.prepare(&nop());
@@ -367,8 +359,7 @@ fn an_answer_that_fits_nothing() -> Seen {
         flags: WqeFlags::default(),
         ..read(a.remote(0), &[a.sge(64, 8)])
     });
-    let after = a.post(&nop());
-    world.settle();
+    let after = a.run(&mut world, &nop());
     let budget = Budget {
         frames: 10,
         bytes: 1 << 16,
@@ -496,7 +487,7 @@ fn a_silent_peer() -> Seen {
 
 fn a_peer_without_receive() -> Seen {
     let impatient = EndConfig::default().changed(|c| c.rnr_retry = 3);
-    let (mut world, mut a, mut b) = pair(impatient.clone(), impatient);
+    let (mut world, mut a, mut b) = World::joined(impatient.clone(), impatient);
     let sges = [a.sge(0, 8)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
     assert_eq!(seen, own_fault(Syndrome::RNR_RETRY));
@@ -508,7 +499,7 @@ fn a_peer_without_receive() -> Seen {
 #[test]
 fn unreliable_connections() {
     let uc = || EndConfig::default().changed(|c| c.service = Service::Uc);
-    let (mut world, mut a, mut b) = pair(uc(), uc());
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
     let sges = [a.sge(0, 8).changed(|s| s.lkey = 0x4242)];
     let stopped = Seen {
         requester: Some(Syndrome::LOCAL_PROT),
@@ -517,7 +508,7 @@ fn unreliable_connections() {
     };
     assert_eq!(see(&mut world, &mut a, &mut b, &send(&sges)), stopped);
 
-    let (mut world, mut a, mut b) = pair(uc(), uc());
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
     let at = b.remote(0).changed(|r| r.rkey = 0x4242);
@@ -528,7 +519,7 @@ fn unreliable_connections() {
     };
     assert_eq!(see(&mut world, &mut a, &mut b, &write(at, &sges)), lost);
 
-    let (mut world, mut a, mut b) = pair(uc(), uc());
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
     b.post_recv(&[b.sge(0, 4)]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];

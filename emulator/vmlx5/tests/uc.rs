@@ -17,9 +17,7 @@ fn uc() -> EndConfig {
 }
 
 fn world() -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(uc(), uc());
-    (world, a, b)
+    World::joined(uc(), uc())
 }
 
 #[test]
@@ -116,8 +114,7 @@ fn what_may_not_be_written_is_not_and_nobody_is_told() {
     at.rkey ^= 1;
     let bad = a.post(&write(at, &[a.sge(0, 50_000)]));
     a.put64(0, 7);
-    let good = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    let good = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     a.sent(bad);
     a.sent(good);
     assert_eq!((b.get64(0), b.get64(8)), (7, 0));
@@ -144,18 +141,15 @@ fn a_send_that_fails_stops_sends_alone() {
         b.remote(0),
         &[a.sge(0, 8).changed(|s| s.lkey = lkey)],
     ));
-    let after = a.post(&nop());
-    world.settle();
+    let after = a.run(&mut world, &nop());
     a.send_failed(bad, Syndrome::LOCAL_PROT);
     a.send_failed(after, Syndrome::WR_FLUSH);
     assert_eq!(world.state(&a), QpState::Sqe);
-    let late = a.post(&nop());
-    world.settle();
+    let late = a.run(&mut world, &nop());
     a.send_failed(late, Syndrome::WR_FLUSH);
     // It still receives.
     let r = a.post_recv(&[a.sge(0, 8)]);
-    b.post(&send(&[b.sge(0, 8)]));
-    world.settle();
+    b.run(&mut world, &send(&[b.sge(0, 8)]));
     a.received(r);
     // And can be told to send again.
     world.modify(&a, Modify::Resume);
@@ -185,8 +179,7 @@ fn reads_and_atomics_need_a_reliable_connection() {
 fn services_do_not_meet() {
     for (x, y) in [(Service::Uc, Service::Rc), (Service::Rc, Service::Uc)] {
         let with = |service| EndConfig { service, ..uc() };
-        let mut world = World::new(2);
-        let (mut a, b) = world.pair(with(x), with(y));
+        let (mut world, mut a, b) = World::joined(with(x), with(y));
         a.put64(0, 9);
         a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         world.outlast();

@@ -144,8 +144,7 @@ fn a_header_fills_the_room_if_there_is_one() {
         (av.tclass, av.hop_limit) = (0xab, 0xcd);
         av.grh_gid_fl = (AvSeg::GRH | 0x77 << 20 | 0x54321).into();
         av.rgid = [kind; 16];
-        a.post(&datagram(av, &[a.sge(0, 8)]));
-        world.settle();
+        a.run(world, &datagram(av, &[a.sge(0, 8)]));
         let cqe = b.recv.poll().unwrap();
         assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (48, true));
         let got = b.get(0, 48);
@@ -164,8 +163,7 @@ fn a_header_fills_the_room_if_there_is_one() {
     av.hop_limit = 64;
     av.grh_gid_fl = (AvSeg::GRH | 9 << 20).into();
     av.rgid = [2; 16];
-    a.post(&datagram(av, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(world, &datagram(av, &[a.sge(0, 8)]));
     let got = b.get(0, 48);
     assert_eq!(got[..20], [0; 20]);
     assert_eq!(got[20..30], [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17]);
@@ -186,15 +184,13 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
             let word = u64::from(round) << 32 | i as u64;
             hub.put64(0, word);
             end.post_recv(&[end.sge(0, 48)]);
-            hub.post(&datagram(to(end), &[hub.sge(0, 8)]));
-            world.settle();
+            hub.run(&mut world, &datagram(to(end), &[hub.sge(0, 8)]));
             hub.sent(hub.sq - 2);
             assert_eq!((end.recv.drain().len(), end.get64(40)), (1, word));
             // And back.
             end.put64(100, !word);
             hub.post_recv(&[hub.sge(8, 48)]);
-            end.post(&datagram(to(&hub), &[end.sge(100, 8)]));
-            world.settle();
+            end.run(&mut world, &datagram(to(&hub), &[end.sge(100, 8)]));
             let heard = hub.recv.poll().unwrap();
             assert_eq!((heard.source().qpn, hub.get64(48)), (end.qpn.0, !word));
         }
@@ -202,8 +198,7 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
     // To itself as well.
     let r = hub.post_recv(&[hub.sge(200, 48)]);
     hub.put64(0, 77);
-    hub.post(&datagram(to(&hub), &[hub.sge(0, 8)]));
-    world.settle();
+    hub.run(&mut world, &datagram(to(&hub), &[hub.sge(0, 8)]));
     hub.received(r);
     assert_eq!(hub.get64(240), 77);
 }
@@ -214,8 +209,7 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
     b.post_recv(&[b.sge(0, 48)]);
     let mut with = |world: &mut World, qkey: u32| {
         let av = to(&b).changed(|a| a.qkey = qkey.into());
-        a.post(&datagram(av, &[a.sge(0, 8)]));
-        world.settle();
+        a.run(world, &datagram(av, &[a.sge(0, 8)]));
         assert_eq!(a.send.poll().unwrap().opcode(), REQ);
         b.recv.drain().len()
     };
@@ -232,13 +226,11 @@ fn a_key_changes_while_it_runs() {
     let qkey = |qkey| Modify::Attr(AttrChange::default().changed(|a| a.qkey = Some(qkey)));
     b.post_recv(&[b.sge(0, 48)]);
     world.modify(&b, qkey(0x99));
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     assert_eq!(b.recv.poll(), None);
     world.modify(&a, qkey(0x99));
     let own = to(&b).changed(|a| a.qkey = (1 << 31).into());
-    a.post(&datagram(own, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(own, &[a.sge(0, 8)]));
     assert!(b.recv.poll().is_some());
 }
 
@@ -257,8 +249,7 @@ fn partitions_do_not_hear_each_other() {
         });
         let [mut a, mut b] = ends(&mut world);
         b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         a.sent(0);
         assert_eq!(b.recv.poll().is_some(), heard, "{x:#x} {y:#x}");
     }
@@ -280,19 +271,16 @@ fn without_a_receive_or_a_receiver_it_is_lost() {
     let r = b.post_recv(&[b.sge(0, 48)]);
     world.settle();
     assert_eq!(b.recv.poll(), None);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     b.received(r);
     // Before RTR it hears nothing.
     let mut late = world.end(1, ud());
     world.init(&late);
     late.post_recv(&[late.sge(0, 48)]);
-    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert_eq!(late.recv.poll(), None);
     world.modify(&late, Modify::UdRtr);
-    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert!(late.recv.poll().is_some());
     assert_eq!(world.nics[0].stats().frames_dropped, 1, "nobody's address");
     assert_eq!(world.nics[1].stats().frames_dropped, 3);
@@ -337,15 +325,13 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
         (send(&word), operation, vendor::WQE_FORMAT),
     ] {
         let bad = a.post(&wqe);
-        let after = a.post(&datagram(to(&b), &word));
-        world.settle();
+        let after = a.run(&mut world, &datagram(to(&b), &word));
         assert_eq!(a.send_failed(bad, why), vendor);
         a.send_failed(after, Syndrome::WR_FLUSH);
         assert_eq!(world.state(&a), QpState::Sqe);
         // It still receives, and can be told to send again.
         let r = a.post_recv(&[a.sge(100, 48)]);
-        b.post(&datagram(to(&a), &[b.sge(0, 8)]));
-        world.settle();
+        b.run(&mut world, &datagram(to(&a), &[b.sge(0, 8)]));
         a.received(r);
         world.modify(&a, Modify::Resume);
         let r = b.post_recv(&[b.sge(100, 48)]);
@@ -371,8 +357,10 @@ fn an_event_is_asked_for_across_the_wire() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let flags = WqeFlags::default().changed(|w| w.solicited = true);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]).changed(|s| s.flags = flags));
-    world.settle();
+    a.run(
+        &mut world,
+        &datagram(to(&b), &[a.sge(0, 8)]).changed(|s| s.flags = flags),
+    );
     assert!(b.recv.poll().unwrap().solicited());
     assert_eq!(a.send.poll(), None, "unsignaled");
     assert_eq!(world.nics[0].query_qp(a.qpn).unwrap().outstanding, 0);
@@ -419,8 +407,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     // As many as the link holds, and one that waits for room.
     let mut sent = 0;
     while world.deadline.is_none() {
-        a.post(&datagram(to(&b), &[a.sge(0, 4096)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 4096)]));
         sent += a.send.drain().len();
         assert!(sent < 10_000);
     }
@@ -441,8 +428,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     world.settle();
     let mut b = b;
     let r = b.post_recv(&[b.sge(0, 48)]);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     b.received(r);
 }
 
@@ -452,13 +438,11 @@ fn ports_that_are_down_neither_send_nor_hear() {
         let (mut world, mut a, mut b) = world();
         world.nics[down].set_port(1, false).unwrap();
         b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll().unwrap().opcode(), REQ);
         assert_eq!(b.recv.poll(), None);
         world.nics[down].set_port(1, true).unwrap();
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         assert!(b.recv.poll().is_some());
     }
 }
@@ -474,13 +458,11 @@ fn a_queue_pair_hears_its_own_port() {
     world.modify(&b, Modify::Init { access, qkey, port });
     world.modify(&b, Modify::UdRtr);
     b.post_recv(&[b.sge(0, 48)]);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     assert_eq!(b.recv.poll(), None);
     let mut av = to(&b);
     av.rmac[0] = 1;
-    a.post(&datagram(av, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(world, &datagram(av, &[a.sge(0, 8)]));
     assert!(b.recv.poll().is_some());
 }
 
@@ -569,8 +551,7 @@ fn random_frames_harm_nobody() {
         (b.sq, b.rq) = (0, 0);
         ready(&mut world, &b);
         let r = b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         b.received(r);
         assert_eq!(b.recv.poll(), None, "seed {seed}");
     }
@@ -583,8 +564,7 @@ fn connections_do_not_hear_datagrams() {
     let rc = EndConfig::default();
     let (_c, mut d) = world.pair(rc.clone(), rc);
     d.post_recv(&[d.sge(0, 48)]);
-    a.post(&datagram(to(&d), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&d), &[a.sge(0, 8)]));
     a.sent(0);
     assert_eq!(d.recv.poll(), None);
     assert_eq!(world.state(&d), QpState::Rts);

@@ -396,11 +396,17 @@ impl End {
         entry.as_error().vendor_err
     }
 
+    /// Posts an entry, and lets come what comes of it.
+    pub fn run(&mut self, world: &mut World, wqe: &SendWqe<'_>) -> u16 {
+        let index = self.post(wqe);
+        world.settle();
+        index
+    }
+
     /// Posts an entry, which is then done.
     #[track_caller]
     pub fn completes(&mut self, world: &mut World, wqe: &SendWqe<'_>) {
-        let index = self.post(wqe);
-        world.settle();
+        let index = self.run(world, wqe);
         self.sent(index);
     }
 }
@@ -437,7 +443,19 @@ impl World {
 
     /// Two NICs on a hub, and a connection between them.
     pub fn connected() -> (World, End, End) {
+        World::joined(EndConfig::default(), EndConfig::default())
+    }
+
+    /// The same, of ends that are not as they are by default.
+    pub fn joined(a: EndConfig, b: EndConfig) -> (World, End, End) {
         let mut world = World::new(2);
+        let (a, b) = world.pair(a, b);
+        (world, a, b)
+    }
+
+    /// A connection in a world in which frames are late.
+    pub fn late(seed: u64) -> (World, End, End) {
+        let mut world = World::scheduled(2, seed);
         let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
         (world, a, b)
     }
