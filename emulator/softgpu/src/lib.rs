@@ -29,14 +29,10 @@ mod addr;
 mod backing;
 mod budget;
 mod config;
-mod engine;
 mod error;
 mod event;
 mod gpu;
-mod hook;
 mod kernel;
-mod lane;
-mod memory;
 mod op;
 mod posted;
 mod protect;
@@ -44,21 +40,17 @@ mod protect;
 pub mod queue;
 mod span;
 mod store_buffer;
-mod stream;
 mod table;
 mod window;
 
 pub use addr::DevAddr;
 pub use config::{Caps, Config, Weak};
-pub use engine::Engine;
 pub use error::{DeviceError, Error, Fault, Object};
 pub use event::Event;
-pub use gpu::{Ends, Gpu};
+pub use gpu::{CpuView, DeviceMemory, Ends, Engine, Gpu, HostRegistration, PinnedMemory, Stream};
 pub use kernel::{
     Dims, Entry, Fault as KernelFault, GridConfig, GridPool, Kernel, LaunchError, MAX_ARGS,
     MAX_BLOCK_THREADS, MAX_DYNAMIC_SHARED,
 };
-pub use memory::{CpuView, DeviceMemory, HostRegistration, PinnedMemory};
 pub use op::{Cond, InlineData, MemOp};
-pub use stream::Stream;
 pub use window::Window;

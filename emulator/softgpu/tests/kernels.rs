@@ -5,8 +5,10 @@ mod common;
 
 use std::ffi::c_void;
 
-use common::{rig, sync, wait32, weak, write32};
-use softgpu::{Config, DeviceError, Dims, Error, Kernel, KernelFault, LaunchError, MemOp};
+use common::{Changed, rig, sync, unfenced32, wait32, weak, write32};
+use softgpu::{
+    Config, DevAddr, DeviceError, Dims, Error, Kernel, KernelFault, LaunchError, Stream,
+};
 
 unsafe extern "C" {
     fn softgpu_store32(p: *mut u32, value: u32);
@@ -26,7 +28,7 @@ struct Params {
 }
 
 impl Params {
-    fn bytes(words: softgpu::DevAddr, value: u32, fence: bool) -> Vec<u8> {
+    fn bytes(words: DevAddr, value: u32, fence: bool) -> Vec<u8> {
         let mut b = words.raw().to_ne_bytes().to_vec();
         b.extend(value.to_ne_bytes());
         b.extend(u32::from(fence).to_ne_bytes());
@@ -106,28 +108,25 @@ fn one() -> Dims {
     Dims::linear(1, 1).unwrap()
 }
 
+fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, args: (DevAddr, u32, bool)) {
+    let bytes = Params::bytes(args.0, args.1, args.2);
+    stream.launch(kernel, dims, &bytes).unwrap();
+}
+
 #[test]
 fn kernels_run_in_stream_order_on_both_kinds_of_memory() {
     for config in [Config::default(), weak(4)] {
         let (_env, gpu) = rig(config);
         let (dev, pin) = (gpu.alloc_device(64).unwrap(), gpu.alloc_pinned(64).unwrap());
         let stream = gpu.stream().unwrap();
-        let fresh = MemOp::Write32 {
-            addr: dev.addr(),
-            value: 100,
-            fenced: false,
-        };
+        let fresh = unfenced32(dev.addr(), 100);
         stream.submit(&[fresh]).unwrap();
         for _ in 0..300 {
-            stream
-                .launch(&ADD, one(), &Params::bytes(dev.addr(), 2, false))
-                .unwrap();
+            launch(&stream, &ADD, one(), (dev.addr(), 2, false));
         }
         stream.copy(pin.addr(), dev.addr(), 4).unwrap();
         let wide = Dims::linear(3, 5).unwrap();
-        stream
-            .launch(&ADD, wide, &Params::bytes(pin.addr(), 10, false))
-            .unwrap();
+        launch(&stream, &ADD, wide, (pin.addr(), 10, false));
         stream
             .submit(&[wait32(pin.addr(), 850), write32(pin.addr(), 1)])
             .unwrap();
@@ -164,16 +163,12 @@ fn arguments_of_another_size_are_refused() {
 
 #[test]
 fn a_fault_stops_the_gpu_and_says_why() {
-    let (_env, gpu) = rig(Config {
-        stream_bound: 2,
-        ..Config::default()
-    });
+    let (_env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 2));
     let pin = gpu.alloc_pinned(64).unwrap();
     let (bad, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     other.submit(&[wait32(pin.addr(), 1)]).unwrap();
     other.submit(&[write32(pin.addr(), 2)]).unwrap();
-    bad.launch(&TRAP, one(), &Params::bytes(pin.addr(), 0, false))
-        .unwrap();
+    launch(&bad, &TRAP, one(), (pin.addr(), 0, false));
     // Blocked behind the full stream, until the GPU stops.
     let refused = other.submit(&[write32(pin.addr(), 3)]).unwrap_err();
     let error = gpu.last_error().unwrap();
@@ -198,14 +193,10 @@ fn a_fault_stops_the_gpu_and_says_why() {
 
 #[test]
 fn a_spinning_kernel_holds_no_channel_and_lets_others_run() {
-    let (env, gpu) = rig(Config {
-        channels: 1,
-        ..Config::default()
-    });
+    let (env, gpu) = rig(Config::default().changed(|c| c.channels = 1));
     let dev = gpu.alloc_device(64).unwrap();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    a.launch(&SPIN, one(), &Params::bytes(dev.addr(), 5, false))
-        .unwrap();
+    launch(&a, &SPIN, one(), (dev.addr(), 5, false));
     env.settle();
     assert_eq!(gpu.waiting_streams(), 0);
     assert!(!a.query());
@@ -216,14 +207,10 @@ fn a_spinning_kernel_holds_no_channel_and_lets_others_run() {
 
 #[test]
 fn a_running_kernel_goes_on_when_waits_hold_every_channel() {
-    let (env, gpu) = rig(Config {
-        channels: 1,
-        ..Config::default()
-    });
+    let (env, gpu) = rig(Config::default().changed(|c| c.channels = 1));
     let dev = gpu.alloc_device(64).unwrap();
     let (a, b) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    a.launch(&SPIN, one(), &Params::bytes(dev.addr(), 5, false))
-        .unwrap();
+    launch(&a, &SPIN, one(), (dev.addr(), 5, false));
     a.submit(&[write32(dev.addr() + 8, 1)]).unwrap();
     env.settle();
     b.submit(&[wait32(dev.addr() + 12, 1)]).unwrap();
@@ -247,9 +234,7 @@ fn seen(fence: bool) -> (u32, u32) {
         let dev = gpu.alloc_device(64).unwrap();
         let view = dev.map_cpu().unwrap();
         let stream = gpu.stream().unwrap();
-        stream
-            .launch(&PUBLISH, one(), &Params::bytes(dev.addr(), 1, fence))
-            .unwrap();
+        launch(&stream, &PUBLISH, one(), (dev.addr(), 1, fence));
         let (mut was_early, mut was_torn) = (false, false);
         while !stream.query() {
             env.step();

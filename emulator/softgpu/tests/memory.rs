@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{rig, sync, wait32, weak, write32};
-use softgpu::{Config, Error, Fault, MemOp};
+use common::{Changed, rig, sync, unfenced64, wait32, wait64, weak, write32};
+use softgpu::{Config, Error, Fault};
 
 #[test]
 fn lengths_are_as_asked_and_memory_is_zeroed() {
@@ -123,13 +123,7 @@ fn registered_memory_is_seen_at_its_own_address_and_only_once() {
     stream
         .submit(&[write32(half.addr() + 4, 5), write32(rest.addr(), 6)])
         .unwrap();
-    let across = MemOp::Wait64 {
-        addr: half.addr() + 124,
-        value: 0,
-        mask: !0,
-        cond: softgpu::Cond::Eq,
-        flush: false,
-    };
+    let across = wait64(half.addr() + 124, 0);
     assert!(stream.submit(&[across]).is_err());
     assert!(
         stream.copy(pin.addr(), half.addr() + 100, 40).is_err(),
@@ -162,15 +156,8 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
         }
         .unwrap();
         let addr = reg.addr();
-        a.submit(&[
-            wait32(gate.addr(), 1),
-            MemOp::Write64 {
-                addr,
-                value: 7,
-                fenced: false,
-            },
-        ])
-        .unwrap();
+        a.submit(&[wait32(gate.addr(), 1), unfenced64(addr, 7)])
+            .unwrap();
         drop(reg);
         assert!(matches!(
             a.submit(&[write32(addr, 1)]),
@@ -349,10 +336,7 @@ fn protected_tells_what_a_stray_access_does() {
             .env(CHILD_ADDR, protect)
             .status()
             .unwrap();
-        let (_env, gpu) = rig(Config {
-            protect: protect == "yes",
-            ..Config::default()
-        });
+        let (_env, gpu) = rig(Config::default().changed(|c| c.protect = protect == "yes"));
         let cpu_has_keys = std::fs::read_to_string("/proc/cpuinfo")
             .unwrap()
             .contains(" ospke");
@@ -367,10 +351,7 @@ fn protected_tells_what_a_stray_access_does() {
 #[ignore = "the other process of protected_tells_what_a_stray_access_does"]
 fn a_stray_access() {
     let protect = std::env::var(CHILD_ADDR).unwrap() == "yes";
-    let (_env, gpu) = rig(Config {
-        protect,
-        ..Config::default()
-    });
+    let (_env, gpu) = rig(Config::default().changed(|c| c.protect = protect));
     let dev = gpu.alloc_device(64).unwrap();
     let stray = dev.addr().raw() as *mut u32;
     // SAFETY: mapped, and nobody else touches it; whether it may be touched is the question.
@@ -380,10 +361,7 @@ fn a_stray_access() {
 
 #[test]
 fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
-    let (env, gpu) = rig(Config {
-        memory: 3 * 4096,
-        ..Config::default()
-    });
+    let (env, gpu) = rig(Config::default().changed(|c| c.memory = 3 * 4096));
     let full = |e: Error| matches!(e, Error::OutOfMemory { limit: 12288, .. });
     assert!(gpu.alloc_device(3 * 4096 + 1).is_err_and(full));
     assert!(gpu.alloc_pinned(usize::MAX - 4096).is_err());

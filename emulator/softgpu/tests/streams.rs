@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{add_gpu, rig, sync, wait32, write32};
+use common::{Changed, add_gpu, rig, sync, unfenced64, wait32, wait64, write32};
 use gds_step::{Env, Time};
 use softgpu::{Caps, Cond, Config, DevAddr, Error, Event, InlineData, MemOp, Object};
 
@@ -22,11 +22,7 @@ fn operations_run_in_order_and_each_kind_does_its_work() {
             write32(p, 1),
             wait32(p, 1),
             write32(p, 2),
-            MemOp::Write64 {
-                addr: d + 8,
-                value: 0x1122_3344_5566_7788,
-                fenced: false,
-            },
+            unfenced64(d + 8, 0x1122_3344_5566_7788),
             MemOp::Fence,
             MemOp::Wait64 {
                 addr: d + 8,
@@ -179,17 +175,8 @@ fn waiting_streams_stop_the_others_when_they_hold_every_channel() {
 
 #[test]
 fn channels_of_another_gpu_are_its_own() {
-    let (env, a) = rig(Config {
-        channels: 1,
-        ..Config::default()
-    });
-    let b = add_gpu(
-        &env,
-        Config {
-            channels: 1,
-            ..Config::default()
-        },
-    );
+    let (env, a) = rig(Config::default().changed(|c| c.channels = 1));
+    let b = add_gpu(&env, Config::default().changed(|c| c.channels = 1));
     let (pa, pb) = (a.alloc_pinned(8).unwrap(), b.alloc_pinned(8).unwrap());
     let (sa, sb) = (a.stream().unwrap(), b.stream().unwrap());
     sa.submit(&[wait32(pa.addr(), 1)]).unwrap();
@@ -202,10 +189,7 @@ fn channels_of_another_gpu_are_its_own() {
 
 #[test]
 fn a_full_stream_refuses_or_blocks_until_a_submission_retires() {
-    let (env, gpu) = rig(Config {
-        stream_bound: 4,
-        ..Config::default()
-    });
+    let (env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 4));
     let pin = gpu.alloc_pinned(64).unwrap();
     let stream = gpu.stream().unwrap();
     let other = gpu.stream().unwrap();
@@ -252,10 +236,7 @@ fn a_full_stream_refuses_or_blocks_until_a_submission_retires() {
 
 #[test]
 fn the_longest_submissions_fit_and_longer_are_refused_whole() {
-    let (_env, gpu) = rig(Config {
-        stream_bound: 1,
-        ..Config::default()
-    });
+    let (_env, gpu) = rig(Config::default().changed(|c| c.stream_bound = 1));
     let pin = gpu.alloc_pinned(64 * 256).unwrap();
     let stream = gpu.stream().unwrap();
     let data = InlineData::new(&[9; 64]).unwrap();
@@ -379,11 +360,7 @@ fn addresses_are_checked_when_enqueued_and_nothing_of_the_submission_runs() {
         );
     }
     let addr = dev.addr() + 96;
-    let wide = MemOp::Write64 {
-        addr,
-        value: 1,
-        fenced: false,
-    };
+    let wide = unfenced64(addr, 1);
     assert_eq!(stream.submit(&[wide]), bad(Object::MemOp(0), addr, 8));
     assert!(
         stream.submit(&[write32(addr, 1)]).is_ok(),
@@ -433,18 +410,8 @@ fn memory_of_another_gpu_is_foreign() {
 
 #[test]
 fn missing_capabilities_are_refused_by_name() {
-    let op64 = |addr| MemOp::Write64 {
-        addr,
-        value: 1,
-        fenced: false,
-    };
-    let wait64 = |addr| MemOp::Wait64 {
-        addr,
-        value: 0,
-        mask: !0,
-        cond: Cond::Eq,
-        flush: false,
-    };
+    let op64 = |addr| unfenced64(addr, 1);
+    let wait64 = |addr| wait64(addr, 0);
     let wait = |addr, cond, flush| MemOp::Wait32 {
         addr,
         value: 0,
@@ -455,10 +422,7 @@ fn missing_capabilities_are_refused_by_name() {
     let with = |change: fn(&mut Caps)| {
         let mut caps = Caps::default();
         change(&mut caps);
-        let (env, gpu) = rig(Config {
-            caps,
-            ..Config::default()
-        });
+        let (env, gpu) = rig(Config::default().changed(|c| c.caps = caps));
         assert_eq!(gpu.caps(), caps);
         let pin = gpu.alloc_pinned(64).unwrap();
         (env, gpu.stream().unwrap(), pin)
@@ -549,19 +513,10 @@ fn without_its_engine_a_gpu_refuses_and_nobody_hangs() {
 fn an_impossible_configuration_is_refused() {
     let env = Arc::new(common::TestEnv::default());
     for config in [
+        Config::default().changed(|c| c.stream_bound = 0),
+        Config::default().changed(|c| c.channels = 0),
         Config {
-            stream_bound: 0,
-            ..Config::default()
-        },
-        Config {
-            channels: 0,
-            ..Config::default()
-        },
-        Config {
-            caps: Caps {
-                batch_limit: 0,
-                ..Caps::default()
-            },
+            caps: Caps::default().changed(|c| c.batch_limit = 0),
             ..Config::default()
         },
     ] {

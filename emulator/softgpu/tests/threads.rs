@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use common::{wait32, weak};
+use common::{Changed, wait32, weak, write32};
 use gds_step::{Env, Machine, Time};
-use softgpu::{Config, Event, Gpu, MemOp};
+use softgpu::{Config, Event, Gpu};
 
 /// Waits by giving way; an engine runs on a thread of its own.
 #[derive(Debug, Default)]
@@ -61,10 +61,7 @@ fn with_engine(config: Config, f: impl FnOnce(&Gpu)) {
 #[test]
 fn threads_share_a_stream_and_block_on_its_bound() {
     for config in [Config::default(), weak(5)] {
-        let config = Config {
-            stream_bound: 4,
-            ..config
-        };
+        let config = config.changed(|c| c.stream_bound = 4);
         with_engine(config, |gpu| {
             let pin = gpu.alloc_pinned(4096).unwrap();
             let shared = gpu.stream().unwrap();
@@ -78,11 +75,7 @@ fn threads_share_a_stream_and_block_on_its_bound() {
                     let word = pin.addr() + 64 * t;
                     s.spawn(move || {
                         for n in 0..500_u32 {
-                            let write = MemOp::Write32 {
-                                addr: word,
-                                value: n + 1,
-                                fenced: true,
-                            };
+                            let write = write32(word, n + 1);
                             // The stream sees its own writes, so no wait holds it for ever.
                             stream.submit(&[wait32(word, n), write]).unwrap();
                         }
@@ -108,14 +101,7 @@ fn a_cpu_thread_answers_a_stream() {
             let done = Event::new();
             for n in 1..=50 {
                 stream
-                    .submit(&[
-                        MemOp::Write32 {
-                            addr: pin.addr(),
-                            value: n,
-                            fenced: true,
-                        },
-                        wait32(pin.addr() + 64, n),
-                    ])
+                    .submit(&[write32(pin.addr(), n), wait32(pin.addr() + 64, n)])
                     .unwrap();
                 stream.copy(dev.addr() + 4, pin.addr() + 128, 4).unwrap();
             }

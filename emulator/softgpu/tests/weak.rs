@@ -2,18 +2,10 @@
 
 mod common;
 
-use common::{rig, sync, wait32, weak, write32};
+use common::{Changed, rig, sync, unfenced32, unfenced64, wait32, wait64, weak, write32};
 use softgpu::{Cond, Config, DevAddr, InlineData, MemOp};
 
 const SEEDS: u64 = 200;
-
-fn unfenced32(addr: DevAddr, value: u32) -> MemOp {
-    MemOp::Write32 {
-        addr,
-        value,
-        fenced: false,
-    }
-}
 
 /// Steps until the stream is idle, and tells `look` to look at memory before each step.
 fn watch(seed: u64, ops: impl Fn(DevAddr) -> Vec<MemOp>, mut look: impl FnMut([u32; 4])) {
@@ -125,20 +117,10 @@ fn a_stream_sees_its_own_writes() {
                 vec![
                     unfenced32(a, 7),
                     wait32(a, 7),
-                    MemOp::Write64 {
-                        addr: a + 8,
-                        value: 1 << 40 | 2,
-                        fenced: false,
-                    },
+                    unfenced64(a + 8, 1 << 40 | 2),
                     wait32(a + 8, 2),
                     unfenced32(a + 12, 3),
-                    MemOp::Wait64 {
-                        addr: a + 8,
-                        value: 3 << 32 | 2,
-                        mask: !0,
-                        cond: Cond::Eq,
-                        flush: false,
-                    },
+                    wait64(a + 8, 3 << 32 | 2),
                 ]
             },
             |_| {},
@@ -275,10 +257,7 @@ fn writes_to_host_memory_are_not_late() {
 fn ordered_writes_arrive_in_order_wherever_they_go() {
     let mut late = 0;
     for seed in 0..SEEDS {
-        let (env, gpu) = rig(Config {
-            ordered_writes: true,
-            ..weak(seed)
-        });
+        let (env, gpu) = rig(weak(seed).changed(|c| c.ordered_writes = true));
         let (dev, pin) = (
             gpu.alloc_device(4096).unwrap(),
             gpu.alloc_pinned(64).unwrap(),

@@ -63,7 +63,7 @@ fn the_first_command_comes_first_and_once() {
 fn what_an_older_or_newer_library_asks() {
     let ask = |rig: &mut Rig, driver: &[u8]| -> Answer<GetContextResp, mlx5::AllocUcontextResp> {
         let input = GetContext::default();
-        rig.call(command::GET_CONTEXT, input.as_bytes(), driver)
+        rig.ask(&input, driver)
     };
     let fresh = || Rig::new(LinkLayer::InfiniBand, UarMode::Dynamic);
     let v1 = [16_u32, 4];
@@ -79,18 +79,9 @@ fn what_an_older_or_newer_library_asks() {
     };
     let refused = [
         mlx5::AllocUcontextReqV2 { flags: 2, ..v2 },
-        mlx5::AllocUcontextReqV2 {
-            total_num_bfregs: 0,
-            ..v2
-        },
-        mlx5::AllocUcontextReqV2 {
-            total_num_bfregs: 1 << 30,
-            ..v2
-        },
-        mlx5::AllocUcontextReqV2 {
-            num_low_latency_bfregs: 16,
-            ..v2
-        },
+        v2.changed(|a| a.total_num_bfregs = 0),
+        v2.changed(|a| a.total_num_bfregs = 1 << 30),
+        v2.changed(|a| a.num_low_latency_bfregs = 16),
     ];
     for v2 in refused {
         assert_eq!(ask(&mut fresh(), v2.as_bytes()).err(), Some(Errno::INVAL));
@@ -179,16 +170,11 @@ fn queries() {
         let mut rig = Rig::new(link, UarMode::Dynamic);
         rig.get_context().unwrap();
         let input = QueryDevice::default();
-        let answer: Answer<QueryDeviceResp, ()> =
-            rig.call(command::QUERY_DEVICE, input.as_bytes(), &[]);
-        let say = answer.unwrap().0;
+        let say = rig.ask(&input, &[]).unwrap().0;
         assert_eq!((say.vendor_id, say.phys_port_cnt), (0x15b3, 1));
         let port = |rig: &mut Rig, port_num| -> Answer<QueryPortResp, ()> {
-            let input = QueryPort {
-                port_num,
-                ..Default::default()
-            };
-            rig.call(command::QUERY_PORT, input.as_bytes(), &[])
+            let input = QueryPort::default().changed(|q| q.port_num = port_num);
+            rig.ask(&input, &[])
         };
         let (say, ()) = port(&mut rig, 1).unwrap();
         let ib = link == LinkLayer::InfiniBand;
@@ -299,7 +285,7 @@ fn regions() {
             access_flags: 3,
             ..Default::default()
         };
-        rig.call(command::REREG_MR, input.as_bytes(), &[])
+        rig.ask(&input, &[])
     };
     assert_eq!(rereg(&mut rig, 0, at).err(), Some(Errno::INVAL));
     assert_eq!(rereg(&mut rig, 8, at).err(), Some(Errno::INVAL));
@@ -334,11 +320,7 @@ fn an_answer_that_cannot_be_given_makes_nothing() {
         pd_handle: pd,
         ..Default::default()
     };
-    let new_cq = CreateCq {
-        cqe: 15,
-        comp_channel: -1,
-        ..Default::default()
-    };
+    let new_cq = CreateCq::default().changed(|c| (c.cqe, c.comp_channel) = (15, -1));
     let new_qp = qp_input(pd, cq.handle);
     let fault = Err(Errno::FAULT);
     let (cq_own, qp_own) = (cq_driver(buf, db), qp_driver(buf, db));
@@ -364,68 +346,35 @@ fn an_answer_that_cannot_be_given_makes_nothing() {
 fn completion_queues_that_cannot_be() {
     let mut rig = Rig::open();
     let (buf, db) = (rig.room(1024), rig.room(8));
-    let good = CreateCq {
-        cqe: 15,
-        comp_channel: -1,
-        ..Default::default()
-    };
+    let good = CreateCq::default().changed(|c| (c.cqe, c.comp_channel) = (15, -1));
     let own = cq_driver(buf, db);
     let mut make = |input: CreateCq, own: mlx5::CreateCq| {
-        let answer: Answer<CreateCqResp, mlx5::CreateCqResp> =
-            rig.call(command::CREATE_CQ, input.as_bytes(), own.as_bytes());
-        answer.map(|(say, _)| say.cqe)
+        rig.ask(&input, own.as_bytes()).map(|(say, _)| say.cqe)
     };
     let wrong = [
         CreateCq { cqe: 0, ..good },
-        CreateCq {
-            cqe: 1 << 22,
-            ..good
-        },
-        CreateCq {
-            comp_vector: 4,
-            ..good
-        },
+        good.changed(|c| c.cqe = 1 << 22),
+        good.changed(|c| c.comp_vector = 4),
     ];
     for input in wrong {
         assert_eq!(make(input, own), Err(Errno::INVAL));
     }
-    let channel = CreateCq {
-        comp_channel: 999,
-        ..good
-    };
+    let channel = good.changed(|c| c.comp_channel = 999);
     assert_eq!(make(channel, own), Err(Errno::BADF));
     let wrong = [
-        mlx5::CreateCq {
-            cqe_size: 128,
-            ..own
-        },
-        mlx5::CreateCq {
-            cqe_comp_en: 1,
-            ..own
-        },
+        own.changed(|c| c.cqe_size = 128),
+        own.changed(|c| c.cqe_comp_en = 1),
         mlx5::CreateCq { flags: 4, ..own },
         mlx5::CreateCq { flags: 2, ..own },
-        mlx5::CreateCq {
-            buf_addr: buf + 8,
-            ..own
-        },
-        mlx5::CreateCq {
-            db_addr: db + 4,
-            ..own
-        },
+        own.changed(|c| c.buf_addr = buf + 8),
+        own.changed(|c| c.db_addr = db + 4),
     ];
     for (i, own) in wrong.into_iter().enumerate() {
         // A page that is not there (flags 2) as well.
-        let own = mlx5::CreateCq {
-            uar_page_index: 99,
-            ..own
-        };
+        let own = own.changed(|c| c.uar_page_index = 99);
         assert_eq!(make(good, own), Err(Errno::INVAL), "{i}");
     }
-    let nowhere = mlx5::CreateCq {
-        buf_addr: NOWHERE & !63,
-        ..own
-    };
+    let nowhere = own.changed(|c| c.buf_addr = NOWHERE & !63);
     assert_eq!(make(good, nowhere), Err(Errno::FAULT));
     assert_eq!(make(CreateCq { cqe: 4, ..good }, own), Ok(7));
 }
@@ -440,28 +389,14 @@ fn queue_pairs_that_cannot_be() {
     let own = qp_driver(buf, db);
     let mut make = |init: QpInit, own: mlx5::CreateQp| {
         let input = CreateQp { init, ..good };
-        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-            rig.call(command::CREATE_QP, input.as_bytes(), own.as_bytes());
-        answer.map(drop)
+        rig.ask(&input, own.as_bytes()).map(drop)
     };
     let init = good.init;
     let wrong = [
-        QpInit {
-            max_send_wr: 1 << 20,
-            ..init
-        },
-        QpInit {
-            max_recv_sge: 99,
-            ..init
-        },
-        QpInit {
-            max_inline_data: 4096,
-            ..init
-        },
-        QpInit {
-            qp_type: 77,
-            ..init
-        },
+        init.changed(|q| q.max_send_wr = 1 << 20),
+        init.changed(|q| q.max_recv_sge = 99),
+        init.changed(|q| q.max_inline_data = 4096),
+        init.changed(|q| q.qp_type = 77),
     ];
     for init in wrong {
         assert_eq!(make(init, own), Err(Errno::INVAL));
@@ -470,57 +405,21 @@ fn queue_pairs_that_cannot_be() {
     assert_eq!(make(raw, own), Err(Errno::OPNOTSUPP));
     let wrong = [
         mlx5::CreateQp { flags: 1, ..own },
-        mlx5::CreateQp {
-            flags: 1 << 10,
-            bfreg_index: 77,
-            ..own
-        },
-        mlx5::CreateQp {
-            sq_wqe_count: 3,
-            ..own
-        },
-        mlx5::CreateQp {
-            sq_wqe_count: 1 << 16,
-            ..own
-        },
-        mlx5::CreateQp {
-            rq_wqe_count: 3,
-            ..own
-        },
-        mlx5::CreateQp {
-            rq_wqe_shift: 3,
-            ..own
-        },
-        mlx5::CreateQp {
-            rq_wqe_shift: 77,
-            ..own
-        },
-        mlx5::CreateQp {
-            rq_wqe_count: 1,
-            rq_wqe_shift: 4,
-            ..own
-        },
-        mlx5::CreateQp {
-            buf_addr: buf + 16,
-            ..own
-        },
-        mlx5::CreateQp {
-            db_addr: db + 4,
-            ..own
-        },
-        mlx5::CreateQp {
-            sq_wqe_count: 0,
-            rq_wqe_count: 0,
-            ..own
-        },
+        own.changed(|c| (c.flags, c.bfreg_index) = (1 << 10, 77)),
+        own.changed(|c| c.sq_wqe_count = 3),
+        own.changed(|c| c.sq_wqe_count = 1 << 16),
+        own.changed(|c| c.rq_wqe_count = 3),
+        own.changed(|c| c.rq_wqe_shift = 3),
+        own.changed(|c| c.rq_wqe_shift = 77),
+        own.changed(|c| (c.rq_wqe_count, c.rq_wqe_shift) = (1, 4)),
+        own.changed(|c| c.buf_addr = buf + 16),
+        own.changed(|c| c.db_addr = db + 4),
+        own.changed(|c| (c.sq_wqe_count, c.rq_wqe_count) = (0, 0)),
     ];
     for (i, own) in wrong.into_iter().enumerate() {
         assert_eq!(make(init, own), Err(Errno::INVAL), "{i}");
     }
-    let nowhere = mlx5::CreateQp {
-        buf_addr: NOWHERE & !63,
-        ..own
-    };
+    let nowhere = own.changed(|c| c.buf_addr = NOWHERE & !63);
     assert_eq!(make(init, nowhere), Err(Errno::FAULT));
     make(init, own).unwrap();
 }
@@ -538,15 +437,9 @@ fn a_queue_pair_goes_its_way_and_tells_where_it_is() {
     for way in ways {
         // All that is named here is needed, but the state, which then stays.
         let highest = 1 << way.attr_mask.ilog2();
-        let few = ModifyQp {
-            attr_mask: way.attr_mask & !highest,
-            ..way
-        };
+        let few = way.changed(|m| m.attr_mask &= !highest);
         assert_eq!(rig.tell(command::MODIFY_QP, &few), Err(Errno::INVAL));
-        let many = ModifyQp {
-            attr_mask: way.attr_mask | attr::QKEY,
-            ..way
-        };
+        let many = way.changed(|m| m.attr_mask |= attr::QKEY);
         assert_eq!(rig.tell(command::MODIFY_QP, &many), Err(Errno::INVAL));
         let liar = ModifyQp {
             attr_mask: way.attr_mask | attr::CUR_STATE,
@@ -592,43 +485,16 @@ fn values_beyond_their_range_are_refused() {
     let refused = |rig: &Rig, way: ModifyQp| {
         assert_eq!(rig.tell(command::MODIFY_QP, &way), Err(Errno::INVAL));
     };
-    refused(
-        &rig,
-        ModifyQp {
-            port_num: 2,
-            ..init
-        },
-    );
-    refused(
-        &rig,
-        ModifyQp {
-            pkey_index: 1,
-            ..init
-        },
-    );
+    refused(&rig, init.changed(|m| m.port_num = 2));
+    refused(&rig, init.changed(|m| m.pkey_index = 1));
     rig.tell(command::MODIFY_QP, &init).unwrap();
     let wrong = [
         ModifyQp { path_mtu: 0, ..rtr },
         ModifyQp { path_mtu: 6, ..rtr },
-        ModifyQp {
-            dest_qp_num: 1 << 24,
-            ..rtr
-        },
-        ModifyQp {
-            max_dest_rd_atomic: 17,
-            ..rtr
-        },
-        ModifyQp {
-            min_rnr_timer: 32,
-            ..rtr
-        },
-        ModifyQp {
-            dest: QpDest {
-                port_num: 3,
-                ..rtr.dest
-            },
-            ..rtr
-        },
+        rtr.changed(|m| m.dest_qp_num = 1 << 24),
+        rtr.changed(|m| m.max_dest_rd_atomic = 17),
+        rtr.changed(|m| m.min_rnr_timer = 32),
+        rtr.changed(|m| m.dest = rtr.dest.changed(|q| q.port_num = 3)),
     ];
     for way in wrong {
         refused(&rig, way);
@@ -636,18 +502,9 @@ fn values_beyond_their_range_are_refused() {
     rig.tell(command::MODIFY_QP, &rtr).unwrap();
     for way in [
         ModifyQp { timeout: 32, ..rts },
-        ModifyQp {
-            retry_cnt: 8,
-            ..rts
-        },
-        ModifyQp {
-            rnr_retry: 8,
-            ..rts
-        },
-        ModifyQp {
-            max_rd_atomic: 17,
-            ..rts
-        },
+        rts.changed(|m| m.retry_cnt = 8),
+        rts.changed(|m| m.rnr_retry = 8),
+        rts.changed(|m| m.max_rd_atomic = 17),
     ] {
         refused(&rig, way);
     }
@@ -659,33 +516,18 @@ fn ethernet_has_addresses_of_its_own() {
     let mut rig = Rig::new(LinkLayer::Ethernet, UarMode::Static);
     rig.get_context().unwrap();
     let pd = rig.pd();
-    let mut attr = AhAttr {
-        port_num: 1,
-        is_global: 1,
-        ..Default::default()
-    };
+    let mut attr = AhAttr::default().changed(|a| (a.port_num, a.is_global) = (1, 1));
     let mut make = |attr: AhAttr| -> Answer<CreateAhResp, mlx5::CreateAhResp> {
-        let input = CreateAh {
-            pd_handle: pd,
-            attr,
-            ..Default::default()
-        };
-        rig.call(command::CREATE_AH, input.as_bytes(), &[])
+        let input = CreateAh::default().changed(|c| (c.pd_handle, c.attr) = (pd, attr));
+        rig.ask(&input, &[])
     };
     attr.grh.sgid_index = 4;
     assert_eq!(make(attr).err(), Some(Errno::INVAL));
     attr.grh.sgid_index = 3;
-    let local = AhAttr {
-        is_global: 0,
-        ..attr
-    };
+    let local = attr.changed(|a| a.is_global = 0);
     assert_eq!(make(local).err(), Some(Errno::INVAL));
     assert_eq!(
-        make(AhAttr {
-            port_num: 0,
-            ..attr
-        })
-        .err(),
+        make(attr.changed(|a| a.port_num = 0)).err(),
         Some(Errno::INVAL)
     );
     let (say, own) = make(attr).unwrap();

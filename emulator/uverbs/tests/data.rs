@@ -59,10 +59,7 @@ fn connected(rig: &mut Rig, channel: i32) -> (Cq, Qp, u32, RegMrResp, u64) {
 fn write_of<'a>(sges: &'a [Sge], addr: u64, mr: &RegMrResp) -> SendWqe<'a> {
     SendWqe {
         opcode: SendOpcode::RDMA_WRITE,
-        flags: WqeFlags {
-            signaled: true,
-            ..WqeFlags::default()
-        },
+        flags: WqeFlags::default().changed(|w| w.signaled = true),
         remote: Some(Remote {
             addr,
             rkey: mr.rkey,
@@ -282,9 +279,8 @@ fn pages_one_by_one() {
         driver.flags = mlx5::qp_flag::UAR_PAGE_INDEX;
         driver.bfreg_index = page;
         let input = qp_input(pd, cq.handle);
-        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-            rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
-        answer.map(|(say, _)| say.qp_handle)
+        rig.ask(&input, driver.as_bytes())
+            .map(|(say, _)| say.qp_handle)
     };
     assert_eq!(make(page + 1).err(), Some(Errno::INVAL));
     let qp = make(page).unwrap();

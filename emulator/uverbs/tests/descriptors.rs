@@ -19,10 +19,7 @@ fn descriptors() -> usize {
 fn a_command_that_is_not_answered_leaves_none() {
     let mut rig = Rig::new(LinkLayer::InfiniBand, UarMode::Static);
     let before = descriptors();
-    let ask = mlx5::AllocUcontextReqV2 {
-        total_num_bfregs: 16,
-        ..Default::default()
-    };
+    let ask = mlx5::AllocUcontextReqV2::default().changed(|a| a.total_num_bfregs = 16);
     // The core's answer has no room; the driver's, behind it, has.
     let at = rig.process.memory.addr();
     for response in [at - 8, NOWHERE] {

@@ -62,10 +62,7 @@ fn rings_of_ones_own_do_the_work() {
         }];
         let write = SendWqe {
             opcode: SendOpcode::RDMA_WRITE,
-            flags: WqeFlags {
-                signaled: true,
-                ..WqeFlags::default()
-            },
+            flags: WqeFlags::default().changed(|w| w.signaled = true),
             remote: Some(Remote {
                 addr: data + 4096,
                 rkey: mr.rkey,
@@ -122,10 +119,7 @@ fn a_collapsed_queue_has_one_entry() {
     for index in 0..40 {
         let wqe = SendWqe {
             opcode: SendOpcode::NOP,
-            flags: WqeFlags {
-                signaled: true,
-                ..WqeFlags::default()
-            },
+            flags: WqeFlags::default().changed(|w| w.signaled = true),
             ..SendWqe::default()
         };
         devx.post(0, qp.1, index, &wqe);
@@ -157,15 +151,8 @@ fn shared_receives_and_small_payloads_in_entries() {
         max_sge: 1,
         ..Default::default()
     };
-    let own = mlx5::CreateSrq {
-        buf_addr: ring,
-        db_addr: db,
-        ..Default::default()
-    };
-    let answer: Answer<CreateSrqResp, mlx5::CreateSrqResp> =
-        devx.rig
-            .call(command::CREATE_SRQ, ask.as_bytes(), own.as_bytes());
-    let (srq, driver) = answer.unwrap();
+    let own = mlx5::CreateSrq::default().changed(|c| (c.buf_addr, c.db_addr) = (ring, db));
+    let (srq, driver) = devx.rig.ask(&ask, own.as_bytes()).unwrap();
     memory.store32(devx.offset(db), 2_u32.to_be()).unwrap();
 
     let cq = devx.create(&devx.cq()).unwrap();
@@ -198,13 +185,8 @@ fn shared_receives_and_small_payloads_in_entries() {
     }
     let handle = srq.srq_handle;
     let destroy = |devx: &mut Devx| {
-        let ask = DestroySrq {
-            srq_handle: handle,
-            ..Default::default()
-        };
-        let answer: Answer<DestroySrqResp, ()> =
-            devx.rig.call(command::DESTROY_SRQ, ask.as_bytes(), &[]);
-        answer.map(drop)
+        let ask = DestroySrq::default().changed(|d| d.srq_handle = handle);
+        devx.rig.ask(&ask, &[]).map(drop)
     };
     assert_eq!(destroy(&mut devx), Err(Errno::BUSY));
     devx.remove(b.0).unwrap();

@@ -13,16 +13,9 @@ use vmlx5_uverbs::address::LinkLayer;
 
 #[test]
 fn without_the_flag_there_is_nothing() {
-    let devx = Devx {
-        rig: open(LinkLayer::InfiniBand, UarMode::Dynamic, 0),
-        ..Devx::new()
-    };
+    let devx = Devx::new().changed(|d| d.rig = open(LinkLayer::InfiniBand, UarMode::Dynamic, 0));
     let at = devx.rig.process.memory.addr();
-    let devx = Devx {
-        input: at + 4096,
-        output: at + 8192,
-        ..devx
-    };
+    let devx = devx.changed(|d| (d.input, d.output) = (at + 4096, at + 8192));
     let kernel = Err(Refused::Kernel(Errno::INVAL));
     assert_eq!(devx.register(at, 4096, 1).err(), Some(Errno::INVAL));
     assert_eq!(devx.create(&devx.cq()), kernel);
@@ -62,10 +55,7 @@ fn registrations_that_are_refused() {
     assert_ne!(small.id, devx.umem.id);
     devx.deregister(small).unwrap();
     assert_eq!(
-        devx.deregister(Umem {
-            handle: devx.pd,
-            ..small
-        }),
+        devx.deregister(small.changed(|u| u.handle = devx.pd)),
         Err(Errno::INVAL)
     );
 }

@@ -6,7 +6,6 @@ use rig::*;
 use rustix::io::Errno;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::LinkLayer;
 use zerocopy::IntoBytes;
 
@@ -26,14 +25,9 @@ fn opened(handle: u64) -> (Rig, u32, Qp) {
 
 fn named_qp(rig: &mut Rig, pd: u32, cq: &Cq, handle: u64) -> Qp {
     let (buf, db) = (rig.room(512), rig.room(8));
-    let input = CreateQp {
-        user_handle: handle,
-        ..qp_input(pd, cq.handle)
-    };
+    let input = qp_input(pd, cq.handle).changed(|c| c.user_handle = handle);
     let driver = qp_driver(buf, db);
-    let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-        rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
-    let (say, own) = answer.unwrap();
+    let (say, own) = rig.ask(&input, driver.as_bytes()).unwrap();
     let qp = Qp {
         handle: say.qp_handle,
         qpn: say.qpn,
@@ -61,12 +55,8 @@ fn to(rig: &Rig, qp: &Qp, state: u8, notify: Option<u8>) -> Result<usize, Errno>
 
 /// How many events the user must have acknowledged before a queue pair goes.
 fn reported(rig: &mut Rig, qp: &Qp) -> u32 {
-    let input = DestroyQp {
-        qp_handle: qp.handle,
-        ..Default::default()
-    };
-    let answer: Answer<DestroyQpResp, ()> = rig.call(command::DESTROY_QP, input.as_bytes(), &[]);
-    answer.unwrap().0.events_reported
+    let input = DestroyQp::default().changed(|d| d.qp_handle = qp.handle);
+    rig.ask(&input, &[]).unwrap().0.events_reported
 }
 
 #[test]
@@ -114,12 +104,8 @@ fn every_context_is_told_of_ports() {
     let before = std::mem::replace(&mut rig.context, second);
     let (say, _) = rig.get_context().unwrap();
     let state = |rig: &mut Rig| {
-        let ask = QueryPort {
-            port_num: 1,
-            ..Default::default()
-        };
-        let answer: Answer<QueryPortResp, ()> = rig.call(command::QUERY_PORT, ask.as_bytes(), &[]);
-        let port = answer.unwrap().0;
+        let ask = QueryPort::default().changed(|q| q.port_num = 1);
+        let port = rig.ask(&ask, &[]).unwrap().0;
         (port.state, port.phys_state)
     };
     assert_eq!(state(&mut rig), (4, 5));

@@ -2,7 +2,7 @@
 
 mod rig;
 
-use rig::{NOWHERE, Rig};
+use rig::{Changed, NOWHERE, Rig};
 use rustix::io::Errno;
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
@@ -110,13 +110,10 @@ fn commands_do_what_they_do_when_written() {
     assert_eq!(first(&mut rig).unwrap_err(), Errno::INVAL, "once");
     rig.forget_room();
 
-    let ask = QueryPort {
-        port_num: 1,
-        ..QueryPort::default()
-    };
+    let ask = QueryPort::default().changed(|q| q.port_num = 1);
     let (by_ioctl, ()): (QueryPortResp, ()) =
         invoke(&mut rig, command::QUERY_PORT, &ask, &[]).unwrap();
-    let written: (QueryPortResp, ()) = rig.call(command::QUERY_PORT, ask.as_bytes(), &[]).unwrap();
+    let written = rig.ask(&ask, &[]).unwrap();
     assert_eq!(by_ioctl.as_bytes(), written.0.as_bytes());
     assert_eq!(by_ioctl.lid, 1);
 

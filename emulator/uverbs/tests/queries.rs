@@ -26,16 +26,8 @@ fn ports() {
     };
     ask(&rig, 1, 48).unwrap();
     let by_ioctl: QueryPortRespEx = rig.read(out);
-    let input = QueryPort {
-        port_num: 1,
-        ..Default::default()
-    };
-    let written: Answer<QueryPortResp, ()> = rig.call(
-        command::QUERY_PORT,
-        zerocopy::IntoBytes::as_bytes(&input),
-        &[],
-    );
-    assert_eq!(by_ioctl.legacy_resp, written.unwrap().0);
+    let input = QueryPort::default().changed(|q| q.port_num = 1);
+    assert_eq!(by_ioctl.legacy_resp, rig.ask(&input, &[]).unwrap().0);
     for port in [0, 2, 257] {
         assert_eq!(ask(&rig, port, 48), Err(Errno::INVAL));
     }

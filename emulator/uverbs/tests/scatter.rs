@@ -9,7 +9,7 @@ use mlx5_prm::wqe::{Payload, Remote, SendWqe, Sge, SliceSink, WqeFlags};
 use rig::*;
 use vmlx5::Dma;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::abi::mlx5::{self, qp_flag};
+use vmlx5_uverbs::abi::mlx5::qp_flag;
 use zerocopy::IntoBytes;
 
 const NONE: u32 = 0;
@@ -27,13 +27,8 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
     let mut input = qp_input(pd, sends.handle);
     input.init.recv_cq_handle = receives.handle;
     (input.init.qp_type, input.init.sq_sig_all) = (qp_type, sq_sig_all);
-    let driver = mlx5::CreateQp {
-        flags,
-        ..qp_driver(buf, db)
-    };
-    let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-        rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
-    let (say, _) = answer.unwrap();
+    let driver = qp_driver(buf, db).changed(|c| c.flags = flags);
+    let (say, _) = rig.ask(&input, driver.as_bytes()).unwrap();
     let (handle, qpn) = (say.qp_handle, say.qpn);
     for mut way in rig.ways(handle, qpn) {
         if qp_type == UC {
@@ -75,10 +70,7 @@ fn scattered(qp_type: u8, flags: u32, sq_sig_all: u8) -> (bool, bool) {
         len: 8,
         lkey: mr.lkey,
     };
-    let flags = WqeFlags {
-        signaled: true,
-        ..WqeFlags::default()
-    };
+    let flags = WqeFlags::default().changed(|w| w.signaled = true);
     let (from, into) = ([sge(data)], [sge(data + 2048)]);
     let send = SendWqe {
         opcode: SendOpcode::SEND,

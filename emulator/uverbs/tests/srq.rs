@@ -33,7 +33,7 @@ fn create(
     ask: &CreateSrq,
     own: &mlx5::CreateSrq,
 ) -> Answer<CreateSrqResp, mlx5::CreateSrqResp> {
-    rig.call(command::CREATE_SRQ, ask.as_bytes(), own.as_bytes())
+    rig.ask(ask, own.as_bytes())
 }
 
 struct Srq {
@@ -78,21 +78,13 @@ fn modify(rig: &Rig, handle: u32, attr_mask: u32, srq_limit: u32) -> Result<usiz
 }
 
 fn query(rig: &mut Rig, handle: u32) -> Result<QuerySrqResp, Errno> {
-    let ask = QuerySrq {
-        srq_handle: handle,
-        ..Default::default()
-    };
-    let answer: Answer<QuerySrqResp, ()> = rig.call(command::QUERY_SRQ, ask.as_bytes(), &[]);
-    answer.map(|(say, ())| say)
+    let ask = QuerySrq::default().changed(|q| q.srq_handle = handle);
+    rig.ask(&ask, &[]).map(|(say, ())| say)
 }
 
 fn destroy(rig: &mut Rig, handle: u32) -> Result<DestroySrqResp, Errno> {
-    let ask = DestroySrq {
-        srq_handle: handle,
-        ..Default::default()
-    };
-    let answer: Answer<DestroySrqResp, ()> = rig.call(command::DESTROY_SRQ, ask.as_bytes(), &[]);
-    answer.map(|(say, ())| say)
+    let ask = DestroySrq::default().changed(|d| d.srq_handle = handle);
+    rig.ask(&ask, &[]).map(|(say, ())| say)
 }
 
 /// A queue pair that takes its receives from the queue; its sends are all of its buffer.
@@ -102,9 +94,7 @@ fn qp_on(rig: &mut Rig, pd: u32, cq: &Cq, srq: u32) -> Result<(Qp, CreateQpResp)
     input.init.is_srq = 1;
     input.init.srq_handle = srq;
     let driver = qp_driver(buf, db);
-    let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-        rig.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
-    let (say, own) = answer?;
+    let (say, own) = rig.ask(&input, driver.as_bytes())?;
     let qp = Qp {
         handle: say.qp_handle,
         qpn: say.qpn,
@@ -129,11 +119,7 @@ fn what_is_refused_at_creation() {
     let mut rig = Rig::open();
     let pd = rig.pd();
     let (buf, db) = (rig.room(4096), rig.room(8));
-    let good = mlx5::CreateSrq {
-        buf_addr: buf,
-        db_addr: db,
-        ..Default::default()
-    };
+    let good = mlx5::CreateSrq::default().changed(|c| (c.buf_addr, c.db_addr) = (buf, db));
     type Spoil = fn(&mut CreateSrq, &mut mlx5::CreateSrq);
     let cases: [(Spoil, Errno); 12] = [
         (|a, _| a.pd_handle = 77, Errno::INVAL),
@@ -155,20 +141,13 @@ fn what_is_refused_at_creation() {
         spoil(&mut a, &mut o);
         assert_eq!(create(&mut rig, &a, &o).err(), Some(*errno), "case {i}");
     }
-    let nowhere = mlx5::CreateSrq {
-        db_addr: NOWHERE & !7,
-        ..good
-    };
+    let nowhere = good.changed(|c| c.db_addr = NOWHERE & !7);
     assert_eq!(
         create(&mut rig, &ask(pd), &nowhere).err(),
         Some(Errno::FAULT)
     );
     // Too short for the driver's part, or without room for an answer.
-    let short: Answer<CreateSrqResp, mlx5::CreateSrqResp> = rig.call(
-        command::CREATE_SRQ,
-        ask(pd).as_bytes(),
-        &good.as_bytes()[..16],
-    );
+    let short = rig.ask(&ask(pd), &good.as_bytes()[..16]);
     assert_eq!(short.err(), Some(Errno::INVAL));
     let mut body = ask(pd).as_bytes().to_vec();
     body.extend_from_slice(good.as_bytes());
@@ -200,10 +179,7 @@ fn one_is_changed_asked_and_removed() {
     let posted = doorbell::record_value(3);
     rig.process.memory.store32(at, posted).unwrap();
     modify(&rig, srq.handle, LIMIT, 3).unwrap();
-    let limited = QuerySrqResp {
-        srq_limit: 3,
-        ..held
-    };
+    let limited = held.changed(|q| q.srq_limit = 3);
     assert_eq!(query(&mut rig, srq.handle), Ok(limited));
     // Nothing named: nothing changes. No resizing, alone or not, no limit beyond its size.
     modify(&rig, srq.handle, 0, 1).unwrap();

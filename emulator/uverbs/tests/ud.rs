@@ -11,9 +11,7 @@ use rustix::io::Errno;
 use vmlx5::Dma;
 use vmlx5_uverbs::UarMode;
 use vmlx5_uverbs::abi::core::*;
-use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::{Fabric, LinkLayer, Place};
-use zerocopy::IntoBytes;
 
 const OUR_KEY: u32 = 0x1111_1111;
 /// The kind of queue pair, as verbs number it.
@@ -95,10 +93,7 @@ impl Setup {
     fn send(&mut self, index: u32, av: AvSeg) {
         let wqe = SendWqe {
             opcode: SendOpcode::SEND,
-            flags: WqeFlags {
-                signaled: true,
-                ..WqeFlags::default()
-            },
+            flags: WqeFlags::default().changed(|w| w.signaled = true),
             av: Some(av),
             payload: Payload::Gather(&[self.sge(0, 8)]),
             ..SendWqe::default()
@@ -180,14 +175,8 @@ fn a_datagram_goes_by_gid_and_its_receiver_learns_whom_to_answer() {
         is_global: 1,
         ..Default::default()
     };
-    let input = CreateAh {
-        pd_handle: s.pd,
-        attr,
-        ..Default::default()
-    };
-    let made: Answer<CreateAhResp, mlx5::CreateAhResp> =
-        s.rig.call(command::CREATE_AH, input.as_bytes(), &[]);
-    let (ah, own) = made.unwrap();
+    let input = CreateAh::default().changed(|c| (c.pd_handle, c.attr) = (s.pd, attr));
+    let (ah, own) = s.rig.ask(&input, &[]).unwrap();
     assert_eq!(own.dmac, fabric.mac(place));
     s.receive(0, s.sge(100, 48));
     let av = AvSeg {
@@ -234,13 +223,7 @@ fn a_key_is_changed_by_commands() {
     s.send(0, old);
     assert_eq!(s.entry(0).opcode(), CqeOpcode::REQ);
     assert_eq!(s.entry(1).opcode(), CqeOpcode::INVALID, "dropped");
-    s.send(
-        2,
-        AvSeg {
-            qkey: 7.into(),
-            ..old
-        },
-    );
+    s.send(2, old.changed(|a| a.qkey = 7.into()));
     let later = [s.entry(1).opcode(), s.entry(2).opcode()];
     assert!(later.contains(&CqeOpcode::RESP_SEND), "{later:?}");
 }

@@ -59,10 +59,7 @@ fn nothing_is_allocated_per_datagram() {
     let mut world = World::new(1);
     let resolver = Here(world.nics[0].node());
     world.nics[0].set_resolver(Arc::new(resolver));
-    let config = EndConfig {
-        service: Service::Ud,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.service = Service::Ud);
     let [mut a, mut b] = [0; 2].map(|nic| world.end(nic, config.clone()));
     for end in [&a, &b] {
         world.init(end);
@@ -74,11 +71,13 @@ fn nothing_is_allocated_per_datagram() {
         // More destinations than are remembered.
         for lid in 1..40 {
             let qpn = if lid == 1 { b.qpn.0 } else { 0x77 };
-            a.post(&SendWqe {
-                av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
-                ..send(&[a.sge(0, 8)])
-            });
-            world.settle();
+            a.run(
+                &mut world,
+                &SendWqe {
+                    av: Some(AvSeg::infiniband(0x11, qpn, lid, 0)),
+                    ..send(&[a.sge(0, 8)])
+                },
+            );
             assert!(a.send.poll().is_some());
         }
         assert!(b.recv.poll().is_some());
@@ -97,10 +96,7 @@ fn nothing_is_allocated_per_datagram() {
 fn nothing_is_allocated_per_message() {
     for (nics, events) in [(1, false), (2, false), (2, true)] {
         let mut world = World::new(nics);
-        let config = EndConfig {
-            events,
-            ..EndConfig::default()
-        };
+        let config = EndConfig::default().changed(|c| c.events = events);
         let (mut a, mut b) = world.pair(config.clone(), config);
         let mut sequence = 0;
         let mut round = || {
@@ -116,16 +112,12 @@ fn nothing_is_allocated_per_message() {
             b.post_recv(&into);
             b.post_recv(&into);
             a.post(&send(&list));
-            a.post(&SendWqe {
-                opcode: SendOpcode::RDMA_WRITE_IMM,
-                ..write(at, &list)
-            });
+            a.post(&write(at, &list).changed(|s| s.opcode = SendOpcode::RDMA_WRITE_IMM));
             a.post(&write(at, &eight));
             a.post(&read(at, &list));
             a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
             // This one is late.
-            a.post(&send(&eight));
-            world.settle();
+            a.run(&mut world, &send(&eight));
             b.post_recv(&into);
             world.settle();
             let mut done = 0;
@@ -165,14 +157,8 @@ fn nothing_is_allocated_on_a_shared_queue() {
         requester: true,
         responder: true,
     };
-    let config = EndConfig {
-        scatter,
-        ..EndConfig::default()
-    };
-    let shared = EndConfig {
-        srq: Some(queue.srqn),
-        ..config.clone()
-    };
+    let config = EndConfig::default().changed(|c| c.scatter = scatter);
+    let shared = config.clone().changed(|c| c.srq = Some(queue.srqn));
     let (mut a, mut b) = world.pair(config, shared);
     let mut round = || {
         let (at, eight) = (b.remote(0), [a.sge(0, 8)]);
@@ -183,8 +169,7 @@ fn nothing_is_allocated_on_a_shared_queue() {
         a.post(&read(at, &eight));
         a.post(&atomic(at, Atomic::FetchAdd { add: 1 }, &eight));
         // This one is late.
-        a.post(&send(&eight));
-        world.settle();
+        a.run(&mut world, &send(&eight));
         queue.post(&[queue.sge(0, 64)]);
         world.settle();
         let mut done = 0;

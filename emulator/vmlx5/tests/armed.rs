@@ -4,7 +4,6 @@
 mod rig;
 
 use mlx5_prm::doorbell;
-use mlx5_prm::wqe::WqeFlags;
 use rig::*;
 use vmlx5::*;
 
@@ -33,19 +32,14 @@ fn told(world: &mut World, nic: usize) -> Vec<Cqn> {
 }
 
 fn watched() -> EndConfig {
-    EndConfig {
-        events: true,
-        ..EndConfig::default()
-    }
+    EndConfig::default().changed(|c| c.events = true)
 }
 
 #[test]
 fn an_armed_queue_tells_once_of_what_is_new() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(watched(), EndConfig::default());
+    let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     let go = |world: &mut World, a: &mut End| {
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     };
     go(&mut world, &mut a);
     assert_eq!(told(&mut world, 0), [], "nobody asked");
@@ -77,18 +71,15 @@ fn an_armed_queue_tells_once_of_what_is_new() {
 
 #[test]
 fn a_request_is_seen_with_the_register_or_with_the_next_entry() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(watched(), EndConfig::default());
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     arm(&a, &a.send, 0, false, false);
     assert_eq!(told(&mut world, 0), [], "nothing was rung");
     a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(told(&mut world, 0), [a.send.cqn]);
     // The register's second half is enough, and it is emptied.
     arm(&a, &a.send, 1, false, false);
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     assert_eq!(told(&mut world, 0).len(), 1);
     arm(&a, &a.send, 2, false, false);
     a.mem.store32(REGISTER + 4, 1).unwrap();
@@ -134,8 +125,7 @@ fn events_come_in_the_order_of_entries() {
 
 #[test]
 fn solicited_entries_and_errors_alone() {
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(watched(), watched());
+    let (mut world, mut a, mut b) = World::joined(watched(), watched());
     let cqn = b.recv.cqn;
     let plain = |a: &End| [a.sge(0, 8)];
     for _ in 0..8 {
@@ -144,15 +134,9 @@ fn solicited_entries_and_errors_alone() {
     arm(&b, &b.recv, 0, true, true);
     a.post(&send(&plain(&a)));
     assert_eq!(told(&mut world, 1), []);
-    let flags = WqeFlags {
-        solicited: true,
-        ..signaled()
-    };
+    let flags = signaled().changed(|w| w.solicited = true);
     let sges = plain(&a);
-    let asks = || mlx5_prm::wqe::SendWqe {
-        flags,
-        ..send(&sges)
-    };
+    let asks = || send(&sges).changed(|s| s.flags = flags);
     a.post(&asks());
     a.post(&send(&plain(&a)));
     assert_eq!(told(&mut world, 1), [cqn]);
@@ -163,8 +147,7 @@ fn solicited_entries_and_errors_alone() {
     arm(&b, &b.recv, 2, false, true);
     assert_eq!(told(&mut world, 1), [cqn]);
     // A solicited one that was taken already; then an error.
-    a.post(&asks());
-    world.settle();
+    a.run(&mut world, &asks());
     b.recv.drain();
     arm(&b, &b.recv, 3, true, true);
     assert_eq!(told(&mut world, 1), []);
@@ -175,10 +158,7 @@ fn solicited_entries_and_errors_alone() {
 #[test]
 fn numbers_wrap_and_queues_come_and_go() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        cq_start: 0xff_fffe,
-        ..watched()
-    };
+    let config = watched().changed(|c| c.cq_start = 0xff_fffe);
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..6 {
         arm(&a, &a.send, i, false, true);
@@ -189,8 +169,7 @@ fn numbers_wrap_and_queues_come_and_go() {
     }
     // What is gone tells nothing, and holds its page no longer.
     arm(&a, &a.send, 6, false, true);
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     let nic = &mut world.nics[0];
     nic.destroy_qp(a.qpn).unwrap();
     let held = nic.free_uar(a.uar).unwrap_err();
@@ -200,10 +179,7 @@ fn numbers_wrap_and_queues_come_and_go() {
     nic.free_uar(a.uar).unwrap();
     assert_eq!(told(&mut world, 0), []);
     let mem = a.mem.clone();
-    let attr = CqAttr {
-        events: Some(a.uar),
-        ..CqAttr::new(mem, a.send.offset, 3)
-    };
+    let attr = CqAttr::new(mem, a.send.offset, 3).changed(|c| c.events = Some(a.uar));
     let refused = world.nics[0].create_cq(attr.clone()).unwrap_err();
     assert!(matches!(refused, NicError::Unknown { .. }), "{refused}");
     let uar = world.nics[0].alloc_uar(a.mem.clone(), 0).unwrap();

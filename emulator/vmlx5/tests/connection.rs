@@ -10,13 +10,11 @@ use vmlx5::fabric::{LinkError, LinkState, NodeId};
 use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 
 #[test]
 fn a_message_without_receive_waits_and_blocks_nobody_else() {
     for seed in 0..50 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
         a.put(0, &pattern(seed, 100_000));
         let list = [a.sge(0, 100_000)];
@@ -37,9 +35,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
         assert_eq!(b.get(300_000, 50_000), vec![0; 50_000]);
         assert!(world.nics[1].query_qp(b.qpn).unwrap().starved);
         d.post_recv(&[]);
-        let other = c.post(&send(&[]));
-        world.settle();
-        assert_ok(&c.send.poll().unwrap(), REQ, other);
+        c.completes(&mut world, &send(&[]));
         // The first receive lets all but the last through.
         b.post_recv(&[b.sge(0, 100_000)]);
         world.settle();
@@ -55,7 +51,7 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
         assert_eq!(b.recv.drain().len(), 1);
         b.post_recv(&[]);
         world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, after[3]);
+        a.sent(after[3]);
         assert_eq!(b.recv.drain().len(), 1);
         assert_eq!(b.get(200_000, 50_000), a.get(0, 50_000));
     }
@@ -64,18 +60,14 @@ fn a_message_without_receive_waits_and_blocks_nobody_else() {
 #[test]
 fn every_receive_is_late() {
     for seed in 0..20 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mut sent, mut received) = (0_u64, 0_u64);
         while received < 100 {
             if sent < 100 && sent - received < 16 && rng.bool() {
                 let data = sent.to_ne_bytes();
                 let pieces = [&data[..]];
-                a.post(&SendWqe {
-                    payload: Payload::Inline(&pieces),
-                    ..send(&[])
-                });
+                a.post(&send(&[]).changed(|s| s.payload = Payload::Inline(&pieces)));
                 sent += 1;
             }
             if rng.u8(..4) == 0 && received + 4 > u64::from(b.rq) {
@@ -97,18 +89,13 @@ fn a_fence_waits_for_reads_and_atomics() {
     let (mut overtaken, rounds) = (0, 100);
     for seed in 0..rounds {
         for fence in [false, true] {
-            let mut world = World::scheduled(2, seed);
-            let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+            let (mut world, mut a, b) = World::late(seed);
             b.put(0, &vec![1; 200_000]);
             a.put(500_000, &vec![2; 200_000]);
             let (at, into, from) = (b.remote(0), [a.sge(0, 200_000)], [a.sge(500_000, 200_000)]);
             a.post(&read(at, &into));
             let flags = if fence { fenced() } else { signaled() };
-            a.post(&SendWqe {
-                flags,
-                ..write(at, &from)
-            });
-            world.settle();
+            a.run(&mut world, &write(at, &from).changed(|s| s.flags = flags));
             assert_eq!(a.send.drain().len(), 2);
             assert_eq!(b.get(0, 200_000), vec![2; 200_000]);
             let got = a.get(0, 200_000);
@@ -128,8 +115,7 @@ fn a_fence_waits_for_reads_and_atomics() {
 #[test]
 fn reads_and_atomics_keep_their_order() {
     for seed in 0..50 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
         let (one, two, three) = ([a.sge(0, 8)], [a.sge(8, 8)], [a.sge(16, 8)]);
         let add = |n| Atomic::FetchAdd { add: n };
@@ -151,10 +137,7 @@ fn reads_and_atomics_keep_their_order() {
 
 #[test]
 fn many_reads_within_their_limit() {
-    let config = EndConfig {
-        max_rd_atomic: 2,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.max_rd_atomic = 2);
     let mut world = World::scheduled(2, 3);
     let (mut a, b) = world.pair(config.clone(), config);
     for i in 0..32 {
@@ -231,8 +214,7 @@ fn sends_before_the_other_end_is_ready_wait_for_it() {
 #[test]
 fn reset_forgets_and_reconnects() {
     for seed in 0..30 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let mut psn = 100;
         for round in 0..5 {
             // Work under way, some of it without a receive, when both ends are reset.
@@ -267,13 +249,12 @@ fn reset_forgets_and_reconnects() {
             a.put64(0, 42 + round);
             let r = b.post_recv(&[b.sge(8, 8)]);
             let w = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-            let s = a.post(&send(&[a.sge(0, 8)]));
-            world.settle();
+            let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
             let done = a.send.drain();
             assert_eq!(done.len(), 2, "seed {seed} round {round}");
             assert_ok(&done[0], REQ, w);
             assert_ok(&done[1], REQ, s);
-            assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+            b.received(r);
             assert_eq!((b.get64(0), b.get64(8)), (42 + round, 42 + round));
             assert!(b.recv.poll().is_none());
         }
@@ -282,12 +263,10 @@ fn reset_forgets_and_reconnects() {
 
 #[test]
 fn after_an_error_both_ends_reconnect() {
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, mut b) = World::connected();
     let mut at = b.remote(0);
     at.rkey ^= 1;
-    a.post(&write(at, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(at, &[a.sge(0, 8)]));
     assert_eq!(
         (world.state(&a), world.state(&b)),
         (QpState::Err, QpState::Err)
@@ -299,25 +278,16 @@ fn after_an_error_both_ends_reconnect() {
         end.reset_records();
     }
     world.connect(&a, &b);
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
 }
 
 #[test]
 fn the_other_end_is_destroyed() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
-    let waiting = a.post(&send(&[]));
-    world.settle();
+    let (mut world, mut a, b) = World::connected();
+    let waiting = a.run(&mut world, &send(&[]));
     world.nics[1].destroy_qp(b.qpn).unwrap();
     world.outlast();
-    assert_err(
-        &a.send.poll().unwrap(),
-        REQ_ERR,
-        waiting,
-        Syndrome::TRANSPORT_RETRY,
-    );
+    a.send_failed(waiting, Syndrome::TRANSPORT_RETRY);
     // And one that sends only afterwards.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.nics[1].destroy_qp(d.qpn).unwrap();
@@ -325,12 +295,7 @@ fn the_other_end_is_destroyed() {
     assert_eq!(world.state(&c), QpState::Rts, "an idle end learns nothing");
     let s = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
     world.outlast();
-    assert_err(
-        &c.send.poll().unwrap(),
-        REQ_ERR,
-        s,
-        Syndrome::TRANSPORT_RETRY,
-    );
+    c.send_failed(s, Syndrome::TRANSPORT_RETRY);
 }
 
 #[test]
@@ -346,20 +311,13 @@ fn a_killed_peer_ends_what_is_outstanding() {
     let node = world.node(&b);
     assert!(world.hub.kill(node));
     world.outlast();
-    assert_err(
-        &a.send.poll().unwrap(),
-        REQ_ERR,
-        sent[0],
-        Syndrome::TRANSPORT_RETRY,
-    );
+    a.send_failed(sent[0], Syndrome::TRANSPORT_RETRY);
     for index in &sent[1..] {
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, *index, Syndrome::WR_FLUSH);
+        a.send_failed(*index, Syndrome::WR_FLUSH);
     }
     let state = world.nics[0].link_state(a.qpn).unwrap();
     assert!(matches!(state, Some(LinkState::Lost(_))), "{state:?}");
-    let s = c.post(&write(bystander.remote(0), &[c.sge(0, 8)]));
-    world.settle();
-    assert_ok(&c.send.poll().unwrap(), REQ, s);
+    c.completes(&mut world, &write(bystander.remote(0), &[c.sge(0, 8)]));
     assert!(!world.hub.kill(node), "once");
 }
 
@@ -374,22 +332,19 @@ fn a_silent_peer_says_nothing_until_it_wakes() {
         let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
         let node = world.node(&b);
         assert!(world.hub.silence(node, true));
-        let s = a.post(&write(b.remote(0), &[a.sge(0, 100_000)]));
-        world.settle();
+        let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 100_000)]));
         assert!(a.send.poll().is_none());
         assert_eq!(world.nics[0].query_qp(a.qpn).unwrap().outstanding, 1);
         assert!(world.hub.silence(node, false));
         world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        a.sent(s);
     }
 }
 
 #[test]
 fn a_full_fabric_holds_back_and_goes_on() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    let (mut world, mut a, b) = World::connected();
+    let node = world.silence(&b);
     a.put(0, &pattern(8, 1 << 20));
     for _ in 0..4 {
         a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
@@ -413,12 +368,7 @@ fn a_node_that_does_not_exist() {
     world.rts(&a, 0);
     let s = a.post(&send(&[]));
     world.outlast();
-    assert_err(
-        &a.send.poll().unwrap(),
-        REQ_ERR,
-        s,
-        Syndrome::TRANSPORT_RETRY,
-    );
+    a.send_failed(s, Syndrome::TRANSPORT_RETRY);
     let state = world.nics[0].link_state(a.qpn).unwrap();
     let Some(LinkState::Lost(LinkError::Unreachable { node, .. })) = state else {
         panic!("{state:?}");

@@ -4,13 +4,9 @@ mod rig;
 
 use std::sync::Arc;
 
-use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use rig::*;
 use vmlx5::*;
-
-const REQ: CqeOpcode = CqeOpcode::REQ;
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 
 #[test]
 fn transitions() {
@@ -90,30 +86,15 @@ fn refused_control_operations() {
             "{r:?}"
         );
     };
-    span(nic.reg_mr(MrAttr {
-        len: 0,
-        ..mr.clone()
-    }));
-    span(nic.reg_mr(MrAttr {
-        mem_offset: 61441,
-        ..mr.clone()
-    }));
-    span(nic.reg_mr(MrAttr {
-        mem_offset: u64::MAX,
-        ..mr.clone()
-    }));
-    span(nic.reg_mr(MrAttr {
-        va: u64::MAX - 4094,
-        ..mr.clone()
-    }));
+    span(nic.reg_mr(mr.clone().changed(|m| m.len = 0)));
+    span(nic.reg_mr(mr.clone().changed(|m| m.mem_offset = 61441)));
+    span(nic.reg_mr(mr.clone().changed(|m| m.mem_offset = u64::MAX)));
+    span(nic.reg_mr(mr.clone().changed(|m| m.va = u64::MAX - 4094)));
     for access in [
         Access::REMOTE_WRITE,
         Access::REMOTE_ATOMIC | Access::REMOTE_READ,
     ] {
-        let r = nic.reg_mr(MrAttr {
-            access,
-            ..mr.clone()
-        });
+        let r = nic.reg_mr(mr.clone().changed(|m| m.access = access));
         assert!(matches!(r, Err(NicError::Access { .. })));
     }
     assert_eq!(Access::from_bits(0x31), Err(0x30));
@@ -129,16 +110,10 @@ fn refused_control_operations() {
     assert!(nic.alloc_uar(mem.clone(), 1 << 16).is_err());
     let cq = CqAttr::new(mem.clone(), 0, 4);
     assert_eq!(
-        nic.create_cq(CqAttr {
-            ignore_overrun: false,
-            ..cq.clone()
-        }),
+        nic.create_cq(cq.clone().changed(|c| c.ignore_overrun = false)),
         Err(NicError::NoRecord)
     );
-    let r = nic.create_cq(CqAttr {
-        log_entries: 23,
-        ..cq.clone()
-    });
+    let r = nic.create_cq(cq.clone().changed(|c| c.log_entries = 23));
     assert!(matches!(
         r,
         Err(NicError::Limit {
@@ -149,10 +124,7 @@ fn refused_control_operations() {
         })
     ));
     assert!(matches!(
-        nic.create_cq(CqAttr {
-            log_entries: 11,
-            ..cq.clone()
-        }),
+        nic.create_cq(cq.clone().changed(|c| c.log_entries = 11)),
         Err(NicError::Span {
             object: Object::Cq,
             ..
@@ -331,8 +303,7 @@ fn objects_are_limited() {
 
 #[test]
 fn a_queue_pair_without_receive_queue() {
-    let mut world = World::new(2);
-    let (a, _b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, a, _b) = World::connected();
     let mut c = world.end(0, EndConfig::default());
     let uar = a.uar;
     let nic = &mut world.nics[0];
@@ -355,13 +326,7 @@ fn a_queue_pair_without_receive_queue() {
         nic.modify_qp(x, rts(0, 1)).unwrap();
     }
     let w = c.post(&write(a.remote(0), &[c.sge(0, 8)]));
-    let s = c.post(&send(&[]));
-    world.settle();
-    assert_ok(&c.send.poll().unwrap(), REQ, w);
-    assert_err(
-        &c.send.poll().unwrap(),
-        REQ_ERR,
-        s,
-        Syndrome::REMOTE_INVAL_REQ,
-    );
+    let s = c.run(&mut world, &send(&[]));
+    c.sent(w);
+    c.send_failed(s, Syndrome::REMOTE_INVAL_REQ);
 }

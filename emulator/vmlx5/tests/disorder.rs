@@ -29,8 +29,7 @@ fn faults(seed: u64) -> Faults {
 
 /// A sender, and a receiver whose NIC places out of order.
 fn world(seed: u64) -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, a, b) = World::connected();
     world.nics[1].set_faults(faults(seed));
     a.put(DATA, &pattern(seed, LEN));
     a.put64(WORD, 1);
@@ -121,11 +120,7 @@ fn a_write_is_complete_when_it_is_placed() {
 fn atomics_that_are_asked_for_again_are_carried_out_once() {
     for seed in 0..40 {
         let mut world = World::new(2);
-        let config = EndConfig {
-            timeout: 8,
-            retry_cnt: 7,
-            ..EndConfig::default()
-        };
+        let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
         let (mut a, b) = world.pair(config.clone(), config);
         for nic in &mut world.nics {
             nic.set_faults(Faults {

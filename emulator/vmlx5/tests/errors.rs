@@ -11,12 +11,6 @@ use vmlx5::{Access, HostMemory, Modify, MrAttr, Path, QpState, vendor};
 const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
 
-fn world() -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
-    (world, a, b)
-}
-
 /// Posts good work, then `bad` (unsignaled), then more; expects `why` for `bad` and a flush of
 /// the rest, in order, also of what is posted later.
 #[track_caller]
@@ -29,30 +23,26 @@ fn fails(world: &mut World, a: &mut End, bad: &SendWqe<'_>, why: Syndrome, vendo
     });
     let after = [
         a.prepare(&nop()),
-        a.prepare(&SendWqe {
-            flags: quiet,
-            ..nop()
-        }),
+        a.prepare(&nop().changed(|s| s.flags = quiet)),
     ];
     a.ring();
     world.settle();
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, good);
+    a.sent(good);
     let error = a.send.poll().unwrap();
     assert_err(&error, REQ_ERR, index, why);
     assert_eq!(error.as_error().send_opcode(), bad.opcode);
     assert_eq!(error.as_error().qpn(), a.qpn.0);
     assert_eq!(error.as_error().vendor_err, vendor);
     for index in after {
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, index, Syndrome::WR_FLUSH);
+        a.send_failed(index, Syndrome::WR_FLUSH);
     }
     assert_eq!(world.state(a), QpState::Err);
-    let late = a.post(&nop());
-    world.settle();
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, late, Syndrome::WR_FLUSH);
+    let late = a.run(world, &nop());
+    a.send_failed(late, Syndrome::WR_FLUSH);
     // A receive is flushed without any doorbell.
     let recv = a.post_recv(&[]);
     world.settle();
-    assert_err(&a.recv.poll().unwrap(), RESP_ERR, recv, Syndrome::WR_FLUSH);
+    a.recv_failed(recv, Syndrome::WR_FLUSH);
     assert!(a.send.poll().is_none() && a.recv.poll().is_none());
 }
 
@@ -70,12 +60,12 @@ fn fails_both(
     fails(world, a, bad, why, vendor);
     assert_eq!(world.state(b), QpState::Err);
     for index in receives {
-        assert_err(&b.recv.poll().unwrap(), RESP_ERR, index, Syndrome::WR_FLUSH);
+        b.recv_failed(index, Syndrome::WR_FLUSH);
     }
     let (late, sent) = (b.post_recv(&[]), b.post(&nop()));
     world.settle();
-    assert_err(&b.recv.poll().unwrap(), RESP_ERR, late, Syndrome::WR_FLUSH);
-    assert_err(&b.send.poll().unwrap(), REQ_ERR, sent, Syndrome::WR_FLUSH);
+    b.recv_failed(late, Syndrome::WR_FLUSH);
+    b.send_failed(sent, Syndrome::WR_FLUSH);
 }
 
 #[test]
@@ -84,38 +74,23 @@ fn bad_local_keys() {
     type Spoil = fn(&mut World, &mut End) -> Sge;
     let cases: [(Spoil, u8); 6] = [
         (
-            |_, a| Sge {
-                lkey: a.keys.lkey + 0x100,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey + 0x100),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                lkey: a.keys.lkey ^ 1,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey ^ 1),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                lkey: 0,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.lkey = 0),
             vendor::KEY_UNKNOWN,
         ),
         (
-            |_, a| Sge {
-                addr: a.addr(0) - 1,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.addr = a.addr(0) - 1),
             vendor::KEY_RANGE,
         ),
         (
-            |_, a| Sge {
-                addr: u64::MAX - 3,
-                ..a.sge(0, 8)
-            },
+            |_, a| a.sge(0, 8).changed(|s| s.addr = u64::MAX - 3),
             vendor::KEY_RANGE,
         ),
         (
@@ -143,20 +118,18 @@ fn bad_local_keys() {
         ),
     ];
     for (spoil, why) in cases {
-        let (mut world, mut a, mut b) = world();
+        let (mut world, mut a, mut b) = World::connected();
         let bad = spoil(&mut world, &mut a);
         fails(&mut world, &mut a, &send(&[bad]), Syndrome::LOCAL_PROT, why);
         // The other end is not touched, and learns when it asks.
         assert_eq!(world.state(&b), QpState::Rts);
         let index = b.post(&write(a.remote(0), &[b.sge(0, 8)]));
         world.outlast();
-        let retry = Syndrome::TRANSPORT_RETRY;
-        assert_err(&b.send.poll().unwrap(), REQ_ERR, index, retry);
+        b.send_failed(index, Syndrome::TRANSPORT_RETRY);
     }
     // Ends past the region; the second of two pieces; at the very end it is fine.
-    let (mut world, mut a, b) = world();
-    a.post(&write(b.remote(0), &[a.sge(len - 8, 8)]));
-    world.settle();
+    let (mut world, mut a, b) = World::connected();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(len - 8, 8)]));
     assert_eq!(a.send.drain()[0].opcode(), CqeOpcode::REQ);
     let pieces = [a.sge(0, 8), a.sge(len - 7, 8)];
     let bad = write(b.remote(0), &pieces);
@@ -178,16 +151,10 @@ fn local_memory_that_must_not_be_written() {
     ];
     for op in ops {
         let mut world = World::new(2);
-        let read_only = EndConfig {
-            mr_access: Access::NONE,
-            ..EndConfig::default()
-        };
+        let read_only = EndConfig::default().changed(|c| c.mr_access = Access::NONE);
         let (mut a, b) = world.pair(read_only, EndConfig::default());
         let sges = [a.sge(0, 8)];
-        let bad = SendWqe {
-            payload: mlx5_prm::wqe::Payload::Gather(&sges),
-            ..op(&b, &[])
-        };
+        let bad = op(&b, &[]).changed(|s| s.payload = mlx5_prm::wqe::Payload::Gather(&sges));
         fails(
             &mut world,
             &mut a,
@@ -202,20 +169,14 @@ fn local_memory_that_must_not_be_written() {
 #[test]
 fn deregistered_while_in_flight() {
     // The region goes away between the frames of a message.
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     a.put(0, &[1; 1 << 20]);
     let index = a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
     world.step();
     assert!(world.nics[0].stats().frames_sent > 1);
     world.nics[0].dereg_mr(a.keys.lkey).unwrap();
     world.settle();
-    assert_err(
-        &a.send.poll().unwrap(),
-        REQ_ERR,
-        index,
-        Syndrome::LOCAL_PROT,
-    );
+    a.send_failed(index, Syndrome::LOCAL_PROT);
     assert_eq!(world.state(&a), QpState::Err);
     assert!(world.nics[0].dereg_mr(a.keys.lkey).is_err());
 }
@@ -230,7 +191,7 @@ fn malformed_entries() {
         (7, 2, vendor::WQE_FORMAT),
     ];
     for (at, flip, why) in cases {
-        let (mut world, mut a, b) = world();
+        let (mut world, mut a, b) = World::connected();
         let good = a.post(&nop());
         let index = a.prepare(&send(&[a.sge(0, 8)]));
         let place = a.sq_at + u64::from(index) * 64 + at;
@@ -238,13 +199,12 @@ fn malformed_entries() {
         use vmlx5::Dma;
         a.mem.read(place, &mut byte).unwrap();
         a.mem.write(place, &[byte[0] ^ flip]).unwrap();
-        let next = a.post(&nop());
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, good);
+        let next = a.run(&mut world, &nop());
+        a.sent(good);
         let error = a.send.poll().unwrap();
         assert_err(&error, REQ_ERR, index, Syndrome::LOCAL_QP_OP);
         assert_eq!(error.as_error().vendor_err, why, "byte {at}");
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, next, Syndrome::WR_FLUSH);
+        a.send_failed(next, Syndrome::WR_FLUSH);
         assert_eq!(world.state(&a), QpState::Err);
         drop(b);
     }
@@ -252,21 +212,19 @@ fn malformed_entries() {
 
 #[test]
 fn rung_short_of_the_entry() {
-    let (mut world, mut a, b) = world();
+    let (mut world, mut a, b) = World::connected();
     let pieces: Vec<Sge> = (0..6).map(|i| a.sge(i * 8, 8)).collect();
     a.prepare(&write(b.remote(0), &pieces));
     a.sq = 1;
     a.ring();
     world.settle();
-    let error = a.send.poll().unwrap();
-    assert_err(&error, REQ_ERR, 0, Syndrome::LOCAL_QP_OP);
-    assert_eq!(error.as_error().vendor_err, vendor::WQE_SIZE);
+    assert_eq!(a.send_failed(0, Syndrome::LOCAL_QP_OP), vendor::WQE_SIZE);
     assert_eq!(b.get64(0), 0);
 }
 
 #[test]
 fn lengths() {
-    let (mut world, mut a, b) = world();
+    let (mut world, mut a, b) = World::connected();
     let sges = [a.sge(0, 16)];
     let bad = atomic(b.remote(0), Atomic::FetchAdd { add: 1 }, &sges);
     fails(
@@ -282,10 +240,7 @@ fn lengths() {
 #[test]
 fn reads_where_none_may_be_outstanding() {
     let mut world = World::new(2);
-    let none = EndConfig {
-        max_rd_atomic: 0,
-        ..EndConfig::default()
-    };
+    let none = EndConfig::default().changed(|c| c.max_rd_atomic = 0);
     let (mut a, b) = world.pair(none.clone(), EndConfig::default());
     let sges = [a.sge(0, 8)];
     let bad = read(b.remote(0), &sges);
@@ -314,20 +269,14 @@ fn reads_where_none_may_be_outstanding() {
 
 #[test]
 fn receive_too_short() {
-    let (mut world, mut a, mut b) = world();
+    let (mut world, mut a, mut b) = World::connected();
     b.put(0, &[0xee; 64]);
     let r = b.post_recv(&[b.sge(0, 5), b.sge(10, 2)]);
     let next = b.post_recv(&[b.sge(0, 64)]);
-    let s = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
-    assert_err(
-        &a.send.poll().unwrap(),
-        REQ_ERR,
-        s,
-        Syndrome::REMOTE_INVAL_REQ,
-    );
-    assert_err(&b.recv.poll().unwrap(), RESP_ERR, r, Syndrome::LOCAL_LENGTH);
-    assert_err(&b.recv.poll().unwrap(), RESP_ERR, next, Syndrome::WR_FLUSH);
+    let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
+    a.send_failed(s, Syndrome::REMOTE_INVAL_REQ);
+    b.recv_failed(r, Syndrome::LOCAL_LENGTH);
+    b.recv_failed(next, Syndrome::WR_FLUSH);
     assert_eq!(b.get(0, 64), [0xee; 64]);
     assert_eq!(
         (world.state(&a), world.state(&b)),
@@ -337,35 +286,28 @@ fn receive_too_short() {
 
 #[test]
 fn receive_with_a_bad_key() {
-    let (mut world, mut a, mut b) = world();
-    let bad = Sge {
-        lkey: 0x4242,
-        ..b.sge(0, 8)
-    };
+    let (mut world, mut a, mut b) = World::connected();
+    let bad = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     let r = b.post_recv(&[b.sge(100, 4), bad]);
-    let s = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, s, Syndrome::REMOTE_OP);
-    assert_err(&b.recv.poll().unwrap(), RESP_ERR, r, Syndrome::LOCAL_PROT);
+    let s = a.run(&mut world, &send(&[a.sge(0, 8)]));
+    a.send_failed(s, Syndrome::REMOTE_OP);
+    b.recv_failed(r, Syndrome::LOCAL_PROT);
     // What the message does not reach is not looked at.
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, mut b) = World::connected();
     let r = b.post_recv(&[b.sge(100, 8), bad]);
-    a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    a.run(&mut world, &send(&[a.sge(0, 8)]));
+    b.received(r);
 }
 
 #[test]
 fn receive_record_beyond_its_queue() {
-    let (mut world, mut a, mut b) = world();
+    let (mut world, mut a, mut b) = World::connected();
     b.rq = b.rq.wrapping_add(17);
     let r = b.rq.wrapping_sub(17);
     b.post_recv(&[]);
-    let s = a.post(&send(&[]));
-    world.settle();
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, s, Syndrome::REMOTE_OP);
-    assert_err(&b.recv.poll().unwrap(), RESP_ERR, r, Syndrome::LOCAL_QP_OP);
+    let s = a.run(&mut world, &send(&[]));
+    a.send_failed(s, Syndrome::REMOTE_OP);
+    b.recv_failed(r, Syndrome::LOCAL_QP_OP);
 }
 
 /// The three kinds of remote access, on 8 bytes.
@@ -393,7 +335,7 @@ fn remote_keys_and_ranges() {
             (0, len, vendor::KEY_RANGE),
             (0, u64::MAX - 7, vendor::KEY_RANGE),
         ] {
-            let (mut world, mut a, mut b) = world();
+            let (mut world, mut a, mut b) = World::connected();
             let at = Remote {
                 addr: b.addr(0).wrapping_add(at) & !7,
                 rkey: b.keys.rkey ^ rkey,
@@ -407,7 +349,7 @@ fn remote_keys_and_ranges() {
 
 #[test]
 fn a_stale_key_stays_invalid() {
-    let (mut world, mut a, mut b) = world();
+    let (mut world, mut a, mut b) = World::connected();
     let nic = &mut world.nics[1];
     let stale = b.keys.rkey;
     nic.dereg_mr(stale).unwrap();
@@ -482,7 +424,7 @@ fn rights_of_region_and_queue_pair() {
 
 #[test]
 fn a_region_of_another_domain_at_the_other_end() {
-    let (mut world, mut a, mut b) = world();
+    let (mut world, mut a, mut b) = World::connected();
     let other = world.end(1, EndConfig::default());
     let sges = [a.sge(0, 8)];
     let bad = write(other.remote(0), &sges);
@@ -501,7 +443,7 @@ fn a_region_of_another_domain_at_the_other_end() {
 #[test]
 fn misaligned_atomics() {
     for at in [1, 4, 7] {
-        let (mut world, mut a, mut b) = world();
+        let (mut world, mut a, mut b) = World::connected();
         let sges = [a.sge(0, 8)];
         let bad = atomic(b.remote(at), Atomic::FetchAdd { add: 1 }, &sges);
         let why = Syndrome::REMOTE_INVAL_REQ;
@@ -511,11 +453,9 @@ fn misaligned_atomics() {
 
 #[test]
 fn a_write_of_nothing_needs_no_key() {
-    let (mut world, mut a, b) = world();
+    let (mut world, mut a, b) = World::connected();
     let nowhere = Remote { addr: 1, rkey: 1 };
-    let s = a.post(&write(nowhere, &[]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+    a.completes(&mut world, &write(nowhere, &[]));
     assert_eq!(world.state(&b), QpState::Rts);
 }
 
@@ -523,8 +463,7 @@ fn a_write_of_nothing_needs_no_key() {
 fn what_was_done_before_the_error_is_reported_as_done() {
     // Frames are late: good work is under way when the bad entry is found.
     for seed in 0..20 {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, b) = World::late(seed);
         let at = b.remote(0);
         let sges = [a.sge(0, 50_000)];
         let mut good = Vec::new();
@@ -536,10 +475,7 @@ fn what_was_done_before_the_error_is_reported_as_done() {
             };
             good.push(a.prepare(&wqe));
         }
-        let bad = a.prepare(&send(&[Sge {
-            lkey: 7,
-            ..a.sge(0, 8)
-        }]));
+        let bad = a.prepare(&send(&[a.sge(0, 8).changed(|s| s.lkey = 7)]));
         a.ring();
         world.settle();
         let done = a.send.drain();
@@ -553,7 +489,7 @@ fn what_was_done_before_the_error_is_reported_as_done() {
 
 #[test]
 fn error_by_request_flushes_everything_in_order() {
-    let (mut world, mut a, mut b) = world();
+    let (mut world, mut a, mut b) = World::connected();
     let receives: Vec<u16> = (0..5).map(|_| a.post_recv(&[])).collect();
     // No receive there: it stays outstanding, and so does all behind it.
     let sends: Vec<u16> = (0..5).map(|_| a.post(&send(&[]))).collect();
@@ -575,10 +511,5 @@ fn error_by_request_flushes_everything_in_order() {
     // What the other end sends finds nobody.
     let s = b.post(&send(&[]));
     world.outlast();
-    assert_err(
-        &b.send.poll().unwrap(),
-        REQ_ERR,
-        s,
-        Syndrome::TRANSPORT_RETRY,
-    );
+    b.send_failed(s, Syndrome::TRANSPORT_RETRY);
 }

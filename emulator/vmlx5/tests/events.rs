@@ -3,7 +3,6 @@
 mod rig;
 
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Remote, Sge};
 use rig::*;
 use vmlx5::*;
 
@@ -28,16 +27,14 @@ fn communication_is_established_once() {
         "a hint is no packet of the connection"
     );
     for _ in 0..3 {
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     }
     let (qpn, owner) = (b.qpn, 9);
     assert_eq!(events(&mut world, 1), [Event::CommEst { qpn, owner }]);
     assert_eq!(events(&mut world, 0), []);
     // In RTS nobody needs to be told.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
-    c.post(&write(d.remote(0), &[c.sge(0, 8)]));
-    world.settle();
+    c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
     assert_eq!(events(&mut world, 1), []);
 }
 
@@ -50,10 +47,7 @@ fn refused_requests() {
         (
             |a, b| {
                 let rkey = b.keys.rkey ^ 1;
-                let at = Remote {
-                    rkey,
-                    ..b.remote(0)
-                };
+                let at = b.remote(0).changed(|r| r.rkey = rkey);
                 a.post(&write(at, &[a.sge(0, 8)]));
             },
             Some(Event::QpAccess { qpn, owner }),
@@ -87,10 +81,7 @@ fn refused_requests() {
         (
             |a, b| {
                 let lkey = b.keys.lkey ^ 1;
-                b.post_recv(&[Sge {
-                    lkey,
-                    ..b.sge(0, 8)
-                }]);
+                b.post_recv(&[b.sge(0, 8).changed(|s| s.lkey = lkey)]);
                 a.post(&send(&[a.sge(0, 8)]));
             },
             None,
@@ -102,10 +93,7 @@ fn refused_requests() {
                 let lkey = a.keys.lkey ^ 1;
                 a.post(&write(
                     b.remote(0),
-                    &[Sge {
-                        lkey,
-                        ..a.sge(0, 8)
-                    }],
+                    &[a.sge(0, 8).changed(|s| s.lkey = lkey)],
                 ));
             },
             None,
@@ -113,8 +101,7 @@ fn refused_requests() {
         ),
     ];
     for (i, (bad, expected, why)) in cases.into_iter().enumerate() {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::connected();
         bad(&mut a, &mut b);
         world.settle();
         let error = a.send.poll().unwrap();
@@ -132,10 +119,7 @@ fn refused_requests() {
 #[test]
 fn an_overrun_is_told_of_the_queue_and_of_all_who_use_it() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut a, _b) = world.pair(config, EndConfig::default());
     for _ in 0..12 {
         a.post(&nop());

@@ -5,7 +5,6 @@ mod rig;
 use std::time::Duration;
 
 use gds_step::Time;
-use mlx5_prm::opcode::CqeOpcode;
 use proptest::prelude::*;
 use rig::*;
 use vmlx5::fabric::faults::{Faults, FaultsWhy};
@@ -124,8 +123,7 @@ fn words_and_what_is_wrong_with_them() {
 /// Two windows that overlap are one, retries carry work over it, and all of it is told.
 #[test]
 fn a_port_is_down_by_plan() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     let start = Duration::from_nanos(world.now);
     let port_down = vec![
         (1, at(start + 10 * MS)..at(start + 40 * MS)),
@@ -151,6 +149,6 @@ fn a_port_is_down_by_plan() {
     world.pass(5 * MS);
     assert_eq!(told(&mut world), Some(Event::Port { port: 1, up: true }));
     world.pass(70 * MS);
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, 0);
+    a.sent(0);
     assert_eq!((told(&mut world), world.nics[1].port(1)), (None, Ok(true)));
 }

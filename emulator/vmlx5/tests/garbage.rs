@@ -9,7 +9,6 @@ mod worker;
 
 use gds_step::{Machine, Time};
 use mlx5_prm::doorbell;
-use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::wqe::{Atomic, SendWqe};
 use proptest::prelude::*;
 use rig::*;
@@ -29,10 +28,9 @@ fn others_are_served(world: &mut World, c: &mut End, d: &mut End) {
     let n = c.get64(0) + 1;
     c.put64(0, n);
     d.post_recv(&[d.sge(0, 8)]);
-    let s = c.post(&send(&[c.sge(0, 8)]));
-    world.settle();
-    assert_ok(&c.send.poll().unwrap(), CqeOpcode::REQ, s);
-    assert_ok(&d.recv.poll().unwrap(), CqeOpcode::RESP_SEND, s);
+    let s = c.run(&mut world, &send(&[c.sge(0, 8)]));
+    c.sent(s);
+    d.received(s);
     assert_eq!(d.get64(0), n);
 }
 
@@ -58,8 +56,7 @@ proptest! {
         shape in prop::collection::vec((any::<bool>(), 0..10_usize, 0..70_u8, any::<u8>()), 1..8),
         blocks in 1..30_u16,
     ) {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
         for _ in 0..8 {
             b.post_recv(&[b.sge(0, 100_000)]);
@@ -100,8 +97,7 @@ proptest! {
         posted in any::<u16>(),
         len in 0..100_u32,
     ) {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
         b.mem.write(b.rq_at, &bytes).unwrap();
         for i in (0..16).filter(|i| keyed & 1 << i != 0) {
@@ -112,8 +108,7 @@ proptest! {
         let value = doorbell::record_value(posted.into());
         b.mem.store32(b.record, value).unwrap();
         for _ in 0..20 {
-            a.post(&send(&[a.sge(0, len)]));
-            world.settle();
+            a.run(&mut world, &send(&[a.sge(0, len)]));
         }
         others_are_served(&mut world, &mut c, &mut d);
     }
@@ -123,8 +118,7 @@ proptest! {
         seed: u64,
         stores in prop::collection::vec((0..6_u64, any::<u32>()), 1..20),
     ) {
-        let mut world = World::scheduled(2, seed);
-        let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, a, b) = World::late(seed);
         let (mut c, mut d) = world.pair(EndConfig::default(), EndConfig::default());
         for (at, value) in stores {
             let place = [0x800, 0x804, 0x900, a.record, a.record + 4, a.record + 64];
@@ -212,9 +206,7 @@ proptest! {
         c.reset_records();
         a.send.drain();
         world.connect(&a, &c);
-        let s = a.post(&write(c.remote(8), &[a.sge(0, 8)]));
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+        a.completes(&mut world, &write(c.remote(8), &[a.sge(0, 8)]));
     }
 }
 
@@ -231,13 +223,11 @@ proptest! {
 #[test]
 fn the_same_seed_is_the_same_run() {
     let run = |seed| {
-        let mut world = World::scheduled(2, seed);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::late(seed);
         for _ in 0..10 {
             b.post_recv(&[b.sge(0, 50_000)]);
             a.post(&send(&[a.sge(0, 50_000)]));
-            a.post(&read(b.remote(0), &[a.sge(0, 70_000)]));
-            world.settle();
+            a.run(&mut world, &read(b.remote(0), &[a.sge(0, 70_000)]));
         }
         let mut entries: Vec<_> = a.send.drain().iter().map(|c| c.to_bytes()).collect();
         entries.extend(b.recv.drain().iter().map(|c| c.to_bytes()));

@@ -9,7 +9,6 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Remote, SendWqe, Sge};
 use rig::*;
-use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
 const RESP_SEND_INV: CqeOpcode = CqeOpcode::RESP_SEND_INV;
@@ -30,18 +29,13 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) 
 }
 
 fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
-    SendWqe {
-        opcode: SendOpcode::SEND_INV,
-        imm: rkey.to_be_bytes(),
-        ..send(sges)
-    }
+    send(sges).changed(|s| (s.opcode, s.imm) = (SendOpcode::SEND_INV, rkey.to_be_bytes()))
 }
 
 #[test]
 fn the_key_is_gone_when_the_message_is_there() {
     for len in [0, 5, 100_000] {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::connected();
         let (mem, keys) = region(&mut world, 1, b.pd);
         let rkey = keys.rkey;
         let at = |rkey| Remote {
@@ -53,8 +47,7 @@ fn the_key_is_gone_when_the_message_is_there() {
         a.put(200_000, b"before");
         a.post(&write(at(rkey), &[a.sge(200_000, 6)]));
         let recv = b.post_recv(&[b.sge(0, 100_000)]);
-        let sent = a.post(&send_inv(rkey, &[a.sge(0, len as u32)]));
-        world.settle();
+        let sent = a.run(&mut world, &send_inv(rkey, &[a.sge(0, len as u32)]));
         let cqe = b.recv.poll().unwrap();
         assert_ok(&cqe, RESP_SEND_INV, recv);
         assert_eq!(cqe.imm_inval_pkey, rkey.to_be_bytes());
@@ -64,11 +57,11 @@ fn the_key_is_gone_when_the_message_is_there() {
         assert_ok(&done, CqeOpcode::REQ, sent);
         assert_eq!(done.send_opcode(), SendOpcode::SEND_INV);
         // Nobody may use it, on either side.
-        let failed = a.post(&write(at(rkey), &[a.sge(0, 6)]));
-        world.settle();
-        let error = a.send.poll().unwrap();
-        assert_err(&error, CqeOpcode::REQ_ERR, failed, Syndrome::REMOTE_ACCESS);
-        assert_eq!(error.as_error().vendor_err, vendor::KEY_UNKNOWN);
+        let failed = a.run(&mut world, &write(at(rkey), &[a.sge(0, 6)]));
+        assert_eq!(
+            a.send_failed(failed, Syndrome::REMOTE_ACCESS),
+            vendor::KEY_UNKNOWN
+        );
         let mut before = [0; 6];
         mem.read(0, &mut before).unwrap();
         assert_eq!(&before, b"before");
@@ -83,15 +76,13 @@ fn the_key_is_gone_when_the_message_is_there() {
 
 #[test]
 fn the_key_works_until_the_last_byte_came() {
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, mut b) = World::connected();
     // Of the very region that it is received into.
     let rkey = b.keys.rkey;
     b.post_recv(&[b.sge(0, 1 << 20)]);
     let bytes = pattern(3, 1 << 20);
     a.put(0, &bytes);
-    a.post(&send_inv(rkey, &[a.sge(0, 1 << 20)]));
-    world.settle();
+    a.run(&mut world, &send_inv(rkey, &[a.sge(0, 1 << 20)]));
     assert_ok(&b.recv.poll().unwrap(), RESP_SEND_INV, 0);
     assert_eq!(b.get(0, 1 << 20), bytes);
 }
@@ -111,23 +102,12 @@ fn a_key_that_cannot_be_invalidated() {
         ),
     ];
     for (which, why) in cases {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), EndConfig::default());
+        let (mut world, mut a, mut b) = World::connected();
         let rkey = which(&mut world, &b);
         let recv = b.post_recv(&[b.sge(0, 64)]);
-        let sent = a.post(&send_inv(rkey, &[a.sge(0, 8)]));
-        world.settle();
-        let error = b.recv.poll().unwrap();
-        assert_err(
-            &error,
-            CqeOpcode::RESP_ERR,
-            recv,
-            Syndrome::REMOTE_INVAL_REQ,
-        );
-        assert_eq!(error.as_error().vendor_err, why);
-        let error = a.send.poll().unwrap();
-        assert_err(&error, CqeOpcode::REQ_ERR, sent, Syndrome::REMOTE_ACCESS);
-        assert_eq!(error.as_error().vendor_err, why);
+        let sent = a.run(&mut world, &send_inv(rkey, &[a.sge(0, 8)]));
+        assert_eq!(b.recv_failed(recv, Syndrome::REMOTE_INVAL_REQ), why);
+        assert_eq!(a.send_failed(sent, Syndrome::REMOTE_ACCESS), why);
         assert_eq!(world.state(&b), QpState::Err);
     }
 }
@@ -135,16 +115,13 @@ fn a_key_that_cannot_be_invalidated() {
 #[test]
 fn connections_that_are_not_reliable_have_none() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        service: Service::Uc,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, b) = world.pair(config.clone(), config);
-    let sent = a.post(&send_inv(b.keys.rkey, &[a.sge(0, 8)]));
-    world.settle();
-    let error = a.send.poll().unwrap();
-    assert_err(&error, CqeOpcode::REQ_ERR, sent, Syndrome::LOCAL_QP_OP);
-    assert_eq!(error.as_error().vendor_err, vendor::WQE_OPCODE);
+    let sent = a.run(&mut world, &send_inv(b.keys.rkey, &[a.sge(0, 8)]));
+    assert_eq!(
+        a.send_failed(sent, Syndrome::LOCAL_QP_OP),
+        vendor::WQE_OPCODE
+    );
 }
 
 /// A message that comes again invalidates nothing again: not the key that follows.
@@ -154,19 +131,9 @@ fn on_a_bad_wire_each_key_goes_once() {
         println!("seed {seed}");
         let mut world = World::new(2);
         for nic in &mut world.nics {
-            nic.set_faults(Faults {
-                seed,
-                loss: 0.1,
-                dup: 0.2,
-                reorder: 0.1,
-                ..Faults::default()
-            });
+            nic.set_faults(bad_wire(seed, [0.1, 0.2, 0.1]));
         }
-        let config = EndConfig {
-            retry_cnt: 7,
-            timeout: 8,
-            ..EndConfig::default()
-        };
+        let config = EndConfig::default().changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(config.clone(), config);
         for _ in 0..10 {
             let (mem, keys) = region(&mut world, 1, b.pd);

@@ -11,7 +11,6 @@ use std::time::Duration;
 use gds_step::Time;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::SendWqe;
 use proptest::prelude::*;
 use rig::*;
 use vmlx5::fabric::faults::Faults;
@@ -35,11 +34,7 @@ fn bad(world: &mut World, faults: &Faults) {
 
 /// Patience that outlasts the losses of these tests.
 fn patient() -> EndConfig {
-    EndConfig {
-        timeout: 8,
-        retry_cnt: 7,
-        ..EndConfig::default()
-    }
+    EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7))
 }
 
 proptest! {
@@ -102,23 +97,14 @@ fn a_nic_loses_what_it_sends_to_itself_too() {
     for seed in 0..20 {
         let mut world = World::new(1);
         let (mut a, mut b) = world.pair(patient(), patient());
-        bad(
-            &mut world,
-            &Faults {
-                seed,
-                loss: 0.1,
-                dup: 0.1,
-                reorder: 0.1,
-                ..Faults::default()
-            },
-        );
+        bad(&mut world, &bad_wire(seed, [0.1, 0.1, 0.1]));
         for i in 0..10 {
             let r = b.post_recv(&[b.sge(0, 100_000)]);
             a.put(0, &pattern(seed + i, 100_000));
             let s = a.post(&send(&[a.sge(0, 100_000)]));
             world.pass(Duration::from_millis(50));
-            assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
-            assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+            a.sent(s);
+            b.received(r);
             assert_eq!(b.get(0, 100_000), a.get(0, 100_000));
         }
     }
@@ -127,23 +113,13 @@ fn a_nic_loses_what_it_sends_to_itself_too() {
 #[test]
 fn a_fence_holds_over_bad_wires() {
     for seed in 0..60 {
-        let mut world = World::new(2);
-        let (mut a, b) = world.pair(patient(), patient());
+        let (mut world, mut a, b) = World::joined(patient(), patient());
         b.put(0, &vec![1; 200_000]);
         a.put(500_000, &vec![2; 200_000]);
-        let faults = Faults {
-            seed,
-            loss: 0.05,
-            dup: 0.1,
-            reorder: 0.2,
-            ..Faults::default()
-        };
+        let faults = bad_wire(seed, [0.05, 0.1, 0.2]);
         bad(&mut world, &faults);
         a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
-        a.post(&SendWqe {
-            flags: fenced(),
-            ..write(b.remote(0), &[a.sge(500_000, 200_000)])
-        });
+        a.post(&write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()));
         world.pass(Duration::from_millis(100));
         assert_eq!(a.send.drain().len(), 2, "seed {seed}");
         assert_eq!(a.get(0, 200_000), vec![1; 200_000], "seed {seed}");
@@ -155,22 +131,9 @@ fn a_fence_holds_over_bad_wires() {
 fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
     let run = |seed| {
         let mut world = World::new(2);
-        let config = EndConfig {
-            log_sq: 9,
-            log_cq: 9,
-            ..patient()
-        };
+        let config = patient().changed(|c| (c.log_sq, c.log_cq) = (9, 9));
         let (mut a, b) = world.pair(config.clone(), config);
-        bad(
-            &mut world,
-            &Faults {
-                seed,
-                loss: 0.01,
-                dup: 0.02,
-                reorder: 0.05,
-                ..Faults::default()
-            },
-        );
+        bad(&mut world, &bad_wire(seed, [0.01, 0.02, 0.05]));
         for _ in 0..50 {
             for _ in 0..400 {
                 a.prepare(&write(b.remote(0), &[a.sge(0, 8)]));
@@ -209,11 +172,7 @@ fn faults_come_at_their_rates_and_the_same_from_the_same_seed() {
 #[test]
 fn deaf_for_a_while_and_dead_for_good() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        timeout: 8,
-        retry_cnt: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 3));
     let (mut a, b) = world.pair(config, EndConfig::default());
     let at = |us: u64| Time::from_nanos(us * 1000);
     let faults = Faults {
@@ -231,17 +190,12 @@ fn deaf_for_a_while_and_dead_for_good() {
         world.pass(US * (start - (world.now / 1000) as u32));
         let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         world.pass(US * (answered - start) + US * 2);
-        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+        a.sent(s);
     }
     world.pass(US * 2_000);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(ack_timeout(8).unwrap() * 4 - US);
     assert_eq!(a.send.poll(), None);
     world.pass(US * 2);
-    assert_err(
-        &a.send.poll().unwrap(),
-        CqeOpcode::REQ_ERR,
-        s,
-        Syndrome::TRANSPORT_RETRY,
-    );
+    a.send_failed(s, Syndrome::TRANSPORT_RETRY);
 }

@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use mlx5_prm::cqe::{LAST_DWORD_OFFSET, SIZE};
-use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::Atomic;
 use rig::*;
@@ -79,10 +78,7 @@ impl Dma for Watched {
 }
 
 fn watched() -> EndConfig {
-    EndConfig {
-        view: Watched::view,
-        ..EndConfig::default()
-    }
+    EndConfig::default().changed(|c| c.view = Watched::view)
 }
 
 #[test]
@@ -97,8 +93,7 @@ fn payload_then_its_last_word_then_entry_then_its_last_dword() {
         (5, 1001),
         (8, 70_000),
     ] {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), watched());
+        let (mut world, mut a, mut b) = World::joined(EndConfig::default(), watched());
         b.post_recv(&[b.sge(at, len as u32)]);
         a.post(&send(&[a.sge(0, len as u32)]));
         LOG.take();
@@ -164,9 +159,7 @@ fn every_kind_of_message_ends_with_its_last_word() {
 /// Both ends watched, on NICs of their own, and everything still there.
 fn pair() -> (World, End, End) {
     GONE.set((0, 0));
-    let mut world = World::new(2);
-    let (a, b) = world.pair(watched(), EndConfig::default());
-    (world, a, b)
+    World::joined(watched(), EndConfig::default())
 }
 
 fn lose(end: &End, offset: u64, len: u64) {
@@ -187,9 +180,7 @@ fn local_payload_goes_away() {
             _ => a.post(&read(there, &list)),
         };
         world.settle();
-        let error = a.send.poll().unwrap();
-        assert_err(&error, CqeOpcode::REQ_ERR, index, Syndrome::LOCAL_PROT);
-        assert_eq!(error.as_error().vendor_err, vendor::MEMORY);
+        assert_eq!(a.send_failed(index, Syndrome::LOCAL_PROT), vendor::MEMORY);
         assert_eq!(world.state(&a), QpState::Err);
     }
 }
@@ -215,9 +206,9 @@ fn remote_payload_goes_away() {
         };
         world.settle();
         let why = [Syndrome::REMOTE_ACCESS, Syndrome::REMOTE_OP][op / 3];
-        assert_err(&b.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, why);
+        b.send_failed(index, why);
         let why = [Syndrome::WR_FLUSH, Syndrome::LOCAL_PROT][op / 3];
-        assert_err(&a.recv.poll().unwrap(), CqeOpcode::RESP_ERR, r, why);
+        a.recv_failed(r, why);
         assert_eq!(world.state(&a), QpState::Err);
     }
 }
@@ -227,50 +218,26 @@ fn rings_and_records_go_away() {
     // The send ring: the entry cannot be read.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.sq_at, 64);
-    let s = a.post(&nop());
-    world.settle();
-    assert_err(
-        &a.send.poll().unwrap(),
-        CqeOpcode::REQ_ERR,
-        s,
-        Syndrome::LOCAL_QP_OP,
-    );
+    let s = a.run(&mut world, &nop());
+    a.send_failed(s, Syndrome::LOCAL_QP_OP);
     // The second block of an entry.
     let (mut world, mut a, b) = pair();
     lose(&a, a.sq_at + 64, 64);
     let pieces: Vec<_> = (0..5).map(|i| a.sge(8 * i, 8)).collect();
-    let s = a.post(&write(b.remote(0), &pieces));
-    world.settle();
-    assert_err(
-        &a.send.poll().unwrap(),
-        CqeOpcode::REQ_ERR,
-        s,
-        Syndrome::LOCAL_QP_OP,
-    );
+    let s = a.run(&mut world, &write(b.remote(0), &pieces));
+    a.send_failed(s, Syndrome::LOCAL_QP_OP);
     // The receive ring.
     let (mut world, mut a, mut b) = pair();
     lose(&a, a.rq_at, 64);
     let r = a.post_recv(&[]);
-    let s = b.post(&send(&[]));
-    world.settle();
-    assert_err(
-        &b.send.poll().unwrap(),
-        CqeOpcode::REQ_ERR,
-        s,
-        Syndrome::REMOTE_OP,
-    );
-    assert_err(
-        &a.recv.poll().unwrap(),
-        CqeOpcode::RESP_ERR,
-        r,
-        Syndrome::LOCAL_QP_OP,
-    );
+    let s = b.run(&mut world, &send(&[]));
+    b.send_failed(s, Syndrome::REMOTE_OP);
+    a.recv_failed(r, Syndrome::LOCAL_QP_OP);
     // The completion queue.
     let (mut world, mut a, _b) = pair();
     lose(&a, a.send.offset + SIZE as u64, SIZE as u64);
     a.post(&nop());
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!((info.failure, info.producer), (Some(CqFailure::Memory), 1));
     assert_eq!(world.state(&a), QpState::Err);

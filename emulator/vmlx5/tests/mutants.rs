@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, SendWqe};
+use mlx5_prm::wqe::Atomic;
 use rig::*;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::mutant::{self, Mutant};
@@ -36,28 +36,15 @@ fn faults(world: &mut World, faults: &Faults) {
 
 fn bad_wires(seed: u64) {
     let mut world = World::new(3);
-    let bad = Faults {
-        seed,
-        loss: 0.05,
-        dup: 0.1,
-        reorder: 0.1,
-        ..Faults::default()
-    };
+    let bad = bad_wire(seed, [0.05, 0.1, 0.1]);
     faults(&mut world, &bad);
-    let config = EndConfig {
-        timeout: 8,
-        retry_cnt: 7,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| (c.timeout, c.retry_cnt) = (8, 7));
     worker::random_work(seed, world, config);
 }
 
 fn one_lost(seed: u64) {
     let mut world = World::new(2);
-    let without = EndConfig {
-        timeout: 0,
-        ..EndConfig::default()
-    };
+    let without = EndConfig::default().changed(|c| c.timeout = 0);
     let (mut a, b) = world.pair(without.clone(), without);
     for loss in [1.0, 0.0] {
         let bad = Faults {
@@ -66,33 +53,27 @@ fn one_lost(seed: u64) {
             ..Faults::default()
         };
         world.nics[0].set_faults(bad);
-        a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     }
     assert_eq!(a.send.drain().len(), 2);
 }
 
 fn fence(seed: u64) {
-    let mut world = World::scheduled(2, seed);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::late(seed);
     b.put(0, &vec![1; 200_000]);
     a.put(500_000, &vec![2; 200_000]);
     a.post(&read(b.remote(0), &[a.sge(0, 200_000)]));
-    a.post(&SendWqe {
-        flags: fenced(),
-        ..write(b.remote(0), &[a.sge(500_000, 200_000)])
-    });
-    world.settle();
+    a.run(
+        &mut world,
+        &write(b.remote(0), &[a.sge(500_000, 200_000)]).changed(|s| s.flags = fenced()),
+    );
     assert_eq!(a.send.drain().len(), 2);
     assert!(a.get(0, 200_000).iter().all(|&byte| byte == 1));
 }
 
 fn no_receive(_: u64) {
     let mut world = World::new(2);
-    let config = EndConfig {
-        rnr_retry: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.rnr_retry = 3);
     let (mut a, b) = world.pair(config.clone(), config);
     let s = a.post(&send(&[a.sge(0, 8)]));
     world.outlast();
@@ -102,8 +83,7 @@ fn no_receive(_: u64) {
 }
 
 fn disorder(seed: u64) {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     world.nics[1].set_faults(Faults {
         seed,
         ooo: 0.5,

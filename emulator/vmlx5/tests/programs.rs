@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, Payload, Remote, Sge, WqeFlags};
+use mlx5_prm::wqe::{Atomic, Payload, Remote, WqeFlags};
 use proptest::prelude::*;
 use rig::*;
 use vmlx5::{Dma, QpState, Service};
@@ -195,10 +195,7 @@ fn prepare(i: usize, op: &Op, a: &mut End, b: &End) -> u16 {
     };
     // In two pieces, of which one may be empty.
     let cut = (op.len / 3) as u32;
-    let piece = |at, len| Sge {
-        lkey: key,
-        ..a.sge(at, len)
-    };
+    let piece = |at, len| a.sge(at, len).changed(|s| s.lkey = key);
     let rest = op.len as u32 - cut;
     let pieces = [piece(at, cut), piece(at + u64::from(cut), rest)];
     let whole = [piece(at, op.len as u32)];

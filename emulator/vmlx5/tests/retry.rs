@@ -52,17 +52,17 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
         let mut world = World::new(2);
         let config = with(|c| (c.timeout, c.retry_cnt) = (timeout, retry_cnt));
         let (mut a, b) = world.pair(config, EndConfig::default());
-        let node = world.node(&b);
-        world.hub.silence(node, true);
+        world.silence(&b);
         let index = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         let after = a.post(&nop());
         let took = time_to_entry(&mut world, &mut a);
         let expected = Duration::from_nanos(4096 << timeout) * (u32::from(retry_cnt) + 1);
         assert_eq!(took, expected, "timeout {timeout} x {retry_cnt}");
-        let error = a.send.poll().unwrap();
-        assert_err(&error, REQ_ERR, index, Syndrome::TRANSPORT_RETRY);
-        assert_eq!(error.as_error().vendor_err, vendor::RETRY);
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, after, Syndrome::WR_FLUSH);
+        assert_eq!(
+            a.send_failed(index, Syndrome::TRANSPORT_RETRY),
+            vendor::RETRY
+        );
+        a.send_failed(after, Syndrome::WR_FLUSH);
         let tries = world.nics[0].stats().frames_sent;
         // The hint of its connection, and the write.
         assert_eq!(tries, 2 + u64::from(retry_cnt));
@@ -71,25 +71,21 @@ fn a_silent_peer_is_given_up_in_exactly_its_time() {
 
 #[test]
 fn without_a_timeout_it_waits_for_ever() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(with(|c| c.timeout = 0), EndConfig::default());
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    let (mut world, mut a, b) = World::joined(with(|c| c.timeout = 0), EndConfig::default());
+    let node = world.silence(&b);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(Duration::from_secs(100_000));
     assert_eq!((a.send.poll(), world.deadline), (None, None));
     world.hub.silence(node, false);
     world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.sent(s);
 }
 
 #[test]
 fn an_idle_connection_has_no_clock() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     let node = world.node(&b);
-    a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(a.send.drain().len(), 1);
     world.hub.silence(node, true);
     world.outlast();
@@ -98,11 +94,9 @@ fn an_idle_connection_has_no_clock() {
 
 #[test]
 fn a_full_fabric_does_not_stop_the_clock() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    world.silence(&b);
     for _ in 0..4 {
         a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)]));
     }
@@ -130,7 +124,7 @@ fn progress_gives_all_retries_back() {
         assert_eq!(a.send.poll(), None, "round {round}");
         world.hub.silence(node, false);
         world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        a.sent(s);
     }
     let dropped: u64 = world.nics.iter().map(|n| n.stats().frames_dropped).sum();
     assert_eq!(dropped, 0, "copies are received, not dropped");
@@ -171,9 +165,7 @@ fn a_receiver_that_is_never_ready_is_given_up() {
             // Each time the NAK is there in the next step.
             let retries = u32::from(rnr_retry);
             assert_eq!(took, (rnr_delay(timer) + STEP) * retries + STEP);
-            let error = a.send.poll().unwrap();
-            assert_err(&error, REQ_ERR, index, Syndrome::RNR_RETRY);
-            assert_eq!(error.as_error().vendor_err, vendor::RNR);
+            assert_eq!(a.send_failed(index, Syndrome::RNR_RETRY), vendor::RNR);
             assert_eq!(world.state(&b), QpState::Rts, "nothing is wrong with it");
         }
     }
@@ -199,9 +191,9 @@ fn seven_retries_are_without_end_and_a_receive_ends_them() {
         assert_eq!(a.send.poll().is_none(), strict);
         if strict {
             world.pass(rnr_delay(12));
-            assert_ok(&a.send.poll().unwrap(), REQ, s);
+            a.sent(s);
         }
-        assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+        b.received(r);
     }
 }
 
@@ -220,7 +212,7 @@ fn strict_nics_connect_in_any_order_by_their_retries() {
     world.settle();
     assert!(a.send.poll().is_none(), "nobody told it");
     world.pass(ack_timeout(14).unwrap());
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.sent(s);
 }
 
 #[test]

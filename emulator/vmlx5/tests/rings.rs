@@ -5,7 +5,7 @@ mod rig;
 use mlx5_prm::cqe::{Cqe64, SIZE};
 use mlx5_prm::doorbell::{self, BF_OFFSET};
 use mlx5_prm::opcode::CqeOpcode;
-use mlx5_prm::wqe::{Payload, SendWqe, WqeFlags};
+use mlx5_prm::wqe::{Payload, WqeFlags};
 use rig::*;
 use vmlx5::{CqFailure, Dma, QpState};
 
@@ -26,12 +26,8 @@ fn near_wrap() -> EndConfig {
 fn laps_of_every_ring() {
     // Entries of 1 to 7 blocks in a ring of 8: every way to lie across its end.
     for cq_start in [0, 0x00ff_fff5, u32::MAX - 20] {
-        let config = EndConfig {
-            cq_start,
-            ..near_wrap()
-        };
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(config.clone(), config);
+        let config = near_wrap().changed(|c| c.cq_start = cq_start);
+        let (mut world, mut a, mut b) = World::joined(config.clone(), config);
         let mut rng = fastrand::Rng::with_seed(u64::from(cq_start));
         for i in 0..200_u64 {
             let len = [16, 80, 150, 220, 400][rng.usize(..5)];
@@ -39,14 +35,10 @@ fn laps_of_every_ring() {
             let r = b.post_recv(&[b.sge(0, 400)]);
             let pieces = [&data[..]];
             let payload = Payload::Inline(&pieces);
-            let s = a.post(&SendWqe {
-                payload,
-                ..send(&[])
-            });
-            world.settle();
+            let s = a.run(&mut world, &send(&[]).changed(|s| s.payload = payload));
             assert_eq!(b.get(0, len), data, "message {i}");
-            assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
-            assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+            a.sent(s);
+            b.received(r);
         }
         // Some 90 laps of the send ring, and over its index's wrap.
         assert!((400..1000).contains(&a.sq));
@@ -56,8 +48,7 @@ fn laps_of_every_ring() {
 
 #[test]
 fn a_full_ring_rung_once() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(near_wrap(), near_wrap());
+    let (mut world, mut a, b) = World::joined(near_wrap(), near_wrap());
     for lap in 0..30 {
         for i in 0..8 {
             a.put64(i * 8, lap * 8 + i);
@@ -73,19 +64,14 @@ fn a_full_ring_rung_once() {
 
 #[test]
 fn owner_bits_are_those_of_the_lap() {
-    let mut world = World::new(2);
-    let (mut a, _b) = world.pair(near_wrap(), near_wrap());
-    let config = EndConfig {
-        cq_start: 0,
-        ..near_wrap()
-    };
+    let (mut world, mut a, _b) = World::joined(near_wrap(), near_wrap());
+    let config = near_wrap().changed(|c| c.cq_start = 0);
     let (mut fresh, _other) = world.pair(config, near_wrap());
     for end in [&mut a, &mut fresh] {
         for i in 0..64_u32 {
             let number = end.send.next;
             let at = end.send.offset + u64::from(number % 16) * SIZE as u64;
-            end.post(&nop());
-            world.settle();
+            end.run(&mut world, &nop());
             let mut bytes = [0; SIZE];
             end.mem.read(at, &mut bytes).unwrap();
             let cqe = Cqe64::from_bytes(bytes);
@@ -98,8 +84,7 @@ fn owner_bits_are_those_of_the_lap() {
 
 #[test]
 fn nothing_happens_without_both_record_and_doorbell() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     let (to, sges) = (b.remote(0), [a.sge(8, 8)]);
     a.put64(8, 77);
     // The entry alone.
@@ -127,8 +112,7 @@ fn nothing_happens_without_both_record_and_doorbell() {
 
 #[test]
 fn a_doorbell_in_two_halves() {
-    let mut world = World::new(2);
-    let (mut a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, mut a, b) = World::connected();
     let register = BF_OFFSET as u64;
     for halves in [[0, 1], [1, 0]] {
         a.put64(8, a.get64(8) + 1);
@@ -151,35 +135,26 @@ fn a_doorbell_in_two_halves() {
 fn a_shared_page_serves_all_its_queue_pairs() {
     let mut world = World::new(1);
     let (mut a, _b) = world.pair(EndConfig::default(), EndConfig::default());
-    let shared = EndConfig {
-        uar: Some(a.uar),
-        ..EndConfig::default()
-    };
+    let shared = EndConfig::default().changed(|c| c.uar = Some(a.uar));
     let (mut c, _d) = world.pair(shared, EndConfig::default());
     // A doorbell that a neighbour's overwrote before the NIC looked is not lost: the records
     // are what counts.
     c.prepare(&nop());
     c.store_record();
-    a.post(&nop());
-    world.settle();
+    a.run(&mut world, &nop());
     assert_eq!((a.send.drain().len(), c.send.drain().len()), (1, 1));
     // The page that `c` did not get is not polled.
-    c.post(&nop());
-    world.settle();
+    c.run(&mut world, &nop());
     assert_eq!(c.send.drain().len(), 0);
 }
 
 #[test]
 fn overrun_of_a_queue_that_minds() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 3,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.log_cq = 3);
     let (mut a, mut b) = world.pair(config, EndConfig::default());
     for _ in 0..9 {
-        a.post(&nop());
-        world.settle();
+        a.run(&mut world, &nop());
     }
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!(info.failure, Some(CqFailure::Overrun));
@@ -197,11 +172,7 @@ fn overrun_of_a_queue_that_minds() {
 #[test]
 fn no_overrun_while_the_consumer_keeps_up() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 3,
-        cq_start: 0x00ff_fffe,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| (c.log_cq, c.cq_start) = (3, 0x00ff_fffe));
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..100 {
         for _ in 0..8 {
@@ -217,15 +188,10 @@ fn no_overrun_while_the_consumer_keeps_up() {
 #[test]
 fn a_queue_that_ignores_overruns_writes_on() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 2,
-        ignore_overrun: true,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| (c.log_cq, c.ignore_overrun) = (2, true));
     let (mut a, b) = world.pair(config, EndConfig::default());
     for _ in 0..11 {
-        a.post(&nop());
-        world.settle();
+        a.run(&mut world, &nop());
     }
     let info = world.nics[0].query_cq(a.send.cqn).unwrap();
     assert_eq!((info.producer, info.failure), (11, None));
@@ -241,15 +207,10 @@ fn a_queue_that_ignores_overruns_writes_on() {
 #[test]
 fn a_cq_of_one_entry() {
     let mut world = World::new(2);
-    let config = EndConfig {
-        log_cq: 0,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.log_cq = 0);
     let (mut a, b) = world.pair(config, EndConfig::default());
     for i in 0..10 {
-        let s = a.post(&nop());
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, s);
+        a.completes(&mut world, &nop());
         assert_eq!(a.send.next, i + 1);
     }
     drop(b);
@@ -259,10 +220,7 @@ fn a_cq_of_one_entry() {
 fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
     let mut world = World::new(2);
     for stride in [16, 32, 512] {
-        let config = EndConfig {
-            stride,
-            ..EndConfig::default()
-        };
+        let config = EndConfig::default().changed(|c| c.stride = stride);
         let (mut a, mut b) = world.pair(EndConfig::default(), config);
         let n = u64::from(stride) / 16;
         for _ in 0..40 {
@@ -270,8 +228,7 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
             b.post_recv(&list);
             let data = pattern(3, n as usize * 10);
             a.put(0, &data);
-            a.post(&send(&[a.sge(0, n as u32 * 10)]));
-            world.settle();
+            a.run(&mut world, &send(&[a.sge(0, n as u32 * 10)]));
             let mut got = Vec::new();
             for i in 0..n {
                 got.extend(b.get(i * 100, 10));
@@ -285,11 +242,7 @@ fn a_receive_list_that_fills_its_slot_has_no_end_mark() {
 #[test]
 fn more_work_than_may_be_outstanding() {
     // A ring of 4096 blocks rung at once: more than is fetched ahead.
-    let config = EndConfig {
-        log_sq: 12,
-        log_cq: 13,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| (c.log_sq, c.log_cq) = (12, 13));
     let mut world = World::scheduled(2, 11);
     let (mut a, b) = world.pair(config, EndConfig::default());
     let quiet = WqeFlags::default();
@@ -298,11 +251,7 @@ fn more_work_than_may_be_outstanding() {
         let pieces = [&data[..]];
         let (to, payload) = (b.remote(8 * (i % 512)), Payload::Inline(&pieces));
         let flags = if i % 64 == 63 { signaled() } else { quiet };
-        a.prepare(&SendWqe {
-            flags,
-            payload,
-            ..write(to, &[])
-        });
+        a.prepare(&write(to, &[]).changed(|s| (s.flags, s.payload) = (flags, payload)));
     }
     a.ring();
     world.settle();

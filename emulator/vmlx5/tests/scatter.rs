@@ -8,7 +8,6 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, SendWqe, Sge, WqeFlags};
 use rig::shared::SharedQueue;
 use rig::*;
-use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
 const LENGTHS: [usize; 8] = [0, 1, 7, 8, 31, 32, 33, 5000];
@@ -45,12 +44,14 @@ fn what_a_send_brings() {
                 a.put(0, &bytes);
                 b.put(0, &vec![UNTOUCHED; len]);
                 let index = b.post_recv(&[b.sge(0, 3), b.sge(3, 8000)]);
-                a.post(&SendWqe {
-                    opcode: SendOpcode::SEND_IMM,
-                    imm: [9, 8, 7, 6],
-                    ..send(&[a.sge(0, len as u32)])
-                });
-                world.settle();
+                a.run(
+                    &mut world,
+                    &SendWqe {
+                        opcode: SendOpcode::SEND_IMM,
+                        imm: [9, 8, 7, 6],
+                        ..send(&[a.sge(0, len as u32)])
+                    },
+                );
                 let cqe = b.recv.poll().unwrap();
                 assert_ok(&cqe, CqeOpcode::RESP_SEND_IMM, index);
                 assert_eq!(cqe.imm_inval_pkey, [9, 8, 7, 6]);
@@ -70,15 +71,14 @@ fn what_a_send_brings() {
 
 #[test]
 fn what_a_write_brings_is_where_it_said() {
-    let mut world = World::new(2);
-    let (mut a, mut b) = world.pair(EndConfig::default(), config(Service::Rc, true, true));
+    let (mut world, mut a, mut b) =
+        World::joined(EndConfig::default(), config(Service::Rc, true, true));
     a.put(0, b"written");
     let index = b.post_recv(&[]);
-    a.post(&SendWqe {
-        opcode: SendOpcode::RDMA_WRITE_IMM,
-        ..write(b.remote(0), &[a.sge(0, 7)])
-    });
-    world.settle();
+    a.run(
+        &mut world,
+        &write(b.remote(0), &[a.sge(0, 7)]).changed(|s| s.opcode = SendOpcode::RDMA_WRITE_IMM),
+    );
     let cqe = b.recv.poll().unwrap();
     assert_ok(&cqe, CqeOpcode::RESP_WR_IMM, index);
     assert_eq!((held(&cqe), b.get(0, 7)), (None, b"written".to_vec()));
@@ -88,15 +88,11 @@ fn what_a_write_brings_is_where_it_said() {
 fn a_shared_receive_brings_it_too() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let shared = EndConfig {
-        srq: Some(queue.srqn),
-        ..config(Service::Rc, false, true)
-    };
+    let shared = config(Service::Rc, false, true).changed(|c| c.srq = Some(queue.srqn));
     let (mut a, mut b) = world.pair(EndConfig::default(), shared);
     queue.post(&[queue.sge(0, 64)]);
     a.put(0, b"shared");
-    a.post(&send(&[a.sge(0, 6)]));
-    world.settle();
+    a.run(&mut world, &send(&[a.sge(0, 6)]));
     let cqe = b.recv.poll().unwrap();
     assert_ok(&cqe, CqeOpcode::RESP_SEND, 0);
     assert_eq!(held(&cqe), Some(b"shared".to_vec()));
@@ -109,19 +105,15 @@ fn the_receive_must_still_be_good() {
     let cases: [(Bad, Syndrome); 2] = [
         (|b| b.sge(0, 5), Syndrome::LOCAL_LENGTH),
         (
-            |b| Sge {
-                lkey: b.keys.lkey ^ 1,
-                ..b.sge(0, 8)
-            },
+            |b| b.sge(0, 8).changed(|s| s.lkey = b.keys.lkey ^ 1),
             Syndrome::LOCAL_PROT,
         ),
     ];
     for (bad, why) in cases {
-        let mut world = World::new(2);
-        let (mut a, mut b) = world.pair(EndConfig::default(), config(Service::Rc, false, true));
+        let (mut world, mut a, mut b) =
+            World::joined(EndConfig::default(), config(Service::Rc, false, true));
         let index = b.post_recv(&[bad(&b)]);
-        a.post(&send(&[a.sge(0, 6)]));
-        world.settle();
+        a.run(&mut world, &send(&[a.sge(0, 6)]));
         let cqe = b.recv.poll().unwrap();
         assert_err(&cqe, CqeOpcode::RESP_ERR, index, why);
         assert_eq!(cqe.to_bytes()[..32], [0; 32]);
@@ -131,17 +123,14 @@ fn the_receive_must_still_be_good() {
 #[test]
 fn what_reads_and_atomics_bring() {
     for asked in [false, true] {
-        let mut world = World::new(2);
-        let (mut a, b) = world.pair(config(Service::Rc, asked, false), EndConfig::default());
+        let (mut world, mut a, b) =
+            World::joined(config(Service::Rc, asked, false), EndConfig::default());
         for (i, len) in LENGTHS.into_iter().enumerate() {
             for signaled in [true, false] {
                 let bytes = pattern(i as u64, len);
                 b.put(0, &bytes);
                 a.put(0, &vec![UNTOUCHED; len]);
-                let flags = WqeFlags {
-                    signaled,
-                    ..WqeFlags::default()
-                };
+                let flags = WqeFlags::default().changed(|w| w.signaled = signaled);
                 let first = len.min(1) as u32;
                 // NOPs have no packets of their own: the entry after takes theirs.
                 a.prepare(&nop());
@@ -172,8 +161,7 @@ fn what_reads_and_atomics_bring() {
         b.put64(64, 0x1122_3344_5566_7788);
         a.put64(0, 1);
         let add = Atomic::FetchAdd { add: 1 };
-        let index = a.post(&atomic(b.remote(64), add, &[a.sge(0, 8)]));
-        world.settle();
+        let index = a.run(&mut world, &atomic(b.remote(64), add, &[a.sge(0, 8)]));
         let cqe = a.send.poll().unwrap();
         assert_ok(&cqe, CqeOpcode::REQ, index);
         let was = 0x1122_3344_5566_7788_u64;
@@ -191,19 +179,9 @@ fn nothing_is_mixed_up_on_a_bad_wire() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(2);
         for nic in &mut world.nics {
-            nic.set_faults(Faults {
-                seed,
-                loss: 0.1,
-                dup: 0.1,
-                reorder: 0.1,
-                ..Faults::default()
-            });
+            nic.set_faults(bad_wire(seed, [0.1, 0.1, 0.1]));
         }
-        let both = EndConfig {
-            retry_cnt: 7,
-            timeout: 8,
-            ..config(Service::Rc, true, true)
-        };
+        let both = config(Service::Rc, true, true).changed(|c| (c.retry_cnt, c.timeout) = (7, 8));
         let (mut a, mut b) = world.pair(both.clone(), both);
         let bytes = pattern(seed, 4096);
         a.put(0, &bytes);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use gds_step::{Bell, Machine, Step, Time};
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, WqeFlags};
+use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe};
 use rig::*;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 use vmlx5::fabric::{LinkError, LinkState, NodeId};
@@ -68,17 +68,14 @@ fn every_operation_between_two_fabrics() {
             Atomic::FetchAdd { add: 2 },
             &[a.sge(8, 8)],
         ));
-        let last = a.post(&SendWqe {
-            flags: fenced(),
-            ..write(b.remote(0), &sges)
-        });
+        let last = a.post(&write(b.remote(0), &sges).changed(|s| s.flags = fenced()));
         let mut done = Vec::new();
         until(&mut world, |_| {
             done.extend(a.send.poll());
             done.len() == 5
         });
         assert_ok(&done[4], REQ, last);
-        assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+        b.received(r);
         let imm = b.recv.poll().unwrap();
         assert_eq!(
             (imm.opcode(), imm.imm_inval_pkey),
@@ -129,10 +126,7 @@ fn a_peer_that_goes_away() {
 #[test]
 fn another_version_shows_at_the_queue_pair() {
     let fabric = |version| {
-        let config = ShmConfig {
-            version,
-            ..ShmConfig::default()
-        };
+        let config = ShmConfig::default().changed(|s| s.version = version);
         let bell = Arc::new(Bell::new().unwrap());
         Box::new(ShmFabric::open(config, bell).unwrap()) as Box<dyn fabric::Fabric>
     };
@@ -310,17 +304,12 @@ fn two_processes() {
     let word = 77_u64.to_ne_bytes();
     let pieces = [&word[..]];
     let back = [me.end.sge(64, 8)];
-    me.end.post(&SendWqe {
-        payload: Payload::Inline(&pieces),
-        ..write(other.at, &[])
-    });
+    me.end
+        .post(&write(other.at, &[]).changed(|s| s.payload = Payload::Inline(&pieces)));
     me.end
         .post(&atomic(other.at, Atomic::FetchAdd { add: 1 }, &back));
     me.end.post(&SendWqe {
-        flags: WqeFlags {
-            fence: true,
-            ..signaled()
-        },
+        flags: signaled().changed(|w| w.fence = true),
         ..read(other.at, &[me.end.sge(72, 8)])
     });
     for _ in 0..3 {

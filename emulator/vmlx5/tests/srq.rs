@@ -16,10 +16,6 @@ use vmlx5::*;
 const RESP_ERR: CqeOpcode = CqeOpcode::RESP_ERR;
 const RESP_SEND: CqeOpcode = CqeOpcode::RESP_SEND;
 
-fn events(world: &mut World, nic: usize) -> Vec<Event> {
-    std::iter::from_fn(|| world.nics[nic].next_event()).collect()
-}
-
 /// `pairs` connections between two NICs, whose second ends take from the queue.
 fn pairs(
     world: &mut World,
@@ -27,10 +23,7 @@ fn pairs(
     pairs: usize,
     config: &EndConfig,
 ) -> Vec<(End, End)> {
-    let shared = EndConfig {
-        srq: Some(queue.srqn),
-        ..config.clone()
-    };
+    let shared = config.clone().changed(|c| c.srq = Some(queue.srqn));
     let made = (0..pairs).map(|_| world.pair(config.clone(), shared.clone()));
     made.collect()
 }
@@ -50,8 +43,7 @@ fn receives_go_in_the_order_of_the_list() {
     let mut message = |world: &mut World, who: usize, seed: u64, at: u64, entry: u16| {
         let (a, b) = &mut both[who];
         a.put(0, &pattern(seed, 77));
-        a.post(&send(&[a.sge(0, 77)]));
-        world.settle();
+        a.run(world, &send(&[a.sge(0, 77)]));
         let done = b.recv.poll().unwrap();
         assert_ok(&done, RESP_SEND, entry);
         assert_eq!((done.byte_cnt.get(), done.qpn()), (77, b.qpn.0));
@@ -110,10 +102,7 @@ fn many_share_one_queue_through_the_wrap_of_its_count() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::scheduled(2, seed);
         let mut queue = SharedQueue::new(&mut world.nics[1], 4);
-        let config = EndConfig {
-            log_cq: 8,
-            ..EndConfig::default()
-        };
+        let config = EndConfig::default().changed(|c| c.log_cq = 8);
         let mut ends = pairs(&mut world, &queue, 3, &config);
         // Once short ones over the wrap of the count, then long ones that overtake each other.
         let rounds = if seed == 0 { 70_000 } else { 1500 };
@@ -185,31 +174,24 @@ fn an_empty_queue_makes_senders_wait() {
     let strict = |config: &mut NicConfig| config.strict = true;
     let mut world = World::built(2, strict);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let config = EndConfig {
-        rnr_retry: 1,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.rnr_retry = 1);
     let mut both = pairs(&mut world, &queue, 2, &config);
     let (c, d) = &mut both[1];
-    let lost = c.post(&send(&[c.sge(0, 8)]));
-    world.settle();
+    let lost = c.run(&mut world, &send(&[c.sge(0, 8)]));
     let wait = rnr_delay(12);
     world.pass(wait + Duration::from_micros(10));
     // Asked twice: that is what `rnr_retry` 1 allows.
-    let error = c.send.poll().unwrap();
-    assert_err(&error, CqeOpcode::REQ_ERR, lost, Syndrome::RNR_RETRY);
-    assert_eq!(error.as_error().vendor_err, vendor::RNR);
+    assert_eq!(c.send_failed(lost, Syndrome::RNR_RETRY), vendor::RNR);
     assert_eq!(world.state(d), QpState::Rts);
     let (a, b) = &mut both[0];
-    let sent = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
+    let sent = a.run(&mut world, &send(&[a.sge(0, 8)]));
     assert!(a.send.poll().is_none());
     queue.post(&[queue.sge(0, 8)]);
     world.settle();
     assert!(a.send.poll().is_none(), "a strict NIC gives no hints");
     world.pass(wait + Duration::from_micros(10));
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, sent);
-    assert_ok(&b.recv.poll().unwrap(), RESP_SEND, 0);
+    a.sent(sent);
+    b.received(0);
 }
 
 #[test]
@@ -247,8 +229,7 @@ fn a_write_with_immediate_takes_one_too() {
         ..write(b.remote(64), &[a.sge(0, 9)])
     });
     // A write without takes none.
-    a.post(&write(b.remote(128), &[a.sge(0, 9)]));
-    world.settle();
+    a.run(&mut world, &write(b.remote(128), &[a.sge(0, 9)]));
     let done = b.recv.poll().unwrap();
     assert_ok(&done, CqeOpcode::RESP_WR_IMM, entry);
     assert_eq!(done.imm_inval_pkey, [1, 2, 3, 4]);
@@ -274,7 +255,7 @@ fn a_limit_is_told_once() {
             a.post(&send(&[a.sge(0, 8)]));
         }
         world.settle();
-        events(world, 1)
+        world.events(1)
     };
     assert_eq!(take(&mut world, 2), []);
     assert_eq!(info(&world).limit, 3);
@@ -289,7 +270,7 @@ fn a_limit_is_told_once() {
     assert_eq!(take(&mut world, 1), [limit]);
     // Fewer already, when it is set.
     world.nics[1].modify_srq(srqn, 8).unwrap();
-    assert_eq!(events(&mut world, 1), [limit]);
+    assert_eq!(world.events(1), [limit]);
     let beyond = world.nics[1].modify_srq(srqn, 9);
     let object = Object::Srq;
     let (what, value) = ("limit", 9);
@@ -303,7 +284,7 @@ fn a_limit_is_told_once() {
         })
     );
     world.nics[1].modify_srq(srqn, 0).unwrap();
-    assert_eq!(events(&mut world, 1), []);
+    assert_eq!(world.events(1), []);
 }
 
 #[test]
@@ -311,12 +292,7 @@ fn a_receive_that_is_at_fault() {
     type Bad = fn(&SharedQueue) -> Vec<Sge>;
     let cases: [(Bad, Syndrome, u8, Syndrome); 4] = [
         (
-            |q| {
-                vec![Sge {
-                    lkey: q.lkey ^ 1,
-                    ..q.sge(0, 64)
-                }]
-            },
+            |q| vec![q.sge(0, 64).changed(|s| s.lkey = q.lkey ^ 1)],
             Syndrome::LOCAL_PROT,
             vendor::KEY_UNKNOWN,
             Syndrome::REMOTE_OP,
@@ -347,16 +323,15 @@ fn a_receive_that_is_at_fault() {
         let list = bad(&queue);
         let entry = queue.post(&list);
         queue.post(&[queue.sge(0, 64)]);
-        let index = a.post(&send(&[a.sge(0, 64)]));
-        world.settle();
+        let index = a.run(&mut world, &send(&[a.sge(0, 64)]));
         let error = b.recv.poll().unwrap();
         assert_err(&error, RESP_ERR, entry, ours);
         assert_eq!((error.as_error().vendor_err, error.qpn()), (why, b.qpn.0));
-        assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, theirs);
+        a.send_failed(index, theirs);
         assert_eq!(world.state(&b), QpState::Err);
         assert!(b.recv.poll().is_none(), "what it did not take is others'");
         let (qpn, owner) = (b.qpn, 9);
-        assert_eq!(events(&mut world, 1), [Event::LastWqe { qpn, owner }]);
+        assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
         assert_eq!(world.nics[1].query_srq(queue.srqn).unwrap().taken, 1);
     }
 }
@@ -378,11 +353,8 @@ fn a_queue_in_error_ends_those_that_take_from_it() {
         let (srqn, owner) = (queue.srqn, 5);
         for (round, why) in [(0, why), (1, vendor::SRQ)] {
             let (a, b) = &mut both[round];
-            let index = a.post(&send(&[a.sge(0, 64)]));
-            world.settle();
-            let error = a.send.poll().unwrap();
-            assert_err(&error, CqeOpcode::REQ_ERR, index, Syndrome::REMOTE_OP);
-            assert_eq!(error.as_error().vendor_err, why);
+            let index = a.run(&mut world, &send(&[a.sge(0, 64)]));
+            assert_eq!(a.send_failed(index, Syndrome::REMOTE_OP), why);
             assert!(b.recv.poll().is_none());
             let (qpn, own) = (b.qpn, 9);
             let mut told = vec![
@@ -392,7 +364,7 @@ fn a_queue_in_error_ends_those_that_take_from_it() {
             if round == 0 {
                 told.push(Event::SrqError { srqn, owner });
             }
-            assert_eq!(events(&mut world, 1), told);
+            assert_eq!(world.events(1), told);
             assert!(world.nics[1].query_srq(srqn).unwrap().failed);
         }
     }
@@ -427,12 +399,11 @@ fn a_receive_that_was_taken_is_flushed() {
     assert_err(&flushed, RESP_ERR, 0, Syndrome::WR_FLUSH);
     assert!(b.recv.poll().is_none());
     let (qpn, owner) = (b.qpn, 9);
-    assert_eq!(events(&mut world, 1), [Event::LastWqe { qpn, owner }]);
+    assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
     // The others are still there, for the other one.
     let (c, d) = &mut both[1];
-    c.post(&send(&[c.sge(0, 8)]));
-    world.settle();
-    assert_ok(&d.recv.poll().unwrap(), RESP_SEND, 1);
+    c.run(&mut world, &send(&[c.sge(0, 8)]));
+    d.received(1);
 }
 
 #[test]
@@ -445,17 +416,11 @@ fn the_last_receive_is_told_once_a_life() {
     for _ in 0..2 {
         world.modify(&b, Modify::Error);
         world.settle();
-        assert_eq!(events(&mut world, 1), [Event::LastWqe { qpn, owner }]);
+        assert_eq!(world.events(1), [Event::LastWqe { qpn, owner }]);
         // Sends are flushed, now and later; nothing more is told.
-        let sent = b.post(&nop());
-        world.settle();
-        assert_err(
-            &b.send.poll().unwrap(),
-            CqeOpcode::REQ_ERR,
-            sent,
-            Syndrome::WR_FLUSH,
-        );
-        assert_eq!(events(&mut world, 1), []);
+        let sent = b.run(&mut world, &nop());
+        b.send_failed(sent, Syndrome::WR_FLUSH);
+        assert_eq!(world.events(1), []);
         assert!(b.recv.poll().is_none());
         world.modify(&b, Modify::Reset);
         b.reset_records();
@@ -468,17 +433,14 @@ fn the_last_receive_is_told_once_a_life() {
     // One with a queue of its own has nothing to tell.
     world.modify(&a, Modify::Error);
     world.settle();
-    assert_eq!(events(&mut world, 0), []);
+    assert_eq!(world.events(0), []);
 }
 
 #[test]
 fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
     let mut world = World::new(2);
     let mut queue = SharedQueue::new(&mut world.nics[1], 2);
-    let config = EndConfig {
-        service: Service::Uc,
-        ..EndConfig::default()
-    };
+    let config = EndConfig::default().changed(|c| c.service = Service::Uc);
     let (mut a, mut b) = pairs(&mut world, &queue, 1, &config).remove(0);
     queue.post(&[queue.sge(0, 1 << 20)]);
     take_first_part(&mut world, &queue, &mut a);
@@ -486,8 +448,7 @@ fn an_unreliable_message_that_broke_off_leaves_its_receive_to_the_next() {
     world.settle();
     world.nics[1].set_port(1, true).unwrap();
     a.put(0, b"whole");
-    a.post(&send(&[a.sge(0, 5)]));
-    world.settle();
+    a.run(&mut world, &send(&[a.sge(0, 5)]));
     let done = b.recv.poll().unwrap();
     assert_ok(&done, RESP_SEND, 0);
     assert_eq!(done.byte_cnt.get(), 5);
@@ -584,10 +545,7 @@ fn a_queue_of_its_own_or_a_shared_one() {
         ..attr.clone()
     };
     assert_eq!(nic.create_qp(both), Err(NicError::TwoReceiveQueues));
-    let gone = QpAttr {
-        srq: Some(Srqn(queue.srqn.0 ^ 1)),
-        ..attr
-    };
+    let gone = attr.changed(|q| q.srq = Some(Srqn(queue.srqn.0 ^ 1)));
     let object = Object::Srq;
     assert!(matches!(nic.create_qp(gone), Err(NicError::Unknown { object: o, .. }) if o == object));
     assert_eq!(nic.query_srq(queue.srqn).unwrap().users, 0);

@@ -4,18 +4,13 @@ mod rig;
 
 use std::time::Duration;
 
-use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::Atomic;
 use rig::*;
 use vmlx5::*;
 
-const REQ: CqeOpcode = CqeOpcode::REQ;
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
-
 fn world() -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+    let (mut world, a, b) = World::connected();
     while world.nics[0].next_event().is_some() {}
     (world, a, b)
 }
@@ -36,30 +31,28 @@ fn what_was_begun_is_finished_and_nothing_else_is_begun() {
     ];
     world.settle();
     world.modify(&a, Modify::Sqd);
-    let later = a.post(&write(b.remote(8), &[a.sge(0, 8)]));
-    world.settle();
+    let later = a.run(&mut world, &write(b.remote(8), &[a.sge(0, 8)]));
     let info = world.nics[0].query_qp(a.qpn).unwrap();
     assert_eq!((info.state, info.draining), (QpState::Sqd, true));
-    assert_ok(&a.send.poll().unwrap(), REQ, begun[0]);
+    a.sent(begun[0]);
     assert_eq!((a.send.poll(), world.nics[0].next_event()), (None, None));
     // It still receives and answers.
     let r = a.post_recv(&[a.sge(0, 8)]);
     let s = b.post(&send(&[]));
-    let back = b.post(&read(a.remote(0), &[b.sge(64, 8)]));
-    world.settle();
-    assert_ok(&a.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
-    assert_ok(&b.send.poll().unwrap(), REQ, s);
-    assert_ok(&b.send.poll().unwrap(), REQ, back);
+    let back = b.run(&mut world, &read(a.remote(0), &[b.sge(64, 8)]));
+    a.received(r);
+    b.sent(s);
+    b.sent(back);
     // And sends again what has to be sent again.
     b.post_recv(&[b.sge(0, 8)]);
     world.pass(rnr_delay(12));
-    assert_ok(&a.send.poll().unwrap(), REQ, begun[1]);
+    a.sent(begun[1]);
     assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
     assert_eq!((a.send.poll(), world.nics[0].next_event()), (None, None));
     assert!(!world.nics[0].query_qp(a.qpn).unwrap().draining);
     world.modify(&a, Modify::Resume);
     world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, later);
+    a.sent(later);
     assert_eq!(world.state(&a), QpState::Rts);
 }
 
@@ -72,53 +65,38 @@ fn a_queue_at_rest_is_drained_at_once_each_time() {
         assert_eq!(world.nics[0].next_event(), Some(drained(&a)));
         assert_eq!(world.nics[0].next_event(), None);
         // A doorbell rung now is heard.
-        let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-        world.settle();
+        let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll(), None);
         world.modify(&a, Modify::Resume);
         world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        a.sent(s);
     }
 }
 
 #[test]
 fn a_drain_that_fails_ends_in_error() {
     let (mut world, mut a, b) = world();
-    let node = world.node(&b);
-    world.hub.silence(node, true);
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
+    world.silence(&b);
+    let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     world.modify(&a, Modify::Sqd);
     let later = a.post(&nop());
     world.outlast();
-    let lost = Syndrome::TRANSPORT_RETRY;
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, s, lost);
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, later, Syndrome::WR_FLUSH);
+    a.send_failed(s, Syndrome::TRANSPORT_RETRY);
+    a.send_failed(later, Syndrome::WR_FLUSH);
     assert_eq!(world.nics[0].next_event(), None, "it was never drained");
 }
 
 #[test]
 fn rights_change_while_it_runs() {
     let (mut world, mut a, b) = world();
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
-    let only = |access| {
-        Modify::Attr(AttrChange {
-            access: Some(access),
-            ..AttrChange::default()
-        })
-    };
+    a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
+    let only = |access| Modify::Attr(AttrChange::default().changed(|a| a.access = Some(access)));
     world.modify(&b, only(Access::REMOTE_READ));
-    let s = a.post(&read(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.completes(&mut world, &read(b.remote(0), &[a.sge(0, 8)]));
     let refused = world.nics[1].modify_qp(b.qpn, only(Access::LOCAL_WRITE));
     assert!(matches!(refused, Err(NicError::Access { .. })));
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    let why = Syndrome::REMOTE_ACCESS;
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, s, why);
+    let s = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
+    a.send_failed(s, Syndrome::REMOTE_ACCESS);
 }
 
 #[test]
@@ -134,10 +112,7 @@ fn clocks_and_limits_change_at_rest() {
     let busy = world.nics[0].modify_qp(a.qpn, Modify::Attr(change));
     assert!(matches!(busy, Err(NicError::Transition { .. })));
     world.modify(&a, Modify::Sqd);
-    let over = AttrChange {
-        retry_cnt: Some(8),
-        ..change
-    };
+    let over = change.changed(|a| a.retry_cnt = Some(8));
     let over = world.nics[0].modify_qp(a.qpn, Modify::Attr(over));
     assert!(matches!(
         over,
@@ -148,23 +123,20 @@ fn clocks_and_limits_change_at_rest() {
     ));
     world.modify(&a, Modify::Attr(change));
     world.modify(&a, Modify::Resume);
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    world.silence(&b);
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
     world.pass(ack_timeout(5).unwrap() * 2 - Duration::from_nanos(500));
     assert_eq!(a.send.poll(), None);
     world.pass(Duration::from_nanos(1000));
-    let lost = Syndrome::TRANSPORT_RETRY;
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, s, lost);
+    a.send_failed(s, Syndrome::TRANSPORT_RETRY);
     // Reads are not allowed any more, on another one.
     let (mut c, d) = world.pair(EndConfig::default(), EndConfig::default());
     world.modify(&c, Modify::Sqd);
     world.modify(&c, Modify::Attr(change));
     world.modify(&c, Modify::Resume);
     let add = Atomic::FetchAdd { add: 1 };
-    let s = c.post(&atomic(d.remote(0), add, &[c.sge(0, 8)]));
-    world.settle();
-    assert_err(&c.send.poll().unwrap(), REQ_ERR, s, Syndrome::LOCAL_QP_OP);
+    let s = c.run(&mut world, &atomic(d.remote(0), add, &[c.sge(0, 8)]));
+    c.send_failed(s, Syndrome::LOCAL_QP_OP);
 }
 
 #[test]
@@ -186,12 +158,11 @@ fn a_port_that_is_down_is_silence_both_ways() {
         assert_eq!(world.nics[side].next_event(), event(true));
         // Retries carry on.
         world.pass(ack_timeout(14).unwrap());
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        a.sent(s);
         world.nics[side].set_port(1, false).unwrap();
         let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         world.outlast();
-        let lost = Syndrome::TRANSPORT_RETRY;
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, s, lost);
+        a.send_failed(s, Syndrome::TRANSPORT_RETRY);
         for port in [0, 2] {
             assert!(world.nics[side].set_port(port, true).is_err());
         }
@@ -208,20 +179,16 @@ fn each_queue_pair_has_its_port() {
     );
     for (x, y) in [(&c, &d), (&d, &c)] {
         world.init(x);
-        let path = Path {
-            port: 2,
-            ..Path::to(world.node(y), y.qpn)
-        };
+        let path = Path::to(world.node(y), y.qpn).changed(|p| p.port = 2);
         world.modify(x, rtr(path, 0, 1, 12));
         world.rts(x, 0);
     }
     world.nics[0].set_port(2, false).unwrap();
     let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    let t = c.post(&write(d.remote(0), &[c.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    let t = c.run(&mut world, &write(d.remote(0), &[c.sge(0, 8)]));
+    a.sent(s);
     assert_eq!(c.send.poll(), None);
     world.nics[0].set_port(2, true).unwrap();
     world.outlast();
-    assert_ok(&c.send.poll().unwrap(), REQ, t);
+    c.sent(t);
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gds_step::Time;
 use mlx5_prm::opcode::CqeOpcode;
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, Remote, SendWqe, Sge, WqeFlags};
+use mlx5_prm::wqe::{Atomic, SendWqe, Sge, WqeFlags};
 use rig::*;
 use vmlx5::fabric::{Budget, Fabric};
 use vmlx5::*;
@@ -58,21 +58,6 @@ const EVERY: [Syndrome; 13] = [
     Syndrome::REMOTE_ABORTED,
 ];
 
-fn events(world: &mut World, nic: usize) -> Vec<Event> {
-    std::iter::from_fn(|| world.nics[nic].next_event()).collect()
-}
-
-/// Ends on NICs of their own. Whatever is posted, `outlast` sees the end of it.
-fn pair(a: EndConfig, b: EndConfig) -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(a, b);
-    (world, a, b)
-}
-
-fn plain() -> (World, End, End) {
-    pair(EndConfig::default(), EndConfig::default())
-}
-
 /// Posts `bad`, unsignaled, between others; what comes of it. Everything outstanding is flushed
 /// on both sides, in order, when a side is in error.
 fn see(world: &mut World, a: &mut End, b: &mut End, bad: &SendWqe<'_>) -> Seen {
@@ -88,23 +73,19 @@ fn see(world: &mut World, a: &mut End, b: &mut End, bad: &SendWqe<'_>) -> Seen {
 fn see_prepared(world: &mut World, a: &mut End, b: &mut End, good: u16, bad: u16) -> Seen {
     let after = [
         a.prepare(&nop()),
-        a.prepare(&SendWqe {
-            flags: WqeFlags::default(),
-            ..nop()
-        }),
+        a.prepare(&nop().changed(|s| s.flags = WqeFlags::default())),
     ];
     a.ring();
     world.outlast();
     let mut seen = Seen::default();
-    assert_ok(&a.send.poll().unwrap(), CqeOpcode::REQ, good);
+    a.sent(good);
     let entry = a.send.poll().unwrap();
     if entry.opcode().is_error() {
         let why = entry.as_error().reason();
         assert_err(&entry, CqeOpcode::REQ_ERR, bad, why);
         seen.requester = Some(why);
         for index in after {
-            let flush = Syndrome::WR_FLUSH;
-            assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, flush);
+            a.send_failed(index, Syndrome::WR_FLUSH);
         }
     } else {
         assert_ok(&entry, CqeOpcode::REQ, after[0]);
@@ -126,7 +107,7 @@ fn see_prepared(world: &mut World, a: &mut End, b: &mut End, good: u16, bad: u16
         let info = world.nics[end.nic].query_qp(end.qpn).unwrap();
         assert_eq!((info.sq_done, info.outstanding), (end.sq, 0));
     }
-    seen.events = (events(world, 0), events(world, 1));
+    seen.events = (world.events(0), world.events(1));
     // The first packet of all is no fault.
     let news = |e: &Event| !matches!(e, Event::CommEst { .. });
     seen.events.0.retain(news);
@@ -278,7 +259,7 @@ fn rows() -> Vec<Row> {
 }
 
 fn an_atomic_of_sixteen_bytes() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let sges = [a.sge(0, 16)];
     let bad = atomic(b.remote(0), Atomic::FetchAdd { add: 1 }, &sges);
     let seen = see(&mut world, &mut a, &mut b, &bad);
@@ -287,7 +268,7 @@ fn an_atomic_of_sixteen_bytes() -> Seen {
 }
 
 fn a_short_receive() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[b.sge(0, 7)]);
     b.post_recv(&[b.sge(0, 64)]);
     let sges = [a.sge(0, 8)];
@@ -300,7 +281,7 @@ fn a_short_receive() -> Seen {
 }
 
 fn an_entry_of_another_index() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let good = a.post(&nop());
     let bad = a.prepare(&nop());
     let place = a.sq_at + u64::from(bad) * 64;
@@ -311,7 +292,7 @@ fn an_entry_of_another_index() -> Seen {
 }
 
 fn a_record_beyond() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let entries = 1 << b.config.log_rq;
     // One more than there is room for.
     for _ in 0..=entries {
@@ -324,11 +305,8 @@ fn a_record_beyond() -> Seen {
 }
 
 fn a_key_that_is_none() -> Seen {
-    let (mut world, mut a, mut b) = plain();
-    let sges = [Sge {
-        lkey: 0x4242,
-        ..a.sge(0, 8)
-    }];
+    let (mut world, mut a, mut b) = World::connected();
+    let sges = [a.sge(0, 8).changed(|s| s.lkey = 0x4242)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
     assert_eq!(seen, own_fault(Syndrome::LOCAL_PROT));
     seen
@@ -345,20 +323,16 @@ fn into_a_bad_receive(world: &mut World, a: &mut End, b: &mut End, receive: Sge)
 }
 
 fn a_receive_without_key() -> Seen {
-    let (mut world, mut a, mut b) = plain();
-    let receive = Sge {
-        lkey: 0x4242,
-        ..b.sge(0, 8)
-    };
+    let (mut world, mut a, mut b) = World::connected();
+    let receive = b.sge(0, 8).changed(|s| s.lkey = 0x4242);
     into_a_bad_receive(&mut world, &mut a, &mut b, receive)
 }
 
 fn taken_to_err() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     b.post_recv(&[]);
-    let good = a.post(&nop());
-    world.settle();
+    let good = a.run(&mut world, &nop());
     world.modify(&a, Modify::Error);
     world.modify(&b, Modify::Error);
     let bad = a.prepare(&nop());
@@ -385,8 +359,7 @@ fn an_answer_that_fits_nothing() -> Seen {
         flags: WqeFlags::default(),
         ..read(a.remote(0), &[a.sge(64, 8)])
     });
-    let after = a.post(&nop());
-    world.settle();
+    let after = a.run(&mut world, &nop());
     let budget = Budget {
         frames: 10,
         bytes: 1 << 16,
@@ -410,14 +383,12 @@ fn an_answer_that_fits_nothing() -> Seen {
     port.flush();
     port.step(Time::ZERO);
     world.settle();
-    let why = Syndrome::BAD_RESP;
-    assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, index, why);
-    let flush = Syndrome::WR_FLUSH;
-    assert_err(&a.send.poll().unwrap(), CqeOpcode::REQ_ERR, after, flush);
+    a.send_failed(index, Syndrome::BAD_RESP);
+    a.send_failed(after, Syndrome::WR_FLUSH);
     assert_eq!(world.state(&a), QpState::Err);
-    assert_eq!(events(&mut world, 0), []);
+    assert_eq!(world.events(0), []);
     Seen {
-        requester: Some(why),
+        requester: Some(Syndrome::BAD_RESP),
         ..Seen::default()
     }
 }
@@ -434,7 +405,7 @@ fn refused(b: &End, why: Syndrome, event: fn(Qpn, u64) -> Event) -> Seen {
 }
 
 fn a_misaligned_atomic() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
     let bad = atomic(b.remote(4), Atomic::FetchAdd { add: 1 }, &sges);
@@ -445,14 +416,11 @@ fn a_misaligned_atomic() -> Seen {
 }
 
 fn a_remote_key_that_is_none() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
-    let at = Remote {
-        rkey: 0x4242,
-        ..b.remote(0)
-    };
+    let at = b.remote(0).changed(|r| r.rkey = 0x4242);
     let seen = see(&mut world, &mut a, &mut b, &write(at, &sges));
     let access = |qpn, owner| Event::QpAccess { qpn, owner };
     assert_eq!(seen, refused(&b, Syndrome::REMOTE_ACCESS, access));
@@ -488,7 +456,7 @@ impl Dma for Gone {
 }
 
 fn a_receive_that_vanished() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     let keys = world.nics[1].reg_mr(MrAttr {
         pd: b.pd,
         va: 0x1000,
@@ -507,10 +475,9 @@ fn a_receive_that_vanished() -> Seen {
 }
 
 fn a_silent_peer() -> Seen {
-    let (mut world, mut a, mut b) = plain();
+    let (mut world, mut a, mut b) = World::connected();
     b.post_recv(&[]);
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    world.silence(&b);
     let sges = [a.sge(0, 8)];
     let bad = write(b.remote(0), &sges);
     let seen = see(&mut world, &mut a, &mut b, &bad);
@@ -519,11 +486,8 @@ fn a_silent_peer() -> Seen {
 }
 
 fn a_peer_without_receive() -> Seen {
-    let impatient = EndConfig {
-        rnr_retry: 3,
-        ..EndConfig::default()
-    };
-    let (mut world, mut a, mut b) = pair(impatient.clone(), impatient);
+    let impatient = EndConfig::default().changed(|c| c.rnr_retry = 3);
+    let (mut world, mut a, mut b) = World::joined(impatient.clone(), impatient);
     let sges = [a.sge(0, 8)];
     let seen = see(&mut world, &mut a, &mut b, &send(&sges));
     assert_eq!(seen, own_fault(Syndrome::RNR_RETRY));
@@ -534,15 +498,9 @@ fn a_peer_without_receive() -> Seen {
 /// take is lost without a word, but for a receive that is to blame.
 #[test]
 fn unreliable_connections() {
-    let uc = || EndConfig {
-        service: Service::Uc,
-        ..EndConfig::default()
-    };
-    let (mut world, mut a, mut b) = pair(uc(), uc());
-    let sges = [Sge {
-        lkey: 0x4242,
-        ..a.sge(0, 8)
-    }];
+    let uc = || EndConfig::default().changed(|c| c.service = Service::Uc);
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
+    let sges = [a.sge(0, 8).changed(|s| s.lkey = 0x4242)];
     let stopped = Seen {
         requester: Some(Syndrome::LOCAL_PROT),
         states: Some((QpState::Sqe, QpState::Rts)),
@@ -550,13 +508,10 @@ fn unreliable_connections() {
     };
     assert_eq!(see(&mut world, &mut a, &mut b, &send(&sges)), stopped);
 
-    let (mut world, mut a, mut b) = pair(uc(), uc());
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];
-    let at = Remote {
-        rkey: 0x4242,
-        ..b.remote(0)
-    };
+    let at = b.remote(0).changed(|r| r.rkey = 0x4242);
     let fine = Some((QpState::Rts, QpState::Rts));
     let lost = Seen {
         states: fine,
@@ -564,7 +519,7 @@ fn unreliable_connections() {
     };
     assert_eq!(see(&mut world, &mut a, &mut b, &write(at, &sges)), lost);
 
-    let (mut world, mut a, mut b) = pair(uc(), uc());
+    let (mut world, mut a, mut b) = World::joined(uc(), uc());
     b.post_recv(&[b.sge(0, 4)]);
     b.post_recv(&[]);
     let sges = [a.sge(0, 8)];

@@ -6,25 +6,18 @@ use std::time::Duration;
 
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Atomic, SendWqe, Sge};
+use mlx5_prm::wqe::{Atomic, SendWqe};
 use rig::*;
-use vmlx5::fabric::faults::Faults;
 use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 
 fn uc() -> EndConfig {
-    EndConfig {
-        service: Service::Uc,
-        ..EndConfig::default()
-    }
+    EndConfig::default().changed(|c| c.service = Service::Uc)
 }
 
 fn world() -> (World, End, End) {
-    let mut world = World::new(2);
-    let (a, b) = world.pair(uc(), uc());
-    (world, a, b)
+    World::joined(uc(), uc())
 }
 
 #[test]
@@ -45,9 +38,9 @@ fn sends_and_writes_arrive_over_a_good_wire() {
     ];
     world.settle();
     for index in posted {
-        assert_ok(&a.send.poll().unwrap(), REQ, index);
+        a.sent(index);
     }
-    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, receives[0]);
+    b.received(receives[0]);
     assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_WR_IMM, receives[1]);
     for at in [0, 200_000] {
         assert_eq!(b.get(at, 100_000), a.get(0, 100_000));
@@ -60,11 +53,8 @@ fn sends_and_writes_arrive_over_a_good_wire() {
 #[test]
 fn a_message_completes_when_it_is_sent() {
     let (mut world, mut a, b) = world();
-    let node = world.node(&b);
-    world.hub.silence(node, true);
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    let node = world.silence(&b);
+    a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     // A fabric without room holds it back.
     let posted: Vec<u16> = (0..3)
         .map(|_| a.post(&write(b.remote(0), &[a.sge(0, 1 << 20)])))
@@ -81,16 +71,12 @@ fn a_message_completes_when_it_is_sent() {
 fn a_message_without_receive_is_lost_whole() {
     let (mut world, mut a, mut b) = world();
     a.put(0, &pattern(2, 100_000));
-    let lost = a.post(&send(&[a.sge(0, 100_000)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, lost);
+    a.completes(&mut world, &send(&[a.sge(0, 100_000)]));
     let r = b.post_recv(&[b.sge(0, 100_000)]);
     world.settle();
     assert_eq!(b.recv.poll(), None);
-    let s = a.post(&send(&[a.sge(50, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
-    assert_ok(&b.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    a.completes(&mut world, &send(&[a.sge(50, 8)]));
+    b.received(r);
     assert_eq!(b.get(0, 8), a.get(50, 8));
 }
 
@@ -99,12 +85,7 @@ fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
     let mut lost = 0;
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
-        let faults = Faults {
-            seed,
-            loss: 0.05,
-            reorder: 0.05,
-            ..Faults::default()
-        };
+        let faults = bad_wire(seed, [0.05, 0.0, 0.05]);
         world.nics[0].set_faults(faults);
         let len = 80_000;
         for round in 0..10_u64 {
@@ -112,7 +93,7 @@ fn over_a_bad_wire_messages_arrive_whole_or_not_at_all() {
             a.put(0, &vec![round as u8 + 1; len as usize]);
             let s = a.post(&send(&[a.sge(0, len)]));
             world.pass(Duration::from_millis(1));
-            assert_ok(&a.send.poll().unwrap(), REQ, s);
+            a.sent(s);
             match b.recv.poll() {
                 Some(cqe) => {
                     assert_eq!(cqe.opcode(), CqeOpcode::RESP_SEND);
@@ -133,10 +114,9 @@ fn what_may_not_be_written_is_not_and_nobody_is_told() {
     at.rkey ^= 1;
     let bad = a.post(&write(at, &[a.sge(0, 50_000)]));
     a.put64(0, 7);
-    let good = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, bad);
-    assert_ok(&a.send.poll().unwrap(), REQ, good);
+    let good = a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
+    a.sent(bad);
+    a.sent(good);
     assert_eq!((b.get64(0), b.get64(8)), (7, 0));
     assert_eq!(
         (world.state(&a), world.state(&b)),
@@ -148,11 +128,8 @@ fn what_may_not_be_written_is_not_and_nobody_is_told() {
 fn a_receive_at_fault_is_the_receivers_error() {
     let (mut world, mut a, mut b) = world();
     let r = b.post_recv(&[b.sge(0, 4)]);
-    let s = a.post(&send(&[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
-    let why = Syndrome::LOCAL_LENGTH;
-    assert_err(&b.recv.poll().unwrap(), CqeOpcode::RESP_ERR, r, why);
+    a.completes(&mut world, &send(&[a.sge(0, 8)]));
+    b.recv_failed(r, Syndrome::LOCAL_LENGTH);
     assert_eq!(world.state(&b), QpState::Err);
 }
 
@@ -162,30 +139,22 @@ fn a_send_that_fails_stops_sends_alone() {
     let lkey = a.keys.lkey ^ 1;
     let bad = a.post(&write(
         b.remote(0),
-        &[Sge {
-            lkey,
-            ..a.sge(0, 8)
-        }],
+        &[a.sge(0, 8).changed(|s| s.lkey = lkey)],
     ));
-    let after = a.post(&nop());
-    world.settle();
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, bad, Syndrome::LOCAL_PROT);
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, after, Syndrome::WR_FLUSH);
+    let after = a.run(&mut world, &nop());
+    a.send_failed(bad, Syndrome::LOCAL_PROT);
+    a.send_failed(after, Syndrome::WR_FLUSH);
     assert_eq!(world.state(&a), QpState::Sqe);
-    let late = a.post(&nop());
-    world.settle();
-    assert_err(&a.send.poll().unwrap(), REQ_ERR, late, Syndrome::WR_FLUSH);
+    let late = a.run(&mut world, &nop());
+    a.send_failed(late, Syndrome::WR_FLUSH);
     // It still receives.
     let r = a.post_recv(&[a.sge(0, 8)]);
-    b.post(&send(&[b.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.recv.poll().unwrap(), CqeOpcode::RESP_SEND, r);
+    b.run(&mut world, &send(&[b.sge(0, 8)]));
+    a.received(r);
     // And can be told to send again.
     world.modify(&a, Modify::Resume);
     a.put64(0, 5);
-    let s = a.post(&write(b.remote(0), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.completes(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
     assert_eq!(b.get64(0), 5);
 }
 
@@ -199,9 +168,10 @@ fn reads_and_atomics_need_a_reliable_connection() {
             false => a.post(&read(b.remote(0), &sges)),
         };
         world.settle();
-        let error = a.send.poll().unwrap();
-        assert_err(&error, REQ_ERR, bad, Syndrome::LOCAL_QP_OP);
-        assert_eq!(error.as_error().vendor_err, vendor::WQE_OPCODE);
+        assert_eq!(
+            a.send_failed(bad, Syndrome::LOCAL_QP_OP),
+            vendor::WQE_OPCODE
+        );
     }
 }
 
@@ -209,8 +179,7 @@ fn reads_and_atomics_need_a_reliable_connection() {
 fn services_do_not_meet() {
     for (x, y) in [(Service::Uc, Service::Rc), (Service::Rc, Service::Uc)] {
         let with = |service| EndConfig { service, ..uc() };
-        let mut world = World::new(2);
-        let (mut a, b) = world.pair(with(x), with(y));
+        let (mut world, mut a, b) = World::joined(with(x), with(y));
         a.put64(0, 9);
         a.post(&write(b.remote(0), &[a.sge(0, 8)]));
         world.outlast();

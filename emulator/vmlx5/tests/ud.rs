@@ -10,12 +10,10 @@ use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, AvSeg, SendWqe, Sge, WqeFlags};
 use rig::*;
-use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::*;
 
 const REQ: CqeOpcode = CqeOpcode::REQ;
-const REQ_ERR: CqeOpcode = CqeOpcode::REQ_ERR;
 const RECEIVED: CqeOpcode = CqeOpcode::RESP_SEND;
 /// The queue key that the rig gives.
 const QKEY: u32 = 0x11;
@@ -53,10 +51,7 @@ impl Resolve for Lids {
 }
 
 fn ud() -> EndConfig {
-    EndConfig {
-        service: Service::Ud,
-        ..EndConfig::default()
-    }
+    EndConfig::default().changed(|c| c.service = Service::Ud)
 }
 
 fn ready(world: &mut World, end: &End) {
@@ -94,10 +89,7 @@ fn to(end: &End) -> AvSeg {
 }
 
 fn datagram<'a>(av: AvSeg, sges: &'a [Sge]) -> SendWqe<'a> {
-    SendWqe {
-        av: Some(av),
-        ..send(sges)
-    }
+    send(sges).changed(|s| s.av = Some(av))
 }
 
 #[test]
@@ -111,15 +103,9 @@ fn a_datagram_leaves_room_before_it_and_says_where_it_came_from() {
             true => (SendOpcode::SEND_IMM, [1, 2, 3, 4]),
             false => (SendOpcode::SEND, [0; 4]),
         };
-        let wqe = SendWqe {
-            opcode,
-            imm: word,
-            ..datagram(to(&b), &sges)
-        };
+        let wqe = datagram(to(&b), &sges).changed(|s| (s.opcode, s.imm) = (opcode, word));
         let r = b.post_recv(&[b.sge(0, 4096 + ROOM)]);
-        let s = a.post(&wqe);
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
+        a.completes(&mut world, &wqe);
         let cqe = b.recv.poll().unwrap();
         let opcode = if imm {
             CqeOpcode::RESP_SEND_IMM
@@ -158,8 +144,7 @@ fn a_header_fills_the_room_if_there_is_one() {
         (av.tclass, av.hop_limit) = (0xab, 0xcd);
         av.grh_gid_fl = (AvSeg::GRH | 0x77 << 20 | 0x54321).into();
         av.rgid = [kind; 16];
-        a.post(&datagram(av, &[a.sge(0, 8)]));
-        world.settle();
+        a.run(world, &datagram(av, &[a.sge(0, 8)]));
         let cqe = b.recv.poll().unwrap();
         assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (48, true));
         let got = b.get(0, 48);
@@ -178,8 +163,7 @@ fn a_header_fills_the_room_if_there_is_one() {
     av.hop_limit = 64;
     av.grh_gid_fl = (AvSeg::GRH | 9 << 20).into();
     av.rgid = [2; 16];
-    a.post(&datagram(av, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(world, &datagram(av, &[a.sge(0, 8)]));
     let got = b.get(0, 48);
     assert_eq!(got[..20], [0; 20]);
     assert_eq!(got[20..30], [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17]);
@@ -200,15 +184,13 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
             let word = u64::from(round) << 32 | i as u64;
             hub.put64(0, word);
             end.post_recv(&[end.sge(0, 48)]);
-            hub.post(&datagram(to(end), &[hub.sge(0, 8)]));
-            world.settle();
-            assert_ok(&hub.send.poll().unwrap(), REQ, hub.sq - 2);
+            hub.run(&mut world, &datagram(to(end), &[hub.sge(0, 8)]));
+            hub.sent(hub.sq - 2);
             assert_eq!((end.recv.drain().len(), end.get64(40)), (1, word));
             // And back.
             end.put64(100, !word);
             hub.post_recv(&[hub.sge(8, 48)]);
-            end.post(&datagram(to(&hub), &[end.sge(100, 8)]));
-            world.settle();
+            end.run(&mut world, &datagram(to(&hub), &[end.sge(100, 8)]));
             let heard = hub.recv.poll().unwrap();
             assert_eq!((heard.source().qpn, hub.get64(48)), (end.qpn.0, !word));
         }
@@ -216,9 +198,8 @@ fn one_queue_pair_talks_to_many_and_hears_many() {
     // To itself as well.
     let r = hub.post_recv(&[hub.sge(200, 48)]);
     hub.put64(0, 77);
-    hub.post(&datagram(to(&hub), &[hub.sge(0, 8)]));
-    world.settle();
-    assert_ok(&hub.recv.poll().unwrap(), RECEIVED, r);
+    hub.run(&mut world, &datagram(to(&hub), &[hub.sge(0, 8)]));
+    hub.received(r);
     assert_eq!(hub.get64(240), 77);
 }
 
@@ -227,12 +208,8 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
     let mut with = |world: &mut World, qkey: u32| {
-        let av = AvSeg {
-            qkey: qkey.into(),
-            ..to(&b)
-        };
-        a.post(&datagram(av, &[a.sge(0, 8)]));
-        world.settle();
+        let av = to(&b).changed(|a| a.qkey = qkey.into());
+        a.run(world, &datagram(av, &[a.sge(0, 8)]));
         assert_eq!(a.send.poll().unwrap().opcode(), REQ);
         b.recv.drain().len()
     };
@@ -246,24 +223,14 @@ fn a_key_that_is_not_the_receivers_is_as_good_as_none() {
 #[test]
 fn a_key_changes_while_it_runs() {
     let (mut world, mut a, mut b) = world();
-    let qkey = |qkey| {
-        Modify::Attr(AttrChange {
-            qkey: Some(qkey),
-            ..AttrChange::default()
-        })
-    };
+    let qkey = |qkey| Modify::Attr(AttrChange::default().changed(|a| a.qkey = Some(qkey)));
     b.post_recv(&[b.sge(0, 48)]);
     world.modify(&b, qkey(0x99));
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     assert_eq!(b.recv.poll(), None);
     world.modify(&a, qkey(0x99));
-    let own = AvSeg {
-        qkey: (1 << 31).into(),
-        ..to(&b)
-    };
-    a.post(&datagram(own, &[a.sge(0, 8)]));
-    world.settle();
+    let own = to(&b).changed(|a| a.qkey = (1 << 31).into());
+    a.run(&mut world, &datagram(own, &[a.sge(0, 8)]));
     assert!(b.recv.poll().is_some());
 }
 
@@ -282,9 +249,8 @@ fn partitions_do_not_hear_each_other() {
         });
         let [mut a, mut b] = ends(&mut world);
         b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, 0);
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
+        a.sent(0);
         assert_eq!(b.recv.poll().is_some(), heard, "{x:#x} {y:#x}");
     }
 }
@@ -299,25 +265,22 @@ fn without_a_receive_or_a_receiver_it_is_lost() {
     ];
     world.settle();
     for index in lost {
-        assert_ok(&a.send.poll().unwrap(), REQ, index);
+        a.sent(index);
     }
     // The next one comes, and only that.
     let r = b.post_recv(&[b.sge(0, 48)]);
     world.settle();
     assert_eq!(b.recv.poll(), None);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
+    b.received(r);
     // Before RTR it hears nothing.
     let mut late = world.end(1, ud());
     world.init(&late);
     late.post_recv(&[late.sge(0, 48)]);
-    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert_eq!(late.recv.poll(), None);
     world.modify(&late, Modify::UdRtr);
-    a.post(&datagram(to(&late), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&late), &[a.sge(0, 8)]));
     assert!(late.recv.poll().is_some());
     assert_eq!(world.nics[0].stats().frames_dropped, 1, "nobody's address");
     assert_eq!(world.nics[1].stats().frames_dropped, 3);
@@ -331,9 +294,7 @@ fn a_queue_pair_without_a_resolver_talks_to_nobody() {
         ready(&mut world, end);
     }
     b.post_recv(&[b.sge(0, 48)]);
-    let s = a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.completes(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     assert_eq!(b.recv.poll(), None);
 }
 
@@ -343,10 +304,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
     let there = b.remote(0);
     let (length, operation) = (Syndrome::LOCAL_LENGTH, Syndrome::LOCAL_QP_OP);
     let (word, long) = ([a.sge(0, 8)], [a.sge(0, 4097)]);
-    let foreign = [Sge {
-        lkey: a.keys.lkey ^ 1,
-        ..a.sge(0, 8)
-    }];
+    let foreign = [a.sge(0, 8).changed(|s| s.lkey = a.keys.lkey ^ 1)];
     let add = Atomic::FetchAdd { add: 1 };
     for (wqe, why, vendor) in [
         (datagram(to(&b), &long), length, vendor::LENGTH),
@@ -359,10 +317,7 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
         (read(there, &word), operation, vendor::WQE_OPCODE),
         (atomic(there, add, &word), operation, vendor::WQE_OPCODE),
         (
-            SendWqe {
-                opcode: SendOpcode::SEND_INV,
-                ..send(&word)
-            },
+            send(&word).changed(|s| s.opcode = SendOpcode::SEND_INV),
             operation,
             vendor::WQE_OPCODE,
         ),
@@ -370,24 +325,18 @@ fn what_is_wrong_with_a_send_stops_sends_alone() {
         (send(&word), operation, vendor::WQE_FORMAT),
     ] {
         let bad = a.post(&wqe);
-        let after = a.post(&datagram(to(&b), &word));
-        world.settle();
-        let entry = a.send.poll().unwrap();
-        assert_err(&entry, REQ_ERR, bad, why);
-        assert_eq!(entry.as_error().vendor_err, vendor);
-        assert_err(&a.send.poll().unwrap(), REQ_ERR, after, Syndrome::WR_FLUSH);
+        let after = a.run(&mut world, &datagram(to(&b), &word));
+        assert_eq!(a.send_failed(bad, why), vendor);
+        a.send_failed(after, Syndrome::WR_FLUSH);
         assert_eq!(world.state(&a), QpState::Sqe);
         // It still receives, and can be told to send again.
         let r = a.post_recv(&[a.sge(100, 48)]);
-        b.post(&datagram(to(&a), &[b.sge(0, 8)]));
-        world.settle();
-        assert_ok(&a.recv.poll().unwrap(), RECEIVED, r);
+        b.run(&mut world, &datagram(to(&a), &[b.sge(0, 8)]));
+        a.received(r);
         world.modify(&a, Modify::Resume);
         let r = b.post_recv(&[b.sge(100, 48)]);
-        let s = a.post(&datagram(to(&b), &word));
-        world.settle();
-        assert_ok(&a.send.poll().unwrap(), REQ, s);
-        assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+        a.completes(&mut world, &datagram(to(&b), &word));
+        b.received(r);
     }
 }
 
@@ -396,9 +345,7 @@ fn a_receive_without_the_room_is_the_receivers_error() {
     let (mut world, mut a, mut b) = world();
     let r = b.post_recv(&[b.sge(0, 47)]);
     let next = b.post_recv(&[b.sge(0, 48)]);
-    let s = a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, s);
+    a.completes(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     let error = CqeOpcode::RESP_ERR;
     assert_err(&b.recv.poll().unwrap(), error, r, Syndrome::LOCAL_LENGTH);
     assert_err(&b.recv.poll().unwrap(), error, next, Syndrome::WR_FLUSH);
@@ -409,15 +356,11 @@ fn a_receive_without_the_room_is_the_receivers_error() {
 fn an_event_is_asked_for_across_the_wire() {
     let (mut world, mut a, mut b) = world();
     b.post_recv(&[b.sge(0, 48)]);
-    let flags = WqeFlags {
-        solicited: true,
-        ..WqeFlags::default()
-    };
-    a.post(&SendWqe {
-        flags,
-        ..datagram(to(&b), &[a.sge(0, 8)])
-    });
-    world.settle();
+    let flags = WqeFlags::default().changed(|w| w.solicited = true);
+    a.run(
+        &mut world,
+        &datagram(to(&b), &[a.sge(0, 8)]).changed(|s| s.flags = flags),
+    );
     assert!(b.recv.poll().unwrap().solicited());
     assert_eq!(a.send.poll(), None, "unsignaled");
     assert_eq!(world.nics[0].query_qp(a.qpn).unwrap().outstanding, 0);
@@ -428,13 +371,7 @@ fn a_bad_wire_loses_doubles_and_turns_around() {
     let (mut lost, mut twice, mut overtaken) = (0, 0, 0);
     for seed in 0..40 {
         let (mut world, mut a, mut b) = world();
-        world.nics[0].set_faults(Faults {
-            seed,
-            loss: 0.05,
-            dup: 0.05,
-            reorder: 0.1,
-            ..Faults::default()
-        });
+        world.nics[0].set_faults(bad_wire(seed, [0.05, 0.05, 0.1]));
         let mut times = [0; 12];
         let mut last = 0;
         for i in 0..16 {
@@ -442,9 +379,7 @@ fn a_bad_wire_loses_doubles_and_turns_around() {
         }
         for i in 0..times.len() as u64 {
             a.put64(8 * i, i);
-            let s = a.post(&datagram(to(&b), &[a.sge(8 * i, 8)]));
-            world.settle();
-            assert_ok(&a.send.poll().unwrap(), REQ, s);
+            a.completes(&mut world, &datagram(to(&b), &[a.sge(8 * i, 8)]));
         }
         world.pass(Duration::from_millis(1));
         for (i, cqe) in b.recv.drain().iter().enumerate() {
@@ -468,13 +403,11 @@ fn a_bad_wire_loses_doubles_and_turns_around() {
 fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     let mut world = World::new(3);
     let [mut a, b, mut c] = ends(&mut world);
-    let node = world.node(&b);
-    world.hub.silence(node, true);
+    let node = world.silence(&b);
     // As many as the link holds, and one that waits for room.
     let mut sent = 0;
     while world.deadline.is_none() {
-        a.post(&datagram(to(&b), &[a.sge(0, 4096)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 4096)]));
         sent += a.send.drain().len();
         assert!(sent < 10_000);
     }
@@ -487,7 +420,7 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     assert_eq!((a.send.poll(), c.recv.poll()), (None, None));
     world.pass(Duration::from_millis(1));
     assert_eq!(a.send.drain().len(), 3);
-    assert_ok(&c.recv.poll().unwrap(), RECEIVED, r);
+    c.received(r);
     assert_eq!(world.nics[0].stats().frames_dropped, 2);
     assert_eq!(world.deadline, None);
     // Once it goes on, so do datagrams there.
@@ -495,9 +428,8 @@ fn who_stands_still_does_not_stop_what_goes_elsewhere() {
     world.settle();
     let mut b = b;
     let r = b.post_recv(&[b.sge(0, 48)]);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
+    b.received(r);
 }
 
 #[test]
@@ -506,13 +438,11 @@ fn ports_that_are_down_neither_send_nor_hear() {
         let (mut world, mut a, mut b) = world();
         world.nics[down].set_port(1, false).unwrap();
         b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         assert_eq!(a.send.poll().unwrap().opcode(), REQ);
         assert_eq!(b.recv.poll(), None);
         world.nics[down].set_port(1, true).unwrap();
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
         assert!(b.recv.poll().is_some());
     }
 }
@@ -528,13 +458,11 @@ fn a_queue_pair_hears_its_own_port() {
     world.modify(&b, Modify::Init { access, qkey, port });
     world.modify(&b, Modify::UdRtr);
     b.post_recv(&[b.sge(0, 48)]);
-    a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-    world.settle();
+    a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
     assert_eq!(b.recv.poll(), None);
     let mut av = to(&b);
     av.rmac[0] = 1;
-    a.post(&datagram(av, &[a.sge(0, 8)]));
-    world.settle();
+    a.run(world, &datagram(av, &[a.sge(0, 8)]));
     assert!(b.recv.poll().is_some());
 }
 
@@ -623,9 +551,8 @@ fn random_frames_harm_nobody() {
         (b.sq, b.rq) = (0, 0);
         ready(&mut world, &b);
         let r = b.post_recv(&[b.sge(0, 48)]);
-        a.post(&datagram(to(&b), &[a.sge(0, 8)]));
-        world.settle();
-        assert_ok(&b.recv.poll().unwrap(), RECEIVED, r);
+        a.run(&mut world, &datagram(to(&b), &[a.sge(0, 8)]));
+        b.received(r);
         assert_eq!(b.recv.poll(), None, "seed {seed}");
     }
 }
@@ -637,9 +564,8 @@ fn connections_do_not_hear_datagrams() {
     let rc = EndConfig::default();
     let (_c, mut d) = world.pair(rc.clone(), rc);
     d.post_recv(&[d.sge(0, 48)]);
-    a.post(&datagram(to(&d), &[a.sge(0, 8)]));
-    world.settle();
-    assert_ok(&a.send.poll().unwrap(), REQ, 0);
+    a.run(&mut world, &datagram(to(&d), &[a.sge(0, 8)]));
+    a.sent(0);
     assert_eq!(d.recv.poll(), None);
     assert_eq!(world.state(&d), QpState::Rts);
 }

@@ -158,6 +158,8 @@ pub const IBV_WC_RETRY_EXC_ERR: c_int = 12;
 pub const IBV_WC_RNR_RETRY_EXC_ERR: c_int = 13;
 /// The peer gave up.
 pub const IBV_WC_REM_ABORT_ERR: c_int = 16;
+/// Anything else.
+pub const IBV_WC_GENERAL_ERR: c_int = 21;
 /// A completion queue takes no more entries.
 pub const IBV_EVENT_CQ_ERR: c_int = 0;
 /// A queue pair failed in a way that no completion tells.

@@ -172,9 +172,9 @@ pub struct ibv_port_attr {
     /// `IBV_PORT_*`.
     pub state: c_int,
     /// The largest packet it can be set to, as verbs number it.
-    pub max_mtu: c_int,
+    pub max_mtu: c_uint,
     /// The largest packet now.
-    pub active_mtu: c_int,
+    pub active_mtu: c_uint,
     /// Places in its table of GIDs.
     pub gid_tbl_len: c_int,
     /// What the port can do.
@@ -215,12 +215,20 @@ pub struct ibv_port_attr {
     pub port_cap_flags2: u16,
 }
 
+/// A GID: subnet prefix and interface, each in network order. Its alignment is that of bytes.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ibv_gid {
+    /// Its bytes.
+    pub raw: [u8; 16],
+}
+
 /// An entry of a port's table of GIDs.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_gid_entry {
     /// The identifier.
-    pub gid: [u8; 16],
+    pub gid: ibv_gid,
     /// Its place.
     pub gid_index: u32,
     /// The port.
@@ -398,7 +406,7 @@ pub struct ibv_qp_init_attr_ex {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ibv_global_route {
     /// The peer's identifier.
-    pub dgid: [u8; 16],
+    pub dgid: ibv_gid,
     /// The flow.
     pub flow_label: u32,
     /// The place of the own identifier in the port's table.
@@ -438,7 +446,7 @@ pub struct ibv_qp_attr {
     /// The state it is thought to be in.
     pub cur_qp_state: c_int,
     /// The largest packet, as verbs number it.
-    pub path_mtu: c_int,
+    pub path_mtu: c_uint,
     /// The state of its second path.
     pub path_mig_state: c_int,
     /// The queue key.

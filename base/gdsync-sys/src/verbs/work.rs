@@ -4,6 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use super::consts::{IBV_WC_GENERAL_ERR, IBV_WC_SUCCESS, IBV_WC_WITH_IMM};
 use super::types::{ibv_ah, ibv_context, ibv_cq, ibv_qp_cap, ibv_srq};
 
 /// A channel for completion events.
@@ -195,7 +196,7 @@ pub struct ibv_recv_wr {
 
 /// A completion.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct ibv_wc {
     /// The request's.
     pub wr_id: u64,
@@ -223,4 +224,59 @@ pub struct ibv_wc {
     pub sl: u8,
     /// The path among those of the own port.
     pub dlid_path_bits: u8,
+}
+
+#[allow(clippy::len_without_is_empty)]
+impl ibv_wc {
+    /// The number that the program gave the request.
+    pub fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    /// Bytes received, or read from the peer. Of datagrams, with the 40 bytes before them.
+    pub fn len(&self) -> usize {
+        self.byte_len as usize
+    }
+
+    /// Whether the request succeeded, and with it all unsignaled ones before it.
+    pub fn is_valid(&self) -> bool {
+        self.status == IBV_WC_SUCCESS
+    }
+
+    /// How a request failed, with the maker's own number; `None` if it did not.
+    pub fn error(&self) -> Option<(c_int, u32)> {
+        (!self.is_valid()).then_some((self.status, self.vendor_err))
+    }
+
+    /// What was done.
+    pub fn opcode(&self) -> c_int {
+        self.opcode
+    }
+
+    /// Immediate data in network order, if the request succeeded and brought some.
+    pub fn imm_data(&self) -> Option<u32> {
+        let brought = self.wc_flags & IBV_WC_WITH_IMM != 0;
+        (self.is_valid() && brought).then_some(self.imm_data)
+    }
+}
+
+impl Default for ibv_wc {
+    /// A failure of which nothing is known, which no program takes for a completion.
+    fn default() -> ibv_wc {
+        ibv_wc {
+            wr_id: 0,
+            status: IBV_WC_GENERAL_ERR,
+            opcode: 0,
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: 0,
+            src_qp: 0,
+            wc_flags: 0,
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
 }

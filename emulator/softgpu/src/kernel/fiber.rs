@@ -15,11 +15,10 @@ use std::{io, ptr};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::hook::StoreHook;
-
 use super::Entry;
 use super::abi::{self, View};
 use super::block::BarrierKind;
+use super::hook::StoreHook;
 use super::shared::{Shared, SharedError};
 use super::warp::{WARP, WarpCall};
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use crate::hook::{KernelContext, StoreHook};
-
 use super::abi;
 use super::block::FiberId;
 use super::fiber::{Job, Misuse, Order, Request};
+use super::hook::{KernelContext, StoreHook};
 use super::pool::Lease;
 use super::work::BlockId;
 use super::{Dims, Fault, Kernel, LaunchError, MAX_ARGS};

@@ -10,6 +10,7 @@ mod abi;
 mod block;
 mod fiber;
 mod grid;
+mod hook;
 mod pool;
 mod shared;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod work;
 use std::ffi::c_void;
 
 pub(crate) use grid::{Grid, GridState};
+pub(crate) use hook::{KernelContext, StoreHook};
 pub use pool::GridPool;
 
 /// The entry of a kernel, as `GDS_KERNEL` defines it.

@@ -8,6 +8,16 @@ use std::sync::{Arc, Mutex};
 use gds_step::{Env, Machine, Step, Time};
 use softgpu::{Config, DevAddr, Engine, Gpu, MemOp, Stream, Weak};
 
+/// A value that differs from another in a field or two.
+pub trait Changed: Sized {
+    fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl<T> Changed for T {}
+
 /// Steps without progress after which a wait without deadline counts as hung.
 const HUNG: u64 = 20_000;
 
@@ -111,22 +121,48 @@ pub fn add_gpu(env: &Arc<TestEnv>, config: Config) -> Gpu {
 
 /// A GPU with weak memory.
 pub fn weak(seed: u64) -> Config {
-    Config {
-        weak: Some(Weak::seeded(seed)),
-        ..Config::default()
-    }
+    Config::default().changed(|c| c.weak = Some(Weak::seeded(seed)))
 }
 
 pub fn write32(addr: DevAddr, value: u32) -> MemOp {
+    let fenced = true;
     MemOp::Write32 {
         addr,
         value,
-        fenced: true,
+        fenced,
+    }
+}
+
+pub fn unfenced32(addr: DevAddr, value: u32) -> MemOp {
+    let fenced = false;
+    MemOp::Write32 {
+        addr,
+        value,
+        fenced,
+    }
+}
+
+pub fn unfenced64(addr: DevAddr, value: u64) -> MemOp {
+    let fenced = false;
+    MemOp::Write64 {
+        addr,
+        value,
+        fenced,
     }
 }
 
 pub fn wait32(addr: DevAddr, value: u32) -> MemOp {
     MemOp::Wait32 {
+        addr,
+        value,
+        mask: !0,
+        cond: softgpu::Cond::Eq,
+        flush: false,
+    }
+}
+
+pub fn wait64(addr: DevAddr, value: u64) -> MemOp {
+    MemOp::Wait64 {
         addr,
         value,
         mask: !0,

@@ -11,9 +11,18 @@ pub mod core;
 pub mod mlx5;
 pub mod prm;
 
-/// Declares structures of the interface.
+/// A structure: its name, its size, and each field with its place.
+pub type Layout = (&'static str, usize, &'static [(&'static str, usize)]);
+
+/// Declares structures of the interface, and lists them in `LAYOUTS`.
 macro_rules! structures {
-    ($($(#[$meta:meta])* $name:ident = $size:literal { $($field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$meta:meta])* $name:ident = $size:literal { $($field:ident: $type:ty,)* })*) => {
+        pub const LAYOUTS: &[super::Layout] = &[$((
+            stringify!($name),
+            $size,
+            &[$((stringify!($field), std::mem::offset_of!($name, $field)),)*],
+        ),)*];
+        $(
         $(#[$meta])*
         #[derive(
             Clone, Copy, Debug, Default, PartialEq, Eq,
@@ -26,3 +35,13 @@ macro_rules! structures {
     )*};
 }
 pub(crate) use structures;
+
+/// Declares the numbers of objects, methods and attributes of ioctls, and lists them in `NAMES`
+/// with the headers' names of each.
+macro_rules! ioctls {
+    ($($name:ident = $value:literal $(, $theirs:literal)*;)*) => {
+        $(pub const $name: u16 = $value;)*
+        pub const NAMES: &[(&str, u16)] = &[$($(($theirs, $value),)*)*];
+    };
+}
+pub(crate) use ioctls;

@@ -57,12 +57,7 @@ pub fn open(link: LinkLayer, uar: UarMode, flags: u32) -> Rig {
         flags,
         ..Default::default()
     };
-    let answer: Answer<GetContextResp, mlx5::AllocUcontextResp> = rig.call(
-        command::GET_CONTEXT,
-        GetContext::default().as_bytes(),
-        ask.as_bytes(),
-    );
-    answer.unwrap();
+    rig.ask(&GetContext::default(), ask.as_bytes()).unwrap();
     rig
 }
 
@@ -85,10 +80,7 @@ impl Devx {
         };
         devx.input = devx.rig.room(4096);
         devx.output = devx.rig.room(8192);
-        let answer: Answer<AllocPdResp, mlx5::AllocPdResp> =
-            devx.rig
-                .call(command::ALLOC_PD, AllocPd::default().as_bytes(), &[]);
-        let (pd, own) = answer.unwrap();
+        let (pd, own) = devx.rig.ask(&AllocPd::default(), &[]).unwrap();
         (devx.pd, devx.pdn) = (pd.pd_handle, own.pdn);
         let at = devx.rig.room(ROOM);
         devx.umem = devx.register(at, ROOM as u64, 1).unwrap();

@@ -12,12 +12,25 @@ use std::sync::{Arc, Mutex};
 use gds_step::{Machine, Shared, Step, Time};
 use rustix::io::Errno;
 use vmlx5::fabric::hub::Hub;
-use vmlx5::{Dma, DmaFault, HostMemory, Nic, NicConfig};
+use vmlx5::fabric::{
+    Budget, Fabric as NicFabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink,
+};
+use vmlx5::{Dma, DmaFault, FrameHeader, HostMemory, Nic, NicConfig};
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::{Fabric, LinkLayer};
 use vmlx5_uverbs::{Context, Device, DeviceConfig, DoorbellPage, UarMode, User};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A value that differs from another in a field or two.
+pub trait Changed: Sized {
+    fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl<T> Changed for T {}
 
 /// Bytes of the arena; the first page is never handed out.
 pub const ARENA: usize = 1 << 20;
@@ -198,10 +211,7 @@ impl Rig {
             node: fabric.node(0, 0),
             of: hub.port(),
         };
-        let config = NicConfig {
-            qpn: Some(Fabric::qpns(0)),
-            ..NicConfig::default()
-        };
+        let config = NicConfig::default().changed(|n| n.qpn = Some(Fabric::qpns(0)));
         let nic = Shared::new(Nic::new(config, Box::new(port)));
         let process = Arc::new(Process {
             memory: Arc::new(HostMemory::new(ARENA)),
@@ -254,18 +264,14 @@ impl Rig {
     }
 
     /// A command whose input starts with the address of the answer; `(answer, driver's answer)`.
-    pub fn call<A, D>(&mut self, command: u32, input: &[u8], driver: &[u8]) -> Answer<A, D>
-    where
-        A: FromBytes + IntoBytes + Default,
-        D: FromBytes + IntoBytes + Default,
-    {
+    pub fn ask<C: Command>(&mut self, input: &C, driver: &[u8]) -> Answer<C::Says, C::Own> {
         let at = self.process.memory.addr();
-        let mut body = input.to_vec();
+        let mut body = input.as_bytes().to_vec();
         body[..8].copy_from_slice(&at.to_ne_bytes());
         body.extend_from_slice(driver);
-        let out = size_of::<A>() + size_of::<D>();
-        self.context.write(&plain(command, &body, out))?;
-        let driver_at = at + size_of::<A>() as u64;
+        let out = size_of::<C::Says>() + size_of::<C::Own>();
+        self.context.write(&plain(C::NUMBER, &body, out))?;
+        let driver_at = at + size_of::<C::Says>() as u64;
         Ok((self.read(at), self.read(driver_at)))
     }
 
@@ -314,14 +320,12 @@ impl Rig {
             ..Default::default()
         };
         let input = GetContext::default();
-        self.call(command::GET_CONTEXT, input.as_bytes(), ask.as_bytes())
+        self.ask(&input, ask.as_bytes())
     }
 
     pub fn pd(&mut self) -> u32 {
         let input = AllocPd::default();
-        let answer: Answer<AllocPdResp, mlx5::AllocPdResp> =
-            self.call(command::ALLOC_PD, input.as_bytes(), &[]);
-        answer.unwrap().0.pd_handle
+        self.ask(&input, &[]).unwrap().0.pd_handle
     }
 
     pub fn mr(&mut self, pd: u32, at: u64, len: u64, access: u32) -> Result<RegMrResp, Errno> {
@@ -333,15 +337,12 @@ impl Rig {
             access_flags: access,
             ..Default::default()
         };
-        let answer: Answer<RegMrResp, ()> = self.call(command::REG_MR, input.as_bytes(), &[]);
-        answer.map(|(mr, _)| mr)
+        self.ask(&input, &[]).map(|(mr, _)| mr)
     }
 
     pub fn channel(&mut self) -> u32 {
         let input = CreateCompChannel::default();
-        let answer: Answer<CreateCompChannelResp, ()> =
-            self.call(command::CREATE_COMP_CHANNEL, input.as_bytes(), &[]);
-        answer.unwrap().0.fd
+        self.ask(&input, &[]).unwrap().0.fd
     }
 
     /// A completion queue of 15 entries, preset as the library does.
@@ -357,9 +358,7 @@ impl Rig {
             ..Default::default()
         };
         let driver = cq_driver(buf, db);
-        let answer: Answer<CreateCqResp, mlx5::CreateCqResp> =
-            self.call(command::CREATE_CQ, input.as_bytes(), driver.as_bytes());
-        let (say, own) = answer.unwrap();
+        let (say, own) = self.ask(&input, driver.as_bytes()).unwrap();
         assert_eq!(say.cqe, 15);
         Cq {
             handle: say.cq_handle,
@@ -370,13 +369,8 @@ impl Rig {
     }
 
     pub fn destroy_cq(&mut self, handle: u32) -> Result<DestroyCqResp, Errno> {
-        let input = DestroyCq {
-            cq_handle: handle,
-            ..Default::default()
-        };
-        let answer: Answer<DestroyCqResp, ()> =
-            self.call(command::DESTROY_CQ, input.as_bytes(), &[]);
-        answer.map(|(say, _)| say)
+        let input = DestroyCq::default().changed(|d| d.cq_handle = handle);
+        self.ask(&input, &[]).map(|(say, _)| say)
     }
 
     /// A queue pair with four receives of 64 bytes and four blocks of sends.
@@ -390,9 +384,7 @@ impl Rig {
         let mut input = qp_input(pd, cq.handle);
         input.init.qp_type = kind;
         let driver = qp_driver(buf, db);
-        let answer: Answer<CreateQpResp, mlx5::CreateQpResp> =
-            self.call(command::CREATE_QP, input.as_bytes(), driver.as_bytes());
-        let (say, own) = answer?;
+        let (say, own) = self.ask(&input, driver.as_bytes())?;
         Ok(Qp {
             handle: say.qp_handle,
             qpn: say.qpn,
@@ -404,22 +396,13 @@ impl Rig {
     }
 
     pub fn destroy_qp(&mut self, handle: u32) -> Result<(), Errno> {
-        let input = DestroyQp {
-            qp_handle: handle,
-            ..Default::default()
-        };
-        let answer: Answer<DestroyQpResp, ()> =
-            self.call(command::DESTROY_QP, input.as_bytes(), &[]);
-        answer.map(drop)
+        let input = DestroyQp::default().changed(|d| d.qp_handle = handle);
+        self.ask(&input, &[]).map(drop)
     }
 
     pub fn query_qp(&mut self, handle: u32) -> Result<QueryQpResp, Errno> {
-        let input = QueryQp {
-            qp_handle: handle,
-            ..Default::default()
-        };
-        let answer: Answer<QueryQpResp, ()> = self.call(command::QUERY_QP, input.as_bytes(), &[]);
-        answer.map(|(say, _)| say)
+        let input = QueryQp::default().changed(|q| q.qp_handle = handle);
+        self.ask(&input, &[]).map(|(say, _)| say)
     }
 
     /// Modifications that connect a queue pair with another.
@@ -451,11 +434,7 @@ impl Rig {
                 rq_psn: 7,
                 max_dest_rd_atomic: 1,
                 min_rnr_timer: 12,
-                dest: QpDest {
-                    dlid: 1,
-                    port_num: 1,
-                    ..Default::default()
-                },
+                dest: QpDest::default().changed(|q| (q.dlid, q.port_num) = (1, 1)),
                 ..base
             },
             ModifyQp {
@@ -532,6 +511,43 @@ pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
         (event.element, event.event_type)
     };
     messages(file).into_iter().map(of).collect()
+}
+
+/// The input of a command that is answered.
+pub trait Command: IntoBytes + Immutable {
+    const NUMBER: u32;
+    /// The answer, and what the driver adds to it.
+    type Says: FromBytes + IntoBytes + Default;
+    type Own: FromBytes + IntoBytes + Default;
+}
+
+macro_rules! commands {
+    ($($input:ident = $number:ident -> $says:ident, $own:ty;)*) => {$(
+        impl Command for $input {
+            const NUMBER: u32 = command::$number;
+            type Says = $says;
+            type Own = $own;
+        }
+    )*};
+}
+
+commands! {
+    GetContext = GET_CONTEXT -> GetContextResp, mlx5::AllocUcontextResp;
+    QueryDevice = QUERY_DEVICE -> QueryDeviceResp, ();
+    QueryPort = QUERY_PORT -> QueryPortResp, ();
+    AllocPd = ALLOC_PD -> AllocPdResp, mlx5::AllocPdResp;
+    CreateAh = CREATE_AH -> CreateAhResp, mlx5::CreateAhResp;
+    RegMr = REG_MR -> RegMrResp, ();
+    ReregMr = REREG_MR -> ReregMrResp, ();
+    CreateCompChannel = CREATE_COMP_CHANNEL -> CreateCompChannelResp, ();
+    CreateCq = CREATE_CQ -> CreateCqResp, mlx5::CreateCqResp;
+    DestroyCq = DESTROY_CQ -> DestroyCqResp, ();
+    CreateQp = CREATE_QP -> CreateQpResp, mlx5::CreateQpResp;
+    QueryQp = QUERY_QP -> QueryQpResp, ();
+    DestroyQp = DESTROY_QP -> DestroyQpResp, ();
+    CreateSrq = CREATE_SRQ -> CreateSrqResp, mlx5::CreateSrqResp;
+    QuerySrq = QUERY_SRQ -> QuerySrqResp, ();
+    DestroySrq = DESTROY_SRQ -> DestroySrqResp, ();
 }
 
 pub type Answer<A, D> = Result<(A, D), Errno>;
@@ -622,44 +638,41 @@ pub fn extended(
 
 /// A port of a hub under another name.
 struct Named<F> {
-    node: vmlx5::fabric::NodeId,
+    node: NodeId,
     of: F,
 }
 
-impl<F: vmlx5::fabric::Fabric> vmlx5::fabric::Fabric for Named<F> {
-    fn node(&self) -> vmlx5::fabric::NodeId {
+impl<F: NicFabric> NicFabric for Named<F> {
+    fn node(&self) -> NodeId {
         self.node
     }
 
-    fn connect(
-        &mut self,
-        node: vmlx5::fabric::NodeId,
-    ) -> Result<vmlx5::fabric::PeerId, vmlx5::fabric::LinkError> {
+    fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError> {
         self.of.connect(node)
     }
 
-    fn state(&self, peer: vmlx5::fabric::PeerId) -> vmlx5::fabric::LinkState {
+    fn state(&self, peer: PeerId) -> LinkState {
         self.of.state(peer)
     }
 
-    fn peer_node(&self, peer: vmlx5::fabric::PeerId) -> Option<vmlx5::fabric::NodeId> {
+    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
         self.of.peer_node(peer)
     }
 
     fn send(
         &mut self,
-        peer: vmlx5::fabric::PeerId,
-        header: &vmlx5::FrameHeader,
-        fill: vmlx5::fabric::Fill<'_>,
-    ) -> Result<(), vmlx5::fabric::SendRefused> {
+        peer: PeerId,
+        header: &FrameHeader,
+        fill: Fill<'_>,
+    ) -> Result<(), SendRefused> {
         self.of.send(peer, header, fill)
     }
 
-    fn receive(&mut self, budget: vmlx5::fabric::Budget, sink: vmlx5::fabric::Sink<'_>) -> u32 {
+    fn receive(&mut self, budget: Budget, sink: Sink<'_>) -> u32 {
         self.of.receive(budget, sink)
     }
 
-    fn lost(&mut self) -> Option<vmlx5::fabric::PeerId> {
+    fn lost(&mut self) -> Option<PeerId> {
         self.of.lost()
     }
 

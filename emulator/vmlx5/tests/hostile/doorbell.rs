@@ -51,15 +51,8 @@ impl Scene {
         };
         let (mut a, b) = world.pair(config.clone(), config);
         // Good neighbours on the same page, whose doorbells are rung with those of others.
-        let neighbour = EndConfig {
-            uar: Some(a.uar),
-            data: 4096,
-            ..EndConfig::default()
-        };
-        let plain = EndConfig {
-            data: 4096,
-            ..EndConfig::default()
-        };
+        let neighbour = EndConfig::default().changed(|c| (c.uar, c.data) = (Some(a.uar), 4096));
+        let plain = EndConfig::default().changed(|c| c.data = 4096);
         let (c, d) = world.pair(neighbour, plain);
         for i in 0..1_u64 << watched::LOG_SQ {
             match shape >> 5 {

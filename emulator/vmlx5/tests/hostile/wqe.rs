@@ -187,16 +187,14 @@ impl Scene {
         };
         let config = config(input);
         let (a, b) = world.pair(config.clone(), config.clone());
-        let passive = EndConfig {
-            view: watched::view_without_atomics,
-            qp_access: Access::REMOTE_WRITE | Access::REMOTE_READ,
-            ..config.clone()
-        };
+        let passive = config.clone().changed(|c| {
+            (c.view, c.qp_access) = (
+                watched::view_without_atomics,
+                Access::REMOTE_WRITE | Access::REMOTE_READ,
+            )
+        });
         let (p, q) = world.pair(config.clone(), passive);
-        let plain = EndConfig {
-            data: 4096,
-            ..EndConfig::default()
-        };
+        let plain = EndConfig::default().changed(|c| c.data = 4096);
         let (c, d) = world.pair(plain.clone(), plain);
         let guards = [
             guards(&mut world.nics[0], a.pd),

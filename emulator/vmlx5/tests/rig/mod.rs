@@ -13,11 +13,12 @@ use mlx5_prm::doorbell::{self, BF_OFFSET, BF_SIZE};
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, Sge, WqeFlags, encode_recv};
+use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
 use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
-    Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path, PdId,
-    QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
+    Access, CqAttr, Cqn, Dma, Event, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path,
+    PdId, QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -89,6 +90,16 @@ impl Default for EndConfig {
         }
     }
 }
+
+/// A value that differs from another in a field or two.
+pub trait Changed: Sized {
+    fn changed(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+}
+
+impl<T> Changed for T {}
 
 /// A completion queue as its consumer sees it.
 pub struct CqView {
@@ -355,6 +366,51 @@ impl End {
     }
 }
 
+/// What the next entry of a queue is asserted to say.
+impl End {
+    /// A send of this index was done.
+    #[track_caller]
+    pub fn sent(&mut self, index: u16) {
+        assert_ok(&self.send.poll().unwrap(), CqeOpcode::REQ, index);
+    }
+
+    /// A receive of this index was filled by a SEND.
+    #[track_caller]
+    pub fn received(&mut self, index: u16) {
+        assert_ok(&self.recv.poll().unwrap(), CqeOpcode::RESP_SEND, index);
+    }
+
+    /// A send of this index failed; returns the vendor's code.
+    #[track_caller]
+    pub fn send_failed(&mut self, index: u16, why: Syndrome) -> u8 {
+        let entry = self.send.poll().unwrap();
+        assert_err(&entry, CqeOpcode::REQ_ERR, index, why);
+        entry.as_error().vendor_err
+    }
+
+    /// A receive of this index failed; returns the vendor's code.
+    #[track_caller]
+    pub fn recv_failed(&mut self, index: u16, why: Syndrome) -> u8 {
+        let entry = self.recv.poll().unwrap();
+        assert_err(&entry, CqeOpcode::RESP_ERR, index, why);
+        entry.as_error().vendor_err
+    }
+
+    /// Posts an entry, and lets come what comes of it.
+    pub fn run(&mut self, world: &mut World, wqe: &SendWqe<'_>) -> u16 {
+        let index = self.post(wqe);
+        world.settle();
+        index
+    }
+
+    /// Posts an entry, which is then done.
+    #[track_caller]
+    pub fn completes(&mut self, world: &mut World, wqe: &SendWqe<'_>) {
+        let index = self.run(world, wqe);
+        self.sent(index);
+    }
+}
+
 /// Marks the entries of a queue as not written, also if it starts in the midst of a lap.
 pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
     for i in 0..1_u32 << log {
@@ -383,6 +439,25 @@ pub struct World {
 impl World {
     pub fn new(nics: usize) -> World {
         World::build(nics, None)
+    }
+
+    /// Two NICs on a hub, and a connection between them.
+    pub fn connected() -> (World, End, End) {
+        World::joined(EndConfig::default(), EndConfig::default())
+    }
+
+    /// The same, of ends that are not as they are by default.
+    pub fn joined(a: EndConfig, b: EndConfig) -> (World, End, End) {
+        let mut world = World::new(2);
+        let (a, b) = world.pair(a, b);
+        (world, a, b)
+    }
+
+    /// A connection in a world in which frames are late.
+    pub fn late(seed: u64) -> (World, End, End) {
+        let mut world = World::scheduled(2, seed);
+        let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
+        (world, a, b)
     }
 
     /// A world in which frames are late and who steps is up to `seed`.
@@ -447,6 +522,18 @@ impl World {
 
     pub fn node(&self, end: &End) -> NodeId {
         self.nics[end.nic].node()
+    }
+
+    /// Stops the NIC of an end; returns its node.
+    pub fn silence(&self, end: &End) -> NodeId {
+        let node = self.node(end);
+        self.hub.silence(node, true);
+        node
+    }
+
+    /// The events that a NIC has to tell.
+    pub fn events(&mut self, nic: usize) -> Vec<Event> {
+        std::iter::from_fn(|| self.nics[nic].next_event()).collect()
     }
 
     /// One step of everybody, in order or of somebody by chance. True if anybody moved.
@@ -647,6 +734,17 @@ pub fn nop() -> SendWqe<'static> {
         opcode: SendOpcode::NOP,
         flags: signaled(),
         ..SendWqe::default()
+    }
+}
+
+/// A wire that loses, doubles and reorders frames at these rates.
+pub fn bad_wire(seed: u64, [loss, dup, reorder]: [f64; 3]) -> Faults {
+    Faults {
+        seed,
+        loss,
+        dup,
+        reorder,
+        ..Faults::default()
     }
 }
 

@@ -84,10 +84,7 @@ impl Worker {
                 },
                 &eight,
             ),
-            6 => SendWqe {
-                opcode: SendOpcode::RDMA_WRITE_IMM,
-                ..write(at, &sges)
-            },
+            6 => write(at, &sges).changed(|s| s.opcode = SendOpcode::RDMA_WRITE_IMM),
             _ => nop(),
         };
         if wqe.atomic.is_some() {
@@ -174,11 +171,9 @@ pub fn random_work(seed: u64, mut world: World, config: EndConfig) -> World {
     };
     let mut workers = Vec::new();
     for (x, y) in [(0, 1), (1, 2), (2, 2)] {
-        let config = EndConfig {
-            mtu: Mtu::from_verbs(rng.u8(1..=5)).unwrap(),
-            max_rd_atomic: rng.u8(1..=4),
-            ..config.clone()
-        };
+        let config = config.clone().changed(|c| {
+            (c.mtu, c.max_rd_atomic) = (Mtu::from_verbs(rng.u8(1..=5)).unwrap(), rng.u8(1..=4))
+        });
         let a = world.end(x, config.clone());
         let b = world.end(y, config.clone());
         world.connect(&a, &b);

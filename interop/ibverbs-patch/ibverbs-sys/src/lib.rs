@@ -16,32 +16,10 @@
 
 #![allow(non_camel_case_types, non_upper_case_globals)]
 
-mod completion;
 mod functions;
 mod numbers;
 mod objects;
-mod requests;
 
-pub use completion::*;
 pub use functions::*;
 pub use numbers::*;
 pub use objects::*;
-pub use requests::*;
-
-/// Asserts that a structure lies as `gdsync-sys` has it, whose tests compare with the header.
-macro_rules! lies_as_there {
-    ($($kind:ident { $($field:ident $(= $there:ident)?),* $(,)? })*) => { $(
-        const _: () = {
-            use gdsync_sys::verbs::types::$kind as There;
-            assert!(size_of::<$kind>() == size_of::<There>());
-            assert!(align_of::<$kind>() == align_of::<There>());
-            $(assert!(
-                std::mem::offset_of!($kind, $field)
-                    == lies_as_there!(@there There $field $($there)?)
-            );)*
-        };
-    )* };
-    (@there $kind:ident $field:ident) => { std::mem::offset_of!($kind, $field) };
-    (@there $kind:ident $field:ident $there:ident) => { std::mem::offset_of!($kind, $there) };
-}
-pub(crate) use lies_as_there;

@@ -6,17 +6,11 @@ use std::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign};
 /// A number in network order.
 pub type __be64 = u64;
 
-/// A largest packet, as verbs number it: 1 for 256 bytes, to 5 for 4096.
-pub type ibv_mtu = c_uint;
-
 /// What kind of GID an entry is.
 pub type ibv_gid_type = c_uint;
-/// Of InfiniBand.
-pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
-/// Of RoCE by Ethernet frames.
-pub const IBV_GID_TYPE_ROCE_V1: ibv_gid_type = 1;
-/// Of RoCE by UDP.
-pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
+pub use gdsync_sys::verbs::consts::{
+    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2,
+};
 
 /// Enums of C: a module for each, with its type and its numbers.
 macro_rules! enums {
@@ -24,7 +18,7 @@ macro_rules! enums {
         $(#[$meta])*
         pub mod $name {
             /// Its numbers, and those of newer libraries.
-            pub type Type = std::ffi::c_uint;
+            pub type Type = std::ffi::c_int;
             $($(#[$of])* pub const $number: Type = $value;)*
         }
     )* };
@@ -33,18 +27,10 @@ macro_rules! enums {
 enums! {
     /// How a port is.
     ibv_port_state {
-        /// Unchanged.
-        IBV_PORT_NOP = 0,
-        /// No link.
-        IBV_PORT_DOWN = 1,
-        /// A link that nobody has set up.
-        IBV_PORT_INIT = 2,
         /// Set up.
         IBV_PORT_ARMED = 3,
         /// Carries data.
         IBV_PORT_ACTIVE = 4,
-        /// Waits until an interrupted link is back.
-        IBV_PORT_ACTIVE_DEFER = 5,
     }
     /// What kind of queue pair.
     ibv_qp_type {
@@ -65,51 +51,17 @@ enums! {
     }
     /// The states of a queue pair.
     ibv_qp_state {
-        /// It does nothing.
-        IBV_QPS_RESET = 0,
         /// Receives may be posted.
         IBV_QPS_INIT = 1,
         /// It receives.
         IBV_QPS_RTR = 2,
         /// It receives and sends.
         IBV_QPS_RTS = 3,
-        /// It sends what was posted, and no more.
-        IBV_QPS_SQD = 4,
-        /// Its sends are in error.
-        IBV_QPS_SQE = 5,
-        /// It is in error.
-        IBV_QPS_ERR = 6,
-        /// The library does not know.
-        IBV_QPS_UNKNOWN = 7,
     }
     /// What a send asks for.
     ibv_wr_opcode {
-        /// Writes at the peer.
-        IBV_WR_RDMA_WRITE = 0,
-        /// Writes at the peer and takes a receive there.
-        IBV_WR_RDMA_WRITE_WITH_IMM = 1,
         /// Sends.
         IBV_WR_SEND = 2,
-        /// Sends with immediate data.
-        IBV_WR_SEND_WITH_IMM = 3,
-        /// Reads at the peer.
-        IBV_WR_RDMA_READ = 4,
-        /// Compares and swaps at the peer.
-        IBV_WR_ATOMIC_CMP_AND_SWP = 5,
-        /// Adds at the peer.
-        IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
-        /// Invalidates a key of this side.
-        IBV_WR_LOCAL_INV = 7,
-        /// Binds a memory window.
-        IBV_WR_BIND_MW = 8,
-        /// Sends and invalidates a key of the peer.
-        IBV_WR_SEND_WITH_INV = 9,
-        /// Sends in segments.
-        IBV_WR_TSO = 10,
-        /// The maker's own.
-        IBV_WR_DRIVER1 = 11,
-        /// Writes a word at the peer at once.
-        IBV_WR_ATOMIC_WRITE = 15,
     }
     /// What was done.
     ibv_wc_opcode {
@@ -274,50 +226,19 @@ bits! {
     }
     /// How a send is done.
     ibv_send_flags {
-        /// After the READs and atomics before it.
-        IBV_SEND_FENCE = 1 << 0,
         /// Raises a completion.
         IBV_SEND_SIGNALED = 1 << 1,
-        /// Raises an event at the peer.
-        IBV_SEND_SOLICITED = 1 << 2,
-        /// Its data are taken when it is posted.
-        IBV_SEND_INLINE = 1 << 3,
-        /// The device makes its checksums.
-        IBV_SEND_IP_CSUM = 1 << 4,
-    }
-    /// What a completion says.
-    ibv_wc_flags {
-        /// A global route stands before a datagram.
-        IBV_WC_GRH = 1 << 0,
-        /// There is immediate data.
-        IBV_WC_WITH_IMM = 1 << 1,
-        /// The checksums are right.
-        IBV_WC_IP_CSUM_OK = 1 << 2,
-        /// A key was invalidated.
-        IBV_WC_WITH_INV = 1 << 3,
-        /// Tags have to be brought in step.
-        IBV_WC_TM_SYNC_REQ = 1 << 4,
-        /// A tag matched.
-        IBV_WC_TM_MATCH = 1 << 5,
-        /// The data of a tag are there.
-        IBV_WC_TM_DATA_VALID = 1 << 6,
     }
     /// What of an [`ibv_qp_attr`](crate::ibv_qp_attr) is set.
     ibv_qp_attr_mask {
         /// `qp_state`.
         IBV_QP_STATE = 1 << 0,
-        /// `cur_qp_state`.
-        IBV_QP_CUR_STATE = 1 << 1,
-        /// `en_sqd_async_notify`.
-        IBV_QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
         /// `qp_access_flags`.
         IBV_QP_ACCESS_FLAGS = 1 << 3,
         /// `pkey_index`.
         IBV_QP_PKEY_INDEX = 1 << 4,
         /// `port_num`.
         IBV_QP_PORT = 1 << 5,
-        /// `qkey`.
-        IBV_QP_QKEY = 1 << 6,
         /// `ah_attr`.
         IBV_QP_AV = 1 << 7,
         /// `path_mtu`.
@@ -332,21 +253,13 @@ bits! {
         IBV_QP_RQ_PSN = 1 << 12,
         /// `max_rd_atomic`.
         IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13,
-        /// `alt_ah_attr` and what belongs to it.
-        IBV_QP_ALT_PATH = 1 << 14,
         /// `min_rnr_timer`.
         IBV_QP_MIN_RNR_TIMER = 1 << 15,
         /// `sq_psn`.
         IBV_QP_SQ_PSN = 1 << 16,
         /// `max_dest_rd_atomic`.
         IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17,
-        /// `path_mig_state`.
-        IBV_QP_PATH_MIG_STATE = 1 << 18,
-        /// `cap`.
-        IBV_QP_CAP = 1 << 19,
         /// `dest_qp_num`.
         IBV_QP_DEST_QPN = 1 << 20,
-        /// `rate_limit`.
-        IBV_QP_RATE_LIMIT = 1 << 25,
     }
 }

@@ -2,7 +2,7 @@
 //! datagrams; and how a port is reached.
 
 use gdsync_sys::verbs::consts::*;
-use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_global_route, ibv_qp_attr};
+use gdsync_sys::verbs::types::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
 
 use super::port::Port;
 use crate::error::{Error, Kind, Result};
@@ -91,7 +91,9 @@ fn route(
     let routed = gid.is_some() && (port.by_gid || elsewhere);
     Ok(ibv_ah_attr {
         grh: ibv_global_route {
-            dgid: gid.unwrap_or_default(),
+            dgid: ibv_gid {
+                raw: gid.unwrap_or_default(),
+            },
             sgid_index: port.gid_index,
             flow_label: settings.flow_label,
             hop_limit: settings.hop_limit,
@@ -245,7 +247,7 @@ mod tests {
             let attr = ah_attr(&port(ethernet, by_gid), &to, &settings()).unwrap();
             assert_eq!((attr.sl, attr.grh.hop_limit), (0, 64));
             assert_eq!((attr.is_global, attr.dlid), (global, lid), "{to:?}");
-            assert_eq!(attr.grh.dgid, gid.unwrap_or_default());
+            assert_eq!(attr.grh.dgid.raw, gid.unwrap_or_default());
             assert_eq!((attr.grh.sgid_index, attr.port_num), (4, 2));
         }
     }

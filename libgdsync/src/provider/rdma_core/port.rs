@@ -217,7 +217,7 @@ fn roce(context: &Context, port: u8, attr: &ibv_port_attr) -> Result<(u8, [u8; 1
         // SAFETY: an open context and a place of this length to write to.
         let answer = unsafe { query(context.raw(), port.into(), index.into(), &mut entry, 0, len) };
         let good = answer == 0 && entry.gid_type == consts::IBV_GID_TYPE_ROCE_V2;
-        good.then_some((index, entry.gid))
+        good.then_some((index, entry.gid.raw))
     };
     if let Ok(said) = std::env::var(GID_INDEX) {
         let chosen = said.parse().ok().filter(|index| *index < places);

@@ -418,6 +418,7 @@ fn receives() {
 #[test]
 fn completions_of_receives_say_what_came() {
     let wc = |opcode, wc_flags| ibv_wc {
+        status: IBV_WC_SUCCESS,
         opcode,
         wc_flags,
         byte_len: 12,

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Time;
 
+use super::{Core, Gpu};
 use crate::event::{Event, Mark};
-use crate::gpu::{Core, Gpu};
 use crate::op::{DATA, Op, Target};
 use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;

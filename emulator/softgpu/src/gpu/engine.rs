@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use fastrand::Rng;
 use gds_step::{Machine, Probe, Step, Time};
 
-use crate::gpu::Core;
-use crate::hook::StreamMemory;
+use super::Core;
+use super::lane::{Cx, Lane, Ran};
+use super::stream_memory::StreamMemory;
 use crate::kernel::GridConfig;
-use crate::lane::{Cx, Lane, Ran};
 use crate::store_buffer::StoreBuffer;
 use crate::{Config, Weak};
 

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use gds_step::Time;
 
+use super::Core;
+use super::stream::Shared;
+use super::stream_memory::StreamMemory;
 use crate::event::Mark;
-use crate::gpu::Core;
-use crate::hook::{KernelContext, StreamMemory};
-use crate::kernel::{Grid, GridConfig, GridState};
+use crate::kernel::{Grid, GridConfig, GridState, KernelContext};
 use crate::op::{DATA, InlineData, Op, Target};
 use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
-use crate::stream::Shared;
 use crate::{Cond, DeviceError};
 
 /// Bytes of a copy done at a time.

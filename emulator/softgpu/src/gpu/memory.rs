@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::Core;
 use crate::backing::Backing;
-use crate::gpu::Core;
 use crate::span::Span;
 use crate::{DevAddr, Error, Fault, Window};
 

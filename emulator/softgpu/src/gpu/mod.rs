@@ -1,5 +1,11 @@
 //! The GPU as its users hold it, and what they share with its engine.
 
+mod engine;
+mod lane;
+mod memory;
+mod stream;
+mod stream_memory;
+
 use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -8,17 +14,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Env;
 
+pub use engine::Engine;
+pub use memory::{CpuView, DeviceMemory, HostRegistration, PinnedMemory};
+use stream::Shared;
+pub use stream::Stream;
+
 use crate::backing::Backing;
 use crate::budget::Budget;
 use crate::event::Mark;
-use crate::memory::{DeviceMemory, HostRegistration, PinnedMemory};
 use crate::op::{Launch, Op};
 use crate::posted::Posted;
 use crate::protect::Key;
 use crate::queue::{Consumer, Line, Ring};
-use crate::stream::{Shared, Stream};
 use crate::table::Table;
-use crate::{Caps, Config, DeviceError, Dims, Engine, Error, Kernel};
+use crate::{Caps, Config, DeviceError, Dims, Error, Kernel};
 
 /// A software GPU. Clones share. Memory, streams and events come from here; the [`Engine`],
 /// stepped by a driver, executes.

@@ -1,0 +1,57 @@
+//! What a running grid asks of the GPU: stores and loads that take part in the memory
+//! model, fences, and the time. Plain loads and stores of a kernel go straight to memory; those
+//! that talk to another device (doorbells, flags, completion words) come through here, so
+//! that weak memory can hold them back and put them out of order.
+
+use std::sync::Arc;
+
+use super::GridConfig;
+
+/// The memory and clock that the device functions use. Called only while the grid runs, on
+/// the thread that steps the engine.
+pub(crate) trait StoreHook: Send + Sync {
+    /// Stores four bytes; visible to others at once, or late if memory is weak.
+    ///
+    /// # Safety
+    /// `ptr` is aligned and valid for an atomic store, as a kernel sees memory, until the
+    /// grid is done.
+    unsafe fn store32(&self, ptr: *mut u32, value: u32);
+
+    /// Stores eight bytes; if memory is weak and no fence came just before, the two halves may
+    /// become visible apart.
+    ///
+    /// # Safety
+    /// As for [`store32`](Self::store32).
+    unsafe fn store64(&self, ptr: *mut u64, value: u64);
+
+    /// Loads four bytes with acquire ordering; the stream's own held-back stores are seen.
+    ///
+    /// # Safety
+    /// As for [`store32`](Self::store32), for a load.
+    unsafe fn load32(&self, ptr: *const u32) -> u32;
+
+    /// Loads eight bytes with acquire ordering; the stream's own held-back stores are seen.
+    ///
+    /// # Safety
+    /// As for [`store32`](Self::store32), for a load.
+    unsafe fn load64(&self, ptr: *const u64) -> u64;
+
+    /// Before an atomic operation on `len` bytes at `ptr`: makes the stream's own held-back
+    /// stores to them visible.
+    fn settle(&self, ptr: *const u8, len: usize);
+
+    /// A system fence: every earlier store of the stream is visible when this returns.
+    fn fence(&self);
+
+    /// The time of the step in progress, in nanoseconds of the driver's clock.
+    fn now_ns(&self) -> u64;
+}
+
+/// What a grid is given besides its arguments.
+#[derive(Clone)]
+pub(crate) struct KernelContext {
+    /// The memory and clock of the stream that the grid runs on.
+    pub(crate) hook: Arc<dyn StoreHook>,
+    /// How the grid is run.
+    pub(crate) config: GridConfig,
+}
