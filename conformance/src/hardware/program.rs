@@ -9,9 +9,11 @@ use gdsync::rdma::{
     Completion, Descriptor, Mr, QpConfig, ReceiveRequest, RemoteSpan, SendRequest, Work, post_on,
 };
 
-use super::gear::{Finding, Gear, Pair, Runtime, Verdict, ensure, expected, finish, retry};
-use super::patience::patience;
+use super::limits::time_limit;
+use super::provider::Net;
+use super::rig::{Finding, Pair, Rig, Runtime, expected, finish, retry};
 use super::settings;
+use super::verdict::{Verdict, ensure, text};
 use crate::cover::{self, Axis, Cell};
 
 /// What the programs of a matrix differ in.
@@ -123,6 +125,11 @@ fn draw(operations: &str, steps: usize, seed: u64) -> (Vec<Step>, Words) {
         let word = &mut words[1 - from];
         let mut old = 0;
         let operation = match which {
+            "send" => Send,
+            "send-inline" => SendInline,
+            "write-imm" => WriteImm,
+            "write" => Write,
+            "read" => Read,
             "sends" => [Send, Send, SendInline, WriteImm][rng.usize(0..4)],
             "writes" => [Write, Write, WriteInline, WriteImm][rng.usize(0..4)],
             "reads" => [Read, Read, Write][rng.usize(0..3)],
@@ -174,7 +181,7 @@ fn seeds(step: usize) -> (u64, u64) {
 }
 
 struct Play<'g> {
-    gear: &'g Gear,
+    rig: &'g Rig,
     pair: Pair,
     memory: [Mr; 2],
     /// What the CPU is shown of each message.
@@ -189,58 +196,90 @@ struct Play<'g> {
     ahead: usize,
 }
 
-/// The configuration that a cell stands for.
-fn config(cell: &Cell, blocks: u32) -> QpConfig {
-    let queues = settings::memory(setting(cell, "queues"));
-    let (lowering, endpoint) = settings::posting(setting(cell, "posts"));
-    QpConfig {
-        send_blocks: blocks,
-        recv_entries: blocks,
-        ring_memory: queues,
-        cq_memory: queues,
-        record_memory: queues,
-        lowering,
-        endpoint,
-        start: settings::start(setting(cell, "from")),
-        ..QpConfig::default()
-    }
+/// What a program is, beside what its messages are.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What the queue pairs are made of.
+    pub config: QpConfig,
+    /// What lies between them.
+    pub net: Net,
+    /// Where messages are sent from and land.
+    pub payload: MemoryKind,
+    /// Which streams send and look, as the axis calls it.
+    pub streams: &'static str,
+    /// Whether the CPU posts receives.
+    pub cpu_receives: bool,
+    /// What the messages are, as the axes of [`AXES`] or of the matrix call it.
+    pub operations: &'static str,
+    /// How many there are.
+    pub messages: usize,
+    /// What they are drawn from.
+    pub seed: u64,
+}
+
+/// A number of a cell.
+pub fn seed_of(cell: &Cell) -> u64 {
+    cell.iter().fold(1, |seed, n| 31 * seed + *n as u64)
 }
 
 /// Runs the program of a cell: so many laps of each ring.
 ///
 /// # Errors
-/// Whatever goes wrong, with the message's number.
-pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
+/// As [`play`].
+pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let mut blocks: u32 = setting(cell, "blocks").parse()?;
-    let device = setting(cell, "payload") == "device";
+    let payload = settings::memory(setting(cell, "payload"));
     let may_spin = matches!(setting(cell, "posts"), "kernel" | "auto");
-    if gear.runtime == Runtime::Cuda && device && may_spin {
+    if rig.runtime == Runtime::Cuda && payload == MemoryKind::Device && may_spin {
         // Each copy of the virtual NIC's waits for a time slice of the kernel that waits for it.
         blocks = 4;
     }
-    let config = config(cell, blocks);
-    let net = settings::nics(setting(cell, "NICs"));
-    // Each queue pair sends half of the messages, most of them of one block.
-    let count = 2 * laps * blocks as usize;
-    let seed = cell.iter().fold(1, |seed, n| 31 * seed + *n as u64);
-    let (steps, words) = draw(setting(cell, "operations"), count, seed);
-    let pair = Pair::new(gear, net, [&config, &config])?;
-    gear.lie(&pair.qps, config.ring_memory)?;
-    let kind = if device {
-        MemoryKind::Device
-    } else {
-        MemoryKind::Pinned
-    };
-    let mut play = Play {
-        memory: [pair.memory(0, kind, MEMORY)?, pair.memory(1, kind, MEMORY)?],
-        seen: gear.gpu.alloc(MemoryKind::Pinned, count * SEEN)?,
-        finding: gear.finding()?,
-        streams: [gear.gpu.stream()?, gear.gpu.stream()?],
-        turns: setting(cell, "streams"),
+    let queues = settings::memory(setting(cell, "queues"));
+    let (lowering, endpoint) = settings::posting(setting(cell, "posts"));
+    let settings = Settings {
+        config: QpConfig {
+            send_blocks: blocks,
+            recv_entries: blocks,
+            ring_memory: queues,
+            cq_memory: queues,
+            record_memory: queues,
+            lowering,
+            endpoint,
+            start: settings::start(setting(cell, "from")),
+            ..QpConfig::default()
+        },
+        net: settings::nics(setting(cell, "NICs")),
+        payload,
+        streams: setting(cell, "streams"),
         cpu_receives: setting(cell, "receives") == "by CPU",
+        operations: setting(cell, "operations"),
+        // Each queue pair sends half of the messages, most of them of one block.
+        messages: 2 * laps * blocks as usize,
+        seed: seed_of(cell),
+    };
+    play(rig, &settings)
+}
+
+/// Plays a program.
+///
+/// # Errors
+/// Whatever goes wrong, with the message's number.
+pub fn play(rig: &Rig, settings: &Settings) -> Verdict {
+    let (config, count) = (&settings.config, settings.messages);
+    let (steps, words) = draw(settings.operations, count, settings.seed);
+    let pair = Pair::new(rig, settings.net, [config, config])?;
+    rig.lie(&pair.qps, config)?;
+    let memory = |of| pair.memory(of, settings.payload, MEMORY);
+    let mut play = Play {
+        memory: [memory(0)?, memory(1)?],
+        seen: rig.gpu.alloc(MemoryKind::Pinned, count * SEEN)?,
+        finding: rig.finding()?,
+        streams: [rig.gpu.stream()?, rig.gpu.stream()?],
+        turns: settings.streams,
+        cpu_receives: settings.cpu_receives,
         receives: VecDeque::new(),
-        ahead: blocks as usize / 2,
-        gear,
+        ahead: config.recv_entries as usize / 2,
+        rig,
         pair,
     };
     for (i, step) in steps.iter().enumerate() {
@@ -256,11 +295,6 @@ pub fn run(gear: &Gear, cell: &Cell, laps: usize) -> Verdict {
     play.judge(&steps, &words)?;
     let Play { pair, .. } = play;
     pair.leave("in the end")
-}
-
-/// What a failure says.
-pub(super) fn text(failed: &libtest_mimic::Failed) -> &str {
-    failed.message().unwrap_or("no reason given")
 }
 
 impl Play<'_> {
@@ -280,7 +314,7 @@ impl Play<'_> {
             return Ok(());
         };
         let qp = &mut self.pair.qps[at];
-        qp.wait(request, patience())?;
+        qp.wait(request, time_limit())?;
         let got = qp.received(request)?;
         ensure((got.len as usize, got.imm) == (len, imm), || {
             format!("{got:?} instead of {len} bytes and {imm:?}")
@@ -304,14 +338,14 @@ impl Play<'_> {
         let landing = landing + slot;
         let (source, target) = (self.memory[from].clone(), self.memory[to].clone());
         let landed = self.memory[at].region().clone();
-        let gear = self.gear;
+        let rig = self.rig;
 
         // What is there before.
-        gear.fill(looker, &landed, landing + step.len, GUARD, guard)?;
+        rig.fill(looker, &landed, landing + step.len, GUARD, guard)?;
         if !step.operation.is_inline() && !step.operation.is_atomic() {
             let read = step.operation == Operation::Read;
             let owner = if read { &target } else { &source };
-            gear.fill(&sender, owner.region(), SOURCE + slot, step.len, seed)?;
+            rig.fill(&sender, owner.region(), SOURCE + slot, step.len, seed)?;
         }
 
         let receive = match takes_receive {
@@ -330,10 +364,10 @@ impl Play<'_> {
         if step.operation.is_atomic() {
             // Its old value is for the CPU to see.
         } else {
-            gear.verify(looker, &landed, landing, step.len, seed, &self.finding)?;
+            rig.verify(looker, &landed, landing, step.len, seed, &self.finding)?;
         }
         let end = landing + step.len;
-        gear.verify(looker, &landed, end, GUARD, guard, &self.finding)?;
+        rig.verify(looker, &landed, end, GUARD, guard, &self.finding)?;
         let shown = step.len.min(SEEN);
         if shown > 0 {
             let (to, from) = (
@@ -352,7 +386,7 @@ impl Play<'_> {
         let list = [mr.sge(at as u64, step.len as u32)];
         let qp = &mut self.pair.qps[to];
         // A stream that has not said yet that it has passed holds places for completions.
-        let request = retry(&self.gear.gpu, || qp.prepare_receive(&list))?;
+        let request = retry(&self.rig.gpu, || qp.prepare_receive(&list))?;
         if self.cpu_receives {
             self.pair.qps[to].post_receive(request)?;
         }
@@ -401,10 +435,10 @@ impl Play<'_> {
         };
         let work = if signaled { work.signaled() } else { work };
         let hole = match step.hole {
-            true => Some(qp.prepare_within(&Work::nop().signaled(), patience())?),
+            true => Some(qp.prepare_within(&Work::nop().signaled(), time_limit())?),
             false => None,
         };
-        let send = qp.prepare_within(&work, patience())?;
+        let send = qp.prepare_within(&work, time_limit())?;
         if let Some(hole) = hole {
             qp.abort(hole)?;
         }
@@ -421,8 +455,8 @@ impl Play<'_> {
     ) -> Verdict {
         let posted = receive.filter(|_| !self.cpu_receives);
         let available = posted.map(Descriptor::Receive);
-        let arrived = receive.map(|receive| self.wait(receive.into()));
-        let sent = sent.map(|sent| self.wait(sent));
+        let arrived = receive.map(Descriptor::wait_flushed);
+        let sent = sent.map(Descriptor::wait_flushed);
         let [a, b] = &mut self.pair.qps;
         let queues: &mut [_] = &mut [a, b];
         if sender.id() == receiver.id() {
@@ -441,10 +475,6 @@ impl Play<'_> {
             .collect();
         post_on(sender, queues, &list)?;
         Ok(())
-    }
-
-    fn wait(&self, completion: Completion) -> Descriptor<'static> {
-        Descriptor::wait_flushed(completion)
     }
 
     /// Compares what is there in the end with what the program says.

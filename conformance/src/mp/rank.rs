@@ -12,8 +12,8 @@ use mp::{Context, Done, Kind, Memory, Recv, Request, Send, SizeSource, Slice, So
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing, Message, hands};
 use super::setup::{Form, Setup};
-use crate::hardware::gear::{Verdict, ensure};
-use crate::hardware::patience::patience;
+use crate::hardware::limits::time_limit;
+use crate::hardware::verdict::{Verdict, ensure, text};
 
 /// The tag under which ranks meet.
 const MEET: u32 = 0xb000_0000;
@@ -148,7 +148,7 @@ pub fn play(setup: &Setup, ctx: &Context) -> Verdict {
 }
 
 fn told(failed: &libtest_mimic::Failed, place: &str) -> libtest_mimic::Failed {
-    let why = failed.message().unwrap_or("no reason given");
+    let why = text(failed);
     format!("{place}: {why}").into()
 }
 
@@ -271,9 +271,9 @@ impl<'a> Player<'a> {
         ensure(stuck.is_empty(), || {
             format!("{stuck:?} after all has ended")
         })?;
-        match ctx.close(patience()) {
+        match ctx.close(time_limit()) {
             // Of sends that were let go.
-            Err(e) if truncated && e.kind() == Kind::Truncated => ctx.close(patience())?,
+            Err(e) if truncated && e.kind() == Kind::Truncated => ctx.close(time_limit())?,
             closed => closed?,
         }
         drop(streams);
@@ -296,7 +296,7 @@ impl<'a> Player<'a> {
         let full = |r: &mp::Result<T>| matches!(r, Err(e) if e.kind() == mp::Kind::QueueFull);
         let mut result = attempt();
         let host = self.ctx.gpu().host();
-        let deadline = host.now() + patience();
+        let deadline = host.now() + time_limit();
         host.wait_until(Some(deadline), &mut || {
             if full(&result) {
                 self.ctx.progress();
@@ -628,7 +628,7 @@ impl<'a> Player<'a> {
             let Some(request) = request(*i) else { continue };
             let done = match poll {
                 true => self.poll(request)?,
-                false => request.wait(patience()),
+                false => request.wait(time_limit()),
             };
             ended.push((*i, done));
         }
@@ -638,14 +638,14 @@ impl<'a> Player<'a> {
     fn poll(&self, request: &Request) -> Verdict<mp::Result<Done>> {
         let mut answer = Ok(None);
         let host = self.ctx.gpu().host();
-        host.wait_until(Some(host.now() + patience()), &mut || {
+        host.wait_until(Some(host.now() + time_limit()), &mut || {
             if self.setup.manual {
                 self.ctx.progress();
             }
             answer = request.test();
             !matches!(answer, Ok(None))
         });
-        let late = || format!("{request:?} has not ended within {:?}", patience());
+        let late = || format!("{request:?} has not ended within {:?}", time_limit());
         Ok(match answer.transpose() {
             Some(ended) => ended,
             None => return Err(late().into()),
@@ -723,7 +723,7 @@ impl<'a> Player<'a> {
             requests.push(self.ctx.irecv(peer, MEET, &nothing)?);
             requests.push(self.ctx.isend(peer, MEET, &nothing)?);
         }
-        mp::wait_all(&requests, patience())?;
+        mp::wait_all(&requests, time_limit())?;
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 
 use super::memory::Place;
 use crate::cover::{self, Axis, Cell};
-use crate::hardware::patience::patiently;
+use crate::hardware::limits::scaled;
 use crate::hardware::provider;
 
 /// What cells differ in. The first six are multiplied out by [`whole`](super::cells::whole).
@@ -354,7 +354,7 @@ impl Setup {
     #[must_use]
     pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
-            .timeout(patiently(TIMEOUT))
+            .timeout(scaled(TIMEOUT))
             .eager_limit(self.eager)
             .depth(self.depth)
             .start(self.first)

@@ -3,14 +3,14 @@
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
 //! that is lost; [`talk`] a random program of messages of every kind, with an oracle by payload;
-//! [`company`] ranks that go on talking when one of them is lost. [`asleep`] shows that messages
+//! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
 //! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
 //! write keep their order. [`job`] is what all of them share.
 
-pub mod asleep;
-pub mod company;
 pub mod halo;
 pub mod job;
 pub mod late;
 pub mod loss;
+pub mod offload;
+pub mod survivors;
 pub mod talk;

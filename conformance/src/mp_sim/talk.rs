@@ -12,6 +12,7 @@ use gdsync::rdma::{Endpoint, Lowering};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, disorder, process};
+use crate::hardware::verdict::text;
 use crate::mp::memory::Place;
 use crate::mp::rank;
 use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
@@ -54,10 +55,7 @@ fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
             rank.pause(&names[pause.victim], pause.after, pause.lasts);
         }
         if let Err(failed) = rank::play(&setup, &seat.ctx) {
-            panic!(
-                "{}: {setup:?}",
-                failed.message().unwrap_or("no reason given")
-            );
+            panic!("{}: {setup:?}", text(&failed));
         }
         if together {
             rank.barrier();

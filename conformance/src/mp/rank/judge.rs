@@ -4,8 +4,9 @@ use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
 use super::{Player, Taken, tag, told};
-use crate::hardware::gear::{Verdict, ensure, finish};
-use crate::hardware::patience::patience;
+use crate::hardware::limits::time_limit;
+use crate::hardware::rig::finish;
+use crate::hardware::verdict::{Verdict, ensure};
 use crate::mp::plan::{By, Message};
 
 /// How a request ended that a stream has waited for.
@@ -87,7 +88,7 @@ impl Player<'_> {
         }
         let host = self.ctx.gpu().host();
         let mut idle = Ok(false);
-        host.wait_until(Some(host.now() + patience()), &mut || {
+        host.wait_until(Some(host.now() + time_limit()), &mut || {
             self.ctx.progress();
             idle = stream.is_idle();
             !matches!(idle, Ok(false))
