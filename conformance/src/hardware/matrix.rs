@@ -14,7 +14,7 @@ use libtest_mimic::Arguments;
 
 use super::program::{self, Settings};
 use super::provider::{self, Net};
-use super::rig::{Rig, Runtime};
+use super::rig::{Pair, Rig, Runtime};
 use super::suite::Suite;
 use super::verdict::Verdict;
 use super::{few, is_required, laps, settings, told, unsupported};
@@ -93,27 +93,29 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     let live: Arc<dyn Host> = Live::global()?;
     let rig = Rig::with(Runtime::Soft, Gpu::soft_with(live, options)?, provider)?;
     let (lowering, endpoint) = settings::posting(setting("posts"));
+    let config = QpConfig {
+        send_blocks: ENTRIES,
+        recv_entries: ENTRIES,
+        ring_memory: memory("rings"),
+        cq_memory: memory("completions"),
+        record_memory: memory("record"),
+        lowering,
+        endpoint,
+        start: provider::shortly_before_the_wrap(provider),
+        ..QpConfig::default()
+    };
     let settings = Settings {
-        config: QpConfig {
-            send_blocks: ENTRIES,
-            recv_entries: ENTRIES,
-            ring_memory: memory("rings"),
-            cq_memory: memory("completions"),
-            record_memory: memory("record"),
-            lowering,
-            endpoint,
-            start: provider::shortly_before_the_wrap(provider),
-            ..QpConfig::default()
-        },
-        net: Net::One,
         payload: memory("payload"),
         streams: "one",
         cpu_receives: false,
         operations: setting("operation"),
         messages: 2 * MESSAGES.min(laps()? * ENTRIES as usize),
         seed: program::seed_of(cell),
+        hazards: None,
     };
-    program::play(&rig, &settings)
+    let pair = Pair::new(&rig, Net::One, [&config, &config])?;
+    rig.lie(&pair.qps, &config)?;
+    program::play(&rig, pair, &settings)
 }
 
 /// What this version cannot run at all, and why. (CUDA runs in the other trials: what its streams

@@ -304,6 +304,10 @@ pub struct Pair {
     pub pds: [Pd; 2],
     /// The queue pairs.
     pub qps: [Qp; 2],
+    /// Entries of each receive queue, and segments of each entry, at least.
+    pub entries: usize,
+    /// See above.
+    pub recv_sges: usize,
 }
 
 impl Pair {
@@ -318,10 +322,22 @@ impl Pair {
             Net::One => pd.clone(),
             Net::Hub | Net::Host => second.alloc_pd()?,
         };
+        Pair::on([first, second], [pd, other], configs)
+    }
+
+    /// Makes queue pairs on NICs that are open, and connects them.
+    ///
+    /// # Errors
+    /// As [`Pd::create_qp`] and [`Qp::connect`].
+    pub fn on(devices: [Device; 2], pds: [Pd; 2], configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let qp = |i: usize| pds[i].create_qp(configs[i]);
+        let least = |f: fn(&QpConfig) -> u32| configs.map(f).into_iter().min().unwrap_or(1);
         let mut pair = Pair {
-            qps: [pd.create_qp(configs[0])?, other.create_qp(configs[1])?],
-            devices: [first, second],
-            pds: [pd, other],
+            qps: [qp(0)?, qp(1)?],
+            entries: least(|config| config.recv_entries) as usize,
+            recv_sges: least(|config| config.recv_sges) as usize,
+            devices,
+            pds,
         };
         pair.connect()?;
         Ok(pair)

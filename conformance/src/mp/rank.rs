@@ -155,14 +155,7 @@ fn told(failed: &libtest_mimic::Failed, place: &str) -> libtest_mimic::Failed {
 impl<'a> Player<'a> {
     fn new(setup: &'a Setup, ctx: &'a Context) -> Verdict<Player<'a>> {
         let (me, ranks) = (ctx.rank(), ctx.size());
-        let to: Vec<u32> = match setup.all {
-            true => (0..ranks).collect(),
-            false => vec![(me + 1) % ranks],
-        };
-        let from: Vec<u32> = match setup.all {
-            true => (0..ranks).collect(),
-            false => vec![(me + ranks - 1) % ranks],
-        };
+        let [to, from] = setup.peers(me);
         let numbers = || 0..setup.tags;
         let channel = |to: &u32| {
             numbers()
@@ -178,6 +171,7 @@ impl<'a> Player<'a> {
         };
         let lines: Vec<Line> = match setup.anybody {
             true => numbers()
+                .filter(|_| !from.is_empty())
                 .map(|number| line(None, number, from.len()))
                 .collect(),
             false => {
@@ -190,14 +184,14 @@ impl<'a> Player<'a> {
         let slot = setup.slot();
         let slots = |place, count: usize| -> Verdict<Slots> {
             Ok(Slots {
-                arena: Arena::new(ctx, place, count * slot)?,
+                arena: Arena::new(ctx, place, count.max(1) * slot)?,
                 slot,
                 events: vec![None; count],
             })
         };
         let sends = channels.len() * setup.window() * (1 + setup.lag);
         let receives = channels.len() * setup.window();
-        let words = ctx.gpu().alloc(MemoryKind::Pinned, sends * 16)?;
+        let words = ctx.gpu().alloc(MemoryKind::Pinned, sends.max(1) * 16)?;
         let word = |i: usize| -> gdsync::Result<[Word64; 2]> {
             Ok([words.word64(i * 16)?, words.word64(i * 16 + 8)?])
         };
@@ -211,7 +205,7 @@ impl<'a> Player<'a> {
             into: slots(setup.into, receives)?,
             seen: ctx
                 .gpu()
-                .alloc(MemoryKind::Pinned, setup.ahead() * receives * slot)?,
+                .alloc(MemoryKind::Pinned, setup.ahead() * receives.max(1) * slot)?,
             words: (0..sends).map(word).collect::<gdsync::Result<_>>()?,
             channels,
             lines,

@@ -164,6 +164,8 @@ pub struct Setup {
     pub streams: u32,
     /// Each rank sends to all, itself too; else to the next one.
     pub all: bool,
+    /// Rank 0 alone sends, and may get far ahead of the others.
+    pub one_way: bool,
     /// Connections are made before the first message.
     pub up_front: bool,
     /// Ranks do the background work themselves.
@@ -244,6 +246,7 @@ impl Setup {
             tags: number("tags") as u32,
             streams: number("streams") as u32,
             all: is("peers", "all"),
+            one_way: false,
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
             prepared: is("posts", "prepared"),
@@ -263,6 +266,20 @@ impl Setup {
         match self.size {
             Size::Bytes(bytes) | Size::Around(bytes) => bytes,
             Size::Odd => ODD[ODD.len() - 1],
+        }
+    }
+
+    /// To whom a rank sends, and from whom it receives.
+    pub fn peers(&self, me: u32) -> [Vec<u32>; 2] {
+        let ranks = self.ranks;
+        let [to, from] = match self.all {
+            true => [(0..ranks).collect(), (0..ranks).collect()],
+            false => [vec![(me + 1) % ranks], vec![(me + ranks - 1) % ranks]],
+        };
+        match (self.one_way, me) {
+            (false, _) => [to, from],
+            (true, 0) => [to, from.into_iter().filter(|from| *from == 0).collect()],
+            (true, _) => [vec![], from.into_iter().filter(|from| *from == 0).collect()],
         }
     }
 

@@ -17,7 +17,7 @@ use mp_examples::halo2d::{self, Model};
 
 use super::halo::Case;
 use super::job::{Job, Seat, close_without, process};
-use crate::oracle::message;
+use super::message;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.

@@ -11,7 +11,7 @@ use gdsync::rdma::QpConfig;
 use mp::{Context, Memory, Request, Result};
 
 use super::job::{Job, Seat, Settings, process};
-use crate::oracle::message;
+use super::message;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.

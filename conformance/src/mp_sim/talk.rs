@@ -79,7 +79,13 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
     let mut place = || [Place::Device, Place::Pinned][rng.usize(0..2)];
     let (from, into) = (place(), place());
     let (ranks, tags, all) = (rng.u32(1..=4), rng.u32(1..=4), rng.bool());
-    let channels = tags * if all { ranks * ranks } else { ranks };
+    let one_way = rng.u8(0..3) == 0;
+    let channels = match (one_way, all) {
+        (true, true) => tags * ranks,
+        (true, false) => tags,
+        (false, true) => tags * ranks * ranks,
+        (false, false) => tags * ranks,
+    };
     Setup {
         sender,
         receiver,
@@ -100,6 +106,7 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         tags,
         streams: rng.u32(1..=2),
         all,
+        one_way,
         manual: false,
         prepared: rng.bool(),
         lag: rng.usize(0..2),
