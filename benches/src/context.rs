@@ -9,8 +9,8 @@ use gdsync::rdma::QpConfig;
 use mp::bootstrap::{Bootstrap, Local};
 use mp::{Builder, Context};
 
-use crate::cli::Setup;
 use crate::endpoint::Endpoint;
+use crate::options::Setup;
 
 /// Blocks of each send queue: more than the benchmarks enqueue ahead of a closed gate.
 pub const QUEUE: u32 = 1024;

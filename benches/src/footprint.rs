@@ -13,15 +13,16 @@ use clap::Args;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Connect, Context, Slice};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::alloc;
-use crate::cli::{Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
 use crate::memory;
+use crate::options::Setup;
 use crate::rank::{Job, Rank};
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 use crate::start::gather;
 use crate::table::{Table, bytes};
 use crate::world;
@@ -43,9 +44,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// What is in use, or by how much that has grown, in bytes.
@@ -100,65 +98,53 @@ struct Steps {
     stream: Use,
 }
 
-/// The figures, of the rank that is in the middle.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Ranks.
-    pub ranks: u32,
-    /// A context that knows nobody.
-    pub context: Use,
-    /// Each peer: being connected.
-    pub connected: Use,
-    /// Each peer: a tag in both directions, with its slots.
-    pub tag: Use,
-    /// Each peer: a stream that posts.
-    pub stream: Use,
-    /// Bytes of the slots of such a tag, as they are set up.
-    pub slots: u64,
-}
+impl Job for Options {
+    const NAME: &'static str = "footprint";
 
-/// One rank's part.
-pub fn play(rank: &Rank, options: &Options) -> Result<Value> {
-    let setup = &options.setup;
-    let endpoint = Endpoint::open(setup, rank.number)?;
-    let made = endpoint.made_of(setup, setup.memory(&endpoint.gpu))?;
-    let builder = |name: &str, connect| -> Result<Context> {
-        let bootstrap = rank.bootstrap()?;
-        let builder = context::builder(&endpoint, setup, bootstrap, QUEUE, rank.left());
-        let built = builder.name(name).connect(connect).build();
-        built.context("building a context")
-    };
-    // What is made once for all contexts of a process is not counted.
-    let together = builder("together", Connect::Lazy)?;
-    gather(&together, TOGETHER, rank.left())?;
-    let start = Use::now()?;
-    let alone = builder("alone", Connect::Lazy)?;
-    let lonely = Use::now()?;
-    let context = builder("connected", Connect::UpFront)?;
-    gather(&together, TOGETHER, rank.left())?;
-    let connected = Use::now()?;
-    talk(&context, None, rank.left())?;
-    gather(&together, TOGETHER, rank.left())?;
-    let tagged = Use::now()?;
-    talk(&context, Some(&endpoint.stream), rank.left())?;
-    gather(&together, TOGETHER, rank.left())?;
-    let streamed = Use::now()?;
-    context.close(rank.left())?;
-    alone.close(rank.left())?;
-    gather(&together, TOGETHER, rank.left())?;
-    together.close(rank.left())?;
-    let context = lonely.minus(start);
-    // Being one's own peer takes both ends, of lanes; of a tag it takes the two directions.
-    let peers = i64::from(options.ranks);
-    Ok(serde_json::to_value(Steps {
-        names: made.names,
-        context,
-        connected: connected.minus(lonely).minus(context).over(peers + 1),
-        tag: tagged.minus(connected).over(peers),
-        stream: streamed.minus(tagged).over(peers + 1),
-    })?)
+    fn needs_mp(&self) -> bool {
+        true
+    }
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let setup = &self.setup;
+        let endpoint = Endpoint::open(setup, rank.number)?;
+        let made = endpoint.made_of(setup, setup.memory(&endpoint.gpu))?;
+        let builder = |name: &str, connect| -> Result<Context> {
+            let bootstrap = rank.bootstrap()?;
+            let builder = context::builder(&endpoint, setup, bootstrap, QUEUE, rank.left());
+            let built = builder.name(name).connect(connect).build();
+            built.context("building a context")
+        };
+        // What is made once for all contexts of a process is not counted.
+        let together = builder("together", Connect::Lazy)?;
+        gather(&together, TOGETHER, rank.left())?;
+        let start = Use::now()?;
+        let alone = builder("alone", Connect::Lazy)?;
+        let lonely = Use::now()?;
+        let context = builder("connected", Connect::UpFront)?;
+        gather(&together, TOGETHER, rank.left())?;
+        let connected = Use::now()?;
+        talk(&context, None, rank.left())?;
+        gather(&together, TOGETHER, rank.left())?;
+        let tagged = Use::now()?;
+        talk(&context, Some(&endpoint.stream), rank.left())?;
+        gather(&together, TOGETHER, rank.left())?;
+        let streamed = Use::now()?;
+        context.close(rank.left())?;
+        alone.close(rank.left())?;
+        gather(&together, TOGETHER, rank.left())?;
+        together.close(rank.left())?;
+        let context = lonely.minus(start);
+        // Being one's own peer takes both ends, of lanes; of a tag it takes the two directions.
+        let peers = i64::from(self.ranks);
+        Ok(serde_json::to_value(Steps {
+            names: made.names,
+            context,
+            connected: connected.minus(lonely).minus(context).over(peers + 1),
+            tag: tagged.minus(connected).over(peers),
+            stream: streamed.minus(tagged).over(peers + 1),
+        })?)
+    }
 }
 
 /// An empty message to and from every rank.
@@ -188,76 +174,63 @@ fn talk(context: &Context, stream: Option<&Stream>, limit: Duration) -> Result<(
     Ok(())
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let job = Job::Footprint(options.clone());
-    let ranks = world::run_many(options.ranks as usize, &job, options.run.timeout)?;
-    let mut ranks: Vec<Steps> = ranks
-        .into_iter()
-        .map(serde_json::from_value)
-        .collect::<Result<_, _>>()
-        .context("reading a rank's result")?;
-    ranks.sort_by_key(|steps| steps.connected.most());
-    let middle = ranks.swap_remove(ranks.len() / 2);
-    let figures = Figures {
-        names: middle.names,
-        ranks: options.ranks,
-        context: middle.context,
-        connected: middle.connected,
-        tag: middle.tag,
-        stream: middle.stream,
-        slots: 16 * 4096,
-    };
-    show(&figures);
-    if let Some(path) = &options.run.json {
-        let report = Report::new("footprint", options, &figures, targets(&figures))?;
-        report::write_json(path, &report)?;
-    }
-    Ok(())
-}
+impl Benchmark for Options {
+    const NAME: &'static str = "footprint";
+    const ABOUT: &'static str = "Memory for each connected peer";
 
-fn show(figures: &Figures) {
-    println!(
-        "mpbench footprint: {} ranks, a process each, each connected to all; one in the middle",
-        figures.ranks
-    );
-    println!("{}; {}", figures.names.gpu, figures.names.provider);
-    let slots = bytes(figures.slots);
-    let tag = format!("a peer: a tag both ways, {slots} slots");
-    let heads = [&tag, "heap", "private", "resident"];
-    let table = Table::new(&heads, 12);
-    println!("{}", table.line(&["", "heap", "private", "resident"]));
-    let rows = [
-        ("a context that knows nobody", figures.context),
-        ("a peer: connected", figures.connected),
-        ("a peer: a stream that posts", figures.stream),
-        (tag.as_str(), figures.tag),
-    ];
-    for (name, used) in rows {
-        let kib = |n: i64| format!("{:.1} KiB", n as f64 / 1024.0);
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let mut ranks: Vec<Steps> = world::run_many(self.ranks as usize, self, limit)?;
+        ranks.sort_by_key(|steps| steps.connected.most());
+        let Steps {
+            names,
+            context,
+            connected,
+            tag,
+            stream,
+        } = ranks.swap_remove(ranks.len() / 2);
         println!(
-            "{}",
-            table.line(&[
-                name.to_owned(),
-                kib(used.heap),
-                kib(used.private),
-                kib(used.resident),
-            ])
+            "mpbench footprint: {} ranks, a process each, each connected to all; one in the middle",
+            self.ranks
         );
+        println!("{names}");
+        // Of a tag, as they are set up.
+        let slots: u64 = 16 * 4096;
+        let tagged = format!("a peer: a tag both ways, {} slots", bytes(slots));
+        let table = Table::new(&[&tagged, "heap", "private", "resident"], 12);
+        table.row(&["", "heap", "private", "resident"]);
+        let rows = [
+            ("a context that knows nobody", context),
+            ("a peer: connected", connected),
+            ("a peer: a stream that posts", stream),
+            (tagged.as_str(), tag),
+        ];
+        for (name, used) in rows {
+            let kib = |n: i64| format!("{:.1} KiB", n as f64 / 1024.0);
+            let used = [kib(used.heap), kib(used.private), kib(used.resident)];
+            table.row(&[&[name.to_owned()], &used[..]].concat());
+        }
+        let target = |name: &str, used: u64| {
+            let kib = |n: u64| n as f64 / 1024.0;
+            Target::at_most(&format!("footprint: {name}"), kib(used), kib(MOST), "KiB")
+        };
+        let posts = connected.each(stream, |a, b| a + b).most();
+        let targets = vec![
+            target("a connected peer", connected.most()),
+            target("a peer that a stream posts to", posts),
+            target(
+                "and with a tag, but for its slots",
+                posts + tag.most().saturating_sub(slots),
+            ),
+        ];
+        let figures = json!({
+            "names": names,
+            "ranks": self.ranks,
+            "context": context,
+            "connected": connected,
+            "tag": tag,
+            "stream": stream,
+            "slots": slots,
+        });
+        Outcome::of(&figures, targets)
     }
-}
-
-fn targets(figures: &Figures) -> Vec<Target> {
-    let kib = |n: u64| n as f64 / 1024.0;
-    let target = |name: &str, used: u64| {
-        let name = format!("footprint: {name}");
-        Target::at_most(&name, kib(used), kib(MOST), "KiB")
-    };
-    let posts = figures.connected.each(figures.stream, |a, b| a + b);
-    let tag = figures.tag.most().saturating_sub(figures.slots);
-    vec![
-        target("a connected peer", figures.connected.most()),
-        target("a peer that a stream posts to", posts.most()),
-        target("and with a tag, but for its slots", posts.most() + tag),
-    ]
 }

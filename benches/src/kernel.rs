@@ -189,6 +189,28 @@ impl Tally {
     }
 }
 
+/// Times that turns have noted, one word each.
+pub struct Stamps(pub Region);
+
+impl Stamps {
+    /// Room for `count`, where the kernel's stores have a short way.
+    pub fn new(gpu: &Gpu, count: usize) -> Result<Stamps> {
+        Ok(Stamps(gpu.alloc(MemoryKind::Device, 8 * count)?))
+    }
+
+    /// What passed between the first `count`, one after the other, in nanoseconds.
+    pub fn gaps(&self, count: usize) -> Result<Vec<u64>> {
+        let mut bytes = vec![0; 8 * count];
+        self.0.read(0, &mut bytes)?;
+        let (stamps, _) = bytes.as_chunks::<8>();
+        let stamps: Vec<u64> = stamps.iter().map(|b| u64::from_ne_bytes(*b)).collect();
+        if !stamps.is_sorted() || stamps[0] == 0 {
+            bail!("the GPU's clock went back, or a kernel did not stamp");
+        }
+        Ok(stamps.windows(2).map(|w| w[1] - w[0]).collect())
+    }
+}
+
 const _: () = assert!(size_of::<Turn>() == 64);
 
 #[cfg(test)]

@@ -1,19 +1,15 @@
 //! `mpbench`: what the library costs and what it reaches, measured on the machine it runs on.
 //!
-//! Each command is one question: `pingpong` (one-way latency of messages that streams send while
-//! the CPU sleeps), `loopback` (from doorbell to completion on one stream), `post` (what enqueueing
-//! costs the host), `providers` (what that costs with one provider and with another), `rate`
-//! (small messages a second), `bandwidth` (large messages between processes), `soak` (a million
-//! messages, and memory that does not grow), `verify` (messages of changing sizes, every byte
-//! looked at), `start` (how long a job takes to start), `footprint` (memory of each peer), the
-//! programs of the ancestor under their names, `suite` (all of them, against their targets).
-//! All print a table and write their figures as JSON.
+//! Each command is one question: [`COMMANDS`] lists them. A [`benchmark`] prints a table and has
+//! figures for JSON ([`report`]); [`options`] are what several have. Those of several ranks are a
+//! [`rank::Job`], which [`world`] starts as processes or threads ([`JOBS`]). In one process they
+//! stand on [`endpoint`]: a GPU, a NIC, and two queue pairs between a gate and a bell.
 
 mod alloc;
 mod ancestors;
 mod bandwidth;
 mod bare;
-mod cli;
+mod benchmark;
 mod context;
 mod endpoint;
 mod footprint;
@@ -25,9 +21,9 @@ mod loopback;
 mod machine;
 mod meet;
 mod memory;
+mod options;
 mod pattern;
 mod pingpong;
-mod plot;
 mod post;
 mod rank;
 mod rate;
@@ -43,48 +39,112 @@ mod write_lat;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::{Context, Result};
+use clap::{Arg, Args, Command, FromArgMatches, value_parser};
 
-use cli::{Cli, Command};
+use ancestors::{kernel_latency, poll_lat, sanity};
+use benchmark::Entry;
+use world::RankSpec;
 
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
+/// What there is to ask.
+const COMMANDS: [Entry; 15] = [
+    Entry::of::<pingpong::Options>(),
+    Entry::of::<loopback::Options>(),
+    Entry::of::<post::Options>(),
+    Entry::of::<post::providers::Options>(),
+    Entry::of::<rate::Options>(),
+    Entry::of::<bandwidth::Options>(),
+    Entry::of::<soak::Options>(),
+    Entry::of::<verify::Options>(),
+    Entry::of::<start::Options>(),
+    Entry::of::<footprint::Options>(),
+    Entry::of::<write_lat::Options>(),
+    Entry::of::<poll_lat::Options>(),
+    Entry::of::<kernel_latency::Options>(),
+    Entry::of::<sanity::Options>(),
+    Entry {
+        name: "suite",
+        about: "The benchmarks that have targets, against their targets",
+        options: suite::Options::augment_args,
+        run: |given| suite::run(&suite::Options::from_arg_matches(given)?),
+    },
+];
+
+/// What processes are started for that are ranks.
+const JOBS: [world::Entry; 6] = [
+    world::entry::<pingpong::Options>(),
+    world::entry::<bandwidth::Options>(),
+    world::entry::<kernel_latency::Options>(),
+    world::entry::<write_lat::Options>(),
+    world::entry::<start::Turn>(),
+    world::entry::<footprint::Options>(),
+];
+
+fn command_line() -> Command {
+    let parent = Arg::new("parent").long("parent").hide(true);
+    let rank = Command::new("rank").hide(true);
+    Command::new("mpbench")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams")
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .arg(parent.value_parser(value_parser!(u32)))
+        .subcommands(COMMANDS.iter().map(Entry::command))
+        .subcommand(RankSpec::augment_args(rank))
+}
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Err(e) = gds_log::init(gdsync::launcher::rank()) {
-        eprintln!("mpbench: {e}");
-        return ExitCode::FAILURE;
-    }
-    if let Some(parent) = cli.parent
-        && let Err(e) = world::end_with(parent)
-    {
-        eprintln!("mpbench: {e:#}");
-        return ExitCode::FAILURE;
-    }
-    let result = match cli.command {
-        Command::Pingpong(options) => pingpong::run(&options),
-        Command::Loopback(options) => loopback::run(&options),
-        Command::Post(options) => post::run(&options),
-        Command::Providers(options) => post::providers::run(&options),
-        Command::Rate(options) => rate::run(&options),
-        Command::Bandwidth(options) => bandwidth::run(&options),
-        Command::Soak(options) => soak::run(&options),
-        Command::Verify(options) => verify::run(&options),
-        Command::Start(options) => start::run(&options),
-        Command::Footprint(options) => footprint::run(&options),
-        Command::WriteLat(options) => write_lat::run(&options),
-        Command::PollLat(options) => ancestors::poll_lat::run(&options),
-        Command::KernelLatency(options) => ancestors::kernel_latency::run(&options),
-        Command::Sanity(options) => ancestors::sanity::run(&options),
-        Command::Suite(options) => suite::run(&options),
-        Command::Rank(spec) => return world::rank_main(&spec),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    match run() {
+        Ok(code) => code,
         Err(e) => {
             eprintln!("mpbench: {e:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run() -> Result<ExitCode> {
+    let given = command_line().get_matches();
+    gds_log::init(gdsync::launcher::rank()).map_err(anyhow::Error::msg)?;
+    if let Some(parent) = given.get_one("parent") {
+        world::end_with(*parent)?;
+    }
+    let (name, given) = given.subcommand().context("no command")?;
+    if name == "rank" {
+        return Ok(world::rank_main(&RankSpec::from_arg_matches(given)?, &JOBS));
+    }
+    let command = COMMANDS.iter().find(|command| command.name == name);
+    (command.context("no such command")?.run)(given)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        command_line().debug_assert();
+    }
+
+    #[test]
+    fn options_travel_to_rank_processes() {
+        let words =
+            "mpbench pingpong --sizes 8,4Ki --memory pinned --lowering kernel --gpu soft,cuda:1";
+        let given = command_line().get_matches_from(words.split(' '));
+        let (_, given) = given.subcommand().unwrap();
+        let options = pingpong::Options::from_arg_matches(given).unwrap();
+        let json = serde_json::to_value(&options).unwrap();
+        let back: pingpong::Options = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(serde_json::to_value(&back).unwrap(), json);
+        assert_eq!(json["sizes"], json!([8, 4096]));
+        assert_eq!(json["setup"]["memory"], "pinned");
+        assert_eq!(json["setup"]["gpus"], json!(["soft", "cuda:1"]));
+        assert_eq!(json["setup"]["lowering"], "kernel");
     }
 }

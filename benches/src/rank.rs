@@ -8,44 +8,25 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use gdsync::Stream;
 use mp::Bootstrap;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::ancestors::kernel_latency;
-use crate::cli::{Layers, Setup};
 use crate::context;
 use crate::endpoint::Endpoint;
 use crate::link::Link;
-use crate::{bandwidth, footprint, pingpong, start, write_lat};
+use crate::options::Setup;
 
 /// What ranks are started for.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Job {
-    /// See [`pingpong`].
-    Pingpong(pingpong::Options),
-    /// See [`bandwidth`].
-    Bandwidth(bandwidth::Options),
-    /// See [`kernel_latency`].
-    KernelLatency(kernel_latency::Options),
-    /// See [`write_lat`].
-    WriteLat(write_lat::Options),
-    /// See [`start`].
-    Start(start::Turn),
-    /// See [`footprint`].
-    Footprint(footprint::Options),
-}
+pub trait Job: Clone + Send + Serialize + DeserializeOwned + 'static {
+    /// Its name among the jobs.
+    const NAME: &'static str;
 
-impl Job {
     /// Whether the ranks need mp, and so a bootstrap.
-    pub fn needs_mp(&self) -> bool {
-        let layers = match self {
-            Job::Pingpong(options) => options.layer,
-            Job::Bandwidth(options) => options.layer,
-            Job::KernelLatency(_) | Job::WriteLat(_) => Layers::Gdsync,
-            Job::Start(_) | Job::Footprint(_) => Layers::Mp,
-        };
-        layers != Layers::Gdsync
-    }
+    fn needs_mp(&self) -> bool;
+
+    /// One rank's part. It ends with a barrier, since a rank takes its NIC down when it leaves.
+    fn play(&self, rank: &mut Rank) -> Result<Value>;
 }
 
 /// What a rank tells whoever started it.
@@ -112,17 +93,9 @@ impl Rank {
         builder.build().context("building a context")
     }
 
-    /// Does the job and reports how it went; `true` if well. Each job ends with a barrier, since
-    /// a rank takes its NIC down when it leaves.
-    pub fn work(mut self, job: &Job) -> bool {
-        let result = match job {
-            Job::Pingpong(options) => pingpong::play(&mut self, options),
-            Job::Bandwidth(options) => bandwidth::play(&mut self, options),
-            Job::KernelLatency(options) => kernel_latency::play(&mut self, options),
-            Job::WriteLat(options) => write_lat::play(&mut self, options),
-            Job::Start(turn) => start::play(&self, turn),
-            Job::Footprint(options) => footprint::play(&self, options),
-        };
+    /// Does the job and reports how it went; `true` if well.
+    pub fn work(mut self, job: &impl Job) -> bool {
+        let result = job.play(&mut self);
         let note = match result {
             Ok(value) => Note::Result(value),
             Err(e) => Note::Failed(format!("{e:#}")),

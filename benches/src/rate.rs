@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 use clap::Args;
 use gdsync::Status;
-use gdsync::rdma::{Mr, Qp, SendRequest, Work};
-use serde::{Deserialize, Serialize};
+use gdsync::rdma::{SendRequest, Work};
+use serde::Serialize;
+use serde_json::json;
 
-use crate::cli::{Run, Setup};
-use crate::endpoint::{Endpoint, Names};
-use crate::report::{self, Report, Target};
+use crate::benchmark::{Benchmark, Outcome};
+use crate::endpoint::Rig;
+use crate::options::Setup;
+use crate::report::Target;
 
 /// Blocks of the send queue; a write takes one.
 const QUEUE: u32 = 1024;
@@ -27,7 +29,7 @@ const SLOTS: u64 = 4096;
 const SPOT: u64 = 64;
 
 /// Options of `mpbench rate`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Writes.
     #[arg(long, default_value = "4000000", value_parser = clap::value_parser!(u64).range(1..))]
@@ -35,84 +37,52 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
-/// The figures.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Writes.
-    pub messages: u64,
-    /// From the first post to the last completion, in nanoseconds.
-    pub elapsed_ns: u64,
-    /// Writes a second.
-    pub rate: f64,
-    /// Payloads that were looked at while others were in flight.
-    pub spot_checks: u64,
+impl Benchmark for Options {
+    const NAME: &'static str = "rate";
+    const ABOUT: &'static str = "Small writes a second, posted by the CPU";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let messages = self.messages;
+        let mut bench = Bench {
+            rig: Rig::new(&self.setup, QUEUE, 8 * SLOTS, limit)?,
+            signaled: VecDeque::with_capacity((WINDOW / GROUP + 2) as usize),
+            completed: 0,
+            spot_checks: 0,
+        };
+        let names = bench.rig.names();
+        println!("mpbench rate: 8-byte RDMA writes posted by the CPU, one in {GROUP} signaled");
+        println!("{names}");
+        let elapsed = bench.write(messages)?;
+        bench.verify(messages)?;
+        let (seconds, checks) = (elapsed.as_secs_f64(), bench.spot_checks);
+        let rate = messages as f64 / seconds;
+        println!(
+            "{messages} writes in {seconds:.2} s: {:.3} million a second; payloads checked at the \
+             end and {checks} on the way",
+            rate / 1e6,
+        );
+        let target = Target::at_least("rate: 8 B writes in one process", rate / 1e6, 1.0, "M/s");
+        let figures = json!({
+            "names": names,
+            "messages": messages,
+            "elapsed_ns": elapsed.as_nanos() as u64,
+            "rate": rate,
+            "spot_checks": checks,
+        });
+        Outcome::of(&figures, names.on_soft(target))
+    }
 }
 
 struct Bench {
-    _endpoint: Endpoint,
-    qp: Qp,
-    _peer: Qp,
-    slots: Mr,
+    rig: Rig,
     /// Signaled writes in flight, oldest first, each with its number.
     signaled: VecDeque<(SendRequest, u64)>,
     /// Writes known to be complete.
     completed: u64,
+    /// Payloads that were looked at while others were in flight.
     spot_checks: u64,
-    deadline: Instant,
-}
-
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let endpoint = Endpoint::open(&options.setup, 0)?;
-    let config = options.setup.queues(QUEUE);
-    let kind = options.setup.memory(&endpoint.gpu);
-    let (qp, peer) = endpoint.pair(&config)?;
-    let names = endpoint.names(&qp, kind);
-    println!("mpbench rate: 8-byte RDMA writes posted by the CPU, one in {GROUP} signaled");
-    println!("{}; {}", names.gpu, names.provider);
-    let mut bench = Bench {
-        slots: endpoint.memory(kind, 8 * SLOTS)?,
-        signaled: VecDeque::with_capacity((WINDOW / GROUP + 2) as usize),
-        completed: 0,
-        spot_checks: 0,
-        deadline: Instant::now() + options.run.timeout,
-        _endpoint: endpoint,
-        qp,
-        _peer: peer,
-    };
-    let elapsed = bench.write(options.messages)?;
-    bench.verify(options.messages)?;
-    let figures = Figures {
-        names,
-        messages: options.messages,
-        elapsed_ns: elapsed.as_nanos() as u64,
-        rate: options.messages as f64 / elapsed.as_secs_f64(),
-        spot_checks: bench.spot_checks,
-    };
-    println!(
-        "{} writes in {:.2} s: {:.3} million a second; payloads checked at the end and {} on the way",
-        figures.messages,
-        elapsed.as_secs_f64(),
-        figures.rate / 1e6,
-        figures.spot_checks
-    );
-    if let Some(path) = &options.run.json {
-        let rate = figures.rate / 1e6;
-        let target = Target::at_least("rate: 8 B writes in one process", rate, 1.0, "M/s");
-        let targets = match figures.names.runtime.as_str() {
-            "soft" => vec![target],
-            _ => Vec::new(),
-        };
-        report::write_json(path, &Report::new("rate", options, &figures, targets)?)?;
-    }
-    Ok(())
 }
 
 /// What write `number` carries: never zero, which is what slots hold before.
@@ -129,7 +99,7 @@ fn last_to(slot: u64, messages: u64) -> Option<u64> {
 impl Bench {
     /// Writes `messages` numbers; returns once all are complete.
     fn write(&mut self, messages: u64) -> Result<Duration> {
-        let remote = self.slots.remote();
+        let remote = self.rig.to.remote();
         let start = Instant::now();
         for number in 0..messages {
             if number - self.completed >= WINDOW {
@@ -139,10 +109,9 @@ impl Bench {
             let pieces: [&[u8]; 1] = [&bytes];
             let work = Work::write_inline(&pieces, remote.span(number % SLOTS * 8, 8)?);
             let last = number % GROUP == GROUP - 1 || number + 1 == messages;
-            let request = self
-                .qp
-                .prepare(&if last { work.signaled() } else { work })?;
-            self.qp.post(request)?;
+            let work = if last { work.signaled() } else { work };
+            let request = self.rig.qp.prepare(&work)?;
+            self.rig.qp.post(request)?;
             if last {
                 self.signaled.push_back((request, number));
             }
@@ -160,14 +129,14 @@ impl Bench {
         };
         let mut looks = 0u32;
         loop {
-            match self.qp.poll(request)? {
+            match self.rig.qp.poll(request)? {
                 Some(Status::SUCCESS) => break,
                 Some(status) => bail!("write {number} failed: {status}"),
                 None => std::hint::spin_loop(),
             }
             looks += 1;
             if looks.is_multiple_of(1024) {
-                ensure!(Instant::now() < self.deadline, "the time limit passed");
+                ensure!(Instant::now() < self.rig.deadline, "the time limit passed");
                 std::thread::yield_now();
             }
         }
@@ -203,7 +172,7 @@ impl Bench {
 
     fn slot(&self, slot: u64) -> Result<u64> {
         let mut bytes = [0; 8];
-        self.slots.region().read(8 * slot as usize, &mut bytes)?;
+        self.rig.to.region().read(8 * slot as usize, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 }

@@ -93,16 +93,16 @@ impl Report {
     /// A report of this program on this machine.
     pub fn new(
         benchmark: &str,
-        options: &impl Serialize,
-        figures: &impl Serialize,
+        options: Value,
+        figures: Value,
         targets: Vec<Target>,
     ) -> Result<Report> {
         Ok(Report {
             benchmark: benchmark.to_owned(),
             program: Program::this()?,
             machine: Machine::here(),
-            options: serde_json::to_value(options)?,
-            figures: serde_json::to_value(figures)?,
+            options,
+            figures,
             targets,
         })
     }
@@ -147,7 +147,13 @@ mod tests {
     fn a_report_has_everything_and_survives_the_trip() {
         let figures = serde_json::json!({ "ns": 7 });
         let targets = vec![Target::at_most("t", 7.0, 15.0, "us")];
-        let report = Report::new("pingpong", &["option"], &figures, targets.clone()).unwrap();
+        let report = Report::new(
+            "pingpong",
+            serde_json::json!(["option"]),
+            figures.clone(),
+            targets.clone(),
+        );
+        let report = report.unwrap();
         let folder = std::env::temp_dir().join(format!("mpbench-report-{}", std::process::id()));
         let path = folder.join("new").join("r.json");
         write_json(&path, &report).unwrap();

@@ -4,21 +4,22 @@
 //! a piece of memory is allocated, registered and given back. What is in use is looked at
 //! between chunks: the program's heap, its resident memory, the GPU's memory.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Work, post_on};
-use serde::{Deserialize, Serialize};
+use gdsync::rdma::{Access, Descriptor, ReceiveRequest, SendRequest, Work, post_on};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::alloc;
-use crate::cli::{Run, Setup};
-use crate::endpoint::{Endpoint, Names};
-use crate::gate::{Bell, well};
+use crate::benchmark::{Benchmark, Outcome};
+use crate::endpoint::Rig;
 use crate::gpu::{check, driver};
 use crate::memory;
-use crate::report::{self, Report, Target};
+use crate::options::Setup;
+use crate::report::Target;
 use crate::table::{self, Table};
 
 /// Messages of a chunk.
@@ -40,7 +41,7 @@ const WINDOW: usize = 10;
 const BOUNDS: [u64; 3] = [64 << 10, 2 << 20, 4 << 20];
 
 /// Options of `mpbench soak`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Messages.
     #[arg(long, default_value = "1000000", value_parser = clap::value_parser!(u64).range(10_000..))]
@@ -48,16 +49,13 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
     /// Leak so many bytes of the heap with every message, to see that it is noticed.
     #[arg(long, value_name = "BYTES", default_value = "0", hide = true)]
     pub leak: usize,
 }
 
 /// What is in use at a moment, in bytes.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Look {
     /// Messages so far.
     pub messages: u64,
@@ -69,68 +67,55 @@ pub struct Look {
     pub gpu: u64,
 }
 
-/// The figures.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Messages.
-    pub messages: u64,
-    /// From the first to the last, in nanoseconds.
-    pub elapsed_ns: u64,
-    /// What was in use.
-    pub looks: Vec<Look>,
-    /// By how much the last looks are above those after the warm-up, in bytes: heap, resident,
-    /// GPU.
-    pub growth: [i64; 3],
-}
-
 struct Soak {
-    endpoint: Endpoint,
-    a: Qp,
-    b: Qp,
-    from: Mr,
-    to: Mr,
-    bell: Bell,
+    rig: Rig,
     sends: Vec<(SendRequest, ReceiveRequest)>,
     payload: Vec<u8>,
     arrived: Vec<u8>,
-    deadline: Instant,
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let mut soak = Soak::new(options)?;
-    let names = soak.names();
-    println!("mpbench soak: sends of 64 B, each waited for on both sides by one stream");
-    println!(
-        "{}; {}; lowering {}; {} memory",
-        names.gpu, names.provider, names.lowering, names.memory
-    );
-    let start = Instant::now();
-    let looks = soak.play(options)?;
-    let elapsed = start.elapsed();
-    let growth = growth(&looks);
-    let figures = Figures {
-        names,
-        messages: options.messages,
-        elapsed_ns: elapsed.as_nanos() as u64,
-        looks,
-        growth,
-    };
-    show(&figures);
-    if let Some(path) = &options.run.json {
-        let report = Report::new("soak", options, &figures, targets(&figures))?;
-        report::write_json(path, &report)?;
-    }
-    for (name, (grown, bound)) in GAUGES.iter().zip(growth.into_iter().zip(BOUNDS)) {
-        ensure!(
-            grown <= bound as i64,
-            "{name} grew by {grown} bytes in {} messages; {bound} are let pass",
-            options.messages
+impl Benchmark for Options {
+    const NAME: &'static str = "soak";
+    const ABOUT: &'static str = "Messages by the million, and memory that does not grow";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let mut soak = Soak::new(self, limit)?;
+        let names = soak.rig.names();
+        println!("mpbench soak: sends of 64 B, each waited for on both sides by one stream");
+        println!("{names}; {} memory", names.memory);
+        let start = Instant::now();
+        let looks = soak.play(self)?;
+        let elapsed = start.elapsed();
+        let growth = growth(&looks);
+        show(&looks, growth);
+        println!(
+            "{} messages in {:.2} s: {:.2} us each",
+            self.messages,
+            elapsed.as_secs_f64(),
+            elapsed.as_secs_f64() * 1e6 / self.messages as f64
         );
+        let grown = GAUGES.iter().zip(growth).zip(BOUNDS);
+        let target = |((name, grown), bound): ((&&str, i64), u64)| {
+            let name = format!("soak: growth of {name}");
+            Target::at_most(&name, grown.max(0) as f64, bound as f64, "B")
+        };
+        let verdict = grown.clone().try_for_each(|((name, grown), bound)| {
+            ensure!(
+                grown <= bound as i64,
+                "{name} grew by {grown} bytes in {} messages; {bound} are let pass",
+                self.messages
+            );
+            Ok(())
+        });
+        let figures = json!({
+            "names": names,
+            "messages": self.messages,
+            "elapsed_ns": elapsed.as_nanos() as u64,
+            "looks": looks,
+            "growth": growth,
+        });
+        Outcome::judged(&figures, grown.map(target).collect(), verdict)
     }
-    Ok(())
 }
 
 const GAUGES: [&str; 3] = ["the heap", "resident memory", "GPU memory"];
@@ -151,66 +136,34 @@ fn growth(looks: &[Look]) -> [i64; 3] {
     std::array::from_fn(|gauge| highest(late, gauge) - highest(early, gauge))
 }
 
-fn show(figures: &Figures) {
+fn show(looks: &[Look], growth: [i64; 3]) {
     let heads = ["in use", "first", "warm", "last", "growth", "let pass"];
-    let table = Table::new(&heads, 15);
-    println!("{}", table.line(&heads));
+    let table = Table::start(&heads, 15);
     let at = |i: usize, gauge: usize| {
-        let look = figures.looks.get(i).or(figures.looks.last());
+        let look = looks.get(i).or(looks.last());
         look.map_or(0, |look| values(look)[gauge])
     };
     for (gauge, name) in GAUGES.iter().enumerate() {
-        println!(
-            "{}",
-            table.line(&[
-                (*name).to_owned(),
-                table::bytes(at(0, gauge)),
-                table::bytes(at(WINDOW, gauge)),
-                table::bytes(at(usize::MAX, gauge)),
-                format!("{} B", figures.growth[gauge]),
-                table::bytes(BOUNDS[gauge]),
-            ])
-        );
+        table.row(&[
+            (*name).to_owned(),
+            table::bytes(at(0, gauge)),
+            table::bytes(at(WINDOW, gauge)),
+            table::bytes(at(usize::MAX, gauge)),
+            format!("{} B", growth[gauge]),
+            table::bytes(BOUNDS[gauge]),
+        ]);
     }
-    println!(
-        "{} messages in {:.2} s: {:.2} us each",
-        figures.messages,
-        figures.elapsed_ns as f64 / 1e9,
-        figures.elapsed_ns as f64 / 1e3 / figures.messages as f64
-    );
-}
-
-fn targets(figures: &Figures) -> Vec<Target> {
-    let grown = figures.growth.iter().zip(BOUNDS);
-    let target = |(name, (&grown, bound)): (&&str, (&i64, u64))| {
-        let name = format!("soak: growth of {name}");
-        Target::at_most(&name, grown.max(0) as f64, bound as f64, "B")
-    };
-    GAUGES.iter().zip(grown).map(target).collect()
 }
 
 impl Soak {
-    fn new(options: &Options) -> Result<Soak> {
-        let endpoint = Endpoint::open(&options.setup, 0)?;
-        let (a, b) = endpoint.pair(&options.setup.queues(QUEUE))?;
-        let kind = options.setup.memory(&endpoint.gpu);
+    fn new(options: &Options, limit: Duration) -> Result<Soak> {
         let bytes = CHUNK * MESSAGE;
         Ok(Soak {
-            a,
-            b,
-            from: endpoint.memory(kind, bytes)?,
-            to: endpoint.memory(kind, bytes)?,
-            bell: Bell::new(&endpoint.gpu)?,
+            rig: Rig::new(&options.setup, QUEUE, bytes, limit)?,
             sends: Vec::with_capacity(CHUNK as usize),
             payload: vec![0; bytes as usize],
             arrived: vec![0; bytes as usize],
-            deadline: Instant::now() + options.run.timeout,
-            endpoint,
         })
-    }
-
-    fn names(&self) -> Names {
-        self.endpoint.names(&self.a, self.from.region().kind())
     }
 
     fn play(&mut self, options: &Options) -> Result<Vec<Look>> {
@@ -233,32 +186,35 @@ impl Soak {
         for (i, byte) in self.payload.iter_mut().enumerate() {
             *byte = (number + i as u64 / 7) as u8;
         }
-        self.from.region().write(0, &self.payload)?;
+        self.rig.from.region().write(0, &self.payload)?;
         self.sends.clear();
+        let Rig {
+            endpoint,
+            qp,
+            peer,
+            from,
+            to,
+            ..
+        } = &mut self.rig;
         for i in 0..CHUNK {
-            let receive = self
-                .b
-                .prepare_receive(&[self.to.sge(i * MESSAGE, MESSAGE as u32)])?;
-            self.b.post_receive(receive)?;
-            let sges = [self.from.sge(i * MESSAGE, MESSAGE as u32)];
-            let send = self.a.prepare(&Work::send(&sges).signaled())?;
+            let receive = peer.prepare_receive(&[to.sge(i * MESSAGE, MESSAGE as u32)])?;
+            peer.post_receive(receive)?;
+            let sges = [from.sge(i * MESSAGE, MESSAGE as u32)];
+            let send = qp.prepare(&Work::send(&sges).signaled())?;
             self.sends.push((send, receive));
         }
-        let stream = &self.endpoint.stream;
         for (send, receive) in &self.sends {
             let list = [
                 Descriptor::Send(*send),
                 Descriptor::wait(*send),
                 Descriptor::wait(*receive),
             ];
-            post_on(stream, &mut [&mut self.a, &mut self.b], &list)?;
+            post_on(&endpoint.stream, &mut [&mut *qp, &mut *peer], &list)?;
         }
-        self.bell.enqueue(stream)?;
+        self.rig.bell.enqueue(&self.rig.endpoint.stream)?;
         self.pass(number)?;
-        self.bell.hear(self.deadline)?;
-        well(self.a.error())?;
-        well(self.b.error())?;
-        self.to.region().read(0, &mut self.arrived)?;
+        self.rig.heard()?;
+        self.rig.to.region().read(0, &mut self.arrived)?;
         ensure!(
             self.arrived == self.payload,
             "what arrived is not what was sent"
@@ -272,8 +228,8 @@ impl Soak {
             0 => MemoryKind::Device,
             _ => MemoryKind::Pinned,
         };
-        let region = self.endpoint.gpu.alloc(kind, PASSING)?;
-        self.endpoint.pd.register(&region, Access::ALL)?;
+        let region = self.rig.endpoint.gpu.alloc(kind, PASSING)?;
+        self.rig.endpoint.pd.register(&region, Access::ALL)?;
         Ok(())
     }
 
@@ -287,7 +243,7 @@ impl Soak {
     }
 
     fn gpu_memory(&self) -> Result<u64> {
-        let Some((cuda, _)) = driver(&self.endpoint.stream)? else {
+        let Some((cuda, _)) = driver(&self.rig.endpoint.stream)? else {
             return Ok(0);
         };
         let (mut free, mut total) = (0, 0);

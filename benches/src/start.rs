@@ -10,15 +10,16 @@ use gdsync::gpu::MemoryKind;
 use mp::{Connect, Context};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::cli::{Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::context;
 use crate::endpoint::{Endpoint, Names};
+use crate::options::Setup;
 use crate::rank::{Job, Rank};
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
-use crate::table::{Table, micros};
+use crate::table::{Table, us};
 use crate::world;
 
 /// Blocks of each send queue: what a context has if it is not told.
@@ -39,9 +40,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// One start, as the ranks are told of it.
@@ -67,7 +65,7 @@ struct Steps {
 }
 
 /// What the slowest rank took, in nanoseconds: distributions over the starts.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Whether peers were connected before anything was sent.
     pub up_front: bool,
@@ -79,53 +77,49 @@ pub struct Row {
     pub connected_ns: Summary,
 }
 
-/// All of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Ranks.
-    pub ranks: u32,
-    /// Each way.
-    pub rows: Vec<Row>,
-}
-
 /// The system's monotonic clock, the same for all processes, in nanoseconds.
 fn now_ns() -> u64 {
     let t = clock_gettime(ClockId::Monotonic);
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-/// One rank's part.
-pub fn play(rank: &Rank, turn: &Turn) -> Result<Value> {
-    let since = || now_ns().saturating_sub(turn.begun_ns);
-    let joined = since();
-    let setup = &turn.options.setup;
-    let endpoint = Endpoint::open(setup, rank.number)?;
-    let opened = since();
-    let connect = match turn.up_front {
-        true => Connect::UpFront,
-        false => Connect::Lazy,
-    };
-    let builder = context::builder(&endpoint, setup, rank.bootstrap()?, QUEUE, rank.left());
-    let context = builder
-        .connect(connect)
-        .build()
-        .context("building a context")?;
-    if !turn.up_front {
-        ring(&context, rank.left())?;
+impl Job for Turn {
+    const NAME: &'static str = "start";
+
+    fn needs_mp(&self) -> bool {
+        true
     }
-    let connected = since();
-    // Nobody leaves while another needs it.
-    gather(&context, END, rank.left())?;
-    context.close(rank.left())?;
-    let kind = setup.memory(&endpoint.gpu);
-    Ok(serde_json::to_value(Steps {
-        names: endpoint.made_of(setup, kind)?.names,
-        joined,
-        opened,
-        connected,
-    })?)
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let since = || now_ns().saturating_sub(self.begun_ns);
+        let joined = since();
+        let setup = &self.options.setup;
+        let endpoint = Endpoint::open(setup, rank.number)?;
+        let opened = since();
+        let connect = match self.up_front {
+            true => Connect::UpFront,
+            false => Connect::Lazy,
+        };
+        let builder = context::builder(&endpoint, setup, rank.bootstrap()?, QUEUE, rank.left());
+        let context = builder
+            .connect(connect)
+            .build()
+            .context("building a context")?;
+        if !self.up_front {
+            ring(&context, rank.left())?;
+        }
+        let connected = since();
+        // Nobody leaves while another needs it.
+        gather(&context, END, rank.left())?;
+        context.close(rank.left())?;
+        let kind = setup.memory(&endpoint.gpu);
+        Ok(serde_json::to_value(Steps {
+            names: endpoint.made_of(setup, kind)?.names,
+            joined,
+            opened,
+            connected,
+        })?)
+    }
 }
 
 /// A message to the next rank and one from the rank before.
@@ -162,48 +156,61 @@ pub fn gather(context: &Context, tag: u32, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let mut rows = Vec::new();
-    let mut names = None;
-    for up_front in [true, false] {
-        let [mut joined, mut opened, mut connected] = [(); 3].map(|()| Samples::new());
-        for _ in 0..options.starts {
-            let job = Job::Start(Turn {
-                begun_ns: now_ns(),
+impl Benchmark for Options {
+    const NAME: &'static str = "start";
+    const ABOUT: &'static str = "From the first process's start until all ranks have their peers";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let mut rows = Vec::new();
+        let mut names = None;
+        for up_front in [true, false] {
+            let [mut joined, mut opened, mut connected] = [(); 3].map(|()| Samples::new());
+            for _ in 0..self.starts {
+                let turn = Turn {
+                    begun_ns: now_ns(),
+                    up_front,
+                    options: self.clone(),
+                };
+                let ranks: Vec<Steps> = world::run_many(self.ranks as usize, &turn, limit)?;
+                let slowest = |step: fn(&Steps) -> u64| ranks.iter().map(step).max().unwrap_or(0);
+                joined.record(slowest(|s| s.joined));
+                opened.record(slowest(|s| s.opened));
+                connected.record(slowest(|s| s.connected));
+                names = ranks.into_iter().next().map(|s| s.names).or(names);
+            }
+            rows.push(Row {
                 up_front,
-                options: options.clone(),
+                joined_ns: joined.summary(),
+                opened_ns: opened.summary(),
+                connected_ns: connected.summary(),
             });
-            let ranks = world::run_many(options.ranks as usize, &job, options.run.timeout)?;
-            let ranks: Vec<Steps> = ranks
-                .into_iter()
-                .map(serde_json::from_value)
-                .collect::<Result<_, _>>()
-                .context("reading a rank's result")?;
-            let slowest = |step: fn(&Steps) -> u64| ranks.iter().map(step).max().unwrap_or(0);
-            joined.record(slowest(|s| s.joined));
-            opened.record(slowest(|s| s.opened));
-            connected.record(slowest(|s| s.connected));
-            names = ranks.into_iter().next().map(|s| s.names).or(names);
         }
-        rows.push(Row {
-            up_front,
-            joined_ns: joined.summary(),
-            opened_ns: opened.summary(),
-            connected_ns: connected.summary(),
-        });
+        let names = names.context("no rank told anything")?;
+        println!(
+            "mpbench start: {} ranks, a process each, from the first one's start; the slowest rank",
+            self.ranks
+        );
+        println!("{names}");
+        let first = "medians of starts       ";
+        let table = Table::start(&[first, "joined", "GPU and NIC", "there", "max"], 10);
+        for row in &rows {
+            table.row(&[
+                way(row).to_owned(),
+                us(row.joined_ns.median),
+                us(row.opened_ns.median),
+                us(row.connected_ns.median),
+                us(row.connected_ns.max),
+            ]);
+        }
+        let target = |row: &Row| {
+            let name = format!("start: 8 ranks, {}", way(row));
+            let seconds = row.connected_ns.median as f64 / 1e9;
+            names.on_soft(Target::at_most(&name, seconds, 1.0, "s"))
+        };
+        let targets = rows.iter().filter(|_| self.ranks == 8).flat_map(target);
+        let figures = json!({ "names": names, "ranks": self.ranks, "rows": rows });
+        Outcome::of(&figures, targets.collect())
     }
-    let figures = Figures {
-        names: names.context("no rank told anything")?,
-        ranks: options.ranks,
-        rows,
-    };
-    show(&figures);
-    if let Some(path) = &options.run.json {
-        let report = Report::new("start", options, &figures, targets(&figures))?;
-        report::write_json(path, &report)?;
-    }
-    Ok(())
 }
 
 fn way(row: &Row) -> &'static str {
@@ -211,45 +218,4 @@ fn way(row: &Row) -> &'static str {
         true => "all peers connected",
         false => "lazily, a message around",
     }
-}
-
-fn show(figures: &Figures) {
-    println!(
-        "mpbench start: {} ranks, a process each, from the first one's start; the slowest rank",
-        figures.ranks
-    );
-    println!("{}; {}", figures.names.gpu, figures.names.provider);
-    let heads = [
-        "medians of starts       ",
-        "joined",
-        "GPU and NIC",
-        "there",
-        "max",
-    ];
-    let table = Table::new(&heads, 10);
-    println!("{}", table.line(&heads));
-    let us = |ns: u64| micros(ns as f64);
-    for row in &figures.rows {
-        println!(
-            "{}",
-            table.line(&[
-                way(row).to_owned(),
-                us(row.joined_ns.median),
-                us(row.opened_ns.median),
-                us(row.connected_ns.median),
-                us(row.connected_ns.max),
-            ])
-        );
-    }
-}
-
-fn targets(figures: &Figures) -> Vec<Target> {
-    if figures.ranks != 8 || figures.names.runtime != "soft" {
-        return Vec::new();
-    }
-    let target = |row: &Row| {
-        let name = format!("start: 8 ranks, {}", way(row));
-        Target::at_most(&name, row.connected_ns.median as f64 / 1e9, 1.0, "s")
-    };
-    figures.rows.iter().map(target).collect()
 }

@@ -31,84 +31,59 @@ pub struct Options {
           value_parser = gpu::name, default_value = "auto")]
     pub gpus: Vec<String>,
     /// Seconds after which a benchmark is given up.
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = crate::cli::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = crate::options::seconds)]
     pub timeout: Duration,
     /// Few iterations: to see that all works, not to measure.
     #[arg(long)]
     pub quick: bool,
 }
 
-/// A benchmark of the suite.
-#[derive(Clone, Copy)]
-struct Benchmark {
-    /// What its figures go by.
-    name: &'static str,
-    /// Its command and arguments.
-    command: &'static [&'static str],
-    /// More of them if there is no time.
-    quick: &'static [&'static str],
-}
-
-const fn benchmark(
-    name: &'static str,
-    command: &'static [&'static str],
-    quick: &'static [&'static str],
-) -> Benchmark {
-    Benchmark {
-        name,
-        command,
-        quick,
-    }
-}
+/// A benchmark of the suite: what its figures go by, its command, more arguments if there is no time.
+type Benchmark = (&'static str, &'static str, &'static str);
 
 /// Tells by its figures which runtime the others will have.
-const FIRST: Benchmark = benchmark("post", &["post", "--layer", "both"], &["--bursts", "4"]);
+const FIRST: Benchmark = ("post", "post --layer both", "--bursts 4");
 /// On every GPU.
 const ALL: [Benchmark; 10] = [
-    benchmark("gds_sanity", &["gds_sanity"], &["-n", "2", "-s", "20"]),
-    benchmark("rate", &["rate"], &["--messages", "20000"]),
-    benchmark("bandwidth", &["bandwidth", "--layer", "both"], SENT),
-    benchmark(
+    ("gds_sanity", "gds_sanity", "-n 2 -s 20"),
+    ("rate", "rate", "--messages 20000"),
+    ("bandwidth", "bandwidth --layer both", "--messages 16"),
+    (
         "bandwidth-stream",
-        &["bandwidth", "--layer", "both", "--poster", "stream"],
-        SENT,
+        "bandwidth --layer both --poster stream",
+        "--messages 16",
     ),
-    benchmark("start", &["start"], &["--starts", "1", "--ranks", "3"]),
-    benchmark("footprint", &["footprint"], &["--ranks", "3"]),
-    benchmark(
-        "loopback",
-        &["loopback"],
-        &["--chains", "2", "--singles", "5"],
-    ),
-    benchmark("gds_poll_lat", &["gds_poll_lat"], &["-n", "5"]),
-    benchmark(
-        "gds_kernel_latency",
-        &["gds_kernel_latency"],
-        &["-n", "50", "-S", "1Ki"],
-    ),
-    benchmark("soak", &["soak"], &["--messages", "10000"]),
+    ("start", "start", "--starts 1 --ranks 3"),
+    ("footprint", "footprint", "--ranks 3"),
+    ("loopback", "loopback", "--chains 2 --singles 5"),
+    ("gds_poll_lat", "gds_poll_lat", "-n 5"),
+    ("gds_kernel_latency", "gds_kernel_latency", "-n 50 -S 1Ki"),
+    ("soak", "soak", "--messages 10000"),
 ];
-const SENT: &[&str] = &["--messages", "16"];
-const PLAYED: &[&str] = &["--iterations", "20"];
-/// On a soft GPU.
-const PINGPONG: Benchmark = benchmark("pingpong", &["pingpong", "--layer", "both"], PLAYED);
-/// On CUDA, where the two lowerings differ in more than the host's time.
-const BY_MEMOPS: Benchmark = benchmark(
+/// What follows on a soft GPU; and on CUDA, where the two lowerings differ in more than the host's
+/// time, on one GPU and on two. Two processes take turns on one GPU, by milliseconds: with spinning
+/// kernels as well.
+const PINGPONG: [&[Benchmark]; 3] = [
+    &[("pingpong", "pingpong --layer both", PLAYED)],
+    &[
+        BY_MEMOPS,
+        (
+            "pingpong-kernel",
+            "pingpong --lowering kernel --threads",
+            PLAYED,
+        ),
+    ],
+    &[
+        BY_MEMOPS,
+        ("pingpong-kernel", "pingpong --lowering kernel", PLAYED),
+    ],
+];
+const BY_MEMOPS: Benchmark = (
     "pingpong-memops",
-    &["pingpong", "--layer", "both", "--lowering", "memops"],
+    "pingpong --layer both --lowering memops",
     PLAYED,
 );
-const BY_KERNEL: Benchmark = benchmark(
-    "pingpong-kernel",
-    &["pingpong", "--lowering", "kernel"],
-    PLAYED,
-);
-/// Two processes take turns on one GPU, by milliseconds: with spinning kernels as well.
-const BY_KERNEL_THREADS: Benchmark = benchmark(
-    "pingpong-kernel",
-    &["pingpong", "--lowering", "kernel", "--threads"],
-    PLAYED,
-);
+const PLAYED: &str = "--iterations 20";
 
 /// The command.
 pub fn run(options: &Options) -> Result<()> {
@@ -116,15 +91,15 @@ pub fn run(options: &Options) -> Result<()> {
     let first = measure(FIRST, options, &folder.0)?;
     let runtime = first.figures.pointer("/names/runtime");
     let on_cuda = runtime.is_some_and(|runtime| runtime == CUDA);
-    let mut reports = BTreeMap::from([(FIRST.name, first)]);
+    let mut reports = BTreeMap::from([(FIRST.0, first)]);
     let played = match (on_cuda, options.gpus.len()) {
-        (false, _) => &[PINGPONG][..],
-        (true, 1) => &[BY_MEMOPS, BY_KERNEL_THREADS],
-        (true, _) => &[BY_MEMOPS, BY_KERNEL],
+        (false, _) => PINGPONG[0],
+        (true, 1) => PINGPONG[1],
+        (true, _) => PINGPONG[2],
     };
     for benchmark in ALL.iter().chain(played) {
         let report = measure(*benchmark, options, &folder.0)?;
-        reports.insert(benchmark.name, report);
+        reports.insert(benchmark.0, report);
     }
     if let Some(path) = &options.json {
         keep(path, &folder.0, &reports)?;
@@ -135,30 +110,20 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Runs one benchmark and reads its report.
 fn measure(benchmark: Benchmark, options: &Options, folder: &Path) -> Result<Report> {
-    let Benchmark {
-        name,
-        command,
-        quick,
-    } = benchmark;
-    let mut arguments: Vec<OsString> = command.iter().map(Into::into).collect();
-    if options.quick {
-        arguments.extend(quick.iter().map(Into::into));
-    }
+    let (name, command, quick) = benchmark;
+    let quick = if options.quick { quick } else { "" };
+    let words = command.split(' ').chain(quick.split_whitespace());
+    let mut arguments: Vec<OsString> = words.map(Into::into).collect();
     let gpus = match command {
         // One rank, which would not know what to do with several.
-        ["gds_poll_lat" | "gds_sanity", ..] => options.gpus[0].clone(),
+        "gds_poll_lat" | "gds_sanity" => options.gpus[0].clone(),
         _ => options.gpus.join(","),
     };
     let limit = options.timeout.as_secs_f64().to_string();
-    arguments.extend([
-        "--gpu".into(),
-        gpus.into(),
-        "--timeout".into(),
-        limit.into(),
-    ]);
+    arguments.extend(["--gpu", &gpus, "--timeout", &limit].map(Into::into));
     let json = folder.join(format!("{name}.json"));
     arguments.extend(["--json".into(), json.clone().into()]);
-    if command[0] == "pingpong" {
+    if command.starts_with("pingpong") {
         let svg = folder.join(format!("{name}.svg"));
         arguments.extend(["--svg".into(), svg.into()]);
     }
@@ -207,31 +172,21 @@ fn keep(path: &Path, from: &Path, reports: &BTreeMap<&str, Report>) -> Result<()
 }
 
 fn compare(reports: &BTreeMap<&str, Report>) {
-    let heads = ["", "measured", "target", "ratio", ""];
-    let targets: Vec<_> = reports.values().flat_map(|r| &r.targets).collect();
-    let widest = targets
-        .iter()
-        .map(|t| t.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    let padded = format!("{:<widest$}", heads[0]);
-    let heads = [&padded, heads[1], heads[2], heads[3], heads[4]];
-    let table = Table::new(&heads, 10);
-    println!("{}", table.line(&heads));
-    for t in targets {
-        println!(
-            "{}",
-            table.line(&[
-                t.name.clone(),
-                format!("{:.2} {}", t.measured, t.unit),
-                format!("{:.2} {}", t.target, t.unit),
-                match t.ratio() {
-                    ratio if ratio.is_finite() => format!("{ratio:.2}"),
-                    _ => "-".to_owned(),
-                },
-                if t.is_met() { "met" } else { "MISSED" }.to_owned(),
-            ])
-        );
+    let targets = || reports.values().flat_map(|r| &r.targets);
+    let widest = targets().map(|t| t.name.chars().count()).max().unwrap_or(0);
+    let first = format!("{:<widest$}", "");
+    let table = Table::start(&[&first, "measured", "target", "ratio", ""], 10);
+    for t in targets() {
+        table.row(&[
+            t.name.clone(),
+            format!("{:.2} {}", t.measured, t.unit),
+            format!("{:.2} {}", t.target, t.unit),
+            match t.ratio() {
+                ratio if ratio.is_finite() => format!("{ratio:.2}"),
+                _ => "-".to_owned(),
+            },
+            if t.is_met() { "met" } else { "MISSED" }.to_owned(),
+        ]);
     }
 }
 

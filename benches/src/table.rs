@@ -1,6 +1,6 @@
 //! Text tables and figures with units.
 
-/// A table: every column as wide as its widest cell, all but the first aligned to the right.
+/// A table: every column as wide as its head, all but the first aligned to the right.
 pub struct Table {
     widths: Vec<usize>,
 }
@@ -12,6 +12,18 @@ impl Table {
         Table {
             widths: heads.iter().map(|h| h.chars().count().max(min)).collect(),
         }
+    }
+
+    /// Prints the heads of a table, whose rows follow.
+    pub fn start(heads: &[&str], min: usize) -> Table {
+        let table = Table::new(heads, min);
+        table.row(heads);
+        table
+    }
+
+    /// Prints a row.
+    pub fn row<S: AsRef<str>>(&self, cells: &[S]) {
+        println!("{}", self.line(cells));
     }
 
     /// One line.
@@ -36,6 +48,11 @@ pub fn bytes(n: u64) -> String {
         n if n >= 1 << 10 && n.is_multiple_of(1 << 10) => format!("{} KiB", n >> 10),
         n => format!("{n} B"),
     }
+}
+
+/// Whole nanoseconds as microseconds.
+pub fn us(ns: u64) -> String {
+    micros(ns as f64)
 }
 
 /// Nanoseconds as microseconds.

@@ -5,19 +5,20 @@
 //! is enqueued before its first message is sent: payloads are written, sent, waited for and
 //! verified by the stream alone.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use gdsync::rdma::{Descriptor, Mr, Qp, Work, post_on};
-use serde::{Deserialize, Serialize};
+use gdsync::rdma::{Descriptor, Work, post_on};
+use serde::Serialize;
+use serde_json::json;
 
-use crate::cli::{self, Run, Setup};
-use crate::endpoint::{Endpoint, Names};
-use crate::gate::{Bell, well};
+use crate::benchmark::{Benchmark, Outcome};
+use crate::endpoint::Rig;
 use crate::kernel::{Tally, Turn, Turns};
+use crate::options::{self, Setup};
 use crate::pattern;
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 
 /// Messages of a chunk.
 const CHUNK: u64 = 32;
@@ -27,13 +28,13 @@ const QUEUE: u32 = 128;
 const BLANK: u8 = 0xee;
 
 /// Options of `mpbench verify`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Messages.
     #[arg(long, default_value = "100000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
     /// The longest, in bytes: `8`, `64Ki`. Any length from 1 on may occur, a short one more often.
-    #[arg(long, value_name = "BYTES", default_value = "64Ki", value_parser = cli::size)]
+    #[arg(long, value_name = "BYTES", default_value = "64Ki", value_parser = options::size)]
     pub longest: u64,
     /// What the lengths are drawn from.
     #[arg(long, default_value = "1")]
@@ -41,91 +42,62 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
     /// Get one bit of this message wrong, to see that it is noticed.
     #[arg(long, value_name = "MESSAGE", hide = true)]
     pub spoil: Option<u64>,
 }
 
-/// The figures.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Messages.
-    pub messages: u64,
-    /// Their bytes.
-    pub bytes: u64,
-    /// Bytes found right by kernels on the stream, and by the CPU.
-    pub verified: [u64; 2],
-    /// How many lengths there were.
-    pub lengths: u64,
-    /// From the first to the last, the CPU's looks included, in nanoseconds.
-    pub elapsed_ns: u64,
-}
-
 struct Trial {
-    endpoint: Endpoint,
-    qps: [Qp; 2],
-    from: Mr,
-    to: Mr,
+    rig: Rig,
     turns: Turns,
     tally: Tally,
-    bell: Bell,
     slot: u64,
     blank: Vec<u8>,
     arrived: Vec<u8>,
-    /// As [`Figures::verified`].
+    /// Bytes found right by kernels on the stream, and by the CPU.
     verified: [u64; 2],
-    deadline: Instant,
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let mut trial = Trial::new(options)?;
-    let names = trial.names();
-    println!("mpbench verify: messages of changing sizes, every byte verified");
-    println!(
-        "{}; {}; lowering {}; {} memory; seed {}",
-        names.gpu, names.provider, names.lowering, names.memory, options.seed
-    );
-    let lengths = lengths(options);
-    let start = Instant::now();
-    for (chunk, lengths) in lengths.chunks(CHUNK as usize).enumerate() {
-        let first = chunk as u64 * CHUNK;
-        trial
-            .chunk(first, lengths, options.spoil)
-            .with_context(|| format!("messages {first} and on"))?;
+impl Benchmark for Options {
+    const NAME: &'static str = "verify";
+    const ABOUT: &'static str = "Messages of changing sizes, every byte verified";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let mut trial = Trial::new(self, limit)?;
+        let names = trial.rig.names();
+        println!("mpbench verify: messages of changing sizes, every byte verified");
+        println!("{names}; {} memory; seed {}", names.memory, self.seed);
+        let lengths = lengths(self);
+        let start = Instant::now();
+        for (chunk, lengths) in lengths.chunks(CHUNK as usize).enumerate() {
+            let first = chunk as u64 * CHUNK;
+            trial
+                .chunk(first, lengths, self.spoil)
+                .with_context(|| format!("messages {first} and on"))?;
+        }
+        let elapsed = start.elapsed();
+        let mut different = lengths.clone();
+        different.sort_unstable();
+        different.dedup();
+        let bytes: u64 = lengths.iter().sum();
+        println!(
+            "{} messages of {} lengths, {bytes} bytes: all right, on the GPU and by the CPU; {:.2} s",
+            self.messages,
+            different.len(),
+            elapsed.as_secs_f64()
+        );
+        let figures = json!({
+            "names": names,
+            "messages": self.messages,
+            "bytes": bytes,
+            "lengths": different.len(),
+            "verified": trial.verified,
+            "elapsed_ns": elapsed.as_nanos() as u64,
+        });
+        let right = trial.verified[0].min(trial.verified[1]) as f64;
+        let target = Target::at_least("verify: bytes that are right", right, bytes as f64, "B");
+        Outcome::of(&figures, vec![target])
     }
-    let elapsed = start.elapsed();
-    let mut different = lengths.clone();
-    different.sort_unstable();
-    different.dedup();
-    let figures = Figures {
-        names,
-        messages: options.messages,
-        bytes: lengths.iter().sum(),
-        lengths: different.len() as u64,
-        verified: trial.verified,
-        elapsed_ns: elapsed.as_nanos() as u64,
-    };
-    println!(
-        "{} messages of {} lengths, {} bytes: all right, on the GPU and by the CPU; {:.2} s",
-        figures.messages,
-        figures.lengths,
-        figures.bytes,
-        elapsed.as_secs_f64()
-    );
-    if let Some(path) = &options.run.json {
-        let right = figures.verified[0].min(figures.verified[1]);
-        let all = figures.bytes as f64;
-        let target = Target::at_least("verify: bytes that are right", right as f64, all, "B");
-        let report = Report::new("verify", options, &figures, vec![target])?;
-        report::write_json(path, &report)?;
-    }
-    Ok(())
 }
 
 /// Length of each message: as many between 1 and 2 bytes as between 32 and 64 KiB.
@@ -140,39 +112,33 @@ fn lengths(options: &Options) -> Vec<u64> {
 }
 
 impl Trial {
-    fn new(options: &Options) -> Result<Trial> {
-        let endpoint = Endpoint::open(&options.setup, 0)?;
-        let turns = Turns::new(&endpoint.gpu)?;
-        let tally = Tally::new(&endpoint.gpu)?;
-        let (a, b) = endpoint.pair(&options.setup.queues(QUEUE))?;
-        let kind = options.setup.memory(&endpoint.gpu);
+    fn new(options: &Options, limit: Duration) -> Result<Trial> {
         // With room behind the longest.
         let slot = (options.longest + 64).next_multiple_of(64);
         let bytes = usize::try_from(CHUNK * slot)?;
+        let rig = Rig::new(&options.setup, QUEUE, bytes as u64, limit)?;
         Ok(Trial {
-            qps: [a, b],
-            from: endpoint.memory(kind, bytes as u64)?,
-            to: endpoint.memory(kind, bytes as u64)?,
-            turns,
-            tally,
-            bell: Bell::new(&endpoint.gpu)?,
+            turns: Turns::new(&rig.endpoint.gpu)?,
+            tally: Tally::new(&rig.endpoint.gpu)?,
             slot,
             blank: vec![BLANK; bytes],
             arrived: vec![0; bytes],
             verified: [0; 2],
-            deadline: Instant::now() + options.run.timeout,
-            endpoint,
+            rig,
         })
     }
 
-    fn names(&self) -> Names {
-        self.endpoint.names(&self.qps[0], self.from.region().kind())
-    }
-
     fn chunk(&mut self, first: u64, lengths: &[u64], spoil: Option<u64>) -> Result<()> {
-        self.to.region().write(0, &self.blank)?;
-        let stream = &self.endpoint.stream;
-        let [a, b] = &mut self.qps;
+        self.rig.to.region().write(0, &self.blank)?;
+        let Rig {
+            endpoint,
+            qp: a,
+            peer: b,
+            from,
+            to,
+            ..
+        } = &mut self.rig;
+        let stream = &endpoint.stream;
         for (i, &len) in lengths.iter().enumerate() {
             let (number, at) = (first + i as u64, i as u64 * self.slot);
             let (sender, receiver, rank) = match number % 2 {
@@ -180,18 +146,18 @@ impl Trial {
                 _ => (&mut *b, &mut *a, 1),
             };
             let tag = pattern::tag(number, rank);
-            let mut write = Turn::new(len, &self.tally).write(self.from.region(), at, tag);
+            let mut write = Turn::new(len, &self.tally).write(from.region(), at, tag);
             if spoil == Some(number) {
                 write = write.spoil(len / 2);
             }
             // SAFETY: the regions are this trial's, which waits for the stream below.
             unsafe { self.turns.launch(stream, &write)? };
-            let receive = receiver.prepare_receive(&[self.to.sge(at, self.slot as u32)])?;
-            let sges = [self.from.sge(at, len as u32)];
+            let receive = receiver.prepare_receive(&[to.sge(at, self.slot as u32)])?;
+            let sges = [from.sge(at, len as u32)];
             let work = match number / 2 % 2 {
                 0 => Work::send(&sges),
                 _ => {
-                    let there = self.to.remote().span(at, len)?;
+                    let there = to.remote().span(at, len)?;
                     Work::write(&sges, there).with_imm(number as u32)
                 }
             };
@@ -203,14 +169,11 @@ impl Trial {
                 Descriptor::wait_flushed(receive),
             ];
             post_on(stream, &mut [sender, receiver], &list)?;
-            let verify = Turn::new(len, &self.tally).verify(self.to.region(), at, tag);
+            let verify = Turn::new(len, &self.tally).verify(to.region(), at, tag);
             // SAFETY: as above.
             unsafe { self.turns.launch(stream, &verify)? };
         }
-        self.bell.enqueue(stream)?;
-        self.bell.hear(self.deadline)?;
-        well(a.error())?;
-        well(b.error())?;
+        self.rig.hear()?;
         let bytes = lengths.iter().sum();
         self.tally.take(bytes)?;
         self.verified[0] += bytes;
@@ -219,7 +182,7 @@ impl Trial {
 
     /// The CPU's look at what arrived and at what lies behind.
     fn look(&mut self, first: u64, lengths: &[u64]) -> Result<()> {
-        self.to.region().read(0, &mut self.arrived)?;
+        self.rig.to.region().read(0, &mut self.arrived)?;
         let slots = self.arrived.chunks_exact(self.slot as usize);
         for ((slot, &len), number) in slots.zip(lengths).zip(first..) {
             let (payload, behind) = slot.split_at(len as usize);

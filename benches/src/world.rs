@@ -10,13 +10,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
 use mp::Bootstrap;
 use mp::bootstrap::{Local, from_env};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::cli::{RankSpec, Ranks};
 use crate::link::Link;
 use crate::meet::Store;
+use crate::options::Ranks;
 use crate::rank::{Job, Note, Outbox, Rank};
 
 /// How long the second rank may take to follow the first one into failure, or out.
@@ -29,7 +31,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// A rank failed or died, or the limit passed. No process is left behind.
 pub fn run(
     ranks: Ranks,
-    job: &Job,
+    job: &impl Job,
     limit: Duration,
     hear: &mut dyn FnMut(usize, Note),
 ) -> Result<[Value; 2]> {
@@ -51,7 +53,11 @@ pub fn run(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_many(count: usize, job: &Job, limit: Duration) -> Result<Vec<Value>> {
+pub fn run_many<R: DeserializeOwned>(
+    count: usize,
+    job: &impl Job,
+    limit: Duration,
+) -> Result<Vec<R>> {
     // Their other ends stay here.
     let pairs = (0..count).map(|_| UnixStream::pair());
     let pairs: Vec<_> = pairs
@@ -60,7 +66,10 @@ pub fn run_many(count: usize, job: &Job, limit: Duration) -> Result<Vec<Value>> 
     let (kept, given): (Vec<UnixStream>, Vec<UnixStream>) = pairs.into_iter().unzip();
     let results = processes(given, job, limit, &mut |_, _| {});
     drop(kept);
+    let results = results?.into_iter().map(serde_json::from_value);
     results
+        .collect::<Result<_, _>>()
+        .context("reading a rank's result")
 }
 
 /// Until when ranks are listened to that have `limit`. They keep it themselves and say where
@@ -71,7 +80,7 @@ fn last(deadline: Instant) -> Instant {
 
 fn threads(
     sockets: [UnixStream; 2],
-    job: &Job,
+    job: &impl Job,
     limit: Duration,
     hear: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
@@ -92,7 +101,7 @@ fn threads(
 
 fn processes(
     sockets: Vec<UnixStream>,
-    job: &Job,
+    job: &impl Job,
     limit: Duration,
     hear: &mut dyn FnMut(usize, Note),
 ) -> Result<Vec<Value>> {
@@ -119,7 +128,11 @@ fn processes(
 }
 
 /// Is one of two ranks that were started by somebody else, and tells the other what came of it.
-fn launched(job: &Job, limit: Duration, hear: &mut dyn FnMut(usize, Note)) -> Result<[Value; 2]> {
+fn launched(
+    job: &impl Job,
+    limit: Duration,
+    hear: &mut dyn FnMut(usize, Note),
+) -> Result<[Value; 2]> {
     let deadline = Instant::now() + limit;
     let bootstrap = from_env()?;
     let (number, size) = (bootstrap.rank(), bootstrap.size());
@@ -155,7 +168,7 @@ fn start_thread(
     number: u32,
     socket: UnixStream,
     bootstrap: Option<Arc<dyn Bootstrap>>,
-    job: Job,
+    job: impl Job,
     deadline: Instant,
     sender: Sender<(usize, Note)>,
 ) -> Result<()> {
@@ -218,7 +231,7 @@ impl Process {
         number: u32,
         socket: UnixStream,
         store: Option<&Store>,
-        job: &Job,
+        job: &impl Job,
         limit: Duration,
         sender: Sender<(usize, Note)>,
     ) -> Result<Process> {
@@ -232,7 +245,8 @@ impl Process {
             .args(["--parent", &std::process::id().to_string(), "rank"])
             .args(["--number", &number.to_string()])
             .args(["--limit-ms", &limit.as_millis().to_string()])
-            .args(["--job", &serde_json::to_string(job)?])
+            .args(["--job", name_of(job)])
+            .args(["--options", &serde_json::to_string(job)?])
             // Its standard input is the socket to its peer.
             .stdin(Stdio::from(OwnedFd::from(socket)))
             .stdout(Stdio::piped())
@@ -312,9 +326,40 @@ pub fn end_with(parent: u32) -> Result<()> {
     Ok(())
 }
 
+fn name_of<J: Job>(_: &J) -> &'static str {
+    J::NAME
+}
+
+/// What a rank process is told.
+#[derive(Debug, Args)]
+pub struct RankSpec {
+    /// Its number.
+    #[arg(long)]
+    pub number: u32,
+    /// How long it may take, in milliseconds.
+    #[arg(long)]
+    pub limit_ms: u64,
+    /// What to do: the name of a job.
+    #[arg(long)]
+    pub job: String,
+    /// And its options, as JSON.
+    #[arg(long)]
+    pub options: String,
+}
+
+/// A job by its name, and what a process does that is one of its ranks.
+pub type Entry = (&'static str, fn(&RankSpec) -> Result<bool>);
+
+/// That of a kind of job.
+pub const fn entry<J: Job>() -> Entry {
+    (J::NAME, rank_process::<J>)
+}
+
 /// The main function of a rank process.
-pub fn rank_main(spec: &RankSpec) -> ExitCode {
-    match rank_process(spec) {
+pub fn rank_main(spec: &RankSpec, jobs: &[Entry]) -> ExitCode {
+    let job = jobs.iter().find(|(name, _)| *name == spec.job);
+    let played = job.context("no such job").and_then(|(_, play)| play(spec));
+    match played {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
@@ -324,12 +369,12 @@ pub fn rank_main(spec: &RankSpec) -> ExitCode {
     }
 }
 
-fn rank_process(spec: &RankSpec) -> Result<bool> {
+fn rank_process<J: Job>(spec: &RankSpec) -> Result<bool> {
     let name = std::ffi::CString::new(format!("rank{}", spec.number))?;
     rustix::thread::set_name(&name)?;
     let deadline = Instant::now() + Duration::from_millis(spec.limit_ms);
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let job: Job = serde_json::from_str(&spec.job).context("reading the job")?;
+    let job: J = serde_json::from_str(&spec.options).context("reading the job")?;
     let bootstrap = job.needs_mp().then(from_env).transpose()?;
     let link = Link::new(socket, deadline);
     let rank = Rank::new(spec.number, link, deadline, Outbox::Stdout);

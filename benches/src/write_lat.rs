@@ -7,24 +7,25 @@
 //! byte is compared. Every four rounds rank 0's stream runs a kernel that takes the time, and what
 //! that takes itself is subtracted.
 
-use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use gdsync::gpu::{MemoryKind, Region, Word64};
+use gdsync::gpu::Word64;
 use gdsync::memop::Condition;
 use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::{Ranks, Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::endpoint::{Endpoint, Names, exchange_memory};
 use crate::gate::{Gate, well};
-use crate::kernel::{Tally, Turn, Turns};
+use crate::kernel::{Stamps, Tally, Turn, Turns};
+use crate::options::{Ranks, Setup};
 use crate::rank::{Job, Rank};
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
-use crate::table::micros;
+use crate::table::{micros, us};
 use crate::world;
 
 /// Bytes of a message.
@@ -62,9 +63,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
     /// What ib_write_lat says of the same NIC, in microseconds: at most twice that is aimed at.
     #[arg(long, value_name = "US")]
     pub ib_write_lat: Option<f64>,
@@ -101,7 +99,7 @@ struct Player<'e> {
     theirs: RemoteMemory,
     turns: Turns,
     tally: Tally,
-    stamps: Region,
+    stamps: Stamps,
     gate: Gate,
     /// Round trips so far.
     played: u64,
@@ -119,7 +117,7 @@ impl<'e> Player<'e> {
             arriving,
             turns: Turns::new(gpu)?,
             tally: Tally::new(gpu)?,
-            stamps: gpu.alloc(MemoryKind::Device, 8 * STAMPS)?,
+            stamps: Stamps::new(gpu, STAMPS)?,
             gate: Gate::new(gpu)?,
             number: rank.number,
             played: 0,
@@ -156,15 +154,7 @@ impl<'e> Player<'e> {
             self.played
         );
         if let (0, Some(samples)) = (self.number, samples) {
-            let mut bytes = vec![0; 8 * STAMPS];
-            self.stamps.read(0, &mut bytes)?;
-            let (stamps, _) = bytes.as_chunks::<8>();
-            let stamps: Vec<u64> = stamps.iter().map(|b| u64::from_ne_bytes(*b)).collect();
-            ensure!(
-                stamps.is_sorted() && stamps[0] > 0,
-                "the GPU's clock went back, or a kernel did not stamp"
-            );
-            let mut gaps: Vec<u64> = stamps.windows(2).map(|w| w[1] - w[0]).collect();
+            let mut gaps = self.stamps.gaps(STAMPS)?;
             let mut kernels = gaps.split_off(STRETCHES as usize);
             kernels.sort_unstable();
             let kernel = kernels[kernels.len() / 2];
@@ -200,82 +190,78 @@ impl<'e> Player<'e> {
     }
 
     fn stamp(&self, number: u64) -> Result<()> {
-        let turn = Turn::new(SIZE, &self.tally).stamp(&self.stamps, 8 * number);
+        let turn = Turn::new(SIZE, &self.tally).stamp(&self.stamps.0, 8 * number);
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
         // done or when the process gives up.
         unsafe { self.turns.launch(&self.endpoint.stream, &turn) }
     }
 }
 
-/// One rank's part.
-pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
-    let endpoint = Endpoint::open(&options.setup, rank.number)?;
-    let mut player = Player::new(rank, &endpoint, options)?;
-    for _ in 0..WARM_UP {
-        player.batch(rank, None)?;
+impl Job for Options {
+    const NAME: &'static str = "write_lat";
+
+    fn needs_mp(&self) -> bool {
+        false
     }
-    let mut samples = Samples::new();
-    for _ in 0..options.batches {
-        player.batch(rank, Some(&mut samples))?;
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let endpoint = Endpoint::open(&self.setup, rank.number)?;
+        let mut player = Player::new(rank, &endpoint, self)?;
+        for _ in 0..WARM_UP {
+            player.batch(rank, None)?;
+        }
+        let mut samples = Samples::new();
+        for _ in 0..self.batches {
+            player.batch(rank, Some(&mut samples))?;
+        }
+        player.qp.quiet(rank.left())?;
+        rank.link.barrier()?;
+        let figures = (rank.number == 0).then(|| Figures {
+            names: endpoint.names(&player.qp, player.arriving.region().kind()),
+            ranks: self.ranks(),
+            rounds: self.batches * STRETCH * STRETCHES,
+            latency_ns: samples.summary(),
+        });
+        Ok(serde_json::to_value(figures)?)
     }
-    player.qp.quiet(rank.left())?;
-    rank.link.barrier()?;
-    let figures = (rank.number == 0).then(|| Figures {
-        names: endpoint.names(&player.qp, player.arriving.region().kind()),
-        ranks: options.ranks(),
-        rounds: options.batches * STRETCH * STRETCHES,
-        latency_ns: samples.summary(),
-    });
-    Ok(serde_json::to_value(figures)?)
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let job = Job::WriteLat(options.clone());
-    let [first, _] = world::run(options.ranks(), &job, options.run.timeout, &mut |_, _| {})?;
-    let figures: Option<Figures> = serde_json::from_value(first).context("reading a result")?;
-    let figures = figures.context("rank 0 has no figures")?;
-    let Figures {
-        names, latency_ns, ..
-    } = &figures;
-    println!(
-        "write_lat: writes of {SIZE} B in {} memory by streams, two {}",
-        names.memory,
-        match figures.ranks {
-            Ranks::Threads => "threads",
-            _ => "processes",
-        }
-    );
-    println!(
-        "{}; {}; lowering {}",
-        names.gpu, names.provider, names.lowering
-    );
-    println!(
-        "{} round trips, half of one, by fours: {} at least, {} median, {} mean, {} at most",
-        figures.rounds,
-        micros(latency_ns.min as f64),
-        micros(latency_ns.median as f64),
-        micros(latency_ns.mean),
-        micros(latency_ns.max as f64)
-    );
-    let target = options.ib_write_lat.map(|theirs| {
-        let ours = latency_ns.median as f64 / 1000.0;
+impl Benchmark for Options {
+    const NAME: &'static str = "write_lat";
+    const ABOUT: &'static str =
+        "What ib_write_lat asks, by streams: writes in turn, and looks at memory";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let [first, _] = world::run(self.ranks(), self, limit, &mut |_, _| {})?;
+        let figures: Option<Figures> = serde_json::from_value(first).context("reading a result")?;
+        let figures = figures.context("rank 0 has no figures")?;
+        let Figures {
+            names, latency_ns, ..
+        } = &figures;
         println!(
-            "ib_write_lat took {theirs} us: {:.2} times that",
-            ours / theirs
+            "write_lat: writes of {SIZE} B in {} memory by streams, two {}",
+            names.memory,
+            match figures.ranks {
+                Ranks::Threads => "threads",
+                _ => "processes",
+            }
         );
-        Target::at_most(
-            "write of 8 B by streams, median one-way",
-            ours,
-            2.0 * theirs,
-            "us",
-        )
-    });
-    let json: Option<&PathBuf> = options.run.json.as_ref();
-    if let Some(path) = json {
-        let targets = target.into_iter().collect();
-        let report = Report::new("write_lat", options, &figures, targets)?;
-        report::write_json(path, &report)?;
+        println!("{names}");
+        println!(
+            "{} round trips, half of one, by fours: {} at least, {} median, {} mean, {} at most",
+            figures.rounds,
+            us(latency_ns.min),
+            us(latency_ns.median),
+            micros(latency_ns.mean),
+            us(latency_ns.max)
+        );
+        let target = self.ib_write_lat.map(|theirs| {
+            let ours = latency_ns.median as f64 / 1000.0;
+            let times = ours / theirs;
+            println!("ib_write_lat took {theirs} us: {times:.2} times that");
+            let name = "write of 8 B by streams, median one-way";
+            Target::at_most(name, ours, 2.0 * theirs, "us")
+        });
+        Outcome::of(&figures, target.into_iter().collect())
     }
-    Ok(())
 }

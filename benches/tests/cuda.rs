@@ -51,11 +51,14 @@ fn trials_on(name: &str, library: Option<PathBuf>) -> Vec<Trial> {
         })
     };
     let short = SHORT.iter().map(|short| {
-        let title = format!("{name}: {}", short.name);
+        let title = format!("{name}: {}", short.0);
         trial(title, Box::new(move |on| play(short, on)))
     });
     let wrong = WRONG.into_iter().map(|wrong| {
-        let title = format!("{name}: {} told to get it wrong", wrong.0[0]);
+        let title = format!(
+            "{name}: {} told to get it wrong",
+            wrong.0.split(' ').next().unwrap()
+        );
         trial(title, Box::new(move |on| play_wrong(wrong, on)))
     });
     short.chain(wrong).collect()

@@ -4,14 +4,14 @@
 mod shared;
 
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use shared::short::{On, SHORT, WRONG, play as play_short, play_wrong};
-use shared::{Folder, LIMIT, end, json, mpbench, number, run_on, start_on, text};
+use shared::{Folder, LIMIT, end, json, mpbench, number, text};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -19,25 +19,41 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start(arguments: &[&str]) -> Child {
-    start_on("soft", arguments)
+fn start(words: &str) -> Child {
+    shared::start(&mut command(words))
 }
 
-fn run(arguments: &[&str]) -> std::process::Output {
-    run_on("soft", arguments)
+fn command(words: &str) -> Command {
+    mpbench("soft", &words.split_whitespace().collect::<Vec<_>>())
+}
+
+fn run(words: &str) -> Output {
+    end(start(words))
+}
+
+fn runs_well(words: &str) -> Output {
+    let output = run(words);
+    assert!(output.status.success(), "{}", text(&output));
+    output
+}
+
+/// Runs what must fail, and say so.
+fn fails(words: &str, says: &str) -> String {
+    let output = run(words);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let said = text(&output);
+    assert!(said.contains(says), "{said}");
+    said
 }
 
 /// Plays, and checks what the program printed and wrote.
-fn play(name: &str, arguments: &[&str], lowering: &str, ringing: &str) -> Value {
+fn play(name: &str, more: &str, lowering: &str, ringing: &str) -> Value {
     let _alone = alone();
     let folder = Folder::new(name);
     let (file, svg) = (folder.at("r.json"), folder.at("r.svg"));
-    let mut all = vec!["pingpong", "--sizes", "8,4096", "--iterations", "50"];
-    all.extend(["--json", &file, "--svg", &svg]);
-    all.extend(arguments);
-    let output = run(&all);
-    assert!(output.status.success(), "{}", text(&output));
-    let printed = text(&output);
+    let printed = text(&runs_well(&format!(
+        "pingpong --sizes 8,4096 --iterations 50 --json {file} --svg {svg} {more}"
+    )));
     for words in [
         "soft gpu",
         "emulated nic",
@@ -94,60 +110,40 @@ const BY_PROXY: &str = "a word that the proxy reads";
 
 #[test]
 fn processes_play_by_memory_operations() {
-    let report = play("pm", &["--lowering", "memops"], "memops", BY_MEMOPS);
+    let report = play("pm", "--lowering memops", "memops", BY_MEMOPS);
     assert_eq!(report["figures"]["header"]["ranks"], "processes");
     assert_eq!(report["targets"][0]["target"], 15.0);
 }
 
 #[test]
 fn processes_play_by_kernels() {
-    play("pk", &["--lowering", "kernel"], "kernel", BY_KERNEL);
+    play("pk", "--lowering kernel", "kernel", BY_KERNEL);
 }
 
 #[test]
 fn threads_play_by_memory_operations() {
-    let report = play(
-        "tm",
-        &["--threads", "--lowering", "memops"],
-        "memops",
-        BY_MEMOPS,
-    );
+    let report = play("tm", "--threads --lowering memops", "memops", BY_MEMOPS);
     assert_eq!(report["figures"]["header"]["ranks"], "threads");
     assert_eq!(report["targets"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
 fn threads_play_by_kernels() {
-    play(
-        "tk",
-        &["--threads", "--lowering", "kernel"],
-        "kernel",
-        BY_KERNEL,
-    );
+    play("tk", "--threads --lowering kernel", "kernel", BY_KERNEL);
 }
 
 #[test]
 fn processes_play_by_proxy_with_writes_to_pinned_memory() {
-    let more = [
-        "--endpoint",
-        "proxy",
-        "--memory",
-        "pinned",
-        "--operation",
-        "write",
-    ];
-    play("pp", &more, "memops", BY_PROXY);
+    let more = "--endpoint proxy --memory pinned --operation write";
+    play("pp", more, "memops", BY_PROXY);
 }
 
 #[test]
 fn ragged_sizes_and_writes_are_played() {
     let _alone = alone();
-    for ranks in [&["--threads"][..], &[]] {
-        let mut all = vec!["pingpong", "--sizes", "1,13,70001", "--iterations", "7"];
-        all.extend(["--operation", "write"]);
-        all.extend(ranks);
-        let output = run(&all);
-        assert!(output.status.success(), "{}", text(&output));
+    for ranks in ["--threads", ""] {
+        let words = "pingpong --sizes 1,13,70001 --iterations 7 --operation write";
+        runs_well(&format!("{words} {ranks}"));
     }
 }
 
@@ -157,18 +153,16 @@ fn ranks_may_be_started_apart() {
     let _alone = alone();
     let folder = Folder::new("apart");
     let file = folder.at("r.json");
-    let words = ["pingpong", "--launched", "--layer", "both", "--sizes", "8"];
-    let rank = |number: u32, more: &[&str]| {
-        let mut command = mpbench("soft", &words);
+    let rank = |number: u32, more: &str| {
+        let words = "pingpong --launched --layer both --sizes 8 --iterations 20";
+        let mut command = command(&format!("{words} {more}"));
         command
-            .args(["--iterations", "20"])
-            .args(more)
             .env("MP_RANK", number.to_string())
             .env("MP_SIZE", "2")
             .env("MP_STORE", format!("file://{}", folder.at("")));
         shared::start(&mut command)
     };
-    let (first, second) = (rank(0, &["--json", &file]), rank(1, &[]));
+    let (first, second) = (rank(0, &format!("--json {file}")), rank(1, ""));
     let (first, second) = (end(first), end(second));
     for output in [&first, &second] {
         assert!(output.status.success(), "{}", text(output));
@@ -189,38 +183,23 @@ fn writes_in_turn_are_timed() {
     let _alone = alone();
     let folder = Folder::new("write-lat");
     let file = folder.at("r.json");
-    let words = ["write_lat", "-n", "1", "--json", &file];
-    let output = run(&[&words[..], &["--ib-write-lat", "1000"]].concat());
-    assert!(output.status.success(), "{}", text(&output));
+    let words = format!("write_lat -n 1 --json {file}");
+    runs_well(&format!("{words} --ib-write-lat 1000"));
     let report = json(&file);
     assert_eq!(number(&report, "/figures/latency_ns/count"), 100.0);
     assert!(number(&report, "/figures/latency_ns/min") > 0.0);
     assert_eq!(number(&report, "/targets/0/target"), 2000.0);
     // A round in which another number is waited for does not end.
-    let wrong = ["--threads", "--corrupt", "77", "--timeout", "3"];
-    let output = run(&[&words[..], &wrong].concat());
-    assert!(!output.status.success(), "{}", text(&output));
-    assert!(text(&output).contains("time limit"), "{}", text(&output));
+    let wrong = format!("{words} --threads --corrupt 77 --timeout 3");
+    fails(&wrong, "time limit");
 }
 
 #[test]
 fn one_wrong_bit_fails_the_run() {
     let _alone = alone();
-    for ranks in [&["--threads"][..], &[]] {
-        let mut all = vec![
-            "pingpong",
-            "--sizes",
-            "4096",
-            "--iterations",
-            "50",
-            "--corrupt",
-            "40",
-        ];
-        all.extend(ranks);
-        let output = run(&all);
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-        let said = text(&output);
-        assert!(said.contains("1 wrong bytes"), "{said}");
+    for ranks in ["--threads", ""] {
+        let words = format!("pingpong --sizes 4096 --iterations 50 --corrupt 40 {ranks}");
+        let said = fails(&words, "1 wrong bytes");
         assert!(
             said.contains("byte 2048 of message 40 from rank 1"),
             "{said}"
@@ -229,7 +208,7 @@ fn one_wrong_bit_fails_the_run() {
 }
 
 /// A run without end, practically.
-const ENDLESS: [&str; 5] = ["pingpong", "--sizes", "64", "--iterations", "10000000"];
+const ENDLESS: &str = "pingpong --sizes 64 --iterations 10000000";
 
 /// The processes of a run's ranks, once they have most likely begun to play; whenever it is
 /// that one dies, the run must end.
@@ -265,7 +244,7 @@ fn runs(process: i32) -> bool {
 #[test]
 fn a_dead_rank_ends_the_run() {
     let _alone = alone();
-    let child = start(&ENDLESS);
+    let child = start(ENDLESS);
     let ranks = ranks_of(&child);
     kill(ranks[1]);
     let output = end(child);
@@ -277,7 +256,7 @@ fn a_dead_rank_ends_the_run() {
 #[test]
 fn ranks_end_with_who_started_them() {
     let _alone = alone();
-    let child = start(&ENDLESS);
+    let child = start(ENDLESS);
     let ranks = ranks_of(&child);
     kill(child.id() as i32);
     end(child);
@@ -291,35 +270,30 @@ fn ranks_end_with_who_started_them() {
 #[test]
 fn a_limit_that_passes_ends_the_run() {
     let _alone = alone();
-    for ranks in [&["--threads"][..], &[]] {
-        let mut all = vec!["pingpong", "--sizes", "64", "--iterations", "10000000"];
-        all.extend(["--timeout", "0.5"]);
-        all.extend(ranks);
-        let output = run(&all);
-        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-        assert!(text(&output).contains("time limit"), "{}", text(&output));
+    for ranks in ["--threads", ""] {
+        fails(&format!("{ENDLESS} --timeout 0.5 {ranks}"), "time limit");
     }
 }
 
 #[test]
 fn bad_options_are_refused() {
     for bad in [
-        &["pingpong", "--sizes", "0"][..],
-        &["pingpong", "--sizes", "1Gi"],
-        &["pingpong", "--iterations", "0"],
-        &["pingpong", "--timeout", "-1"],
-        &["bandwidth", "--depth", "33"],
-        &["bandwidth", "--poster", "gpu"],
-        &["pingpong", "--layer", "mpi"],
-        &["start", "--ranks", "1"],
-        &["footprint", "--ranks", "257"],
-        &["rate", "--gpu", "hip"],
-        &["soak", "--messages", "9"],
-        &["gds_kernel_latency", "-B", "81"],
-        &["gds_kernel_latency", "-E", "--memory", "pinned"],
-        &["gds_poll_lat", "-p", "17"],
+        "pingpong --sizes 0",
+        "pingpong --sizes 1Gi",
+        "pingpong --iterations 0",
+        "pingpong --timeout -1",
+        "bandwidth --depth 33",
+        "bandwidth --poster gpu",
+        "pingpong --layer mpi",
+        "start --ranks 1",
+        "footprint --ranks 257",
+        "rate --gpu hip",
+        "soak --messages 9",
+        "gds_kernel_latency -B 81",
+        "gds_kernel_latency -E --memory pinned",
+        "gds_poll_lat -p 17",
     ] {
-        assert_eq!(run(bad).status.code(), Some(2), "{bad:?}");
+        assert_eq!(run(bad).status.code(), Some(2), "{bad}");
     }
 }
 
@@ -333,7 +307,7 @@ const SOFT: On = On {
 fn every_command_runs_in_its_short_form() {
     let _alone = alone();
     for short in &SHORT {
-        println!("{}", short.name);
+        println!("{}", short.0);
         play_short(short, &SOFT);
     }
 }
@@ -366,8 +340,7 @@ fn without_cuda_auto_is_soft_and_cuda_is_an_error() {
 fn the_suite_writes_all_figures() {
     let _alone = alone();
     let folder = Folder::new("suite");
-    let output = run(&["suite", "--quick", "--json", &folder.at("all")]);
-    assert!(output.status.success(), "{}", text(&output));
+    let output = runs_well(&format!("suite --quick --json {}", folder.at("all")));
     let judged = ["post", "rate", "bandwidth", "pingpong", "soak", "footprint"];
     for name in judged {
         let report = json(folder.at(&format!("all/{name}.json")));

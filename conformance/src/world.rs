@@ -56,6 +56,11 @@ pub struct Place {
     pub pd: Pd,
 }
 
+/// The name of a NIC among the machines.
+pub fn nic(device: &Device) -> String {
+    device.name().replace("emulated ", "")
+}
+
 impl Place {
     /// Registers new memory with all rights.
     pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
@@ -70,7 +75,7 @@ impl Place {
 
     /// The name of the NIC among the machines; its watcher and proxy are called after it.
     pub fn nic(&self) -> String {
-        self.device.name().replace("emulated ", "")
+        nic(&self.device)
     }
 
     /// The name of the GPU among the machines.
@@ -93,13 +98,22 @@ impl Rank {
     /// Opens a GPU, and a NIC with faults.
     pub fn open_with(&self, options: SoftOptions, faults: Faults) -> Place {
         let gpu = Gpu::soft_with(Arc::clone(&self.host), options).expect("a soft GPU");
+        let device = self.device_with(&gpu, faults);
+        let pd = device.alloc_pd().expect("a protection domain");
+        Place { gpu, device, pd }
+    }
+
+    /// Another NIC.
+    pub fn device(&self, gpu: &Gpu) -> Device {
+        self.device_with(gpu, Faults::default())
+    }
+
+    fn device_with(&self, gpu: &Gpu, faults: Faults) -> Device {
         let options = EmulatedOptions {
             fabric: Fabric::Hub(self.hub.clone()),
             faults: Some(faults),
         };
-        let device = Device::emulated_with(&gpu, options).expect("a virtual NIC");
-        let pd = device.alloc_pd().expect("a protection domain");
-        Place { gpu, device, pd }
+        Device::emulated_with(gpu, options).expect("a virtual NIC")
     }
 
     /// Leaves a record for another rank.

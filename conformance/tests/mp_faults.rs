@@ -17,5 +17,5 @@ fn a_rank_that_is_lost_is_named_in_time_and_the_others_go_on() {
 
 #[test]
 fn ranks_that_are_left_go_on_talking_in_the_same_context() {
-    gds_sim::seeds(100, mp_sim::company::run);
+    gds_sim::seeds(100, mp_sim::survivors::run);
 }

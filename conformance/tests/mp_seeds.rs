@@ -48,5 +48,5 @@ fn a_seed_replays_exactly() {
 
 #[test]
 fn messages_move_at_the_same_times_while_who_enqueued_them_sleeps() {
-    gds_sim::seeds(8, mp_sim::asleep::run);
+    gds_sim::seeds(8, mp_sim::offload::run);
 }

@@ -15,13 +15,13 @@ use gdsync::rdma::{Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Work, post_o
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::{self, Memory, Ranks, Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::{Bell, Gate, well};
 use crate::kernel::{Tally, Turn, Turns};
+use crate::options::{self, Memory, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
-use crate::report::{self, Report};
 use crate::table::{self, micros};
 use crate::world;
 
@@ -37,10 +37,10 @@ const WARM_UP: u64 = AHEAD;
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
     /// Size of a message.
-    #[arg(short = 's', long, value_parser = cli::size, default_value = "1Ki")]
+    #[arg(short = 's', long, value_parser = options::size, default_value = "1Ki")]
     pub size: u64,
     /// Bytes that the kernel writes, of which a message is the first; at least its size.
-    #[arg(short = 'S', long = "calc-size", value_parser = cli::size, default_value = "128Ki")]
+    #[arg(short = 'S', long = "calc-size", value_parser = options::size, default_value = "128Ki")]
     pub calc_size: u64,
     /// Rounds.
     #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
@@ -66,9 +66,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// The figures.
@@ -139,64 +136,64 @@ impl Options {
     }
 }
 
-/// One rank's part of two.
-pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
-    let endpoint = Endpoint::open(&options.setup, rank.number)?;
-    let qp = endpoint.connect(&options.setup.queues(QUEUE), &mut rank.link)?;
-    let part = match rank.number {
-        0 => Part::Client,
-        _ => Part::Server,
-    };
-    let ranks = match options.threads {
-        true => Ranks::Threads,
-        false => Ranks::Processes,
-    };
-    let deadline = Instant::now() + rank.left();
-    let mut player = Player::new(part, &endpoint, qp, None, options, deadline)?;
-    // No stream waits before both have loaded their kernels: that stands behind waits.
-    rank.link.barrier()?;
-    let mut meet = || rank.link.barrier();
-    let figures = player.play(Some(ranks), &mut meet)?;
-    player.qp.quiet(rank.left())?;
-    rank.link.barrier()?;
-    Ok(serde_json::to_value(figures)?)
+impl Job for Options {
+    const NAME: &'static str = "gds_kernel_latency";
+
+    fn needs_mp(&self) -> bool {
+        false
+    }
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let endpoint = Endpoint::open(&self.setup, rank.number)?;
+        let qp = endpoint.connect(&self.setup.queues(QUEUE), &mut rank.link)?;
+        let part = match rank.number {
+            0 => Part::Client,
+            _ => Part::Server,
+        };
+        let deadline = Instant::now() + rank.left();
+        let mut player = Player::new(part, &endpoint, qp, None, self, deadline)?;
+        // No stream waits before both have loaded their kernels: that stands behind waits.
+        rank.link.barrier()?;
+        let mut meet = || rank.link.barrier();
+        let figures = player.play(Some(Ranks::of(self.threads, false)), &mut meet)?;
+        player.qp.quiet(rank.left())?;
+        rank.link.barrier()?;
+        Ok(serde_json::to_value(figures)?)
+    }
 }
 
-fn alone(options: &Options) -> Result<Figures> {
+fn alone(options: &Options, limit: Duration) -> Result<Figures> {
     let endpoint = Endpoint::open(&options.setup, 0)?;
     let (a, b) = endpoint.pair(&options.setup.queues(QUEUE))?;
-    let deadline = Instant::now() + options.run.timeout;
+    let deadline = Instant::now() + limit;
     let mut player = Player::new(Part::Loopback, &endpoint, a, Some(b), options, deadline)?;
     player.play(None, &mut || Ok(()))
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    ensure!(
-        options.calc_size >= options.size || options.skip_kernel,
-        "the kernel writes the message, so -S is at least -s"
-    );
-    let figures = if options.loopback {
-        alone(options)?
-    } else {
-        let ranks = match options.threads {
-            true => Ranks::Threads,
-            false => Ranks::Processes,
+impl Benchmark for Options {
+    const NAME: &'static str = "gds_kernel_latency";
+    const ABOUT: &'static str =
+        "Rounds of message, kernel, message between two ranks, or in one process";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        ensure!(
+            self.calc_size >= self.size || self.skip_kernel,
+            "the kernel writes the message, so -S is at least -s"
+        );
+        let figures = if self.loopback {
+            alone(self, limit)?
+        } else {
+            let ranks = Ranks::of(self.threads, false);
+            let [first, _] = world::run(ranks, self, limit, &mut |_, _| {})?;
+            serde_json::from_value(first).context("reading a rank's result")?
         };
-        let job = Job::KernelLatency(options.clone());
-        let [first, _] = world::run(ranks, &job, options.run.timeout, &mut |_, _| {})?;
-        serde_json::from_value(first).context("reading a rank's result")?
-    };
-    show(options, &figures);
-    if let Some(path) = &options.run.json {
-        let report = Report::new("gds_kernel_latency", options, &figures, Vec::new())?;
-        report::write_json(path, &report)?;
+        show(self, &figures);
+        Outcome::of(&figures, Vec::new())
     }
-    Ok(())
 }
 
 fn show(options: &Options, figures: &Figures) {
-    let names = &figures.names;
+    let (names, rounds) = (&figures.names, figures.iterations);
     println!(
         "gds_kernel_latency: messages of {} in {} memory, {}, {}",
         table::bytes(options.size),
@@ -211,23 +208,18 @@ fn show(options: &Options, figures: &Figures) {
             Some(_) => "two processes",
         }
     );
+    println!("{names}");
+    let seconds = figures.elapsed_ns as f64 / 1e9;
+    let each = |ns: u64| micros(ns as f64 / rounds as f64);
     println!(
-        "{}; {}; lowering {}",
-        names.gpu, names.provider, names.lowering
-    );
-    let each = figures.elapsed_ns as f64 / figures.iterations as f64;
-    println!(
-        "{} bytes in {:.2} s: {:.2} Mbit/s",
-        2 * figures.iterations * options.size,
-        figures.elapsed_ns as f64 / 1e9,
+        "{} bytes in {seconds:.2} s: {:.2} Mbit/s",
+        2 * rounds * options.size,
         figures.bits_per_second / 1e6
     );
     println!(
-        "{} rounds in {:.2} s: {} a round, {} of which the host enqueues; {} messages verified",
-        figures.iterations,
-        figures.elapsed_ns as f64 / 1e9,
-        micros(each),
-        micros(figures.enqueue_ns as f64 / figures.iterations as f64),
+        "{rounds} rounds in {seconds:.2} s: {} a round, {} of which the host enqueues; {} messages verified",
+        each(figures.elapsed_ns),
+        each(figures.enqueue_ns),
         figures.verified
     );
 }

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Where words lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
     /// In the GPU.

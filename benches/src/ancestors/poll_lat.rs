@@ -6,17 +6,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use gdsync::Gpu;
-use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
+use gdsync::gpu::{Region, Stream, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{Descriptor, post_on};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::json;
 
 use super::{Place, microseconds, spin};
-use crate::cli::Run;
+use crate::benchmark::{Benchmark, Outcome};
+use crate::gate::Gate;
 use crate::gpu::{self, Driver};
-use crate::report::{self, Report};
 use crate::stats::{Samples, Summary};
-use crate::table::{Table, micros};
+use crate::table::{Table, micros, us};
 
 /// Iterations that are not measured.
 const WARM_UP: u64 = 5;
@@ -26,7 +27,7 @@ const WORDS: usize = 4096;
 const LOOKS: u32 = 256;
 
 /// Options of `mpbench gds_poll_lat`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Iterations of each row.
     #[arg(short = 'n', long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
@@ -53,13 +54,10 @@ pub struct Options {
     /// The GPU: soft, cuda, cuda:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// The figures of one way.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Words written behind the wait.
     pub pokes: u32,
@@ -69,21 +67,6 @@ pub struct Row {
     pub latency_ns: Summary,
     /// What enqueueing took, in nanoseconds.
     pub enqueue_ns: Summary,
-}
-
-/// All of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// The GPU's name.
-    pub gpu: String,
-    /// Its runtime.
-    pub runtime: String,
-    /// The driver below it.
-    pub driver: Option<Driver>,
-    /// Where the words lie.
-    pub place: Place,
-    /// Each way.
-    pub rows: Vec<Row>,
 }
 
 struct Bench {
@@ -99,78 +82,76 @@ struct Bench {
 /// Streams that stand still until this goes.
 struct Background {
     streams: Vec<Stream>,
-    word: Word32,
+    gate: Gate,
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let gpu = gpu::open(std::slice::from_ref(&options.gpu), 0)?;
-    ensure!(
-        !options.flush || gpu.caps().flush,
-        "{} has no flush for -f",
-        gpu.name()
-    );
-    let place = match options.gpu_memory {
-        true => Place::Device,
-        false => Place::Pinned,
-    };
-    println!(
-        "gds_poll_lat: CPU's store, stream's wait, stream's writes, CPU's load of the last; words in {} memory",
-        place.name()
-    );
-    println!("{}; {} background streams", gpu.name(), options.background);
-    let heads = [
-        "writes, submitted",
-        "mean",
-        "median",
-        "p99",
-        "max",
-        "enqueue",
-    ];
-    let table = Table::new(&heads, 17);
-    println!("{}", table.line(&heads));
-    let mut bench = Bench::new(&gpu, place, options)?;
-    let background = Background::start(&gpu, options.background)?;
-    let mut rows = Vec::new();
-    for &pokes in &options.pokes {
-        for combined in [false, true] {
-            if combined || !options.combined {
-                let row = bench.measure(options, pokes, combined)?;
-                println!("{}", table.line(&cells(&row)));
-                rows.push(row);
+impl Benchmark for Options {
+    const NAME: &'static str = "gds_poll_lat";
+    const ABOUT: &'static str =
+        "From the CPU's store that a stream waits for to the CPU's sight of what comes behind";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;
+        ensure!(
+            !self.flush || gpu.caps().flush,
+            "{} has no flush for -f",
+            gpu.name()
+        );
+        let place = match self.gpu_memory {
+            true => Place::Device,
+            false => Place::Pinned,
+        };
+        println!(
+            "gds_poll_lat: CPU's store, stream's wait, stream's writes, CPU's load of the last; words in {} memory",
+            place.name()
+        );
+        println!("{}; {} background streams", gpu.name(), self.background);
+        let heads = [
+            "writes, submitted",
+            "mean",
+            "median",
+            "p99",
+            "max",
+            "enqueue",
+        ];
+        let table = Table::start(&heads, 17);
+        let mut bench = Bench::new(&gpu, place, self, limit)?;
+        let background = Background::start(&gpu, self.background)?;
+        let mut rows = Vec::new();
+        for &pokes in &self.pokes {
+            for combined in [false, true] {
+                if combined || !self.combined {
+                    let row = bench.measure(self, pokes, combined)?;
+                    let (how, l) = (
+                        ["apart", "together"][usize::from(combined)],
+                        &row.latency_ns,
+                    );
+                    table.row(&[
+                        format!("{pokes}, {how}"),
+                        micros(l.mean),
+                        us(l.median),
+                        us(l.p99),
+                        us(l.max),
+                        us(row.enqueue_ns.median),
+                    ]);
+                    rows.push(row);
+                }
             }
         }
+        background.end(bench.deadline)?;
+        let figures = json!({
+            "gpu": gpu.name(),
+            "runtime": gpu.runtime_name(),
+            "driver": Driver::of(&gpu),
+            "place": place,
+            "rows": rows,
+        });
+        Outcome::of(&figures, Vec::new())
     }
-    background.end(bench.deadline)?;
-    let figures = Figures {
-        gpu: gpu.name(),
-        runtime: gpu.runtime_name().to_owned(),
-        driver: Driver::of(&gpu),
-        place,
-        rows,
-    };
-    if let Some(path) = &options.run.json {
-        let report = Report::new("gds_poll_lat", options, &figures, Vec::new())?;
-        report::write_json(path, &report)?;
-    }
-    Ok(())
-}
-
-fn cells(row: &Row) -> [String; 6] {
-    let l = &row.latency_ns;
-    let how = if row.combined { "together" } else { "apart" };
-    [
-        format!("{}, {how}", row.pokes),
-        micros(l.mean),
-        micros(l.median as f64),
-        micros(l.p99 as f64),
-        micros(l.max as f64),
-        micros(row.enqueue_ns.median as f64),
-    ]
 }
 
 impl Bench {
-    fn new(gpu: &Gpu, place: Place, options: &Options) -> Result<Bench> {
+    fn new(gpu: &Gpu, place: Place, options: &Options, limit: Duration) -> Result<Bench> {
         let poked = place.region(gpu, 4 * WORDS)?;
         let words = (0..WORDS).map(|i| poked.word32(4 * i));
         Ok(Bench {
@@ -179,7 +160,7 @@ impl Bench {
             poked: words.collect::<Result<_, _>>()?,
             round: 0,
             flush: options.flush,
-            deadline: Instant::now() + options.run.timeout,
+            deadline: Instant::now() + limit,
         })
     }
 
@@ -269,21 +250,14 @@ impl Bench {
 
 impl Background {
     fn start(gpu: &Gpu, streams: u32) -> Result<Background> {
-        let word = gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
-        let wait = Descriptor::WaitValue32 {
-            word: &word,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        };
         let mut background = Background {
             streams: Vec::new(),
-            word: word.clone(),
+            gate: Gate::new(gpu)?,
         };
         for i in 0..streams {
             let stream = gpu.stream()?;
-            post_on(&stream, &mut [], &[wait])
-                .with_context(|| format!("background stream {}", i + 1))?;
+            let closed = background.gate.close(&stream);
+            closed.with_context(|| format!("background stream {}", i + 1))?;
             background.streams.push(stream);
         }
         Ok(background)
@@ -294,7 +268,7 @@ impl Background {
         for stream in &self.streams {
             ensure!(!stream.is_idle()?, "a background stream did not wait");
         }
-        self.word.store(1)?;
+        self.gate.open()?;
         for stream in &self.streams {
             let left = deadline.saturating_duration_since(Instant::now());
             ensure!(
@@ -308,7 +282,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // Also after an error nobody is left waiting; there is nobody to tell of another.
-        let _ = self.word.store(1);
+        // Also after an error no stream is left waiting; there is no caller to report another to.
+        let _ = self.gate.open();
     }
 }

@@ -3,19 +3,19 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use gdsync::gpu::{Region, Stream, Word32, Word64};
 use gdsync::memop::Condition;
 use gdsync::rdma::{Descriptor, post_on};
 use gdsync::{Gpu, Kind};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::json;
 
 use super::{Place, microseconds, spin};
-use crate::cli::Run;
+use crate::benchmark::{Benchmark, Outcome};
 use crate::gate::Gate;
 use crate::gpu::{self, Driver};
-use crate::report::{self, Report};
 use crate::table::Table;
 
 /// Bytes of the memory that a check uses.
@@ -26,7 +26,7 @@ const CHUNK: usize = 16;
 const LONG: usize = 600;
 
 /// Options of `mpbench gds_sanity`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Rounds of the checks of order.
     #[arg(short = 'n', long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -43,18 +43,15 @@ pub struct Options {
     /// The GPU: soft, cuda, cuda:N, or auto.
     #[arg(long = "gpu", env = "GDS_GPU", value_parser = gpu::name, default_value = "auto")]
     pub gpu: String,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
     /// Spoil what the checks of values compare with, to see that it is noticed.
     #[arg(long, hide = true)]
     pub corrupt: bool,
 }
 
 /// What a check found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum Finding {
     /// All was as it should be, in so many comparisons.
     Passed(u64),
     /// The GPU cannot do what would be checked.
@@ -63,40 +60,20 @@ pub enum Outcome {
     Failed(String),
 }
 
-/// One check on one kind of memory.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
-    /// The check.
-    pub check: String,
-    /// Where its words lie.
-    pub place: Place,
-    /// What it found.
-    pub outcome: Outcome,
-}
-
-/// All of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// The GPU's name.
-    pub gpu: String,
-    /// Its runtime.
-    pub runtime: String,
-    /// The driver below it.
-    pub driver: Option<Driver>,
-    /// Each check.
-    pub rows: Vec<Row>,
-}
-
 /// A check.
 type Check = fn(&mut Rig) -> Result<()>;
 
 /// All of them.
 const CHECKS: [(&str, Check); 9] = [
     ("stream blocks, goes on, keeps order", order),
-    ("waits, 32 bits: GEQ EQ AND NOR", conditions32),
-    ("waits, 64 bits: GEQ EQ AND NOR", conditions64),
-    ("writes, 32 bits", writes32),
-    ("writes, 64 bits", writes64),
+    ("waits, 32 bits: GEQ EQ AND NOR", |rig| {
+        conditions(rig, false)
+    }),
+    ("waits, 64 bits: GEQ EQ AND NOR", |rig| {
+        conditions(rig, true)
+    }),
+    ("writes, 32 bits", |rig| writes(rig, false)),
+    ("writes, 64 bits", |rig| writes(rig, true)),
     ("inline copies", copies),
     ("a write is seen after those before it", fences),
     ("a list longer than a submission", long_list),
@@ -116,58 +93,54 @@ struct Rig {
     deadline: Instant,
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let gpu = gpu::open(std::slice::from_ref(&options.gpu), 0)?;
-    ensure!(
-        !options.flush || gpu.caps().flush,
-        "{} has no flush for -f",
-        gpu.name()
-    );
-    println!("gds_sanity: a stream's memory operations, checked");
-    println!("{}", gpu.name());
-    let places = match options.gpu_memory {
-        true => &[Place::Device][..],
-        false => &[Place::Pinned, Place::Registered, Place::Device],
-    };
-    let first = format!("{:<38}", "check");
-    let heads = [first.as_str(), "memory", "comparisons"];
-    let table = Table::new(&heads, 10);
-    println!("{}", table.line(&heads));
-    let mut rows = Vec::new();
-    for &place in places {
-        for (name, check) in CHECKS {
-            let outcome = outcome(&gpu, place, options, check);
-            let cell = match &outcome {
-                Outcome::Passed(n) => n.to_string(),
-                Outcome::NotRun(why) => format!("not run: {why}"),
-                Outcome::Failed(why) => format!("FAILED: {why}"),
-            };
-            println!("{}", table.line(&[name, place.name(), &cell]));
-            rows.push(Row {
-                check: name.to_owned(),
-                place,
-                outcome,
-            });
+impl Benchmark for Options {
+    const NAME: &'static str = "gds_sanity";
+    const ABOUT: &'static str = "Whether a stream's memory operations do what they are for";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let gpu = gpu::open(std::slice::from_ref(&self.gpu), 0)?;
+        ensure!(
+            !self.flush || gpu.caps().flush,
+            "{} has no flush for -f",
+            gpu.name()
+        );
+        println!("gds_sanity: a stream's memory operations, checked");
+        println!("{}", gpu.name());
+        let places = match self.gpu_memory {
+            true => &[Place::Device][..],
+            false => &[Place::Pinned, Place::Registered, Place::Device],
+        };
+        let first = format!("{:<38}", "check");
+        let table = Table::start(&[&first, "memory", "comparisons"], 10);
+        let (mut rows, mut failures) = (Vec::new(), 0);
+        for &place in places {
+            for (name, check) in CHECKS {
+                let outcome = outcome(&gpu, place, self, limit, check);
+                let cell = match &outcome {
+                    Finding::Passed(n) => n.to_string(),
+                    Finding::NotRun(why) => format!("not run: {why}"),
+                    Finding::Failed(why) => format!("FAILED: {why}"),
+                };
+                table.row(&[name, place.name(), &cell]);
+                failures += u32::from(matches!(outcome, Finding::Failed(_)));
+                rows.push(json!({ "check": name, "place": place, "outcome": outcome }));
+            }
         }
+        let verdict = match failures {
+            0 => Ok(()),
+            some => Err(anyhow!("{some} checks failed")),
+        };
+        let figures = json!({
+            "gpu": gpu.name(),
+            "runtime": gpu.runtime_name(),
+            "driver": Driver::of(&gpu),
+            "rows": rows,
+        });
+        Outcome::judged(&figures, Vec::new(), verdict)
     }
-    let failed = |row: &&Row| matches!(row.outcome, Outcome::Failed(_));
-    let failures = rows.iter().filter(failed).count();
-    let figures = Figures {
-        gpu: gpu.name(),
-        runtime: gpu.runtime_name().to_owned(),
-        driver: Driver::of(&gpu),
-        rows,
-    };
-    if let Some(path) = &options.run.json {
-        let report = Report::new("gds_sanity", options, &figures, Vec::new())?;
-        report::write_json(path, &report)?;
-    }
-    ensure!(failures == 0, "{failures} checks failed");
-    Ok(())
 }
 
-fn outcome(gpu: &Gpu, place: Place, options: &Options, check: Check) -> Outcome {
+fn outcome(gpu: &Gpu, place: Place, options: &Options, limit: Duration, check: Check) -> Finding {
     let mut compared = 0;
     let mut go = || -> Result<()> {
         let mut rig = Rig {
@@ -179,7 +152,7 @@ fn outcome(gpu: &Gpu, place: Place, options: &Options, check: Check) -> Outcome 
             flush: options.flush,
             corrupt: options.corrupt,
             compared: 0,
-            deadline: Instant::now() + options.run.timeout,
+            deadline: Instant::now() + limit,
         };
         check(&mut rig)?;
         rig.drain()?;
@@ -187,14 +160,82 @@ fn outcome(gpu: &Gpu, place: Place, options: &Options, check: Check) -> Outcome 
         Ok(())
     };
     match go() {
-        Ok(()) => Outcome::Passed(compared),
+        Ok(()) => Finding::Passed(compared),
         Err(e) => {
             let library = e.downcast_ref::<gdsync::Error>();
             match library.filter(|e| e.kind() == Kind::Unsupported) {
-                Some(_) => Outcome::NotRun(format!("{e:#}")),
-                None => Outcome::Failed(format!("{e:#}")),
+                Some(_) => Finding::NotRun(format!("{e:#}")),
+                None => Finding::Failed(format!("{e:#}")),
             }
         }
+    }
+}
+
+/// A word of 32 or 64 bits.
+enum Word {
+    Narrow(Word32),
+    Wide(Word64),
+}
+
+impl Word {
+    fn store(&self, value: u64) -> Result<()> {
+        match self {
+            Word::Narrow(word) => word.store(value as u32)?,
+            Word::Wide(word) => word.store(value)?,
+        }
+        Ok(())
+    }
+
+    fn load(&self) -> Result<u64> {
+        Ok(match self {
+            Word::Narrow(word) => word.load()?.into(),
+            Word::Wide(word) => word.load()?,
+        })
+    }
+
+    /// As much of a value as it holds.
+    fn cut(&self, value: u64) -> u64 {
+        match self {
+            Word::Narrow(_) => value as u32 as u64,
+            Word::Wide(_) => value,
+        }
+    }
+
+    fn wait(&self, condition: Condition, value: u64, flush: bool) -> Descriptor<'_> {
+        match self {
+            Word::Narrow(word) => Descriptor::WaitValue32 {
+                word,
+                condition,
+                value: value as u32,
+                flush,
+            },
+            Word::Wide(word) => Descriptor::WaitValue64 {
+                word,
+                condition,
+                value,
+                flush,
+            },
+        }
+    }
+
+    fn write(&self, value: u64) -> Descriptor<'_> {
+        match self {
+            Word::Narrow(word) => write(word, value as u32),
+            Word::Wide(word) => Descriptor::WriteValue64 { word, value },
+        }
+    }
+}
+
+fn write(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WriteValue32 { word, value }
+}
+
+fn wait(word: &Word32, condition: Condition, value: u32, flush: bool) -> Descriptor<'_> {
+    Descriptor::WaitValue32 {
+        word,
+        condition,
+        value,
+        flush,
     }
 }
 
@@ -207,8 +248,11 @@ impl Rig {
         Ok(self.memory.word32(4 * index)?)
     }
 
-    fn word64(&self, index: usize) -> Result<Word64> {
-        Ok(self.memory.word64(8 * index)?)
+    fn word(&self, wide: bool, index: usize) -> Result<Word> {
+        Ok(match wide {
+            true => Word::Wide(self.memory.word64(8 * index)?),
+            false => Word::Narrow(self.word32(index)?),
+        })
     }
 
     fn drain(&self) -> Result<()> {
@@ -259,21 +303,14 @@ fn order(rig: &mut Rig) -> Result<()> {
         let data: Vec<u8> = (1..=CHUNK as u32)
             .flat_map(|i| (round + i).to_le_bytes())
             .collect();
-        let wait = |word, value| Descriptor::WaitValue32 {
-            word,
-            condition: Condition::Eq,
-            value,
-            flush: rig.flush,
-        };
-        let write = |word, value| Descriptor::WriteValue32 { word, value };
         let list = [
-            wait(&signal, round),
+            wait(&signal, Condition::Eq, round, rig.flush),
             write(&first, 0),
             Descriptor::WriteMemory {
                 to: &values,
                 data: &data,
             },
-            wait(&first, 0),
+            wait(&first, Condition::Eq, 0, rig.flush),
             write(&done, round),
         ];
         rig.post(&list)?;
@@ -309,56 +346,14 @@ fn cases(ones: u64) -> [(Condition, u64, Vec<u64>, Vec<u64>); 7] {
     ]
 }
 
-fn conditions32(rig: &mut Rig) -> Result<()> {
-    let (word, done) = (rig.word32(3)?, rig.word32(40)?);
+fn conditions(rig: &mut Rig, wide: bool) -> Result<()> {
+    let (word, done) = (rig.word(wide, 3)?, rig.word32(40)?);
     let mut round = 0;
-    for (condition, value, blocking, passing) in cases(u32::MAX.into()) {
-        for &pass in &passing {
-            round += 1;
-            word.store(blocking[0] as u32)?;
-            let wait = Descriptor::WaitValue32 {
-                word: &word,
-                condition,
-                value: value as u32,
-                flush: rig.flush,
-            };
-            let write = Descriptor::WriteValue32 {
-                word: &done,
-                value: round,
-            };
-            rig.post(&[wait, write])?;
-            for &block in &blocking {
-                let what = format!("{condition:?} {value:#x} with {block:#x} in the word");
-                word.store(block as u32)?;
-                rig.blocked(&what)?;
-                ensure!(done.load()? != round, "the stream has passed {what}");
-            }
-            word.store(pass as u32)?;
-            let what = format!("the end of {condition:?} {value:#x} with {pass:#x} in the word");
-            rig.until(&done, round, &what)?;
-        }
-    }
-    Ok(())
-}
-
-fn conditions64(rig: &mut Rig) -> Result<()> {
-    let (word, done) = (rig.word64(3)?, rig.word32(40)?);
-    let mut round = 0;
-    for (condition, value, blocking, passing) in cases(u64::MAX) {
+    for (condition, value, blocking, passing) in cases(word.cut(u64::MAX)) {
         for &pass in &passing {
             round += 1;
             word.store(blocking[0])?;
-            let wait = Descriptor::WaitValue64 {
-                word: &word,
-                condition,
-                value,
-                flush: rig.flush,
-            };
-            let write = Descriptor::WriteValue32 {
-                word: &done,
-                value: round,
-            };
-            rig.post(&[wait, write])?;
+            rig.post(&[word.wait(condition, value, rig.flush), write(&done, round)])?;
             for &block in &blocking {
                 let what = format!("{condition:?} {value:#x} with {block:#x} in the word");
                 word.store(block)?;
@@ -384,43 +379,17 @@ const VALUES: [u64; 5] = [
 /// What stands beside the words that are written.
 const BESIDE: u64 = 0x5a5a_a5a5_c3c3_3c3c;
 
-fn writes32(rig: &mut Rig) -> Result<()> {
+fn writes(rig: &mut Rig, wide: bool) -> Result<()> {
     for value in VALUES {
-        let words: Vec<Word32> = (0..5).map(|i| rig.word32(i)).collect::<Result<_>>()?;
-        words
-            .iter()
-            .try_for_each(|word| word.store(BESIDE as u32))?;
-        for i in [1, 3] {
-            rig.post(&[Descriptor::WriteValue32 {
-                word: &words[i],
-                value: value as u32,
-            }])?;
-        }
-        rig.drain()?;
-        for (i, word) in words.iter().enumerate() {
-            let wanted = if i % 2 == 1 { value } else { BESIDE };
-            let found = word.load()?.into();
-            rig.same(&format!("word {i}"), found, (wanted as u32).into())?;
-        }
-    }
-    Ok(())
-}
-
-fn writes64(rig: &mut Rig) -> Result<()> {
-    for value in VALUES {
-        let words: Vec<Word64> = (0..5).map(|i| rig.word64(i)).collect::<Result<_>>()?;
+        let words: Vec<Word> = (0..5).map(|i| rig.word(wide, i)).collect::<Result<_>>()?;
         words.iter().try_for_each(|word| word.store(BESIDE))?;
         for i in [1, 3] {
-            rig.post(&[Descriptor::WriteValue64 {
-                word: &words[i],
-                value,
-            }])?;
+            rig.post(&[words[i].write(value)])?;
         }
         rig.drain()?;
         for (i, word) in words.iter().enumerate() {
-            let wanted = if i % 2 == 1 { value } else { BESIDE };
-            let found = word.load()?;
-            rig.same(&format!("word {i}"), found, wanted)?;
+            let wanted = word.cut(if i % 2 == 1 { value } else { BESIDE });
+            rig.same(&format!("word {i}"), word.load()?, wanted)?;
         }
     }
     Ok(())
@@ -457,16 +426,7 @@ fn copies(rig: &mut Rig) -> Result<()> {
 fn fences(rig: &mut Rig) -> Result<()> {
     let (before, after) = (rig.word32(0)?, rig.word32(32)?);
     for round in 1..=rig.iterations {
-        rig.post(&[
-            Descriptor::WriteValue32 {
-                word: &before,
-                value: round,
-            },
-            Descriptor::WriteValue32 {
-                word: &after,
-                value: round,
-            },
-        ])?;
+        rig.post(&[write(&before, round), write(&after, round)])?;
         rig.until(&after, round, "a write")?;
         rig.same(
             "the word written before",
@@ -483,14 +443,8 @@ fn long_list(rig: &mut Rig) -> Result<()> {
         .map(|i| rig.word32(i + 1))
         .collect::<Result<_>>()?;
     let gate = rig.word32(0)?;
-    let write = |word, value| Descriptor::WriteValue32 { word, value };
     let mut list: Vec<Descriptor<'_>> = words.iter().map(|word| write(word, 1)).collect();
-    list.push(Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Eq,
-        value: 1,
-        flush: rig.flush,
-    });
+    list.push(wait(&gate, Condition::Eq, 1, rig.flush));
     list.extend((2..).zip(&words).map(|(i, word)| write(word, i)));
     rig.post(&list)?;
     rig.until(&words[LONG - 1], 1, "the first half")?;
@@ -511,17 +465,9 @@ fn flushes(rig: &mut Rig) -> Result<()> {
     let (signal, done) = (rig.word32(0)?, rig.word32(8)?);
     for round in 1..=rig.iterations.min(50) {
         let list = [
-            Descriptor::WaitValue32 {
-                word: &signal,
-                condition: Condition::Geq,
-                value: round,
-                flush: true,
-            },
+            wait(&signal, Condition::Geq, round, true),
             Descriptor::Flush,
-            Descriptor::WriteValue32 {
-                word: &done,
-                value: round,
-            },
+            write(&done, round),
         ];
         rig.post(&list).context("enqueueing a flush")?;
         rig.blocked("a wait that flushes")?;

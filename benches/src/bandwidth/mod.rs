@@ -4,7 +4,7 @@
 
 mod flow;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -12,12 +12,13 @@ use gdsync::gpu::Region;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::{self, Layer, Layers, Ranks, Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::kernel::{Tally, Turn, Turns};
+use crate::options::{self, Layer, Layers, Ranks, Setup};
 use crate::pattern;
 use crate::rank::{Job, Rank};
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::table;
 use crate::world;
@@ -43,7 +44,7 @@ pub enum Poster {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
     /// Size of a message.
-    #[arg(long, value_parser = cli::size, default_value = "1Mi")]
+    #[arg(long, value_parser = options::size, default_value = "1Mi")]
     pub size: u64,
     /// Messages, of each library.
     #[arg(long, default_value = "4000", value_parser = clap::value_parser!(u64).range(1..))]
@@ -63,9 +64,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 impl Options {
@@ -135,59 +133,66 @@ struct Verifier<'e> {
     depth: u64,
 }
 
-/// One rank's part.
-pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
-    let endpoint = Endpoint::open(&options.setup, rank.number)?;
-    let mut sides = Vec::new();
-    for &layer in options.layer.each() {
-        sides.push(Side {
-            layer,
-            flow: match layer {
-                Layer::Gdsync => Box::new(Writes::new(rank, &endpoint, options)?),
-                Layer::Mp => Box::new(Messages::new(rank, &endpoint, options)?),
-            },
-            samples: Samples::new(),
-            elapsed_ns: 0,
-        });
+impl Job for Options {
+    const NAME: &'static str = "bandwidth";
+
+    fn needs_mp(&self) -> bool {
+        self.layer != Layers::Gdsync
     }
-    let verifier = Verifier {
-        turns: Turns::new(&endpoint.gpu)?,
-        tally: Tally::new(&endpoint.gpu)?,
-        size: options.size,
-        depth: options.depth,
-        endpoint: &endpoint,
-    };
-    // Until its memory holds what is to be seen at the end, no rank goes on.
-    for tag in [WARM_UP, MEASURED] {
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let endpoint = Endpoint::open(&self.setup, rank.number)?;
+        let mut sides = Vec::new();
+        for &layer in self.layer.each() {
+            sides.push(Side {
+                layer,
+                flow: match layer {
+                    Layer::Gdsync => Box::new(Writes::new(rank, &endpoint, self)?),
+                    Layer::Mp => Box::new(Messages::new(rank, &endpoint, self)?),
+                },
+                samples: Samples::new(),
+                elapsed_ns: 0,
+            });
+        }
+        let verifier = Verifier {
+            turns: Turns::new(&endpoint.gpu)?,
+            tally: Tally::new(&endpoint.gpu)?,
+            size: self.size,
+            depth: self.depth,
+            endpoint: &endpoint,
+        };
+        // Until its memory holds what is to be seen at the end, no rank goes on.
+        for tag in [WARM_UP, MEASURED] {
+            for side in &mut sides {
+                if rank.number == 0 {
+                    verifier.fill(rank, side.flow.region(), tag)?;
+                }
+                rank.link.barrier()?;
+                side.flow.run(rank, self.depth)?;
+                rank.link.barrier()?;
+            }
+        }
+        for _ in 0..self.rounds() {
+            for side in &mut sides {
+                rank.link.barrier()?;
+                let start = Instant::now();
+                side.flow.run(rank, self.round())?;
+                let ns = start.elapsed().as_nanos() as u64;
+                side.elapsed_ns += ns;
+                side.samples.record(ns / self.round());
+                rank.link.barrier()?;
+            }
+        }
         for side in &mut sides {
-            if rank.number == 0 {
-                verifier.fill(rank, side.flow.region(), tag)?;
+            side.flow.finish(rank)?;
+            rank.link.barrier()?;
+            if rank.number == 1 {
+                verifier.verify(rank, side.flow.region())?;
             }
             rank.link.barrier()?;
-            side.flow.run(rank, options.depth)?;
-            rank.link.barrier()?;
         }
+        Ok(serde_json::to_value(figures(self, &sides)?)?)
     }
-    for _ in 0..options.rounds() {
-        for side in &mut sides {
-            rank.link.barrier()?;
-            let start = Instant::now();
-            side.flow.run(rank, options.round())?;
-            let ns = start.elapsed().as_nanos() as u64;
-            side.elapsed_ns += ns;
-            side.samples.record(ns / options.round());
-            rank.link.barrier()?;
-        }
-    }
-    for side in &mut sides {
-        side.flow.finish(rank)?;
-        rank.link.barrier()?;
-        if rank.number == 1 {
-            verifier.verify(rank, side.flow.region())?;
-        }
-        rank.link.barrier()?;
-    }
-    Ok(serde_json::to_value(figures(options, &sides)?)?)
 }
 
 fn figures(options: &Options, sides: &[Side<'_>]) -> Result<Figures> {
@@ -206,11 +211,7 @@ fn figures(options: &Options, sides: &[Side<'_>]) -> Result<Figures> {
     };
     Ok(Figures {
         names: sides[0].flow.names(),
-        ranks: if options.threads {
-            Ranks::Threads
-        } else {
-            Ranks::Processes
-        },
+        ranks: Ranks::of(options.threads, false),
         size: options.size,
         rows,
         ratio,
@@ -244,71 +245,63 @@ impl Verifier<'_> {
     }
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let job = Job::Bandwidth(options.clone());
-    let ranks = if options.threads {
-        Ranks::Threads
-    } else {
-        Ranks::Processes
-    };
-    let [first, _] = world::run(ranks, &job, options.run.timeout, &mut |_, _| {})?;
-    let figures: Figures = serde_json::from_value(first).context("reading a rank's result")?;
-    ensure!(
-        figures.rows.iter().all(|row| row.elapsed_ns > 0),
-        "nothing was measured"
-    );
-    println!(
-        "mpbench bandwidth: {} in flight, posted by {}",
-        options.depth,
-        match options.poster {
+impl Benchmark for Options {
+    const NAME: &'static str = "bandwidth";
+    const ABOUT: &'static str = "Large writes between two processes";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let ranks = Ranks::of(self.threads, false);
+        let [first, _] = world::run(ranks, self, limit, &mut |_, _| {})?;
+        let figures: Figures = serde_json::from_value(first).context("reading a rank's result")?;
+        ensure!(
+            figures.rows.iter().all(|row| row.elapsed_ns > 0),
+            "nothing was measured"
+        );
+        let by = match self.poster {
             Poster::Cpu => "the CPU",
             Poster::Stream => "a stream",
-        }
-    );
-    println!("{}; {}", figures.names.gpu, figures.names.provider);
-    for row in &figures.rows {
+        };
         println!(
-            "{:<6}  {} {} of {} in {:.2} s: {}",
-            row.layer.name(),
-            row.messages,
-            match row.layer {
-                Layer::Gdsync => "RDMA writes",
-                Layer::Mp => "messages",
-            },
-            table::bytes(figures.size),
-            row.elapsed_ns as f64 / 1e9,
-            table::per_second(row.bandwidth),
+            "mpbench bandwidth: {} in flight, posted by {by}",
+            self.depth
         );
+        println!("{}", figures.names);
+        for row in &figures.rows {
+            println!(
+                "{:<6}  {} {} of {} in {:.2} s: {}",
+                row.layer.name(),
+                row.messages,
+                match row.layer {
+                    Layer::Gdsync => "RDMA writes",
+                    Layer::Mp => "messages",
+                },
+                table::bytes(figures.size),
+                row.elapsed_ns as f64 / 1e9,
+                table::per_second(row.bandwidth),
+            );
+        }
+        if let Some(ratio) = figures.ratio {
+            println!("mp reaches {ratio:.2} of gdsync, by the medians of rounds");
+        }
+        println!("{} verified at the end", table::bytes(figures.verified));
+        Outcome::of(&figures, targets(&figures, self.poster, by))
     }
-    if let Some(ratio) = figures.ratio {
-        println!("mp reaches {ratio:.2} of gdsync, by the medians of rounds");
-    }
-    println!("{} verified at the end", table::bytes(figures.verified));
-    if let Some(path) = &options.run.json {
-        let targets = targets(options, &figures);
-        report::write_json(path, &Report::new("bandwidth", options, &figures, targets)?)?;
-    }
-    Ok(())
 }
 
-fn targets(options: &Options, figures: &Figures) -> Vec<Target> {
+fn targets(figures: &Figures, poster: Poster, by: &str) -> Vec<Target> {
     if figures.size != 1 << 20 || figures.ranks != Ranks::Processes {
         return Vec::new();
     }
     let below = figures.rows.iter().find(|row| row.layer == Layer::Gdsync);
-    let soft = figures.names.runtime == "soft" && options.poster == Poster::Cpu;
-    let alone = below.filter(|_| soft).map(|row| {
+    let below = below.filter(|_| poster == Poster::Cpu);
+    let alone = below.into_iter().flat_map(|row| {
         let name = "bandwidth: 1 MiB writes between processes";
-        Target::at_least(name, row.bandwidth / 1e9, 2.5, "GB/s")
+        let target = Target::at_least(name, row.bandwidth / 1e9, 2.5, "GB/s");
+        figures.names.on_soft(target)
     });
     let beside = figures.ratio.map(|ratio| {
-        let by = match options.poster {
-            Poster::Cpu => "the CPU",
-            Poster::Stream => "a stream",
-        };
         let name = format!("bandwidth: 1 MiB, by {by}, mp beside gdsync, medians");
         Target::at_least(&name, ratio, 0.8, "x")
     });
-    alone.into_iter().chain(beside).collect()
+    alone.chain(beside).collect()
 }

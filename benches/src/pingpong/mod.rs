@@ -1,24 +1,26 @@
 //! Ping-pong: each rank enqueues kernel, send and wait on its stream ahead of time, opens a
 //! gate, and sleeps until the stream is done. Every byte that arrives is verified by a kernel.
 
+mod plot;
 mod proof;
 mod rounds;
 mod show;
 mod wire;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::cli::{self, Layer, Layers, Ranks, Run, Setup};
+use crate::benchmark::{Benchmark, Outcome};
 use crate::endpoint::{Endpoint, Names};
 use crate::gpu::CUDA;
-use crate::plot;
+use crate::options::{self, Layer, Layers, Ranks, Setup};
 use crate::rank::{Job, Note, Rank};
-use crate::report::{self, Report, Target};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::world;
 use proof::{CpuTimes, Trace};
@@ -45,7 +47,7 @@ pub enum Operation {
 #[derive(Clone, Debug, Args, Serialize, Deserialize)]
 pub struct Options {
     /// Sizes of messages.
-    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = cli::size,
+    #[arg(long, value_name = "SIZE,..", value_delimiter = ',', value_parser = options::size,
           default_value = "8,64,1Ki,4Ki,64Ki,256Ki,1Mi")]
     pub sizes: Vec<u64>,
     /// Round trips for each size [default: 5000, fewer for large messages].
@@ -67,9 +69,6 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
     /// Draw latency over size into this file.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
@@ -132,7 +131,7 @@ pub struct Row {
 
 /// What a rank has to say at the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct Proof {
     /// Which layer.
     pub layer: Layer,
     /// Processor time between gates and last completions.
@@ -156,7 +155,7 @@ pub struct Figures {
     /// Each size, and each layer.
     pub sizes: Vec<Row>,
     /// Each layer, and each rank.
-    pub proof: Vec<Outcome>,
+    pub proof: Vec<Proof>,
     /// How the layers compare, if both played.
     pub ratios: Vec<Ratio>,
 }
@@ -172,42 +171,49 @@ pub struct Ratio {
     pub bandwidth: f64,
 }
 
-/// One rank's part.
-pub fn play(rank: &mut Rank, options: &Options) -> Result<Value> {
-    let endpoint = Endpoint::open(&options.setup, rank.number)?;
-    let mut players = Vec::new();
-    for &layer in options.layer.each() {
-        players.push(Player::new(rank, &endpoint, options, layer)?);
+impl Job for Options {
+    const NAME: &'static str = "pingpong";
+
+    fn needs_mp(&self) -> bool {
+        self.layer != Layers::Gdsync
     }
-    if rank.number == 0 {
-        rank.part(&Part::Header(Header {
-            names: players[0].names(),
-            ranks: options.ranks(),
-        }))?;
-    }
-    let mut cpu = vec![CpuTimes::default(); players.len()];
-    for &size in &options.sizes {
-        let rows = measure(rank, &mut players, &mut cpu, size, options)
-            .with_context(|| format!("messages of {size} bytes"))?;
+
+    fn play(&self, rank: &mut Rank) -> Result<Value> {
+        let endpoint = Endpoint::open(&self.setup, rank.number)?;
+        let mut players = Vec::new();
+        for &layer in self.layer.each() {
+            players.push(Player::new(rank, &endpoint, self, layer)?);
+        }
         if rank.number == 0 {
-            for row in rows {
-                rank.part(&Part::Row(row))?;
+            rank.part(&Part::Header(Header {
+                names: players[0].names(),
+                ranks: self.ranks(),
+            }))?;
+        }
+        let mut cpu = vec![CpuTimes::default(); players.len()];
+        for &size in &self.sizes {
+            let rows = measure(rank, &mut players, &mut cpu, size, self)
+                .with_context(|| format!("messages of {size} bytes"))?;
+            if rank.number == 0 {
+                for row in rows {
+                    rank.part(&Part::Row(row))?;
+                }
             }
         }
+        let mut outcomes = Vec::new();
+        for (player, cpu) in players.iter_mut().zip(cpu) {
+            let trace = trace(rank, &endpoint, player, self.sizes[0])?;
+            outcomes.push(Proof {
+                layer: player.layer,
+                cpu,
+                trace,
+            });
+        }
+        for player in &mut players {
+            player.finish(rank)?;
+        }
+        Ok(serde_json::to_value(outcomes)?)
     }
-    let mut outcomes = Vec::new();
-    for (player, cpu) in players.iter_mut().zip(cpu) {
-        let trace = trace(rank, &endpoint, player, options.sizes[0])?;
-        outcomes.push(Outcome {
-            layer: player.layer,
-            cpu,
-            trace,
-        });
-    }
-    for player in &mut players {
-        player.finish(rank)?;
-    }
-    Ok(serde_json::to_value(outcomes)?)
 }
 
 /// Plays a few rounds for each rank's trace, one after the other: threads of one process that
@@ -318,55 +324,55 @@ fn ratios(rows: &[Row]) -> Vec<Ratio> {
     of_mp.filter_map(ratio).collect()
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    ensure!(!options.sizes.is_empty(), "no sizes");
-    let job = Job::Pingpong(options.clone());
-    let screen = show::Screen::new(options.work());
-    let (mut header, mut sizes) = (None, Vec::new());
-    let mut hear = |_, note| match note {
-        Note::Progress(n) => screen.progress(n),
-        Note::Part(value) => match serde_json::from_value(value) {
-            Ok(Part::Header(h)) => {
-                screen.header(options, &h);
-                header = Some(h);
-            }
-            Ok(Part::Row(row)) => {
-                screen.row(&row);
-                sizes.push(row);
-            }
-            Err(_) => {}
-        },
-        _ => {}
-    };
-    let results = world::run(options.ranks(), &job, options.run.timeout, &mut hear);
-    screen.clear();
-    if header.is_none() && results.is_ok() && options.launched {
-        // The other one has all there is to show.
-        return Ok(());
+impl Benchmark for Options {
+    const NAME: &'static str = "pingpong";
+    const ABOUT: &'static str =
+        "One-way latency: two ranks play ping-pong on their streams while their CPUs sleep";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        ensure!(!self.sizes.is_empty(), "no sizes");
+        let screen = show::Screen::new(self.work());
+        let (mut header, mut sizes) = (None, Vec::new());
+        let mut hear = |_, note| match note {
+            Note::Progress(n) => screen.progress(n),
+            Note::Part(value) => match serde_json::from_value(value) {
+                Ok(Part::Header(h)) => {
+                    screen.header(self, &h);
+                    header = Some(h);
+                }
+                Ok(Part::Row(row)) => {
+                    screen.row(&row);
+                    sizes.push(row);
+                }
+                Err(_) => {}
+            },
+            _ => {}
+        };
+        let results = world::run(self.ranks(), self, limit, &mut hear);
+        screen.clear();
+        if header.is_none() && results.is_ok() && self.launched {
+            // The other one has all there is to show.
+            return Ok(None);
+        }
+        let [first, second] = results?.map(serde_json::from_value::<Vec<Proof>>);
+        let pairs = first?.into_iter().zip(second?);
+        let figures = Figures {
+            header: header.context("rank 0 told nothing about itself")?,
+            ratios: ratios(&sizes),
+            sizes,
+            proof: pairs.flat_map(|(a, b)| [a, b]).collect(),
+        };
+        ensure!(
+            figures.sizes.len() == self.sizes.len() * self.layer.each().len(),
+            "a size is missing"
+        );
+        show::ratios(&figures.ratios);
+        show::proof(&figures);
+        if let Some(path) = &self.svg {
+            plot::latency(path, &figures)?;
+        }
+        Outcome::of(&figures, targets(&figures))
     }
-    let [first, second] = results?.map(serde_json::from_value::<Vec<Outcome>>);
-    let pairs = first?.into_iter().zip(second?);
-    let figures = Figures {
-        header: header.context("rank 0 told nothing about itself")?,
-        ratios: ratios(&sizes),
-        sizes,
-        proof: pairs.flat_map(|(a, b)| [a, b]).collect(),
-    };
-    ensure!(
-        figures.sizes.len() == options.sizes.len() * options.layer.each().len(),
-        "a size is missing"
-    );
-    show::ratios(&figures.ratios);
-    show::proof(&figures);
-    if let Some(path) = &options.run.json {
-        let report = Report::new("pingpong", options, &figures, targets(&figures))?;
-        report::write_json(path, &report)?;
-    }
-    if let Some(path) = &options.svg {
-        plot::latency(path, &figures)?;
-    }
-    Ok(())
 }
 
 fn targets(figures: &Figures) -> Vec<Target> {

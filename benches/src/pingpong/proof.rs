@@ -9,7 +9,7 @@ use gds_step::{ThreadTime, thread_times};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Layer;
+use crate::options::Layer;
 
 /// Processor time between opening gates and the last completions behind them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -10,15 +10,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use gdsync::gpu::{MemoryKind, Region};
+use anyhow::{Context, Result};
 
 use super::Options;
 use super::wire::{Messages, Requests, Wire};
-use crate::cli::{Layer, Layers};
 use crate::endpoint::{Endpoint, Names};
 use crate::gate::Gate;
-use crate::kernel::{Tally, Turn, Turns};
+use crate::kernel::{Stamps, Tally, Turn, Turns};
+use crate::options::{Layer, Layers};
 use crate::pattern;
 use crate::pingpong::proof::CpuTimes;
 use crate::rank::Rank;
@@ -61,7 +60,7 @@ pub struct Player<'e> {
     wire: Box<dyn Wire + 'e>,
     turns: Turns,
     tally: Tally,
-    stamps: Region,
+    stamps: Stamps,
     gate: Gate,
     number: u32,
     /// Messages of earlier batches.
@@ -81,8 +80,7 @@ impl<'e> Player<'e> {
         Ok(Player {
             turns: Turns::new(gpu)?,
             tally: Tally::new(gpu)?,
-            // Where the kernel's stores have a short way.
-            stamps: gpu.alloc(MemoryKind::Device, 8 * words as usize)?,
+            stamps: Stamps::new(gpu, words as usize)?,
             gate: Gate::new(gpu)?,
             wire: match layer {
                 Layer::Gdsync => Box::new(Requests::new(rank, endpoint, options)?),
@@ -191,7 +189,7 @@ impl<'e> Player<'e> {
             }
         }
         if let Some(i) = stamp {
-            turn = turn.stamp(&self.stamps, 8 * i);
+            turn = turn.stamp(&self.stamps.0, 8 * i);
         }
         // SAFETY: the regions live as long as the player, which is dropped after the stream is
         // done or when the process gives up; payloads are only read by this kernel and the NIC.
@@ -202,14 +200,7 @@ impl<'e> Player<'e> {
         if self.number != 0 {
             return Ok((Vec::new(), Vec::new()));
         }
-        let mut bytes = vec![0; 8 * (n + ALONE + 1) as usize];
-        self.stamps.read(0, &mut bytes)?;
-        let (stamps, _) = bytes.as_chunks::<8>();
-        let stamps: Vec<u64> = stamps.iter().map(|b| u64::from_ne_bytes(*b)).collect();
-        if !stamps.is_sorted() || stamps[0] == 0 {
-            bail!("the GPU's clock went back, or a kernel did not stamp");
-        }
-        let mut gaps: Vec<u64> = stamps.windows(2).map(|w| w[1] - w[0]).collect();
+        let mut gaps = self.stamps.gaps((n + ALONE + 1) as usize)?;
         let kernels = gaps.split_off(n as usize);
         gaps.remove(0);
         Ok((gaps, kernels))

@@ -3,11 +3,10 @@
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::proof::CpuTimes;
-use super::{Figures, Header, Options, Outcome, Ratio, Row};
-use crate::cli::{Layers, Ranks};
-use crate::pingpong::Operation;
+use super::{Figures, Header, Operation, Options, Proof, Ratio, Row};
+use crate::options::{Layers, Ranks};
 use crate::stats::Summary;
-use crate::table::{self, Table, micros};
+use crate::table::{self, Table, us};
 
 const HEADS: [&str; 9] = [
     "size",
@@ -107,10 +106,10 @@ fn cells(row: &Row) -> [String; 9] {
         table::bytes(row.size),
         row.layer.name().to_owned(),
         row.iterations.to_string(),
-        micros(min as f64),
-        micros(median as f64),
-        micros(p99 as f64),
-        micros(row.kernel_ns as f64),
+        us(min),
+        us(median),
+        us(p99),
+        us(row.kernel_ns),
         table::per_second(row.bandwidth),
         format!("{:.0} ns/op", row.enqueue_ns),
     ]
@@ -124,17 +123,13 @@ pub fn ratios(ratios: &[Ratio]) {
     println!();
     println!("mp as a multiple of gdsync:");
     let heads = ["size", "latency", "bandwidth"];
-    let table = Table::new(&heads, 10);
-    println!("{}", table.line(&heads));
+    let table = Table::start(&heads, 10);
     for ratio in ratios {
-        println!(
-            "{}",
-            table.line(&[
-                table::bytes(ratio.size),
-                format!("{:.2}", ratio.latency),
-                format!("{:.2}", ratio.bandwidth),
-            ])
-        );
+        table.row(&[
+            table::bytes(ratio.size),
+            format!("{:.2}", ratio.latency),
+            format!("{:.2}", ratio.bandwidth),
+        ]);
     }
 }
 
@@ -154,7 +149,7 @@ pub fn proof(figures: &Figures) {
     }
 }
 
-fn rung(outcome: &Outcome) {
+fn rung(outcome: &Proof) {
     let trace = &outcome.trace;
     println!();
     println!(
@@ -179,14 +174,14 @@ fn times(number: usize, cpu: &CpuTimes, others: bool) -> Vec<String> {
     let line = |name: &str, ns: u64| {
         format!(
             "rank {number}  {name:<24}  {:>10}  {:>5.1} %",
-            micros(ns as f64),
+            us(ns),
             share(ns)
         )
     };
     let mut lines = vec![format!(
         "rank {number}  {:<24}  {:>10}",
         "elapsed",
-        micros(cpu.gated_ns as f64)
+        us(cpu.gated_ns)
     )];
     lines.push(line("application, enqueueing", cpu.application_ns));
     if others {
@@ -205,7 +200,7 @@ mod tests {
         let mut samples = Samples::new();
         samples.record(2000);
         let row = Row {
-            layer: crate::cli::Layer::Mp,
+            layer: crate::options::Layer::Mp,
             size: 4096,
             iterations: 7,
             latency_ns: samples.summary(),

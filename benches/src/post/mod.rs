@@ -10,19 +10,20 @@ pub mod providers;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Mr, Qp, SendRequest, Sge, WaitOptions, Work};
-use serde::{Deserialize, Serialize};
+use gdsync::rdma::{Descriptor, SendRequest};
+use serde::Serialize;
+use serde_json::json;
 
 use crate::alloc;
 use crate::bare::Bare;
-use crate::cli::{Layer, Layers, Run, Setup};
-use crate::endpoint::{Endpoint, Names};
-use crate::gate::Gate;
-use crate::report::{self, Report, Target};
+use crate::benchmark::{Benchmark, Outcome};
+use crate::endpoint::Rig;
+use crate::options::{Layer, Layers, Setup};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
 
@@ -39,10 +40,10 @@ const WARM_UP: u64 = 8;
 /// Every so many requests one raises a completion.
 const SIGNALED: usize = 16;
 /// Bytes of a message.
-const MESSAGE: u32 = 8;
+const MESSAGE: u64 = 8;
 
 /// Options of `mpbench post`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Bursts of 512 requests (192 on CUDA), for each way of posting.
     #[arg(long, default_value = "400", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -53,13 +54,10 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// One way of posting.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Whose calls.
     pub layer: Layer,
@@ -78,17 +76,6 @@ pub struct Row {
     pub bare_ns: Option<Summary>,
     /// Heap allocations of the process during all timed bursts.
     pub allocations: u64,
-}
-
-/// All of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what.
-    pub names: Names,
-    /// Requests of a burst.
-    pub burst: usize,
-    /// Each way.
-    pub rows: Vec<Row>,
 }
 
 /// A way of posting.
@@ -133,17 +120,11 @@ impl Way {
 }
 
 struct Bench {
-    endpoint: Endpoint,
-    qp: Qp,
-    _peer: Qp,
-    from: Mr,
-    to: Mr,
-    gate: Gate,
+    rig: Rig,
     word: Word32,
     burst: usize,
     bare: Option<Bare>,
     requests: Vec<SendRequest>,
-    deadline: Instant,
 }
 
 /// What a burst took.
@@ -160,119 +141,98 @@ impl Row {
     }
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    let mut bench = Bench::new(options)?;
-    let names = bench.endpoint.names(&bench.qp, bench.from.region().kind());
-    println!("mpbench post: 8-byte RDMA writes, enqueued on a stream that stands at a closed gate");
-    println!(
-        "{}; {}; lowering {}",
-        names.gpu, names.provider, names.lowering
-    );
-    let first = format!(
-        "medians of bursts of {:<31}",
-        format!("{} requests", bench.burst)
-    );
-    let heads = [
-        &first,
-        "prepare one",
-        "call",
-        "p99",
-        "bare call",
-        "above it",
-        "allocations",
-    ];
-    let table = Table::new(&heads, 9);
-    println!("{}", table.line(&heads));
-    let mut rows = Vec::new();
-    for layer in options.layer.each() {
-        rows.extend(match layer {
-            Layer::Gdsync => bench.rows(options.bursts)?,
-            Layer::Mp => mp::measure(options)?,
-        });
+impl Benchmark for Options {
+    const NAME: &'static str = "post";
+    const ABOUT: &'static str = "What it costs the host to prepare and post on a stream";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        let mut bench = Bench::new(&self.setup, limit)?;
+        let (names, burst) = (bench.rig.names(), bench.burst);
+        println!(
+            "mpbench post: 8-byte RDMA writes, enqueued on a stream that stands at a closed gate"
+        );
+        println!("{names}");
+        let first = format!("medians of bursts of {:<31}", format!("{burst} requests"));
+        let heads = [
+            "prepare one",
+            "call",
+            "p99",
+            "bare call",
+            "above it",
+            "allocations",
+        ];
+        let table = Table::start(&[&[first.as_str()], &heads[..]].concat(), 9);
+        let mut rows = Vec::new();
+        for layer in self.layer.each() {
+            rows.extend(match layer {
+                Layer::Gdsync => bench.rows(self.bursts)?,
+                Layer::Mp => mp::measure(self, limit)?,
+            });
+        }
+        rows.iter().for_each(|row| table.row(&cells(row)));
+        let soft = names.runtime == "soft";
+        let mut targets: Vec<Target> = rows.iter().filter_map(|row| target(row, soft)).collect();
+        let allocations = rows.iter().map(|row| row.allocations).sum::<u64>() as f64;
+        targets.push(Target::at_most(
+            "post: heap allocations",
+            allocations,
+            0.0,
+            "",
+        ));
+        let figures = json!({ "names": names, "burst": burst, "rows": rows });
+        Outcome::of(&figures, targets)
     }
-    for row in &rows {
-        println!("{}", table.line(&cells(row)));
-    }
-    let burst = bench.burst;
-    let figures = Figures { names, burst, rows };
-    if let Some(path) = &options.run.json {
-        let report = Report::new("post", options, &figures, targets(&figures))?;
-        report::write_json(path, &report)?;
-    }
-    Ok(())
 }
 
 fn cells(row: &Row) -> [String; 7] {
     let ns = |v: u64| format!("{v} ns");
+    let median =
+        |s: &Option<Summary>, none: &str| s.as_ref().map_or(none.to_owned(), |s| ns(s.median));
+    let above = row.above_ns().map(|above| format!("{above:.0} ns"));
     [
         match row.layer {
             Layer::Gdsync => row.name.clone(),
             Layer::Mp => format!("mp: {}", row.name),
         },
-        row.prepare_ns
-            .as_ref()
-            .map_or("included".to_owned(), |s| ns(s.median)),
+        median(&row.prepare_ns, "included"),
         ns(row.call_ns.median),
         ns(row.call_ns.p99),
-        row.bare_ns
-            .as_ref()
-            .map_or("-".to_owned(), |s| ns(s.median)),
-        row.above_ns()
-            .map_or("-".to_owned(), |above| format!("{above:.0} ns")),
+        median(&row.bare_ns, "-"),
+        above.unwrap_or("-".to_owned()),
         row.allocations.to_string(),
     ]
 }
 
-fn targets(figures: &Figures) -> Vec<Target> {
-    let soft = figures.names.runtime == "soft";
-    let target = |row: &Row| {
-        let name = format!("post: {}", row.name);
-        let ns = row.call_ns.median as f64;
-        let at_most = |limit| Some(Target::at_most(&name, ns, limit, "ns"));
-        match (row.layer, soft, row.above_ns()) {
-            (Layer::Gdsync, true, _) if row.descriptors == 1 => at_most(300.0),
-            (Layer::Gdsync, true, _) => at_most(1000.0),
-            (Layer::Mp, true, _) => at_most(600.0),
-            (_, false, Some(above)) if row.descriptors <= 2 => {
-                let name = format!("{name}, above the bare driver calls");
-                Some(Target::at_most(&name, above, 600.0, "ns"))
-            }
-            _ => None,
+fn target(row: &Row, soft: bool) -> Option<Target> {
+    let name = format!("post: {}", row.name);
+    let ns = row.call_ns.median as f64;
+    let at_most = |limit| Some(Target::at_most(&name, ns, limit, "ns"));
+    match (row.layer, soft, row.above_ns()) {
+        (Layer::Gdsync, true, _) if row.descriptors == 1 => at_most(300.0),
+        (Layer::Gdsync, true, _) => at_most(1000.0),
+        (Layer::Mp, true, _) => at_most(600.0),
+        (_, false, Some(above)) if row.descriptors <= 2 => {
+            let name = format!("{name}, above the bare driver calls");
+            Some(Target::at_most(&name, above, 600.0, "ns"))
         }
-    };
-    let mut targets: Vec<Target> = figures.rows.iter().filter_map(target).collect();
-    let allocations: u64 = figures.rows.iter().map(|r| r.allocations).sum();
-    targets.push(Target::at_most(
-        "post: heap allocations",
-        allocations as f64,
-        0.0,
-        "",
-    ));
-    targets
+        _ => None,
+    }
 }
 
 impl Bench {
-    fn new(options: &Options) -> Result<Bench> {
-        let endpoint = Endpoint::open(&options.setup, 0)?;
-        let (qp, peer) = endpoint.pair(&options.setup.queues(QUEUE))?;
-        let kind = options.setup.memory(&endpoint.gpu);
-        let burst = match endpoint.gpu.is_software() {
+    fn new(setup: &Setup, limit: Duration) -> Result<Bench> {
+        let rig = Rig::new(setup, QUEUE, 4096, limit)?;
+        let gpu = &rig.endpoint.gpu;
+        let burst = match gpu.is_software() {
             true => BURST,
             false => BURST_CUDA,
         };
         Ok(Bench {
-            from: endpoint.memory(kind, 4096)?,
-            to: endpoint.memory(kind, 4096)?,
-            gate: Gate::new(&endpoint.gpu)?,
-            word: endpoint.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
-            bare: Bare::new(&endpoint.stream)?,
+            word: gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
+            bare: Bare::new(&rig.endpoint.stream)?,
             burst,
             requests: Vec::with_capacity(burst),
-            deadline: Instant::now() + options.run.timeout,
-            endpoint,
-            qp,
-            _peer: peer,
+            rig,
         })
     }
 
@@ -293,7 +253,7 @@ impl Bench {
         let (mut prepare, mut call, mut bare) = (Samples::new(), Samples::new(), Samples::new());
         let mut allocations = 0;
         for i in 0..WARM_UP + bursts {
-            self.gate.close(&self.endpoint.stream)?;
+            self.rig.gate.close(&self.rig.endpoint.stream)?;
             // Whoever comes second finds the driver's memory warm, so they take turns.
             let mut driver = None;
             if i % 2 == 0 {
@@ -305,7 +265,7 @@ impl Bench {
             if i % 2 == 1 {
                 driver = self.bare(way)?;
             }
-            self.open_gate()?;
+            self.rig.drain()?;
             if i >= WARM_UP {
                 let calls = (self.burst / way.requests()) as u64;
                 if let Some(time) = times.prepare {
@@ -353,31 +313,20 @@ impl Bench {
     /// How many memory operations one call becomes, by the trace of one; `None` if it is
     /// something else, or several submissions.
     fn operations(&mut self, way: Way) -> Result<Option<usize>> {
-        self.endpoint.gpu.tracer().capture();
+        self.rig.endpoint.gpu.tracer().capture();
         let posted = self.calls(way, way.requests());
-        let lines = self.endpoint.gpu.tracer().finish();
+        let lines = self.rig.endpoint.gpu.tracer().finish();
         posted.context("posting under trace")?;
-        self.open_gate()?;
+        self.rig.drain()?;
         Ok(operations_of(&lines))
-    }
-
-    /// Lets the burst run, and waits for its end.
-    fn open_gate(&mut self) -> Result<()> {
-        self.gate.open()?;
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        ensure!(
-            self.endpoint.stream.synchronize(left)?,
-            "the time limit passed"
-        );
-        Ok(self.qp.quiet(left)?)
     }
 
     fn single(&mut self, requests: usize) -> Result<Times> {
         let start = Instant::now();
         for i in 0..requests {
-            let request = self.prepare(i % SIGNALED == SIGNALED - 1)?;
-            self.qp
-                .post_on(&self.endpoint.stream, &[Descriptor::Send(request)])?;
+            let request = self.rig.prepare(MESSAGE, i % SIGNALED == SIGNALED - 1)?;
+            let Rig { endpoint, qp, .. } = &mut self.rig;
+            qp.post_on(&endpoint.stream, &[Descriptor::Send(request)])?;
         }
         Ok(Times {
             prepare: None,
@@ -389,34 +338,25 @@ impl Bench {
         let start = Instant::now();
         self.requests.clear();
         for i in 0..requests {
-            let request = self.prepare(way == Way::Mixed || i % SIGNALED == SIGNALED - 1)?;
+            let request = self
+                .rig
+                .prepare(MESSAGE, way == Way::Mixed || i % SIGNALED == SIGNALED - 1)?;
             self.requests.push(request);
         }
         let prepare = start.elapsed();
         let start = Instant::now();
+        let Rig { endpoint, qp, .. } = &mut self.rig;
         for requests in self.requests.chunks(way.requests()) {
             let list = match way {
                 Way::Mixed => std::array::from_fn(|i| mixed(requests[i / 4], &self.word, i % 4)),
                 _ => std::array::from_fn::<_, LIST, _>(|i| Descriptor::Send(requests[i])),
             };
-            self.qp.post_on(&self.endpoint.stream, &list)?;
+            qp.post_on(&endpoint.stream, &list)?;
         }
         Ok(Times {
             prepare: Some(prepare),
             calls: start.elapsed(),
         })
-    }
-
-    fn prepare(&mut self, signaled: bool) -> Result<SendRequest> {
-        let sges = [Sge {
-            mr: &self.from,
-            offset: 0,
-            len: MESSAGE,
-        }];
-        let work = Work::write(&sges, self.to.remote().span(0, u64::from(MESSAGE))?);
-        Ok(self
-            .qp
-            .prepare(&if signaled { work.signaled() } else { work })?)
     }
 }
 
@@ -434,7 +374,7 @@ fn operations_of(lines: &[String]) -> Option<usize> {
 fn mixed(request: SendRequest, word: &Word32, step: usize) -> Descriptor<'_> {
     match step {
         0 => Descriptor::Send(request),
-        1 => Descriptor::Wait(request.into(), WaitOptions::default()),
+        1 => Descriptor::wait(request),
         2 => Descriptor::WriteValue32 { word, value: 1 },
         _ => Descriptor::WaitValue32 {
             word,

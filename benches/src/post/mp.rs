@@ -14,10 +14,10 @@ use mp::{Context, Memory, Slice};
 use super::{Options, Row};
 use crate::alloc;
 use crate::bare::Bare;
-use crate::cli::Layer;
 use crate::context;
 use crate::endpoint::Endpoint;
 use crate::gate::Gate;
+use crate::options::Layer;
 use crate::pattern;
 use crate::stats::Samples;
 
@@ -69,10 +69,10 @@ struct Times {
 }
 
 /// The rows of messages.
-pub fn measure(options: &Options) -> Result<Vec<Row>> {
+pub fn measure(options: &Options, limit: Duration) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for depth in [DEEP, USUAL] {
-        let mut bench = Bench::new(options, depth)?;
+        let mut bench = Bench::new(options, depth, limit)?;
         let (sends, receives) = bench.measure(options.bursts)?;
         let operations = bench.operations()?;
         rows.push(bench.send_row(sends, operations));
@@ -115,9 +115,8 @@ impl Rank {
 }
 
 impl Bench {
-    fn new(options: &Options, depth: u32) -> Result<Bench> {
+    fn new(options: &Options, depth: u32, limit: Duration) -> Result<Bench> {
         let endpoint = Endpoint::open(&options.setup, 0)?;
-        let limit = options.run.timeout;
         let [a, b] = context::pair(&endpoint, &options.setup, (QUEUE, depth), limit)?;
         let sender = Rank::new(&endpoint, options, a)?;
         Ok(Bench {

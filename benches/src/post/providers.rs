@@ -13,12 +13,13 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde_json::json;
 
-use super::{Bench, SIGNALED, WARM_UP, Way};
-use crate::cli::{Layers, Provider, Run, Setup};
-use crate::endpoint::Names;
-use crate::report::{self, Report, Target};
+use super::{Bench, MESSAGE, SIGNALED, WARM_UP, Way};
+use crate::benchmark::{Benchmark, Outcome};
+use crate::options::{Provider, Setup};
+use crate::report::Target;
 use crate::stats::{Samples, Summary};
 use crate::table::Table;
 
@@ -31,7 +32,7 @@ const CPU_BURST: usize = 128;
 const WAITED_BURST: usize = 64;
 
 /// Options of `mpbench providers`.
-#[derive(Clone, Debug, Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Whose cost.
     #[arg(long, value_enum, default_value = "rdma_core")]
@@ -45,13 +46,10 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: Setup,
-    #[command(flatten)]
-    #[allow(missing_docs)]
-    pub run: Run,
 }
 
 /// What one burst after the other took for each request, in nanoseconds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Cost {
     /// By the clock.
     pub wall_ns: Summary,
@@ -60,7 +58,7 @@ pub struct Cost {
 }
 
 /// One way of posting, with both.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// What it is.
     pub name: String,
@@ -72,15 +70,6 @@ pub struct Row {
     pub cpu_ratio: f64,
     /// The same by the clock.
     pub wall_ratio: f64,
-}
-
-/// All of it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
-    /// With what: the first, the other.
-    pub names: [Names; 2],
-    /// Each way.
-    pub rows: Vec<Row>,
 }
 
 /// Which calls.
@@ -162,8 +151,8 @@ fn timed<R>(f: impl FnOnce() -> R) -> (R, Took) {
 impl Bench {
     fn posted_by_cpu(&mut self) -> Result<()> {
         for i in 0..CPU_BURST {
-            let request = self.prepare(i % SIGNALED == SIGNALED - 1)?;
-            self.qp.post(request)?;
+            let request = self.rig.prepare(MESSAGE, i % SIGNALED == SIGNALED - 1)?;
+            self.rig.qp.post(request)?;
         }
         Ok(())
     }
@@ -174,18 +163,15 @@ impl Bench {
             Calls::Cpu => {
                 let (posted, took) = timed(|| self.posted_by_cpu());
                 posted?;
-                let left = self
-                    .deadline
-                    .saturating_duration_since(std::time::Instant::now());
-                self.qp.quiet(left)?;
+                self.rig.qp.quiet(self.rig.left())?;
                 Ok(took)
             }
             Calls::Stream(way) => {
-                self.gate.close(&self.endpoint.stream)?;
+                self.rig.gate.close(&self.rig.endpoint.stream)?;
                 let requests = calls.requests(self);
                 let (enqueued, took) = timed(|| self.calls(way, requests));
                 enqueued?;
-                self.open_gate()?;
+                self.rig.drain()?;
                 Ok(took)
             }
         }
@@ -253,69 +239,56 @@ fn measure(benches: &mut [Bench; 2], calls: Calls, rounds: u64) -> Result<Row> {
     })
 }
 
-/// The command.
-pub fn run(options: &Options) -> Result<()> {
-    stay()?;
-    let bench = |provider| {
-        Bench::new(&super::Options {
-            bursts: options.rounds,
-            layer: Layers::Gdsync,
-            setup: Setup {
+impl Benchmark for Options {
+    const NAME: &'static str = "providers";
+    const ABOUT: &'static str = "What that costs with one provider, compared with another";
+
+    fn run(&self, limit: Duration) -> Result<Option<Outcome>> {
+        stay()?;
+        let bench = |provider| {
+            let setup = Setup {
                 provider,
-                ..options.setup.clone()
-            },
-            run: options.run.clone(),
-        })
-    };
-    let mut benches = [bench(options.of)?, bench(options.against)?];
-    let [first, second] = &benches;
-    ensure!(
-        first.burst == second.burst,
-        "bursts of {} and {} requests",
-        first.burst,
-        second.burst
-    );
-    let names = benches
-        .each_ref()
-        .map(|bench| bench.endpoint.names(&bench.qp, bench.from.region().kind()));
-    println!("mpbench providers: 8-byte RDMA writes, the host's time, in turn, on one processor");
-    println!(
-        "{}: {} against {}",
-        names[0].gpu, names[0].provider, names[1].provider
-    );
-    let name = |provider: Provider| {
-        let value = provider.to_possible_value();
-        value.map_or_else(String::new, |value| value.get_name().to_owned())
-    };
-    let (of, against) = (name(options.of), name(options.against));
-    let first = format!("{:<58}", "medians of this thread's time");
-    let heads = [&first, &of, &against, "ratio", "by the clock"];
-    let table = Table::new(&heads, 9);
-    println!("{}", table.line(&heads));
-    let mut rows = Vec::new();
-    for calls in Calls::ALL {
-        let row = measure(&mut benches, calls, options.rounds)?;
-        let cells = [
-            row.name.clone(),
-            format!("{} ns", row.of.cpu_ns.median),
-            format!("{} ns", row.against.cpu_ns.median),
-            format!("{:.3}", row.cpu_ratio),
-            format!("{:.3}", row.wall_ratio),
-        ];
-        println!("{}", table.line(&cells));
-        rows.push(row);
-    }
-    if let Some(path) = &options.run.json {
+                ..self.setup.clone()
+            };
+            Bench::new(&setup, limit)
+        };
+        let mut benches = [bench(self.of)?, bench(self.against)?];
+        let bursts = benches.each_ref().map(|bench| bench.burst);
+        ensure!(bursts[0] == bursts[1], "bursts of {bursts:?} requests");
+        let names = benches.each_ref().map(|bench| bench.rig.names());
+        println!(
+            "mpbench providers: 8-byte RDMA writes, the host's time, in turn, on one processor"
+        );
+        println!(
+            "{}: {} against {}",
+            names[0].gpu, names[0].provider, names[1].provider
+        );
+        let name = |provider: Provider| {
+            let value = provider.to_possible_value();
+            value.map_or_else(String::new, |value| value.get_name().to_owned())
+        };
+        let (of, against) = (name(self.of), name(self.against));
+        let first = format!("{:<58}", "medians of this thread's time");
+        let table = Table::start(&[&first, &of, &against, "ratio", "by the clock"], 9);
+        let mut rows = Vec::new();
+        for calls in Calls::ALL {
+            let row = measure(&mut benches, calls, self.rounds)?;
+            table.row(&[
+                row.name.clone(),
+                format!("{} ns", row.of.cpu_ns.median),
+                format!("{} ns", row.against.cpu_ns.median),
+                format!("{:.3}", row.cpu_ratio),
+                format!("{:.3}", row.wall_ratio),
+            ]);
+            rows.push(row);
+        }
         let target = |row: &Row| {
             let name = format!("providers: {}, {of} by {against}", row.name);
             Target::at_most(&name, row.cpu_ratio, MOST, "")
         };
         let targets = rows.iter().map(target).collect();
-        let figures = Figures { names, rows };
-        let report = Report::new("providers", options, &figures, targets)?;
-        report::write_json(path, &report)?;
+        Outcome::of(&json!({ "names": names, "rows": rows }), targets)
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -29,10 +29,6 @@ pub fn mpbench(gpu: &str, arguments: &[&str]) -> Command {
     command
 }
 
-pub fn start_on(gpu: &str, arguments: &[&str]) -> Child {
-    start(&mut mpbench(gpu, arguments))
-}
-
 pub fn start(command: &mut Command) -> Child {
     command
         .stdout(Stdio::piped())
@@ -52,10 +48,6 @@ pub fn end(mut child: Child) -> Output {
         std::thread::sleep(Duration::from_millis(5));
     }
     child.wait_with_output().unwrap()
-}
-
-pub fn run_on(gpu: &str, arguments: &[&str]) -> Output {
-    end(start_on(gpu, arguments))
 }
 
 /// All it said.

@@ -1,6 +1,7 @@
 //! Every command in its short form, on any GPU: what is run, and what its report must say.
 
 use std::path::PathBuf;
+use std::process::Output;
 
 use serde_json::Value;
 
@@ -17,32 +18,15 @@ pub struct On {
     pub library: Option<PathBuf>,
 }
 
-/// A command in its short form.
-pub struct Short {
-    pub name: &'static str,
-    pub arguments: &'static [&'static str],
-    /// What holds for its report.
-    pub holds: fn(&Value, &On),
-}
-
-const fn short(
-    name: &'static str,
-    arguments: &'static [&'static str],
-    holds: fn(&Value, &On),
-) -> Short {
-    Short {
-        name,
-        arguments,
-        holds,
-    }
-}
+/// A command in its short form: its name, its words, and what holds for its report.
+pub type Short = (&'static str, &'static str, fn(&Value, &On));
 
 /// All of them.
 pub const SHORT: [Short; 30] = [
-    short("post", &["post", "--bursts", "4"], |r, on| post(r, on, 3)),
-    short(
+    ("post", "post --bursts 4", |r, on| post(r, on, 3)),
+    (
         "post with messages",
-        &["post", "--bursts", "4", "--layer", "both"],
+        "post --bursts 4 --layer both",
         |r, on| {
             post(r, on, 6);
             for row in &r["figures"]["rows"].as_array().unwrap()[3..] {
@@ -54,25 +38,17 @@ pub const SHORT: [Short; 30] = [
             }
         },
     ),
-    short(
+    (
         "post by kernels",
-        &["post", "--bursts", "2", "--lowering", "kernel"],
+        "post --bursts 2 --lowering kernel",
         |r, on| {
             names(r, "/figures/names", on);
             assert_eq!(r["figures"]["rows"][0]["bare_ns"], Value::Null, "{r:#}");
         },
     ),
-    short(
+    (
         "providers",
-        &[
-            "providers",
-            "--rounds",
-            "3",
-            "--of",
-            "emulated",
-            "--against",
-            "emulated",
-        ],
+        "providers --rounds 3 --of emulated --against emulated",
         |r, on| {
             names(r, "/figures/names/0", on);
             assert_ne!(r["figures"]["names"][0], r["figures"]["names"][1]);
@@ -85,242 +61,148 @@ pub const SHORT: [Short; 30] = [
             }
         },
     ),
-    short("verify", &["verify", "--messages", "300"], |r, on| {
+    ("verify", "verify --messages 300", |r, on| {
         names(r, "/figures/names", on);
         assert_eq!(number(r, "/figures/messages"), 300.0);
         for by in ["/figures/verified/0", "/figures/verified/1"] {
             assert_eq!(number(r, by), number(r, "/figures/bytes"), "{r:#}");
         }
     }),
-    short("rate", &["rate", "--messages", "20000"], |r, on| {
+    ("rate", "rate --messages 20000", |r, on| {
         names(r, "/figures/names", on);
         assert!(number(r, "/figures/spot_checks") > 0.0);
     }),
-    short("bandwidth", &["bandwidth", "--messages", "16"], |r, on| {
+    ("bandwidth", "bandwidth --messages 16", |r, on| {
         names(r, "/figures/names", on);
         assert_eq!(number(r, "/figures/verified"), 8.0 * 1048576.0);
     }),
-    short(
+    (
         "bandwidth of both layers",
-        &["bandwidth", "--messages", "16", "--layer", "both"],
+        "bandwidth --messages 16 --layer both",
         both,
     ),
-    short(
+    (
         "bandwidth of both layers, posted by a stream",
-        &[
-            "bandwidth",
-            "--messages",
-            "16",
-            "--layer",
-            "both",
-            "--poster",
-            "stream",
-        ],
+        "bandwidth --messages 16 --layer both --poster stream",
         both,
     ),
-    short(
+    (
         "bandwidth of messages between threads",
-        &[
-            "bandwidth",
-            "--messages",
-            "40",
-            "--layer",
-            "mp",
-            "--size",
-            "1000",
-            "--threads",
-        ],
+        "bandwidth --messages 40 --layer mp --size 1000 --threads",
         |r, _| {
             assert_eq!(r["figures"]["rows"][0]["layer"], "mp");
             assert_eq!(number(r, "/figures/verified"), 8000.0);
         },
     ),
-    short(
-        "start",
-        &["start", "--ranks", "3", "--starts", "2"],
-        |r, on| {
-            assert_eq!(r["figures"]["names"]["runtime"], on.runtime);
-            for row in r["figures"]["rows"].as_array().unwrap() {
-                let step = |name: &str| number(row, &format!("/{name}_ns/median"));
-                assert_eq!(number(row, "/connected_ns/count"), 2.0);
-                assert!(
-                    0.0 < step("joined") && step("joined") <= step("opened"),
-                    "{row:#}"
-                );
-                assert!(step("opened") < step("connected"), "{row:#}");
-            }
-        },
-    ),
-    short("footprint", &["footprint", "--ranks", "4"], |r, on| {
+    ("start", "start --ranks 3 --starts 2", |r, on| {
+        assert_eq!(r["figures"]["names"]["runtime"], on.runtime);
+        for row in r["figures"]["rows"].as_array().unwrap() {
+            let step = |name: &str| number(row, &format!("/{name}_ns/median"));
+            assert_eq!(number(row, "/connected_ns/count"), 2.0);
+            assert!(
+                0.0 < step("joined") && step("joined") <= step("opened"),
+                "{row:#}"
+            );
+            assert!(step("opened") < step("connected"), "{row:#}");
+        }
+    }),
+    ("footprint", "footprint --ranks 4", |r, on| {
         assert_eq!(r["figures"]["names"]["runtime"], on.runtime);
         for what in ["connected", "stream", "tag"] {
             assert!(number(r, &format!("/figures/{what}/heap")) > 0.0, "{r:#}");
         }
         assert_eq!(r["targets"].as_array().map(Vec::len), Some(3));
     }),
-    short(
+    (
         "bandwidth of device memory",
-        &[
-            "bandwidth",
-            "--messages",
-            "16",
-            "--size",
-            "64Ki",
-            "--memory",
-            "device",
-            "--threads",
-        ],
+        "bandwidth --messages 16 --size 64Ki --memory device --threads",
         |r, _| assert_eq!(number(r, "/figures/verified"), 8.0 * 65536.0),
     ),
-    short(
-        "loopback",
-        &["loopback", "--chains", "2", "--singles", "5"],
-        |r, on| {
-            names(r, "/figures/rows/0/names", on);
-            let rows = r["figures"]["rows"].as_array().unwrap();
-            let lowerings: Vec<_> = rows.iter().map(|row| &row["names"]["lowering"]).collect();
-            assert!(
-                lowerings.starts_with(&[&"memops".into(), &"kernel".into()]),
-                "{r:#}"
-            );
-            for row in rows {
-                assert_eq!(number(row, "/chained_ns/count"), 2.0);
-                assert_eq!(number(row, "/single_ns/count"), 5.0);
-                assert!(number(row, "/empty_ns/min") > 0.0);
-            }
-        },
-    ),
-    short(
+    ("loopback", "loopback --chains 2 --singles 5", |r, on| {
+        names(r, "/figures/rows/0/names", on);
+        let rows = r["figures"]["rows"].as_array().unwrap();
+        let lowerings: Vec<_> = rows.iter().map(|row| &row["names"]["lowering"]).collect();
+        assert!(
+            lowerings.starts_with(&[&"memops".into(), &"kernel".into()]),
+            "{r:#}"
+        );
+        for row in rows {
+            assert_eq!(number(row, "/chained_ns/count"), 2.0);
+            assert_eq!(number(row, "/single_ns/count"), 5.0);
+            assert!(number(row, "/empty_ns/min") > 0.0);
+        }
+    }),
+    (
         "loopback of device memory",
-        &[
-            "loopback",
-            "--chains",
-            "1",
-            "--singles",
-            "1",
-            "--size",
-            "4099",
-            "--memory",
-            "device",
-        ],
+        "loopback --chains 1 --singles 1 --size 4099 --memory device",
         |r, _| assert_eq!(r["figures"]["rows"][0]["names"]["memory"], "device"),
     ),
-    short("soak", &["soak", "--messages", "10000"], |r, on| {
+    ("soak", "soak --messages 10000", |r, on| {
         names(r, "/figures/names", on);
         assert!(r["figures"]["looks"].as_array().unwrap().len() > 50);
         assert!(number(r, "/figures/looks/0/heap") > 0.0);
         assert!(number(r, "/figures/looks/0/resident") > 0.0);
     }),
-    short(
-        "gds_poll_lat",
-        &["gds_poll_lat", "-n", "20", "-p", "2"],
-        |r, on| {
-            assert_eq!(r["figures"]["runtime"], on.runtime);
-            let rows = r["figures"]["rows"].as_array().unwrap();
-            assert_eq!(rows.len(), 8);
-            for row in rows {
-                assert_eq!(number(row, "/latency_ns/count"), 20.0);
-            }
-        },
-    ),
-    short(
+    ("gds_poll_lat", "gds_poll_lat -n 20 -p 2", |r, on| {
+        assert_eq!(r["figures"]["runtime"], on.runtime);
+        let rows = r["figures"]["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 8);
+        for row in rows {
+            assert_eq!(number(row, "/latency_ns/count"), 20.0);
+        }
+    }),
+    (
         "gds_poll_lat -c -g",
-        &["gds_poll_lat", "-n", "5", "-c", "-g", "-P", "3"],
+        "gds_poll_lat -n 5 -c -g -P 3",
         |r, _| {
             assert_eq!(r["figures"]["place"], "device");
             assert_eq!(r["figures"]["rows"].as_array().unwrap().len(), 1);
         },
     ),
-    short("gds_sanity", &["gds_sanity", "-n", "3", "-s", "30"], sanity),
-    short(
+    ("gds_sanity", "gds_sanity -n 3 -s 30", sanity),
+    (
         "gds_kernel_latency",
-        &["gds_kernel_latency", "-n", "100", "-S", "2Ki"],
+        "gds_kernel_latency -n 100 -S 2Ki",
         kernel_latency,
     ),
-    short(
+    (
         "gds_kernel_latency --loopback",
-        &["gds_kernel_latency", "-n", "100", "-S", "2Ki", "--loopback"],
+        "gds_kernel_latency -n 100 -S 2Ki --loopback",
         kernel_latency,
     ),
-    short(
+    (
         "gds_kernel_latency -K -L",
-        &["gds_kernel_latency", "-n", "100", "-K", "-L", "-s", "13"],
+        "gds_kernel_latency -n 100 -K -L -s 13",
         kernel_latency,
     ),
-    short(
+    (
         "gds_kernel_latency -E -L -B 80",
-        &[
-            "gds_kernel_latency",
-            "-n",
-            "100",
-            "-S",
-            "2Ki",
-            "-E",
-            "-L",
-            "-B",
-            "80",
-            "--threads",
-        ],
+        "gds_kernel_latency -n 100 -S 2Ki -E -L -B 80 --threads",
         kernel_latency,
     ),
-    short(
+    (
         "gds_kernel_latency by kernels",
-        &[
-            "gds_kernel_latency",
-            "-n",
-            "100",
-            "-S",
-            "2Ki",
-            "--threads",
-            "--lowering",
-            "kernel",
-        ],
+        "gds_kernel_latency -n 100 -S 2Ki --threads --lowering kernel",
         kernel_latency,
     ),
-    short(
+    (
         "pingpong",
-        &["pingpong", "--sizes", "8,4099", "--iterations", "20"],
+        "pingpong --sizes 8,4099 --iterations 20",
         pingpong,
     ),
-    short(
+    (
         "pingpong by memory operations",
-        &[
-            "pingpong",
-            "--sizes",
-            "8,4Ki",
-            "--iterations",
-            "20",
-            "--lowering",
-            "memops",
-            "--threads",
-        ],
+        "pingpong --sizes 8,4Ki --iterations 20 --lowering memops --threads",
         pingpong,
     ),
-    short(
+    (
         "pingpong by kernels",
-        &[
-            "pingpong",
-            "--sizes",
-            "8,4Ki",
-            "--iterations",
-            "20",
-            "--lowering",
-            "kernel",
-            "--threads",
-        ],
+        "pingpong --sizes 8,4Ki --iterations 20 --lowering kernel --threads",
         pingpong,
     ),
-    short(
+    (
         "pingpong of both layers",
-        &[
-            "pingpong",
-            "--sizes",
-            "8,70001",
-            "--iterations",
-            "20",
-            "--layer",
-            "both",
-        ],
+        "pingpong --sizes 8,70001 --iterations 20 --layer both",
         |r, on| {
             let rows = r["figures"]["sizes"].as_array().unwrap();
             assert_eq!(rows.len(), 4);
@@ -332,86 +214,52 @@ pub const SHORT: [Short; 30] = [
             assert_eq!(r["figures"]["header"]["names"]["runtime"], on.runtime);
         },
     ),
-    short(
+    (
         "pingpong of messages by kernels",
-        &[
-            "pingpong",
-            "--sizes",
-            "8,70001",
-            "--iterations",
-            "20",
-            "--layer",
-            "mp",
-            "--lowering",
-            "kernel",
-            "--threads",
-        ],
+        "pingpong --sizes 8,70001 --iterations 20 --layer mp --lowering kernel --threads",
         |r, _| assert_eq!(r["figures"]["proof"][1]["layer"], "mp"),
     ),
-    short(
+    (
         "pingpong of device memory",
-        &[
-            "pingpong",
-            "--sizes",
-            "8,4Ki",
-            "--iterations",
-            "20",
-            "--memory",
-            "device",
-        ],
+        "pingpong --sizes 8,4Ki --iterations 20 --memory device",
         pingpong,
     ),
 ];
 
-/// Runs a command in its short form.
-pub fn play(short: &Short, on: &On) {
-    let folder = Folder::new(&format!("{}-{}", on.gpu, short.name.replace(' ', "-")));
-    let file = folder.at("r.json");
-    let mut command = mpbench(on.gpu, short.arguments);
-    command.args(["--json", &file]);
+/// The program with these words.
+fn run(words: &str, more: &[&str], on: &On) -> Output {
+    let words: Vec<&str> = words.split(' ').chain(more.iter().copied()).collect();
+    let mut command = mpbench(on.gpu, &words);
     command.envs(on.library.iter().map(|path| ("GDS_CUDA_LIB", path)));
-    let output = end(start(&mut command));
+    end(start(&mut command))
+}
+
+/// Runs a command in its short form.
+pub fn play((name, words, holds): &Short, on: &On) {
+    let folder = Folder::new(&format!("{}-{}", on.gpu, name.replace(' ', "-")));
+    let file = folder.at("r.json");
+    let output = run(words, &["--json", &file], on);
     assert!(output.status.success(), "{}", text(&output));
     let report = json(&file);
-    assert_eq!(report["benchmark"], short.arguments[0]);
+    assert_eq!(report["benchmark"], words.split(' ').next().unwrap());
     assert!(report["program"]["executable_sha256"].is_string());
-    (short.holds)(&report, on);
+    holds(&report, on);
 }
 
 /// Commands that are told to get something wrong, and what they must say of it.
-pub const WRONG: [(&[&str], &str); 4] = [
+pub const WRONG: [(&str, &str); 4] = [
     (
-        &[
-            "pingpong",
-            "--sizes",
-            "64",
-            "--iterations",
-            "20",
-            "--threads",
-            "--corrupt",
-            "9",
-        ],
+        "pingpong --sizes 64 --iterations 20 --threads --corrupt 9",
         "byte 32 of message 9 from rank 1",
     ),
-    (
-        &["verify", "--messages", "300", "--spoil", "200"],
-        "wrong bytes",
-    ),
-    (
-        &["soak", "--messages", "20000", "--leak", "8"],
-        "the heap grew",
-    ),
-    (
-        &["gds_sanity", "-n", "2", "-s", "10", "-g", "--corrupt"],
-        "checks failed",
-    ),
+    ("verify --messages 300 --spoil 200", "wrong bytes"),
+    ("soak --messages 20000 --leak 8", "the heap grew"),
+    ("gds_sanity -n 2 -s 10 -g --corrupt", "checks failed"),
 ];
 
 /// They must fail, and say why.
-pub fn play_wrong((arguments, says): (&[&str], &str), on: &On) {
-    let mut command = mpbench(on.gpu, arguments);
-    command.envs(on.library.iter().map(|path| ("GDS_CUDA_LIB", path)));
-    let output = end(start(&mut command));
+pub fn play_wrong((words, says): (&str, &str), on: &On) {
+    let output = run(words, &[], on);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     assert!(text(&output).contains(says), "{}", text(&output));
 }

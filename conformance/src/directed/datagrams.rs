@@ -8,7 +8,8 @@ use gdsync::rdma::{Endpoint, Provider, QpConfig};
 use super::{config, weak};
 use crate::hardware::datagrams::Stations;
 use crate::hardware::datagrams::program::{MANY, Play, rounds_of};
-use crate::hardware::gear::{Gear, Runtime};
+use crate::hardware::rig::{Rig, Runtime};
+use crate::hardware::verdict::text;
 use crate::world::play;
 
 /// Rounds: so many that all queues wrap.
@@ -39,14 +40,14 @@ pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
             receives: receives[rng.usize(..among)],
         };
         let place = rank.open(weak(&mut rng));
-        let gear = Gear::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated);
-        let verdict = gear.and_then(|gear| {
+        let rig = Rig::with(Runtime::Soft, place.gpu.clone(), Provider::Emulated);
+        let verdict = rig.and_then(|rig| {
             let devices = [place.device.clone(), place.device.clone()];
             let stations = Stations::on(devices, &it.config, MANY)?;
-            rounds_of(&gear, stations, &it, ROUNDS, seed)
+            rounds_of(&rig, stations, &it, ROUNDS, seed)
         });
         if let Err(failed) = verdict {
-            panic!("{it:?}: {}", failed.message().unwrap_or("no reason given"));
+            panic!("{it:?}: {}", text(&failed));
         }
     })
 }

@@ -14,7 +14,7 @@ use super::{again, config, weak};
 use crate::world::{LIMIT, Place, Rank, play};
 
 /// How long the one that is left waits.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PEER_LIMIT: Duration = Duration::from_millis(20);
 
 /// What happens to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub fn silence(seed: u64) -> Result<SimReport, SimError> {
         let mut own = Rng::with_seed(seed ^ 0x55 ^ rank.me as u64);
         let place = rank.open(weak(&mut own));
         let config = QpConfig {
-            timeout: (wait == For::Send).then_some(PATIENCE),
+            timeout: (wait == For::Send).then_some(PEER_LIMIT),
             ..config(&mut own)
         };
         let mut qp = place.pd.create_qp(&config).unwrap();
@@ -107,7 +107,7 @@ fn is_left(rank: &Rank, place: &Place, qp: &mut Qp, fall: Fall, wait: For) {
     let error = qp.error().expect("as seen above");
     // The limit is shorter than what the NIC's retries take.
     assert_eq!(error, Status::TIMEOUT, "after {fall:?}");
-    assert!(took >= PATIENCE && took < PATIENCE * 20, "{took:?}");
+    assert!(took >= PEER_LIMIT && took < PEER_LIMIT * 20, "{took:?}");
     // What was waited for is what failed, or was flushed with it; a message may just have come.
     if let Some(Err(e)) = request.map(|r| qp.wait(r, LIMIT)) {
         let known = [Kind::Failed(error), Kind::Failed(Status::FLUSHED)];
@@ -160,7 +160,7 @@ fn exchange(qp: &mut Qp, stream: &Stream, memories: &Memories, wait: For) -> Opt
     let sges = [memories.mine.sge(0, 8)];
     let patient = WaitOptions {
         flush: false,
-        timeout: (wait == For::Message).then_some(PATIENCE),
+        timeout: (wait == For::Message).then_some(PEER_LIMIT),
     };
     let mut attempt = || -> gdsync::Result<Completion> {
         let to = memories.theirs.span(16, 8)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use super::gear::{Verdict, ensure};
+use super::verdict::{Verdict, ensure};
 
 /// Tells a process which side of which trial it is.
 const ROLE: &str = "CONFORMANCE_ROLE";

@@ -8,9 +8,11 @@ use gdsync::memop::{Batch, Condition, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
-use super::gear::{Gear, Net, Pair, Verdict, ensure, finish, limited, refused};
-use super::patience::patience;
+use super::limits::time_limit;
+use super::provider::Net;
+use super::rig::{Pair, Rig, finish, limited};
 use super::settings;
+use super::verdict::{Verdict, ensure, refused};
 
 /// Every way work gets from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
@@ -32,8 +34,8 @@ pub fn config(path: &str) -> QpConfig {
 ///
 /// # Errors
 /// The word does not come.
-pub fn error_word(gear: &Gear, qp: &Qp, status: Status) -> Verdict {
-    let stream = gear.gpu.stream()?;
+pub fn error_word(rig: &Rig, qp: &Qp, status: Status) -> Verdict {
+    let stream = rig.gpu.stream()?;
     let mut batch = Batch::new();
     let wait = Op::wait(Width::Bits32, qp.error_word(), Condition::Eq, status.0);
     batch.push(wait);
@@ -43,7 +45,7 @@ pub fn error_word(gear: &Gear, qp: &Qp, status: Status) -> Verdict {
 }
 
 fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verdict {
-    refused(qp.wait(request, patience()), Kind::Failed(status), what)?;
+    refused(qp.wait(request, time_limit()), Kind::Failed(status), what)?;
     Ok(())
 }
 
@@ -51,17 +53,17 @@ fn failed(qp: &mut Qp, request: SendRequest, status: Status, what: &str) -> Verd
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
+pub fn bad_key(rig: &Rig, path: &str, payload: MemoryKind) -> Verdict {
     let config = config(path);
     for net in [Net::One, Net::Hub] {
-        let mut pair = Pair::new(gear, net, [&config, &config])?;
+        let mut pair = Pair::new(rig, net, [&config, &config])?;
         let (source, landing) = (pair.memory(0, payload, 64)?, pair.memory(1, payload, 64)?);
-        let hidden = gear.gpu.alloc(payload, 64)?;
+        let hidden = rig.gpu.alloc(payload, 64)?;
         let hidden = pair.pds[1].register(&hidden, Access::LOCAL_WRITE)?;
-        let stream = gear.gpu.stream()?;
-        let word = gear.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
-        let finding = gear.finding()?;
-        gear.fill(&stream, source.region(), 0, 64, 1)?;
+        let stream = rig.gpu.stream()?;
+        let word = rig.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?;
+        let finding = rig.finding()?;
+        rig.fill(&stream, source.region(), 0, 64, 1)?;
         let list = [source.sge(0, 64)];
         let good = Work::write(&list, landing.remote().span(0, 64)?).signaled();
         let bad = Work::write(&list, hidden.remote().span(0, 64)?).signaled();
@@ -88,19 +90,19 @@ pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
         ensure(pair.qps[0].poll(first)? == Some(Status::SUCCESS), || {
             "what came before the bad key has failed too".to_owned()
         })?;
-        gear.verify(&stream, landing.region(), 0, 64, 1, &finding)?;
+        rig.verify(&stream, landing.region(), 0, 64, 1, &finding)?;
         finish(&stream, "behind the failure")?;
         finding.clean("what came before the bad key")?;
-        error_word(gear, &pair.qps[0], Status::REMOTE_ACCESS)?;
+        error_word(rig, &pair.qps[0], Status::REMOTE_ACCESS)?;
         // Both may be used again.
         for qp in &mut pair.qps {
-            qp.quiet(patience())?;
+            qp.quiet(time_limit())?;
             qp.reset()?;
         }
         pair.connect()?;
-        pair.message(gear, 40)?;
+        pair.message(rig, 40)?;
         pair.leave("after a reset")?;
-        gear.check(&config)?;
+        rig.check(&config)?;
     }
     Ok(())
 }
@@ -109,7 +111,7 @@ pub fn bad_key(gear: &Gear, path: &str, payload: MemoryKind) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
+pub fn silent_peer(rig: &Rig, path: &str) -> Verdict {
     let soon = Duration::from_millis(200);
     // The time limit of the queue pair.
     let plain = config(path);
@@ -117,15 +119,15 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: Some(soon),
         ..plain.clone()
     };
-    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let source = pair.memory(0, MemoryKind::Device, 64)?;
-    let stream = gear.gpu.stream()?;
+    let stream = rig.gpu.stream()?;
     let list = [source.sge(0, 64)];
     let send = pair.qps[0].prepare(&Work::send(&list).signaled())?;
     pair.qps[0].post_on(&stream, &[Descriptor::Send(send), Descriptor::wait(send)])?;
     failed(&mut pair.qps[0], send, Status::TIMEOUT, "a silent peer")?;
     finish(&stream, "the stream of a silent peer")?;
-    error_word(gear, &pair.qps[0], Status::TIMEOUT)?;
+    error_word(rig, &pair.qps[0], Status::TIMEOUT)?;
     drop(pair);
 
     // The time limit of one wait.
@@ -133,7 +135,7 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
         timeout: None,
         ..config
     };
-    let mut pair = Pair::new(gear, Net::Hub, [&config, &config])?;
+    let mut pair = Pair::new(rig, Net::Hub, [&config, &config])?;
     let landing = pair.memory(1, MemoryKind::Device, 64)?;
     let receive = pair.qps[1].prepare_receive(&[landing.sge(0, 64)])?;
     let list = [
@@ -142,9 +144,9 @@ pub fn silent_peer(gear: &Gear, path: &str) -> Verdict {
     ];
     pair.qps[1].post_on(&stream, &list)?;
     let kind = Kind::Failed(Status::TIMEOUT);
-    refused(pair.qps[1].wait(receive, patience()), kind, "no message")?;
+    refused(pair.qps[1].wait(receive, time_limit()), kind, "no message")?;
     finish(&stream, "the stream that no message came for")?;
-    error_word(gear, &pair.qps[1], Status::TIMEOUT)?;
+    error_word(rig, &pair.qps[1], Status::TIMEOUT)?;
     drop(pair);
-    gear.check(&plain)
+    rig.check(&plain)
 }

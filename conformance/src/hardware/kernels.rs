@@ -7,11 +7,12 @@ use gdsync::kernels::{
 };
 use gdsync::memop::DevicePtr;
 
-use super::gear::{Gear, Verdict, ensure, expected, finish};
+use super::rig::{Rig, expected, finish};
+use super::verdict::{Verdict, ensure};
 
 /// A kernel of the library.
-fn kernel(gear: &Gear, entry: Entry) -> gdsync::Result<Kernel> {
-    gear.gpu.load(&KERNELS)?.kernel(entry.name())
+fn kernel(rig: &Rig, entry: Entry) -> gdsync::Result<Kernel> {
+    rig.gpu.load(&KERNELS)?.kernel(entry.name())
 }
 
 fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync::Result<()> {
@@ -23,12 +24,12 @@ fn launch(stream: &Stream, kernel: &Kernel, dims: Dims, params: &[u8]) -> gdsync
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn patterns(gear: &Gear, kind: MemoryKind) -> Verdict {
+pub fn patterns(rig: &Rig, kind: MemoryKind) -> Verdict {
     const ROOM: usize = 1 << 15;
-    let (fill, verify) = (kernel(gear, Entry::Fill)?, kernel(gear, Entry::Verify)?);
-    let stream = gear.gpu.stream()?;
-    let memory = gear.gpu.alloc(kind, ROOM)?;
-    let report = gear.gpu.alloc(MemoryKind::Device, 16)?;
+    let (fill, verify) = (kernel(rig, Entry::Fill)?, kernel(rig, Entry::Verify)?);
+    let stream = rig.gpu.stream()?;
+    let memory = rig.gpu.alloc(kind, ROOM)?;
+    let report = rig.gpu.alloc(MemoryKind::Device, 16)?;
     let places = [
         (0, 0),
         (0, 1),
@@ -108,8 +109,8 @@ impl Queue {
     const DOORBELL: usize = 1168;
 
     /// `sizes`: the entries' sizes in segments of 16 bytes, from block `start` on.
-    fn new(gear: &Gear, id: u8, start: u32, sizes: &[u8]) -> gdsync::Result<Queue> {
-        let memory = gear.gpu.alloc(MemoryKind::Device, 2048)?;
+    fn new(rig: &Rig, id: u8, start: u32, sizes: &[u8]) -> gdsync::Result<Queue> {
+        let memory = rig.gpu.alloc(MemoryKind::Device, 2048)?;
         let mut block = start as usize;
         for (i, size) in sizes.iter().enumerate() {
             let head = [1, 2, i as u8, id, 0, 0, 9, *size];
@@ -145,13 +146,13 @@ impl Queue {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn trigger(gear: &Gear) -> Verdict {
-    let kernel = kernel(gear, Entry::Trigger)?;
-    let stream = gear.gpu.stream()?;
+pub fn trigger(rig: &Rig) -> Verdict {
+    let kernel = kernel(rig, Entry::Trigger)?;
+    let stream = rig.gpu.stream()?;
     // The third starts shortly before its index wraps around 16 bits.
     let (starts, sizes) = ([0, 7, 0xfffe], [2, 5, 4, 8, 2]);
     let queues = starts.iter().zip(0..);
-    let queues = queues.map(|(start, id)| Queue::new(gear, id, *start, &sizes));
+    let queues = queues.map(|(start, id)| Queue::new(rig, id, *start, &sizes));
     let queues = queues.collect::<gdsync::Result<Vec<_>>>()?;
     let mut params = Trigger {
         count: 4,
@@ -194,15 +195,15 @@ pub fn trigger(gear: &Gear) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn wait(gear: &Gear) -> Verdict {
+pub fn wait(rig: &Rig) -> Verdict {
     const WAITERS: usize = 4096;
     const SAID: usize = 8192;
     /// The one whose completion comes as an error first.
     const ERROR: usize = 5;
-    let kernel = kernel(gear, Entry::Wait)?;
-    let stream = gear.gpu.stream()?;
+    let kernel = kernel(rig, Entry::Wait)?;
+    let stream = rig.gpu.stream()?;
     // Eight completion queues of 4 entries, never written; their waiters; what these say.
-    let memory = gear.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
+    let memory = rig.gpu.alloc(MemoryKind::Pinned, SAID + 256)?;
     memory.write(0, &[0xff; 2048])?;
     let mut params = Wait {
         count: 8,

@@ -5,8 +5,10 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 
 use super::faults::config;
-use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, expected, finish};
-use super::patience::patience;
+use super::limits::time_limit;
+use super::provider::Net;
+use super::rig::{Gate, Pair, Rig, Runtime, expected, finish};
+use super::verdict::{Verdict, ensure};
 
 const PAGE: usize = 4096;
 
@@ -52,21 +54,21 @@ const ADJOINING: Ranges = Ranges {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn registered(gear: &Gear, path: &str) -> Verdict {
+pub fn registered(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 256;
     let start = foreign(8 * PAGE).as_mut_ptr();
-    let overlap = gear.runtime != Runtime::Soft;
+    let overlap = rig.runtime != Runtime::Soft;
     let place = if overlap { &OVERLAPPING } else { &ADJOINING };
     let register = |which: usize| -> gdsync::Result<Region> {
         let (at, len) = place.ranges[which];
         // SAFETY: inside memory that stays to the end of the process, and of which no reference
         // is used any more.
-        unsafe { gear.gpu.register_host(start.add(at), len) }
+        unsafe { rig.gpu.register_host(start.add(at), len) }
     };
     let config = config(path);
-    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
-    let stream = gear.gpu.stream()?;
-    let finding = gear.finding()?;
+    let mut pair = Pair::new(rig, Net::One, [&config, &config])?;
+    let stream = rig.gpu.stream()?;
+    let finding = rig.finding()?;
     let mut live = (0..3).map(register).collect::<gdsync::Result<Vec<_>>>()?;
     // A place that is written to stays registered until the message is there.
     let mut landings = Vec::new();
@@ -76,21 +78,21 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
         let landing = pair.pds[1].register(&live[to], Access::ALL)?;
         let out = place.sources[from] - place.ranges[from].0;
         let into = place.landings[to] - place.ranges[to].0;
-        gear.fill(&stream, source.region(), out, LEN, round)?;
+        rig.fill(&stream, source.region(), out, LEN, round)?;
         let list = [source.sge(out as u64, LEN as u32)];
         let span = landing.remote().span(into as u64, LEN as u64)?;
         let work = Work::write(&list, span).signaled();
-        let send = pair.qps[0].prepare_within(&work, patience())?;
+        let send = pair.qps[0].prepare_within(&work, time_limit())?;
         let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
         pair.qps[0].post_on(&stream, &list)?;
-        gear.verify(&stream, landing.region(), into, LEN, round, &finding)?;
+        rig.verify(&stream, landing.region(), into, LEN, round, &finding)?;
         landings.push(landing);
         // A range goes away, often still in use, and comes back.
         drop(source);
         if !overlap || round % 3 == 0 {
             finish(&stream, "between registrations")?;
             // Requests let go of what they name.
-            pair.qps[0].quiet(patience())?;
+            pair.qps[0].quiet(time_limit())?;
             landings.clear();
         }
         live.remove(from);
@@ -102,7 +104,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
     // What the CPU finds there by itself.
     let region = live.swap_remove(0);
     live.clear();
-    gear.fill(&stream, &region, 5, 1000, 77)?;
+    rig.fill(&stream, &region, 5, 1000, 77)?;
     finish(&stream, "a kernel that writes there")?;
     // SAFETY: the GPU is done with it, and nobody else has it now.
     let bytes = unsafe { std::slice::from_raw_parts(start.add(5), 1000) };
@@ -110,7 +112,7 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
     ensure(right, || "not what the GPU wrote".to_owned())?;
     drop(region);
     pair.leave("foreign memory")?;
-    gear.check(&config)
+    rig.check(&config)
 }
 
 /// Regions, registrations and queue pairs that are dropped while streams still have work with
@@ -118,32 +120,32 @@ pub fn registered(gear: &Gear, path: &str) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn dropped(gear: &Gear, path: &str) -> Verdict {
+pub fn dropped(rig: &Rig, path: &str) -> Verdict {
     const LEN: usize = 1 << 16;
     let config = QpConfig {
         send_blocks: 64,
         ..config(path)
     };
-    let memory = |kind| gear.gpu.alloc(kind, LEN);
+    let memory = |kind| rig.gpu.alloc(kind, LEN);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
-        let stream = gear.gpu.stream()?;
-        let finding = gear.finding()?;
+        let stream = rig.gpu.stream()?;
+        let finding = rig.finding()?;
         let seen = memory(MemoryKind::Pinned)?;
-        let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
-        let gate = Gate::new(&gear.gpu)?;
+        let mut pair = Pair::new(rig, Net::One, [&config, &config])?;
+        let gate = Gate::new(&rig.gpu)?;
         pair.qps[0].post_on(&stream, &[gate.wait()])?;
         let mut landings = Vec::new();
         for round in 0..8 {
             let first = memory(kind)?;
             let (source, landing) = (pair.memory(0, kind, LEN)?, pair.memory(1, kind, LEN)?);
-            gear.fill(&stream, &first, 0, LEN, round)?;
+            rig.fill(&stream, &first, 0, LEN, round)?;
             stream.copy(&source.region().span(0, LEN)?, &first.span(0, LEN)?)?;
             let list = [source.sge(0, LEN as u32)];
             let span = landing.remote().span(0, LEN as u64)?;
             let send = pair.qps[0].prepare(&Work::write(&list, span).signaled())?;
             let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
             pair.qps[0].post_on(&stream, &list)?;
-            gear.verify(&stream, landing.region(), 0, LEN, round, &finding)?;
+            rig.verify(&stream, landing.region(), 0, LEN, round, &finding)?;
             stream.copy(&seen.span(0, LEN)?, &landing.region().span(0, LEN)?)?;
             // What a peer names by its key stays registered until it was written.
             landings.push(landing);
@@ -172,5 +174,5 @@ pub fn dropped(gear: &Gear, path: &str) -> Verdict {
         }
         pair.leave("after all was dropped")?;
     }
-    gear.check(&config)
+    rig.check(&config)
 }

@@ -6,7 +6,7 @@
 //! [`program`] plays random programs of messages, [`datagrams`] those without a connection,
 //! [`faults`] and [`peer`] let them fail, [`waits`] and [`memory`] go to the limits of streams and
 //! memory, [`kernels`] runs the library's kernels by themselves; [`matrix`] switches what the
-//! software GPU can do, [`mp`] is the matrix of messages. [`gear`] is what all of them stand on,
+//! software GPU can do, [`mp`] is the matrix of messages. [`rig`] is what all of them stand on,
 //! [`settings`] what the words in their names mean, [`child`] the processes they start. A runtime
 //! that is absent is shown as ignored, with the reason, and `GDS_REQUIRE` turns that into a failure.
 //! Trials run one after the other: on one GPU only a few streams may wait at a time.
@@ -14,19 +14,20 @@
 pub mod child;
 pub mod datagrams;
 pub mod faults;
-pub mod gear;
 pub mod kernels;
+pub mod limits;
 pub mod matrix;
 pub mod memory;
 pub mod mp;
 pub mod over;
-pub mod patience;
 pub mod peer;
 pub mod program;
 pub mod provider;
+pub mod rig;
 pub mod settings;
 pub mod suite;
 pub mod unsupported;
+pub mod verdict;
 pub mod waits;
 
 use libtest_mimic::{Arguments, Failed};
@@ -34,8 +35,9 @@ use libtest_mimic::{Arguments, Failed};
 use crate::cover;
 use crate::mp::{lost, processes};
 use faults::PATHS;
-use gear::{Gear, Runtime, Verdict};
+use rig::{Rig, Runtime};
 use suite::Suite;
+use verdict::{Verdict, text};
 
 /// Laps of each ring that a program runs, unless `GDS_LAPS` says otherwise.
 const LAPS: usize = 100;
@@ -72,7 +74,7 @@ fn few(words: impl Iterator<Item = String>) -> (bool, Vec<String>) {
 /// What a setting of the environment comes to, or the end of the process.
 fn told<T>(verdict: Verdict<T>) -> T {
     verdict.unwrap_or_else(|failed| {
-        eprintln!("{}", failed.message().unwrap_or("no reason given"));
+        eprintln!("{}", text(&failed));
         std::process::exit(2)
     })
 }
@@ -83,7 +85,7 @@ pub fn play_role() {
         std::process::exit(play(&role, &arguments));
     }
     if let Err(failed) = child::end_with_parent() {
-        eprintln!("{}", failed.message().unwrap_or("no reason given"));
+        eprintln!("{}", text(&failed));
         std::process::exit(1);
     }
 }
@@ -100,7 +102,7 @@ fn play(role: &str, arguments: &[String]) -> i32 {
     match child::end_with_parent().and_then(|()| verdict()) {
         Ok(()) => 0,
         Err(failed) => {
-            eprintln!("{}", failed.message().unwrap_or("no reason given"));
+            eprintln!("{}", text(&failed));
             1
         }
     }
@@ -134,38 +136,38 @@ fn add_trials(suite: &mut Suite, runtime: Runtime, few: bool) {
     });
     for cell in cells {
         let title = format!("program: {}", cover::name(&program::AXES, &cell));
-        let run = move |gear: &Gear| program::run(gear, &cell, laps()?);
+        let run = move |rig: &Rig| program::run(rig, &cell, laps()?);
         add(suite, runtime, title, run);
     }
     add_datagrams(suite, runtime, few);
     for payload in ["pinned", "device"] {
         let kind = settings::memory(payload);
         let title = format!("kernels fill and verify {payload} memory");
-        let run = move |gear: &Gear| kernels::patterns(gear, kind);
+        let run = move |rig: &Rig| kernels::patterns(rig, kind);
         add(suite, runtime, title, run);
         for path in PATHS {
             let title = format!("a bad key, posts {path}, payload {payload}");
-            let run = move |gear: &Gear| faults::bad_key(gear, path, kind);
+            let run = move |rig: &Rig| faults::bad_key(rig, path, kind);
             add(suite, runtime, title, run);
             let title = format!("a killed peer, posts {path}, payload {payload}");
-            let run = move |_: &Gear| peer::killed(runtime, path, payload);
+            let run = move |_: &Rig| peer::killed(runtime, path, payload);
             add(suite, runtime, title, run);
         }
     }
     for path in PATHS {
         let title = format!("a silent peer, posts {path}");
-        let run = move |gear: &Gear| faults::silent_peer(gear, path);
+        let run = move |rig: &Rig| faults::silent_peer(rig, path);
         add(suite, runtime, title, run);
         let title = format!("memory of the application, posts {path}");
-        let run = move |gear: &Gear| memory::registered(gear, path);
+        let run = move |rig: &Rig| memory::registered(rig, path);
         add(suite, runtime, title, run);
         let title = format!("memory dropped while in use, posts {path}");
-        let run = move |gear: &Gear| memory::dropped(gear, path);
+        let run = move |rig: &Rig| memory::dropped(rig, path);
         add(suite, runtime, title, run);
     }
     for (channels, streams) in [(8, 9), (32, 33)] {
         let title = format!("{streams} waiting streams on {channels} channels");
-        let run = move |_: &Gear| waits::in_a_process(runtime, channels, streams);
+        let run = move |_: &Rig| waits::in_a_process(runtime, channels, streams);
         add(suite, runtime, title, run);
     }
     add(suite, runtime, "kernel trigger", kernels::trigger);
@@ -193,20 +195,18 @@ fn add_datagrams(suite: &mut Suite, runtime: Runtime, few: bool) {
     });
     for cell in cells {
         let title = format!("datagrams: {}", cover::name(&program::AXES, &cell));
-        let run = move |gear: &Gear| program::run(gear, &cell, rounds()?);
+        let run = move |rig: &Rig| program::run(rig, &cell, rounds()?);
         add(suite, runtime, title, run);
     }
     for path in PATHS {
         let title = format!("datagrams that are lost, posts {path}");
-        add(suite, runtime, title, move |gear| {
-            directed::lost(gear, path)
-        });
+        add(suite, runtime, title, move |rig| directed::lost(rig, path));
         let title = format!("a datagram that is too long, posts {path}");
-        add(suite, runtime, title, move |gear| {
-            directed::too_long(gear, path)
+        add(suite, runtime, title, move |rig| {
+            directed::too_long(rig, path)
         });
         let title = format!("a datagram for what a stream posts, posts {path}");
-        let run = move |gear: &Gear| directed::posted_by_a_stream(gear, path);
+        let run = move |rig: &Rig| directed::posted_by_a_stream(rig, path);
         add(suite, runtime, title, run);
     }
 }
@@ -220,7 +220,7 @@ fn add(
     suite: &mut Suite,
     runtime: Runtime,
     title: impl std::fmt::Display,
-    run: impl FnOnce(&Gear) -> Verdict + Send + 'static,
+    run: impl FnOnce(&Rig) -> Verdict + Send + 'static,
 ) {
-    suite.add(runtime, title, move || run(&Gear::open(runtime)?));
+    suite.add(runtime, title, move || run(&Rig::open(runtime)?));
 }

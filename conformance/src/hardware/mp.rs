@@ -6,7 +6,7 @@ use std::time::Instant;
 use gdsync::Gpu;
 use libtest_mimic::Arguments;
 
-use super::gear::Runtime;
+use super::rig::Runtime;
 use super::suite::Suite;
 use super::waits::CHANNELS;
 use super::{is_required, told};

@@ -13,7 +13,7 @@ use std::process::Command;
 use gdsync::rdma::Provider;
 
 use super::child;
-use super::gear::Verdict;
+use super::verdict::{Verdict, text};
 
 const HELP: &str = "\
 usage: conformance --all [--few]
@@ -96,7 +96,7 @@ pub fn command(words: impl Iterator<Item = String>) -> ! {
     match run(&asked) {
         Ok(code) => std::process::exit(code),
         Err(failed) => {
-            eprintln!("{}", failed.message().unwrap_or("no reason given"));
+            eprintln!("{}", text(&failed));
             std::process::exit(2)
         }
     }

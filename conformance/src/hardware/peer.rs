@@ -13,10 +13,11 @@ use gdsync::{Kind, Status};
 
 use super::child::{self, Guarded};
 use super::faults::{config, error_word};
-use super::gear::{Gear, Runtime, Verdict, ensure, expected, finish, retry};
-use super::patience::patience;
+use super::limits::time_limit;
 use super::provider;
+use super::rig::{Rig, Runtime, expected, finish, retry};
 use super::settings;
+use super::verdict::{Verdict, ensure};
 
 /// Bytes of a message.
 const LEN: usize = 256;
@@ -44,7 +45,7 @@ fn address(line: &str) -> Verdict<QpAddress> {
 
 /// A queue pair, memory for [`SLOTS`] messages out and as many in, and streams.
 struct Side {
-    gear: Gear,
+    rig: Rig,
     qp: Qp,
     device: Device,
     memory: Mr,
@@ -60,15 +61,15 @@ fn places(round: usize) -> (usize, usize) {
 
 impl Side {
     fn open(runtime: Runtime, path: &str, payload: MemoryKind) -> Verdict<Side> {
-        let gear = Gear::open(runtime)?;
-        let device = provider::open(gear.provider, &gear.gpu)?;
+        let rig = Rig::open(runtime)?;
+        let device = provider::open(rig.provider, &rig.gpu)?;
         let pd = device.alloc_pd()?;
         let qp = pd.create_qp(&config(path))?;
-        let memory = pd.register(&gear.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;
+        let memory = pd.register(&rig.gpu.alloc(payload, 2 * SLOTS * LEN)?, Access::ALL)?;
         Ok(Side {
-            sender: gear.gpu.stream()?,
-            receiver: gear.gpu.stream()?,
-            gear,
+            sender: rig.gpu.stream()?,
+            receiver: rig.gpu.stream()?,
+            rig,
             qp,
             device,
             memory,
@@ -77,7 +78,7 @@ impl Side {
 
     fn receive(&mut self, round: usize) -> gdsync::Result<ReceiveRequest> {
         let list = [self.memory.sge(places(round).1 as u64, LEN as u32)];
-        retry(&self.gear.gpu, || self.qp.prepare_receive(&list))
+        retry(&self.rig.gpu, || self.qp.prepare_receive(&list))
     }
 
     /// A message from where it was made, or, as an echo, from where it came.
@@ -86,7 +87,7 @@ impl Side {
         let at = if echo { landed } else { made };
         let list = [self.memory.sge(at as u64, LEN as u32)];
         self.qp
-            .prepare_within(&Work::send(&list).signaled(), patience())
+            .prepare_within(&Work::send(&list).signaled(), time_limit())
     }
 }
 
@@ -166,12 +167,12 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     peer.line()?;
 
     let rounds = SLOTS - 1;
-    let seen = side.gear.gpu.alloc(MemoryKind::Pinned, SLOTS * LEN)?;
+    let seen = side.rig.gpu.alloc(MemoryKind::Pinned, SLOTS * LEN)?;
     let mut flying = VecDeque::new();
     for round in 0..rounds {
         if flying.len() == AHEAD {
             let oldest = flying.pop_front().ok_or("nothing in flight")?;
-            side.qp.wait(oldest, patience())?;
+            side.qp.wait(oldest, time_limit())?;
         }
         flying.push_back(post(&mut side, round, &seen)?.1);
     }
@@ -179,7 +180,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     peer.process.0.kill()?;
     peer.process.0.wait()?;
     let last = match post(&mut side, rounds, &seen) {
-        Ok((send, _)) => side.qp.wait(send, patience()),
+        Ok((send, _)) => side.qp.wait(send, time_limit()),
         // It was noticed already.
         Err(failed) => Err(failed),
     };
@@ -191,7 +192,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         ensure(typed, || format!("{failed:?}"))?;
     }
     for receive in flying {
-        match side.qp.wait(receive, patience()) {
+        match side.qp.wait(receive, time_limit()) {
             Ok(()) => {}
             Err(e) if e.kind() == Kind::Failed(Status::FLUSHED) => {}
             Err(e) => return Err(e.into()),
@@ -199,7 +200,7 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
     }
     finish(&side.sender, "the survivor's stream that sends")?;
     finish(&side.receiver, "the survivor's stream that receives")?;
-    error_word(&side.gear, &side.qp, lost)?;
+    error_word(&side.rig, &side.qp, lost)?;
     for round in 0..BEFORE {
         let mut got = vec![0; LEN];
         seen.read(round * LEN, &mut got)?;
@@ -208,11 +209,11 @@ pub fn killed(runtime: Runtime, path: &str, payload: &str) -> Verdict {
         })?;
     }
     let Side {
-        gear, qp, device, ..
+        rig, qp, device, ..
     } = side;
     drop(qp);
-    device.close(patience())?;
-    gear.check(&config(path))
+    device.close(time_limit())?;
+    rig.check(&config(path))
 }
 
 /// Enqueues a message on the stream that sends, and the wait for its echo on the other one: what
@@ -224,7 +225,7 @@ fn post(
 ) -> gdsync::Result<(SendRequest, ReceiveRequest)> {
     let memory = side.memory.region().clone();
     let (made, landed) = places(round);
-    side.gear
+    side.rig
         .fill(&side.sender, &memory, made, LEN, round as u64)?;
     let receive = side.receive(round)?;
     side.qp.post_receive(receive)?;

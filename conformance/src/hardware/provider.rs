@@ -9,7 +9,18 @@ use gdsync::rdma::{Device, DeviceOptions, NicChoice, NicName, Provider};
 use gdsync::{EmulatedOptions, Fabric};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-use super::gear::{Net, Verdict, ensure};
+use super::verdict::{Verdict, ensure};
+
+/// What lies between two queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Net {
+    /// One NIC, which talks to itself.
+    One,
+    /// Two NICs of this process.
+    Hub,
+    /// Two NICs that meet as those of two processes do.
+    Host,
+}
 
 /// What the environment chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Endpoint, Lowering};
 
-use super::gear::Net;
+use super::provider::Net;
 
 /// Where queues or payloads lie: `pinned` or `device`.
 pub fn memory(name: &str) -> MemoryKind {

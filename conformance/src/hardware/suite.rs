@@ -9,11 +9,12 @@ use gdsync::rdma::Provider;
 use gdsync::{Gpu, Kind};
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
-use super::gear::{Runtime, Verdict};
 use super::is_required;
-use super::patience;
+use super::limits;
 use super::provider::{self, Chosen};
+use super::rig::Runtime;
 use super::unsupported::{Lack, SIMULATED};
+use super::verdict::Verdict;
 
 /// How many trials were refused as listed, by what the list calls them, and why.
 static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());
@@ -32,9 +33,9 @@ impl Suite {
     /// None yet, over the provider that the environment chooses.
     ///
     /// # Errors
-    /// As [`provider::chosen`] and [`patience::check`].
+    /// As [`provider::chosen`] and [`limits::check`].
     pub fn new(name: &'static str) -> Verdict<Suite> {
-        patience::check()?;
+        limits::check()?;
         Ok(Suite {
             name,
             chosen: provider::chosen()?,

@@ -5,7 +5,7 @@
 
 use gdsync::rdma::Provider;
 
-use super::gear::Verdict;
+use super::verdict::{Verdict, text};
 use crate::cover::{Axis, Cell, each, name};
 
 /// Something that a provider does not do.
@@ -85,7 +85,7 @@ impl Lack {
             Ok(()) => {
                 return Err("it works, and is in the list of what is unsupported".into());
             }
-            Err(failed) => failed.message().unwrap_or("no reason given").to_owned(),
+            Err(failed) => text(&failed).to_owned(),
         };
         match said.contains(self.says) {
             true => Ok(()),

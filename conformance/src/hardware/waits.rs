@@ -11,8 +11,10 @@ use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
 use super::child;
-use super::gear::{Gate, Gear, Net, Pair, Runtime, Verdict, ensure, finish, refused};
-use super::patience::{patience, patiently};
+use super::limits::{scaled, time_limit};
+use super::provider::Net;
+use super::rig::{Gate, Pair, Rig, Runtime, finish};
+use super::verdict::{Verdict, ensure, refused};
 
 /// The variable that says how many hardware channels a context has.
 pub const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
@@ -31,7 +33,7 @@ pub fn in_a_process(runtime: Runtime, channels: u32, streams: usize) -> Verdict 
         8 => command.env_remove(CHANNELS),
         other => command.env(CHANNELS, other.to_string()),
     };
-    child::run(command, patiently(LIMIT))
+    child::run(command, scaled(LIMIT))
 }
 
 /// The child's side of [`in_a_process`].
@@ -46,9 +48,9 @@ pub fn child_main(arguments: &[String]) -> Verdict {
     waiting(runtime, streams.parse()?)
 }
 
-fn gpu(runtime: Runtime) -> Verdict<Gear> {
+fn gpu(runtime: Runtime) -> Verdict<Rig> {
     match runtime {
-        Runtime::Cuda => Ok(Gear::open(runtime)?),
+        Runtime::Cuda => Ok(Rig::open(runtime)?),
         Runtime::Soft => {
             let channels = std::env::var(CHANNELS).ok();
             let options = SoftOptions {
@@ -56,7 +58,7 @@ fn gpu(runtime: Runtime) -> Verdict<Gear> {
                 ..SoftOptions::default()
             };
             let live: Arc<dyn gds_step::Host> = gds_step::Live::global()?;
-            Ok(Gear::of(runtime, Gpu::soft_with(live, options)?)?)
+            Ok(Rig::of(runtime, Gpu::soft_with(live, options)?)?)
         }
     }
 }
@@ -72,34 +74,31 @@ fn step(what: &str) {
 /// `count` streams are to wait: those past the limit are refused, by name of what would help;
 /// nobody else is held up; all pass in the end, and then the refused ones may wait.
 fn waiting(runtime: Runtime, count: usize) -> Verdict {
-    let gear = gpu(runtime)?;
-    let limits = gear
-        .gpu
-        .wait_limits()
-        .ok_or("no limit of waiting streams")?;
+    let rig = gpu(runtime)?;
+    let limits = rig.gpu.wait_limits().ok_or("no limit of waiting streams")?;
     let (limit, channels) = (limits.streams as usize, limits.channels as usize);
     ensure(limit < count && limit < channels, || {
         format!("{limits:?}, where {count} streams are too many")
     })?;
-    let gate = Gate::new(&gear.gpu)?;
+    let gate = Gate::new(&rig.gpu)?;
     let config = QpConfig {
         send_blocks: 4,
         recv_entries: 4,
         ..QpConfig::default()
     };
-    let mut pair = Pair::new(&gear, Net::One, [&config, &config])?;
+    let mut pair = Pair::new(&rig, Net::One, [&config, &config])?;
     // Each has something to do behind its wait.
-    let memory = gear.gpu.alloc(MemoryKind::Device, 64 * count)?;
-    let finding = gear.finding()?;
+    let memory = rig.gpu.alloc(MemoryKind::Device, 64 * count)?;
+    let finding = rig.finding()?;
     let streams: Vec<Stream> = (0..count)
-        .map(|_| gear.gpu.stream())
+        .map(|_| rig.gpu.stream())
         .collect::<Result<_, _>>()?;
     for (i, stream) in streams.iter().enumerate() {
         step(&format!("enqueue a wait on stream {i} of {count}"));
         let posted = pair.qps[0].post_on(stream, &[gate.wait()]);
         if i < limit {
             posted?;
-            gear.fill(stream, &memory, 64 * i, 64, i as u64)?;
+            rig.fill(stream, &memory, 64 * i, 64, i as u64)?;
         } else {
             let error = refused(posted, Kind::TooManyWaits, "one stream too many")?;
             let text = error.to_string();
@@ -110,7 +109,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         }
         if i + 1 == limit - 1 {
             // One seat is left: a message takes it and gives it back.
-            pair.message(&gear, 5)?;
+            pair.message(&rig, 5)?;
         }
     }
 
@@ -118,21 +117,21 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     let others = streams[limit..].iter().cloned();
     let mut others: Vec<Stream> = others.collect();
     for _ in 0..2 {
-        others.push(gear.gpu.stream()?);
+        others.push(rig.gpu.stream()?);
     }
     for (i, stream) in others.iter().enumerate() {
         step(&format!(
             "allocate memory for stream {i} of those without a wait"
         ));
         let (from, to) = (
-            gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
-            gear.gpu.alloc(MemoryKind::Device, 1 << 16)?,
+            rig.gpu.alloc(MemoryKind::Device, 1 << 16)?,
+            rig.gpu.alloc(MemoryKind::Device, 1 << 16)?,
         );
         let seed = 1000 + i as u64;
         step("enqueue its work and wait for the end");
-        gear.fill(stream, &from, 0, 1 << 16, seed)?;
+        rig.fill(stream, &from, 0, 1 << 16, seed)?;
         stream.copy(&to.span(0, 1 << 16)?, &from.span(0, 1 << 16)?)?;
-        gear.verify(stream, &to, 0, 1 << 16, seed, &finding)?;
+        rig.verify(stream, &to, 0, 1 << 16, seed, &finding)?;
         finish(stream, "a stream beside the waiting ones")?;
         step("free its memory");
     }
@@ -143,13 +142,13 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         pair.memory(0, MemoryKind::Device, 64)?,
         pair.memory(1, MemoryKind::Device, 64)?,
     );
-    gear.fill(&others[0], source.region(), 0, 64, 3)?;
+    rig.fill(&others[0], source.region(), 0, 64, 3)?;
     let list = [source.sge(0, 64)];
     let to = landing.remote().span(0, 64)?;
     let send = pair.qps[0].prepare(&Work::write(&list, to).signaled())?;
     pair.qps[0].post_on(&others[0], &[Descriptor::Send(send)])?;
-    pair.qps[0].wait(send, patience())?;
-    gear.verify(&others[0], landing.region(), 0, 64, 3, &finding)?;
+    pair.qps[0].wait(send, time_limit())?;
+    rig.verify(&others[0], landing.region(), 0, 64, 3, &finding)?;
     finish(&others[0], "a message beside the waiting streams")?;
     finding.clean("a message beside the waiting streams")?;
     for stream in &streams[..limit] {
@@ -159,12 +158,12 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
     step("open the gate");
     gate.open()?;
     for (i, stream) in streams[..limit].iter().enumerate() {
-        gear.verify(stream, &memory, 64 * i, 64, i as u64, &finding)?;
+        rig.verify(stream, &memory, 64 * i, 64, i as u64, &finding)?;
         finish(stream, "a stream whose gate is open")?;
     }
     finding.clean("what was enqueued behind the waits")?;
     step("enqueue waits on the streams that were refused");
-    let gate = Gate::new(&gear.gpu)?;
+    let gate = Gate::new(&rig.gpu)?;
     for stream in streams[limit..].iter().take(limit) {
         pair.qps[0].post_on(stream, &[gate.wait()])?;
     }
@@ -173,7 +172,7 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
         finish(stream, "in the end")?;
     }
     step("send the last message");
-    pair.message(&gear, 6)?;
+    pair.message(&rig, 6)?;
     pair.leave("waiting streams")
 }
 
@@ -182,17 +181,14 @@ fn waiting(runtime: Runtime, count: usize) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn full_stream(gear: &Gear) -> Verdict {
-    let limits = gear
-        .gpu
-        .wait_limits()
-        .ok_or("no limit of waiting streams")?;
+pub fn full_stream(rig: &Rig) -> Verdict {
+    let limits = rig.gpu.wait_limits().ok_or("no limit of waiting streams")?;
     let limit = limits.submissions.ok_or("no limit of submissions")?;
     let config = QpConfig::default();
-    let mut pair = Pair::new(gear, Net::One, [&config, &config])?;
-    let gate = Gate::new(&gear.gpu)?;
-    let stream = gear.gpu.stream()?;
-    let words = gear.gpu.alloc(MemoryKind::Pinned, 64)?;
+    let mut pair = Pair::new(rig, Net::One, [&config, &config])?;
+    let gate = Gate::new(&rig.gpu)?;
+    let stream = rig.gpu.stream()?;
+    let words = rig.gpu.alloc(MemoryKind::Pinned, 64)?;
     let (word, other) = (words.word32(0)?, words.word32(4)?);
     pair.qps[0].post_on(&stream, &[gate.wait()])?;
     let mut taken = 1;
@@ -212,7 +208,7 @@ pub fn full_stream(gear: &Gear) -> Verdict {
         format!("{taken} submissions are taken, where {limit} have room")
     })?;
     // Another stream takes what this one does not.
-    let beside = gear.gpu.stream()?;
+    let beside = rig.gpu.stream()?;
     let write = Descriptor::WriteValue32 {
         word: &other,
         value: 7,
@@ -229,6 +225,6 @@ pub fn full_stream(gear: &Gear) -> Verdict {
     })?;
     pair.qps[0].post_on(&stream, &[write])?;
     finish(&stream, "a stream that was full")?;
-    pair.message(gear, 8)?;
+    pair.message(rig, 8)?;
     pair.leave("a full stream")
 }

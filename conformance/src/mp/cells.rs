@@ -1,59 +1,12 @@
-//! What cells differ in, and which cells there are: a pairwise cover of everything, and the whole
-//! product of what matters most with the rest drawn.
+//! Which cells there are: a pairwise cover of everything, and the whole product of what matters most
+//! with the rest drawn.
 
 use crate::cover::{self, Axis, Cell};
 
-use super::setup::Setup;
-
-/// What cells differ in. The first six are multiplied out by [`whole`].
-pub const AXES: [Axis; 20] = [
-    (
-        "model",
-        &[
-            "cpu",
-            "stream",
-            "proxy",
-            "cpu to stream",
-            "stream to cpu",
-            "proxy to stream",
-            "mixed",
-        ],
-    ),
-    ("provider", &["ring", "proxy"]),
-    ("from", &["device", "pinned", "pageable", "registered"]),
-    (
-        "size",
-        &["0", "1", "4", "64", "4K", "64K", "1M", "4M", "odd"],
-    ),
-    ("ranks", &["2", "3", "4", "8"]),
-    ("laps", &["part", "2", "8"]),
-    ("into", &["device", "pinned", "pageable", "registered"]),
-    // Who waits for a request, as seen from who has posted it.
-    ("ended", &["poster", "other", "another stream", "mixed"]),
-    ("form", &["single", "vectors", "words"]),
-    ("source", &["named", "anybody"]),
-    ("eager", &["1", "4K", "64K", "1M"]),
-    ("depth", &["2", "4", "16"]),
-    ("first", &["0", "2^16-5", "2^32-5"]),
-    ("tags", &["1", "3", "17"]),
-    ("streams", &["1", "2", "9"]),
-    ("peers", &["next", "all"]),
-    ("lowering", &["memops", "kernel"]),
-    ("connect", &["lazy", "up front"]),
-    ("progress", &["background", "manual"]),
-    ("posts", &["at once", "prepared"]),
-];
+use super::setup::{AXES, Setup, setting};
 
 /// How many axes [`whole`] multiplies out.
 const MAIN: usize = 6;
-
-/// What a cell sets on an axis.
-///
-/// # Panics
-/// There is no such axis.
-pub fn setting(cell: &Cell, axis: &str) -> &'static str {
-    cover::setting(&AXES, cell, axis)
-}
 
 /// What a cell sets, for people.
 pub fn name(cell: &Cell) -> String {

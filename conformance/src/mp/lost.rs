@@ -17,9 +17,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::run::gpu_of;
 use crate::hardware::child::{self, Guarded};
-use crate::hardware::gear::{Runtime, Verdict, ensure, finish};
-use crate::hardware::patience::{patience, patiently};
+use crate::hardware::limits::{scaled, time_limit};
 use crate::hardware::provider;
+use crate::hardware::rig::{Runtime, finish};
+use crate::hardware::verdict::{Verdict, ensure};
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-lost";
@@ -95,7 +96,7 @@ pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
         Ok(process)
     };
     let mut processes = (0..RANKS).map(start).collect::<Verdict<Vec<_>>>()?;
-    let deadline = Instant::now() + 3 * patience();
+    let deadline = Instant::now() + 3 * time_limit();
     // That all the ranks there are say so.
     let all_say = |wanted: &str, ranks: u32| -> Verdict {
         let mut said = 0;
@@ -104,7 +105,7 @@ pub fn lost(runtime: Runtime, gpus: u32, fate: Fate) -> Verdict {
             let (rank, line) = told.recv_timeout(left).map_err(|_| {
                 format!(
                     "{said} of {ranks} ranks say {wanted:?} within {:?}",
-                    3 * patience()
+                    3 * time_limit()
                 )
             })?;
             if rank == VICTIM && wanted == DONE {
@@ -144,13 +145,13 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         size: RANKS,
         secret: Secret::from_text(secret)?,
         name: JOB.to_owned(),
-        limit: patience(),
+        limit: time_limit(),
     };
     let ctx = Context::builder()
         .bootstrap(Arc::new(Tcp::join(&join)?))
         .gpu(&gpu)
         .connect(Connect::UpFront)
-        .timeout(patiently(TIMEOUT))
+        .timeout(scaled(TIMEOUT))
         .build()?;
     provider::check(ctx.device())?;
     let others: Vec<u32> = (0..RANKS).filter(|other| *other != rank).collect();
@@ -186,10 +187,10 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         exchanges.round(round)?;
     }
     // Requests that were dropped have failed.
-    if let Err(e) = ctx.close(patience()) {
+    if let Err(e) = ctx.close(time_limit()) {
         ensure(e.rank() == Some(VICTIM), || format!("{e:?}"))?;
     }
-    ctx.close(patience())?;
+    ctx.close(time_limit())?;
     println!("{DONE}");
     Ok(())
 }
@@ -266,8 +267,8 @@ impl Exchanges<'_> {
         }
         finish(&self.stream, "an exchange").map_err(Trouble::Wrong)?;
         for (with, i, slot, recv, send) in requests {
-            recv.wait(patience())?;
-            send.wait(patience())?;
+            recv.wait(time_limit())?;
+            send.wait(time_limit())?;
             let mut got = vec![0; len(i)];
             self.memory.read(slot + SLOT, &mut got)?;
             let right = got.iter().all(|b| *b == byte(with, i));

@@ -8,8 +8,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use mp::{Context, Memory};
 
-use crate::hardware::gear::{Verdict, ensure};
-use crate::hardware::patience::patience;
+use crate::hardware::limits::time_limit;
+use crate::hardware::verdict::{Verdict, ensure};
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ impl Arena {
             // Requests that were dropped are forgotten in the background work.
             let mut left = Some(memory);
             let host = ctx.gpu().host();
-            let deadline = host.now() + patience();
+            let deadline = host.now() + time_limit();
             while host.now() < deadline
                 && let Some(memory) = left.take()
             {

@@ -31,6 +31,10 @@ pub struct Hands {
     pub posts: By,
     /// Waits: a stream or the CPU.
     pub ends: By,
+    /// Another one is prepared before it, and cancelled.
+    pub cancelled: bool,
+    /// The request and the memory of a send are dropped as soon as it is posted.
+    pub let_go: bool,
 }
 
 /// A message as its sender makes it.
@@ -44,6 +48,8 @@ pub struct Message {
     pub skip: usize,
     /// Bytes that are sent.
     pub len: usize,
+    /// Bytes that its receive has for it, where these are too few.
+    pub cut: Option<usize>,
 }
 
 impl Message {
@@ -57,6 +63,7 @@ impl Message {
             Size::Bytes(bytes) => bytes,
             Size::Odd if setup.form == Form::Words => setup.longest(),
             Size::Odd => ODD[rng.usize(0..ODD.len())],
+            Size::Around(most) => around(&mut rng, setup.eager).min(most),
         };
         let (len, skip) = match setup.form {
             Form::Words => {
@@ -65,11 +72,14 @@ impl Message {
             }
             _ => (most, 0),
         };
+        let may_be_cut = setup.hazards && !setup.anybody && setup.form != Form::Words && len > 0;
+        let cut = may_be_cut && rng.u8(0..16) == 0;
         Message {
             window: rng.usize(0..WINDOWS),
             pieces: pieces(&mut rng, setup.form, most),
             skip,
             len,
+            cut: cut.then(|| rng.usize(0..len)),
         }
     }
 
@@ -96,10 +106,12 @@ pub struct Landing {
 }
 
 impl Landing {
-    /// That of receive `k` of a line, with at least so much room.
-    pub fn draw(setup: &Setup, line: u64, k: usize, room: usize) -> Landing {
+    /// That of receive `k` of a line, with at least so much room, or exactly so much where the
+    /// message is `cut`.
+    pub fn draw(setup: &Setup, line: u64, k: usize, room: usize, cut: Option<usize>) -> Landing {
         let mut rng = rng(setup, [1 << 40, line, k as u64, 0]);
         let room = room + [0, 0, 1, rng.usize(0..=SLACK)][rng.usize(0..4)];
+        let room = cut.unwrap_or(room);
         let form = match setup.form {
             Form::Words => Form::Single,
             other => other,
@@ -146,7 +158,26 @@ pub fn hands(setup: &Setup, poster: Poster, which: [u64; 3], stream: usize) -> H
         Ended::Another => another,
         Ended::Mixed => [own, other, another][rng.usize(0..3)],
     };
-    Hands { posts, ends }
+    Hands {
+        posts,
+        ends,
+        cancelled: setup.hazards && rng.u8(0..10) == 0,
+        let_go: setup.hazards && rng.u8(0..8) == 0,
+    }
+}
+
+/// A length that is likely to be close to `eager`.
+fn around(rng: &mut fastrand::Rng, eager: usize) -> usize {
+    match rng.u8(0..8) {
+        0 => 0,
+        1 => rng.usize(1..8),
+        2 => eager - 1,
+        3 => eager,
+        4 => eager + 1,
+        5 => rng.usize(0..=3 * eager),
+        6 => rng.usize(0..600),
+        _ => rng.usize(0..20_000),
+    }
 }
 
 /// `total` bytes as segments in a slot, at places of any alignment.

@@ -16,8 +16,9 @@ use super::run::{gpu_of, play, summary};
 use super::setup::Setup;
 use crate::cover::Cell;
 use crate::hardware::child::{self, Guarded};
-use crate::hardware::gear::{Runtime, Verdict, ensure};
-use crate::hardware::patience::{patience, patiently};
+use crate::hardware::limits::{scaled, time_limit};
+use crate::hardware::rig::Runtime;
+use crate::hardware::verdict::{Verdict, ensure};
 use crate::hardware::waits::CHANNELS;
 
 /// The role of a process that is a rank.
@@ -93,7 +94,7 @@ pub fn processes(runtime: Runtime, cell: &Cell, gpus: u32) -> Verdict {
         Ok((process, say))
     };
     let started = (0..setup.ranks).map(start).collect::<Verdict<Vec<_>>>()?;
-    let long = patiently(LONG);
+    let long = scaled(LONG);
     let deadline = Instant::now() + long;
     let mut verdicts = Vec::new();
     while verdicts.len() < started.len() {
@@ -140,7 +141,7 @@ pub fn child_main(arguments: &[String]) -> Verdict {
         size: ranks.parse()?,
         secret: Secret::from_text(secret)?,
         name: JOB.to_owned(),
-        limit: patience(),
+        limit: time_limit(),
     };
     let bootstrap = Arc::new(Tcp::join(&join)?);
     // Set by the thread that waits for the end; relaxed: nothing else hangs on it.

@@ -16,9 +16,10 @@ use super::cells;
 use super::rank;
 use super::setup::Setup;
 use crate::cover::Cell;
-use crate::hardware::gear::{Runtime, Verdict};
-use crate::hardware::patience::patience;
+use crate::hardware::limits::time_limit;
 use crate::hardware::provider;
+use crate::hardware::rig::Runtime;
+use crate::hardware::verdict::{Verdict, text};
 
 /// Messages and bytes of all cells that passed. Relaxed: read when all is over.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);
@@ -72,7 +73,7 @@ pub fn play(
     done();
     // The others may have something to settle with this one, which is up to it.
     let host = ctx.gpu().host();
-    host.wait_until(Some(host.now() + patience()), &mut || {
+    host.wait_until(Some(host.now() + time_limit()), &mut || {
         if setup.manual {
             ctx.progress();
         }
@@ -134,7 +135,7 @@ pub(super) fn summary(
 ) -> Verdict {
     let failed: Vec<String> = verdicts
         .filter_map(Verdict::err)
-        .map(|failed| failed.message().unwrap_or("no reason given").to_owned())
+        .map(|failed| text(&failed).to_owned())
         .collect();
     if failed.is_empty() {
         let (messages, bytes) = setup.cost();

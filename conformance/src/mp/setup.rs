@@ -1,5 +1,5 @@
-//! A cell as numbers: what contexts are built with, how many messages go where, and what that
-//! costs.
+//! What cells differ in, and a cell as numbers: what contexts are built with, how many messages go
+//! where, and what that costs.
 
 use std::time::Duration;
 
@@ -7,11 +7,57 @@ use mp::{Builder, Connect, Progress};
 
 use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 
-use super::cells::setting;
 use super::memory::Place;
-use crate::cover::Cell;
-use crate::hardware::patience::patiently;
+use crate::cover::{self, Axis, Cell};
+use crate::hardware::limits::scaled;
 use crate::hardware::provider;
+
+/// What cells differ in. The first six are multiplied out by [`whole`](super::cells::whole).
+pub const AXES: [Axis; 20] = [
+    (
+        "model",
+        &[
+            "cpu",
+            "stream",
+            "proxy",
+            "cpu to stream",
+            "stream to cpu",
+            "proxy to stream",
+            "mixed",
+        ],
+    ),
+    ("provider", &["ring", "proxy"]),
+    ("from", &["device", "pinned", "pageable", "registered"]),
+    (
+        "size",
+        &["0", "1", "4", "64", "4K", "64K", "1M", "4M", "odd"],
+    ),
+    ("ranks", &["2", "3", "4", "8"]),
+    ("laps", &["part", "2", "8"]),
+    ("into", &["device", "pinned", "pageable", "registered"]),
+    // Who waits for a request, as seen from who has posted it.
+    ("ended", &["poster", "other", "another stream", "mixed"]),
+    ("form", &["single", "vectors", "words"]),
+    ("source", &["named", "anybody"]),
+    ("eager", &["1", "4K", "64K", "1M"]),
+    ("depth", &["2", "4", "16"]),
+    ("first", &["0", "2^16-5", "2^32-5"]),
+    ("tags", &["1", "3", "17"]),
+    ("streams", &["1", "2", "9"]),
+    ("peers", &["next", "all"]),
+    ("lowering", &["memops", "kernel"]),
+    ("connect", &["lazy", "up front"]),
+    ("progress", &["background", "manual"]),
+    ("posts", &["at once", "prepared"]),
+];
+
+/// What a cell sets on an axis.
+///
+/// # Panics
+/// There is no such axis.
+pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+    cover::setting(&AXES, cell, axis)
+}
 
 /// Who posts requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +103,8 @@ pub enum Size {
     Bytes(usize),
     /// One of [`ODD`], from message to message.
     Odd,
+    /// Around the contexts' limit of eager messages, and up to so many bytes.
+    Around(usize),
 }
 
 /// Lengths that nothing is a multiple of.
@@ -116,6 +164,8 @@ pub struct Setup {
     pub streams: u32,
     /// Each rank sends to all, itself too; else to the next one.
     pub all: bool,
+    /// Rank 0 alone sends, and may get far ahead of the others.
+    pub one_way: bool,
     /// Connections are made before the first message.
     pub up_front: bool,
     /// Ranks do the background work themselves.
@@ -126,6 +176,9 @@ pub struct Setup {
     pub lag: usize,
     /// Messages of each channel.
     pub messages: usize,
+    /// Some requests are prepared and cancelled, some messages too long for their receives, some
+    /// sends let go at once.
+    pub hazards: bool,
     /// What is random is drawn from this.
     pub seed: u64,
 }
@@ -193,6 +246,7 @@ impl Setup {
             tags: number("tags") as u32,
             streams: number("streams") as u32,
             all: is("peers", "all"),
+            one_way: false,
             up_front: is("connect", "up front"),
             manual: is("progress", "manual"),
             prepared: is("posts", "prepared"),
@@ -202,6 +256,7 @@ impl Setup {
                 "part" => (depth / 2) as usize,
                 laps => bytes(laps) * depth as usize + 1,
             },
+            hazards: false,
             seed,
         }
     }
@@ -209,8 +264,22 @@ impl Setup {
     /// Longest message.
     pub fn longest(&self) -> usize {
         match self.size {
-            Size::Bytes(bytes) => bytes,
+            Size::Bytes(bytes) | Size::Around(bytes) => bytes,
             Size::Odd => ODD[ODD.len() - 1],
+        }
+    }
+
+    /// To whom a rank sends, and from whom it receives.
+    pub fn peers(&self, me: u32) -> [Vec<u32>; 2] {
+        let ranks = self.ranks;
+        let [to, from] = match self.all {
+            true => [(0..ranks).collect(), (0..ranks).collect()],
+            false => [vec![(me + 1) % ranks], vec![(me + ranks - 1) % ranks]],
+        };
+        match (self.one_way, me) {
+            (false, _) => [to, from],
+            (true, 0) => [to, from.into_iter().filter(|from| *from == 0).collect()],
+            (true, _) => [vec![], from.into_iter().filter(|from| *from == 0).collect()],
         }
     }
 
@@ -265,7 +334,7 @@ impl Setup {
     pub fn cost(&self) -> (usize, usize) {
         let messages = self.messages * self.channels() * self.ranks as usize;
         let each = match self.size {
-            Size::Bytes(bytes) => bytes,
+            Size::Bytes(bytes) | Size::Around(bytes) => bytes,
             Size::Odd => ODD.iter().sum::<usize>() / ODD.len(),
         };
         (messages, messages * each)
@@ -302,7 +371,7 @@ impl Setup {
     #[must_use]
     pub fn build(&self, builder: Builder, provider: Provider) -> Builder {
         builder
-            .timeout(patiently(TIMEOUT))
+            .timeout(scaled(TIMEOUT))
             .eager_limit(self.eager)
             .depth(self.depth)
             .start(self.first)

@@ -253,14 +253,6 @@ impl Seat {
         self.end();
     }
 
-    /// As [`Seat::leave`], where messages that were dropped may have been too long.
-    pub fn leave_truncated(self) {
-        if let Err(e) = self.ctx.close(LIMIT) {
-            assert_eq!(e.kind(), Kind::Truncated, "{e:?}");
-        }
-        self.leave();
-    }
-
     /// As [`Seat::leave`], where a rank is lost that may not answer.
     pub fn leave_without(self, lost: u32) {
         close_without(&self.ctx, lost);

@@ -14,7 +14,7 @@ use mp::{Kind, Recv, Source};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Seat, Settings};
-use crate::oracle::message;
+use super::message;
 use crate::world::{LIMIT, Rank, play};
 
 const TAG: u32 = 3;

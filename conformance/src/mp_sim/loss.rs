@@ -17,11 +17,11 @@ use mp_examples::halo2d::{self, Model};
 
 use super::halo::Case;
 use super::job::{Job, Seat, close_without, process};
-use crate::oracle::message;
+use super::message;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.
-const PATIENCE: Duration = Duration::from_millis(100);
+const PEER_LIMIT: Duration = Duration::from_millis(100);
 /// By when the last one knows, for each rank: one that stands for a lost rank is in turn one that
 /// others stand for, waits begin late, and the background work looks now and then.
 const SOON: Duration = Duration::from_millis(130);
@@ -80,12 +80,12 @@ pub fn run_and_count(seed: u64) -> Result<(SimReport, [u32; 2]), SimError> {
     let (columns, rows) = grids[rng.usize(0..grids.len())];
     let grid = Grid { columns, rows };
     let mut case = Case::draw(&mut rng, grid);
-    case.settings.timeout = PATIENCE;
+    case.settings.timeout = PEER_LIMIT;
     case.config.iterations = u64::MAX;
-    case.config.patience = PATIENCE / 4;
+    case.config.patience = PEER_LIMIT / 4;
     if case.config.model == Model::Cpu {
         // Nobody but the CPU waits for its messages.
-        case.config.limit = PATIENCE;
+        case.config.limit = PEER_LIMIT;
     }
     let loss = draw(&mut rng, case.ranks());
     let job = Job::new(seed, case.ranks(), case.settings.clone());
@@ -183,7 +183,7 @@ fn assert_lost(ctx: &Context, me: usize, loss: &Loss) {
     let memory = ctx.alloc(MemoryKind::Pinned, 64).unwrap();
     let e = ctx
         .irecv(loss.rank as u32, 3, &memory.all())
-        .and_then(|request| request.wait(PATIENCE))
+        .and_then(|request| request.wait(PEER_LIMIT))
         .expect_err("it is lost");
     assert_typed(&e, me, loss);
     assert_eq!(

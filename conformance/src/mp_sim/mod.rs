@@ -2,15 +2,21 @@
 //! schedules, with weak memory, and with ranks that are lost in the middle.
 //!
 //! [`halo`] is the stencil of the examples against its serial run, [`loss`] the same with a rank
-//! that is lost; [`talk`] a random program of messages of every kind, with an oracle by payload;
-//! [`company`] ranks that go on talking when one of them is lost. [`asleep`] shows that messages
+//! that is lost; [`talk`] random programs of messages of every kind;
+//! [`survivors`] ranks that go on talking when one of them is lost. [`offload`] shows that messages
 //! move while the rank that enqueued them sleeps, [`late`] that ready words which two queue pairs
 //! write keep their order. [`job`] is what all of them share.
 
-pub mod asleep;
-pub mod company;
 pub mod halo;
 pub mod job;
 pub mod late;
 pub mod loss;
+pub mod offload;
+pub mod survivors;
 pub mod talk;
+
+/// The bytes of a message that a number names.
+pub fn message(name: usize, len: usize) -> Vec<u8> {
+    let byte = |at: usize| (name * 31 + at * 7 + at / 251) as u8;
+    (0..len).map(byte).collect()
+}

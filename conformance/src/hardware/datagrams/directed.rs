@@ -11,9 +11,11 @@ use gdsync::rdma::{
 use gdsync::{Kind, Status};
 
 use super::super::faults::{config, error_word};
-use super::super::gear::{Finding, Gear, Net, Verdict, ensure, expected, finish, refused};
-use super::super::patience::patience;
+use super::super::limits::time_limit;
 use super::super::provider;
+use super::super::provider::Net;
+use super::super::rig::{Finding, Rig, expected, finish};
+use super::super::verdict::{Verdict, ensure, refused};
 use super::{Stations, hands_over_later, qkey};
 
 /// Bytes of the messages here, an odd number.
@@ -34,23 +36,23 @@ struct Landing {
 }
 
 impl Landing {
-    fn new(gear: &Gear, stations: &Stations, of: usize, kind: MemoryKind) -> Verdict<Landing> {
+    fn new(rig: &Rig, stations: &Stations, of: usize, kind: MemoryKind) -> Verdict<Landing> {
         Ok(Landing {
             mr: stations.memory(of, kind, ROOM)?,
-            finding: gear.finding()?,
+            finding: rig.finding()?,
         })
     }
 
     /// A receive for `len` bytes, into memory that holds the guards. It is not posted.
     fn prepare(
         &self,
-        gear: &Gear,
+        rig: &Rig,
         stations: &mut Stations,
         of: usize,
         len: usize,
     ) -> Verdict<ReceiveRequest> {
         let station = &mut stations.all[of];
-        gear.fill(&station.stream, self.mr.region(), 0, ROOM, GUARD)?;
+        rig.fill(&station.stream, self.mr.region(), 0, ROOM, GUARD)?;
         finish(&station.stream, "guards")?;
         let list = [self.mr.sge((AT - GRH) as u64, (GRH + len) as u32)];
         Ok(station.qp.prepare_receive(&list)?)
@@ -59,22 +61,22 @@ impl Landing {
     /// One that the CPU posts.
     fn post(
         &self,
-        gear: &Gear,
+        rig: &Rig,
         stations: &mut Stations,
         of: usize,
         len: usize,
     ) -> Verdict<ReceiveRequest> {
-        let request = self.prepare(gear, stations, of, len)?;
+        let request = self.prepare(rig, stations, of, len)?;
         stations.all[of].qp.post_receive(request)?;
         Ok(request)
     }
 
     /// Looks for the message `seed` by the GPU, and for the guards around it.
-    fn check(&self, gear: &Gear, stations: &Stations, of: usize, seed: u64, what: &str) -> Verdict {
+    fn check(&self, rig: &Rig, stations: &Stations, of: usize, seed: u64, what: &str) -> Verdict {
         let stream = &stations.all[of].stream;
         let (region, before) = (self.mr.region(), AT - GRH);
-        gear.verify(stream, region, 0, before, GUARD, &self.finding)?;
-        gear.verify(stream, region, AT, LEN, seed, &self.finding)?;
+        rig.verify(stream, region, 0, before, GUARD, &self.finding)?;
+        rig.verify(stream, region, AT, LEN, seed, &self.finding)?;
         finish(stream, what)?;
         self.finding.clean(what)?;
         // What is behind, the pattern's later words, is for the CPU to see.
@@ -89,7 +91,7 @@ impl Landing {
 
 /// Has the stream of a station fill `out` with message `seed` and send it to each.
 fn send_on(
-    gear: &Gear,
+    rig: &Rig,
     stations: &mut Stations,
     from: usize,
     out: &Mr,
@@ -98,12 +100,12 @@ fn send_on(
     imm: u32,
 ) -> Verdict<SendRequest> {
     let station = &mut stations.all[from];
-    gear.fill(&station.stream, out.region(), 0, LEN, seed)?;
+    rig.fill(&station.stream, out.region(), 0, LEN, seed)?;
     let list = [out.sge(0, LEN as u32)];
     let mut posts = Vec::new();
     for to in to {
         let work = Work::send(&list).to(to).with_imm(imm).signaled();
-        posts.push(station.qp.prepare_within(&work, patience())?);
+        posts.push(station.qp.prepare_within(&work, time_limit())?);
     }
     let last = *posts.last().ok_or("to nobody")?;
     let mut list: Vec<_> = posts.into_iter().map(Descriptor::Send).collect();
@@ -121,7 +123,7 @@ fn take(stations: &mut Stations, of: usize, request: ReceiveRequest) -> Verdict<
     let station = &mut stations.all[of];
     // On the stream too, behind which the GPU looks.
     let list = [Descriptor::wait_flushed(request)];
-    station.qp.wait(request, patience())?;
+    station.qp.wait(request, time_limit())?;
     station.qp.post_on(&station.stream, &list)?;
     Ok(station.qp.received(request)?)
 }
@@ -138,8 +140,8 @@ fn is_due(got: Received, imm: u32, from: &QpAddress, what: &str) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn lost(gear: &Gear, path: &str) -> Verdict {
-    let mut stations = Stations::new(gear, Net::Hub, &config(path), 2)?;
+pub fn lost(rig: &Rig, path: &str) -> Verdict {
+    let mut stations = Stations::new(rig, Net::Hub, &config(path), 2)?;
     let there = stations.all[1].qp.address();
     let here = stations.all[0].qp.address();
     let good = stations.destination(0, 1)?;
@@ -169,26 +171,18 @@ pub fn lost(gear: &Gear, path: &str) -> Verdict {
         let seed = 100 * (round as u64 + 1);
         let out = stations.memory(0, kind, LEN)?;
         let seen = stations.memory(1, kind, ROOM)?;
-        let landing = Landing::new(gear, &stations, 1, kind)?;
+        let landing = Landing::new(rig, &stations, 1, kind)?;
         let request = behind.prepare_receive(&[seen.sge(0, ROOM as u32)])?;
         behind.post_receive(request)?;
-        send_on(gear, &mut stations, 0, &out, seed, &[&good, &marker], 1)?;
-        behind.wait(request, patience())?;
+        send_on(rig, &mut stations, 0, &out, seed, &[&good, &marker], 1)?;
+        behind.wait(request, time_limit())?;
         // Now there is one.
-        let receive = landing.post(gear, &mut stations, 1, LEN)?;
-        send_on(
-            gear,
-            &mut stations,
-            0,
-            &out,
-            seed + 1,
-            &[&nobody, &wrong],
-            2,
-        )?;
-        send_on(gear, &mut stations, 0, &out, seed + 2, &[&good], 3)?;
+        let receive = landing.post(rig, &mut stations, 1, LEN)?;
+        send_on(rig, &mut stations, 0, &out, seed + 1, &[&nobody, &wrong], 2)?;
+        send_on(rig, &mut stations, 0, &out, seed + 2, &[&good], 3)?;
         let got = take(&mut stations, 1, receive)?;
         is_due(got, 3, &here, "behind what was lost")?;
-        landing.check(gear, &stations, 1, seed + 2, "behind what was lost")?;
+        landing.check(rig, &stations, 1, seed + 2, "behind what was lost")?;
     }
     drop(behind);
     stations.leave("what was lost")
@@ -199,7 +193,7 @@ pub fn lost(gear: &Gear, path: &str) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn too_long(gear: &Gear, path: &str) -> Verdict {
+pub fn too_long(rig: &Rig, path: &str) -> Verdict {
     // The kernel's soft-RoCE knows one word for all that goes wrong with datagrams.
     let rxe = provider::chosen()?.nic.starts_with("rxe");
     let status = match rxe {
@@ -207,35 +201,35 @@ pub fn too_long(gear: &Gear, path: &str) -> Verdict {
         false => Status::LOCAL_LENGTH,
     };
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {
-        let mut stations = Stations::new(gear, Net::Hub, &config(path), 2)?;
+        let mut stations = Stations::new(rig, Net::Hub, &config(path), 2)?;
         let here = stations.all[0].qp.address();
         let out = stations.memory(0, kind, LEN)?;
-        let landing = Landing::new(gear, &stations, 1, kind)?;
+        let landing = Landing::new(rig, &stations, 1, kind)?;
         let to = stations.destination(0, 1)?;
-        let small = landing.post(gear, &mut stations, 1, LEN - 1)?;
-        let next = landing.post(gear, &mut stations, 1, LEN)?;
+        let small = landing.post(rig, &mut stations, 1, LEN - 1)?;
+        let next = landing.post(rig, &mut stations, 1, LEN)?;
         let station = &mut stations.all[1];
         let waits = [Descriptor::wait(small), Descriptor::wait(next)];
         station.qp.post_on(&station.stream, &waits)?;
-        send_on(gear, &mut stations, 0, &out, 1, &[&to], 1)?;
+        send_on(rig, &mut stations, 0, &out, 1, &[&to], 1)?;
         let station = &mut stations.all[1];
         for (receive, status) in [(small, status), (next, Status::FLUSHED)] {
-            let verdict = station.qp.wait(receive, patience());
+            let verdict = station.qp.wait(receive, time_limit());
             refused(verdict, Kind::Failed(status), "a receive that is too small")?;
         }
         finish(&station.stream, "the stream of a receive that is too small")?;
         let error = station.qp.error();
         ensure(error == Some(status), || format!("{error:?}"))?;
-        error_word(gear, &station.qp, status)?;
+        error_word(rig, &station.qp, status)?;
         // As far as it fits, it may be there.
-        station.qp.quiet(patience())?;
+        station.qp.quiet(time_limit())?;
         station.qp.reset()?;
         station.qp.activate()?;
-        let receive = landing.post(gear, &mut stations, 1, LEN)?;
-        send_on(gear, &mut stations, 0, &out, 2, &[&to], 2)?;
+        let receive = landing.post(rig, &mut stations, 1, LEN)?;
+        send_on(rig, &mut stations, 0, &out, 2, &[&to], 2)?;
         let got = take(&mut stations, 1, receive)?;
         is_due(got, 2, &here, "after a reset")?;
-        landing.check(gear, &stations, 1, 2, "after a reset")?;
+        landing.check(rig, &stations, 1, 2, "after a reset")?;
         stations.leave("after a reset")?;
     }
     Ok(())
@@ -247,15 +241,15 @@ pub fn too_long(gear: &Gear, path: &str) -> Verdict {
 ///
 /// # Errors
 /// Whatever goes wrong.
-pub fn posted_by_a_stream(gear: &Gear, path: &str) -> Verdict {
+pub fn posted_by_a_stream(rig: &Rig, path: &str) -> Verdict {
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {
-        let mut stations = Stations::new(gear, Net::One, &config(path), 2)?;
+        let mut stations = Stations::new(rig, Net::One, &config(path), 2)?;
         let here = stations.all[0].qp.address();
         let out = stations.memory(0, kind, LEN)?;
-        let landing = Landing::new(gear, &stations, 1, kind)?;
+        let landing = Landing::new(rig, &stations, 1, kind)?;
         let to = stations.destination(0, 1)?;
         let late = hands_over_later(&stations.all[1].qp);
-        let receive = landing.prepare(gear, &mut stations, 1, LEN)?;
+        let receive = landing.prepare(rig, &mut stations, 1, LEN)?;
         let station = &mut stations.all[1];
         let list = [Descriptor::Receive(receive)];
         station.qp.post_on(&station.stream, &list)?;
@@ -263,10 +257,10 @@ pub fn posted_by_a_stream(gear: &Gear, path: &str) -> Verdict {
         let seed = |copy: u32| 500 + u64::from(copy);
         let mut sent = 0;
         loop {
-            send_on(gear, &mut stations, 0, &out, seed(sent), &[&to], sent)?;
+            send_on(rig, &mut stations, 0, &out, seed(sent), &[&to], sent)?;
             let limit = match late && sent < 12 {
                 true => Duration::from_millis(1 << sent),
-                false => patience(),
+                false => time_limit(),
             };
             sent += 1;
             match stations.all[1].qp.wait(receive, limit) {
@@ -280,17 +274,17 @@ pub fn posted_by_a_stream(gear: &Gear, path: &str) -> Verdict {
             format!("{got:?}, of {sent} copies")
         })?;
         is_due(got, copy, &here, "a receive by a stream")?;
-        landing.check(gear, &stations, 1, seed(copy), "a receive by a stream")?;
+        landing.check(rig, &stations, 1, seed(copy), "a receive by a stream")?;
         // Copies behind it may still come, each once and in order, and what is behind them.
         let mut before = copy;
         loop {
-            let receive = landing.post(gear, &mut stations, 1, LEN)?;
-            send_on(gear, &mut stations, 0, &out, seed(LAST), &[&to], LAST)?;
+            let receive = landing.post(rig, &mut stations, 1, LEN)?;
+            send_on(rig, &mut stations, 0, &out, seed(LAST), &[&to], LAST)?;
             let got = take(&mut stations, 1, receive)?;
             let copy = got.imm.unwrap_or(0);
             ensure(copy > before, || format!("{got:?} behind {before}"))?;
             is_due(got, copy, &here, "a later copy")?;
-            landing.check(gear, &stations, 1, seed(copy), "a later copy")?;
+            landing.check(rig, &stations, 1, seed(copy), "a later copy")?;
             if copy == LAST {
                 break;
             }

@@ -11,9 +11,11 @@ use gdsync::rdma::{
     QpConfig, Source, Transport,
 };
 
-use super::gear::{Gear, Net, Verdict, ensure};
-use super::patience::patience;
+use super::limits::time_limit;
 use super::provider;
+use super::provider::Net;
+use super::rig::Rig;
+use super::verdict::{Verdict, ensure};
 
 /// The key of the first station; each has one of its own.
 const QKEY: u32 = 0x0da7_a900;
@@ -51,8 +53,8 @@ impl Stations {
     ///
     /// # Errors
     /// As [`provider::open_two`] and [`Stations::on`].
-    pub fn new(gear: &Gear, net: Net, config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
-        let devices = provider::open_two(gear.provider, &gear.gpu, net)?;
+    pub fn new(rig: &Rig, net: Net, config: &QpConfig, many: usize) -> gdsync::Result<Stations> {
+        let devices = provider::open_two(rig.provider, &rig.gpu, net)?;
         Stations::on(devices, config, many)
     }
 
@@ -104,11 +106,11 @@ impl Stations {
         for Station { qp, .. } in &mut all {
             let error = qp.error();
             ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(patience())?;
+            qp.quiet(time_limit())?;
         }
         drop(all);
         for device in devices {
-            device.close(patience())?;
+            device.close(time_limit())?;
         }
         Ok(())
     }

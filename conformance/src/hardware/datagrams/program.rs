@@ -13,10 +13,10 @@ use gdsync::rdma::{
     Work,
 };
 
-use super::super::gear::{Finding, Gear, Verdict, ensure, expected, finish, retry, retry_while};
-use super::super::patience::patience;
-use super::super::program::text;
+use super::super::limits::time_limit;
+use super::super::rig::{Finding, Rig, expected, finish, retry, retry_while};
 use super::super::settings;
+use super::super::verdict::{Verdict, ensure, text};
 use super::{Stations, came_from, qkey};
 use crate::cover::{self, Axis, Cell};
 
@@ -156,25 +156,22 @@ impl Play {
 ///
 /// # Errors
 /// Whatever goes wrong, with the seed, the round and the message.
-pub fn run(gear: &Gear, cell: &Cell, rounds: u32) -> Verdict {
+pub fn run(rig: &Rig, cell: &Cell, rounds: u32) -> Verdict {
     let net = settings::nics(setting(cell, "NICs"));
     let play = Play::of(cell);
-    let stations = Stations::new(gear, net, &play.config, MANY)?;
-    gear.lie(
-        stations.all.iter().map(|one| &one.qp),
-        play.config.ring_memory,
-    )?;
+    let stations = Stations::new(rig, net, &play.config, MANY)?;
+    rig.lie(stations.all.iter().map(|one| &one.qp), &play.config)?;
     let seed = cell.iter().fold(2, |seed, n| 31 * seed + *n as u64);
-    rounds_of(gear, stations, &play, rounds, seed)
+    rounds_of(rig, stations, &play, rounds, seed)
 }
 
 /// Runs the program that `seed` draws between stations that are there.
 ///
 /// # Errors
 /// As [`run`].
-pub fn rounds_of(gear: &Gear, stations: Stations, play: &Play, rounds: u32, seed: u64) -> Verdict {
+pub fn rounds_of(rig: &Rig, stations: Stations, play: &Play, rounds: u32, seed: u64) -> Verdict {
     let mut rng = Rng::with_seed(seed);
-    let mut table = Table::new(gear, stations, play)?;
+    let mut table = Table::new(rig, stations, play)?;
     for round in 1..=rounds {
         table.round(round, &mut rng).map_err(|e| {
             let what = text(&e);
@@ -213,7 +210,7 @@ struct Due {
 }
 
 struct Table<'g> {
-    gear: &'g Gear,
+    rig: &'g Rig,
     play: Play,
     stations: Stations,
     places: Vec<Place>,
@@ -228,7 +225,7 @@ struct Table<'g> {
 }
 
 impl<'g> Table<'g> {
-    fn new(gear: &'g Gear, stations: Stations, play: &Play) -> Verdict<Table<'g>> {
+    fn new(rig: &'g Rig, stations: Stations, play: &Play) -> Verdict<Table<'g>> {
         let mut longest = LONGEST;
         for i in 0..MANY * MANY {
             let to = stations.destination(i / MANY, i % MANY)?;
@@ -242,19 +239,19 @@ impl<'g> Table<'g> {
                 out: memory(play.payload, longest)?,
                 into: memory(play.payload, room)?,
                 fronts: memory(MemoryKind::Pinned, FRONT)?,
-                seen: gear.gpu.alloc(MemoryKind::Pinned, MOST * room)?,
-                ready: gear.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
+                seen: rig.gpu.alloc(MemoryKind::Pinned, MOST * room)?,
+                ready: rig.gpu.alloc(MemoryKind::Pinned, 64)?.word32(0)?,
                 heard: BTreeMap::new(),
             });
         }
         Ok(Table {
-            gear,
+            rig,
             play: play.clone(),
             stations,
             places,
             longest,
             room,
-            finding: gear.finding()?,
+            finding: rig.finding()?,
             moved: [[0; 2]; MANY],
             answered: 0,
         })
@@ -300,8 +297,8 @@ impl<'g> Table<'g> {
         let mut dues = Vec::new();
         for slot in 0..due.count() {
             let around = guard(round, i, slot);
-            let (gear, stream) = (self.gear, &station.stream);
-            gear.fill(
+            let (rig, stream) = (self.rig, &station.stream);
+            rig.fill(
                 stream,
                 place.into.region(),
                 slot * self.room,
@@ -318,7 +315,7 @@ impl<'g> Table<'g> {
                 place.into.sge(at + GRH as u64, len),
             ];
             let list: &[_] = if apart { &pieces } else { &whole };
-            let request = retry(&gear.gpu, || station.qp.prepare_receive(list))?;
+            let request = retry(&rig.gpu, || station.qp.prepare_receive(list))?;
             dues.push(Due { request, apart });
         }
         let by_cpu = match self.play.receives {
@@ -334,7 +331,7 @@ impl<'g> Table<'g> {
         }
         for due in by_cpu {
             // Not before those of the stream are there, by a thread or not.
-            retry_while(&self.gear.gpu, Kind::Busy, || {
+            retry_while(&self.rig.gpu, Kind::Busy, || {
                 station.qp.post_receive(due.request)
             })?;
         }
@@ -342,8 +339,8 @@ impl<'g> Table<'g> {
         for (slot, message) in messages.iter().filter(|m| m.from == i).enumerate() {
             if !message.inline {
                 let (out, len) = (place.out.region(), message.len);
-                let gear = self.gear;
-                gear.fill(&station.stream, out, slot * self.longest, len, message.id)?;
+                let rig = self.rig;
+                rig.fill(&station.stream, out, slot * self.longest, len, message.id)?;
             }
         }
         let ready = Descriptor::WriteValue32 {
@@ -393,7 +390,7 @@ impl<'g> Table<'g> {
             let work = message.imm.map_or(work, |imm| work.with_imm(imm)).to(&to);
             let signaled = message.signaled || slot + 1 == mine.len();
             let work = if signaled { work.signaled() } else { work };
-            sends.push((qp.prepare_within(&work, patience())?, signaled));
+            sends.push((qp.prepare_within(&work, time_limit())?, signaled));
             // The destination goes: requests keep it.
         }
         self.moved[i][0] += sends.len();
@@ -402,10 +399,10 @@ impl<'g> Table<'g> {
         let signaled: Vec<SendRequest> = signaled.map(|(send, _)| *send).collect();
         if self.play.cpu_sends {
             for (send, _) in sends {
-                station.qp.post_within(send, patience())?;
+                station.qp.post_within(send, time_limit())?;
             }
             for send in signaled {
-                station.qp.wait(send, patience())?;
+                station.qp.wait(send, time_limit())?;
             }
             return Ok(());
         }
@@ -431,7 +428,7 @@ impl<'g> Table<'g> {
         // What does not come leaves no stream behind that stands.
         let options = WaitOptions {
             flush: true,
-            timeout: Some(patience() / 2),
+            timeout: Some(time_limit() / 2),
         };
         let list: Vec<_> = dues
             .iter()
@@ -451,7 +448,7 @@ impl<'g> Table<'g> {
         self.moved[i][1] += dues.len();
         for (slot, Due { request, apart }) in dues.into_iter().enumerate() {
             let (station, place) = (&mut self.stations.all[i], &mut self.places[i]);
-            station.qp.wait(request, patience()).map_err(|e| {
+            station.qp.wait(request, time_limit()).map_err(|e| {
                 format!("station {i}, receive {slot}, of which are due {open:?}: {e}")
             })?;
             let got = station.qp.received(request)?;
@@ -502,8 +499,8 @@ impl<'g> Table<'g> {
             }
             let into = place.into.region();
             let (at, len) = (slot * self.room + at, message.len);
-            let gear = self.gear;
-            gear.verify(&station.stream, into, at, len, message.id, &self.finding)?;
+            let rig = self.rig;
+            rig.verify(&station.stream, into, at, len, message.id, &self.finding)?;
             let key = qkey(message.from);
             let back = station.pd.answer_to(&source, &front, key)?;
             place.heard.insert(message.from, back);

@@ -7,13 +7,13 @@ mod judge;
 
 use gdsync::gpu::{Event, MemoryKind, Region, Span, Stream, Word64};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
+use mp::{Context, Done, Kind, Memory, Recv, Request, Send, SizeSource, Slice, Source};
 
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing, Message, hands};
 use super::setup::{Form, Setup};
-use crate::hardware::gear::{Verdict, ensure};
-use crate::hardware::patience::patience;
+use crate::hardware::limits::time_limit;
+use crate::hardware::verdict::{Verdict, ensure, text};
 
 /// The tag under which ranks meet.
 const MEET: u32 = 0xb000_0000;
@@ -28,6 +28,15 @@ fn tag(number: u32) -> u32 {
         1 => u32::MAX,
         n => n.wrapping_mul(0x9e37_79b9) | 1,
     }
+}
+
+/// Takes back a request that was prepared.
+fn cancel(request: &Request) -> Verdict {
+    request.cancel()?;
+    let kind = request.test().map_err(|e| e.kind());
+    ensure(matches!(kind, Err(Kind::Cancelled)), || {
+        format!("{request:?} was cancelled: {kind:?}")
+    })
 }
 
 /// Messages to one rank under one tag.
@@ -56,6 +65,8 @@ struct Taken {
     k: usize,
     landing: Landing,
     hands: Hands,
+    /// Its message does not fit.
+    too_long: bool,
     /// What became of it, as the CPU knows it.
     done: Option<Done>,
     request: Option<Request>,
@@ -67,6 +78,8 @@ struct Sent {
     slot: usize,
     len: usize,
     hands: Hands,
+    /// Its receive has too little room.
+    too_long: bool,
     ended: bool,
     request: Option<Request>,
 }
@@ -110,6 +123,8 @@ struct Player<'a> {
     /// By round, oldest first.
     taken: Vec<Vec<Taken>>,
     sent: Vec<Vec<Sent>>,
+    /// Whether a message from or to this rank was too long.
+    truncated: bool,
 }
 
 /// Plays one rank to its end.
@@ -133,21 +148,14 @@ pub fn play(setup: &Setup, ctx: &Context) -> Verdict {
 }
 
 fn told(failed: &libtest_mimic::Failed, place: &str) -> libtest_mimic::Failed {
-    let why = failed.message().unwrap_or("no reason given");
+    let why = text(failed);
     format!("{place}: {why}").into()
 }
 
 impl<'a> Player<'a> {
     fn new(setup: &'a Setup, ctx: &'a Context) -> Verdict<Player<'a>> {
         let (me, ranks) = (ctx.rank(), ctx.size());
-        let to: Vec<u32> = match setup.all {
-            true => (0..ranks).collect(),
-            false => vec![(me + 1) % ranks],
-        };
-        let from: Vec<u32> = match setup.all {
-            true => (0..ranks).collect(),
-            false => vec![(me + ranks - 1) % ranks],
-        };
+        let [to, from] = setup.peers(me);
         let numbers = || 0..setup.tags;
         let channel = |to: &u32| {
             numbers()
@@ -163,6 +171,7 @@ impl<'a> Player<'a> {
         };
         let lines: Vec<Line> = match setup.anybody {
             true => numbers()
+                .filter(|_| !from.is_empty())
                 .map(|number| line(None, number, from.len()))
                 .collect(),
             false => {
@@ -175,14 +184,14 @@ impl<'a> Player<'a> {
         let slot = setup.slot();
         let slots = |place, count: usize| -> Verdict<Slots> {
             Ok(Slots {
-                arena: Arena::new(ctx, place, count * slot)?,
+                arena: Arena::new(ctx, place, count.max(1) * slot)?,
                 slot,
                 events: vec![None; count],
             })
         };
         let sends = channels.len() * setup.window() * (1 + setup.lag);
         let receives = channels.len() * setup.window();
-        let words = ctx.gpu().alloc(MemoryKind::Pinned, sends * 16)?;
+        let words = ctx.gpu().alloc(MemoryKind::Pinned, sends.max(1) * 16)?;
         let word = |i: usize| -> gdsync::Result<[Word64; 2]> {
             Ok([words.word64(i * 16)?, words.word64(i * 16 + 8)?])
         };
@@ -196,13 +205,14 @@ impl<'a> Player<'a> {
             into: slots(setup.into, receives)?,
             seen: ctx
                 .gpu()
-                .alloc(MemoryKind::Pinned, setup.ahead() * receives * slot)?,
+                .alloc(MemoryKind::Pinned, setup.ahead() * receives.max(1) * slot)?,
             words: (0..sends).map(word).collect::<gdsync::Result<_>>()?,
             channels,
             lines,
             rng: fastrand::Rng::with_seed(setup.seed ^ u64::from(me)),
             taken: Vec::new(),
             sent: Vec::new(),
+            truncated: false,
         })
     }
 
@@ -210,8 +220,8 @@ impl<'a> Player<'a> {
         self.post_receives(round)?;
         self.post_sends(round)?;
         self.end_receives()?;
-        if round >= self.setup.lag {
-            self.end_sends(self.sent.len() - 1 - self.setup.lag)?;
+        for i in 0..self.sent.len().saturating_sub(self.setup.lag) {
+            self.end_sends(i)?;
         }
         if self.taken.len() == self.setup.ahead() {
             self.judge()?;
@@ -244,17 +254,22 @@ impl<'a> Player<'a> {
             out,
             into,
             streams,
+            truncated,
             ..
         } = self;
         let error = ctx.error();
-        ensure(error.is_none(), || {
+        ensure(truncated || error.is_none(), || {
             format!("the context tells of {error:?}")
         })?;
         let stuck = ctx.stuck();
         ensure(stuck.is_empty(), || {
             format!("{stuck:?} after all has ended")
         })?;
-        ctx.close(patience())?;
+        match ctx.close(time_limit()) {
+            // Of sends that were let go.
+            Err(e) if truncated && e.kind() == Kind::Truncated => ctx.close(time_limit())?,
+            closed => closed?,
+        }
         drop(streams);
         out.arena.give_back(ctx)?;
         into.arena.give_back(ctx)
@@ -275,7 +290,7 @@ impl<'a> Player<'a> {
         let full = |r: &mp::Result<T>| matches!(r, Err(e) if e.kind() == mp::Kind::QueueFull);
         let mut result = attempt();
         let host = self.ctx.gpu().host();
-        let deadline = host.now() + patience();
+        let deadline = host.now() + time_limit();
         host.wait_until(Some(deadline), &mut || {
             if full(&result) {
                 self.ctx.progress();
@@ -319,6 +334,7 @@ impl<'a> Player<'a> {
         let mut posted = Vec::new();
         while let Some((line, k)) = self.draw(&mut due) {
             let taken = self.receive(line, k)?;
+            self.truncated |= taken.too_long;
             open.push(posted.len());
             posted.push(taken);
             if open.len() == BATCH || due.is_empty() {
@@ -364,12 +380,15 @@ impl<'a> Player<'a> {
             ..
         } = self.lines[line];
         let me = self.ctx.rank();
-        let room = match from {
-            Some(from) => Message::draw(setup, from, me, number, k).declared(),
-            None => setup.longest(),
+        let (room, cut) = match from {
+            Some(from) => {
+                let message = Message::draw(setup, from, me, number, k);
+                (message.declared(), message.cut)
+            }
+            None => (setup.longest(), None),
         };
         let name = u64::from(me) << 32 | line as u64;
-        let landing = Landing::draw(setup, name, k, room);
+        let landing = Landing::draw(setup, name, k, room, cut);
         let stream = (line + 1) % self.streams.len();
         let hands = hands(setup, setup.receiver, [name, k as u64, 1], stream);
         let in_line = setup.window() * width;
@@ -393,6 +412,9 @@ impl<'a> Player<'a> {
             By::Stream(stream) => recv.on(&self.streams[stream]),
             By::Proxy(stream) => recv.by_proxy(&self.streams[stream]),
         };
+        if hands.cancelled {
+            cancel(&self.ctx.prepare_recv(&recv)?)?;
+        }
         let request = match setup.prepared {
             true => self.ctx.prepare_recv(&recv)?,
             false => self.ctx.recv(&recv)?,
@@ -403,6 +425,7 @@ impl<'a> Player<'a> {
             k,
             landing,
             hands,
+            too_long: cut.is_some(),
             done: None,
             request: Some(request),
         })
@@ -418,6 +441,7 @@ impl<'a> Player<'a> {
         let mut posted = Vec::new();
         while let Some((channel, n)) = self.draw(&mut due) {
             let sent = self.send(channel, n)?;
+            self.truncated |= sent.too_long;
             open.push(posted.len());
             posted.push(sent);
             if open.len() == BATCH || due.is_empty() {
@@ -426,6 +450,14 @@ impl<'a> Player<'a> {
         }
         self.sent.push(posted);
         Ok(())
+    }
+
+    fn by<'s>(&'s self, posts: By, send: Send<'s>) -> Send<'s> {
+        match posts {
+            By::Cpu => send,
+            By::Stream(stream) => send.on(&self.streams[stream]),
+            By::Proxy(stream) => send.by_proxy(&self.streams[stream]),
+        }
     }
 
     fn send(&self, channel: usize, n: usize) -> Verdict<Sent> {
@@ -438,6 +470,26 @@ impl<'a> Player<'a> {
         let hands = hands(setup, setup.sender, [name, n as u64, 2], stream);
         let slots = setup.window() * (1 + setup.lag);
         let slot = channel * slots + n % slots;
+        let mut sent = Sent {
+            channel,
+            slot,
+            len: message.len,
+            hands,
+            too_long: message.cut.is_some(),
+            ended: true,
+            request: None,
+        };
+        if hands.let_go && !setup.prepared {
+            let bytes = message.bytes(&self.ink.bytes);
+            let memory = self.ctx.alloc(MemoryKind::Pinned, bytes.len().max(1))?;
+            memory.write(0, &bytes)?;
+            let all = [memory.slice(0, bytes.len())?];
+            drop(
+                self.ctx
+                    .send(&self.by(hands.posts, Send::new(to, tag(number), &all)))?,
+            );
+            return Ok(sent);
+        }
         self.follow(&self.out, slot, hands.posts)?;
         let values = [message.len as u64, message.skip as u64];
         match hands.posts.stream() {
@@ -464,28 +516,20 @@ impl<'a> Player<'a> {
             }),
             _ => send,
         };
-        let send = match hands.posts {
-            By::Cpu => send,
-            By::Stream(stream) => send.on(&self.streams[stream]),
-            By::Proxy(stream) => send.by_proxy(&self.streams[stream]),
-        };
-        let request = match setup.prepared {
+        let send = self.by(hands.posts, send);
+        if hands.cancelled {
+            cancel(&self.ctx.prepare_send(&send)?)?;
+        }
+        sent.request = Some(match setup.prepared {
             true => self.ctx.prepare_send(&send)?,
             false => self.ctx.send(&send)?,
-        };
+        });
+        sent.ended = false;
         // What a word says to a stream the CPU does not know.
-        let len = match hands.posts {
-            By::Cpu => message.len,
-            _ => message.declared(),
-        };
-        Ok(Sent {
-            channel,
-            slot,
-            len,
-            hands,
-            ended: false,
-            request: Some(request),
-        })
+        if hands.posts != By::Cpu {
+            sent.len = message.declared();
+        }
+        Ok(sent)
     }
 
     /// Has a stream write the words of a slot, if there is anything to say.
@@ -499,8 +543,20 @@ impl<'a> Player<'a> {
         self.again(|| post_on(&self.streams[stream], &mut [], &list))
     }
 
-    fn wait_on(&self, request: &Request, stream: usize) -> Verdict {
-        Ok(self.try_again(&mut || request.wait_on(&self.streams[stream]))?)
+    /// Has a stream wait, which may be refused for a request that is known to have failed.
+    fn wait_on(&self, request: &Request, stream: usize, too_long: bool) -> Verdict {
+        match self.try_again(&mut || request.wait_on(&self.streams[stream])) {
+            Err(e) if too_long && e.kind() == Kind::Truncated => Ok(()),
+            waited => Ok(waited?),
+        }
+    }
+
+    /// What has become of a request; nothing, if its message was too long.
+    fn outcome(&self, done: mp::Result<Done>, too_long: bool) -> Verdict<Option<Done>> {
+        match done {
+            Err(e) if too_long && e.kind() == Kind::Truncated => Ok(None),
+            done => Ok(Some(done?)),
+        }
     }
 
     /// Has the receives of the newest round end, in any order.
@@ -515,13 +571,14 @@ impl<'a> Player<'a> {
             let Taken {
                 slot,
                 hands,
+                too_long,
                 request,
                 ..
             } = &mut taken[*i];
             let (Some(stream), Some(waited)) = (hands.ends.stream(), &*request) else {
                 continue;
             };
-            self.wait_on(waited, stream)?;
+            self.wait_on(waited, stream, *too_long)?;
             let slots = self.into.events.len();
             let at = (round % self.setup.ahead() * slots + *slot) * self.setup.slot();
             let seen = self.seen.span(at, self.setup.slot())?;
@@ -536,7 +593,7 @@ impl<'a> Player<'a> {
         order.retain(by_cpu);
         let ended = self.end_by_cpu(&order, |i| taken[i].request.as_ref())?;
         for (i, done) in ended {
-            taken[i].done = Some(done);
+            taken[i].done = self.outcome(done, taken[i].too_long)?;
             let Taken { slot, .. } = taken[i];
             let mut got = vec![0; self.setup.slot()];
             self.into
@@ -558,31 +615,35 @@ impl<'a> Player<'a> {
         &mut self,
         order: &[usize],
         request: impl Fn(usize) -> Option<&'r Request>,
-    ) -> Verdict<Vec<(usize, Done)>> {
+    ) -> Verdict<Vec<(usize, mp::Result<Done>)>> {
         let mut ended = Vec::new();
         let poll = self.rng.bool();
         for i in order {
             let Some(request) = request(*i) else { continue };
             let done = match poll {
                 true => self.poll(request)?,
-                false => request.wait(patience())?,
+                false => request.wait(time_limit()),
             };
             ended.push((*i, done));
         }
         Ok(ended)
     }
 
-    fn poll(&self, request: &Request) -> Verdict<Done> {
+    fn poll(&self, request: &Request) -> Verdict<mp::Result<Done>> {
         let mut answer = Ok(None);
         let host = self.ctx.gpu().host();
-        host.wait_until(Some(host.now() + patience()), &mut || {
+        host.wait_until(Some(host.now() + time_limit()), &mut || {
             if self.setup.manual {
                 self.ctx.progress();
             }
             answer = request.test();
             !matches!(answer, Ok(None))
         });
-        Ok(answer?.ok_or_else(|| format!("{request:?} has not ended within {:?}", patience()))?)
+        let late = || format!("{request:?} has not ended within {:?}", time_limit());
+        Ok(match answer.transpose() {
+            Some(ended) => ended,
+            None => return Err(late().into()),
+        })
     }
 
     /// Has the sends of a round end, in any order, and takes their memory at once.
@@ -594,6 +655,7 @@ impl<'a> Player<'a> {
             let Sent {
                 slot,
                 hands,
+                too_long,
                 request,
                 ended,
                 ..
@@ -601,7 +663,7 @@ impl<'a> Player<'a> {
             let (Some(stream), Some(waited)) = (hands.ends.stream(), &*request) else {
                 continue;
             };
-            self.wait_on(waited, stream)?;
+            self.wait_on(waited, stream, *too_long)?;
             let poison = self.ink.poison.span(0, self.setup.slot())?;
             self.copy(stream, &self.out.span(*slot)?, &poison)?;
             self.write_words(stream, *slot, [u64::MAX; 2])?;
@@ -626,8 +688,15 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    fn check_sent(&self, sent: &Sent, done: Done) -> Verdict {
+    fn check_sent(&self, sent: &Sent, done: mp::Result<Done>) -> Verdict {
         let Channel { to, number } = self.channels[sent.channel];
+        let Some(done) = self.outcome(done, sent.too_long)? else {
+            return Ok(());
+        };
+        // What was sent eagerly has ended before the receiver looks.
+        ensure(!sent.too_long || sent.len <= self.setup.eager, || {
+            format!("a send that is too long ended with {done:?}")
+        })?;
         let want = Done {
             peer: to,
             tag: tag(number),
@@ -648,7 +717,7 @@ impl<'a> Player<'a> {
             requests.push(self.ctx.irecv(peer, MEET, &nothing)?);
             requests.push(self.ctx.isend(peer, MEET, &nothing)?);
         }
-        mp::wait_all(&requests, patience())?;
+        mp::wait_all(&requests, time_limit())?;
         Ok(())
     }
 }

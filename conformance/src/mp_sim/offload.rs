@@ -19,7 +19,7 @@ use mp::Context;
 use mp::bootstrap::Local;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
-use crate::oracle::message;
+use super::message;
 use crate::world::LIMIT;
 
 /// Messages each way on each stream.

@@ -1,87 +1,16 @@
-//! The command line.
+//! Options that several benchmarks have: GPU and NIC, layer, where ranks live, the time limit and the
+//! file for the figures.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{self, Device, DeviceOptions, QpConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::ancestors::{kernel_latency, poll_lat, sanity};
 use crate::gpu;
-use crate::{
-    bandwidth, footprint, loopback, pingpong, post, rate, soak, start, suite, verify, write_lat,
-};
-
-/// Measures latency, bandwidth, message rate and the host's cost of messages on GPU streams.
-#[derive(Debug, Parser)]
-#[command(version)]
-pub struct Cli {
-    /// The process that started this one, with which it ends.
-    #[arg(long, hide = true)]
-    pub parent: Option<u32>,
-    #[command(subcommand)]
-    #[allow(missing_docs)]
-    pub command: Command,
-}
-
-/// What to measure.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// One-way latency: two ranks play ping-pong on their streams while their CPUs sleep.
-    Pingpong(pingpong::Options),
-    /// From the doorbell to the completion, both by one stream.
-    Loopback(loopback::Options),
-    /// What it costs the host to prepare and post on a stream.
-    Post(post::Options),
-    /// What that costs with one provider, compared with another.
-    Providers(post::providers::Options),
-    /// Small writes a second, posted by the CPU.
-    Rate(rate::Options),
-    /// Large writes between two processes.
-    Bandwidth(bandwidth::Options),
-    /// Messages by the million, and memory that does not grow.
-    Soak(soak::Options),
-    /// Messages of changing sizes, every byte verified.
-    Verify(verify::Options),
-    /// From the first process's start until all ranks have their peers.
-    Start(start::Options),
-    /// Memory for each connected peer.
-    Footprint(footprint::Options),
-    /// What ib_write_lat asks, by streams: writes in turn, and looks at memory.
-    #[command(name = "write_lat")]
-    WriteLat(write_lat::Options),
-    /// From the CPU's store that a stream waits for to the CPU's sight of what comes behind.
-    #[command(name = "gds_poll_lat")]
-    PollLat(poll_lat::Options),
-    /// Rounds of message, kernel, message between two ranks, or in one process.
-    #[command(name = "gds_kernel_latency")]
-    KernelLatency(kernel_latency::Options),
-    /// Whether a stream's memory operations do what they are for.
-    #[command(name = "gds_sanity")]
-    Sanity(sanity::Options),
-    /// The benchmarks that have targets, against their targets.
-    Suite(suite::Options),
-    /// One rank of another command, started by it.
-    #[command(hide = true)]
-    Rank(RankSpec),
-}
-
-/// What a rank process is told.
-#[derive(Debug, Args)]
-pub struct RankSpec {
-    /// Its number.
-    #[arg(long)]
-    pub number: u32,
-    /// How long it may take, in milliseconds.
-    #[arg(long)]
-    pub limit_ms: u64,
-    /// What to do, as JSON.
-    #[arg(long)]
-    pub job: String,
-}
 
 /// Where payloads lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -310,14 +239,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-
-    #[test]
-    fn the_command_line_is_sound() {
-        Cli::command().debug_assert();
-    }
 
     #[test]
     fn sizes_are_read() {
@@ -345,31 +267,5 @@ mod tests {
         for bad in ["0", "-1", "nan", "inf", "1e9", "x"] {
             assert!(seconds(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn options_travel_to_rank_processes() {
-        let cli = Cli::parse_from([
-            "mpbench",
-            "pingpong",
-            "--sizes",
-            "8,4Ki",
-            "--memory",
-            "pinned",
-            "--lowering",
-            "kernel",
-            "--gpu",
-            "soft,cuda:1",
-        ]);
-        let Command::Pingpong(options) = cli.command else {
-            panic!("{cli:?}")
-        };
-        let json = serde_json::to_string(&options).unwrap();
-        let back: pingpong::Options = serde_json::from_str(&json).unwrap();
-        assert_eq!(serde_json::to_string(&back).unwrap(), json);
-        assert_eq!(back.sizes, [8, 4096]);
-        assert_eq!(back.setup.memory, Some(Memory::Pinned));
-        assert_eq!(back.setup.gpus, ["soft", "cuda:1"]);
-        assert_eq!(back.setup.queues(64).lowering, rdma::Lowering::Kernel);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::gear::Verdict;
+use super::verdict::Verdict;
 
 /// The variable.
 const PATIENCE: &str = "GDS_PATIENCE";
@@ -32,12 +32,12 @@ pub fn check() -> Verdict {
 }
 
 /// A limit for a machine of usual speed, for this one.
-pub fn patiently(limit: Duration) -> Duration {
+pub fn scaled(limit: Duration) -> Duration {
     static FACTOR: OnceLock<u32> = OnceLock::new();
     limit * *FACTOR.get_or_init(|| factor().unwrap_or(1))
 }
 
 /// Ends what hangs.
-pub fn patience() -> Duration {
-    patiently(LIMIT)
+pub fn time_limit() -> Duration {
+    scaled(LIMIT)
 }

@@ -7,22 +7,11 @@ use gdsync::gpu::{Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32};
 use gdsync::kernels::{Fill, Report, Verify, pattern};
 use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
-use gdsync::{Error, Gpu, Kind};
-use libtest_mimic::Failed;
+use gdsync::{Gpu, Kind};
 
-use super::patience::patience;
-use super::provider;
-
-/// What a trial finds.
-pub type Verdict<T = ()> = Result<T, Failed>;
-
-/// Fails the trial unless `holds`.
-pub fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
-    match holds {
-        true => Ok(()),
-        false => Err(what().into()),
-    }
-}
+use super::limits::time_limit;
+use super::provider::{self, Net};
+use super::verdict::{Verdict, ensure};
 
 /// A GPU runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +42,7 @@ impl Runtime {
 
 /// A GPU and the kernels for payloads.
 #[derive(Clone, Debug)]
-pub struct Gear {
+pub struct Rig {
     /// Whose GPU.
     pub runtime: Runtime,
     /// Whose NIC.
@@ -64,32 +53,32 @@ pub struct Gear {
     verify: Kernel,
 }
 
-impl Gear {
+impl Rig {
     /// Opens the runtime's first GPU, for the provider that the environment chooses.
     ///
     /// # Errors
     /// As [`Gpu::open`] and [`provider::chosen`].
-    pub fn open(runtime: Runtime) -> Verdict<Gear> {
-        Gear::of(runtime, Gpu::open(runtime.name())?)
+    pub fn open(runtime: Runtime) -> Verdict<Rig> {
+        Rig::of(runtime, Gpu::open(runtime.name())?)
     }
 
     /// The kernels for a GPU that is open.
     ///
     /// # Errors
     /// As [`Gpu::load`] and [`provider::chosen`].
-    pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Gear> {
-        Gear::with(runtime, gpu, provider::chosen()?.provider)
+    pub fn of(runtime: Runtime, gpu: Gpu) -> Verdict<Rig> {
+        Rig::with(runtime, gpu, provider::chosen()?.provider)
     }
 
     /// The kernels for a GPU that is open, and a provider.
     ///
     /// # Errors
     /// As [`Gpu::load`].
-    pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Gear> {
+    pub fn with(runtime: Runtime, gpu: Gpu, provider: Provider) -> Verdict<Rig> {
         let module = gpu.load(&KERNELS)?;
         let fill = module.kernel(Fill::ENTRY.name())?;
         let verify = module.kernel(Verify::ENTRY.name())?;
-        Ok(Gear {
+        Ok(Rig {
             runtime,
             provider,
             gpu,
@@ -154,18 +143,19 @@ impl Gear {
         Ok(Finding(region))
     }
 
-    /// That the queues of these lie where they were wanted, on any provider and the software GPU.
+    /// That the queues of these lie where `wanted` says, on any provider and the software GPU.
     /// Other GPUs have memory that the CPU does not reach, where a NIC that is linked in is given
     /// pinned memory.
     ///
     /// # Errors
     /// They do not: so it is said in the table of what is unsupported.
-    pub fn lie<'q>(&self, qps: impl IntoIterator<Item = &'q Qp>, wanted: MemoryKind) -> Verdict {
+    pub fn lie<'q>(&self, qps: impl IntoIterator<Item = &'q Qp>, wanted: &QpConfig) -> Verdict {
+        let wanted = [wanted.ring_memory, wanted.cq_memory, wanted.record_memory];
         if self.runtime != Runtime::Soft && self.provider == Provider::Emulated {
             return Ok(());
         }
         for lie in qps.into_iter().map(Qp::memory) {
-            ensure(lie == [wanted; 3], || {
+            ensure(lie == wanted, || {
                 format!("queues lie in pinned memory: {lie:?} in place of {wanted:?}")
             })?;
         }
@@ -232,11 +222,11 @@ pub fn expected(seed: u64, len: usize) -> Vec<u8> {
 /// # Errors
 /// It does not, or it failed.
 pub fn finish(stream: &Stream, what: &str) -> Verdict {
-    let done = stream.synchronize(patience())?;
+    let done = stream.synchronize(time_limit())?;
     ensure(done, || format!("{what}: {stream:?} stands still"))
 }
 
-/// Tries as long as a queue is full, at most [`patience`].
+/// Tries as long as a queue is full, at most [`time_limit`].
 ///
 /// # Errors
 /// As the attempt; `QueueFull` after the limit.
@@ -244,7 +234,7 @@ pub fn retry<T>(gpu: &Gpu, attempt: impl FnMut() -> gdsync::Result<T>) -> gdsync
     retry_while(gpu, Kind::QueueFull, attempt)
 }
 
-/// Tries as long as it is refused so, at most [`patience`].
+/// Tries as long as it is refused so, at most [`time_limit`].
 ///
 /// # Errors
 /// As the attempt; after the limit, that one too.
@@ -255,7 +245,7 @@ pub fn retry_while<T>(
 ) -> gdsync::Result<T> {
     let again = |r: &gdsync::Result<T>| matches!(r, Err(e) if e.kind() == kind);
     let mut result = attempt();
-    let deadline = gpu.host().now() + patience();
+    let deadline = gpu.host().now() + time_limit();
     gpu.host().wait_until(Some(deadline), &mut || {
         if again(&result) {
             result = attempt();
@@ -263,18 +253,6 @@ pub fn retry_while<T>(
         !again(&result)
     });
     result
-}
-
-/// That a call was refused so.
-///
-/// # Errors
-/// It was not, or for another reason.
-pub fn refused<T>(result: Result<T, Error>, kind: Kind, what: &str) -> Verdict<Error> {
-    match result {
-        Ok(_) => Err(format!("{what}: taken, where {kind:?} was due").into()),
-        Err(e) if e.kind() == kind => Ok(e),
-        Err(e) => Err(format!("{what}: {e:?}, where {kind:?} was due").into()),
-    }
 }
 
 /// A word that holds streams until it is opened.
@@ -317,17 +295,6 @@ impl Drop for Gate {
     }
 }
 
-/// What lies between two queue pairs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Net {
-    /// One NIC, which talks to itself.
-    One,
-    /// Two NICs of this process.
-    Hub,
-    /// Two NICs that meet as those of two processes do.
-    Host,
-}
-
 /// Two connected queue pairs on one GPU.
 #[derive(Debug)]
 pub struct Pair {
@@ -337,6 +304,10 @@ pub struct Pair {
     pub pds: [Pd; 2],
     /// The queue pairs.
     pub qps: [Qp; 2],
+    /// Entries of each receive queue, and segments of each entry, at least.
+    pub entries: usize,
+    /// See above.
+    pub recv_sges: usize,
 }
 
 impl Pair {
@@ -344,17 +315,29 @@ impl Pair {
     ///
     /// # Errors
     /// As [`provider::open_two`], [`Pd::create_qp`] and [`Qp::connect`].
-    pub fn new(gear: &Gear, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
-        let [first, second] = provider::open_two(gear.provider, &gear.gpu, net)?;
+    pub fn new(rig: &Rig, net: Net, configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let [first, second] = provider::open_two(rig.provider, &rig.gpu, net)?;
         let pd = first.alloc_pd()?;
         let other = match net {
             Net::One => pd.clone(),
             Net::Hub | Net::Host => second.alloc_pd()?,
         };
+        Pair::on([first, second], [pd, other], configs)
+    }
+
+    /// Makes queue pairs on NICs that are open, and connects them.
+    ///
+    /// # Errors
+    /// As [`Pd::create_qp`] and [`Qp::connect`].
+    pub fn on(devices: [Device; 2], pds: [Pd; 2], configs: [&QpConfig; 2]) -> gdsync::Result<Pair> {
+        let qp = |i: usize| pds[i].create_qp(configs[i]);
+        let least = |f: fn(&QpConfig) -> u32| configs.map(f).into_iter().min().unwrap_or(1);
         let mut pair = Pair {
-            qps: [pd.create_qp(configs[0])?, other.create_qp(configs[1])?],
-            devices: [first, second],
-            pds: [pd, other],
+            qps: [qp(0)?, qp(1)?],
+            entries: least(|config| config.recv_entries) as usize,
+            recv_sges: least(|config| config.recv_sges) as usize,
+            devices,
+            pds,
         };
         pair.connect()?;
         Ok(pair)
@@ -383,14 +366,14 @@ impl Pair {
     ///
     /// # Errors
     /// Whatever goes wrong.
-    pub fn message(&mut self, gear: &Gear, seed: u64) -> Verdict {
-        let stream = gear.gpu.stream()?;
-        let finding = gear.finding()?;
+    pub fn message(&mut self, rig: &Rig, seed: u64) -> Verdict {
+        let stream = rig.gpu.stream()?;
+        let finding = rig.finding()?;
         for from in 0..2 {
             let source = self.memory(from, MemoryKind::Device, 256)?;
             let landing = self.memory(1 - from, MemoryKind::Device, 256)?;
             let seed = seed + from as u64;
-            gear.fill(&stream, source.region(), 0, 200, seed)?;
+            rig.fill(&stream, source.region(), 0, 200, seed)?;
             let receive = self.qps[1 - from].prepare_receive(&[landing.sge(8, 248)])?;
             let list = [source.sge(0, 200)];
             let send = self.qps[from].prepare(&Work::send(&list).signaled())?;
@@ -402,7 +385,7 @@ impl Pair {
             ];
             let [a, b] = &mut self.qps;
             gdsync::rdma::post_on(&stream, &mut [a, b], &list)?;
-            gear.verify(&stream, landing.region(), 8, 200, seed, &finding)?;
+            rig.verify(&stream, landing.region(), 8, 200, seed, &finding)?;
             finish(&stream, "a message")?;
             finding.clean("a message")?;
             let got = self.qps[1 - from].received(receive)?;
@@ -419,12 +402,12 @@ impl Pair {
         for qp in &mut self.qps {
             let error = qp.error();
             ensure(error.is_none(), || format!("{what}: {qp:?}: {error:?}"))?;
-            qp.quiet(patience())?;
+            qp.quiet(time_limit())?;
         }
         let Pair { devices, qps, .. } = self;
         drop(qps);
         for device in devices {
-            device.close(patience())?;
+            device.close(time_limit())?;
         }
         Ok(())
     }

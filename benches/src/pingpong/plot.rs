@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use crate::cli::Layer;
-use crate::pingpong::{Figures, Row};
+use super::{Figures, Row};
+use crate::options::Layer;
 use crate::report;
 use crate::table;
 
@@ -111,10 +111,10 @@ fn us(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Header;
     use super::*;
-    use crate::cli::Ranks;
     use crate::endpoint::Names;
-    use crate::pingpong::Header;
+    use crate::options::Ranks;
     use crate::stats::Samples;
 
     #[test]

@@ -11,11 +11,11 @@ use gdsync::rdma::QpConfig;
 use mp::{Context, Memory, Request, Result};
 
 use super::job::{Job, Seat, Settings, process};
-use crate::oracle::message;
+use super::message;
 use crate::world::{LIMIT, Rank, play};
 
 /// How long anybody waits for a peer.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PEER_LIMIT: Duration = Duration::from_millis(50);
 /// Rounds after the loss.
 const MORE: usize = 6;
 
@@ -59,7 +59,7 @@ pub fn run(seed: u64) -> Result<SimReport, SimError> {
         by_cpu: rng.u8(0..4) == 0,
     };
     let settings = Settings {
-        timeout: PATIENCE,
+        timeout: PEER_LIMIT,
         ..Settings::draw(&mut rng)
     };
     let job = Job::new(seed, ranks as u32, settings);
@@ -132,7 +132,7 @@ impl Pair {
 
     /// Waits for both, and checks what came.
     fn check(&self, ctx: &Context, round: usize, requests: &[Request; 2]) -> Result<()> {
-        let limit = 2 * PATIENCE;
+        let limit = 2 * PEER_LIMIT;
         requests.iter().try_for_each(|r| r.wait(limit).map(drop))?;
         assert!(
             self.stream.synchronize(LIMIT)?,

@@ -1,0 +1,305 @@
+//! Draws the messages of a program.
+
+use fastrand::Rng;
+use gdsync::memop::Condition;
+
+use super::{Hazards, Settings};
+
+/// Most bytes of a payload.
+pub const LONGEST: usize = 4096;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Send,
+    SendInline,
+    WriteImm,
+    Write,
+    WriteInline,
+    Read,
+    FetchAdd(u64),
+    CompareSwap(u64, u64),
+    Nop,
+}
+
+impl Operation {
+    /// Whether the other side needs a receive for it.
+    pub fn takes_receive(self) -> bool {
+        use Operation::{Send, SendInline, WriteImm};
+        matches!(self, Send | SendInline | WriteImm)
+    }
+
+    /// Whether it works on a word.
+    pub fn is_atomic(self) -> bool {
+        matches!(self, Operation::FetchAdd(_) | Operation::CompareSwap(..))
+    }
+
+    /// Whether its bytes travel in the entry.
+    pub fn is_inline(self) -> bool {
+        matches!(self, Operation::SendInline | Operation::WriteInline)
+    }
+
+    /// Whether it moves bytes that lie in memory.
+    pub fn moves(self) -> bool {
+        !self.is_inline() && !self.is_atomic() && self != Operation::Nop
+    }
+
+    /// Whether it names bytes of the other side.
+    pub fn is_remote(self) -> bool {
+        use Operation::{Read, Write, WriteImm, WriteInline};
+        matches!(self, WriteImm | Write | WriteInline | Read)
+    }
+
+    /// Whether bytes come back.
+    pub fn brings(self) -> bool {
+        self == Operation::Read || self.is_atomic()
+    }
+}
+
+/// Who waits for a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Nothing: it is looked at when everything is over.
+    Nothing,
+    /// The CPU.
+    Cpu,
+    /// The stream.
+    Stream,
+    /// Both streams.
+    Both,
+}
+
+/// Who writes the bytes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ink {
+    /// A kernel on the stream that posts.
+    Kernel,
+    /// The CPU, before anything is posted.
+    Cpu,
+    /// That stream, by a copy.
+    Copy,
+    /// It, in the same list, word by word.
+    Words,
+    /// The other stream, which then writes a word that the stream that posts waits for: how it
+    /// compares, and whether it has 64 bits.
+    Handed(Condition, bool),
+}
+
+/// What only programs with hazards do to a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Odd {
+    /// Which streams send, and look at what came.
+    pub streams: [usize; 2],
+    /// Where its memory is cut into segments, and that of its receive.
+    pub cuts: [[usize; 2]; 2],
+    /// It starts only behind earlier READs and atomics.
+    pub fenced: bool,
+    /// The CPU posts it, and its receive.
+    pub by_cpu: [bool; 2],
+    /// Who waits for it, and for its receive.
+    pub waits: [Wait; 2],
+    /// Prepared with wrong length, address and key, put right by the stream; the same for those of
+    /// the other side.
+    pub patched: [bool; 2],
+    /// A request behind it is aborted, and a receive behind its receive.
+    pub newest_aborted: [bool; 2],
+    /// Its list is first posted with something in it that is refused.
+    pub spoiled: bool,
+    /// Its list stays open for the next message.
+    pub joined: bool,
+    /// Its receive is posted behind it.
+    pub late: bool,
+    /// So many receives of later messages are posted before it.
+    pub early: usize,
+}
+
+/// One message.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// The queue pair that acts.
+    pub from: usize,
+    /// What it does.
+    pub operation: Operation,
+    /// Bytes.
+    pub len: usize,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// Whether the sender is told, where the receiver is anyway.
+    pub signaled: bool,
+    /// A request in front of it is taken back.
+    pub hole: bool,
+    /// What an atomic brings back.
+    pub old: u64,
+    /// Who writes what is sent.
+    pub ink: Ink,
+    /// What else happens.
+    pub odd: Option<Odd>,
+}
+
+/// The two words at each queue pair for the other's atomics.
+pub type Words = [[u64; 2]; 2];
+
+/// Draws the messages, and what the words are in the end.
+pub fn draw(settings: &Settings) -> (Vec<Step>, Words) {
+    use Operation::{Nop, Read, Send, SendInline, Write, WriteImm, WriteInline};
+    let mut rng = Rng::with_seed(settings.seed);
+    let mut words = Words::default();
+    let mut told = [true; 2];
+    let steps = (0..settings.messages).map(|_| {
+        let from = rng.usize(0..2);
+        let which = match settings.operations {
+            "all" => ["sends", "writes", "reads", "atomics"][rng.usize(0..4)],
+            other => other,
+        };
+        let word = &mut words[1 - from];
+        let mut old = 0;
+        let operation = match which {
+            _ if settings.hazards.is_some() && rng.u8(0..16) == 0 => Nop,
+            "send" => Send,
+            "send-inline" => SendInline,
+            "write-imm" => WriteImm,
+            "write" => Write,
+            "read" => Read,
+            "sends" => [Send, Send, SendInline, WriteImm][rng.usize(0..4)],
+            "writes" => [Write, Write, WriteInline, WriteImm][rng.usize(0..4)],
+            "reads" => [Read, Read, Write][rng.usize(0..3)],
+            _ if rng.bool() => {
+                let add = rng.u64(..);
+                old = word[0];
+                word[0] = old.wrapping_add(add);
+                Operation::FetchAdd(add)
+            }
+            _ => {
+                old = word[1];
+                // Now and then one that does not match.
+                let compare = old.wrapping_add(u64::from(rng.u8(0..4) == 0));
+                let swap = rng.u64(..);
+                if compare == old {
+                    word[1] = swap;
+                }
+                Operation::CompareSwap(compare, swap)
+            }
+        };
+        let len = length(&mut rng, operation, settings.hazards.is_some());
+        let signaled = !operation.takes_receive() || rng.u8(0..4) > 0;
+        let mut step = Step {
+            from,
+            operation,
+            len,
+            imm: (operation == WriteImm || operation == Send && rng.bool()).then(|| rng.u32(..)),
+            signaled,
+            // Behind a request that tells nothing, a prepared one would keep the library from asking
+            // when that is done, and so the queue from having room again.
+            hole: std::mem::replace(&mut told[from], signaled) && rng.u8(0..12) == 0,
+            old,
+            ink: Ink::Kernel,
+            odd: None,
+        };
+        if let Some(hazards) = &settings.hazards {
+            let odd = odd(&mut rng, hazards, &step);
+            step.ink = ink(&mut rng, hazards, len, odd.by_cpu[0]);
+            step.signaled = rng.u8(0..4) > 0;
+            step.hole = rng.u8(0..6) == 0;
+            step.odd = Some(odd);
+        }
+        step
+    });
+    let steps = steps.collect();
+    (steps, words)
+}
+
+fn length(rng: &mut Rng, operation: Operation, hazards: bool) -> usize {
+    let sizes = [0, 1, 8, 32, 44, 64, 100, 777, 1024, LONGEST];
+    let len = match operation {
+        o if o.is_inline() => sizes[rng.usize(0..7)],
+        o if o.is_atomic() => 8,
+        Operation::Nop => 0,
+        _ if hazards => match rng.u8(0..16) {
+            0..2 => 0,
+            2..5 => rng.usize(1..9),
+            5..7 => 4 * rng.usize(1..40),
+            7..14 => rng.usize(1..600),
+            _ => rng.usize(1..=LONGEST),
+        },
+        _ => sizes[rng.usize(0..sizes.len())],
+    };
+    // A length of 0 is no segment.
+    len.max(usize::from(operation == Operation::Read))
+}
+
+fn cuts(rng: &mut Rng, len: usize) -> [usize; 2] {
+    let mut cuts = [(); 2].map(|()| match rng.bool() {
+        true => rng.usize(0..=len),
+        false => len,
+    });
+    cuts.sort_unstable();
+    cuts
+}
+
+fn odd(rng: &mut Rng, hazards: &Hazards, step: &Step) -> Odd {
+    let one_in = |rng: &mut Rng, n: u8| rng.u8(0..n) == 0;
+    let by_cpu = [one_in(rng, 4), rng.bool()];
+    let late = hazards.late && step.operation.takes_receive() && one_in(rng, 6);
+    let wait = |rng: &mut Rng| match rng.u8(0..8) {
+        0 => Wait::Nothing,
+        1 => Wait::Cpu,
+        2 => Wait::Both,
+        _ => Wait::Stream,
+    };
+    let moves = step.operation.moves() && step.len > 0;
+    Odd {
+        streams: [rng.usize(0..2), rng.usize(0..2)],
+        cuts: [
+            match step.operation.is_atomic() {
+                true => [step.len; 2],
+                false => cuts(rng, step.len),
+            },
+            cuts(rng, step.len + super::play::GUARD),
+        ],
+        fenced: one_in(rng, 6),
+        by_cpu,
+        waits: [
+            wait(rng),
+            // Entries count as used until streams have passed them. A stream that comes to one late
+            // could keep a receive from being posted that it waits for before.
+            match late {
+                true => [Wait::Nothing, Wait::Cpu][rng.usize(0..2)],
+                false => wait(rng),
+            },
+        ],
+        patched: [
+            moves && !by_cpu[0] && one_in(rng, 4),
+            step.operation.is_remote() && !by_cpu[0] && one_in(rng, 6),
+        ],
+        newest_aborted: [one_in(rng, 6), one_in(rng, 8)],
+        spoiled: one_in(rng, 10),
+        joined: one_in(rng, 3),
+        late,
+        early: if one_in(rng, 3) { rng.usize(1..4) } else { 0 },
+    }
+}
+
+fn ink(rng: &mut Rng, hazards: &Hazards, len: usize, by_cpu: bool) -> Ink {
+    // What a stream can write word by word.
+    let is_words = (4..=256).contains(&len) && len.is_multiple_of(4);
+    match rng.u8(0..8) {
+        _ if by_cpu => Ink::Cpu,
+        0 => Ink::Kernel,
+        1 => Ink::Cpu,
+        2 | 3 if is_words => Ink::Words,
+        4 | 5 => {
+            let (caps, wide) = (&hazards.caps, rng.bool());
+            Ink::Handed(
+                match rng.u8(0..4) {
+                    _ if wide && !caps.memops64 => Condition::Eq,
+                    0 => Condition::And,
+                    1 if !wide || caps.nor => Condition::Nor,
+                    2 => Condition::Geq,
+                    _ => Condition::Eq,
+                },
+                wide,
+            )
+        }
+        _ => Ink::Copy,
+    }
+}

@@ -1,0 +1,129 @@
+//! Random programs of messages over two queue pairs: the streams fill each payload, send it, wait for
+//! it and look at it, while the CPU only enqueues, a ring's length ahead. Payloads change from
+//! message to message.
+//!
+//! `draw` draws the messages, `play` plays them. On real threads and real GPUs ([`run`])
+//! kernels fill and verify. Under the simulation ([`exchange`](crate::exchange)) there are
+//! [`Hazards`] as well: requests that are aborted, patched by the stream or refused, words that one
+//! stream hands to another, receives early and late, lists that grow over several messages, and
+//! memory that is written over as soon as a wait has passed.
+
+mod draw;
+mod play;
+mod todo;
+
+pub use play::play;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::memop::Caps;
+use gdsync::rdma::QpConfig;
+
+use super::rig::{Pair, Rig, Runtime};
+use super::settings;
+use super::verdict::Verdict;
+use crate::cover::{self, Axis, Cell};
+
+/// What the programs of a matrix differ in.
+pub const AXES: [Axis; 9] = [
+    ("posts", &["memops", "kernel", "auto", "proxy"]),
+    ("payload", &["pinned", "device"]),
+    // In device memory only where the CPU reaches it; else the library takes pinned.
+    ("queues", &["pinned", "device"]),
+    ("blocks", &["4", "8", "16"]),
+    ("from", &["0", "2^16-9", "2^32-9"]),
+    ("streams", &["one", "by turns", "sender and receiver"]),
+    ("receives", &["by stream", "by CPU"]),
+    ("NICs", &["one", "two", "as of two processes"]),
+    (
+        "operations",
+        &["sends", "writes", "reads", "atomics", "all"],
+    ),
+];
+
+/// Whether a cell means something: receives that the CPU has posted may be matched before the
+/// receiver's stream has looked at what lay there before.
+pub fn makes_sense(cell: &Cell) -> bool {
+    !(setting(cell, "streams") == "sender and receiver" && setting(cell, "receives") == "by CPU")
+}
+
+/// What a cell sets on an axis.
+///
+/// # Panics
+/// There is no such axis.
+pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+    cover::setting(&AXES, cell, axis)
+}
+
+/// What a program is.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where messages are sent from and land.
+    pub payload: MemoryKind,
+    /// Which streams send and look, as the axis calls it.
+    pub streams: &'static str,
+    /// Whether the CPU posts receives.
+    pub cpu_receives: bool,
+    /// What the messages are, as the axes of [`AXES`] or of the matrix call it.
+    pub operations: &'static str,
+    /// How many there are.
+    pub messages: usize,
+    /// What they are drawn from.
+    pub seed: u64,
+    /// What else happens.
+    pub hazards: Option<Hazards>,
+}
+
+/// What else a program may do.
+#[derive(Clone, Debug)]
+pub struct Hazards {
+    /// What the GPU can do.
+    pub caps: Caps,
+    /// Whether a stream takes so much that a receive may be posted behind what waits for it.
+    pub late: bool,
+}
+
+/// A number of a cell.
+pub fn seed_of(cell: &Cell) -> u64 {
+    cell.iter().fold(1, |seed, n| 31 * seed + *n as u64)
+}
+
+/// Runs the program of a cell: so many laps of each ring.
+///
+/// # Errors
+/// As [`Pair::new`] and [`play`].
+pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
+    let mut blocks: u32 = setting(cell, "blocks").parse()?;
+    let payload = settings::memory(setting(cell, "payload"));
+    let may_spin = matches!(setting(cell, "posts"), "kernel" | "auto");
+    if rig.runtime == Runtime::Cuda && payload == MemoryKind::Device && may_spin {
+        // Each copy of the virtual NIC's waits for a time slice of the kernel that waits for it.
+        blocks = 4;
+    }
+    let queues = settings::memory(setting(cell, "queues"));
+    let (lowering, endpoint) = settings::posting(setting(cell, "posts"));
+    let config = QpConfig {
+        send_blocks: blocks,
+        recv_entries: blocks,
+        ring_memory: queues,
+        cq_memory: queues,
+        record_memory: queues,
+        lowering,
+        endpoint,
+        start: settings::start(setting(cell, "from")),
+        ..QpConfig::default()
+    };
+    let settings = Settings {
+        payload,
+        streams: setting(cell, "streams"),
+        cpu_receives: setting(cell, "receives") == "by CPU",
+        operations: setting(cell, "operations"),
+        // Each queue pair sends half of the messages, most of them of one block.
+        messages: 2 * laps * blocks as usize,
+        seed: seed_of(cell),
+        hazards: None,
+    };
+    let net = settings::nics(setting(cell, "NICs"));
+    let pair = Pair::new(rig, net, [&config, &config])?;
+    rig.lie(&pair.qps, &config)?;
+    play(rig, pair, &settings)
+}

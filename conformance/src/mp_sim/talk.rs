@@ -1,0 +1,136 @@
+//! Random programs of messages of every kind: those of the matrix of messages
+//! ([`rank`]), with settings that a seed draws, under a schedule that it draws too. Requests are
+//! cancelled as well, messages are too long for their receives, sends are let go at once, and parts
+//! of the ranks stand still for a while.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use gds_sim::{SimError, SimReport};
+use gdsync::rdma::{Endpoint, Lowering};
+use vmlx5::fabric::faults::Faults;
+
+use super::job::{Job, Settings, disorder, process};
+use crate::hardware::verdict::text;
+use crate::mp::memory::Place;
+use crate::mp::rank;
+use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
+use crate::world::play;
+
+/// Draws the program of `seed` and runs it under the schedule of `seed`.
+///
+/// # Errors
+/// Whatever did not go as the program says, with the seed.
+pub fn run(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, Faults::default())
+}
+
+/// As [`run`], with WRITEs that become visible out of order.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_in_disorder(seed: u64) -> Result<SimReport, SimError> {
+    run_on(seed, disorder(seed))
+}
+
+fn run_on(seed: u64, faults: Faults) -> Result<SimReport, SimError> {
+    let mut rng = Rng::with_seed(seed);
+    let settings = Settings::draw(&mut rng);
+    let setup = Rc::new(draw(&mut rng, &settings));
+    let settings = Settings {
+        // Room for all at a time; when most is taken, channels that are not used go.
+        channels: (setup.tags as usize + 2).max(4),
+        ..settings
+    };
+    let pauses: Rc<[Pause]> = (0..rng.usize(0..4))
+        .map(|_| pause(&mut rng, setup.ranks))
+        .collect();
+    let together = rng.bool();
+    let job = Job::new(seed, setup.ranks, settings).on_a_wire(faults);
+    play(seed, setup.ranks as usize, move |rank| {
+        let seat = job.sit(&rank);
+        let names = process(&rank, &seat.place);
+        for pause in pauses.iter().filter(|pause| pause.rank == rank.me) {
+            rank.pause(&names[pause.victim], pause.after, pause.lasts);
+        }
+        if let Err(failed) = rank::play(&setup, &seat.ctx) {
+            panic!("{}: {setup:?}", text(&failed));
+        }
+        if together {
+            rank.barrier();
+        }
+        seat.leave();
+    })
+}
+
+/// What messages are like; there are few enough for many seeds.
+fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
+    let mut poster = || {
+        [
+            Poster::Cpu,
+            Poster::Stream,
+            Poster::Proxy,
+            Poster::Mixed,
+            Poster::Mixed,
+        ][rng.usize(0..5)]
+    };
+    let (sender, receiver) = (poster(), poster());
+    let mut place = || [Place::Device, Place::Pinned][rng.usize(0..2)];
+    let (from, into) = (place(), place());
+    let (ranks, tags, all) = (rng.u32(1..=4), rng.u32(1..=4), rng.bool());
+    let one_way = rng.u8(0..3) == 0;
+    let channels = match (one_way, all) {
+        (true, true) => tags * ranks,
+        (true, false) => tags,
+        (false, true) => tags * ranks * ranks,
+        (false, false) => tags * ranks,
+    };
+    Setup {
+        sender,
+        receiver,
+        ended: [Ended::Poster, Ended::Other, Ended::Another, Ended::Mixed][rng.usize(0..4)],
+        // The job draws who rings, how, and when connections are made.
+        endpoint: Endpoint::Auto,
+        lowering: Lowering::Auto,
+        up_front: false,
+        from,
+        into,
+        size: Size::Around([600, 3 * settings.eager + 1, 20_000][rng.usize(0..3)]),
+        ranks,
+        form: [Form::Single, Form::Vectors, Form::Words][rng.usize(0..3)],
+        anybody: rng.u8(0..4) == 0,
+        eager: settings.eager,
+        depth: settings.depth,
+        first: settings.start,
+        tags,
+        streams: rng.u32(1..=2),
+        all,
+        one_way,
+        manual: false,
+        prepared: rng.bool(),
+        lag: rng.usize(0..2),
+        messages: (rng.usize(10..=60) / channels as usize).max(1),
+        hazards: true,
+        seed: rng.u64(..),
+    }
+}
+
+/// Something of a rank stands still for a while.
+struct Pause {
+    rank: usize,
+    /// By its place in [`process`].
+    victim: usize,
+    after: Duration,
+    lasts: Duration,
+}
+
+fn pause(rng: &mut Rng, ranks: u32) -> Pause {
+    let longest = 1 << rng.u32(8..22);
+    Pause {
+        rank: rng.usize(0..ranks as usize),
+        victim: rng.usize(0..6),
+        after: Duration::from_nanos(rng.u64(0..1 << 18)),
+        lasts: Duration::from_nanos(rng.u64(0..longest)),
+    }
+}
