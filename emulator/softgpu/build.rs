@@ -2,7 +2,10 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=tests/kernels.cpp");
-    println!("cargo::rerun-if-changed={}", gdsync_build::include_dir().display());
+    println!(
+        "cargo::rerun-if-changed={}",
+        gdsync_build::include_dir().display()
+    );
     cc::Build::new()
         .cpp(true)
         .std("c++17")

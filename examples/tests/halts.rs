@@ -259,37 +259,23 @@ fn survive(job: Job, halt: fn(&mut Child)) {
 }
 
 /// Two by two, where one rank is no neighbour of the one that halts.
-fn of_four(model: Model, halt: fn(&mut Child)) {
-    let grid = Grid {
-        columns: 2,
-        rows: 2,
-    };
-    let victim = 3;
-    survive(
-        Job {
-            model,
-            grid,
-            victim,
-        },
-        halt,
-    );
-}
-
+const OF_FOUR: (u32, u32) = (2, 3);
 /// Three by three, where four ranks are none.
-fn of_nine(model: Model, halt: fn(&mut Child)) {
-    let grid = Grid {
-        columns: 3,
-        rows: 3,
-    };
-    let victim = 4;
-    survive(
-        Job {
+const OF_NINE: (u32, u32) = (3, 4);
+
+fn one_of((side, victim): (u32, u32), models: &[Model], halt: fn(&mut Child)) {
+    for model in models.iter().copied() {
+        let grid = Grid {
+            columns: side,
+            rows: side,
+        };
+        let job = Job {
             model,
             grid,
             victim,
-        },
-        halt,
-    );
+        };
+        survive(job, halt);
+    }
 }
 
 fn kill(victim: &mut Child) {
@@ -304,24 +290,20 @@ fn freeze(victim: &mut Child) {
 
 #[test]
 fn one_of_four_is_killed() {
-    for model in Model::ALL {
-        of_four(model, kill);
-    }
+    one_of(OF_FOUR, &Model::ALL, kill);
 }
 
 #[test]
 fn one_of_four_is_frozen() {
-    for model in Model::ALL {
-        of_four(model, freeze);
-    }
+    one_of(OF_FOUR, &Model::ALL, freeze);
 }
 
 #[test]
 fn one_of_nine_is_killed() {
-    of_nine(Model::Stream, kill);
+    one_of(OF_NINE, &[Model::Stream], kill);
 }
 
 #[test]
 fn one_of_nine_is_frozen() {
-    of_nine(Model::Stream, freeze);
+    one_of(OF_NINE, &[Model::Stream], freeze);
 }

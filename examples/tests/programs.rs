@@ -259,33 +259,46 @@ impl Drop for Rank {
     }
 }
 
+/// Ranks of a program that meet in a folder of their own, which run until they are killed; after
+/// two seconds all do.
+fn running(
+    program: &str,
+    arguments: &[&str],
+    size: u32,
+    stdio: fn(&mut Command),
+) -> (Vec<Rank>, PathBuf) {
+    let folder = std::env::temp_dir().join(format!("mp-running-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let start = |rank: u32| {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env("GDS_GPU", "soft")
+            .env("MP_RANK", rank.to_string())
+            .env("MP_SIZE", size.to_string())
+            .env("MP_STORE", format!("file://{}", folder.display()));
+        stdio(&mut command);
+        Rank(command.spawn().unwrap())
+    };
+    let mut ranks: Vec<Rank> = (0..size).map(start).collect();
+    std::thread::sleep(Duration::from_secs(2));
+    for rank in &mut ranks {
+        let ended = rank.0.try_wait().unwrap();
+        assert!(ended.is_none(), "a rank ended by itself");
+    }
+    (ranks, folder)
+}
+
 /// A peer that dies in mid-run is an error that names it and says how it failed.
 #[test]
 fn a_killed_peer_is_told_of() {
     let _alone = alone();
-    let folder = std::env::temp_dir().join(format!("mp-pingpong-{}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
-    let mut ranks: Vec<Rank> = (0..2)
-        .map(|rank: u32| {
-            let mut command = Command::new(PINGPONG);
-            command
-                .args(["--until-it-fails", "--timeout", "120"])
-                .env("GDS_GPU", "soft")
-                .env("GDS_PROVIDER", "emulated")
-                .env("MP_RANK", rank.to_string())
-                .env("MP_SIZE", "2")
-                .env("MP_STORE", format!("file://{}", folder.display()))
-                .stdout(Stdio::piped());
-            Rank(command.spawn().unwrap())
-        })
-        .collect();
-    std::thread::sleep(Duration::from_secs(2));
-    for rank in &mut ranks {
-        assert!(
-            rank.0.try_wait().unwrap().is_none(),
-            "a rank ended by itself"
-        );
-    }
+    let arguments = ["--until-it-fails", "--timeout", "120"];
+    let (mut ranks, folder) = running(PINGPONG, &arguments, 2, |command| {
+        command
+            .env("GDS_PROVIDER", "emulated")
+            .stdout(Stdio::piped());
+    });
     ranks[1].0.kill().unwrap();
     let stdout = ranks[0].0.stdout.take().unwrap();
     let said = std::io::read_to_string(stdout).unwrap();
@@ -299,29 +312,11 @@ fn a_killed_peer_is_told_of() {
 #[test]
 fn a_killed_rank_ends_the_others_and_is_named() {
     let _alone = alone();
-    let folder = std::env::temp_dir().join(format!("mp-examples-{}", std::process::id()));
-    fs::create_dir(&folder).unwrap();
-    let start = |rank: u32| {
-        let mut command = Command::new(HALO2D);
-        command
-            // As many iterations as nobody waits for.
-            .args(["--iters", "1000000000", "--size", "96x16"])
-            .env("GDS_GPU", "soft")
-            .env("MP_RANK", rank.to_string())
-            .env("MP_SIZE", "3")
-            .env("MP_STORE", format!("file://{}", folder.display()))
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        Rank(command.spawn().unwrap())
-    };
-    let mut ranks: Vec<Rank> = (0..3).map(start).collect();
-    std::thread::sleep(Duration::from_secs(2));
-    for rank in &mut ranks {
-        assert!(
-            rank.0.try_wait().unwrap().is_none(),
-            "a rank ended by itself"
-        );
-    }
+    // As many iterations as nobody waits for.
+    let arguments = ["--iters", "1000000000", "--size", "96x16"];
+    let (mut ranks, folder) = running(HALO2D, &arguments, 3, |command| {
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+    });
     ranks[1].0.kill().unwrap();
     for survivor in [2, 0] {
         let mut rank = ranks.remove(survivor);

@@ -3,96 +3,46 @@
 
 mod common;
 
-use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, memory, paths, refused, sge};
+use common::{
+    Flag, Gate, LIMIT, Net, Pair, Steps, all_refused, each_path, finish, kind, memory, paths,
+    refused, send_and_wait, sge, sized,
+};
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Access, Descriptor, Field, Mr, QpConfig, Sge, Work};
 use gdsync::{Gpu, Kind, Status};
 
-/// A pair with short queues, memory and a stream, for every path.
-fn each(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
-    for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 8,
-            recv_entries: 4,
-            ..config
-        };
-        let gpu = Gpu::soft().unwrap();
-        let mut p = Pair::new(&gpu, Net::One, &config);
-        let mem = p.mem_a(MemoryKind::Device, 4096);
-        let stream = gpu.stream().unwrap();
-        test(&mut p, &mem, &stream, path);
-        // No state was lost.
-        p.check(path);
-        p.recover(path);
-    }
-}
-
 #[test]
 fn requests_that_cannot_be_encoded() {
-    each(|p, mem, _, _| {
+    each_path(|p, mem, _, _| {
         let to = mem.remote().span(0, 8).unwrap();
         let long = [0u8; 1024];
         let list = [sge(mem, 0, 8); 31];
         let a = &mut p.a;
         let names = &["qp 0x"];
         let invalid = Kind::Invalid;
-        refused(
+        all_refused! { invalid, Some(30), &["31 segments"];
             a.prepare(&Work::send(&list)),
-            invalid,
-            Some(30),
-            &["31 segments"],
-        );
-        refused(
             a.prepare(&Work::write(&list, to)),
-            invalid,
-            Some(30),
-            &["31 segments"],
-        );
-        refused(
+        }
+        all_refused! { invalid, Some(1023), names;
             a.prepare(&Work::send_inline(&[&long])),
-            invalid,
-            Some(1023),
-            names,
-        );
-        refused(
             a.prepare(&Work::write_inline(&[&long[..1000], &long[..24]], to)),
-            invalid,
-            Some(1023),
-            names,
-        );
+        }
         // 1023 bytes can be said, but do not fit an entry.
-        refused(
-            a.prepare(&Work::send_inline(&[&long[..1023]])),
-            invalid,
-            Some(63),
-            names,
-        );
+        all_refused! { invalid, Some(63), names; a.prepare(&Work::send_inline(&[&long[..1023]])) }
         // Atomics work on eight bytes, and need a place for them.
         for len in [0, 4, 7] {
             let old = [sge(mem, 0, len)];
-            refused(
-                a.prepare(&Work::fetch_add(&old, to, 1)),
-                invalid,
-                Some(8),
-                names,
-            );
+            all_refused! { invalid, Some(8), names; a.prepare(&Work::fetch_add(&old, to, 1)) }
         }
-        refused(
-            a.prepare(&Work::compare_swap(&[], to, 0, 1)),
-            invalid,
-            Some(8),
-            names,
-        );
+        all_refused! { invalid, Some(8), names; a.prepare(&Work::compare_swap(&[], to, 0, 1)) }
     });
 }
 
 #[test]
 fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
     let gpu = Gpu::soft().unwrap();
-    let config = QpConfig {
-        send_blocks: 4,
-        ..QpConfig::default()
-    };
+    let config = sized(&QpConfig::default(), 4, 256);
     let mut p = Pair::new(&gpu, Net::One, &config);
     let mem = p.mem_a(MemoryKind::Pinned, 64);
     let list = [sge(&mem, 0, 2); 16];
@@ -105,10 +55,8 @@ fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
     assert!(gpu.host().now() - before < LIMIT);
     // As large as the queue is just right: 4 blocks are 16 segments, one for control.
     let recv_mem = p.mem_b(MemoryKind::Pinned, 64);
-    let recv = p.b.prepare_receive(&[sge(&recv_mem, 0, 64)]).unwrap();
-    p.b.post_receive(recv).unwrap();
-    let send = p.a.prepare(&Work::send(&list[..15]).signaled()).unwrap();
-    p.a.post(send).unwrap();
+    let recv = p.b.receive(&[sge(&recv_mem, 0, 64)]);
+    let send = p.a.start(&Work::send(&list[..15]));
     p.b.wait(recv, LIMIT).unwrap();
     assert_eq!(p.b.received(recv).unwrap().len, 30);
     // The next request has room once this one is acknowledged.
@@ -118,7 +66,7 @@ fn a_request_larger_than_the_queue_is_not_told_to_come_back() {
 
 #[test]
 fn memory_that_is_not_where_or_whose_it_should_be() {
-    each(|p, mem, stream, path| {
+    each_path(|p, mem, stream, path| {
         let gpu = p.gpu.clone();
         let to = mem.remote().span(0, 8).unwrap();
         let len = Some(4096);
@@ -131,14 +79,11 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
         ] {
             let list = [sge(mem, 0, 4), sge(mem, offset, size)];
             let names = &["registration 0x", "region"];
-            refused(p.a.prepare(&Work::send(&list)), Kind::Invalid, len, names);
-            refused(
+            all_refused! { Kind::Invalid, len, names;
+                p.a.prepare(&Work::send(&list)),
                 p.a.prepare(&Work::read(&list, to)),
-                Kind::Invalid,
-                len,
-                names,
-            );
-            refused(p.a.prepare_receive(&list), Kind::Invalid, len, names);
+                p.a.prepare_receive(&list),
+            }
         }
         // Another domain of this device, another device, another GPU.
         let stranger = Gpu::soft().unwrap();
@@ -160,12 +105,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
         }
         let region = strangers[1].region();
         let names = &["region", "emulated nic"];
-        refused(
-            p.pd_a.register(region, Access::ALL),
-            Kind::Foreign,
-            None,
-            names,
-        );
+        all_refused! { Kind::Foreign, None, names; p.pd_a.register(region, Access::ALL) }
         // Memory that may not be written.
         let read_only = memory(
             &p.pd_a,
@@ -176,20 +116,17 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
         let list = [sge(&read_only, 0, 8)];
         let names = &["registration 0x"];
         let not = Kind::NotRegistered;
-        refused(p.a.prepare_receive(&list), not, None, names);
-        refused(p.a.prepare(&Work::read(&list, to)), not, None, names);
-        refused(
+        all_refused! { not, None, names;
+            p.a.prepare_receive(&list),
+            p.a.prepare(&Work::read(&list, to)),
             p.a.prepare(&Work::fetch_add(&list, to, 1)),
-            not,
-            None,
-            names,
-        );
+        }
         // Words, spans and streams of another GPU.
         let other = stranger.stream().unwrap();
         let flag = Flag::new(&stranger);
         let gate = Gate::new(&stranger);
         let span = region.span(0, 8).unwrap();
-        let send = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let send = p.a.signaled(&Work::nop());
         let foreign = [
             flag.set(),
             gate.wait(),
@@ -204,7 +141,7 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
             refused(p.a.post_on(stream, &list), Kind::Foreign, None, names);
         }
         let names = &["stream", "qp 0x"];
-        for list in [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)] {
+        for list in send_and_wait(send) {
             refused(p.a.post_on(&other, &[list]), Kind::Foreign, None, names);
         }
         let recv = p.a.prepare_receive(&[sge(mem, 0, 8)]).unwrap();
@@ -225,62 +162,45 @@ fn memory_that_is_not_where_or_whose_it_should_be() {
 
 #[test]
 fn posts_out_of_order_twice_or_of_something_else() {
-    each(|p, mem, stream, path| {
+    each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
-        let sends = [(); 3].map(|()| p.a.prepare(&Work::write(&list, to).signaled()).unwrap());
+        let sends = [(); 3].map(|()| p.a.signaled(&Work::write(&list, to)));
         let Pair { a, b, .. } = p;
         let names = &["qp 0x"];
         let first: &[&str] = &["qp 0x", "request 0"];
         let on = |request| [Descriptor::Send(request)];
         let unknown = Kind::NoSuchRequest;
         // Out of order.
-        refused(a.post(sends[1]), Kind::OutOfOrder, None, first);
-        refused(
+        all_refused! { Kind::OutOfOrder, None, first;
+            a.post(sends[1]),
             a.post_on(stream, &on(sends[2])),
-            Kind::OutOfOrder,
-            None,
-            first,
-        );
+        }
         let both = [Descriptor::Send(sends[0]), Descriptor::Send(sends[2])];
-        refused(
-            a.post_on(stream, &both),
-            Kind::OutOfOrder,
-            None,
-            &["request 1"],
-        );
+        all_refused! { Kind::OutOfOrder, None, &["request 1"]; a.post_on(stream, &both) }
         // Not posted yet: waits, in a list too that posts something else.
         let text: &[&str] = &["qp 0x", "not posted"];
         refused(a.wait(sends[0], LIMIT), unknown, None, text);
-        let wait = [Descriptor::Wait(sends[0].into(), PLAIN)];
+        let wait = [Descriptor::wait(sends[0])];
         refused(a.post_on(stream, &wait), unknown, None, text);
-        let list = [
-            Descriptor::Send(sends[0]),
-            Descriptor::Wait(sends[1].into(), PLAIN),
-        ];
+        let list = [Descriptor::Send(sends[0]), Descriptor::wait(sends[1])];
         refused(a.post_on(stream, &list), unknown, None, text);
         assert_eq!(a.poll(sends[0]).unwrap(), None, "nothing of it was posted");
         // Of another queue pair.
         let other: &[&str] = &["another queue pair"];
-        refused(b.post(sends[0]), Kind::Foreign, None, other);
-        refused(b.abort(sends[0]), Kind::Foreign, None, other);
-        refused(b.poll(sends[0]), Kind::Foreign, None, other);
-        refused(b.wait(sends[0], LIMIT), Kind::Foreign, None, other);
-        refused(
+        all_refused! { Kind::Foreign, None, other;
+            b.post(sends[0]),
+            b.abort(sends[0]),
+            b.poll(sends[0]),
+            b.wait(sends[0], LIMIT),
             b.field32(sends[0], Field::Key(0)),
-            Kind::Foreign,
-            None,
-            other,
-        );
-        refused(b.status_word(sends[0]), Kind::Foreign, None, other);
+            b.status_word(sends[0]),
+        }
         let not_given: &[&str] = &["not given"];
-        refused(
+        all_refused! { Kind::Foreign, None, not_given;
             b.post_on(stream, &on(sends[0])),
-            Kind::Foreign,
-            None,
-            not_given,
-        );
-        refused(b.post_on(stream, &wait), Kind::Foreign, None, not_given);
+            b.post_on(stream, &wait),
+        }
         // In order they go, once.
         a.post(sends[0]).unwrap();
         refused(a.post(sends[0]), unknown, None, names);
@@ -303,8 +223,8 @@ fn posts_out_of_order_twice_or_of_something_else() {
             refused(a.post(*send), unknown, None, names);
         }
         // An older one that was aborted is known as such, and is not aborted again.
-        let hole = a.prepare(&Work::nop().signaled()).unwrap();
-        let after = a.prepare(&Work::nop().signaled()).unwrap();
+        let hole = a.signaled(&Work::nop());
+        let after = a.signaled(&Work::nop());
         a.abort(hole).unwrap();
         refused(a.abort(hole), unknown, None, names);
         refused(a.post(hole), unknown, None, names);
@@ -320,26 +240,23 @@ fn posts_out_of_order_twice_or_of_something_else() {
 
 #[test]
 fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
-    each(|p, mem, stream, _| {
+    each_path(|p, mem, stream, _| {
         let names = &["qp 0x"];
         let unknown = Kind::NoSuchRequest;
-        let old = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let old = p.a.signaled(&Work::nop());
         p.a.abort(old).unwrap();
-        let new = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let new = p.a.signaled(&Work::nop());
         assert_ne!(old, new);
-        refused(p.a.abort(old), unknown, None, names);
-        refused(p.a.post(old), unknown, None, names);
-        refused(
+        all_refused! { unknown, None, names;
+            p.a.abort(old),
+            p.a.post(old),
             p.a.post_on(stream, &[Descriptor::Send(old)]),
-            unknown,
-            None,
-            names,
-        );
+        }
         p.a.post(new).unwrap();
         p.a.wait(new, LIMIT).unwrap();
         refused(p.a.wait(old, LIMIT), unknown, None, names);
         refused(p.a.poll(old), unknown, None, names);
-        let wait = [Descriptor::Wait(old.into(), PLAIN)];
+        let wait = [Descriptor::wait(old)];
         refused(p.a.post_on(stream, &wait), unknown, None, names);
         let list = [sge(mem, 0, 8)];
         let old = p.a.prepare_receive(&list).unwrap();
@@ -355,73 +272,39 @@ fn a_name_that_was_taken_back_is_not_that_of_a_later_request() {
 
 #[test]
 fn receives_that_make_no_sense() {
-    each(|p, mem, stream, _| {
+    each_path(|p, mem, stream, _| {
         let list: [Sge<'_>; 5] = [sge(mem, 0, 8); 5];
         let a = &mut p.a;
-        refused(
-            a.prepare_receive(&list),
-            Kind::Invalid,
-            Some(4),
-            &["5 segments"],
-        );
+        all_refused! { Kind::Invalid, Some(4), &["5 segments"]; a.prepare_receive(&list) }
         let many = [sge(mem, 0, 8); 31];
-        refused(
-            a.prepare_receive(&many),
-            Kind::Invalid,
-            Some(4),
-            &["31 segments"],
-        );
+        all_refused! { Kind::Invalid, Some(4), &["31 segments"]; a.prepare_receive(&many) }
         let receives = [(); 4].map(|()| a.prepare_receive(&list[..4]).unwrap());
         let names = &["qp 0x", "work queue is full"];
-        refused(
-            a.prepare_receive(&list[..1]),
-            Kind::QueueFull,
-            Some(4),
-            names,
-        );
+        all_refused! { Kind::QueueFull, Some(4), names; a.prepare_receive(&list[..1]) }
         let names = &["qp 0x"];
         refused(a.abort_receive(receives[0]), Kind::Unsupported, None, names);
-        refused(
-            a.post_receive(receives[1]),
-            Kind::OutOfOrder,
-            None,
-            &["request 0"],
-        );
+        all_refused! { Kind::OutOfOrder, None, &["request 0"]; a.post_receive(receives[1]) }
         let post = [Descriptor::Receive(receives[1])];
-        refused(
-            a.post_on(stream, &post),
-            Kind::OutOfOrder,
-            None,
-            &["request 0"],
-        );
+        all_refused! { Kind::OutOfOrder, None, &["request 0"]; a.post_on(stream, &post) }
         a.post_receive(receives[0]).unwrap();
-        refused(
+        all_refused! { Kind::NoSuchRequest, None, names;
             a.post_receive(receives[0]),
-            Kind::NoSuchRequest,
-            None,
-            names,
-        );
-        refused(
             a.abort_receive(receives[0]),
-            Kind::NoSuchRequest,
-            None,
-            names,
-        );
+        }
         for r in receives[1..].iter().rev() {
             a.abort_receive(*r).unwrap();
             refused(a.abort_receive(*r), Kind::NoSuchRequest, None, names);
         }
         refused(p.b.post_receive(receives[0]), Kind::Foreign, None, names);
         refused(p.b.abort_receive(receives[0]), Kind::Foreign, None, names);
-        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-        p.b.post(send).unwrap();
+        let _send = p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(receives[0], LIMIT).unwrap();
     });
 }
 
 #[test]
 fn fields_that_an_entry_does_not_have() {
-    each(|p, mem, _, _| {
+    each_path(|p, mem, _, _| {
         let list = [sge(mem, 0, 8), sge(mem, 8, 0), sge(mem, 16, 8)];
         let to = mem.remote().span(0, 8).unwrap();
         let a = &mut p.a;
@@ -439,28 +322,17 @@ fn fields_that_an_entry_does_not_have() {
             refused(a.field32(write, field), Kind::Invalid, None, &["64 bits"]);
         }
         for i in [2, 29, usize::MAX] {
-            refused(a.field32(write, Field::Key(i)), Kind::Invalid, None, names);
-            refused(
+            all_refused! { Kind::Invalid, None, names;
+                a.field32(write, Field::Key(i)),
                 a.field64(write, Field::Address(i)),
-                Kind::Invalid,
-                None,
-                names,
-            );
+            }
         }
-        refused(
+        all_refused! { Kind::Invalid, None, names;
             a.field32(send, Field::RemoteKey),
-            Kind::Invalid,
-            None,
-            names,
-        );
-        refused(
             a.field64(send, Field::RemoteAddress),
-            Kind::Invalid,
-            None,
-            names,
-        );
-        refused(a.field32(inline, Field::Key(0)), Kind::Invalid, None, names);
-        refused(a.field32(nop, Field::Length(0)), Kind::Invalid, None, names);
+            a.field32(inline, Field::Key(0)),
+            a.field32(nop, Field::Length(0)),
+        }
         for request in [nop, inline, send, write] {
             a.abort(request).unwrap();
         }
@@ -475,20 +347,15 @@ fn a_queue_pair_that_is_not_connected_only_receives() {
         let mem = p.mem_a(MemoryKind::Pinned, 64);
         let list = [sge(&mem, 0, 8)];
         let names: &[&str] = &["qp 0x", "not connected"];
-        refused(p.a.prepare(&Work::nop()), Kind::WrongState, None, names);
-        refused(
+        all_refused! { Kind::WrongState, None, names;
+            p.a.prepare(&Work::nop()),
             p.a.prepare(&Work::send(&list)),
-            Kind::WrongState,
-            None,
-            names,
-        );
+        }
         let within = p.a.prepare_within(&Work::send(&list), LIMIT);
         refused(within, Kind::WrongState, None, names);
-        let recv = p.a.prepare_receive(&list).unwrap();
-        p.a.post_receive(recv).unwrap();
+        let recv = p.a.receive(&list);
         p.connect();
-        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-        p.b.post(send).unwrap();
+        let _send = p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(recv, LIMIT).unwrap();
         // Once is enough.
         let peer = p.b.address();

@@ -5,37 +5,21 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Flag, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, roomy, sge};
+use common::{
+    Flag, LIMIT, Net, Pair, Steps, all_refused, each_path, finish, kind, paths, refused, roomy,
+    sge, sized,
+};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Lowering, Mr, QpConfig, Work};
+use gdsync::rdma::{Descriptor, Lowering, Mr, Work};
 use gdsync::{Gpu, Kind};
 
 const SOON: Duration = Duration::from_millis(5);
 
-/// A pair with short queues, memory and a stream, for every path.
-fn each(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
-    for (path, config) in paths() {
-        let config = QpConfig {
-            send_blocks: 8,
-            recv_entries: 4,
-            ..config
-        };
-        let gpu = roomy();
-        let mut p = Pair::new(&gpu, Net::One, &config);
-        let mem = p.mem_a(MemoryKind::Device, 4096);
-        let stream = gpu.stream().unwrap();
-        test(&mut p, &mem, &stream, path);
-        // No state was lost.
-        p.check(path);
-        p.recover(path);
-    }
-}
-
 #[test]
 fn word_operations_with_wrong_sizes() {
-    each(|p, mem, stream, _| {
+    each_path(|p, mem, stream, _| {
         let region = mem.region();
         let done = Flag::new(&p.gpu);
         let whole = |offset, len| region.span(offset, len).unwrap();
@@ -65,12 +49,7 @@ fn word_operations_with_wrong_sizes() {
         p.a.post_on(stream, &list).unwrap();
         p.a.post_on(stream, &[]).unwrap();
         let (to, from) = (whole(0, 8), whole(8, 16));
-        refused(
-            stream.copy(&to, &from),
-            Kind::Invalid,
-            None,
-            &["16 bytes", "8 bytes"],
-        );
+        all_refused! { Kind::Invalid, None, &["16 bytes", "8 bytes"]; stream.copy(&to, &from) }
         let overlapping = whole(4, 8);
         refused(stream.copy(&to, &overlapping), Kind::Invalid, None, &[]);
         finish(stream, "after refusals");
@@ -80,29 +59,26 @@ fn word_operations_with_wrong_sizes() {
 
 #[test]
 fn waits_for_what_does_not_complete() {
-    each(|p, mem, stream, path| {
+    each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
         let silent = p.a.prepare(&Work::write(&list, to)).unwrap();
         p.a.post(silent).unwrap();
         let done = Flag::new(&p.gpu);
-        let wait = [done.set(), Descriptor::Wait(silent.into(), PLAIN)];
+        let wait = [done.set(), Descriptor::wait(silent)];
         let text: &[&str] = &["qp 0x", "no completion"];
         refused(p.a.post_on(stream, &wait), Kind::Invalid, None, text);
         let text: &[&str] = &["qp 0x", "request 0"];
         refused(p.a.wait(silent, SOON), Kind::Timeout, None, text);
         // It is known once a later one has completed.
-        let loud = p.a.prepare(&Work::nop().signaled()).unwrap();
-        p.a.post(loud).unwrap();
+        let loud = p.a.start(&Work::nop());
         p.a.wait(loud, LIMIT).unwrap();
         p.a.wait(silent, LIMIT).unwrap();
         // A receive that has not completed brought nothing.
-        let recv = p.a.prepare_receive(&list).unwrap();
-        p.a.post_receive(recv).unwrap();
+        let recv = p.a.receive(&list);
         refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
         refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
-        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-        p.b.post(send).unwrap();
+        let _send = p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(recv, LIMIT).unwrap();
         assert_eq!(p.a.received(recv).unwrap().len, 1);
         finish(stream, path);
@@ -112,10 +88,10 @@ fn waits_for_what_does_not_complete() {
 
 #[test]
 fn a_capturing_stream_takes_nothing() {
-    each(|p, mem, stream, path| {
+    each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
         let to = mem.remote().span(64, 8).unwrap();
-        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let send = p.a.signaled(&Work::write(&list, to));
         let done = Flag::new(&p.gpu);
         stream.as_soft().unwrap().begin_capture().unwrap();
         let names: &[&str] = &["stream", "captured"];
@@ -130,11 +106,7 @@ fn a_capturing_stream_takes_nothing() {
         let copy = stream.copy(&one, &two);
         assert_eq!(kind(copy), Some(Kind::Unsupported));
         stream.as_soft().unwrap().end_capture().unwrap();
-        let post = [
-            Descriptor::Send(send),
-            Descriptor::Wait(send.into(), PLAIN),
-            done.set(),
-        ];
+        let post = done.behind(send);
         p.a.post_on(stream, &post).unwrap();
         finish(stream, path);
         assert!(done.is_set());
@@ -143,11 +115,10 @@ fn a_capturing_stream_takes_nothing() {
 
 #[test]
 fn nine_streams_wait_on_eight_places() {
-    each(|p, mem, stream, path| {
+    each_path(|p, mem, stream, path| {
         let list = [sge(mem, 0, 8)];
-        let recv = p.a.prepare_receive(&list).unwrap();
-        p.a.post_receive(recv).unwrap();
-        let wait = [Descriptor::Wait(recv.into(), PLAIN)];
+        let recv = p.a.receive(&list);
+        let wait = [Descriptor::wait(recv)];
         let streams: Vec<Stream> = (0..8).map(|_| p.gpu.stream().unwrap()).collect();
         for stream in &streams {
             p.a.post_on(stream, &wait).unwrap();
@@ -156,8 +127,7 @@ fn nine_streams_wait_on_eight_places() {
         refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
         // One of the eight may come again.
         p.a.post_on(&streams[0], &wait).unwrap();
-        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-        p.b.post(send).unwrap();
+        let _send = p.b.start(&Work::send_inline(&[b"x"]));
         for stream in &streams {
             finish(stream, path);
         }
@@ -188,7 +158,7 @@ fn what_the_gpu_cannot_do_is_refused_before_anything_is_done() {
         let to = mem.remote().span(32, 8).unwrap();
         let word = mem.region().word64(0).unwrap();
         let done = Flag::new(&gpu);
-        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let send = p.a.signaled(&Work::write(&list, to));
         let wide = |word| Descriptor::WaitValue64 {
             word,
             condition: Condition::Geq,

@@ -5,7 +5,10 @@ mod common;
 
 use std::process::Command;
 
-use common::{LIMIT, Net, PLAIN, Pair, connect, finish, kind, memory, paths, refused, sge};
+use common::{
+    Bytes, LIMIT, Net, Pair, Steps, all_refused, by, connect, finish, kind, memory, paths,
+    receive_and_wait, refused, send_and_wait, sge, sized,
+};
 use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Dims, MemoryKind};
@@ -74,29 +77,22 @@ fn a_kernel_where_none_can_be_launched() {
     let names = &["kernel", "soft gpu"];
     refused(pd.create_qp(&by_kernel), Kind::Unsupported, None, names);
     // Without NOR a receive in an even lap needs one too; sends do not, nor do odd laps.
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..config
-    };
+    let config = sized(&config, 4, 4);
     let mut p = Pair::new(&gpu, Net::One, &config);
     let mem = p.mem_a(MemoryKind::Pinned, 64);
     let (stream, sender) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let mut refusals = 0;
     for i in 0..32 {
         let recv = p.a.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
-        let list = [
-            Descriptor::Receive(recv),
-            Descriptor::Wait(recv.into(), PLAIN),
-        ];
+        let list = receive_and_wait(recv);
         if let Err(e) = p.a.post_on(&stream, &list) {
             assert_eq!(e.kind(), Kind::Unsupported, "{e:?}");
             refusals += 1;
             // Neither the receive nor the wait was posted: the CPU does it.
             p.a.post_receive(recv).unwrap();
         }
-        let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-        let list = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+        let send = p.b.signaled(&Work::send_inline(&[b"x"]));
+        let list = send_and_wait(send);
         p.b.post_on(&sender, &list).unwrap();
         finish(&sender, &format!("message {i}"));
         finish(&stream, &format!("message {i}"));
@@ -136,12 +132,7 @@ fn memory_of_no_or_too_much_length() {
     let mut bytes = vec![0u64; 8];
     let ptr = bytes.as_mut_ptr().cast::<u8>();
     // SAFETY: as above.
-    refused(
-        unsafe { gpu.register_host(ptr, 0) },
-        Kind::Invalid,
-        None,
-        &[],
-    );
+    all_refused! { Kind::Invalid, None, &[]; unsafe {gpu.register_host(ptr, 0)} }
     // SAFETY: the vector outlives the region, which is dropped first, and nobody else uses it.
     let first = unsafe { gpu.register_host(ptr, 64) }.unwrap();
     // SAFETY: as above.
@@ -169,8 +160,7 @@ fn raw_operations_on_no_memory() {
         assert_eq!(kind(result), Some(Kind::Invalid), "{bad:#x}");
     }
     finish(&stream, "raw operations");
-    let mut word = [0; 4];
-    region.read(0, &mut word).unwrap();
+    let word = region.bytes::<4>(0);
     assert_eq!(word, [0; 4], "all or nothing");
 }
 
@@ -225,7 +215,7 @@ fn settings_of_a_gpu_that_make_no_sense() {
     let (_, config) = paths().remove(0);
     let mut p = Pair::new(&gpu, Net::One, &config);
     let stream = gpu.stream().unwrap();
-    let send = p.a.prepare(&Work::nop().signaled()).unwrap();
+    let send = p.a.signaled(&Work::nop());
     let post = p.a.post_on(&stream, &[Descriptor::Send(send)]);
     refused(post, Kind::Unsupported, Some(1), &[]);
     p.a.post(send).unwrap();
@@ -263,9 +253,9 @@ fn peers_that_are_not_there() {
             lost.connect(&nobody).unwrap();
             let mem = p.mem_a(MemoryKind::Pinned, 64);
             let list = [sge(&mem, 0, 8)];
-            let send = lost.prepare(&Work::send(&list).signaled()).unwrap();
+            let send = lost.signaled(&Work::send(&list));
             let stream = gpu.stream().unwrap();
-            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            let post = send_and_wait(send);
             lost.post_on(&stream, &post).unwrap();
             finish(&stream, "nobody there");
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
@@ -298,28 +288,13 @@ fn records_that_cannot_be_read() {
         refused(QpAddress::from_bytes(&address[..len]), protocol, None, &[]);
     }
     for len in 0..remote.len() {
-        refused(
-            RemoteMemory::from_bytes(&remote[..len]),
-            protocol,
-            None,
-            &[],
-        );
+        all_refused! { protocol, None, &[]; RemoteMemory::from_bytes(&remote[..len]) }
     }
     let longer = [&address[..], &[0]].concat();
-    refused(
-        QpAddress::from_bytes(&longer),
-        protocol,
-        None,
-        &["65 bytes"],
-    );
+    all_refused! { protocol, None, &["65 bytes"]; QpAddress::from_bytes(&longer) }
     // One taken for the other, another version, another magic.
     refused(QpAddress::from_bytes(&remote), protocol, None, &["type 2"]);
-    refused(
-        RemoteMemory::from_bytes(&address),
-        protocol,
-        None,
-        &["type 1"],
-    );
+    all_refused! { protocol, None, &["type 1"]; RemoteMemory::from_bytes(&address) }
     let mut other = address;
     other[4] = 7;
     let names = &["version 7", "version 3"];
@@ -331,12 +306,7 @@ fn records_that_cannot_be_read() {
     for bit in 0..32 {
         let mut other = address;
         other[bit / 8] ^= 1 << (bit % 8);
-        refused(
-            QpAddress::from_bytes(&other),
-            protocol,
-            None,
-            &["no record"],
-        );
+        all_refused! { protocol, None, &["no record"]; QpAddress::from_bytes(&other) }
     }
     // Whatever comes, nothing panics; what is read makes sense or is refused later.
     let mut rng = fastrand::Rng::with_seed(7);
@@ -379,11 +349,7 @@ fn registrations_that_the_nic_does_not_have_room_for() {
     pds.push(device.alloc_pd().unwrap());
     let pd = pds.swap_remove(0);
     let mut qps: Vec<Qp> = Vec::new();
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
+    let config = sized(&QpConfig::default(), 4, 4);
     let refusal = loop {
         match pd.create_qp(&config) {
             Ok(qp) => qps.push(qp),
@@ -403,8 +369,7 @@ fn registrations_that_the_nic_does_not_have_room_for() {
     let mem = memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
     let list = [sge(&mem, 0, 8)];
     let to = mem.remote().span(8, 8).unwrap();
-    let write = a.prepare(&Work::write(&list, to).signaled()).unwrap();
-    a.post(write).unwrap();
+    let write = a.start(&Work::write(&list, to));
     a.wait(write, LIMIT).unwrap();
 }
 
@@ -434,11 +399,7 @@ fn child() {
         Err(e) => println!("refused {:?} {e}", e.kind()),
     }
     // What the program says goes before the environment.
-    let config = QpConfig {
-        lowering: Lowering::MemOps,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    };
+    let config = by(Lowering::MemOps, Endpoint::Ring);
     let mut p = Pair::new(&gpu, Net::One, &config);
     p.check("child");
 }

@@ -3,15 +3,16 @@
 
 #[path = "common/application.rs"]
 mod application;
+mod common;
 mod standin;
 
 use std::ffi::c_void;
 
 use application::{driver, make_current, ok, post, retained};
+use common::{geq, write32};
 use gdsync::gpu::{Dims, Event, Kernel, MemoryKind, Region, Stream};
 use gdsync::kernels::Fill;
-use gdsync::memop::{Batch, Condition, Op, Width};
-use gdsync::rdma::Descriptor;
+use gdsync::memop::{Batch, Op, Width};
 use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside};
@@ -36,20 +37,12 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("post_on: a write", |r| {
         let word = r.memory.word32(0).unwrap();
-        let write = Descriptor::WriteValue32 {
-            word: &word,
-            value: 1,
-        };
+        let write = write32(&word, 1);
         post(&r.gpu, &r.stream, &[write])
     }),
     ("post_on: a wait", |r| {
         let word = r.memory.word32(0).unwrap();
-        let wait = Descriptor::WaitValue32 {
-            word: &word,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        };
+        let wait = geq(&word, 1);
         post(&r.gpu, &r.stream, &[wait])
     }),
     ("launch_waiting", |r| {

@@ -1,67 +1,26 @@
 //! Which NIC a program gets that names none, or half of one, and that it is told what was passed
 //! over and why.
 
+mod common;
+#[path = "common/listen.rs"]
+mod listen;
 #[allow(unused_macros, unused_imports)]
 mod standin;
 mod verbs_device;
 mod virtual_nic;
 
-use std::fmt::{self, Write as _};
-use std::sync::{Arc, Mutex};
-
+use common::Pair;
 use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider, QpConfig};
 use gdsync::{Gpu, Kind};
+use listen::Told;
 use standin::{Control, LIBRARY, Variant};
-use verbs_device::Pair;
-use virtual_nic::{inside, outside};
-
-/// What was told since it listens, a line an event.
-#[derive(Clone, Default)]
-struct Told(Arc<Mutex<String>>);
-
-impl Told {
-    fn listen() -> Told {
-        let told = Told::default();
-        tracing::subscriber::set_global_default(told.clone()).unwrap();
-        told
-    }
-
-    fn lines(&self) -> Vec<String> {
-        self.0.lock().unwrap().lines().map(str::to_owned).collect()
-    }
-}
-
-impl tracing::Subscriber for Told {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "gdsync"
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        struct Message<'a>(&'a mut String);
-        impl tracing::field::Visit for Message<'_> {
-            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
-                if field.name() == "message" {
-                    write!(self.0, "{value:?}").unwrap();
-                }
-            }
-        }
-        let mut line = format!("{} ", event.metadata().level());
-        event.record(&mut Message(&mut line));
-        *self.0.lock().unwrap() += &(line + "\n");
-    }
-}
+use virtual_nic::{cases, inside, outside};
 
 /// That `Auto` comes to this provider, twice, works with it, and has told once, at `level`, why
 /// the others are passed over: each reason contains the text.
 #[track_caller]
 fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
-    let told = Told::listen();
+    let told = Told::of_this_process(tracing::Level::TRACE);
     let first = Device::from_env(gpu).unwrap();
     let second = Device::from_env(gpu).unwrap();
     for device in [&first, &second] {
@@ -72,32 +31,22 @@ fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
             assert!(said.contains(reason), "{said:?} does not say {reason:?}");
         }
     }
-    let news: Vec<String> = told.lines();
-    let news: Vec<&String> = news
-        .iter()
-        .filter(|line| line.contains("is used"))
-        .collect();
+    let mut news = told.lines();
+    news.retain(|line| line.contains("is used"));
     assert_eq!(news.len(), reasons.len(), "{news:?}");
     for (line, reason) in news.iter().zip(reasons) {
         assert!(line.starts_with(level) && line.contains(reason), "{line}");
     }
-    let pair = Pair::of(gpu.clone(), &first, &QpConfig::default());
+    let pair = Pair::over(&first, &QpConfig::default());
     pair.works();
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_connectx_goes_before_all() {
-    inside!(&[]);
-    comes_to(&Gpu::soft().unwrap(), Provider::RdmaCore, "", &[]);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn without_direct_verbs_a_thread_drives_it() {
-    inside!(&[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")]);
-    let why = ["/nowhere/libmlx5.so.1"];
-    comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "INFO", &why);
+cases! {
+    a_connectx_goes_before_all => comes_to(&Gpu::soft().unwrap(), Provider::RdmaCore, "", &[]);
+    without_direct_verbs_a_thread_drives_it in &[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")] => {
+        let why = ["/nowhere/libmlx5.so.1"];
+        comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "INFO", &why);
+    };
 }
 
 #[test]
@@ -174,25 +123,21 @@ fn a_variable_that_makes_no_sense_is_an_error() {
     assert!(e.to_string().contains("GDS_GID_INDEX=200"), "{e}");
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_environment_forces_the_virtual_one() {
-    inside!(&[("GDS_PROVIDER", "emulated")]);
-    comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "", &[]);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_environment_forces_a_thread() {
-    inside!(&[("GDS_PROVIDER", "verbs")]);
-    comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "", &[]);
+cases! {
+    the_environment_forces_the_virtual_one in &[("GDS_PROVIDER", "emulated")] =>
+        comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "", &[]);
+    the_environment_forces_a_thread in &[("GDS_PROVIDER", "verbs")] =>
+        comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "", &[]);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_former_name_is_understood_with_one_warning() {
     inside!(&[("GDS_PROVIDER", "proxy")]);
-    let (told, gpu) = (Told::listen(), Gpu::soft().unwrap());
+    let (told, gpu) = (
+        Told::of_this_process(tracing::Level::INFO),
+        Gpu::soft().unwrap(),
+    );
     for _ in 0..2 {
         let device = Device::from_env(&gpu).unwrap();
         assert_eq!(device.provider(), Provider::Proxy);

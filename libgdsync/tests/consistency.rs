@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Flag, Gate, Net, Pair, finish, kind, paths, sge};
+use common::{Flag, Gate, Net, Pair, Steps, finish, kind, paths, sge};
 use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{Consistency, MemoryKind};
@@ -134,7 +134,7 @@ fn what_waits_for_a_flush_when_the_device_goes_is_let_go() {
             );
             let list = [sge(&near, 0, 8)];
             let work = Work::write(&list, far.remote().span(0, 8).unwrap());
-            let send = p.a.prepare(&work.signaled()).unwrap();
+            let send = p.a.signaled(&work);
             let list = [
                 gate.wait(),
                 Descriptor::Flush,

@@ -1,28 +1,20 @@
 //! `GDS_LOWER=auto` on CUDA, by a stand-in for libcuda: which lists go by memory operations and
 //! which by a kernel, and that mixing the two on one queue loses nothing.
 
+mod common;
 mod standin;
 
-use std::time::Duration;
-
+use common::{LIMIT, Steps, by, geq, passes, sized};
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::memop::Condition;
 use gdsync::rdma::{
     Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpAddress, QpConfig, SendRequest,
     Work, post_on,
 };
 use standin::{Control, Variant, inside};
 
-const LIMIT: Duration = Duration::from_secs(60);
-
 fn auto() -> QpConfig {
-    QpConfig {
-        send_blocks: 64,
-        lowering: Lowering::Auto,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    }
+    sized(&by(Lowering::Auto, Endpoint::Ring), 64, 256)
 }
 
 /// Queue pairs that talk to themselves through peers that are kept beside them.
@@ -45,10 +37,7 @@ fn posts(control: &Control, stream: &Stream, qps: &mut [Qp], memory: &Mr, waits:
     let to = memory.remote().span(64, 8).unwrap();
     let sends: Vec<SendRequest> = qps
         .iter_mut()
-        .map(|qp| {
-            qp.prepare(&Work::write(&[memory.sge(0, 8)], to).signaled())
-                .unwrap()
-        })
+        .map(|qp| qp.signaled(&Work::write(&[memory.sge(0, 8)], to)))
         .collect();
     let mut list: Vec<Descriptor> = sends.iter().map(|send| Descriptor::Send(*send)).collect();
     if waits {
@@ -59,7 +48,7 @@ fn posts(control: &Control, stream: &Stream, qps: &mut [Qp], memory: &Mr, waits:
     post_on(stream, &mut queues, &list).unwrap();
     control.record(false);
     let calls = control.calls();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     for (qp, send) in qps.iter_mut().zip(sends) {
         qp.wait(send, LIMIT).unwrap();
     }
@@ -77,8 +66,7 @@ fn long_lists_go_by_a_kernel_and_short_ones_by_memory_operations() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let memory = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&memory, Access::ALL).unwrap();
+    let memory = common::memory(&pd, MemoryKind::Pinned, 4096, Access::ALL);
     let stream = gpu.stream().unwrap();
     let (mut qps, _peers) = pairs(&pd, 8, |address| address);
     assert_eq!(qps[0].lowering(), Lowering::Auto);
@@ -104,8 +92,7 @@ fn no_kernel_spins_for_a_peer_of_another_process_on_the_same_gpu() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let memory = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let memory = pd.register(&memory, Access::ALL).unwrap();
+    let memory = common::memory(&pd, MemoryKind::Pinned, 4096, Access::ALL);
     let stream = gpu.stream().unwrap();
     let elsewhere = |address: QpAddress| QpAddress {
         process: address.process ^ 1,
@@ -135,12 +122,7 @@ fn no_kernel_spins_for_a_word_of_the_application_s() {
     let stream = gpu.stream().unwrap();
     let (mut qps, _peers) = pairs(&pd, 8, |address| address);
     let to = memory.remote().span(64, 8).unwrap();
-    let mut list = vec![Descriptor::WaitValue32 {
-        word: &word,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    }];
+    let mut list = vec![geq(&word, 1)];
     for qp in &mut qps {
         let send = qp.prepare(&Work::write(&[memory.sge(0, 8)], to).signaled());
         list.push(Descriptor::Send(send.unwrap()));
@@ -150,5 +132,5 @@ fn no_kernel_spins_for_a_word_of_the_application_s() {
     control.record(false);
     assert!(!control.calls().contains("cuLaunchKernel"));
     word.store(1).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
 }

@@ -4,11 +4,11 @@
 mod common;
 mod standin;
 
-use common::{Flag, Gate, LIMIT, Net, Pair, finish, sge};
+use common::{Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, finish, send_and_wait, sge};
 use gdsync::gpu::{Consistency, MemoryKind};
 use gdsync::rdma::{Descriptor, Device, Lowering, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
-use standin::{Control, Variant, inside};
+use standin::{Control, Variant, cases, inside};
 
 /// The device attributes that the policy is chosen from.
 const FLUSH: i32 = 98;
@@ -43,45 +43,32 @@ fn configs() -> [QpConfig; 2] {
 fn messages(config: &QpConfig) {
     let gpu = Gpu::cuda(0).unwrap();
     let mut p = Pair::new(&gpu, Net::One, config);
-    let (near, far) = (
-        p.mem_a(MemoryKind::Device, 4096),
-        p.mem_b(MemoryKind::Device, 4096),
-    );
+    let [near, far] = p.memories(MemoryKind::Device, 4096);
     let seen = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
     let stream = gpu.stream().unwrap();
     for round in 0..20_u8 {
         let bytes: Vec<u8> = (0..4000_u32).map(|i| round ^ i as u8).collect();
         near.region().write(0, &bytes).unwrap();
-        let recv = p.b.prepare_receive(&[sge(&far, 0, 4000)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[sge(&far, 0, 4000)]);
         let list = [sge(&near, 0, 4000)];
-        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        p.a.post_on(&stream, &[Descriptor::Send(send), Descriptor::wait(send)])
-            .unwrap();
+        let send = p.a.signaled(&Work::send(&list));
+        p.a.post_on(&stream, &send_and_wait(send)).unwrap();
         p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
             .unwrap();
         let (to, from) = (seen.span(0, 4000), far.region().span(0, 4000));
         stream.copy(&to.unwrap(), &from.unwrap()).unwrap();
         finish(&stream, "messages");
-        let mut got = vec![0; 4000];
-        seen.read(0, &mut got).unwrap();
+        let got = seen.vec(0, 4000);
         assert_eq!(got, bytes, "round {round}");
     }
     assert_eq!((p.a.error(), p.b.error()), (None, None));
 }
 
-#[test]
-fn order_goes_before_everything() {
-    inside!(Variant::default());
-    let _control = set(100, 1, 1);
-    assert_eq!(policy(), Consistency::Ordered);
-}
-
-#[test]
-fn without_order_waits_flush() {
-    inside!(Variant::default());
-    let _control = set(0, 1, 1);
-    assert_eq!(policy(), Consistency::Flush);
+cases! {
+    order_goes_before_everything =>
+        { let _control = set(100, 1, 1); assert_eq!(policy(), Consistency::Ordered); };
+    without_order_waits_flush =>
+        { let _control = set(0, 1, 1); assert_eq!(policy(), Consistency::Flush); };
 }
 
 #[test]
@@ -110,14 +97,9 @@ fn where_nobody_else_flushes_the_nic_reads() {
     assert!(!control.calls().contains(CALL));
 }
 
-#[test]
-fn a_driver_without_the_call_has_the_nic_read() {
-    inside!(Variant {
-        without: Some(CALL),
-        ..Variant::default()
-    });
-    let _control = set(0, 0, 1);
-    assert_eq!(policy(), Consistency::LoopbackRead);
+cases! {
+    a_driver_without_the_call_has_the_nic_read in Variant::without(CALL) =>
+        { let _control = set(0, 0, 1); assert_eq!(policy(), Consistency::LoopbackRead); };
 }
 
 /// Its attributes say HOST, and the call fails: streams pass, and know.
@@ -152,10 +134,7 @@ fn a_flush_that_fails_fails_the_queue_pairs() {
 
 #[test]
 fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
-    inside!(Variant {
-        env: &[("GDS_CONSISTENCY", "host")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 0);
     let refused = Gpu::cuda(0).unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported);
@@ -164,10 +143,7 @@ fn what_the_gpu_cannot_do_is_refused_if_it_is_demanded() {
 
 #[test]
 fn what_is_demanded_goes_before_order() {
-    inside!(Variant {
-        env: &[("GDS_CONSISTENCY", "host")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[("GDS_CONSISTENCY", "host")]));
     let _control = set(100, 1, 1);
     assert_eq!(policy(), Consistency::HostFlag);
     configs().iter().for_each(messages);

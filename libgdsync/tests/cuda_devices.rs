@@ -1,17 +1,17 @@
 //! Which GPU of several is taken, and GPUs whose compute mode allows one context, or none, by a
 //! stand-in for libcuda.
 
+mod common;
 mod standin;
 
 use std::time::Duration;
 
+use common::{Bytes, Words, geq, passes};
 use gdsync::gpu::MemoryKind;
-use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Device, QpConfig};
+use gdsync::rdma::{Device, QpConfig};
 use gdsync::{Gpu, Kind};
-use standin::{Control, Variant, inside, until};
+use standin::{Control, Variant, cases, inside, until};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE` and its values.
 const COMPUTE_MODE: i32 = 20;
 const PROHIBITED: i32 = 2;
@@ -28,43 +28,21 @@ fn taken(index: u32) {
     assert!(Gpu::open("cuda:0").unwrap().is(&Gpu::cuda(0).unwrap()));
 }
 
-#[test]
-fn without_a_launcher_the_first_gpu_is_taken() {
-    inside!(Variant {
-        env: &[("STANDIN_DEVICES", "4")],
-        ..Variant::default()
-    });
-    taken(0);
-}
-
-#[test]
-fn the_gpu_is_taken_by_the_local_rank() {
-    inside!(Variant {
-        env: &[("STANDIN_DEVICES", "4"), ("MP_LOCAL_RANK", "2")],
-        ..Variant::default()
-    });
-    taken(2);
-}
-
-#[test]
-fn more_ranks_than_gpus_share_in_turn() {
-    inside!(Variant {
-        env: &[
-            ("STANDIN_DEVICES", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "5"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "6"),
-        ],
-        ..Variant::default()
-    });
-    taken(1);
+cases! {
+    without_a_launcher_the_first_gpu_is_taken in Variant::env(&[("STANDIN_DEVICES", "4")]) =>
+        taken(0);
+    the_gpu_is_taken_by_the_local_rank in Variant::env(&[("STANDIN_DEVICES", "4"), ("MP_LOCAL_RANK", "2")]) =>
+        taken(2);
+    more_ranks_than_gpus_share_in_turn in Variant::env(&[("STANDIN_DEVICES", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "6")]) =>
+        taken(1);
 }
 
 #[test]
 fn a_local_rank_that_is_no_number_is_an_error() {
-    inside!(Variant {
-        env: &[("STANDIN_DEVICES", "2"), ("MP_LOCAL_RANK", "first")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[
+        ("STANDIN_DEVICES", "2"),
+        ("MP_LOCAL_RANK", "first")
+    ]));
     for name in ["auto", "cuda"] {
         let error = Gpu::open(name).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
@@ -82,8 +60,7 @@ fn an_exclusive_gpu_is_used_with_one_context() {
     control.set_attribute(COMPUTE_MODE, EXCLUSIVE_PROCESS);
     let gpu = Gpu::cuda(0).unwrap();
     assert_eq!(control.live()["contexts"], 1);
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
+    let gate = gpu.word();
     let memory = [MemoryKind::Device, MemoryKind::Pinned].map(|kind| {
         let memory = gpu.alloc(kind, 4096).unwrap();
         memory.write(0, &[7; 64]).unwrap();
@@ -93,25 +70,19 @@ fn an_exclusive_gpu_is_used_with_one_context() {
     let mut qp = pd.create_qp(&QpConfig::default()).unwrap();
     let (stream, other) = (gpu.stream().unwrap(), gpu.stream().unwrap());
     let live = control.live();
-    let wait = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
+    let wait = geq(&gate, 1);
     qp.post_on(&stream, &[wait]).unwrap();
     until("it waits", || control.waiting() == 1);
-    let mut got = [0; 64];
-    memory[0].read(0, &mut got).unwrap();
+    let got = memory[0].bytes::<64>(0);
     assert_eq!(got, [7; 64]);
     // Without the other stream, memory of an idle stream would be freed at once.
-    assert!(other.synchronize(LIMIT).unwrap());
+    passes(&other);
     drop(memory);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(control.live()["host"], live["host"]);
     assert_eq!(control.blocked(), []);
     gate.store(1).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     until("it is freed", || control.live()["host"] == live["host"] - 1);
 }
 

@@ -1,12 +1,14 @@
 //! Device memory that GDRCopy maps for the CPU, by stand-ins for it and for libcuda: queues lie
 //! in the GPU then, and no copy engine is asked.
 
+mod common;
 mod standin;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use common::{Steps, joined};
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work};
@@ -57,12 +59,7 @@ fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
             lowering,
             ..QpConfig::default()
         };
-        let (mut a, mut b) = (
-            pd.create_qp(&config).unwrap(),
-            pd.create_qp(&config).unwrap(),
-        );
-        a.connect(&b.address()).unwrap();
-        b.connect(&a.address()).unwrap();
+        let (mut a, _b) = joined(&pd, &config);
         control.record(true);
         for i in 0..100u32 {
             memory.region().write(0, &i.to_le_bytes()).unwrap();
@@ -71,7 +68,7 @@ fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
                 .remote()
                 .span(u64::from(i % 8) * 8 + 1024, 4)
                 .unwrap();
-            let send = a.prepare(&Work::write(&list, to).signaled()).unwrap();
+            let send = a.signaled(&Work::write(&list, to));
             let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
             a.post_on(&stream, &list).unwrap();
             assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
@@ -91,10 +88,7 @@ fn queues_and_payload_lie_in_the_gpu_and_no_copy_engine_is_asked() {
 
 #[test]
 fn without_gdrcopy_queues_are_pinned_and_payload_goes_by_the_copy_engine() {
-    inside!(Variant {
-        env: &[("GDS_GDRAPI_LIB", "/nowhere/libgdrapi.so")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[("GDS_GDRAPI_LIB", "/nowhere/libgdrapi.so")]));
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let memory = gpu.alloc(MemoryKind::Device, 100).unwrap();

@@ -1,6 +1,7 @@
 //! The golden traces once more, on CUDA: the programs of `golden.rs` run on a stand-in for
 //! libcuda, and what its driver table was called with is compared with the very same files.
 
+mod common;
 #[path = "common/golden_rig.rs"]
 mod golden_rig;
 mod standin;
@@ -11,7 +12,7 @@ use gdsync::memop::Caps;
 use gdsync::rdma::Lowering;
 use gdsync::{Gpu, Kind};
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, small};
-use standin::{Control, Variant, inside};
+use standin::{Control, Variant, cases, inside};
 use trace::Calls;
 
 /// The device attributes that capabilities are read from.
@@ -42,20 +43,12 @@ fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     (gpu, Box::new(Calls::new(control)))
 }
 
-#[test]
-fn a_message_in_each_lap() {
-    inside!(Variant::default());
-    golden_rig::laps("laps-cuda", &standin_gpu, cuda(), small());
-}
-
-#[test]
-fn a_message_in_each_lap_without_nor() {
-    inside!(Variant::default());
-    let caps = Caps {
-        nor: false,
-        ..cuda()
+cases! {
+    a_message_in_each_lap => golden_rig::laps("laps-cuda", &standin_gpu, cuda(), small());
+    a_message_in_each_lap_without_nor => {
+        let caps = Caps {nor: false, ..cuda() };
+        golden_rig::laps("laps-no-nor", &standin_gpu, caps, small());
     };
-    golden_rig::laps("laps-no-nor", &standin_gpu, caps, small());
 }
 
 /// Such a GPU is older than what the driver still supports, and is refused as a whole.
@@ -72,78 +65,24 @@ fn a_gpu_without_64_bits_is_refused() {
     assert!(refused.to_string().contains("64-bit"), "{refused}");
 }
 
-#[test]
-fn a_message_in_each_lap_by_kernel() {
-    inside!(Variant::default());
-    golden_rig::laps("laps-kernel", &standin_gpu, cuda(), by_kernel());
-}
-
-#[test]
-fn a_message_in_each_lap_by_proxy() {
-    inside!(Variant::default());
-    golden_rig::laps("laps-proxy", &standin_gpu, cuda(), by_proxy());
-}
-
-#[test]
-fn a_change_of_stream() {
-    inside!(Variant::default());
-    golden_rig::edges("edges-ring", &standin_gpu, small());
-}
-
-#[test]
-fn a_change_of_stream_by_kernel() {
-    inside!(Variant::default());
-    golden_rig::edges("edges-kernel", &standin_gpu, by_kernel());
-}
-
-#[test]
-fn a_change_of_stream_by_proxy() {
-    inside!(Variant::default());
-    golden_rig::edges("edges-proxy", &standin_gpu, by_proxy());
-}
-
-#[test]
-fn flushes() {
-    inside!(Variant::default());
-    golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
-}
-
-#[test]
-fn flushes_by_the_cpu() {
-    inside!(Variant::default());
-    let caps = Caps {
-        flush: false,
-        ..cuda()
+cases! {
+    a_message_in_each_lap_by_kernel =>
+        golden_rig::laps("laps-kernel", &standin_gpu, cuda(), by_kernel());
+    a_message_in_each_lap_by_proxy =>
+        golden_rig::laps("laps-proxy", &standin_gpu, cuda(), by_proxy());
+    a_change_of_stream => golden_rig::edges("edges-ring", &standin_gpu, small());
+    a_change_of_stream_by_kernel => golden_rig::edges("edges-kernel", &standin_gpu, by_kernel());
+    a_change_of_stream_by_proxy => golden_rig::edges("edges-proxy", &standin_gpu, by_proxy());
+    flushes => golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
+    flushes_by_the_cpu => {
+        let caps = Caps {flush: false, ..cuda() };
+        golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
     };
-    golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
-}
-
-#[test]
-fn word_operations() {
-    inside!(Variant::default());
-    golden_rig::words("words-cuda", &standin_gpu, cuda());
-}
-
-#[test]
-fn a_long_list_is_cut_between_groups() {
-    inside!(Variant::default());
-    golden_rig::long_list(&standin_gpu, 255);
-}
-
-#[test]
-fn aborts_holes_patches_and_time_limits() {
-    inside!(Variant::default());
-    golden_rig::aborts_holes_patches_and_time_limits(&standin_gpu);
-}
-
-#[test]
-fn sends_in_a_row_ring_once() {
-    inside!(Variant::default());
-    golden_rig::row("row-memops", &standin_gpu, Lowering::MemOps);
-}
-
-#[test]
-fn sends_in_a_row_ring_once_by_kernel() {
-    inside!(Variant::default());
-    golden_rig::row("row-kernel", &standin_gpu, Lowering::Kernel);
+    word_operations => golden_rig::words("words-cuda", &standin_gpu, cuda());
+    a_long_list_is_cut_between_groups => golden_rig::long_list(&standin_gpu, 255);
+    aborts_holes_patches_and_time_limits =>
+        golden_rig::aborts_holes_patches_and_time_limits(&standin_gpu);
+    sends_in_a_row_ring_once => golden_rig::row("row-memops", &standin_gpu, Lowering::MemOps);
+    sends_in_a_row_ring_once_by_kernel =>
+        golden_rig::row("row-kernel", &standin_gpu, Lowering::Kernel);
 }

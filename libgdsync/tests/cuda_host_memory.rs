@@ -3,6 +3,7 @@
 
 #[path = "common/application.rs"]
 mod application;
+mod common;
 mod standin;
 
 use std::sync::Arc;
@@ -10,14 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
+use common::{LIMIT, Words, geq, passes, write32};
 use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
-use gdsync::memop::Condition;
-use gdsync::rdma::Descriptor;
 use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside, until};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 const PAGE: usize = 4096;
 
@@ -60,19 +58,13 @@ fn host_memory_that_overlaps() {
     .map(|(offset, len)| unsafe { host(&gpu, at, offset, len) }.unwrap())
     .into();
     let stream = gpu.stream().unwrap();
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
-    let wait = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
+    let gate = gpu.word();
+    let wait = geq(&gate, 1);
     post(&gpu, &stream, &[wait]).unwrap();
     for (value, region) in (1..).zip(&regions[..3]) {
         let offset = if region.len() == 8 { 0 } else { 2 * PAGE - 64 };
         let word = region.word32(offset).unwrap();
-        let write = Descriptor::WriteValue32 { word: &word, value };
+        let write = write32(&word, value);
         post(&gpu, &stream, &[write]).unwrap();
     }
     until("it waits", || control.waiting() == 1);
@@ -84,7 +76,7 @@ fn host_memory_that_overlaps() {
     assert!(!control.calls().contains("cuMemHostUnregister"));
     assert_eq!(control.live()["registered"], registered);
     gate.store(1).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     until("all is given back", || control.live()["registered"] == 0);
     assert_eq!(control.blocked(), []);
     let word = |offset: usize| {
@@ -113,26 +105,20 @@ fn host_memory_that_comes_back() {
     let gpu = Gpu::cuda(0).unwrap();
     let at = pages(2);
     let stream = gpu.stream().unwrap();
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
+    let gate = gpu.word();
     for value in 1..20 {
-        let wait = Descriptor::WaitValue32 {
-            word: &gate,
-            condition: Condition::Geq,
-            value,
-            flush: false,
-        };
+        let wait = geq(&gate, value);
         post(&gpu, &stream, &[wait]).unwrap();
         for _ in 0..3 {
             // SAFETY: pages that are never freed, and accessed by regions alone.
             let region = unsafe { host(&gpu, at, 0, 2 * PAGE) }.unwrap();
             let word = region.word32(64).unwrap();
-            let write = Descriptor::WriteValue32 { word: &word, value };
+            let write = write32(&word, value);
             post(&gpu, &stream, &[write]).unwrap();
         }
         gate.store(value).unwrap();
     }
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     until("all is given back", || control.live()["registered"] == 0);
     assert_eq!(control.blocked(), []);
 }
@@ -153,12 +139,9 @@ fn host_memory_that_the_application_registered() {
     let region = unsafe { host(&gpu, at, PAGE, PAGE) }.unwrap();
     let stream = gpu.stream().unwrap();
     let word = region.word32(0).unwrap();
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 8,
-    };
+    let write = write32(&word, 8);
     post(&gpu, &stream, &[write]).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     assert_eq!(word.load().unwrap(), 8);
     drop((word, region));
     std::thread::sleep(Duration::from_millis(50));
@@ -209,21 +192,15 @@ impl Drop for Told {
 }
 
 fn gate(gpu: &Gpu, stream: &Stream) -> Word32 {
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
-    let wait = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
+    let gate = gpu.word();
+    let wait = geq(&gate, 1);
     post(gpu, stream, &[wait]).unwrap();
     gate
 }
 
 fn write(gpu: &Gpu, stream: &Stream, region: &Region, value: u32) {
     let word = region.word32(0).unwrap();
-    let write = Descriptor::WriteValue32 { word: &word, value };
+    let write = write32(&word, value);
     post(gpu, stream, &[write]).unwrap();
 }
 
@@ -244,7 +221,7 @@ fn an_owner_is_dropped_behind_the_last_use() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(!told.load(Ordering::Acquire), "a stream has yet to write");
     gate.store(1).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     until("the owner is dropped", || told.load(Ordering::Acquire));
     assert_eq!(
         control.live()["registered"],
@@ -282,7 +259,7 @@ fn an_adopted_buffer_comes_back_behind_the_work_of_streams() {
         buffer
     });
     assert_eq!(buffer[..8], [7, 7, 7, 7, 1, 1, 1, 1]);
-    assert!(other.synchronize(LIMIT).unwrap());
+    passes(&other);
     assert_eq!(control.blocked(), []);
 }
 
@@ -357,5 +334,5 @@ fn an_owner_outlives_a_stream_dropped_during_a_capture() {
     // The stream can be handed in again.
     // SAFETY: as above.
     let again = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
-    assert!(again.synchronize(LIMIT).unwrap());
+    passes(&again);
 }

@@ -4,111 +4,45 @@
 
 #[path = "common/application.rs"]
 mod application;
+mod common;
 mod standin;
 
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
-use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
-use gdsync::memop::Condition;
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Pd, Qp, QpConfig, Sge, WaitOptions, Work,
-};
+use common::{Bytes, Gate, LIMIT, Pair, Steps, by, passes, send_and_wait, write32};
+use gdsync::gpu::{MemoryKind, Region, Stream};
+use gdsync::rdma::{Descriptor, Device, Endpoint, Lowering, Work};
 use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::consts;
-use standin::{Control, Variant, inside, until};
+use standin::{Control, Variant, cases, inside, until};
 
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A word that holds streams.
-struct Gate(Word32);
-
-impl Gate {
-    fn new(gpu: &Gpu) -> Gate {
-        let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        Gate(region.word32(0).unwrap())
-    }
-
-    fn wait(&self, value: u32) -> Descriptor<'_> {
-        Descriptor::WaitValue32 {
-            word: &self.0,
-            condition: Condition::Geq,
-            value,
-            flush: false,
-        }
-    }
-
-    fn open(&self, value: u32) {
-        self.0.store(value).unwrap();
-    }
+fn pair() -> Pair {
+    let config = by(Lowering::MemOps, Endpoint::Ring);
+    Pair::open_on(&Gpu::cuda(0).unwrap(), Device::emulated, &config)
 }
 
-fn write(word: &Word32, value: u32) -> Descriptor<'_> {
-    Descriptor::WriteValue32 { word, value }
-}
-
-/// A GPU, and two queue pairs that talk to each other.
-struct Rig {
-    gpu: Gpu,
-    pd: Pd,
-    a: Qp,
-    b: Qp,
-}
-
-fn rig() -> Rig {
-    let gpu = Gpu::cuda(0).unwrap();
-    let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let config = QpConfig {
-        lowering: Lowering::MemOps,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    };
-    let (mut a, mut b) = (
-        pd.create_qp(&config).unwrap(),
-        pd.create_qp(&config).unwrap(),
-    );
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-    Rig { gpu, pd, a, b }
-}
-
-impl Rig {
-    fn post(&mut self, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
-        self.a.post_on(stream, list)
-    }
-
-    /// A message by a stream that does not wait, from device memory into device memory.
-    fn message(&mut self, stream: &Stream, value: u64) {
-        let region = self.gpu.alloc(MemoryKind::Device, 64).unwrap();
-        let mr = self.pd.register(&region, Access::ALL).unwrap();
-        region.write(0, &value.to_le_bytes()).unwrap();
-        let piece = |offset| Sge {
-            mr: &mr,
-            offset,
-            len: 8,
-        };
-        let recv = self.b.prepare_receive(&[piece(8)]).unwrap();
-        self.b.post_receive(recv).unwrap();
-        let list = [piece(0)];
-        let send = self.a.prepare(&Work::send(&list).signaled()).unwrap();
-        self.a.post_on(stream, &[Descriptor::Send(send)]).unwrap();
-        self.a.wait(send, LIMIT).unwrap();
-        self.b.wait(recv, LIMIT).unwrap();
-        let mut got = [0; 8];
-        region.read(8, &mut got).unwrap();
-        assert_eq!(u64::from_le_bytes(got), value);
-    }
+/// A message by a stream that does not wait, from device memory into device memory.
+fn message(p: &mut Pair, stream: &Stream, value: u64) {
+    let memory = p.memory(MemoryKind::Device, 64);
+    memory.region().write(0, &value.to_le_bytes()).unwrap();
+    let recv = p.b.receive(&[memory.sge(8, 8)]);
+    let send = p.a.signaled(&Work::send(&[memory.sge(0, 8)]));
+    p.a.post_on(stream, &[Descriptor::Send(send)]).unwrap();
+    p.a.wait(send, LIMIT).unwrap();
+    p.b.wait(recv, LIMIT).unwrap();
+    assert_eq!(u64::from_le_bytes(memory.region().bytes(8)), value);
 }
 
 /// More streams than may wait: the rest is refused, and whoever does not wait goes on.
 fn too_many(streams: usize, limit: usize) {
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     assert_eq!(r.gpu.wait_limits().unwrap().streams as usize, limit);
     let gate = Gate::new(&r.gpu);
     let all: Vec<Stream> = (0..streams).map(|_| r.gpu.stream().unwrap()).collect();
     for (i, stream) in all.iter().enumerate() {
-        let posted = r.post(stream, &[gate.wait(1)]);
+        let posted = r.a.post_on(stream, &[gate.wait_for(1)]);
         if i < limit {
             posted.unwrap();
             continue;
@@ -123,73 +57,58 @@ fn too_many(streams: usize, limit: usize) {
         control.waiting() == limit as u64
     });
     // One more wait of a stream that waits takes nothing.
-    r.post(&all[0], &[gate.wait(2)]).unwrap();
+    r.a.post_on(&all[0], &[gate.wait_for(2)]).unwrap();
     // The refused streams do other work, and so does everybody.
     let flag = Gate::new(&r.gpu);
-    r.post(all.last().unwrap(), &[write(&flag.0, 1)]).unwrap();
+    r.a.post_on(all.last().unwrap(), &[write32(&flag.0, 1)])
+        .unwrap();
     until("the refused stream writes", || flag.0.load().unwrap() == 1);
-    r.message(&r.gpu.stream().unwrap(), 0x1234_5678_9abc);
+    let free = r.gpu.stream().unwrap();
+    message(&mut r, &free, 0x1234_5678_9abc);
     // A request that was refused with its wait is still there.
-    let mr =
-        r.pd.register(&r.gpu.alloc(MemoryKind::Pinned, 64).unwrap(), Access::ALL)
-            .unwrap();
-    let recv = r.b.prepare_receive(&[mr.sge(8, 8)]).unwrap();
-    r.b.post_receive(recv).unwrap();
-    let send =
-        r.a.prepare(&Work::send(&[mr.sge(0, 8)]).signaled())
-            .unwrap();
-    let list = [
-        Descriptor::Send(send),
-        Descriptor::Wait(send.into(), WaitOptions::default()),
-    ];
+    let mr = r.memory(MemoryKind::Pinned, 64);
+    let _recv = r.b.receive(&[mr.sge(8, 8)]);
+    let send = r.a.signaled(&Work::send(&[mr.sge(0, 8)]));
+    let list = send_and_wait(send);
     let last = all.last().unwrap();
-    assert_eq!(r.post(last, &list).unwrap_err().kind(), Kind::TooManyWaits);
+    assert_eq!(
+        r.a.post_on(last, &list).unwrap_err().kind(),
+        Kind::TooManyWaits
+    );
     assert_eq!(r.a.poll(send).unwrap(), None);
-    gate.open(2);
+    gate.open_to(2);
     until("all go on", || control.waiting() == 0);
-    r.post(last, &list).unwrap();
-    assert!(last.synchronize(LIMIT).unwrap());
+    r.a.post_on(last, &list).unwrap();
+    passes(last);
     // Everybody may wait once more, in turn.
     for (value, stream) in (3..).zip(all.iter().chain(&all)) {
-        r.post(stream, &[gate.wait(value)]).unwrap();
-        gate.open(value);
-        assert!(stream.synchronize(LIMIT).unwrap());
+        r.a.post_on(stream, &[gate.wait_for(value)]).unwrap();
+        gate.open_to(value);
+        passes(&stream);
     }
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
 }
 
-#[test]
-fn nine_waiting_streams() {
-    inside!(Variant::default());
-    too_many(9, 6);
-}
-
-#[test]
-fn thirty_three_waiting_streams() {
-    inside!(Variant {
-        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "32")],
-        ..Variant::default()
-    });
-    too_many(33, 30);
+cases! {
+    nine_waiting_streams => too_many(9, 6);
+    thirty_three_waiting_streams in Variant::env(&[("CUDA_DEVICE_MAX_CONNECTIONS", "32")]) =>
+        too_many(33, 30);
 }
 
 /// With so few channels that a wait stops all else, still one may wait, and goes on.
 #[test]
 fn one_channel() {
-    inside!(Variant {
-        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "1")],
-        ..Variant::default()
-    });
-    let mut r = rig();
+    inside!(Variant::env(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]));
+    let mut r = pair();
     let gate = Gate::new(&r.gpu);
     let (first, second) = (r.gpu.stream().unwrap(), r.gpu.stream().unwrap());
-    r.post(&first, &[gate.wait(1)]).unwrap();
-    let error = r.post(&second, &[gate.wait(1)]).unwrap_err();
+    r.a.post_on(&first, &[gate.wait_for(1)]).unwrap();
+    let error = r.a.post_on(&second, &[gate.wait_for(1)]).unwrap_err();
     assert_eq!(error.kind(), Kind::TooManyWaits);
-    gate.open(1);
-    assert!(first.synchronize(LIMIT).unwrap());
-    r.post(&second, &[gate.wait(1)]).unwrap();
-    assert!(second.synchronize(LIMIT).unwrap());
+    gate.open_to(1);
+    passes(&first);
+    r.a.post_on(&second, &[gate.wait_for(1)]).unwrap();
+    passes(&second);
 }
 
 /// Who has passed makes room without being asked, and a stream whose handle is dropped while it
@@ -197,20 +116,20 @@ fn one_channel() {
 #[test]
 fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     for value in 1..=50 {
         for _ in 0..6 {
             let stream = r.gpu.stream().unwrap();
             until("the next may wait", || {
-                r.post(&stream, &[gate.wait(value)]).is_ok()
+                r.a.post_on(&stream, &[gate.wait_for(value)]).is_ok()
             });
         }
         let refused = r.gpu.stream().unwrap();
-        let error = r.post(&refused, &[gate.wait(value)]).unwrap_err();
+        let error = r.a.post_on(&refused, &[gate.wait_for(value)]).unwrap_err();
         assert_eq!(error.kind(), Kind::TooManyWaits);
-        gate.open(value);
+        gate.open_to(value);
     }
     until("the streams are gone", || control.live()["commands"] == 0);
 }
@@ -220,13 +139,13 @@ fn seats_of_streams_that_pass_and_streams_that_are_dropped() {
 #[test]
 fn streams_are_made_while_a_stream_waits() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     let word = Gate::new(&r.gpu);
     let waiting = r.gpu.stream().unwrap();
     for value in 1..=3 {
-        r.post(&waiting, &[gate.wait(value)]).unwrap();
+        r.a.post_on(&waiting, &[gate.wait_for(value)]).unwrap();
         until("it waits", || control.waiting() == 1);
         let mut streams = Vec::new();
         let error = loop {
@@ -240,7 +159,7 @@ fn streams_are_made_while_a_stream_waits() {
         // One that is dropped serves again, once it has done what it was given.
         for count in 0..100 {
             let last = streams.pop().unwrap();
-            r.post(&last, &[write(&word.0, value * 1000 + count)])
+            r.a.post_on(&last, &[write32(&word.0, value * 1000 + count)])
                 .unwrap();
             drop(last);
             until("a stream is left", || match r.gpu.stream() {
@@ -255,8 +174,8 @@ fn streams_are_made_while_a_stream_waits() {
             });
             assert_eq!(word.0.load().unwrap(), value * 1000 + count);
         }
-        gate.open(value);
-        assert!(waiting.synchronize(LIMIT).unwrap());
+        gate.open_to(value);
+        passes(&waiting);
         // Now any number is made, and kept: this is more than the driver had room for.
         let more: Vec<Stream> = (0..40).map(|_| r.gpu.stream().unwrap()).collect();
         drop((streams, more));
@@ -283,11 +202,11 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
         // SAFETY: it is destroyed behind its last handle.
         let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
         let word = &word;
-        let list = [gate.wait(1), Descriptor::PassedBy { word, value }];
+        let list = [gate.wait_for(1), Descriptor::PassedBy { word, value }];
         post(&gpu, &stream, &list).unwrap();
         let behind = Descriptor::WriteValue64 { word, value };
         post(&gpu, &stream, &[behind]).unwrap();
-        gate.open(1);
+        gate.open_to(1);
         until("it passes", || word.load().unwrap() == value);
         let begin = cuda.cuStreamBeginCapture_v2.unwrap();
         let mut graph = std::ptr::null_mut();
@@ -308,7 +227,7 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
 fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
     const BEHIND: usize = 600;
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     make_current(retained());
     let wait = driver().cuStreamWaitValue32_v2.unwrap();
     let (gate, hold) = (Gate::new(&r.gpu), Gate::new(&r.gpu));
@@ -318,27 +237,27 @@ fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
     for (i, stream) in all.iter().enumerate() {
         let (word, value) = (&word, 1 + i as u64);
         let list = [
-            gate.wait(i as u32 + 1),
+            gate.wait_for(i as u32 + 1),
             Descriptor::PassedBy { word, value },
         ];
-        r.post(stream, &list).unwrap();
+        r.a.post_on(stream, &list).unwrap();
         let behind = Descriptor::WriteValue64 { word, value };
-        r.post(stream, &[behind]).unwrap();
+        r.a.post_on(stream, &[behind]).unwrap();
         for _ in 0..BEHIND {
-            r.post(stream, &[write(&other, 1)]).unwrap();
+            r.a.post_on(stream, &[write32(&other, 1)]).unwrap();
         }
         // The application's own wait keeps the stream from being idle.
         let (raw, at) = (stream.as_cuda().unwrap(), hold.0.addr().0);
         // SAFETY: a live stream, and a word that is kept.
         ok(unsafe { wait(raw.cast(), at, 1, consts::CU_STREAM_WAIT_VALUE_GEQ) });
-        gate.open(i as u32 + 1);
+        gate.open_to(i as u32 + 1);
         until("it passes", || word.load().unwrap() == value);
     }
     let other = r.gpu.stream().unwrap();
-    r.post(&other, &[gate.wait(1)]).unwrap();
-    hold.open(1);
+    r.a.post_on(&other, &[gate.wait_for(1)]).unwrap();
+    hold.open_to(1);
     for stream in &all {
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
     }
 }
 
@@ -347,7 +266,7 @@ fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
 #[test]
 fn streams_that_pass_by_a_word_of_the_applications() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let gate = Gate::new(&r.gpu);
     let passed = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
     let word = |i: usize| passed.word64(8 * i).unwrap();
@@ -361,32 +280,38 @@ fn streams_that_pass_by_a_word_of_the_applications() {
             let word = word(i);
             let count = begin.wrapping_add(value.into());
             let list = [
-                gate.wait(value),
+                gate.wait_for(value),
                 Descriptor::PassedBy {
                     word: &word,
                     value: count,
                 },
             ];
-            until("the stream takes it", || r.post(stream, &list).is_ok());
+            until("the stream takes it", || r.a.post_on(stream, &list).is_ok());
             let behind = Descriptor::WriteValue64 {
                 word: &word,
                 value: count,
             };
-            until("and what proves it", || r.post(stream, &[behind]).is_ok());
+            until("and what proves it", || {
+                r.a.post_on(stream, &[behind]).is_ok()
+            });
             // Never idle.
-            let next = [gate.wait(value + 1)];
-            until("and the next", || r.post(stream, &next).is_ok());
+            let next = [gate.wait_for(value + 1)];
+            until("and the next", || r.a.post_on(stream, &next).is_ok());
         }
         let refused = r.gpu.stream().unwrap();
-        let error = r.post(&refused, &[gate.wait(value + 1)]).unwrap_err();
+        let error =
+            r.a.post_on(&refused, &[gate.wait_for(value + 1)])
+                .unwrap_err();
         assert_eq!(error.kind(), Kind::TooManyWaits);
-        gate.open(value);
+        gate.open_to(value);
     }
-    gate.open(1000);
+    gate.open_to(1000);
     let other = r.gpu.stream().unwrap();
-    until("a seat is free", || r.post(&other, &[gate.wait(1)]).is_ok());
+    until("a seat is free", || {
+        r.a.post_on(&other, &[gate.wait_for(1)]).is_ok()
+    });
     for stream in &all {
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
     }
 }
 
@@ -396,7 +321,7 @@ fn streams_that_pass_by_a_word_of_the_applications() {
 #[test]
 fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
@@ -405,33 +330,33 @@ fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
     for value in 1..=20 {
         let word = &passed;
         let list = [
-            gate.wait(value),
+            gate.wait_for(value),
             Descriptor::PassedBy {
                 word,
                 value: value.into(),
             },
         ];
-        until("room for a wait", || r.post(&stream, &list).is_ok());
+        until("room for a wait", || r.a.post_on(&stream, &list).is_ok());
         let behind = Descriptor::WriteValue64 {
             word,
             value: value.into(),
         };
-        r.post(&stream, &[behind]).unwrap();
+        r.a.post_on(&stream, &[behind]).unwrap();
         until("it stands", || control.waiting() == 1);
         // Once the proof before is given it is no more than the driver holds.
         let mut taken = 0;
-        while r.post(&stream, &[write(&other, value)]).is_ok() {
+        while r.a.post_on(&stream, &[write32(&other, value)]).is_ok() {
             taken += 1;
             assert!(taken < 1100, "never refused");
         }
         assert!(taken >= 400, "refused after {taken}");
         assert_eq!(control.full(), 0, "a caller was blocked");
-        gate.open(value);
+        gate.open_to(value);
         until("it has passed", || {
             passed.load().unwrap() == u64::from(value)
         });
     }
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
 }
 
@@ -439,15 +364,15 @@ fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
 #[test]
 fn room_is_asked_for_before_it_is_taken() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let gate = Gate::new(&r.gpu);
     let stream = r.gpu.stream().unwrap();
     stream.check_room(u32::MAX).unwrap();
-    r.post(&stream, &[gate.wait(1)]).unwrap();
+    r.a.post_on(&stream, &[gate.wait_for(1)]).unwrap();
     let mut taken = 1;
     while stream.check_room(3).is_ok() {
         for _ in 0..3 {
-            r.post(&stream, &[write(&gate.0, 0)]).unwrap();
+            r.a.post_on(&stream, &[write32(&gate.0, 0)]).unwrap();
         }
         taken += 3;
         assert!(taken < 2000, "never refused");
@@ -457,8 +382,8 @@ fn room_is_asked_for_before_it_is_taken() {
         (e.kind(), e.limit_value().is_some()),
         (Kind::QueueFull, true)
     );
-    gate.open(1);
-    assert!(stream.synchronize(LIMIT).unwrap());
+    gate.open_to(1);
+    passes(&stream);
     stream.check_room(3).unwrap();
 }
 
@@ -466,11 +391,11 @@ fn room_is_asked_for_before_it_is_taken() {
 #[test]
 fn waits_for_events_count() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     let all: Vec<Stream> = (0..9).map(|_| r.gpu.stream().unwrap()).collect();
-    r.post(&all[0], &[gate.wait(1)]).unwrap();
+    r.a.post_on(&all[0], &[gate.wait_for(1)]).unwrap();
     let event = all[0].record().unwrap();
     let refused = all[1..]
         .iter()
@@ -480,20 +405,20 @@ fn waits_for_events_count() {
     assert_eq!(refused, 3);
     let flag = Gate::new(&r.gpu);
     let free = r.gpu.stream().unwrap();
-    r.post(&free, &[write(&flag.0, 1)]).unwrap();
+    r.a.post_on(&free, &[write32(&flag.0, 1)]).unwrap();
     until("the others go on", || flag.0.load().unwrap() == 1);
-    gate.open(1);
+    gate.open_to(1);
     until("all go on", || control.waiting() == 0);
     assert!(event.is_done().unwrap());
 }
 
 /// What enqueues one thing, by number.
-type Enqueue<'a> = &'a mut dyn FnMut(&mut Rig, u32) -> Result<()>;
+type Enqueue<'a> = &'a mut dyn FnMut(&mut Pair, u32) -> Result<()>;
 
 /// A waiting stream is given things until it takes no more, which is an error and no blocked
 /// thread; once it goes on, it takes them again.
-fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Rig, u32) -> Result<()>>) {
-    let mut r = rig();
+fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Pair, u32) -> Result<()>>) {
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     let stream = r.gpu.stream().unwrap();
@@ -501,7 +426,7 @@ fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Rig, u32) -> Re
     let mut enqueue = enqueue(&stream, &memory);
     let enqueue: Enqueue<'_> = &mut *enqueue;
     for value in 1..3 {
-        r.post(&stream, &[gate.wait(value)]).unwrap();
+        r.a.post_on(&stream, &[gate.wait_for(value)]).unwrap();
         let mut taken = 0;
         let error = (0..1500)
             .find_map(|i| match enqueue(&mut r, i) {
@@ -516,10 +441,10 @@ fn full(enqueue: impl Fn(&Stream, &Region) -> Box<dyn FnMut(&mut Rig, u32) -> Re
         assert!(error.limit_value().is_some());
         assert!(taken >= 100, "refused after {taken}");
         assert_eq!(control.full(), 0, "and nobody stood still before it");
-        gate.open(value);
-        assert!(stream.synchronize(LIMIT).unwrap());
+        gate.open_to(value);
+        passes(&stream);
         enqueue(&mut r, 0).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
     }
 }
 
@@ -528,7 +453,7 @@ fn fifteen_hundred_submissions() {
     inside!(Variant::default());
     full(|stream, memory| {
         let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
-        Box::new(move |r, i| r.post(&stream, &[write(&word, i)]))
+        Box::new(move |r, i| r.a.post_on(&stream, &[write32(&word, i)]))
     });
 }
 
@@ -539,8 +464,8 @@ fn fifteen_hundred_long_lists() {
     full(|stream, memory| {
         let (stream, word) = (stream.clone(), memory.word32(0).unwrap());
         Box::new(move |r, i| {
-            let list: Vec<Descriptor<'_>> = (0..600).map(|_| write(&word, i)).collect();
-            r.post(&stream, &list)
+            let list: Vec<Descriptor<'_>> = (0..600).map(|_| write32(&word, i)).collect();
+            r.a.post_on(&stream, &list)
         })
     });
 }
@@ -589,24 +514,24 @@ fn fifteen_hundred_launches() {
 #[test]
 fn memory_dropped_while_a_stream_waits() {
     inside!(Variant::default());
-    let mut r = rig();
+    let mut r = pair();
     let control = Control::open();
     let gate = Gate::new(&r.gpu);
     let stream = r.gpu.stream().unwrap();
     let before = control.live();
-    r.post(&stream, &[gate.wait(1)]).unwrap();
+    r.a.post_on(&stream, &[gate.wait_for(1)]).unwrap();
     until("it waits", || control.waiting() == 1);
     control.record(true);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         for len in [64, 4096, 1 << 20] {
             let region = r.gpu.alloc(kind, len).unwrap();
-            r.post(&stream, &[write(&region.word32(0).unwrap(), 7)])
+            r.a.post_on(&stream, &[write32(&region.word32(0).unwrap(), 7)])
                 .unwrap();
             drop(region);
         }
     }
     let shared = r.gpu.alloc_exportable(4096).unwrap();
-    r.post(&stream, &[write(&shared.word32(0).unwrap(), 7)])
+    r.a.post_on(&stream, &[write32(&shared.word32(0).unwrap(), 7)])
         .unwrap();
     drop(shared);
     // Meanwhile deferred frees are tried, again and again.
@@ -616,8 +541,8 @@ fn memory_dropped_while_a_stream_waits() {
         assert!(!calls.contains(call), "{call} while a stream waits");
     }
     assert_eq!(control.blocked(), []);
-    gate.open(1);
-    assert!(stream.synchronize(LIMIT).unwrap());
+    gate.open_to(1);
+    passes(&stream);
     until("all is freed", || {
         let live = control.live();
         // One unit of device memory is kept for the next.

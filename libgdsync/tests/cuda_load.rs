@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::{Gpu, Kind};
-use standin::{Control, Variant, inside, run};
+use standin::{Control, Variant, cases, inside, run};
 
 /// The error of a GPU that cannot be opened.
 #[track_caller]
@@ -58,50 +58,27 @@ fn absent_no_library() {
 
 #[test]
 fn too_old() {
-    inside!(Variant {
-        env: &[("STANDIN_VERSION", "11080")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[("STANDIN_VERSION", "11080")]));
     refused("cuda", Kind::Unsupported, &["11.8", "12.0"]);
     let error = Gpu::cuda(0).unwrap_err();
     assert_eq!(error.limit_value(), Some(12000));
 }
 
-#[test]
-fn just_new_enough() {
-    inside!(Variant {
-        env: &[("STANDIN_VERSION", "12000")],
-        ..Variant::default()
-    });
-    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "cuda");
-}
-
-#[test]
-fn a_required_function_is_missing() {
-    inside!(Variant {
-        without: Some("cuStreamBatchMemOp_v2"),
-        ..Variant::default()
-    });
-    refused("cuda", Kind::Absent, &["cuStreamBatchMemOp_v2"]);
-    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
-}
-
-#[test]
-fn the_last_required_function_is_missing() {
-    inside!(Variant {
-        without: Some("cuIpcCloseMemHandle"),
-        ..Variant::default()
-    });
-    refused("cuda", Kind::Absent, &["cuIpcCloseMemHandle"]);
+cases! {
+    just_new_enough in Variant::env(&[("STANDIN_VERSION", "12000")]) =>
+        assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "cuda");
+    a_required_function_is_missing in Variant::without("cuStreamBatchMemOp_v2") => {
+        refused("cuda", Kind::Absent, &["cuStreamBatchMemOp_v2"]);
+        assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+    };
+    the_last_required_function_is_missing in Variant::without("cuIpcCloseMemHandle") =>
+        refused("cuda", Kind::Absent, &["cuIpcCloseMemHandle"]);
 }
 
 /// Kernels are loaded eagerly all the same, or the first launch would stand behind a wait.
 #[test]
 fn without_the_function_that_loads_kernels() {
-    inside!(Variant {
-        without: Some("cuFuncLoad"),
-        ..Variant::default()
-    });
+    inside!(Variant::without("cuFuncLoad"));
     let control = Control::open();
     control.record(true);
     Gpu::cuda(0).unwrap();
@@ -114,10 +91,7 @@ fn without_the_function_that_loads_kernels() {
 
 #[test]
 fn without_an_optional_function() {
-    inside!(Variant {
-        without: Some("cuMemExportToShareableHandle"),
-        ..Variant::default()
-    });
+    inside!(Variant::without("cuMemExportToShareableHandle"));
     let gpu = Gpu::cuda(0).unwrap();
     let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
     let error = memory.share().unwrap_err();
@@ -126,32 +100,20 @@ fn without_an_optional_function() {
     assert!(text.contains("cuMemExportToShareableHandle"), "{text}");
 }
 
-#[test]
-fn without_mapped_memory() {
-    inside!(Variant {
-        without: Some("cuMemCreate"),
-        ..Variant::default()
-    });
-    refused("cuda", Kind::Unsupported, &["cuMemCreate"]);
-    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
-}
-
-#[test]
-fn no_gpu() {
-    inside!(Variant {
-        env: &[("STANDIN_DEVICES", "0")],
-        ..Variant::default()
-    });
-    refused("cuda", Kind::Absent, &["NO_DEVICE"]);
-    assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+cases! {
+    without_mapped_memory in Variant::without("cuMemCreate") => {
+        refused("cuda", Kind::Unsupported, &["cuMemCreate"]);
+        assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+    };
+    no_gpu in Variant::env(&[("STANDIN_DEVICES", "0")]) => {
+        refused("cuda", Kind::Absent, &["NO_DEVICE"]);
+        assert_eq!(Gpu::open("auto").unwrap().runtime_name(), "soft");
+    };
 }
 
 #[test]
 fn two_gpus() {
-    inside!(Variant {
-        env: &[("STANDIN_DEVICES", "2")],
-        ..Variant::default()
-    });
+    inside!(Variant::env(&[("STANDIN_DEVICES", "2")]));
     let (first, second) = (Gpu::cuda(0).unwrap(), Gpu::open("cuda:1").unwrap());
     assert!(!first.is(&second) && first.is(&Gpu::open("cuda").unwrap()));
     assert!(second.name().contains("Stand-in GPU 1"), "{second:?}");

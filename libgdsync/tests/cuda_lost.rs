@@ -2,19 +2,19 @@
 //! middle of a list, of a wait, of a copy. Errors are typed and carry the number, nothing hangs,
 //! and dropping what is left is quiet.
 
+mod common;
 mod standin;
 
 use std::time::Duration;
 
-use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
-use gdsync::memop::Condition;
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, QpConfig, WaitOptions, Work,
+use common::{
+    LIMIT, Steps, Words, by, connect, geq, joined, memory, passes, send_and_wait, sized, write32,
 };
+use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, Work};
 use gdsync::{Error, Gpu, Kind};
-use standin::{Control, Variant, inside, until};
+use standin::{Control, Variant, cases, inside, until};
 
-const LIMIT: Duration = Duration::from_secs(60);
 /// What the driver says of a kernel that went wrong; its context is gone with it.
 const LAUNCH_FAILED: i32 = 719;
 
@@ -29,28 +29,13 @@ struct Rig {
 fn rig(lowering: Lowering, endpoint: Endpoint) -> Rig {
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let config = QpConfig {
-        lowering,
-        endpoint,
-        send_blocks: 1024,
-        recv_entries: 1024,
-        ..QpConfig::default()
-    };
-    let (mut a, mut b) = (
-        pd.create_qp(&config).unwrap(),
-        pd.create_qp(&config).unwrap(),
-    );
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-    let mr = pd.register(&region, Access::ALL).unwrap();
-    let stream = gpu.stream().unwrap();
+    let (a, b) = joined(&pd, &sized(&by(lowering, endpoint), 1024, 1024));
     Rig {
+        mr: memory(&pd, MemoryKind::Pinned, 4096, Access::ALL),
+        stream: gpu.stream().unwrap(),
         gpu,
         a,
         b,
-        mr,
-        stream,
     }
 }
 
@@ -85,10 +70,7 @@ fn codes_never_seen_before() {
         (
             "cuStreamBatchMemOp_v2",
             Box::new(|r| {
-                let write = Descriptor::WriteValue32 {
-                    word: &word,
-                    value: 1,
-                };
+                let write = write32(&word, 1);
                 r.a.post_on(&r.stream, &[write])
             }),
         ),
@@ -202,10 +184,7 @@ fn message(r: &mut Rig) -> gdsync::Result<()> {
     r.b.post_receive(recv)?;
     let list = [r.mr.sge(0, 8)];
     let send = r.a.prepare(&Work::send(&list).signaled())?;
-    let list = [
-        Descriptor::Send(send),
-        Descriptor::Wait(send.into(), WaitOptions::default()),
-    ];
+    let list = send_and_wait(send);
     r.a.post_on(&r.stream, &list)?;
     assert!(r.stream.synchronize(LIMIT)?);
     r.a.wait(send, LIMIT)?;
@@ -223,7 +202,7 @@ fn a_code_in_the_middle_of_a_list() {
     assert_eq!(error.kind(), Kind::System, "{error:?}");
     numbered(&error, 4242);
     Control::open().fail("cuStreamBatchMemOp_v2", 0, 0);
-    assert!(r.stream.synchronize(LIMIT).unwrap());
+    passes(&r.stream);
     drop(r);
 }
 
@@ -238,24 +217,12 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
         let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let (gate, other) = (words.word32(0).unwrap(), words.word32(4).unwrap());
         // Posted by the CPU, and matched by nothing.
-        let receive = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
-        r.a.post_receive(receive).unwrap();
+        let receive = r.a.receive(&[r.mr.sge(0, 8)]);
         let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
         let send = send.unwrap();
         let late = r.a.prepare_receive(&[r.mr.sge(0, 8)]).unwrap();
-        let mut list = vec![
-            Descriptor::WaitValue32 {
-                word: &gate,
-                condition: Condition::Geq,
-                value: 1,
-                flush: false,
-            },
-            Descriptor::Wait(receive.into(), WaitOptions::default()),
-        ];
-        let write = Descriptor::WriteValue32 {
-            word: &other,
-            value: 1,
-        };
+        let mut list = vec![geq(&gate, 1), Descriptor::wait(receive)];
+        let write = write32(&other, 1);
         list.extend(std::iter::repeat_n(write, 600));
         if posts {
             list.extend([Descriptor::Send(send), Descriptor::Receive(late)]);
@@ -275,8 +242,7 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
         r.b.fail(gdsync::Status::CLOSED);
         r.b.quiet(LIMIT).unwrap();
         r.b.reset().unwrap();
-        r.a.connect(&r.b.address()).unwrap();
-        r.b.connect(&r.a.address()).unwrap();
+        connect(&mut r.a, &mut r.b);
         message(&mut r).unwrap();
     }
 }
@@ -289,7 +255,7 @@ fn long_list(r: &mut Rig) -> gdsync::Result<()> {
         r.b.post_receive(recv)?;
         let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled())?;
         list.push(Descriptor::Send(send));
-        list.push(Descriptor::Wait(send.into(), WaitOptions::default()));
+        list.push(Descriptor::wait(send));
     }
     r.a.post_on(&r.stream, &list)
 }
@@ -299,10 +265,7 @@ fn lost(r: &mut Rig, code: i32) {
     let gpu = r.gpu.clone();
     let region: Region = r.mr.region().clone();
     let word = region.word32(0).unwrap();
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 1,
-    };
+    let write = write32(&word, 1);
     let errors = [
         r.a.post_on(&r.stream, &[write]).unwrap_err(),
         r.stream.synchronize(LIMIT).unwrap_err(),
@@ -350,16 +313,9 @@ fn lost_in_a_list(lowering: Lowering, endpoint: Endpoint) {
     assert_eq!(gpu.stream().unwrap_err().kind(), Kind::DeviceLost);
 }
 
-#[test]
-fn lost_in_a_list_of_memory_operations() {
-    inside!(Variant::default());
-    lost_in_a_list(Lowering::MemOps, Endpoint::Ring);
-}
-
-#[test]
-fn lost_in_a_list_for_the_proxy() {
-    inside!(Variant::default());
-    lost_in_a_list(Lowering::MemOps, Endpoint::Proxy);
+cases! {
+    lost_in_a_list_of_memory_operations => lost_in_a_list(Lowering::MemOps, Endpoint::Ring);
+    lost_in_a_list_for_the_proxy => lost_in_a_list(Lowering::MemOps, Endpoint::Proxy);
 }
 
 /// The GPU is lost while streams wait, threads wait for requests, and memory waits to be freed.
@@ -367,23 +323,12 @@ fn lost_in_a_wait(lowering: Lowering) {
     let mut r = rig(lowering, Endpoint::Ring);
     let control = Control::open();
     message(&mut r).unwrap();
-    let gate = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
-    let closed = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
-    let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)]).unwrap();
-    r.b.post_receive(recv).unwrap();
+    let gate = r.gpu.word();
+    let closed = geq(&gate, 1);
+    let _recv = r.b.receive(&[r.mr.sge(64, 8)]);
     let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
     let send = send.unwrap();
-    let list = [
-        closed,
-        Descriptor::Send(send),
-        Descriptor::Wait(send.into(), WaitOptions::default()),
-    ];
+    let list = [closed, Descriptor::Send(send), Descriptor::wait(send)];
     r.a.post_on(&r.stream, &list).unwrap();
     let dropped = r.gpu.alloc(MemoryKind::Device, 64).unwrap();
     drop(dropped);
@@ -407,16 +352,9 @@ fn lost_in_a_wait(lowering: Lowering) {
     }
 }
 
-#[test]
-fn lost_in_a_wait_of_memory_operations() {
-    inside!(Variant::default());
-    lost_in_a_wait(Lowering::MemOps);
-}
-
-#[test]
-fn lost_in_a_wait_of_a_kernel() {
-    inside!(Variant::default());
-    lost_in_a_wait(Lowering::Kernel);
+cases! {
+    lost_in_a_wait_of_memory_operations => lost_in_a_wait(Lowering::MemOps);
+    lost_in_a_wait_of_a_kernel => lost_in_a_wait(Lowering::Kernel);
 }
 
 /// The GPU is lost while the NIC brings payload into device memory: the message fails, and
@@ -429,22 +367,11 @@ fn lost_under_the_nic() {
     message(&mut r).unwrap();
     let pd = r.a.device().alloc_pd().unwrap();
     let region = r.gpu.alloc(MemoryKind::Device, 1 << 20).unwrap();
-    let config = QpConfig {
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    };
-    let (mut a, mut b) = (
-        pd.create_qp(&config).unwrap(),
-        pd.create_qp(&config).unwrap(),
-    );
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let (mut a, b) = joined(&pd, &by(Lowering::Auto, Endpoint::Ring));
     let mr = pd.register(&region, Access::ALL).unwrap();
     control.lose_device(LAUNCH_FAILED, 0);
     let span = mr.remote().span(4096, 4096).unwrap();
-    let send = a
-        .prepare(&Work::write(&[mr.sge(0, 4096)], span).signaled())
-        .unwrap();
+    let send = a.signaled(&Work::write(&[mr.sge(0, 4096)], span));
     // The CPU posts, so the GPU is not asked.
     if a.post(send).is_ok() {
         let error = a.wait(send, LIMIT).unwrap_err();
@@ -468,10 +395,7 @@ fn lost_by_a_code_never_seen_before() {
     message(&mut r).unwrap();
     control.lose_device(4242, 0);
     let word = r.mr.region().word32(0).unwrap();
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 1,
-    };
+    let write = write32(&word, 1);
     for error in [
         r.a.post_on(&r.stream, &[write]).unwrap_err(),
         r.stream.synchronize(LIMIT).unwrap_err(),

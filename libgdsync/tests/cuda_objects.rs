@@ -3,22 +3,22 @@
 
 #[path = "common/application.rs"]
 mod application;
+mod common;
 mod standin;
 
 use std::ffi::c_void;
 use std::time::Duration;
 
 use application::{driver, make_current, ok, post, retained};
+use common::{Bytes, Words, geq, passes, write32};
 use gdsync::gpu::{Dims, KERNELS, MemoryKind, Region, SharedMemory};
 use gdsync::kernels::{Fill, Report, Verify};
-use gdsync::memop::{Condition, DevicePtr};
-use gdsync::rdma::{Descriptor, post_on};
+use gdsync::memop::DevicePtr;
+use gdsync::rdma::post_on;
 use gdsync::{Gpu, Kind};
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
 use standin::{Control, Variant, inside, until};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 fn current() -> CUcontext {
     let mut context = std::ptr::null_mut();
@@ -76,22 +76,16 @@ fn contexts() {
             let stream = gpu.stream().unwrap();
             let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
             let word = memory.word32(0).unwrap();
-            let write = Descriptor::WriteValue32 {
-                word: &word,
-                value: 9,
-            };
+            let write = write32(&word, 9);
             post(gpu, &stream, &[write]).unwrap();
-            assert!(stream.synchronize(LIMIT).unwrap());
+            passes(&stream);
             assert_eq!(word.load().unwrap(), 9);
         }
         assert_eq!(current(), before);
     }
     let memory = other.alloc(MemoryKind::Pinned, 64).unwrap();
     let word = memory.word32(0).unwrap();
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 1,
-    };
+    let write = write32(&word, 1);
     let error = post(&gpu, &gpu.stream().unwrap(), &[write]).unwrap_err();
     assert_eq!(error.kind(), Kind::Foreign);
 }
@@ -124,12 +118,9 @@ fn streams_of_the_application() {
         assert_eq!(gpu.cuda_stream(raw.cast()).unwrap().id(), stream.id());
         let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let word = memory.word32(0).unwrap();
-        let write = Descriptor::WriteValue32 {
-            word: &word,
-            value: 3,
-        };
+        let write = write32(&word, 3);
         post(&gpu, &stream, &[write]).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
         assert_eq!(word.load().unwrap(), 3);
         drop(stream);
         // The application's stream is still its own.
@@ -147,16 +138,11 @@ fn the_legacy_stream_if_it_is_wanted() {
     let word = memory.word32(0).unwrap();
     for (value, current) in (1..).zip([std::ptr::null_mut(), new_context(), retained()]) {
         make_current(current);
-        let wait = Descriptor::WaitValue32 {
-            word: &word,
-            condition: Condition::Geq,
-            value,
-            flush: false,
-        };
+        let wait = geq(&word, value);
         post(&gpu, &legacy, &[wait]).unwrap();
         assert!(!legacy.is_idle().unwrap() && !legacy.is_capturing().unwrap());
         word.store(value).unwrap();
-        assert!(legacy.synchronize(LIMIT).unwrap());
+        passes(&legacy);
     }
 }
 
@@ -172,14 +158,8 @@ fn captures() {
     // SAFETY: a live stream.
     let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
     let busy = gpu.stream().unwrap();
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
-    let wait = Descriptor::WaitValue32 {
-        word: &gate,
-        condition: Condition::Geq,
-        value: 1,
-        flush: false,
-    };
+    let gate = gpu.word();
+    let wait = geq(&gate, 1);
     post(&gpu, &busy, &[wait]).unwrap();
     // Something for to free later.
     drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
@@ -200,12 +180,9 @@ fn captures() {
         memory.write(0, &[7; 64]).unwrap();
         let word = memory.word32(0).unwrap();
         let other = gpu.stream().unwrap();
-        let write = Descriptor::WriteValue32 {
-            word: &word,
-            value: 1,
-        };
+        let write = write32(&word, 1);
         post(&gpu, &other, &[write]).unwrap();
-        assert!(other.synchronize(LIMIT).unwrap());
+        passes(&other);
         assert!(!busy.is_idle().unwrap());
         let event = other.record().unwrap();
         until("the event", || event.is_done().unwrap());
@@ -215,7 +192,7 @@ fn captures() {
     std::thread::scope(|s| s.spawn(work).join().unwrap());
     std::thread::sleep(Duration::from_millis(100));
     gate.store(1).unwrap();
-    assert!(busy.synchronize(LIMIT).unwrap());
+    passes(&busy);
     std::thread::sleep(Duration::from_millis(50));
     let mut graph = std::ptr::null_mut();
     // SAFETY: the capture begun above.
@@ -224,7 +201,7 @@ fn captures() {
     // SAFETY: the graph just made.
     ok(unsafe { (cuda.cuGraphDestroy.unwrap())(graph) });
     post(&gpu, &stream, &[wait]).unwrap();
-    assert!(stream.synchronize(LIMIT).unwrap());
+    passes(&stream);
 }
 
 /// Device and pinned memory of the application.
@@ -246,12 +223,9 @@ fn adopted_memory() {
         let region = unsafe { gpu.adopt(DevicePtr(at + 64), 128) }.unwrap();
         region.write(0, &[1; 128]).unwrap();
         let word = region.word32(4).unwrap();
-        let write = Descriptor::WriteValue32 {
-            word: &word,
-            value: 77,
-        };
+        let write = write32(&word, 77);
         post(&gpu, &stream, &[write]).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
         assert_eq!(word.load().unwrap(), 77);
         // SAFETY: refused.
         let error = unsafe { gpu.adopt(DevicePtr(at + 64), 4096) }.unwrap_err();
@@ -327,8 +301,7 @@ fn modules_kernels_events() {
     };
     let dims = Dims::linear(4, 64);
     let found = || {
-        let mut bytes = [0; 16];
-        report.read(0, &mut bytes).unwrap();
+        let bytes = report.bytes::<16>(0);
         Report::from_bytes(bytes)
     };
     // SAFETY: pointers into `memory` and `report`, which live until both streams are done.
@@ -342,11 +315,11 @@ fn modules_kernels_events() {
         let event = first.record().unwrap();
         second.wait_event(&event).unwrap();
         second.launch(&verify, dims, checked(5).bytes()).unwrap();
-        assert!(second.synchronize(LIMIT).unwrap());
+        passes(&second);
         assert!(event.is_done().unwrap());
         assert_eq!(found(), Report::CLEAN);
         second.launch(&verify, dims, checked(6).bytes()).unwrap();
-        assert!(second.synchronize(LIMIT).unwrap());
+        passes(&second);
         assert!(found().wrong > half / 2 && found().first < 8);
         // Parameters of another size, and no block.
         let error = second.launch(&fill, dims, &[0; 8]).unwrap_err();
@@ -363,8 +336,7 @@ fn copies_between_all_kinds_of_memory() {
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let stream = gpu.stream().unwrap();
-    let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let gate = gate.word32(0).unwrap();
+    let gate = gpu.word();
     for (round, (to, from)) in [
         (MemoryKind::Pinned, MemoryKind::Pinned),
         (MemoryKind::Pinned, MemoryKind::Device),
@@ -378,24 +350,18 @@ fn copies_between_all_kinds_of_memory() {
         let bytes: Vec<u8> = (0..5000u32).map(|i| (i * 7 + round as u32) as u8).collect();
         from.write(0, &bytes).unwrap();
         let opened = round as u32 + 1;
-        let wait = [Descriptor::WaitValue32 {
-            word: &gate,
-            condition: Condition::Geq,
-            value: opened,
-            flush: false,
-        }];
+        let wait = [geq(&gate, opened)];
         post_on(&stream, &mut [], &wait).unwrap();
         for (at, len) in [(0, 1000), (1000, 7), (1008, 2992), (4001, 999)] {
             let (to, from) = (to.span(at, len).unwrap(), from.span(at, len).unwrap());
             stream.copy(&to, &from).unwrap();
         }
         assert_eq!(control.blocked(), [], "nothing stood still");
-        let mut got = vec![1; 5000];
-        to.read(0, &mut got).unwrap();
+        let got = to.vec(0, 5000);
         assert_eq!(got, [0; 5000], "nothing has moved");
         gate.store(opened).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        to.read(0, &mut got).unwrap();
+        passes(&stream);
+        let got = to.vec(0, 5000);
         let mut want = bytes;
         want[1007] = 0;
         want[4000] = 0;
@@ -505,18 +471,14 @@ fn other_process(gpu: &Gpu) {
     for (shared, expected) in ways.iter().zip(texts) {
         // SAFETY: the first process keeps its regions until this one has ended.
         let region = unsafe { gpu.open_shared(shared) }.unwrap();
-        let mut got = vec![0; expected.len()];
-        region.read(0, &mut got).unwrap();
+        let got = region.vec(0, expected.len());
         assert_eq!(got, expected);
         // By a stream, beside the copy engine.
         let stream = gpu.stream().unwrap();
         let word = region.word32(64).unwrap();
-        let write = Descriptor::WriteValue32 {
-            word: &word,
-            value: u32::from_le_bytes(*b"seco"),
-        };
+        let write = write32(&word, u32::from_le_bytes(*b"seco"));
         post(gpu, &stream, &[write]).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
         region.write(68, b"nd").unwrap();
         // A length that is not there.
         let too_long = match shared {

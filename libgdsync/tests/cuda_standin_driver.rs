@@ -3,10 +3,9 @@
 
 mod standin;
 
+use standin::{Control, Variant, inside, thread, until};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-
-use standin::{Control, Variant, inside, thread, until};
 
 type Handle = *mut c_void;
 
@@ -277,10 +276,7 @@ fn standin_calls_that_block_behind_a_wait_do() {
 
 #[test]
 fn standin_waiting_streams_hold_the_channels_of_their_context() {
-    let variant = Variant {
-        env: &[("CUDA_DEVICE_MAX_CONNECTIONS", "4")],
-        ..Variant::default()
-    };
+    let variant = Variant::env(&[("CUDA_DEVICE_MAX_CONNECTIONS", "4")]);
     inside!(variant);
     let d = Driver::open();
     let w = d.words();

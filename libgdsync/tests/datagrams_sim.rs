@@ -6,10 +6,9 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{LIMIT, PLAIN, finish, memory, paths, play, sge};
+use common::{Bytes, LIMIT, Steps, finish, geq, memory, paths, play, sge, write32};
 use gds_sim::seeds;
 use gdsync::gpu::{MemoryKind, Stream, Word32};
-use gdsync::memop::Condition;
 use gdsync::rdma::{
     Access, Descriptor, Destination, Device, Endpoint, GRH, Mr, Pd, Qp, QpConfig, ReceiveRequest,
     Transport, Work,
@@ -140,10 +139,7 @@ fn receive(
                 false => qp.post_receive(*recv).unwrap(),
             }
         }
-        list.push(Descriptor::WriteValue32 {
-            word: &station.ready,
-            value: round,
-        });
+        list.push(write32(&station.ready, round));
         qp.post_on(&station.stream, &list).unwrap();
         receives.push(prepared);
     }
@@ -181,23 +177,14 @@ fn send(all: &mut [Station], batch: &[Message], round: u32, rng: &mut fastrand::
                 false => Work::send(&pieces),
             };
             let work = message.imm.map_or(work, |imm| work.with_imm(imm));
-            sends.push(station.qp.prepare(&work.to(&to).signaled()).unwrap());
+            sends.push(station.qp.signaled(&work.to(&to)));
         }
-        let there = ready.iter().map(|word| Descriptor::WaitValue32 {
-            word,
-            condition: Condition::Geq,
-            value: round,
-            flush: false,
-        });
+        let there = ready.iter().map(|word| geq(word, round));
         let mut list: Vec<_> = there.collect();
         let by_stream = rng.bool();
         if by_stream {
             list.extend(sends.iter().map(|send| Descriptor::Send(*send)));
-            list.extend(
-                sends
-                    .iter()
-                    .map(|send| Descriptor::Wait((*send).into(), PLAIN)),
-            );
+            list.extend(sends.iter().map(|send| Descriptor::wait(*send)));
         }
         station.qp.post_on(&station.stream, &list).unwrap();
         if !by_stream {
@@ -223,8 +210,7 @@ fn check(all: &mut [Station], batch: &[Message], receives: Vec<Vec<ReceiveReques
             let got = station.qp.received(recv).unwrap();
             let source = got.source.unwrap();
             let slot = SLOT as usize * n;
-            let mut front = [0; GRH];
-            station.into.region().read(slot, &mut front).unwrap();
+            let front = station.into.region().bytes::<GRH>(slot);
             // Queue pairs of two NICs may have one number: the header has the node.
             let node = u64::from_be_bytes(front[16..24].try_into().unwrap());
             let from = |m: &&&Message| numbers[m.from] == source.qpn && nodes[m.from] == node;
@@ -234,8 +220,7 @@ fn check(all: &mut [Station], batch: &[Message], receives: Vec<Vec<ReceiveReques
             due.retain(|m| m.id != message.id);
             let expected = ((GRH + message.len) as u32, message.imm);
             assert_eq!((got.len, got.imm), expected, "{what}");
-            let mut bytes = vec![0; message.len];
-            station.into.region().read(slot + GRH, &mut bytes).unwrap();
+            let bytes = station.into.region().vec(slot + GRH, message.len);
             assert!(bytes == text(message), "{what}: message {}", message.id);
             let key = QKEY + message.from as u32;
             let back = station.pd.answer_to(&source, &front, key).unwrap();

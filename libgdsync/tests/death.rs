@@ -7,11 +7,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
 use common::witness::Witness;
-use common::{Gate, LIMIT, PLAIN, finish, kind, memory, paths, sge};
+use common::{Gate, LIMIT, Steps, finish, kind, memory, paths, send_and_wait, sge};
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{
-    Access, Descriptor, Device, QpAddress, QpConfig, ReceiveRequest, RemoteMemory, Work,
-};
+use gdsync::rdma::{Access, Device, QpAddress, QpConfig, ReceiveRequest, RemoteMemory, Work};
 use gdsync::{Gpu, Kind, Status};
 
 fn hex(bytes: &[u8]) -> String {
@@ -101,25 +99,17 @@ fn the_peer_dies() {
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
         let list = [sge(&mem, 0, 8)];
         let to = remote.span(8, 8).unwrap();
-        let taken = qp.prepare(&Work::send(&list).signaled()).unwrap();
-        let waiting = qp.prepare(&Work::send(&list).signaled()).unwrap();
-        let later = qp.prepare(&Work::write(&list, to).signaled()).unwrap();
-        let own = qp.prepare_receive(&[sge(&mem, 32, 8)]).unwrap();
-        qp.post_receive(own).unwrap();
+        let taken = qp.signaled(&Work::send(&list));
+        let waiting = qp.signaled(&Work::send(&list));
+        let later = qp.signaled(&Work::write(&list, to));
+        let own = qp.receive(&[sge(&mem, 32, 8)]);
         qp.post(taken).unwrap();
         qp.wait(taken, LIMIT).unwrap();
         // One waits for a receive that never comes; another is behind a gate.
-        let list = [
-            Descriptor::Send(waiting),
-            Descriptor::Wait(waiting.into(), PLAIN),
-        ];
+        let list = send_and_wait(waiting);
         qp.post_on(&stream, &list).unwrap();
         let saw = Witness::launch(&stream, &qp, waiting);
-        let list = [
-            gate.wait(),
-            Descriptor::Send(later),
-            Descriptor::Wait(later.into(), PLAIN),
-        ];
+        let list = gate.before(later);
         qp.post_on(&stream, &list).unwrap();
         let last = Witness::launch(&stream, &qp, later);
         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -144,10 +134,10 @@ fn the_peer_dies() {
         qp.reset().unwrap();
         let mut other = pd.create_qp(&config).unwrap();
         common::connect(&mut qp, &mut other);
-        let write = qp
-            .prepare(&Work::write(&[sge(&mem, 0, 8)], mem.remote().span(8, 8).unwrap()).signaled())
-            .unwrap();
-        qp.post(write).unwrap();
+        let write = qp.start(&Work::write(
+            &[sge(&mem, 0, 8)],
+            mem.remote().span(8, 8).unwrap(),
+        ));
         qp.wait(write, LIMIT).unwrap();
         drop((qp, other));
         device.close(LIMIT).unwrap();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{LIMIT, Net, PLAIN, Pair, finish, paths, refused, sge};
+use common::{Bytes, LIMIT, Net, Pair, Steps, finish, paths, refused, send_and_wait, sge, sized};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, Mr, QpConfig, ReceiveRequest, RemoteSpan, Sge, Work};
 use gdsync::{Gpu, Kind, Status};
@@ -11,8 +11,8 @@ use gdsync::{Gpu, Kind, Status};
 /// `a` sends by its stream, which waits; the CPU waits for the receive.
 fn carry(p: &mut Pair, work: &Work<'_>, recv: Option<ReceiveRequest>, what: &str) -> u32 {
     let stream = p.gpu.stream().unwrap();
-    let send = p.a.prepare(&work.signaled()).unwrap();
-    let list = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+    let send = p.a.signaled(&work);
+    let list = send_and_wait(send);
     p.a.post_on(&stream, &list).unwrap();
     finish(&stream, what);
     assert_eq!(p.a.poll(send).unwrap(), Some(Status::SUCCESS), "{what}");
@@ -23,14 +23,12 @@ fn carry(p: &mut Pair, work: &Work<'_>, recv: Option<ReceiveRequest>, what: &str
 }
 
 fn receive(p: &mut Pair, sges: &[Sge<'_>]) -> Option<ReceiveRequest> {
-    let recv = p.b.prepare_receive(sges).unwrap();
-    p.b.post_receive(recv).unwrap();
+    let recv = p.b.receive(sges);
     Some(recv)
 }
 
 fn bytes(mr: &Mr, at: usize, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0; len];
-    mr.region().read(at, &mut bytes).unwrap();
+    let bytes = mr.region().vec(at, len);
     bytes
 }
 
@@ -41,10 +39,7 @@ fn messages_of_no_bytes() {
             let what = format!("{path}, {net:?}");
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, net, &config);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Device, 64),
-                p.mem_b(MemoryKind::Device, 64),
-            );
+            let [near, far] = p.memories(MemoryKind::Device, 64);
             far.region().write(0, &[0xee; 64]).unwrap();
             let empty = [sge(&near, 64, 0), sge(&near, 0, 0)];
             let nowhere = RemoteSpan::new(0, 0);
@@ -88,10 +83,7 @@ fn thirty_segments_and_as_many_inline_bytes_as_fit() {
         };
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::Hub, &config);
-        let (near, far) = (
-            p.mem_a(MemoryKind::Device, 8192),
-            p.mem_b(MemoryKind::Device, 8192),
-        );
+        let [near, far] = p.memories(MemoryKind::Device, 8192);
         // Several times, so that the large entries wrap around the end of the ring.
         for round in 0..12 {
             let what = format!("{path}, round {round}");
@@ -180,10 +172,7 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
             };
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::One, &config);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Pinned, 64),
-                p.mem_b(MemoryKind::Pinned, 64),
-            );
+            let [near, far] = p.memories(MemoryKind::Pinned, 64);
             let stream = gpu.stream().unwrap();
             let to = far.remote().span(0, 8).unwrap();
             let list = [sge(&near, 0, 8)];
@@ -217,7 +206,7 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
                     p.b.post_receive(*r).unwrap();
                 }
                 let posts = sends.iter().map(|s| Descriptor::Send(*s));
-                let waits = sends.iter().map(|s| Descriptor::Wait((*s).into(), PLAIN));
+                let waits = sends.iter().map(|s| Descriptor::wait(*s));
                 let all: Vec<_> = posts.chain(waits).collect();
                 p.a.post_on(&stream, &all).unwrap();
                 finish(&stream, &what);
@@ -243,12 +232,9 @@ fn a_queue_may_be_filled_to_the_last_block_again_and_again() {
 fn what_was_aborted_long_ago_has_not_succeeded() {
     let gpu = Gpu::soft().unwrap();
     for newest in [false, true] {
-        let config = QpConfig {
-            send_blocks: 8,
-            ..QpConfig::default()
-        };
+        let config = sized(&QpConfig::default(), 8, 256);
         let mut p = Pair::new(&gpu, Net::One, &config);
-        let nop = |qp: &mut gdsync::rdma::Qp| qp.prepare(&Work::nop().signaled()).unwrap();
+        let nop = |qp: &mut gdsync::rdma::Qp| qp.signaled(&Work::nop());
         let done = |qp: &mut gdsync::rdma::Qp, request| {
             qp.post(request).unwrap();
             qp.wait(request, LIMIT).unwrap();

@@ -4,7 +4,9 @@
 mod common;
 
 use common::witness::Witness;
-use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, memory, paths, sge};
+use common::{
+    Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, finish, kind, memory, paths, sge, write32,
+};
 use gdsync::gpu::{MemoryKind, Word32, Word64};
 use gdsync::rdma::{
     Access, Descriptor, Field, Mr, QpConfig, RemoteSpan, SendRequest, WaitOptions, Work,
@@ -138,53 +140,41 @@ fn cases() -> Vec<Case> {
         access,
         ..remote(name, S::REMOTE_ACCESS, make)
     };
+    let protection = |name, make| local(name, S::LOCAL_PROTECTION, make);
+    let operation = |name, make| local(name, S::LOCAL_QP_OPERATION, make);
+    let denied = |name, make| remote(name, S::REMOTE_ACCESS, make);
     vec![
-        local("unknown local key", S::LOCAL_PROTECTION, |s, signaled| {
+        protection("unknown local key", |s, signaled| {
             let key = s.near.lkey() ^ 0x00ab_cd00;
             s.write_with_key(key, signaled)
         }),
-        local("deregistered memory", S::LOCAL_PROTECTION, |s, signaled| {
+        protection("deregistered memory", |s, signaled| {
             let key = s.pair.mem_a(MemoryKind::Pinned, 64).lkey();
             s.write_with_key(key, signaled)
         }),
-        local(
-            "local key of another PD",
-            S::LOCAL_PROTECTION,
-            |s, signaled| {
-                let other = s.pair.pd_a.device().alloc_pd().unwrap();
-                // Memory of the same addresses: only the domain is wrong.
-                let mr = other.register(s.near.region(), Access::ALL).unwrap();
-                let request = s.write_with_key(mr.lkey(), signaled);
-                s.keep.push(mr);
-                request
-            },
-        ),
-        local(
-            "beyond the local memory",
-            S::LOCAL_PROTECTION,
-            |s, signaled| {
-                let (near, to) = (s.near.clone(), s.far_span());
-                let request = s.prepare(Work::write(&[sge(&near, 4088, 8)], to), signaled);
-                s.patch(request, Field::Length(0), 9);
-                request
-            },
-        ),
-        local(
-            "a READ into memory that is read-only",
-            S::LOCAL_PROTECTION,
-            |s, signaled| {
-                let (near, from) = (s.near.clone(), s.far_span());
-                let request = s.prepare(Work::read(&[sge(&near, 0, 8)], from), signaled);
-                let mr = s
-                    .pair
-                    .pd_a
-                    .register(near.region(), Access::LOCAL_READ)
-                    .unwrap();
-                s.patch(request, Field::Key(0), mr.lkey());
-                s.keep.push(mr);
-                request
-            },
-        ),
+        protection("local key of another PD", |s, signaled| {
+            let other = s.pair.pd_a.device().alloc_pd().unwrap();
+            // Memory of the same addresses: only the domain is wrong.
+            let mr = other.register(s.near.region(), Access::ALL).unwrap();
+            let request = s.write_with_key(mr.lkey(), signaled);
+            s.keep.push(mr);
+            request
+        }),
+        protection("beyond the local memory", |s, signaled| {
+            let (near, to) = (s.near.clone(), s.far_span());
+            let request = s.prepare(Work::write(&[sge(&near, 4088, 8)], to), signaled);
+            s.patch(request, Field::Length(0), 9);
+            request
+        }),
+        protection("a READ into memory that is read-only", |s, signaled| {
+            let (near, from) = (s.near.clone(), s.far_span());
+            let request = s.prepare(Work::read(&[sge(&near, 0, 8)], from), signaled);
+            let pd = &s.pair.pd_a;
+            let mr = pd.register(near.region(), Access::LOCAL_READ).unwrap();
+            s.patch(request, Field::Key(0), mr.lkey());
+            s.keep.push(mr);
+            request
+        }),
         local("an atomic of four bytes", S::LOCAL_LENGTH, |s, signaled| {
             let (near, to) = (s.near.clone(), s.far_span());
             let request = s.prepare(Work::fetch_add(&[sge(&near, 0, 8)], to, 1), signaled);
@@ -202,99 +192,61 @@ fn cases() -> Vec<Case> {
                 s.prepare(Work::write(&list, to), signaled)
             },
         ),
-        local(
-            "an opcode that is none",
-            S::LOCAL_QP_OPERATION,
-            |s, signaled| s.send_with_control(0, 0x55, signaled),
-        ),
-        local(
-            "the index of another entry",
-            S::LOCAL_QP_OPERATION,
-            |s, signaled| s.send_with_control(0, 0x100, signaled),
-        ),
-        local(
-            "the number of another QP",
-            S::LOCAL_QP_OPERATION,
-            |s, signaled| s.send_with_control(1, 0x100, signaled),
-        ),
-        remote("unknown remote key", S::REMOTE_ACCESS, |s, signaled| {
+        operation("an opcode that is none", |s, signaled| {
+            s.send_with_control(0, 0x55, signaled)
+        }),
+        operation("the index of another entry", |s, signaled| {
+            s.send_with_control(0, 0x100, signaled)
+        }),
+        operation("the number of another QP", |s, signaled| {
+            s.send_with_control(1, 0x100, signaled)
+        }),
+        denied("unknown remote key", |s, signaled| {
             let mut to = s.far_span();
             to.rkey ^= 0x00ab_cd00;
             s.write_to(to, signaled)
         }),
-        remote(
-            "remote key that the stream patched",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.far_span();
-                let request = s.write_to(to, signaled);
-                s.patch(request, Field::RemoteKey, to.rkey ^ 0x00ab_cd00);
-                request
-            },
-        ),
-        remote(
-            "remote memory deregistered",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.pair.mem_b(MemoryKind::Pinned, 64).remote();
-                s.write_to(to.span(0, 8).unwrap(), signaled)
-            },
-        ),
-        remote(
-            "remote key of another PD",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let other = s.pair.pd_b.device().alloc_pd().unwrap();
-                let mr = other.register(s.far.region(), Access::ALL).unwrap();
-                let to = mr.remote().span(0, 8).unwrap();
-                s.keep.push(mr);
-                s.write_to(to, signaled)
-            },
-        ),
-        remote(
-            "beyond the remote memory",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let mut to = s.far_span();
-                to.addr += 4089;
-                s.write_to(to, signaled)
-            },
-        ),
-        remote(
-            "before the remote memory, by the stream",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.far_span();
-                let request = s.write_to(to, signaled);
-                let word = s.pair.a.field64(request, Field::RemoteAddress).unwrap();
-                s.patches.push(Patch::Wide(word, (to.addr - 1).to_be()));
-                request
-            },
-        ),
-        remote(
-            "memory without remote write",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.far_with(Access::LOCAL_WRITE | Access::REMOTE_READ);
-                s.write_read_atomic(Access::REMOTE_WRITE, to, signaled)
-            },
-        ),
-        remote(
-            "memory without remote read",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-                s.write_read_atomic(Access::REMOTE_READ, to, signaled)
-            },
-        ),
-        remote(
-            "memory without remote atomics",
-            S::REMOTE_ACCESS,
-            |s, signaled| {
-                let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_READ);
-                s.write_read_atomic(Access::REMOTE_ATOMIC, to, signaled)
-            },
-        ),
+        denied("remote key that the stream patched", |s, signaled| {
+            let to = s.far_span();
+            let request = s.write_to(to, signaled);
+            s.patch(request, Field::RemoteKey, to.rkey ^ 0x00ab_cd00);
+            request
+        }),
+        denied("remote memory deregistered", |s, signaled| {
+            let to = s.pair.mem_b(MemoryKind::Pinned, 64).remote();
+            s.write_to(to.span(0, 8).unwrap(), signaled)
+        }),
+        denied("remote key of another PD", |s, signaled| {
+            let other = s.pair.pd_b.device().alloc_pd().unwrap();
+            let mr = other.register(s.far.region(), Access::ALL).unwrap();
+            let to = mr.remote().span(0, 8).unwrap();
+            s.keep.push(mr);
+            s.write_to(to, signaled)
+        }),
+        denied("beyond the remote memory", |s, signaled| {
+            let mut to = s.far_span();
+            to.addr += 4089;
+            s.write_to(to, signaled)
+        }),
+        denied("before the remote memory, by the stream", |s, signaled| {
+            let to = s.far_span();
+            let request = s.write_to(to, signaled);
+            let word = s.pair.a.field64(request, Field::RemoteAddress).unwrap();
+            s.patches.push(Patch::Wide(word, (to.addr - 1).to_be()));
+            request
+        }),
+        denied("memory without remote write", |s, signaled| {
+            let to = s.far_with(Access::LOCAL_WRITE | Access::REMOTE_READ);
+            s.write_read_atomic(Access::REMOTE_WRITE, to, signaled)
+        }),
+        denied("memory without remote read", |s, signaled| {
+            let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+            s.write_read_atomic(Access::REMOTE_READ, to, signaled)
+        }),
+        denied("memory without remote atomics", |s, signaled| {
+            let to = s.far_with(Access::REMOTE_WRITE | Access::REMOTE_READ);
+            s.write_read_atomic(Access::REMOTE_ATOMIC, to, signaled)
+        }),
         remote(
             "misaligned atomic",
             S::REMOTE_INVALID_REQUEST,
@@ -354,8 +306,7 @@ fn spoil_second_receive(s: &mut Scene) {
     let word = s.pair.b.field32(probe, Field::Length(0)).unwrap();
     s.pair.b.abort(probe).unwrap();
     let ring = word.region();
-    let mut bytes = vec![0; ring.len()];
-    ring.read(0, &mut bytes).unwrap();
+    let bytes = ring.vec(0, ring.len());
     let address = (far.region().addr().0 + SECOND).to_be_bytes();
     let mut entries = (8..bytes.len()).step_by(16);
     let at = entries.find(|at| bytes[*at..*at + 8] == address).unwrap();
@@ -406,8 +357,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
             s.pair.b.prepare_receive(&list).unwrap()
         })
         .collect();
-    let own = s.pair.a.prepare_receive(&[sge(&near, 64, 16)]).unwrap();
-    s.pair.a.post_receive(own).unwrap();
+    let own = s.pair.a.receive(&[sge(&near, 64, 16)]);
 
     // The requests: two good ones, the bad one, and three behind it.
     let list = [sge(&near, 0, 8)];
@@ -444,7 +394,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
     let head = [
         gate.wait(),
         Descriptor::Send(good),
-        Descriptor::Wait(good.into(), PLAIN),
+        Descriptor::wait(good),
         Descriptor::Send(silent),
     ];
     a.post_on(&stream, &head).unwrap();
@@ -452,10 +402,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
         .patches
         .iter()
         .map(|patch| match patch {
-            Patch::Narrow(word, value) => Descriptor::WriteValue32 {
-                word,
-                value: *value,
-            },
+            Patch::Narrow(word, value) => write32(word, *value),
             Patch::Wide(word, value) => Descriptor::WriteValue64 {
                 word,
                 value: *value,
@@ -464,23 +411,23 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
         .collect();
     list.push(Descriptor::Send(bad));
     if signaled {
-        list.push(Descriptor::Wait(bad.into(), PLAIN));
+        list.push(Descriptor::wait(bad));
     } else {
         // It cannot be waited for, but the one behind it can.
         list.push(Descriptor::Send(behind[0]));
-        list.push(Descriptor::Wait(behind[0].into(), PLAIN));
+        list.push(Descriptor::wait(behind[0]));
     }
     a.post_on(&stream, &list).unwrap();
     let saw_bad = Witness::launch(&stream, a, bad);
     let mut list = Vec::new();
     if signaled {
         list.push(Descriptor::Send(behind[0]));
-        list.push(Descriptor::Wait(behind[0].into(), PLAIN));
+        list.push(Descriptor::wait(behind[0]));
     }
     list.extend([
         Descriptor::Send(behind[1]),
         Descriptor::Send(behind[2]),
-        Descriptor::Wait(behind[2].into(), PLAIN),
+        Descriptor::wait(behind[2]),
         seen.set(),
     ]);
     a.post_on(&stream, &list).unwrap();
@@ -524,7 +471,7 @@ fn run(s: &mut Scene, case: &Case, signaled: bool, what: &str) {
     // A queue pair in error takes no more.
     assert_eq!(kind(a.prepare(&Work::nop())), Some(expect), "{what}");
     assert_eq!(kind(a.prepare_receive(&[])), Some(expect), "{what}");
-    let late = [Descriptor::Wait(good.into(), PLAIN)];
+    let late = [Descriptor::wait(good)];
     assert_eq!(kind(a.post_on(&stream, &late)), Some(expect), "{what}");
 
     check_peer(s, case, &receives, &peer_saw, &peer_stream, what);

@@ -5,7 +5,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, paths, refused, sge};
+use common::{Gate, LIMIT, Net, Pair, Steps, all_refused, finish, paths, refused, sge};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind};
@@ -21,10 +21,7 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         };
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
-        let (mem, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [mem, far] = p.memories(MemoryKind::Pinned, 64);
         let list = [sge(&mem, 0, 8)];
         let work = Work::send(&list).signaled();
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
@@ -38,21 +35,11 @@ fn a_full_queue_is_an_error_or_a_bounded_wait_as_the_caller_chooses() {
         }
         refused(p.a.prepare(&work), Kind::QueueFull, Some(4), names);
         let before = gpu.host().now();
-        refused(
-            p.a.prepare_within(&work, SOON),
-            Kind::QueueFull,
-            Some(4),
-            names,
-        );
+        all_refused! { Kind::QueueFull, Some(4), names; p.a.prepare_within(&work, SOON) }
         assert!(gpu.host().now() - before >= SOON, "{path}");
         gate.open();
         finish(&stream, path);
-        refused(
-            p.a.prepare_within(&work, SOON),
-            Kind::QueueFull,
-            Some(4),
-            names,
-        );
+        all_refused! { Kind::QueueFull, Some(4), names; p.a.prepare_within(&work, SOON) }
         // Room comes while somebody waits for it.
         let mut receives = Vec::new();
         for _ in 0..5 {
@@ -97,7 +84,7 @@ fn a_completion_queue_is_full_until_its_stream_has_passed() {
             };
             p.a.post(send).unwrap();
             p.a.wait(send, LIMIT).unwrap();
-            let wait = [Descriptor::Wait(send.into(), PLAIN)];
+            let wait = [Descriptor::wait(send)];
             p.a.post_on(&stream, &wait).unwrap();
             done += 1;
             assert!(done < 100, "{path}: entries are used again too early");
@@ -126,8 +113,8 @@ fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says()
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::One, &config);
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
-        let first = p.a.prepare(&Work::nop().signaled()).unwrap();
-        let second = p.a.prepare(&Work::nop().signaled()).unwrap();
+        let first = p.a.signaled(&Work::nop());
+        let second = p.a.signaled(&Work::nop());
         p.a.post_on(&stream, &[gate.wait()]).unwrap();
         p.a.post_on(&stream, &[Descriptor::Send(first)]).unwrap();
         let names = &["qp 0x", "has not rung"];
@@ -154,8 +141,7 @@ fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says()
         finish(&stream, path);
         common::until(&gpu, path, || p.a.post_receive(second).is_ok());
         for recv in [first, second] {
-            let send = p.b.prepare(&Work::send_inline(&[b"x"]).signaled()).unwrap();
-            p.b.post(send).unwrap();
+            let _send = p.b.start(&Work::send_inline(&[b"x"]));
             p.a.wait(recv, LIMIT).unwrap();
         }
         p.check(path);

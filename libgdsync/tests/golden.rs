@@ -2,19 +2,17 @@
 //! descriptor and every fall-back. The expected text lies in `tests/golden/`; `GDS_BLESS=1`
 //! writes it anew, so that a change of lowering is a diff of text to be read.
 
+mod common;
 #[path = "common/golden_rig.rs"]
 mod golden_rig;
 
-use std::time::Duration;
-
+use common::{passes, plain_cases};
 use gdsync::gpu::Stream;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::Caps;
 use gdsync::rdma::{Descriptor, Device, Lowering};
 use gdsync::{Gpu, Kind};
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// The GPU's own tracer.
 struct Traced;
@@ -45,47 +43,22 @@ fn soft(caps: Caps) -> (Gpu, Box<dyn Watch>) {
     (gpu, Box::new(Traced))
 }
 
-#[test]
-fn a_message_in_each_lap_as_on_cuda() {
-    golden_rig::laps("laps-cuda", &soft, cuda(), small());
-}
-
-#[test]
-fn a_message_in_each_lap_with_masked_waits_as_on_hip() {
-    let caps = Caps {
-        mask: true,
-        nor: false,
-        ..cuda()
+plain_cases! {
+    a_message_in_each_lap_as_on_cuda => golden_rig::laps("laps-cuda", &soft, cuda(), small());
+    a_message_in_each_lap_with_masked_waits_as_on_hip => {
+        let caps = Caps {mask: true, nor: false, ..cuda() };
+        golden_rig::laps("laps-mask", &soft, caps, small());
     };
-    golden_rig::laps("laps-mask", &soft, caps, small());
-}
-
-#[test]
-fn a_message_in_each_lap_without_nor() {
-    let caps = Caps {
-        nor: false,
-        ..cuda()
+    a_message_in_each_lap_without_nor => {
+        let caps = Caps {nor: false, ..cuda() };
+        golden_rig::laps("laps-no-nor", &soft, caps, small());
     };
-    golden_rig::laps("laps-no-nor", &soft, caps, small());
-}
-
-#[test]
-fn a_message_in_each_lap_without_64_bits() {
-    let caps = Caps {
-        memops64: false,
-        ..cuda()
+    a_message_in_each_lap_without_64_bits => {
+        let caps = Caps {memops64: false, ..cuda() };
+        golden_rig::laps("laps-32-bit", &soft, caps, small());
     };
-    golden_rig::laps("laps-32-bit", &soft, caps, small());
-}
-
-#[test]
-fn a_message_in_each_lap_by_kernel() {
-    golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
-}
-
-#[test]
-fn a_message_in_each_lap_by_proxy() {
-    golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
+    a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());
+    a_message_in_each_lap_by_proxy => golden_rig::laps("laps-proxy", &soft, cuda(), by_proxy());
 }
 
 #[test]
@@ -138,7 +111,7 @@ fn a_flush_by_nobody_is_refused() {
         assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
         let device = Device::emulated(&gpu).unwrap();
         flush().unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
         drop(device);
         assert_eq!(flush().unwrap_err().kind(), Kind::Unsupported);
     }

@@ -1,19 +1,21 @@
 //! GPU memory and NICs of libibverbs, over a virtual one: registered by dma-bufs, which are memory
 //! files here, or by address where that is refused; and made visible by every policy.
 
+mod common;
+#[path = "common/listen.rs"]
+mod listen;
 mod verbs_device;
 mod virtual_nic;
 
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use common::{Bytes, Open, Pair, Steps, passes};
 use gdsync::gpu::{Consistency, MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, QpConfig, Work};
 use gdsync::{Gpu, Kind};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use verbs_device::{Open, Pair, finish, paths, pattern};
-use virtual_nic::inside;
+use listen::Told;
+use verbs_device::{paths, pattern};
+use virtual_nic::{cases, inside};
 
 /// The devices that register by libibverbs.
 const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::rdma_core), ("proxy", Device::proxy)];
@@ -34,7 +36,7 @@ fn in_the_gpu(pair: &Pair, len: usize) -> Mr {
 /// Sends, writes and reads between pieces of GPU memory that `memory` makes.
 fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> Mr) {
     const LEN: usize = 5000;
-    let mut p = Pair::new(open, config);
+    let mut p = Pair::open(open, config);
     let (near, far) = (memory(&p, 3 * LEN), memory(&p, 3 * LEN));
     let stream = p.gpu.stream().unwrap();
     for round in 0..8 {
@@ -44,15 +46,14 @@ fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> 
         }
         far.region().write(2 * LEN, &bytes(2)).unwrap();
         let (at, len) = (|piece: usize| (piece * LEN) as u64, LEN as u32);
-        let recv = p.b.prepare_receive(&[far.sge(0, len)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[far.sge(0, len)]);
         let (first, second, third) = (
             [near.sge(0, len)],
             [near.sge(at(1), len)],
             [near.sge(at(2), len)],
         );
         let there = |piece| far.remote().span(at(piece), LEN as u64).unwrap();
-        let send = p.a.prepare(&Work::send(&first).signaled()).unwrap();
+        let send = p.a.signaled(&Work::send(&first));
         let write = Work::write(&second, there(1)).signaled();
         let write = p.a.prepare(&write).unwrap();
         let read = Work::read(&third, there(2)).signaled();
@@ -67,10 +68,9 @@ fn bytes_arrive(open: Open, config: &QpConfig, memory: impl Fn(&Pair, usize) -> 
         p.a.post_on(&stream, &list).unwrap();
         p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
             .unwrap();
-        finish(&stream);
+        passes(&stream);
         for (memory, piece) in [(&far, 0), (&far, 1), (&near, 2)] {
-            let mut got = vec![0; LEN];
-            memory.region().read(piece * LEN, &mut got).unwrap();
+            let got = memory.region().vec(piece * LEN, LEN);
             assert_eq!(got, bytes(piece), "round {round}, piece {piece}");
         }
     }
@@ -101,39 +101,6 @@ fn a_dma_buf_is_what_the_nic_reads_and_writes() {
     }
 }
 
-/// Counts what is said of ways to register.
-struct Listener;
-
-/// Only ever counted up by the one thread of the test, and read by it.
-static SAID: AtomicU32 = AtomicU32::new(0);
-
-impl Visit for Listener {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let text = format!("{value:?}");
-        let reason = "because: ";
-        if field.name() == "message" && text.contains("is registered with") {
-            assert!(text.contains(reason) && !text.ends_with(reason), "{text}");
-            SAID.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl tracing::Subscriber for Listener {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        metadata.target() == "gdsync"
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut Listener);
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
 /// Runs `during` in a process that is given no more descriptors.
 fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit {
@@ -160,16 +127,21 @@ fn without_descriptors<T>(during: impl FnOnce() -> T) -> T {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn without_dma_bufs_memory_is_registered_by_address_and_that_is_said_once() {
     inside!(&[]);
-    tracing::subscriber::set_global_default(Listener).unwrap();
+    let told = Told::of_this_process(tracing::Level::TRACE);
     for (i, (name, open)) in DEVICES.into_iter().enumerate() {
         bytes_arrive(open, &QpConfig::default(), |pair, len| {
             let region = pair.gpu.alloc(MemoryKind::Device, len).unwrap();
-            let memory = without_descriptors(|| pair.pd.register(&region, Access::ALL).unwrap());
+            let memory = without_descriptors(|| pair.pd_a.register(&region, Access::ALL).unwrap());
             assert_eq!(mappings(&region), 2, "{name}");
             memory
         });
         // For each NIC that was opened, whatever it registered.
-        assert_eq!(SAID.load(Ordering::Relaxed), i as u32 + 1, "{name}");
+        let mut said = told.lines();
+        said.retain(|line| line.contains("is registered with"));
+        assert_eq!(said.len(), i + 1, "{name}");
+        let reason = "because: ";
+        let reasoned = |line: &String| line.contains(reason) && !line.ends_with(reason);
+        assert!(said.iter().all(reasoned), "{said:?}");
     }
 }
 
@@ -188,19 +160,12 @@ fn policy(wish: Consistency) {
     }
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_cpu_flushes_where_the_environment_says_so() {
-    inside!(&[("GDS_CONSISTENCY", "host")]);
-    policy(Consistency::HostFlag);
-}
-
-/// By queue pairs of libmlx5 that are connected to themselves.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_nic_reads_behind_its_writes_where_the_environment_says_so() {
-    inside!(&[("GDS_CONSISTENCY", "read")]);
-    policy(Consistency::LoopbackRead);
+cases! {
+    the_cpu_flushes_where_the_environment_says_so in &[("GDS_CONSISTENCY", "host")] =>
+        policy(Consistency::HostFlag);
+    /// By queue pairs of libmlx5 that are connected to themselves.
+    the_nic_reads_behind_its_writes_where_the_environment_says_so in &[("GDS_CONSISTENCY", "read")] =>
+        policy(Consistency::LoopbackRead);
 }
 
 #[test]

@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{LIMIT, Net, PLAIN, Pair, finish, memory, paths, sge};
+use common::{LIMIT, Net, Pair, Steps, finish, memory, paths, sge, sized, wait_at_most};
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Status};
 
 /// Messages over the fast paths.
@@ -59,22 +59,11 @@ fn nothing_grows() {
 /// Streams send, receive and wait; the CPU prepares and posts, and never asks.
 fn messages(path: &str, config: &QpConfig, messages: u32) {
     let gpu = Gpu::soft().unwrap();
-    let config = QpConfig {
-        send_blocks: 256,
-        recv_entries: 256,
-        ..config.clone()
-    };
+    let config = sized(config, 256, 256);
     let mut p = Pair::new(&gpu, Net::Hub, &config);
-    let (near, far) = (
-        p.mem_a(MemoryKind::Pinned, 64),
-        p.mem_b(MemoryKind::Pinned, 64),
-    );
+    let [near, far] = p.memories(MemoryKind::Pinned, 64);
     let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
-    let timed = WaitOptions {
-        flush: false,
-        timeout: Some(LIMIT),
-    };
-    let host = std::sync::Arc::clone(gpu.host());
+    let timed = wait_at_most(LIMIT);
     let mut before = None;
     let mut last = None;
     for i in 0..messages {
@@ -82,15 +71,7 @@ fn messages(path: &str, config: &QpConfig, messages: u32) {
             before = Some(held());
         }
         // A full receive queue empties as the stream passes its waits.
-        let mut recv = None;
-        let deadline = host.now() + LIMIT;
-        let list = [sge(&far, 0, 8)];
-        let prepared = host.wait_until(Some(deadline), &mut || {
-            recv = p.b.prepare_receive(&list).ok();
-            recv.is_some()
-        });
-        assert!(prepared, "{path}: message {i} finds no receive");
-        let recv = recv.unwrap();
+        let recv = p.b.receive_within(&[sge(&far, 0, 8)]);
         let post = [
             Descriptor::Receive(recv),
             Descriptor::Wait(recv.into(), timed),
@@ -136,11 +117,11 @@ fn queue_pairs(path: &str, config: &QpConfig) {
         let list = [sge(&near, 0, 8)];
         let to = far.remote().span(0, 8).unwrap();
         let send = p.a.prepare(&Work::write(&list, to)).unwrap();
-        let signaled = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let signaled = p.a.signaled(&Work::write(&list, to));
         let post = [
             Descriptor::Send(send),
             Descriptor::Send(signaled),
-            Descriptor::Wait(signaled.into(), PLAIN),
+            Descriptor::wait(signaled),
         ];
         p.a.post_on(&stream, &post).unwrap();
         // The peer stays until the work is done: one that is gone is silent, for seconds.

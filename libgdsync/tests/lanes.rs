@@ -1,17 +1,19 @@
 //! Several NICs and ports of one GPU at once: which there are, that each request takes the keys of
 //! its lane, and that a lane that fails leaves the others alone.
 
+mod common;
 mod verbs_device;
 mod virtual_nic;
 
+use common::{Bytes, LIMIT, Steps, connect, passes, send_and_wait, sized};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{
     Access, Descriptor, Device, DeviceOptions, LANES, Lanes, LanesMr, LanesPd, NicChoice, NicName,
     Provider, Qp, QpAddress, QpConfig, RemoteMemory, Work, post_on,
 };
 use gdsync::{Gpu, Kind, Status};
-use verbs_device::{LIMIT, connect, finish, pattern};
-use virtual_nic::inside;
+use verbs_device::pattern;
+use virtual_nic::{cases, inside};
 
 /// Two NICs with two ports each.
 const FOUR: [(&str, &str); 2] = [("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2")];
@@ -42,11 +44,7 @@ fn memory(pd: &LanesPd, len: usize) -> LanesMr {
 
 /// A connected pair of each two lanes.
 fn pair(pd: &LanesPd, a: usize, b: usize) -> (Qp, Qp) {
-    let config = QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
-        ..QpConfig::default()
-    };
+    let config = sized(&QpConfig::default(), 16, 16);
     let (mut a, mut b) = (
         pd.create_qp(a, &config).unwrap(),
         pd.create_qp(b, &config).unwrap(),
@@ -93,16 +91,11 @@ fn the_environment_names_lanes_and_their_order() {
     assert_eq!(device.name(), "mlx5 mlx5_1:2");
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn five_lanes_are_too_many() {
-    inside!(&[
-        FOUR[0],
-        FOUR[1],
-        ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")
-    ]);
-    let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
-    assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
+cases! {
+    five_lanes_are_too_many in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] => {
+        let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
+        assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
+    };
 }
 
 #[test]
@@ -143,25 +136,10 @@ fn a_nic_is_found_by_its_guid() {
     assert!(e.to_string().contains(&format!("{nobody:#018x}")), "{e}");
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn all_lanes_at_once_from_one_stream() {
-    inside!(&FOUR);
-    all_at_once();
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn all_lanes_at_once_by_proxy() {
-    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")]);
-    all_at_once();
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn all_lanes_at_once_on_ethernet() {
-    inside!(&[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")]);
-    all_at_once();
+cases! {
+    all_lanes_at_once_from_one_stream in &FOUR => all_at_once();
+    all_lanes_at_once_by_proxy in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] => all_at_once();
+    all_lanes_at_once_on_ethernet in &[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")] => all_at_once();
 }
 
 /// A stripe of a message by each pair of lanes, straight and crosswise, both ways, for a few laps
@@ -191,12 +169,11 @@ fn all_at_once() {
             let at = (STRIPE * i) as u64;
             // A message into the far memory, then a WRITE behind it, then a READ of what it wrote.
             let receive = far.sge(b, at, STRIPE as u32).unwrap();
-            let receive = b.prepare_receive(&[receive]).unwrap();
-            b.post_receive(receive).unwrap();
+            let receive = b.receive(&[receive]);
             let from = [near.sge(a, at, STRIPE as u32).unwrap()];
             let send = a.prepare(&Work::send(&from)).unwrap();
             let span = there.span(len as u64 + at, STRIPE as u64).unwrap();
-            let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+            let write = a.signaled(&Work::write(&from, span));
             list.extend([Descriptor::Send(send), Descriptor::Send(write)]);
             waits.push(Descriptor::wait(write));
             waits.push(Descriptor::wait_flushed(receive));
@@ -204,9 +181,8 @@ fn all_at_once() {
         list.extend(waits);
         let mut queues: Vec<&mut Qp> = pairs.iter_mut().flat_map(|(a, b)| [a, b]).collect();
         post_on(&stream, &mut queues, &list).unwrap();
-        finish(&stream);
-        let mut got = vec![0; 2 * len];
-        far.region().read(0, &mut got).unwrap();
+        passes(&stream);
+        let got = far.region().vec(0, 2 * len);
         assert!(got[..len] == pattern(round, len), "round {round}: messages");
         assert!(got[len..] == pattern(round, len), "round {round}: writes");
     }
@@ -214,18 +190,10 @@ fn all_at_once() {
     lanes.close(LIMIT).unwrap();
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn one_lane_fails_and_the_others_go_on() {
-    inside!(&FOUR);
-    one_fails();
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn one_lane_fails_and_the_others_go_on_by_proxy() {
-    inside!(&[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")]);
-    one_fails();
+cases! {
+    one_lane_fails_and_the_others_go_on in &FOUR => one_fails();
+    one_lane_fails_and_the_others_go_on_by_proxy in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] =>
+        one_fails();
 }
 
 /// The peer of one lane is gone, and is silent; that of another refuses.
@@ -252,14 +220,14 @@ fn one_fails() {
     for (lane, a) in near_ends.iter_mut().enumerate() {
         let from = [near.sge(a, 0, 8).unwrap()];
         let span = there.span(8 * lane as u64, 8).unwrap();
-        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
+        let write = a.signaled(&Work::write(&from, span));
         writes.push(write);
         list.push(Descriptor::Send(write));
     }
     list.extend(writes.iter().map(|write| Descriptor::wait(*write)));
     let mut queues: Vec<&mut Qp> = near_ends.iter_mut().collect();
     post_on(&stream, &mut queues, &list).unwrap();
-    finish(&stream);
+    passes(&stream);
     let ends: Vec<_> = writes
         .iter()
         .zip(&mut near_ends)
@@ -271,8 +239,7 @@ fn one_fails() {
         Status::REMOTE_ACCESS,
     );
     assert_eq!(ends, [good, silent, refused, good].map(Some));
-    let mut got = [0; 32];
-    far.region().read(0, &mut got).unwrap();
+    let mut got = far.region().bytes::<32>(0);
     assert_eq!(got[..8], [7; 8]);
     assert_eq!(got[8..24], [0; 16]);
     assert_eq!(got[24..], [7; 8]);
@@ -283,10 +250,10 @@ fn one_fails() {
             let a = &mut near_ends[lane];
             let from = [near.sge(a, 32, 8).unwrap()];
             let span = there.span(8 * lane as u64, 8).unwrap();
-            let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
-            let list = [Descriptor::Send(write), Descriptor::wait(write)];
+            let write = a.signaled(&Work::write(&from, span));
+            let list = send_and_wait(write);
             a.post_on(&stream, &list).unwrap();
-            finish(&stream);
+            passes(&stream);
             assert_eq!(a.poll(write).unwrap(), Some(good), "lane {lane}");
             far.region().read(8 * lane, &mut got[..8]).unwrap();
             assert_eq!(got[..8], [round; 8]);
@@ -300,8 +267,7 @@ fn one_fails() {
         connect(a, &mut b);
         let from = [near.sge(a, 0, 8).unwrap()];
         let span = far.remote().span(8 * lane as u64, 8).unwrap();
-        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
-        a.post(write).unwrap();
+        let write = a.start(&Work::write(&from, span));
         a.wait(write, LIMIT).unwrap();
     }
     far.region().read(0, &mut got).unwrap();
@@ -344,13 +310,12 @@ fn nics_of_different_kinds() {
         let at = 1000 + 600 * i;
         let from = [memory.sge(a, 300, 600).unwrap()];
         let span = there.span(at as u64, 600).unwrap();
-        let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
-        let list = [Descriptor::Send(write), Descriptor::wait(write)];
+        let write = a.signaled(&Work::write(&from, span));
+        let list = send_and_wait(write);
         a.post_on(&stream, &list).unwrap();
-        finish(&stream);
+        passes(&stream);
         assert_eq!(a.poll(write).unwrap(), Some(Status::SUCCESS));
-        let mut got = vec![0; 600];
-        memory.region().read(at, &mut got).unwrap();
+        let got = memory.region().vec(at, 600);
         assert_eq!(got[..], pattern(1, 1000)[300..900]);
     }
 }
@@ -399,7 +364,6 @@ fn what_lanes_refuse() {
     // By its lane 0 it can be reached.
     let (mut a, _b) = pair(&pd, 1, 0);
     let from = [memory.sge(&a, 0, 8).unwrap()];
-    let write = a.prepare(&Work::write(&from, span).signaled()).unwrap();
-    a.post(write).unwrap();
+    let write = a.start(&Work::write(&from, span));
     a.wait(write, LIMIT).unwrap();
 }

@@ -7,10 +7,13 @@ use std::any::Any;
 use std::time::Duration;
 
 use common::witness::Witness;
-use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use common::{
+    Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, all_refused, finish, kind, limited, paths, refused,
+    send_and_wait, sge,
+};
 use gds_step::Live;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
+use gdsync::rdma::{Access, Descriptor, Work};
 use gdsync::{Gpu, Kind, Status};
 
 const SOON: Duration = Duration::from_millis(2);
@@ -66,10 +69,10 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
                 let work = if signaled { work.signaled() } else { work };
                 let send = p.a.prepare(&work).unwrap();
                 // Prepared and never posted: of no account.
-                p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+                p.a.signaled(&Work::write(&list, to));
                 let mut post = vec![gate.wait(), Descriptor::Send(send)];
                 if signaled {
-                    post.push(Descriptor::Wait(send.into(), PLAIN));
+                    post.push(Descriptor::wait(send));
                 }
                 post.push(done.set());
                 p.a.post_on(&stream, &post).unwrap();
@@ -92,8 +95,7 @@ fn what_was_posted_arrives_whatever_is_dropped_as_long_as_the_device_is_kept() {
                 device
                     .close(LIMIT)
                     .unwrap_or_else(|e| panic!("{what}: {e}"));
-                let mut got = [0; 8];
-                far.region().read(16, &mut got).unwrap();
+                let got = far.region().bytes::<8>(16);
                 assert_eq!(u64::from_le_bytes(got), value, "{what}");
                 drop(b);
             }
@@ -113,16 +115,16 @@ fn what_waits_when_the_device_goes_is_let_go_with_a_status() {
             let (stream, done) = (gpu.stream().unwrap(), Flag::new(&gpu));
             let list = [sge(&near, 0, 8)];
             // Nobody receives: this never completes.
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let send = p.a.signaled(&Work::send(&list));
             let recv = p.a.prepare_receive(&list).unwrap();
             let post = [
                 Descriptor::Receive(recv),
                 Descriptor::Send(send),
-                Descriptor::Wait(send.into(), PLAIN),
+                Descriptor::wait(send),
             ];
             p.a.post_on(&stream, &post).unwrap();
             let saw = Witness::launch(&stream, &p.a, send);
-            let post = [Descriptor::Wait(recv.into(), PLAIN), done.set()];
+            let post = [Descriptor::wait(recv), done.set()];
             p.a.post_on(&stream, &post).unwrap();
             let device = p.a.device().clone();
             let Pair {
@@ -158,8 +160,8 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
         // Posts change from stream to stream, so each waits for the other's.
         for i in 0..8 {
             let stream = &streams[i % 2];
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            let send = p.a.signaled(&Work::send(&list));
+            let post = send_and_wait(send);
             p.a.post_on(stream, &post).unwrap();
         }
         p.a.post_on(&streams[1], &[done.set()]).unwrap();
@@ -190,12 +192,8 @@ fn everything_may_go_in_any_order_the_gpu_too() {
             let (stream, gate) = (gpu.stream().unwrap(), Gate::new(&gpu));
             let list = [sge(&near, 0, 8)];
             let to = far.remote().span(0, 8).unwrap();
-            let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-            let post = [
-                gate.wait(),
-                Descriptor::Send(send),
-                Descriptor::Wait(send.into(), PLAIN),
-            ];
+            let send = p.a.signaled(&Work::write(&list, to));
+            let post = gate.before(send);
             p.a.post_on(&stream, &post).unwrap();
             let _ = Witness::launch(&stream, &p.a, send);
             let Pair {
@@ -230,10 +228,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
 fn close_waits_for_what_was_dropped_and_for_nothing_else() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
-        let config = QpConfig {
-            timeout: None,
-            ..config
-        };
+        let config = limited(&config, None);
         let mut p = Pair::new(&gpu, Net::One, &config);
         let device = p.a.device().clone();
         // A queue pair that is in use is not in the way.
@@ -243,8 +238,7 @@ fn close_waits_for_what_was_dropped_and_for_nothing_else() {
         common::connect(&mut doomed, &mut peer);
         let mem = p.mem_a(MemoryKind::Pinned, 64);
         let list = [sge(&mem, 0, 8)];
-        let send = doomed.prepare(&Work::send(&list).signaled()).unwrap();
-        doomed.post(send).unwrap();
+        let _send = doomed.start(&Work::send(&list));
         let qpn = format!("{:#x}", doomed.address().qpn);
         drop(doomed);
         for _ in 0..2 {
@@ -252,8 +246,7 @@ fn close_waits_for_what_was_dropped_and_for_nothing_else() {
             refused(close, Kind::Timeout, None, &["1 queue pairs", &qpn]);
         }
         // The message of a queue pair that was dropped is received like any other.
-        let recv = peer.prepare_receive(&[sge(&mem, 8, 8)]).unwrap();
-        peer.post_receive(recv).unwrap();
+        let recv = peer.receive(&[sge(&mem, 8, 8)]);
         peer.wait(recv, LIMIT).unwrap();
         device.close(LIMIT).unwrap();
         p.check(path);
@@ -275,12 +268,7 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
         let qpn = format!("{:#x}", p.a.address().qpn);
         let Pair { a, b, .. } = p;
         drop(a);
-        refused(
-            device.close(SOON),
-            Kind::Timeout,
-            None,
-            &["1 queue pairs", &qpn],
-        );
+        all_refused! { Kind::Timeout, None, &["1 queue pairs", &qpn]; device.close(SOON) }
         gate.open();
         finish(&stream, path);
         device
@@ -295,10 +283,7 @@ fn a_dropped_queue_pair_outlives_the_receives_that_a_stream_posts() {
 fn a_dropped_queue_pair_that_nobody_answers_ends_at_its_limit() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
-        let config = QpConfig {
-            timeout: Some(Duration::from_millis(30)),
-            ..config
-        };
+        let config = limited(&config, Some(Duration::from_millis(30)));
         for signaled in [true, false] {
             let mut p = Pair::new(&gpu, Net::One, &config);
             let device = p.a.device().clone();
@@ -327,8 +312,7 @@ fn who_talks_to_a_queue_pair_that_is_gone_is_told() {
             let near = p.mem_a(MemoryKind::Pinned, 64);
             let list = [sge(&near, 0, 8)];
             // One before it goes, which finds no receive, and one after.
-            let before = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-            p.a.post(before).unwrap();
+            let before = p.a.start(&Work::send(&list));
             let Pair { mut a, b, pd_b, .. } = p;
             drop((b, pd_b));
             let expect = Some(Kind::Failed(Status::TRANSPORT_RETRY));
@@ -350,8 +334,7 @@ fn a_peer_reaches_a_buffer_until_it_is_given_back() {
         drop(region);
         let to = far.remote().span(8, 11).unwrap();
         let list = [sge(&near, 0, 11)];
-        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let send = p.a.start(&Work::write(&list, to));
         p.a.wait(send, LIMIT).unwrap();
         let region = far.region().clone();
         let (far, e) = far.into_vec(SOON).expect_err("a region is held");
@@ -363,8 +346,7 @@ fn a_peer_reaches_a_buffer_until_it_is_given_back() {
         drop(other);
         let buffer = far.into_vec(LIMIT).unwrap();
         assert_eq!(&buffer[8..19], b"by the peer", "{path}");
-        let send = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let send = p.a.start(&Work::write(&list, to));
         let expect = Some(Kind::Failed(Status::REMOTE_ACCESS));
         assert_eq!(kind(p.a.wait(send, LIMIT)), expect, "{path}");
         assert_eq!(buffer[..8], [1; 8], "{path}");

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, paths, sge};
+use common::{Bytes, Gate, LIMIT, Net, Pair, Steps, finish, paths, send_and_wait, sge};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, Qp, QpConfig, SendRequest, Work, post_on};
 use gdsync::{Gpu, Status};
@@ -16,10 +16,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
             let gpu = Gpu::soft().unwrap();
             let mut p = Pair::new(&gpu, Net::One, &config);
             p.check(&what);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Pinned, 64),
-                p.mem_b(MemoryKind::Pinned, 64),
-            );
+            let [near, far] = p.memories(MemoryKind::Pinned, 64);
             let stream = gpu.stream().unwrap();
             for round in 0..12u64 {
                 let ok = |r: gdsync::Result<()>| {
@@ -27,7 +24,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                 };
                 let gate = Gate::new(&gpu);
                 let at = round % 2 * 16;
-                let send = p.b.prepare(&Work::nop().signaled()).unwrap();
+                let send = p.b.signaled(&Work::nop());
                 let recv = p.b.prepare_receive(&[sge(&far, at, 8)]).unwrap();
                 p.b.post_on(&stream, &[gate.wait()]).unwrap();
                 // One by the stream, which cannot get there yet, the other by the CPU.
@@ -47,14 +44,12 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                         .write(8 * i as usize, &value.to_le_bytes())
                         .unwrap();
                     let list = [sge(&near, 8 * i, 8)];
-                    let message = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-                    p.a.post(message).unwrap();
+                    let _message = p.a.start(&Work::send(&list));
                 }
                 ok(p.b.wait(send, LIMIT));
                 ok(p.b.wait(recv, LIMIT));
                 std::thread::sleep(std::time::Duration::from_millis(1));
-                let second = p.b.prepare_receive(&[sge(&far, at + 8, 8)]).unwrap();
-                p.b.post_receive(second).unwrap();
+                let second = p.b.receive(&[sge(&far, at + 8, 8)]);
                 ok(p.b.wait(second, LIMIT));
                 for i in 0..2 {
                     let mut got = [0; 8];
@@ -94,11 +89,11 @@ fn one_list_serves_queue_pairs_of_every_kind() {
     for round in 0..40u64 {
         // Each queue pair has done something alone, by CPU or stream, before the list.
         for p in &mut pairs {
-            let nop = p.a.prepare(&Work::nop().signaled()).unwrap();
+            let nop = p.a.signaled(&Work::nop());
             match round % 3 {
                 0 => p.a.post(nop).unwrap(),
                 _ => {
-                    let list = [Descriptor::Send(nop), Descriptor::Wait(nop.into(), PLAIN)];
+                    let list = send_and_wait(nop);
                     p.a.post_on(&stream, &list).unwrap();
                     finish(&stream, "alone");
                 }
@@ -112,13 +107,11 @@ fn one_list_serves_queue_pairs_of_every_kind() {
                 near.region().write(0, &round.to_le_bytes()).unwrap();
                 let to = far.remote().span(0, 8).unwrap();
                 let list = [sge(near, 0, 8)];
-                p.a.prepare(&Work::write(&list, to).signaled()).unwrap()
+                p.a.signaled(&Work::write(&list, to))
             })
             .collect();
         let posts = sends.iter().map(|send| Descriptor::Send(*send));
-        let waits = sends
-            .iter()
-            .map(|send| Descriptor::Wait((*send).into(), PLAIN));
+        let waits = sends.iter().map(|send| Descriptor::wait(*send));
         let list: Vec<_> = match round % 2 {
             0 => posts.chain(waits).collect(),
             _ => posts.zip(waits).flat_map(|(p, w)| [p, w]).collect(),
@@ -132,8 +125,7 @@ fn one_list_serves_queue_pairs_of_every_kind() {
         for (i, (p, send)) in pairs.iter_mut().zip(&sends).enumerate() {
             // The stream waited: the CPU needs not.
             assert_eq!(p.a.poll(*send).unwrap(), Some(Status::SUCCESS), "queue {i}");
-            let mut got = [0; 8];
-            far[i].region().read(0, &mut got).unwrap();
+            let got = far[i].region().bytes::<8>(0);
             assert_eq!(u64::from_le_bytes(got), round, "queue {i}");
         }
     }

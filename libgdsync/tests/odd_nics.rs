@@ -1,51 +1,26 @@
 //! NICs that do what no virtual one does: that cannot be opened, cannot be reached by what this
 //! library speaks, say of themselves what is not so, or vanish. A stand-in of libibverbs has them.
 
+mod common;
 mod verbs_device;
 mod virtual_nic;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use common::{LIMIT, Pair, Steps, limited, passes, plain_cases, send_and_wait};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{
     Descriptor, Device, DeviceOptions, Endpoint, Mr, PathConfig, Provider, QpConfig, Work,
 };
 use gdsync::{Gpu, Kind, Status};
-use verbs_device::{LIMIT, Pair, finish};
 use virtual_nic::outside;
-
-/// The stand-in, built once.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/odd_nics");
-        let versions = sources.join("verbs.map");
-        let part = folder.join(format!("odd_nics.{}.so", std::process::id()));
-        let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-            .args(["-shared", "-fPIC", "-D_GNU_SOURCE"])
-            .arg(format!("-Wl,--version-script={}", versions.display()))
-            .arg("-o")
-            .args([&part, &sources.join("verbs.c")])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{said}");
-        // Processes that run beside this one put the same there.
-        let path = folder.join("libodd_nics.so");
-        std::fs::rename(&part, &path).unwrap();
-        path
-    })
-}
 
 /// Goes on in a process of its own with these NICs.
 macro_rules! with_nics {
     ($nics:expr $(, $var:expr)*) => {
         outside!(&[
-            ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
+            ("GDS_IBVERBS_LIB", common::shim("odd_nics", &[]).to_str().unwrap()),
             ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
             ("GDS_VERBS_THREAD", "own"),
             ("ODD_NICS", $nics),
@@ -114,7 +89,7 @@ fn a_port_on_ethernet_has_no_local_identifier() {
     with_nics!("roce0");
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    let pair = Pair::of(gpu, &device, &QpConfig::default());
+    let pair = Pair::over(&device, &QpConfig::default());
     let port = pair.a.address().port.unwrap();
     assert_eq!((port.lid, port.gid), (0, [7; 16]));
 }
@@ -125,7 +100,7 @@ fn a_completion_queue_has_room_for_both_sides() {
     with_nics!("short0");
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    Pair::of(gpu, &device, &QpConfig::default());
+    Pair::over(&device, &QpConfig::default());
 }
 
 /// Streams that wait for it pass, and all that was posted has failed.
@@ -134,7 +109,7 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     with_nics!("gone0");
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    let mut p = Pair::of(gpu, &device, &QpConfig::default());
+    let mut p = Pair::over(&device, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
     let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
@@ -144,14 +119,14 @@ fn a_nic_that_vanishes_keeps_no_stream() {
     ];
     p.b.post_on(&stream, &wait).unwrap();
     let list = [memory.sge(0, 9)];
-    let sends = [(); 2].map(|()| p.a.prepare(&Work::send(&list).signaled()).unwrap());
+    let sends = [(); 2].map(|()| p.a.signaled(&Work::send(&list)));
     let other = p.gpu.stream().unwrap();
     let post = sends.map(Descriptor::Send);
     p.a.post_on(&other, &post).unwrap();
     let waits = sends.map(Descriptor::wait);
     p.a.post_on(&other, &waits).unwrap();
-    finish(&other);
-    finish(&stream);
+    passes(&other);
+    passes(&stream);
     let status = |qp: &mut gdsync::rdma::Qp, c: gdsync::rdma::Completion| qp.poll(c).unwrap();
     let [first, second] = sends.map(|send| status(&mut p.a, send.into()).unwrap());
     assert_eq!((first, second), (Status::UNKNOWN_SYNDROME, Status::FLUSHED));
@@ -169,11 +144,8 @@ fn a_nic_that_vanishes_keeps_no_stream() {
 fn receives_end_with(event: Status, whole_device: bool) {
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    let config = QpConfig {
-        timeout: None,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::of(gpu, &device, &config);
+    let config = limited(&QpConfig::default(), None);
+    let mut p = Pair::over(&device, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
     let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
@@ -182,7 +154,7 @@ fn receives_end_with(event: Status, whole_device: bool) {
         Descriptor::wait_flushed(receive),
     ];
     p.b.post_on(&stream, &wait).unwrap();
-    finish(&stream);
+    passes(&stream);
     assert_eq!(p.b.poll(receive).unwrap(), Some(event));
     assert_eq!(p.b.error(), Some(event));
     let other = whole_device.then_some(event);
@@ -213,29 +185,16 @@ fn a_nic_with_a_fatal_error_is_opened_anew() {
     receives_end_with(Status::DEVICE_FATAL, true);
 }
 
-#[test]
-fn a_fatal_error_of_a_queue_pair_ends_its_waits_alone() {
-    with_nics!("qperr0");
-    receives_end_with(Status::QP_FATAL, false);
-}
-
-#[test]
-fn an_error_of_a_completion_queue_ends_the_waits_of_its_queue_pair_alone() {
-    with_nics!("cqerr0");
-    receives_end_with(Status::CQ_FATAL, false);
-}
-
-#[test]
-fn a_lost_path_ends_the_waits_of_its_queue_pair_alone() {
-    with_nics!("path0");
-    receives_end_with(Status::PATH_LOST, false);
-}
-
-/// For longer than the NIC retries.
-#[test]
-fn a_port_that_stays_down_ends_waits_for_receives() {
-    with_nics!("port0");
-    receives_end_with(Status::PORT_DOWN, true);
+plain_cases! {
+    a_fatal_error_of_a_queue_pair_ends_its_waits_alone =>
+        { with_nics!("qperr0"); receives_end_with(Status::QP_FATAL, false); };
+    an_error_of_a_completion_queue_ends_the_waits_of_its_queue_pair_alone =>
+        { with_nics!("cqerr0"); receives_end_with(Status::CQ_FATAL, false); };
+    a_lost_path_ends_the_waits_of_its_queue_pair_alone =>
+        { with_nics!("path0"); receives_end_with(Status::PATH_LOST, false); };
+    /// For longer than the NIC retries.
+    a_port_that_stays_down_ends_waits_for_receives =>
+        { with_nics!("port0"); receives_end_with(Status::PORT_DOWN, true); };
 }
 
 #[test]
@@ -243,10 +202,9 @@ fn a_port_that_comes_back_ends_nothing() {
     with_nics!("flap0");
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
-    let mut p = Pair::of(gpu, &device, &QpConfig::default());
+    let mut p = Pair::over(&device, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
-    let receive = p.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
-    p.b.post_receive(receive).unwrap();
+    let receive = p.b.receive(&[memory.sge(32, 9)]);
     // Longer than a port may be down.
     let e = p.b.wait(receive, Duration::from_secs(6)).unwrap_err();
     assert_eq!(e.kind(), Kind::Timeout, "{e}");
@@ -272,7 +230,7 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     };
     let [stuck, sound] = ["hang0", "roce1"].map(|name| {
         let device = open(name);
-        let pair = Pair::of(gpu.clone(), &device, &config);
+        let pair = Pair::over(&device, &config);
         let memory = pair.memory(MemoryKind::Pinned, 64);
         (device, pair, memory)
     });
@@ -280,8 +238,8 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     let stream = gpu.stream().unwrap();
     let send = |(_, pair, memory): &mut (Device, Pair, Mr)| {
         let list = [memory.sge(0, 9)];
-        let send = pair.a.prepare(&Work::send(&list).signaled()).unwrap();
-        let post = [Descriptor::Send(send), Descriptor::wait(send)];
+        let send = pair.a.signaled(&Work::send(&list));
+        let post = send_and_wait(send);
         pair.a.post_on(&stream, &post).unwrap();
         send
     };
@@ -291,7 +249,7 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     let stream = gpu.stream().unwrap();
     let (_, pair, memory) = &mut sound;
     let list = [memory.sge(0, 9)];
-    let send = pair.a.prepare(&Work::send(&list).signaled()).unwrap();
+    let send = pair.a.signaled(&Work::send(&list));
     pair.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
     let limit = Duration::from_secs(20);
     let deadline = Instant::now() + limit;
@@ -325,7 +283,7 @@ fn steps(path: PathConfig) -> Vec<String> {
         path,
         ..QpConfig::default()
     };
-    Pair::of(gpu, &device, &config);
+    Pair::over(&device, &config);
     let steps = std::fs::read_to_string(&log).unwrap();
     let _ = std::fs::remove_file(&log);
     steps.lines().take(3).map(str::to_owned).collect()

@@ -6,7 +6,7 @@ mod common;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, kind, pass, paths, play, sge, until};
+use common::{Gate, LIMIT, Net, Pair, finish, kind, pass, paths, play, sge, until};
 use gds_sim::seeds;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Mr, Qp, QpConfig, ReceiveRequest, SendRequest, Work};
@@ -181,7 +181,7 @@ impl World {
             let p = &self.prepared[*i];
             list.push(Descriptor::Send(p.request));
             if wait && p.signaled {
-                list.push(Descriptor::Wait(p.request.into(), PLAIN));
+                list.push(Descriptor::wait(p.request));
             }
         }
         self.a.post_on(&self.streams[stream], &list).unwrap();
@@ -260,7 +260,7 @@ fn act(w: &mut World, rng: &mut fastrand::Rng, virtual_time: bool) {
         }
         12 => {
             if let Some(request) = rng.choice(&w.loud).copied() {
-                let wait = [Descriptor::Wait(request.into(), PLAIN)];
+                let wait = [Descriptor::wait(request)];
                 w.a.post_on(&w.streams[stream], &wait).unwrap();
             }
         }

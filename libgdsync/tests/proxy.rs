@@ -1,55 +1,33 @@
 //! A NIC by libibverbs alone, over a virtual one: a CPU thread between our rings and its queues.
 
+mod common;
 mod verbs_device;
 mod virtual_nic;
 
 use std::path::Path;
 use std::time::Duration;
 
+use common::{Bytes, LIMIT, Pair, Steps, Words, connect, geq, passes, receive_and_wait, sized};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, Device, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
-use verbs_device::{LIMIT, Pair, finish, paths, pattern};
-use virtual_nic::inside;
+use verbs_device::{paths, pattern};
+use virtual_nic::{cases, inside};
 
 /// A thread of the NIC's looks at the rings.
 const OWN: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "own")];
 /// The thread that is the GPU does.
 const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_send_from_the_cpu_arrives() {
-    inside!(OWN);
-    verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn ping_pong_by_streams() {
-    inside!(OWN);
-    verbs_device::ping_pong_by_streams(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn every_opcode_does_what_it_says() {
-    inside!(OWN);
-    verbs_device::every_opcode_does_what_it_says(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_failing_request_has_its_status_and_a_reset_mends_it() {
-    inside!(OWN);
-    verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_send_from_the_cpu_arrives_by_the_gpus_thread() {
-    inside!(GPU);
-    verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
+cases! {
+    a_send_from_the_cpu_arrives in OWN => verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
+    ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::proxy);
+    every_opcode_does_what_it_says in OWN =>
+        verbs_device::every_opcode_does_what_it_says(Device::proxy);
+    a_failing_request_has_its_status_and_a_reset_mends_it in OWN =>
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+    a_send_from_the_cpu_arrives_by_the_gpus_thread in GPU =>
+        verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
 }
 
 /// There is no thread of the NIC's then.
@@ -65,19 +43,12 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
     });
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_failing_request_by_the_gpus_thread() {
-    inside!(GPU);
-    verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
-}
-
-/// A NIC that the GPU's thread looks at can be closed, while streams are left.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_stream_outlives_a_device_of_the_gpus_thread() {
-    inside!(GPU);
-    verbs_device::a_stream_outlives_the_device(Device::proxy);
+cases! {
+    a_failing_request_by_the_gpus_thread in GPU =>
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+    /// A NIC that the GPU's thread looks at can be closed, while streams are left.
+    a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
+        verbs_device::a_stream_outlives_the_device(Device::proxy);
 }
 
 /// Of real NICs soft-RoCE alone, whose device names the network device below it.
@@ -105,32 +76,14 @@ fn an_unknown_thread_is_refused() {
     assert!(error.to_string().contains("GDS_VERBS_THREAD"), "{error}");
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn roce_is_addressed_by_gid() {
-    inside!(&[("GDS_VERBS_THREAD", "own"), ("VMLX5_LINK", "roce")]);
-    verbs_device::roce_is_addressed_by_gid(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn peers_that_cannot_be_are_refused_and_another_may_follow() {
-    inside!(OWN);
-    verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn counters_wrap() {
-    inside!(OWN);
-    verbs_device::counters_wrap(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_stream_outlives_the_device() {
-    inside!(OWN);
-    verbs_device::a_stream_outlives_the_device(Device::proxy);
+cases! {
+    roce_is_addressed_by_gid in &[("GDS_VERBS_THREAD", "own"), ("VMLX5_LINK", "roce")] =>
+        verbs_device::roce_is_addressed_by_gid(Device::proxy);
+    peers_that_cannot_be_are_refused_and_another_may_follow in OWN =>
+        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::proxy);
+    counters_wrap in OWN => verbs_device::counters_wrap(Device::proxy);
+    a_stream_outlives_the_device in OWN =>
+        verbs_device::a_stream_outlives_the_device(Device::proxy);
 }
 
 #[test]
@@ -141,7 +94,7 @@ fn no_direct_verbs_are_needed() {
         ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
         ("GDS_NIC", "mlx5_0:1"),
     ]);
-    let p = Pair::new(Device::proxy, &QpConfig::default());
+    let p = Pair::open(Device::proxy, &QpConfig::default());
     let name = p.a.device().name();
     assert!(name.starts_with("verbs "), "{name}");
     let error = Device::rdma_core(&p.gpu).unwrap_err();
@@ -155,18 +108,13 @@ fn no_direct_verbs_are_needed() {
 fn more_requests_than_the_device_takes() {
     inside!(OWN);
     const MANY: usize = 3000;
-    let config = QpConfig {
-        send_blocks: 4096,
-        recv_entries: 4096,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::new(Device::proxy, &config);
+    let config = sized(&QpConfig::default(), 4096, 4096);
+    let mut p = Pair::open(Device::proxy, &config);
     let far = p.memory(MemoryKind::Pinned, 64 * MANY);
     let stream = p.gpu.stream().unwrap();
     let mut receives = Vec::new();
     for i in 0..MANY {
-        let recv = p.b.prepare_receive(&[far.sge(64 * i as u64, 64)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[far.sge(64 * i as u64, 64)]);
         receives.push(recv);
     }
     let mut list = Vec::new();
@@ -183,11 +131,10 @@ fn more_requests_than_the_device_takes() {
     let last = last.expect("there is one");
     list.push(Descriptor::wait(last));
     p.a.post_on(&stream, &list).unwrap();
-    finish(&stream);
+    passes(&stream);
     for (i, recv) in receives.into_iter().enumerate() {
         p.b.wait(recv, LIMIT).unwrap();
-        let mut got = [0; 40];
-        far.region().read(64 * i, &mut got).unwrap();
+        let got = far.region().bytes::<40>(64 * i);
         assert_eq!(got[..], pattern(i, 40));
     }
 }
@@ -197,7 +144,7 @@ fn more_requests_than_the_device_takes() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn unsignaled_requests_come_to_rest() {
     inside!(OWN);
-    let mut p = Pair::new(Device::proxy, &QpConfig::default());
+    let mut p = Pair::open(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 128);
     let span = memory.remote().span(64, 8).unwrap();
     for round in 0..50_u64 {
@@ -206,8 +153,7 @@ fn unsignaled_requests_come_to_rest() {
         let write = p.a.prepare(&Work::write_inline(&pieces, span)).unwrap();
         p.a.post(write).unwrap();
         p.a.quiet(LIMIT).unwrap();
-        let mut got = [0; 8];
-        memory.region().read(64, &mut got).unwrap();
+        let got = memory.region().bytes::<8>(64);
         assert_eq!(u64::from_le_bytes(got), round);
     }
 }
@@ -218,17 +164,17 @@ fn unsignaled_requests_come_to_rest() {
 fn giving_up_flushes_what_is_outstanding() {
     inside!(OWN);
     for (path, config) in paths() {
-        let mut p = Pair::new(Device::proxy, &config);
+        let mut p = Pair::open(Device::proxy, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
         let stream = p.gpu.stream().unwrap();
         let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-        let post = [Descriptor::Receive(recv), Descriptor::wait(recv)];
+        let post = receive_and_wait(recv);
         p.b.post_on(&stream, &post).unwrap();
         std::thread::sleep(Duration::from_millis(10));
         p.b.fail(Status::CLOSED);
         let error = p.b.wait(recv, LIMIT).unwrap_err();
         assert_eq!(error.kind(), Kind::Failed(Status::FLUSHED), "{path}");
-        finish(&stream);
+        passes(&stream);
         p.b.quiet(LIMIT).unwrap();
     }
 }
@@ -241,21 +187,15 @@ fn receives_may_come_before_the_connection() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::proxy(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let memory = pd.register(&region, Access::ALL).unwrap();
+    let memory = common::memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
     for connected in [true, false] {
         let config = QpConfig::default();
-        let (mut a, mut b) = (
-            pd.create_qp(&config).unwrap(),
-            pd.create_qp(&config).unwrap(),
-        );
-        let recv = b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-        b.post_receive(recv).unwrap();
+        let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
+        let recv = b.receive(&[memory.sge(0, 8)]);
         if connected {
-            verbs_device::connect(&mut a, &mut b);
+            connect(&mut a, &mut b);
             let pieces: [&[u8]; 1] = [&[7; 8]];
-            let send = a.prepare(&Work::send_inline(&pieces).signaled()).unwrap();
-            a.post(send).unwrap();
+            let _send = a.start(&Work::send_inline(&pieces));
             b.wait(recv, LIMIT).unwrap();
         } else {
             b.fail(Status::CANCELLED);
@@ -271,22 +211,16 @@ fn receives_may_come_before_the_connection() {
 fn a_stream_that_posts_late_is_noticed() {
     inside!(OWN);
     for (path, config) in paths() {
-        let mut p = Pair::new(Device::proxy, &config);
+        let mut p = Pair::open(Device::proxy, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
-        let gate = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        let gate = gate.word32(0).unwrap();
+        let gate = p.gpu.word();
         let stream = p.gpu.stream().unwrap();
         let span = memory.remote().span(32, 8).unwrap();
         let pieces: [&[u8]; 1] = [&[3; 8]];
         let write = p.a.prepare(&Work::write_inline(&pieces, span).signaled());
         let write = write.unwrap();
         let post = [
-            Descriptor::WaitValue32 {
-                word: &gate,
-                condition: gdsync::memop::Condition::Geq,
-                value: 1,
-                flush: false,
-            },
+            geq(&gate, 1),
             Descriptor::Send(write),
             Descriptor::wait(write),
         ];
@@ -294,7 +228,7 @@ fn a_stream_that_posts_late_is_noticed() {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(p.a.poll(write).unwrap(), None, "{path}");
         gate.store(1).unwrap();
-        finish(&stream);
+        passes(&stream);
         assert_eq!(p.a.poll(write).unwrap(), Some(Status::SUCCESS), "{path}");
     }
 }
@@ -305,7 +239,7 @@ fn a_stream_that_posts_late_is_noticed() {
 fn an_idle_proxy_sleeps() {
     inside!(OWN);
     const WATCHED: Duration = Duration::from_secs(1);
-    let mut p = Pair::new(Device::proxy, &QpConfig::default());
+    let mut p = Pair::open(Device::proxy, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let spent = || {
         let threads = gds_step::thread_times().unwrap();
@@ -313,8 +247,7 @@ fn an_idle_proxy_sleeps() {
         thread.expect("it runs").cpu
     };
     for round in 0..2 {
-        let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[memory.sge(0, 8)]);
         std::thread::sleep(Duration::from_millis(50));
         // 2 % is aimed at. A busy machine counts what is no work of the thread's, now and then.
         let sleeps = (0..5).any(|_| {
@@ -326,37 +259,20 @@ fn an_idle_proxy_sleeps() {
         });
         assert!(sleeps, "the idle thread spins");
         let pieces: [&[u8]; 1] = [&[round; 8]];
-        let send = p.a.prepare(&Work::send_inline(&pieces).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let _send = p.a.start(&Work::send_inline(&pieces));
         p.b.wait(recv, LIMIT).unwrap();
     }
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn datagrams_by_infiniband() {
-    inside!(&[]);
-    verbs_device::datagrams::all(Device::proxy);
-    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn datagrams_by_ethernet() {
-    inside!(&[("VMLX5_LINK", "roce")]);
-    verbs_device::datagrams::all(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_refused_access_of_the_peer_is_an_error_here() {
-    inside!(&[]);
-    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::proxy);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
-    inside!(&[("VMLX5_FAULTS", "fatal=3s")]);
-    verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::proxy);
+cases! {
+    datagrams_by_infiniband => {
+        verbs_device::datagrams::all(Device::proxy);
+        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::proxy);
+    };
+    datagrams_by_ethernet in &[("VMLX5_LINK", "roce")] =>
+        verbs_device::datagrams::all(Device::proxy);
+    a_refused_access_of_the_peer_is_an_error_here =>
+        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::proxy);
+    a_fatal_error_of_the_nic_ends_waits_for_receives in &[("VMLX5_FAULTS", "fatal=3s")] =>
+        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::proxy);
 }

@@ -1,42 +1,24 @@
 //! A ConnectX by libibverbs and libmlx5 as they are installed, over a virtual one: rings that
 //! libmlx5 laid out, written and rung by this library.
 
+mod common;
 mod verbs_device;
 mod virtual_nic;
 
+use common::{LIMIT, Pair, Steps, joined, sized};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Device, QpConfig, Work};
 use gdsync::{Gpu, Kind};
-use verbs_device::{LIMIT, Pair, connect};
-use virtual_nic::inside;
+use virtual_nic::{cases, inside};
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_send_from_the_cpu_arrives() {
-    inside!(&[]);
-    verbs_device::a_send_from_the_cpu_arrives(Device::rdma_core);
-}
-
-/// A hundred laps of small rings: messages there and back, posted and waited for by streams.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn ping_pong_by_streams() {
-    inside!(&[]);
-    verbs_device::ping_pong_by_streams(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn every_opcode_does_what_it_says() {
-    inside!(&[]);
-    verbs_device::every_opcode_does_what_it_says(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_failing_request_has_its_status_and_a_reset_mends_it() {
-    inside!(&[]);
-    verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::rdma_core);
+cases! {
+    a_send_from_the_cpu_arrives => verbs_device::a_send_from_the_cpu_arrives(Device::rdma_core);
+    /// A hundred laps of small rings: messages there and back, posted and waited for by streams.
+    ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::rdma_core);
+    every_opcode_does_what_it_says =>
+        verbs_device::every_opcode_does_what_it_says(Device::rdma_core);
+    a_failing_request_has_its_status_and_a_reset_mends_it =>
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::rdma_core);
 }
 
 #[test]
@@ -77,27 +59,19 @@ fn many_queue_pairs_have_a_doorbell_each() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
     let devices = [(); 2].map(|()| Device::rdma_core(&gpu).unwrap());
-    let config = QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        ..QpConfig::default()
-    };
+    let config = sized(&QpConfig::default(), 4, 4);
     for _ in 0..3 {
         let mut pairs = Vec::new();
         for device in &devices {
             let pd = device.alloc_pd().unwrap();
-            let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-            let memory = pd.register(&region, Access::ALL).unwrap();
+            let memory = common::memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
             for _ in 0..10 {
-                let mut a = pd.create_qp(&config).unwrap();
-                let mut b = pd.create_qp(&config).unwrap();
-                connect(&mut a, &mut b);
+                let (a, b) = joined(&pd, &config);
                 pairs.push((a, b, memory.clone()));
             }
         }
         for (a, b, memory) in &mut pairs {
-            let recv = b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-            b.post_receive(recv).unwrap();
+            let recv = b.receive(&[memory.sge(0, 8)]);
             let send = a
                 .prepare(&Work::send_inline(&[&[9; 8]]).signaled())
                 .unwrap();
@@ -111,18 +85,16 @@ fn many_queue_pairs_have_a_doorbell_each() {
     }
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn roce_is_addressed_by_gid() {
-    inside!(&[("VMLX5_LINK", "roce")]);
-    verbs_device::roce_is_addressed_by_gid(Device::rdma_core);
+cases! {
+    roce_is_addressed_by_gid in &[("VMLX5_LINK", "roce")] =>
+        verbs_device::roce_is_addressed_by_gid(Device::rdma_core);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn doorbell_pages_of_older_kernels() {
     inside!(&[("VMLX5_UAR", "static")]);
-    let mut p = Pair::new(Device::rdma_core, &QpConfig::default());
+    let mut p = Pair::open(Device::rdma_core, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let span = memory.remote().span(0, 8).unwrap();
     let work = Work::write_inline(&[&[5; 8]], span).signaled();
@@ -131,57 +103,24 @@ fn doorbell_pages_of_older_kernels() {
     p.a.wait(write, LIMIT).unwrap();
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn peers_that_cannot_be_are_refused_and_another_may_follow() {
-    inside!(&[]);
-    verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::rdma_core);
-}
-
-/// Counters of queues have 16 bits, those of completions more.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn counters_wrap() {
-    inside!(&[]);
-    verbs_device::counters_wrap(Device::rdma_core);
-}
-
-/// What a stream still has to ring when everything was dropped is rung into a page that is there,
-/// and the stream goes on.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_stream_outlives_the_device() {
-    inside!(&[]);
-    verbs_device::a_stream_outlives_the_device(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn datagrams_by_infiniband() {
-    inside!(&[]);
-    verbs_device::datagrams::all(Device::rdma_core);
-    verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn datagrams_by_ethernet() {
-    inside!(&[("VMLX5_LINK", "roce")]);
-    verbs_device::datagrams::all(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_refused_access_of_the_peer_is_an_error_here() {
-    inside!(&[]);
-    verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::rdma_core);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_port_that_stays_down_ends_waits_for_receives() {
-    inside!(&[("VMLX5_FAULTS", "down=1:3s..3600s")]);
-    verbs_device::reports::a_port_that_stays_down_ends_waits_for_receives(Device::rdma_core);
+cases! {
+    peers_that_cannot_be_are_refused_and_another_may_follow =>
+        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::rdma_core);
+    /// Counters of queues have 16 bits, those of completions more.
+    counters_wrap => verbs_device::counters_wrap(Device::rdma_core);
+    /// What a stream still has to ring when everything was dropped is rung into a page that is there,
+    /// and the stream goes on.
+    a_stream_outlives_the_device => verbs_device::a_stream_outlives_the_device(Device::rdma_core);
+    datagrams_by_infiniband => {
+        verbs_device::datagrams::all(Device::rdma_core);
+        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::rdma_core);
+    };
+    datagrams_by_ethernet in &[("VMLX5_LINK", "roce")] =>
+        verbs_device::datagrams::all(Device::rdma_core);
+    a_refused_access_of_the_peer_is_an_error_here =>
+        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::rdma_core);
+    a_port_that_stays_down_ends_waits_for_receives in &[("VMLX5_FAULTS", "down=1:3s..3600s")] =>
+        verbs_device::reports::a_port_that_stays_down_ends_waits_for_receives(Device::rdma_core);
 }
 
 #[test]
@@ -191,17 +130,11 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
     verbs_device::reports::a_silent_peer_is_given_up_as_timeout_and_retries_say(Device::rdma_core);
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_partition_that_the_nic_is_not_in_is_refused() {
-    inside!(&[]);
-    let kind = Kind::Invalid;
-    verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(Device::rdma_core, kind);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_fatal_error_of_the_nic_ends_waits_for_receives() {
-    inside!(&[("VMLX5_FAULTS", "fatal=3s")]);
-    verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::rdma_core);
+cases! {
+    a_partition_that_the_nic_is_not_in_is_refused => {
+        let kind = Kind::Invalid;
+        verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(Device::rdma_core, kind);
+    };
+    a_fatal_error_of_the_nic_ends_waits_for_receives in &[("VMLX5_FAULTS", "fatal=3s")] =>
+        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::rdma_core);
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use gdsync::rdma::{Device, Provider};
 use gdsync::{Gpu, Kind};
-use virtual_nic::{inside, outside};
+use virtual_nic::{cases, outside};
 
 #[track_caller]
 fn refused(kind: Kind, names: &[&str]) {
@@ -201,44 +201,17 @@ fn direct_verbs_that_are_too_old() {
     );
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_nic_of_another_name() {
-    inside!(&[("GDS_NIC", "mlx5_7")]);
-    refused(Kind::Absent, &["mlx5_7"]);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_port_that_is_not_there() {
-    inside!(&[("GDS_NIC", "mlx5_0:3")]);
-    refused(Kind::Absent, &["mlx5_0:3"]);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_name_that_is_none() {
-    inside!(&[("GDS_NIC", "mlx5_0:zero")]);
-    refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_second_port_of_the_second_nic() {
-    inside!(&[
-        ("VMLX5_DEVICES", "2"),
-        ("VMLX5_PORTS", "2"),
-        ("GDS_NIC", "mlx5_1:2")
-    ]);
-    let device = Device::rdma_core(&Gpu::soft().unwrap()).unwrap();
-    assert_eq!(device.name(), "mlx5 mlx5_1:2");
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn an_identifier_that_is_none() {
-    inside!(&[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")]);
-    refused(Kind::Invalid, &["GDS_GID_INDEX", "200"]);
+cases! {
+    a_nic_of_another_name in &[("GDS_NIC", "mlx5_7")] => refused(Kind::Absent, &["mlx5_7"]);
+    a_port_that_is_not_there in &[("GDS_NIC", "mlx5_0:3")] => refused(Kind::Absent, &["mlx5_0:3"]);
+    a_name_that_is_none in &[("GDS_NIC", "mlx5_0:zero")] =>
+        refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
+    the_second_port_of_the_second_nic in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
+        let device = Device::rdma_core(&Gpu::soft().unwrap()).unwrap();
+        assert_eq!(device.name(), "mlx5 mlx5_1:2");
+    };
+    an_identifier_that_is_none in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>
+        refused(Kind::Invalid, &["GDS_GID_INDEX", "200"]);
 }
 
 #[test]

@@ -1,17 +1,15 @@
 //! CUDA streams, by a stand-in for libcuda, that ring a ConnectX of libmlx5, over a virtual one.
 
+mod common;
 #[allow(unused_macros, unused_imports)]
 mod standin;
 mod virtual_nic;
 
-use std::time::Duration;
-
+use common::{Bytes, LIMIT, Steps, by, send_and_wait, sized};
 use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, QpConfig, Work};
+use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Work};
 use standin::{Control, LIBRARY, Variant};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
@@ -32,13 +30,7 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
         (Lowering::Kernel, Endpoint::Ring),
         (Lowering::MemOps, Endpoint::Proxy),
     ] {
-        let config = QpConfig {
-            send_blocks: 16,
-            recv_entries: 16,
-            lowering,
-            endpoint,
-            ..QpConfig::default()
-        };
+        let config = sized(&by(lowering, endpoint), 16, 16);
         control.record(first);
         let mut a = pd.create_qp(&config).unwrap();
         let mut b = pd.create_qp(&config).unwrap();
@@ -59,11 +51,10 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
             let len = [8, 64, 3000][usize::from(round) % 3];
             region.write(0, &vec![round; len]).unwrap();
             region.write(4096, &vec![!round; len]).unwrap();
-            let recv = b.prepare_receive(&[memory.sge(4096, len as u32)]).unwrap();
-            b.post_receive(recv).unwrap();
+            let recv = b.receive(&[memory.sge(4096, len as u32)]);
             let list = [memory.sge(0, len as u32)];
-            let send = a.prepare(&Work::send(&list).signaled()).unwrap();
-            let post = [Descriptor::Send(send), Descriptor::wait(send)];
+            let send = a.signaled(&Work::send(&list));
+            let post = send_and_wait(send);
             a.post_on(&stream, &post).unwrap();
             b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
                 .unwrap();
@@ -71,8 +62,7 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
                 stream.synchronize(LIMIT).unwrap(),
                 "{lowering:?} {endpoint:?}"
             );
-            let mut got = vec![0; len];
-            region.read(4096, &mut got).unwrap();
+            let got = region.vec(4096, len);
             assert_eq!(got, vec![round; len], "{lowering:?} {endpoint:?}");
         }
         assert_eq!((a.error(), b.error()), (None, None));

@@ -1,46 +1,29 @@
 //! Two processes that reach each other, each over a virtual ConnectX of its own, by libmlx5's rings
 //! or by the proxy, and the end of one of them.
 
+mod common;
 mod virtual_nic;
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
-use std::time::Duration;
 
+use common::{Bytes, LIMIT, Steps, send_and_wait};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Qp, QpAddress, QpConfig, RemoteMemory, Work};
 use gdsync::{Gpu, Kind, Status};
-use virtual_nic::inside;
-
-/// Ends what hangs.
-const LIMIT: Duration = Duration::from_secs(60);
+use virtual_nic::cases;
 
 /// `len` bytes that differ from one `round` to the next.
 fn pattern(round: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + round * 31) as u8).collect()
 }
 
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn two_processes() {
-    inside!(&[]);
-    run(Device::rdma_core, "rdma_core");
-}
-
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn two_processes_by_proxy() {
-    inside!(&[]);
-    run(Device::proxy, "proxy");
-}
-
-/// One of each: on the wire they are the same.
-#[test]
-#[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_proxy_and_rings() {
-    inside!(&[]);
-    run(Device::proxy, "rdma_core");
+cases! {
+    two_processes => run(Device::rdma_core, "rdma_core");
+    two_processes_by_proxy => run(Device::proxy, "proxy");
+    /// One of each: on the wire they are the same.
+    a_proxy_and_rings => run(Device::proxy, "rdma_core");
 }
 
 /// Two processes with a NIC each, which know each other by their records alone. The other one
@@ -70,9 +53,7 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
         region.write(0, &pattern(round, 1500)).unwrap();
         let recv = qp.prepare_receive(&[memory.sge(2048, 1500)]).unwrap();
         let list = [memory.sge(0, 1500)];
-        let send = qp
-            .prepare(&Work::send(&list).with_imm(1).signaled())
-            .unwrap();
+        let send = qp.signaled(&Work::send(&list).with_imm(1));
         let post = [
             Descriptor::Receive(recv),
             Descriptor::Send(send),
@@ -81,8 +62,7 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
         ];
         qp.post_on(&stream, &post).unwrap();
         assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
-        let mut got = vec![0; 1500];
-        region.read(2048, &mut got).unwrap();
+        let got = region.vec(2048, 1500);
         assert_eq!(got, pattern(round + 1, 1500));
     }
     other.kill().unwrap();
@@ -90,8 +70,8 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     // It is silent now, and that is an error after its time.
     let span = theirs.span(0, 8).unwrap();
     let list = [memory.sge(0, 8)];
-    let write = qp.prepare(&Work::write(&list, span).signaled()).unwrap();
-    let post = [Descriptor::Send(write), Descriptor::wait(write)];
+    let write = qp.signaled(&Work::write(&list, span));
+    let post = send_and_wait(write);
     qp.post_on(&stream, &post).unwrap();
     let error = qp.wait(write, LIMIT).unwrap_err();
     assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
@@ -121,22 +101,18 @@ fn the_other_process() {
     let (there, _) = exchange(&mut line, &qp, &memory);
     qp.connect(&there).unwrap();
     let mut round = 0;
-    let mut recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
-    qp.post_receive(recv).unwrap();
+    let mut recv = qp.receive(&[memory.sge(0, 1500)]);
     ready(&mut line);
     loop {
         qp.wait(recv, LIMIT).unwrap();
         assert_eq!(qp.received(recv).unwrap().imm, Some(1));
-        let mut got = vec![0; 1500];
-        region.read(0, &mut got).unwrap();
+        let got = region.vec(0, 1500);
         assert_eq!(got, pattern(round, 1500));
         round += 1;
-        recv = qp.prepare_receive(&[memory.sge(0, 1500)]).unwrap();
-        qp.post_receive(recv).unwrap();
+        recv = qp.receive(&[memory.sge(0, 1500)]);
         region.write(2048, &pattern(round, 1500)).unwrap();
         let list = [memory.sge(2048, 1500)];
-        let send = qp.prepare(&Work::send(&list).signaled()).unwrap();
-        qp.post(send).unwrap();
+        let send = qp.start(&Work::send(&list));
         qp.wait(send, LIMIT).unwrap();
     }
 }

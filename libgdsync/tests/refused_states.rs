@@ -3,18 +3,17 @@
 //! installed libmlx5 and a virtual ConnectX, with a libibverbs in front that refuses or holds one
 //! change of state.
 
+mod common;
 mod verbs_device;
 mod virtual_nic;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::time::Duration;
 
+use common::{LIMIT, connect, memory, passes};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Transport, Work};
 use gdsync::{Gpu, Kind, Status};
-use verbs_device::{LIMIT, connect, finish};
 use virtual_nic::inside;
 
 /// Numbers of states.
@@ -23,36 +22,11 @@ const RTS: &str = "3:1";
 /// Of two queue pairs that are made, the first reset behind them.
 const INIT_OF_RESET: &str = "1:1:2";
 
-/// The library that refuses, built once.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/refused_states");
-        let versions = sources.join("verbs.map");
-        let part = folder.join(format!("refused_states.{}.so", std::process::id()));
-        let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
-            .args(["-shared", "-fPIC", "-D_GNU_SOURCE"])
-            .arg(format!("-Wl,--version-script={}", versions.display()))
-            .arg("-o")
-            .args([&part, &sources.join("verbs.c")])
-            .args(["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{said}");
-        // Processes that run beside this one put the same there.
-        let path = folder.join("librefused_states.so");
-        std::fs::rename(&part, &path).unwrap();
-        path
-    })
-}
-
 /// Runs the test in a process of its own in which this state is refused, or held if `$var` says so.
 macro_rules! refusing {
     ($state:expr $(, $var:expr)*) => {
         inside!(&[
-            ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
+            ("GDS_IBVERBS_LIB", common::shim("refused_states", &["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"]).to_str().unwrap()),
             ("REFUSE_STATE", $state),
             $($var),*
         ]);
@@ -76,14 +50,12 @@ impl Rig {
             ..QpConfig::default()
         };
         let [a, b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
-        let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
-        let memory = pd.register(&region, Access::ALL).unwrap();
         Rig {
+            memory: memory(&pd, MemoryKind::Pinned, 4096, Access::ALL),
             gpu,
             pd,
             a,
             b,
-            memory,
         }
     }
 
@@ -97,7 +69,7 @@ impl Rig {
         let stream = self.gpu.stream().unwrap();
         let post = [Descriptor::Receive(list[1])];
         self.b.post_on(&stream, &post).unwrap();
-        finish(&stream);
+        passes(&stream);
         list
     }
 

@@ -5,7 +5,7 @@ mod verbs_device;
 
 use std::time::Duration;
 
-use common::{LIMIT, Net, Pair, play, sge};
+use common::{LIMIT, Net, Pair, Steps, play, sge};
 use gds_sim::seeds;
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Device, PathConfig, QpConfig, Work};
@@ -59,7 +59,7 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
             // The peer is in error, and answers nothing.
             p.b.fail(Status::CLOSED);
             let list = [sge(&memory, 0, 8)];
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+            let send = p.a.signaled(&Work::send(&list));
             let begin = gpu.host().now();
             p.a.post(send).unwrap();
             let e = p.a.wait(send, LIMIT).unwrap_err();

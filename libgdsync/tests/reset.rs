@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Gate, LIMIT, Net, PLAIN, Pair, finish, kind, paths, refused, sge};
+use common::{Bytes, Gate, LIMIT, Net, Pair, Steps, finish, kind, paths, refused, sge};
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, QpConfig, SendRequest, Work};
 use gdsync::{Gpu, Kind, Status};
@@ -44,14 +44,10 @@ fn after_a_reset_traffic_flows_from_wherever_the_queues_stood() {
 
 /// Messages from `a` to `b`, posted and waited for by CPU or stream as chance has it.
 fn traffic(p: &mut Pair, messages: u32, rng: &mut fastrand::Rng, what: &str) {
-    let (near, far) = (
-        p.mem_a(MemoryKind::Device, 64),
-        p.mem_b(MemoryKind::Device, 64),
-    );
+    let [near, far] = p.memories(MemoryKind::Device, 64);
     let stream = p.gpu.stream().unwrap();
     for i in 0..messages {
-        let recv = p.b.prepare_receive(&[sge(&far, 0, 4)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[sge(&far, 0, 4)]);
         near.region().write(0, &i.to_le_bytes()).unwrap();
         let list = [sge(&near, 0, 4)];
         let signaled = rng.bool();
@@ -64,13 +60,12 @@ fn traffic(p: &mut Pair, messages: u32, rng: &mut fastrand::Rng, what: &str) {
             p.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
         }
         if signaled && rng.bool() {
-            let wait = [Descriptor::Wait(send.into(), PLAIN)];
+            let wait = [Descriptor::wait(send)];
             p.a.post_on(&stream, &wait).unwrap();
         }
         p.b.wait(recv, LIMIT)
             .unwrap_or_else(|e| panic!("{what}, message {i}: {e}"));
-        let mut got = [0; 4];
-        far.region().read(0, &mut got).unwrap();
+        let got = far.region().bytes::<4>(0);
         assert_eq!(u32::from_le_bytes(got), i, "{what}");
     }
     finish(&stream, what);
@@ -78,10 +73,7 @@ fn traffic(p: &mut Pair, messages: u32, rng: &mut fastrand::Rng, what: &str) {
 
 /// A write with a wrong key.
 fn fail(p: &mut Pair, signaled: bool, what: &str) {
-    let (near, far) = (
-        p.mem_a(MemoryKind::Pinned, 64),
-        p.mem_b(MemoryKind::Pinned, 64),
-    );
+    let [near, far] = p.memories(MemoryKind::Pinned, 64);
     let list = [sge(&near, 0, 8)];
     let mut to = far.remote().span(0, 8).unwrap();
     to.rkey ^= 0x00ab_cd00;
@@ -119,8 +111,7 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
         ("a send that nobody receives", |p, _, _| {
             let mem = p.mem_a(MemoryKind::Pinned, 64);
             let list = [sge(&mem, 0, 8)];
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-            p.a.post(send).unwrap();
+            let _send = p.a.start(&Work::send(&list));
         }),
         ("an unsignaled send that nobody receives", |p, _, _| {
             let mem = p.mem_a(MemoryKind::Pinned, 64);
@@ -133,11 +124,10 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
             |p, stream, gate| {
                 let mem = p.mem_a(MemoryKind::Pinned, 64);
                 let list = [sge(&mem, 0, 8)];
-                let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-                p.a.post(send).unwrap();
+                let send = p.a.start(&Work::send(&list));
                 // In submissions of their own: those of one may be waited for side by side.
                 p.a.post_on(stream, &[gate.wait()]).unwrap();
-                let list = [Descriptor::Wait(send.into(), PLAIN)];
+                let list = [Descriptor::wait(send)];
                 p.a.post_on(stream, &list).unwrap();
             },
         ),
@@ -169,8 +159,7 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
 
 fn receive_one(p: &mut Pair) -> gdsync::rdma::ReceiveRequest {
     let mem = p.mem_b(MemoryKind::Pinned, 64);
-    let recv = p.b.prepare_receive(&[sge(&mem, 0, 8)]).unwrap();
-    p.b.post_receive(recv).unwrap();
+    let recv = p.b.receive(&[sge(&mem, 0, 8)]);
     recv
 }
 
@@ -215,8 +204,7 @@ fn receives_that_a_stream_has_not_posted_forbid_a_reset() {
             gate.open();
             finish(&stream, &what);
             p.recover(&what);
-            let mut got = [0; 24];
-            old.region().read(0, &mut got).unwrap();
+            let got = old.region().bytes::<24>(0);
             assert_eq!(got, [0; 24], "{what}: a message in an old buffer");
         }
     }
@@ -229,19 +217,14 @@ fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
     let gpu = Gpu::soft().unwrap();
     for (path, config) in paths() {
         let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
-        let (near, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let list = [sge(&far, 0, 8)];
         let to = near.remote().span(0, 8).unwrap();
         let silent = p.b.prepare(&Work::write(&list, to)).unwrap();
         p.b.post(silent).unwrap();
-        let recv = p.b.prepare_receive(&[sge(&far, 0, 4)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[sge(&far, 0, 4)]);
         let list = [sge(&near, 0, 8)];
-        let long = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        p.a.post(long).unwrap();
+        let _long = p.a.start(&Work::send(&list));
         let expect = Some(Kind::Failed(Status::LOCAL_LENGTH));
         assert_eq!(kind(p.b.wait(recv, LIMIT)), expect, "{path}");
         p.recover(path);
@@ -255,11 +238,11 @@ fn requests_from_before_a_reset_are_not_taken_for_later_ones() {
     let mut p = Pair::new(&gpu, Net::Hub, &short(&config, 0));
     let mem = p.mem_a(MemoryKind::Pinned, 64);
     let list = [sge(&mem, 0, 8)];
-    let prepared = p.a.prepare(&Work::send(&list).signaled()).unwrap();
+    let prepared = p.a.signaled(&Work::send(&list));
     let receive = p.a.prepare_receive(&list).unwrap();
     p.recover("prepared requests are given up");
     // As many as before, so that the old names could be those of new ones.
-    let new = p.a.prepare(&Work::nop().signaled()).unwrap();
+    let new = p.a.signaled(&Work::nop());
     let stream = gpu.stream().unwrap();
     let old = |p: &mut Pair, old: SendRequest| {
         let names: &[&str] = &["qp 0x"];

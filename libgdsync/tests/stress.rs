@@ -6,7 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{LIMIT, PLAIN, connect, finish, kind, memory, paths, roomy, sge};
+use common::{
+    Bytes, LIMIT, connect, finish, joined, kind, memory, paths, roomy, send_and_wait, sge, sized,
+};
 use gds_step::Live;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
@@ -25,9 +27,7 @@ struct Couple {
 
 impl Couple {
     fn new(pd: &Pd, config: &QpConfig) -> Couple {
-        let mut a = pd.create_qp(config).unwrap();
-        let mut b = pd.create_qp(config).unwrap();
-        connect(&mut a, &mut b);
+        let (a, b) = joined(&pd, config);
         let memory = [(); 2].map(|()| memory(pd, MemoryKind::Device, 64, Access::ALL));
         Couple {
             ends: [a, b],
@@ -72,7 +72,7 @@ impl Couple {
                 self.ends[from].post_on(&streams[from], &list).unwrap();
             }
             (false, true) => {
-                let list = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+                let list = send_and_wait(send);
                 self.ends[from].post_on(&streams[from], &list).unwrap();
             }
         }
@@ -80,8 +80,7 @@ impl Couple {
             finish(&streams[to], &what);
         }
         assert_eq!(kind(self.ends[to].wait(recv, LIMIT)), None, "{what}");
-        let mut got = [0; 8];
-        self.memory[to].region().read(8, &mut got).unwrap();
+        let got = self.memory[to].region().bytes::<8>(8);
         assert_eq!(got, value, "{what}");
         if loud {
             assert_eq!(kind(self.ends[from].wait(send, LIMIT)), None, "{what}");
@@ -102,7 +101,7 @@ impl Couple {
         let end = &mut self.ends[from];
         let work = Work::write(&list, to).signaled();
         let bad = end.prepare_within(&work, LIMIT).unwrap();
-        let list = [Descriptor::Send(bad), Descriptor::Wait(bad.into(), PLAIN)];
+        let list = send_and_wait(bad);
         end.post_on(stream, &list).unwrap();
         finish(stream, &what);
         let expect = Kind::Failed(Status::REMOTE_ACCESS);
@@ -123,11 +122,7 @@ fn many_queue_pairs_go_from_thread_to_thread() {
     let pd = device.alloc_pd().unwrap();
     let configs: Vec<QpConfig> = paths()
         .into_iter()
-        .map(|(_, config)| QpConfig {
-            send_blocks: 8,
-            recv_entries: 8,
-            ..config
-        })
+        .map(|(_, config)| sized(&config, 8, 8))
         .collect();
     let new = |i: usize| Couple::new(&pd, &configs[i % configs.len()]);
     let couples: Mutex<VecDeque<Couple>> = Mutex::new((0..PAIRS as usize).map(new).collect());

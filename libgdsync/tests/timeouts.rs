@@ -6,10 +6,13 @@ mod common;
 use std::time::Duration;
 
 use common::witness::Witness;
-use common::{Flag, Gate, LIMIT, Net, PLAIN, Pair, finish, kind, pass, paths, play, sge};
+use common::{
+    Flag, Gate, LIMIT, Net, Pair, Steps, finish, kind, limited, pass, paths, play, send_and_wait,
+    sge, wait_at_most,
+};
 use gds_sim::seeds;
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, QpConfig, WaitOptions, Work};
+use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
 
 const MS: Duration = Duration::from_millis(1);
@@ -31,20 +34,6 @@ fn plays(mut test: impl FnMut(&Gpu, &QpConfig, &str)) {
     });
 }
 
-fn limited(config: &QpConfig, timeout: Option<Duration>) -> QpConfig {
-    QpConfig {
-        timeout,
-        ..config.clone()
-    }
-}
-
-fn wait_at_most(timeout: Duration) -> WaitOptions {
-    WaitOptions {
-        flush: false,
-        timeout: Some(timeout),
-    }
-}
-
 #[test]
 fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
     plays(|gpu, config, path| {
@@ -52,23 +41,18 @@ fn a_send_that_nobody_receives_fails_after_the_limit_and_the_stream_goes_on() {
         let (mem, stream) = (p.mem_a(MemoryKind::Pinned, 64), gpu.stream().unwrap());
         let (gate, done) = (Gate::new(gpu), Flag::new(gpu));
         let list = [sge(&mem, 0, 8)];
-        let own = p.a.prepare_receive(&[sge(&mem, 32, 8)]).unwrap();
-        p.a.post_receive(own).unwrap();
-        let sends = [(); 3].map(|()| p.a.prepare(&Work::send(&list).signaled()).unwrap());
+        let own = p.a.receive(&[sge(&mem, 32, 8)]);
+        let sends = [(); 3].map(|()| p.a.signaled(&Work::send(&list)));
         let head = [
             gate.wait(),
             Descriptor::Send(sends[0]),
             Descriptor::Send(sends[1]),
-            Descriptor::Wait(sends[0].into(), PLAIN),
+            Descriptor::wait(sends[0]),
         ];
         p.a.post_on(&stream, &head).unwrap();
         let first = Witness::launch(&stream, &p.a, sends[0]);
         // This one is rung for when the queue pair is in error already.
-        let tail = [
-            Descriptor::Send(sends[2]),
-            Descriptor::Wait(sends[2].into(), PLAIN),
-            done.set(),
-        ];
+        let tail = done.behind(sends[2]);
         p.a.post_on(&stream, &tail).unwrap();
         let last = Witness::launch(&stream, &p.a, sends[2]);
 
@@ -101,19 +85,12 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
             let what = format!("{path}, dead {dead}");
             let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
             p.check(&what);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Device, 64),
-                p.mem_b(MemoryKind::Device, 64),
-            );
+            let [near, far] = p.memories(MemoryKind::Device, 64);
             let (stream, gate) = (gpu.stream().unwrap(), Gate::new(gpu));
             let list = [sge(&near, 0, 8)];
             let to = far.remote().span(0, 8).unwrap();
-            let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-            let post = [
-                gate.wait(),
-                Descriptor::Send(write),
-                Descriptor::Wait(write.into(), PLAIN),
-            ];
+            let write = p.a.signaled(&Work::write(&list, to));
+            let post = gate.before(write);
             p.a.post_on(&stream, &post).unwrap();
             let saw = Witness::launch(&stream, &p.a, write);
             let node = vmlx5::fabric::NodeId(p.b.address().node);
@@ -164,7 +141,7 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
             ];
             p.b.post_on(&stream, &list).unwrap();
             let saw = Witness::launch(&stream, &p.b, receives[0]);
-            let tail = [Descriptor::Wait(receives[1].into(), PLAIN), done.set()];
+            let tail = [Descriptor::wait(receives[1]), done.set()];
             p.b.post_on(&stream, &tail).unwrap();
             // It counts from when the stream arrives.
             pass(gpu, 10 * SHORT);
@@ -192,14 +169,11 @@ fn a_stream_stands_at_a_wait_for_no_longer_than_its_limit() {
 fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
-        let (near, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let (stream, gate) = (gpu.stream().unwrap(), Gate::new(gpu));
         let list = [sge(&near, 0, 8)];
         let to = far.remote().span(0, 8).unwrap();
-        let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
+        let write = p.a.signaled(&Work::write(&list, to));
         let post = [
             Descriptor::Send(write),
             Descriptor::Wait(write.into(), wait_at_most(SHORT)),
@@ -218,24 +192,20 @@ fn a_wait_that_was_passed_is_not_late_however_long_the_stream_stands_elsewhere()
 fn a_slow_peer_is_not_a_silent_one() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, Some(SHORT)));
-        let (near, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let stream = gpu.stream().unwrap();
         let list = [sge(&near, 0, 8)];
         let mut last = None;
         for _ in 0..6 {
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-            let post = [Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)];
+            let send = p.a.signaled(&Work::send(&list));
+            let post = send_and_wait(send);
             p.a.post_on(&stream, &post).unwrap();
             last = Some(send);
         }
         // Each takes nearly as long as it may, all together far longer.
         for _ in 0..6 {
             pass(gpu, SHORT - 40 * MS);
-            let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
-            p.b.post_receive(recv).unwrap();
+            let recv = p.b.receive(&[sge(&far, 0, 8)]);
             p.b.wait(recv, LIMIT).unwrap();
         }
         finish(&stream, path);
@@ -248,13 +218,9 @@ fn a_slow_peer_is_not_a_silent_one() {
 fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, None));
-        let (near, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Pinned, 64);
         let list = [sge(&near, 0, 8)];
-        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let send = p.a.start(&Work::send(&list));
         // The CPU's own limit says nothing about the request.
         let before = gpu.host().now();
         let error = p.a.wait(send, 20 * SHORT).unwrap_err();
@@ -263,8 +229,7 @@ fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
         assert!(gpu.host().now() - before >= 20 * SHORT);
         assert_eq!(kind(p.a.quiet(SHORT)), Some(Kind::Timeout), "{path}");
         assert_eq!(p.a.poll(send).unwrap(), None, "{path}");
-        let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[sge(&far, 0, 8)]);
         p.a.wait(send, LIMIT).unwrap();
         p.b.wait(recv, LIMIT).unwrap();
         p.check(path);
@@ -276,18 +241,11 @@ fn the_same_limits_end_waits_on_the_live_driver() {
     for (path, config) in paths() {
         let gpu = Gpu::soft().unwrap();
         let mut p = Pair::new(&gpu, Net::Host, &limited(&config, Some(LIVE)));
-        let (near, far) = (
-            p.mem_a(MemoryKind::Device, 64),
-            p.mem_b(MemoryKind::Device, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Device, 64);
         let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let (list, gate) = ([sge(&near, 0, 8)], Gate::new(&gpu));
-        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        let post = [
-            gate.wait(),
-            Descriptor::Send(send),
-            Descriptor::Wait(send.into(), PLAIN),
-        ];
+        let send = p.a.signaled(&Work::send(&list));
+        let post = gate.before(send);
         p.a.post_on(&sender, &post).unwrap();
         std::thread::sleep(2 * LIVE);
         assert_eq!(p.a.error(), None, "{path}: a false alarm");
@@ -318,10 +276,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
             let what = format!("{path}, seed {seed}");
             let (sim, gpu) = play(seed);
             let mut p = Pair::new(&gpu, Net::Hub, &config);
-            let (near, far) = (
-                p.mem_a(MemoryKind::Pinned, 64),
-                p.mem_b(MemoryKind::Pinned, 64),
-            );
+            let [near, far] = p.memories(MemoryKind::Pinned, 64);
             let name = p.a.device().name();
             let nic = name.strip_prefix("emulated ").unwrap();
             let watcher = format!("{nic}.watcher");
@@ -330,12 +285,8 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
             let list = [sge(&near, 0, 8)];
             let mut to = far.remote().span(0, 8).unwrap();
             to.rkey ^= 0x00ab_cd00;
-            let bad = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-            let post = [
-                Descriptor::Send(bad),
-                Descriptor::Wait(bad.into(), PLAIN),
-                passed.set(),
-            ];
+            let bad = p.a.signaled(&Work::write(&list, to));
+            let post = passed.behind(bad);
             p.a.post_on(&stream, &post).unwrap();
             let saw = Witness::launch(&stream, &p.a, bad);
             pass(&gpu, Duration::from_secs(1));
@@ -360,22 +311,16 @@ fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (_, config) = paths().remove(0);
         let mut p = Pair::new(&gpu, Net::One, &config);
-        let (near, far) = (
-            p.mem_a(MemoryKind::Pinned, 64),
-            p.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = p.memories(MemoryKind::Pinned, 64);
         // Sent at once, received a moment later.
         let list = [sge(&near, 0, 8)];
-        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let send = p.a.start(&Work::send(&list));
         pass(&gpu, Duration::from_nanos(rng.u64(..2000)));
-        let recv = p.b.prepare_receive(&[sge(&far, 0, 8)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let _recv = p.b.receive(&[sge(&far, 0, 8)]);
         p.a.wait(send, LIMIT).unwrap();
         // A write needs no receive, so none will come.
         let to = far.remote().span(8, 8).unwrap();
-        let write = p.a.prepare(&Work::write(&list, to).signaled()).unwrap();
-        p.a.post(write).unwrap();
+        let write = p.a.start(&Work::write(&list, to));
         let done = p.a.wait(write, 5 * SHORT);
         done.map_err(|e| e.to_string())
     });

@@ -1,140 +1,24 @@
 //! Ranks that meet in a directory, all in this process.
 
-use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+#[path = "common/jobs.rs"]
+mod jobs;
+
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
+use jobs::{LONG, Place, all_in as all, until};
+use mp::Kind;
 use mp::bootstrap::{Bootstrap, Directory, MAX_MESSAGE, WINDOW};
-use mp::{Kind, Result};
-
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A name that is nobody else's; removed at the end.
-struct Place(PathBuf);
-
-impl Place {
-    fn new(name: &str) -> Place {
-        let name = format!("mp-test-{name}-{}", std::process::id());
-        Place(std::env::temp_dir().join(name))
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).unwrap();
-        let mut names = entries
-            .map(|e| e.unwrap().file_name().into_string().unwrap())
-            .collect::<Vec<_>>();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn together(path: &Path, ranks: &[u32], size: u32, limit: Duration) -> Vec<Result<Directory>> {
-    std::thread::scope(|s| {
-        let join = |rank| s.spawn(move || Directory::join(path, rank, size, limit));
-        let threads = ranks.iter().map(|r| join(*r)).collect::<Vec<_>>();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
-}
-
-fn all(path: &Path, size: u32) -> Vec<Directory> {
-    let ranks = (0..size).collect::<Vec<_>>();
-    let joined = together(path, &ranks, size, LONG);
-    joined.into_iter().map(Result::unwrap).collect()
-}
-
-fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(value) = what() {
-            return value;
-        }
-        assert!(Instant::now() < end, "never happened");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
 
 #[test]
-fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
-    let place = Place::new("long");
-    for limit in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
-        let rank = Directory::join(&place.0, 0, 1, limit).unwrap();
-        assert_eq!(rank.size(), 1);
-    }
-}
-
-#[test]
-fn messages_pass_and_nothing_is_left_behind() {
-    let place = Place::new("pass");
-    let ranks = all(&place.0, 3);
+fn the_directory_is_of_the_user_alone() {
+    let place = Place::new("mode");
+    let rank = all(&place.0, 1);
     let mode = fs::metadata(&place.0).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    for (i, rank) in ranks.iter().enumerate() {
-        assert_eq!((rank.rank(), rank.size()), (i as u32, 3));
-        assert_eq!(rank.job(), ranks[0].job());
-        assert_eq!(rank.host(0), rank.host(2));
-    }
-    for i in 0..20_u8 {
-        for topic in 0..2 {
-            ranks[0].send(1, topic, &[topic as u8, i]).unwrap();
-            ranks[2].send(1, topic, &[topic as u8, i]).unwrap();
-        }
-    }
-    for topic in [1, 0] {
-        let mut heard = [0; 3];
-        for _ in 0..40 {
-            let (from, message) = ranks[1].receive(topic).unwrap().expect("a message");
-            assert_eq!(message, [topic as u8, heard[from as usize]]);
-            heard[from as usize] += 1;
-        }
-        assert_eq!(ranks[1].receive(topic).unwrap(), None);
-    }
-    ranks[0].send(0, 3, b"to myself").unwrap();
-    assert_eq!(ranks[0].receive(3).unwrap(), Some((0, b"to myself".into())));
-    ranks[0].send(2, 3, &vec![1; MAX_MESSAGE]).unwrap();
-    assert_eq!(
-        ranks[2].receive(3).unwrap(),
-        Some((0, vec![1; MAX_MESSAGE]))
-    );
-    let e = ranks[0].send(3, 0, b"").unwrap_err();
-    assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(3)));
-    drop(ranks);
-    assert!(place.names().is_empty(), "{:?}", place.names());
-}
-
-#[test]
-fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
-    let place = Place::new("full");
-    let ranks = all(&place.0, 3);
-    let block = vec![3; MAX_MESSAGE];
-    let mut held = 0;
-    let full = loop {
-        match ranks[0].send(1, 0, &block) {
-            Ok(()) => held += 1,
-            Err(e) => break e,
-        }
-    };
-    assert_eq!((full.kind(), full.rank()), (Kind::QueueFull, Some(1)));
-    ranks[2].send(1, 1, b"past it").unwrap();
-    assert_eq!(ranks[1].receive(1).unwrap(), Some((2, b"past it".to_vec())));
-    for _ in 0..held {
-        assert!(ranks[1].receive(0).unwrap().is_some());
-    }
-    ranks[0].send(1, 0, &block).unwrap();
-    ranks[1].forget(0);
-    for _ in 0..3 * held {
-        ranks[0].send(1, 0, &block).unwrap();
-        assert_eq!(ranks[1].receive(0).unwrap(), None);
-    }
+    drop(rank);
 }
 
 /// A rank that asks for one topic fetches messages of others too.
@@ -304,43 +188,6 @@ fn copy_all(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_rank_that_left_is_gone_and_what_it_sent_arrives() {
-    let place = Place::new("gone");
-    let mut ranks = all(&place.0, 3);
-    ranks[2].send(0, 7, b"last words").unwrap();
-    assert!(!ranks[0].gone(2) && !ranks[0].gone(0) && !ranks[0].gone(7));
-    drop(ranks.pop());
-    for rank in &ranks {
-        assert!(rank.gone(2));
-        let e = rank.send(2, 0, b"?").unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)));
-        assert_eq!(e.rank(), Some(2));
-    }
-    assert_eq!(
-        ranks[0].receive(7).unwrap(),
-        Some((2, b"last words".into()))
-    );
-    ranks[0].send(1, 0, b"we go on").unwrap();
-    assert!(ranks[1].receive(0).unwrap().is_some());
-}
-
-#[test]
-fn descriptors_pass() {
-    let place = Place::new("fds");
-    let ranks = all(&place.0, 2);
-    let (read, write) = std::io::pipe().unwrap();
-    ranks[1].send_fd(0, 3, write.as_fd()).unwrap();
-    drop(write);
-    let (from, fd) = until(|| ranks[0].receive_fd(3).unwrap());
-    assert_eq!(from, 1);
-    File::from(fd).write_all(b"through").unwrap();
-    let mut text = String::new();
-    let mut read = File::from(OwnedFd::from(read));
-    read.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "through");
-}
-
-#[test]
 fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
     let place = Place::new("garbage");
     let ranks = all(&place.0, 2);
@@ -364,25 +211,4 @@ fn garbage_in_the_mail_is_an_error_and_strange_names_are_ignored() {
     assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(0)));
     fs::write(mailbox.join("0.2"), vec![0; 8 + MAX_MESSAGE + 1]).unwrap();
     assert_eq!(ranks[1].receive(0).unwrap_err().kind(), Kind::Protocol);
-}
-
-#[test]
-fn sixteen_ranks_exchange_with_all_others() {
-    let place = Place::new("many");
-    let ranks = all(&place.0, 16);
-    std::thread::scope(|s| {
-        for rank in &ranks {
-            s.spawn(move || {
-                for to in 0..rank.size() {
-                    let text = [rank.rank().to_le_bytes(), to.to_le_bytes()].concat();
-                    rank.send(to, 1, &text).unwrap();
-                }
-                for _ in 0..rank.size() {
-                    let (from, text) = until(|| rank.receive(1).unwrap());
-                    let right = [from.to_le_bytes(), rank.rank().to_le_bytes()].concat();
-                    assert_eq!(text, right);
-                }
-            });
-        }
-    });
 }

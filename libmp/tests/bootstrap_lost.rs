@@ -11,10 +11,7 @@ use gdsync::Gpu;
 use gdsync::gpu::MemoryKind;
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Slice, Source};
-use sim::{LIMIT, Rank, millis, play, secs};
-
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
+use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs, slice, talk};
 
 /// The store that the ranks share, and how often each asked which ranks are gone.
 #[derive(Clone, Debug, Default)]
@@ -115,29 +112,6 @@ impl Bootstrap for AtStore {
         self.store.looks[self.rank() as usize].fetch_add(1, Ordering::Relaxed);
         self.store.gate.pass();
         self.store.gone.load(Ordering::Relaxed) >> rank & 1 == 1
-    }
-}
-
-fn slice(ctx: &Context, len: usize) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
-}
-
-/// A message each way under `tag`, small and large, on a stream.
-fn talk(ctx: &Context, with: u32, tag: u32) {
-    let stream = ctx.gpu().stream().unwrap();
-    for len in [SMALL, LARGE] {
-        let (data, into) = (slice(ctx, len), slice(ctx, len));
-        let mine = vec![(ctx.rank() as u8) ^ 0x55; len];
-        data.memory().write(0, &mine).unwrap();
-        let recv = ctx.irecv_on(&stream, with, tag, &into).unwrap();
-        let send = ctx.isend_on(&stream, with, tag, &data).unwrap();
-        recv.wait_on(&stream).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
-        send.wait(LIMIT).unwrap();
-        let mut got = vec![0; len];
-        into.memory().read(0, &mut got).unwrap();
-        assert_eq!(got, vec![(with as u8) ^ 0x55; len]);
     }
 }
 

@@ -1,6 +1,9 @@
 //! Ranks as processes that find each other by what their launcher left in the environment. A
 //! rank is this very program, called with a part to play.
 
+#[path = "common/jobs.rs"]
+mod jobs;
+
 use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -9,13 +12,11 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use jobs::until;
 use libtest_mimic::{Arguments, Trial};
 use mp::bootstrap::{Bootstrap, from_env};
-
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
 
 const SECRET: (&str, &str) = ("MP_SECRET", "not much of a secret");
 
@@ -70,17 +71,6 @@ fn play(part: &str) {
         }
         "die" => die(&*rank),
         other => panic!("no part {other}"),
-    }
-}
-
-fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(value) = what() {
-            return value;
-        }
-        assert!(Instant::now() < end, "never happened");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -1,151 +1,16 @@
-//! Ranks that meet at a store over TCP, all in this process: who may come, who is missing, what
-//! arrives, and what a death tells the others.
+//! Ranks that meet at a store over TCP, all in this process: who may come, and who is missing.
 
-use std::fs::File;
+#[path = "common/jobs.rs"]
+mod jobs;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use jobs::{Job, LONG, next, until};
+use mp::Kind;
 use mp::bootstrap::tcp::{Join, Server};
 use mp::bootstrap::{Bootstrap, MAX_MESSAGE, Secret, Tcp, wire};
-use mp::{Kind, Result};
-
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
-
-struct Job {
-    server: Server,
-    secret: Secret,
-    size: u32,
-}
-
-impl Job {
-    fn new(size: u32) -> Job {
-        let secret = Secret::random().unwrap();
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let server = Server::start(anywhere, &secret, "test", size).unwrap();
-        Job {
-            server,
-            secret,
-            size,
-        }
-    }
-
-    fn join(&self, rank: u32) -> Join {
-        Join {
-            store: self.server.address().to_string(),
-            rank,
-            size: self.size,
-            secret: self.secret.clone(),
-            name: "test".into(),
-            limit: LONG,
-        }
-    }
-
-    fn all(&self) -> Vec<Tcp> {
-        together((0..self.size).map(|r| self.join(r)).collect())
-            .into_iter()
-            .map(Result::unwrap)
-            .collect()
-    }
-}
-
-/// Joins of several ranks at once.
-fn together(joins: Vec<Join>) -> Vec<Result<Tcp>> {
-    std::thread::scope(|s| {
-        let threads = joins.iter().map(|join| s.spawn(|| Tcp::join(join)));
-        let threads = threads.collect::<Vec<_>>();
-        threads.into_iter().map(|t| t.join().unwrap()).collect()
-    })
-}
-
-/// What a rank receives, once it does.
-fn next(rank: &Tcp, topic: u64) -> (u32, Vec<u8>) {
-    until(|| rank.receive(topic).unwrap())
-}
-
-fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(value) = what() {
-            return value;
-        }
-        assert!(Instant::now() < end, "never happened");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
-#[test]
-fn messages_pass_and_topics_stay_apart() {
-    let job = Job::new(3);
-    let ranks = job.all();
-    for (i, rank) in ranks.iter().enumerate() {
-        assert_eq!((rank.rank(), rank.size()), (i as u32, 3));
-        assert_eq!(rank.job(), job.server.job());
-        assert_eq!(rank.host(0), rank.host(2));
-        assert!(rank.host(0).is_some() && rank.host(3).is_none());
-    }
-    // Several contexts are several topics; each keeps its order whatever the others do.
-    for i in 0..100_u8 {
-        for topic in 0..4 {
-            ranks[0].send(1, topic, &[topic as u8, i]).unwrap();
-            ranks[2].send(1, topic, &[topic as u8, i]).unwrap();
-        }
-    }
-    for topic in (0..4).rev() {
-        let mut heard = [0; 3];
-        for _ in 0..200 {
-            let (from, message) = next(&ranks[1], topic);
-            assert_eq!(message, [topic as u8, heard[from as usize]]);
-            heard[from as usize] += 1;
-        }
-    }
-    ranks[1].send(1, 9, b"to myself").unwrap();
-    assert_eq!(next(&ranks[1], 9), (1, b"to myself".to_vec()));
-    ranks[2].send(0, 9, &vec![5; MAX_MESSAGE]).unwrap();
-    assert_eq!(next(&ranks[0], 9), (2, vec![5; MAX_MESSAGE]));
-    ranks[2].send(0, 9, b"").unwrap();
-    assert_eq!(next(&ranks[0], 9), (2, vec![]));
-
-    let e = ranks[0].send(3, 0, b"").unwrap_err();
-    assert_eq!((e.kind(), e.rank()), (Kind::Invalid, Some(3)));
-    let e = ranks[0].send(1, 0, &vec![0; MAX_MESSAGE + 1]).unwrap_err();
-    assert_eq!(e.kind(), Kind::Invalid);
-    assert_eq!(e.limit_value(), Some(MAX_MESSAGE as u64));
-}
-
-#[test]
-fn a_rank_that_does_not_receive_is_full_for_its_senders_until_it_does() {
-    let job = Job::new(3);
-    let ranks = job.all();
-    let block = vec![3; MAX_MESSAGE];
-    let mut held = 0;
-    let full = loop {
-        match ranks[0].send(1, 0, &block) {
-            Ok(()) => held += 1,
-            Err(e) => break e,
-        }
-    };
-    assert_eq!((full.kind(), full.rank()), (Kind::QueueFull, Some(1)));
-    // Others are not concerned.
-    ranks[0].send(2, 0, b"round it").unwrap();
-    ranks[2].send(1, 1, b"past it").unwrap();
-    assert_eq!(next(&ranks[2], 0), (0, b"round it".to_vec()));
-    assert_eq!(next(&ranks[1], 1), (2, b"past it".to_vec()));
-    for _ in 0..held {
-        assert_eq!(next(&ranks[1], 0).1.len(), block.len());
-    }
-    until(|| ranks[0].send(1, 0, &block).ok());
-    // A topic that nobody asks for any more holds nothing up.
-    ranks[1].forget(0);
-    for _ in 0..3 * held {
-        until(|| {
-            assert_eq!(ranks[1].receive(0).unwrap(), None);
-            ranks[0].send(1, 0, &block).ok()
-        });
-    }
-}
 
 #[test]
 fn a_receive_returns_room_to_the_sender_at_once() {
@@ -163,29 +28,6 @@ fn a_receive_returns_room_to_the_sender_at_once() {
         assert!(ranks[1].receive(0).unwrap().is_some());
     }
     until(|| ranks[0].send(1, 0, &block).ok());
-}
-
-#[test]
-fn sixty_four_ranks_exchange_with_all_others() {
-    let job = Job::new(64);
-    let ranks = job.all();
-    std::thread::scope(|s| {
-        for rank in &ranks {
-            s.spawn(move || {
-                for to in 0..rank.size() {
-                    let text = [rank.rank().to_le_bytes(), to.to_le_bytes()].concat();
-                    rank.send(to, 1, &text).unwrap();
-                }
-                let mut heard = vec![false; rank.size() as usize];
-                for _ in 0..rank.size() {
-                    let (from, text) = next(rank, 1);
-                    let right = [from.to_le_bytes(), rank.rank().to_le_bytes()].concat();
-                    assert_eq!(text, right);
-                    assert!(!std::mem::replace(&mut heard[from as usize], true));
-                }
-            });
-        }
-    });
 }
 
 #[test]
@@ -306,58 +148,36 @@ fn a_store_that_is_not_there_is_said_so() {
 fn who_does_not_belong_is_refused_and_harms_nobody() {
     let job = Job::new(2);
     let right = job.join(1);
-    let mut wrong = Vec::new();
-    let mut case = |join: Join, word: &'static str| wrong.push((join, word));
-    case(
-        Join {
-            secret: Secret::random().unwrap(),
-            ..right.clone()
-        },
-        "does not know the job's secret",
-    );
-    case(
-        Join {
-            size: 3,
-            ..right.clone()
-        },
-        "thinks there are 3 ranks, there are 2",
-    );
-    case(
-        Join {
-            rank: 2,
-            size: 3,
-            ..right.clone()
-        },
-        "thinks there are 3",
-    );
-    case(
-        Join {
-            name: "other".into(),
-            ..right.clone()
-        },
-        "a job of another name",
-    );
-    for (join, word) in wrong {
+    let wrong = |change: fn(&mut Join)| {
+        let mut join = right.clone();
+        change(&mut join);
+        join
+    };
+    let cases = [
+        (
+            wrong(|j| j.secret = Secret::random().unwrap()),
+            "does not know the job's secret",
+        ),
+        (
+            wrong(|j| j.size = 3),
+            "thinks there are 3 ranks, there are 2",
+        ),
+        (wrong(|j| (j.rank, j.size) = (2, 3)), "thinks there are 3"),
+        (wrong(|j| j.name = "other".into()), "a job of another name"),
+    ];
+    for (join, word) in cases {
         let e = Tcp::join(&join).unwrap_err();
         assert_eq!((e.kind(), e.rank()), (Kind::Protocol, Some(join.rank)));
         assert!(e.to_string().contains(word), "{e}");
     }
-    let e = Tcp::join(&Join {
-        rank: 2,
-        ..right.clone()
-    })
-    .unwrap_err();
+    let e = Tcp::join(&wrong(|j| j.rank = 2)).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
 
     // A second process of one rank, before and after the start.
     std::thread::scope(|s| {
         let first = s.spawn(|| until(|| Tcp::join(&right).ok()));
         let refused = until(|| {
-            let short = Join {
-                limit: Duration::from_millis(300),
-                ..right.clone()
-            };
-            let e = Tcp::join(&short).unwrap_err();
+            let e = Tcp::join(&wrong(|j| j.limit = Duration::from_millis(300))).unwrap_err();
             (e.kind() == Kind::Protocol).then_some(e)
         });
         assert!(refused.to_string().contains("second rank 1"), "{refused}");
@@ -484,16 +304,6 @@ fn a_rank_connects_again_when_its_connection_ends_before_the_start() {
 }
 
 #[test]
-fn a_time_limit_may_be_longer_than_the_clock_can_tell() {
-    let job = Job::new(1);
-    let join = Join {
-        limit: Duration::MAX,
-        ..job.join(0)
-    };
-    assert_eq!(Tcp::join(&join).unwrap().size(), 1);
-}
-
-#[test]
 fn another_version_is_told_so() {
     let job = Job::new(2);
     let mut stream = TcpStream::connect(job.server.address()).unwrap();
@@ -505,24 +315,6 @@ fn another_version_is_told_so() {
     let mut text = String::from_utf8_lossy(&answer).into_owned();
     text.retain(|c| c.is_ascii_graphic() || c == ' ');
     assert!(text.contains("speaks version 99"), "{text}");
-}
-
-#[test]
-fn a_death_is_told_to_the_others_who_go_on() {
-    let job = Job::new(4);
-    let mut ranks = job.all();
-    ranks[3].send(0, 7, b"last words").unwrap();
-    drop(ranks.pop());
-    for rank in &ranks {
-        until(|| rank.gone(3).then_some(()));
-        let e = rank.send(3, 0, b"?").unwrap_err();
-        assert!(matches!(e.kind(), Kind::PeerFailed(_)));
-        assert_eq!(e.rank(), Some(3));
-    }
-    assert_eq!(next(&ranks[0], 7), (3, b"last words".to_vec()));
-    ranks[0].send(2, 0, b"we go on").unwrap();
-    assert_eq!(next(&ranks[2], 0), (0, b"we go on".to_vec()));
-    assert!(!ranks[0].gone(2));
 }
 
 #[test]
@@ -538,39 +330,6 @@ fn without_the_store_there_is_an_error_and_what_arrived_remains() {
     assert!(e.to_string().contains("the store is gone"), "{e}");
     assert_eq!(next(&ranks[1], 4), (0, b"in time".to_vec()));
     assert_eq!(ranks[1].send(0, 0, b"").unwrap_err().kind(), Kind::System);
-}
-
-#[test]
-fn descriptors_pass_and_belong_to_topics() {
-    let job = Job::new(2);
-    let ranks = job.all();
-    let (read, write) = std::io::pipe().unwrap();
-    ranks[0].send_fd(1, 3, write.as_fd()).unwrap();
-    drop(write);
-    assert!(ranks[1].receive_fd(2).unwrap().is_none());
-    let (from, fd) = until(|| ranks[1].receive_fd(3).unwrap());
-    assert_eq!(from, 0);
-    File::from(fd).write_all(b"through the other rank").unwrap();
-    // Both writing ends are closed: reading ends.
-    let mut text = String::new();
-    File::from(std::os::fd::OwnedFd::from(read))
-        .read_to_string(&mut text)
-        .unwrap();
-    assert_eq!(text, "through the other rank");
-
-    let file = File::open("/dev/null").unwrap();
-    let mut sent = 0;
-    let full = loop {
-        match ranks[0].send_fd(1, 3, file.as_fd()) {
-            Ok(()) => sent += 1,
-            Err(e) => break e,
-        }
-    };
-    assert_eq!((full.kind(), full.rank()), (Kind::QueueFull, Some(1)));
-    for _ in 0..sent {
-        until(|| ranks[1].receive_fd(3).unwrap());
-    }
-    ranks[0].send_fd(1, 3, file.as_fd()).unwrap();
 }
 
 #[test]

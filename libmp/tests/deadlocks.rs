@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, Request, Slice, Source};
-use sim::{LIMIT, Rank, millis, play, secs};
+use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs};
 
 const WATCHDOG: Duration = secs(1);
 /// When the ranks look at what is stuck.
@@ -19,8 +19,6 @@ const TIMEOUT: Duration = secs(5);
 const SLACK: Duration = millis(20);
 
 /// Longer than the eager limit.
-const LARGE: usize = 10_000;
-const SMALL: usize = 8;
 
 /// How a program is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,17 +7,11 @@ mod sim;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Context, Full, Kind, Progress, Slice, Source};
-use sim::{Death, Gate, LIMIT, millis, play, secs};
+use sim::{Death, Gate, LARGE, LIMIT, SMALL, millis, play, secs, slice};
 
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
 const DEPTH: u32 = 2;
 /// As the library's limit of messages that are not taken: words hold 16 bits of a number.
 const WINDOW: u64 = 8192;
-
-fn slice(ctx: &Context, len: usize) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
-}
 
 #[test]
 fn sends_are_refused_while_a_window_of_messages_is_not_taken() {

@@ -10,15 +10,10 @@ use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Context, Kind, Slice};
-use sim::{Death, LIMIT, Rank, millis, play, secs};
+use sim::{Death, LIMIT, Rank, SMALL, millis, play, secs, slice};
 
-const SMALL: usize = 8;
 const LARGE: usize = 1 << 20;
 const TIMEOUT: Duration = secs(2);
-
-fn slice(ctx: &Context, len: usize) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
-}
 
 /// The program of the README between two ranks, with the receive's tag and length given.
 fn readme(rank: &Rank, tag: u32, room: usize) -> (Context, mp::Error) {

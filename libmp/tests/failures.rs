@@ -13,12 +13,10 @@ use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use mp::{Builder, Context, Kind, Memory, Recv, Request, Send, Slice, Source};
-use sim::{Death, LIMIT, Rank, Witness, millis, play, secs};
+use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, talk, talk_on};
 
 const TIMEOUT: Duration = secs(2);
 const DEPTH: usize = 4;
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
 /// The rank that dies.
 const VICTIM: u32 = 1;
 /// The rank that goes on.
@@ -283,46 +281,17 @@ fn dies(rank: &Rank, death: Death, phase: &Phase, proxy: bool) {
             death.end(rank, &place, ctx, 3);
         }
         FRIEND => {
-            talk(&ctx, 0);
+            talk(&ctx, 0, 7);
             rank.barrier();
             rank.barrier();
             let data = ctx.alloc(MemoryKind::Pinned, SMALL).unwrap().all();
             let sent = ctx.isend(0, 70, &data).unwrap();
             sent.wait(LIMIT).unwrap();
-            talk(&ctx, 0);
+            talk(&ctx, 0, 7);
             ctx.close(LIMIT).unwrap();
             rank.barrier();
         }
         _ => survives(rank, &ctx, phase, proxy),
-    }
-}
-
-/// A message each way, by CPU and on a stream.
-fn talk(ctx: &Context, with: u32) {
-    let stream = ctx.gpu().stream().unwrap();
-    talk_on(ctx, with, &stream);
-}
-
-fn talk_on(ctx: &Context, with: u32, stream: &Stream) {
-    for len in [SMALL, LARGE] {
-        let memory = ctx.alloc(MemoryKind::Pinned, 2 * len).unwrap();
-        let (data, into) = (
-            memory.slice(0, len).unwrap(),
-            memory.slice(len, len).unwrap(),
-        );
-        memory.write(0, &vec![ctx.rank() as u8 + 1; len]).unwrap();
-        let recv = ctx.irecv_on(stream, with, 7, &into).unwrap();
-        let send = ctx.isend_on(stream, with, 7, &data).unwrap();
-        recv.wait_on(stream).unwrap();
-        send.wait_on(stream).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
-        let mut got = vec![0; len];
-        memory.read(len, &mut got).unwrap();
-        assert_eq!(got, vec![with as u8 + 1; len]);
-        let recv = ctx.irecv(with, 8, &into).unwrap();
-        ctx.isend(with, 8, &data).unwrap().wait(LIMIT).unwrap();
-        recv.wait(LIMIT).unwrap();
     }
 }
 
@@ -337,7 +306,7 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
         fine: RefCell::default(),
         saw: RefCell::default(),
     };
-    talk(ctx, FRIEND);
+    talk(ctx, FRIEND, 7);
     // Prepared before, to be posted after; a stream posts in the order of preparing.
     let spare = ctx.gpu().stream().unwrap();
     let data = [survivor.slice(SMALL)];
@@ -384,10 +353,10 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
     rank.barrier();
     let end = ctx.isend(VICTIM, 1, &survivor.slice(SMALL)).unwrap_err();
     assert_eq!(end.rank(), Some(VICTIM), "{end}");
-    talk_on(ctx, FRIEND, &stream);
+    talk_on(ctx, FRIEND, 7, &stream);
     // A receive from anybody is not the dead one's.
     assert_eq!(any.wait(LIMIT).unwrap().source(), FRIEND);
-    talk_on(ctx, ctx.rank(), &stream);
+    talk_on(ctx, ctx.rank(), 7, &stream);
     ctx.close(LIMIT).unwrap();
     rank.barrier();
 }

@@ -9,12 +9,10 @@ use std::time::Duration;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use mp::{Builder, Context, Kind, Memory, Recv, Request, Source};
-use sim::{Death, LIMIT, millis, play, secs};
+use sim::{Death, LARGE, LIMIT, SMALL, millis, play, secs};
 
 const TIMEOUT: Duration = secs(2);
 const SLACK: Duration = millis(100);
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
 /// The rank that dies.
 const VICTIM: u32 = 1;
 /// The rank that goes on.

@@ -9,19 +9,13 @@ use std::time::Duration;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use mp::{Builder, Context, Kind, Recv, Request, Send, Slice, Source};
-use sim::{Gate, LIMIT, Rank, Witness, millis, play, secs};
+use sim::{Gate, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, slice};
 
 /// Rounds of the background work and of streams take their time.
 const SLACK: Duration = millis(20);
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
 
 fn limit(limit: Duration) -> impl Fn(Builder) -> Builder {
     move |builder| builder.timeout(limit).depth(4)
-}
-
-fn slice(ctx: &Context, len: usize) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
 }
 
 fn timed_out(request: &Request, peer: u32) {

@@ -15,40 +15,10 @@ use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::{Status, Stream};
 use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Slice, Source};
-use sim::{LIMIT, Place, millis, play, secs};
-
-const SMALL: usize = 8;
-const LARGE: usize = 10_000;
+use sim::{LARGE, LIMIT, Place, SMALL, millis, play, secs, slice, talk, talk_on};
 
 fn build(builder: Builder) -> Builder {
     builder.timeout(secs(5)).depth(4)
-}
-
-fn slice(ctx: &Context, len: usize) -> Slice {
-    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
-}
-
-/// A message each way under `tag`, small and large, on a stream.
-fn talk(ctx: &Context, with: u32, tag: u32) {
-    talk_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
-}
-
-fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
-    for len in [SMALL, LARGE] {
-        let (data, into) = (slice(ctx, len), slice(ctx, len));
-        data.memory()
-            .write(0, &vec![(ctx.rank() as u8) ^ 0x55; len])
-            .unwrap();
-        let recv = ctx.irecv_on(stream, with, tag, &into).unwrap();
-        let send = ctx.isend_on(stream, with, tag, &data).unwrap();
-        recv.wait_on(stream).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
-        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
-        send.wait(LIMIT).unwrap();
-        let mut got = vec![0; len];
-        into.memory().read(0, &mut got).unwrap();
-        assert_eq!(got, vec![(with as u8) ^ 0x55; len]);
-    }
 }
 
 #[test]

@@ -180,7 +180,8 @@ pub enum Consistency {
 }
 
 impl Consistency {
-    fn of(ordering: i32, stream: bool, host: bool) -> Consistency {
+    /// The first of what can be had, in this order.
+    pub(crate) fn of(ordering: i32, stream: bool, host: bool) -> Consistency {
         match ordering as u32 {
             CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES.. => Consistency::OrderedForAll,
             CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER.. => Consistency::OrderedForOwner,
@@ -443,9 +444,13 @@ mod tests {
     #[test]
     fn consistency_follows_from_order_then_flushes() {
         use Consistency::*;
-        assert_eq!(Consistency::of(200, true, true), OrderedForAll);
-        assert_eq!(Consistency::of(100, true, true), OrderedForOwner);
-        assert_eq!(Consistency::of(0, true, true), FlushByStream);
+        for host in [false, true] {
+            for stream in [false, true] {
+                assert_eq!(Consistency::of(200, stream, host), OrderedForAll);
+                assert_eq!(Consistency::of(100, stream, host), OrderedForOwner);
+            }
+            assert_eq!(Consistency::of(0, true, host), FlushByStream);
+        }
         assert_eq!(Consistency::of(0, false, true), FlushByHost);
         assert_eq!(Consistency::of(0, false, false), ReadByNic);
     }

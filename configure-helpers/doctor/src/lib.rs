@@ -89,7 +89,10 @@ pub fn examine(machine: &Machine) -> Report {
         errors: Vec::new(),
         advice: Vec::new(),
     };
-    report.uses = uses::conclude(&report);
+    let mut used = vec![uses::runtime(&report), uses::lowering(&report)];
+    used.extend(nic::uses(&report));
+    used.extend([uses::cpu_access(&report), consistency::policy(&report)]);
+    report.uses = used;
     report.errors = errors::conclude(&report);
     report.advice = advice::conclude(&report);
     report

@@ -227,11 +227,7 @@ fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
             "software GPU and virtual ConnectX share it",
         ),
     };
-    Use {
-        purpose: "doorbell mapping",
-        choice: choice.into(),
-        because: because.into(),
-    }
+    Use::new("doorbell mapping", choice, because)
 }
 
 fn memory(report: &Report, driven: Driven<'_>) -> Use {
@@ -260,11 +256,7 @@ fn memory(report: &Report, driven: Driven<'_>) -> Use {
             RdmaMemory::No(why) => ("nothing: payload goes through host memory", why.to_owned()),
         },
     };
-    Use {
-        purpose: "GPU memory for a physical NIC",
-        choice: choice.into(),
-        because,
-    }
+    Use::new("GPU memory for a physical NIC", choice, because)
 }
 
 fn within_host(driven: Driven<'_>) -> Use {
@@ -279,11 +271,7 @@ fn within_host(driven: Driven<'_>) -> Use {
         ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
-    Use {
-        purpose: "messages within this host",
-        choice,
-        because: because.into(),
-    }
+    Use::new("messages within this host", choice, because)
 }
 
 fn between_hosts(driven: Driven<'_>) -> Use {
@@ -302,11 +290,7 @@ fn between_hosts(driven: Driven<'_>) -> Use {
         ),
         Driven::Nothing => ("nothing".to_owned(), "there is no NIC"),
     };
-    Use {
-        purpose: "messages between machines",
-        choice,
-        because: because.into(),
-    }
+    Use::new("messages between machines", choice, because)
 }
 
 /// What keeps the word that announces a message behind its payload.
@@ -334,9 +318,5 @@ fn told(report: &Report, driven: Driven<'_>) -> Use {
         ),
         (_, Driven::Nothing) => ("nothing", "there is no NIC".to_owned()),
     };
-    Use {
-        purpose: "mp tells of a message by",
-        choice: choice.into(),
-        because,
-    }
+    Use::new("mp tells of a message by", choice, because)
 }

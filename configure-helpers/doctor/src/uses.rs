@@ -3,9 +3,7 @@
 //! This says what the gdsync of the same version does, not what the machine could do.
 
 use crate::Report;
-use crate::consistency;
 use crate::cuda::Gpu;
-use crate::nic;
 use gdsync_sys::gpu_choice::{GpuName, LocalRank};
 use serde::Serialize;
 
@@ -20,6 +18,21 @@ pub struct Use {
     pub because: String,
 }
 
+impl Use {
+    /// What serves `purpose`, and why.
+    pub(crate) fn new(
+        purpose: &'static str,
+        choice: impl Into<String>,
+        because: impl Into<String>,
+    ) -> Use {
+        Use {
+            purpose,
+            choice: choice.into(),
+            because: because.into(),
+        }
+    }
+}
+
 /// The choice if opening what the environment asks for fails.
 pub(crate) const ERROR: &str = "nothing: an error";
 
@@ -27,15 +40,6 @@ pub(crate) const RUNTIME: &str = "GPU runtime";
 pub(crate) const LOWERING: &str = "doorbells and waits on a stream";
 pub(crate) const NIC: &str = "NIC";
 pub(crate) const PAYLOAD: &str = "payload from a NIC in the GPU";
-
-/// Concludes from the facts of `report`.
-pub(crate) fn conclude(report: &Report) -> Vec<Use> {
-    let mut uses = vec![runtime(report), lowering(report)];
-    uses.extend(nic::uses(report));
-    uses.push(cpu_access(report));
-    uses.push(consistency::policy(report));
-    uses
-}
 
 /// What `GDS_GPU` asks for, if it is known.
 fn asked(report: &Report) -> Option<GpuName> {
@@ -74,7 +78,7 @@ pub(crate) fn on_cuda(report: &Report) -> bool {
     chosen(report).is_some_and(|gpu| gpu.unusable().is_none())
 }
 
-fn runtime(report: &Report) -> Use {
+pub(crate) fn runtime(report: &Report) -> Use {
     let soft = || "soft: the software GPU".to_owned();
     let error = || ERROR.to_owned();
     let why_no_gpu = || match &report.cuda.trouble {
@@ -94,13 +98,7 @@ fn runtime(report: &Report) -> Use {
         match local_rank(report) {
             Ok(None) => {}
             Ok(Some(local)) => set = format!("{set}, {}", local.reason(gpus(report))),
-            Err(wrong) => {
-                return Use {
-                    purpose: "GPU runtime",
-                    choice: error(),
-                    because: wrong,
-                };
-            }
+            Err(wrong) => return Use::new(RUNTIME, ERROR, wrong),
         }
     }
     let (choice, because) = match (asked, chosen(report)) {
@@ -122,14 +120,10 @@ fn runtime(report: &Report) -> Use {
             (error(), format!("{set}, and {why}"))
         }
     };
-    Use {
-        purpose: RUNTIME,
-        choice,
-        because,
-    }
+    Use::new(RUNTIME, choice, because)
 }
 
-fn lowering(report: &Report) -> Use {
+pub(crate) fn lowering(report: &Report) -> Use {
     let (choice, because) = match report.variables.get("GDS_LOWER").map(String::as_str) {
         None | Some("auto") if on_cuda(report) => (
             "memory operations, or one small kernel for a list of many",
@@ -151,14 +145,10 @@ fn lowering(report: &Report) -> Use {
             format!("GDS_LOWER={other}, and known are auto, memops, kernel"),
         ),
     };
-    Use {
-        purpose: LOWERING,
-        choice: choice.into(),
-        because,
-    }
+    Use::new(LOWERING, choice, because)
 }
 
-fn cpu_access(report: &Report) -> Use {
+pub(crate) fn cpu_access(report: &Report) -> Use {
     let (choice, because) = if !on_cuda(report) {
         (
             "plain loads and stores",
@@ -175,11 +165,7 @@ fn cpu_access(report: &Report) -> Use {
             "there is no usable GDRCopy",
         )
     };
-    Use {
-        purpose: "CPU access to device memory",
-        choice: choice.into(),
-        because: because.into(),
-    }
+    Use::new("CPU access to device memory", choice, because)
 }
 
 /// How a physical NIC would get at GPU memory.

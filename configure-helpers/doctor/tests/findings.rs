@@ -4,8 +4,8 @@
 mod common;
 
 use common::{
-    ANCIENT, Attributes, H200, Libraries, OLD, libcuda, libcuda_without, libibverbs, library, look,
-    none, tree,
+    ANCIENT, Attributes, H200, Libraries, OLD, cuda_alone, libcuda, libcuda_without, libibverbs,
+    library, look, none, tree,
 };
 use gdsync_doctor::Report;
 use gdsync_doctor::advice::Advice;
@@ -17,10 +17,7 @@ fn with_cuda(
     failing: (&str, i32),
     variables: &[(&str, &str)],
 ) -> Report {
-    let libraries = Libraries {
-        cuda: vec![libcuda(file, &[("NVIDIA H200", H200)], failing).into()],
-        ..none()
-    };
+    let libraries = cuda_alone(libcuda(file, &[("NVIDIA H200", H200)], failing));
     look(&tree(machine), libraries, variables)
 }
 
@@ -122,10 +119,7 @@ fn the_runtime_follows_the_variable() {
 #[test]
 fn a_translating_iommu_and_peermem_are_seen() {
     let gpus = [("NVIDIA H200", H200)];
-    let libraries = || Libraries {
-        cuda: vec![libcuda("libcuda-iommu.so", &gpus, ("", 0)).into()],
-        ..none()
-    };
+    let libraries = || cuda_alone(libcuda("libcuda-iommu.so", &gpus, ("", 0)));
     let asks = |report: &Report, what: &str| report.advice.iter().any(|a| a.remedy.contains(what));
     let nic_memory = |report: &Report| {
         let mut uses = report.uses.iter();
@@ -171,10 +165,7 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
         let prohibited: &[(u32, i32)] = &[(20, 2), (75, 9), (122, 1)];
         let narrow: &[(u32, i32)] = &[(75, 9)];
         let gpus = [ANCIENT, prohibited, narrow, H200].map(|gpu| ("NVIDIA X", gpu));
-        Libraries {
-            cuda: vec![libcuda(file, &gpus, ("", 0)).into()],
-            ..none()
-        }
+        cuda_alone(libcuda(file, &gpus, ("", 0)))
     };
     let cases = [
         ("auto", "below 7.0"),
@@ -206,10 +197,7 @@ fn a_gpu_that_cannot_be_used_is_not_chosen_in_silence() {
 #[test]
 fn advice_for_like_gpus_is_given_once() {
     let gpus = [("NVIDIA A", OLD), ("NVIDIA B", H200), ("NVIDIA C", OLD)];
-    let libraries = Libraries {
-        cuda: vec![libcuda("libcuda-alike.so", &gpus, ("", 0)).into()],
-        ..none()
-    };
+    let libraries = cuda_alone(libcuda("libcuda-alike.so", &gpus, ("", 0)));
     let report = look(&tree("nvlink"), libraries, &[]);
     let nor = |a: &&Advice| a.missing.starts_with("NOR waits");
     let nor: Vec<&Advice> = report.advice.iter().filter(nor).collect();
@@ -222,10 +210,7 @@ fn advice_for_like_gpus_is_given_once() {
 
 #[test]
 fn a_driver_that_is_too_old_is_named_by_what_it_lacks() {
-    let libraries = Libraries {
-        cuda: vec![library("libcuda-ancient.so", &["cuInit"]).into()],
-        ..none()
-    };
+    let libraries = cuda_alone(library("libcuda-ancient.so", &["cuInit"]));
     let report = look(&tree("nvlink"), libraries, &[]);
     assert!(report.cuda.library.to_string().starts_with("too old: "));
     assert!(
@@ -296,10 +281,7 @@ fn the_cpu_flushes_only_by_a_driver_that_has_the_call() {
             true => libcuda(&name, &gpus, ("", 0)),
             false => libcuda_without(&name, &gpus, "cuFlushGPUDirectRDMAWrites"),
         };
-        let libraries = || Libraries {
-            cuda: vec![cuda.clone().into()],
-            ..none()
-        };
+        let libraries = || cuda_alone(cuda.clone());
         let report = look(&tree("nvlink"), libraries(), &[]);
         assert_eq!(report.cuda.gpus[0].host_flush, call);
         let said = |report: &Report| {
@@ -398,10 +380,7 @@ fn the_gpu_is_chosen_by_the_local_rank() {
     let gpus = [("NVIDIA H200", H200), ("NVIDIA H200", H200)];
     let library = libcuda("libcuda-ranks.so", &gpus, ("", 0));
     let on = |variables: Variables<'_>| {
-        let libraries = Libraries {
-            cuda: vec![library.clone().into()],
-            ..none()
-        };
+        let libraries = cuda_alone(library.clone());
         look(&tree("nvlink"), libraries, variables)
     };
     let cases: [(Variables<'_>, &str, &str); 5] = [
@@ -436,10 +415,7 @@ fn the_gpu_is_chosen_by_the_local_rank() {
 fn a_gpu_that_allows_one_process_is_told() {
     let exclusive: &[(u32, i32)] = &[(20, 3), (75, 9), (122, 1)];
     let library = libcuda("libcuda-exclusive.so", &[("NVIDIA X", exclusive)], ("", 0));
-    let libraries = Libraries {
-        cuda: vec![library.into()],
-        ..none()
-    };
+    let libraries = cuda_alone(library);
     let report = look(&tree("nvlink"), libraries, &[]);
     assert!(report.uses[0].choice.contains("cuda: GPU 0"));
     let advice = report

@@ -14,10 +14,11 @@ use libtest_mimic::{Arguments, Trial};
 use mp::bootstrap::{Bootstrap, from_env};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
+#[path = "../../../libmp/tests/common/jobs.rs"]
+mod jobs;
 mod parts;
 
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+use jobs::{LONG, until};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -197,17 +198,6 @@ impl Running {
             until(|| test_kill_process(process).is_err().then_some(()));
         }
         status
-    }
-}
-
-fn until<T>(mut what: impl FnMut() -> Option<T>) -> T {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(value) = what() {
-            return value;
-        }
-        assert!(Instant::now() < end, "never happened");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

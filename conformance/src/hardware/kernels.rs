@@ -245,6 +245,10 @@ pub fn wait(rig: &Rig) -> Verdict {
         for queue in 0..8 {
             let said = said(queue)?;
             ensure(said == launched, || format!("queue {queue} says {said}"))?;
+            let next = memory.word64(WAITERS + 64 * queue + 24)?.load()?;
+            ensure(next == position as u64 + 1, || {
+                format!("queue {queue} is at {next}")
+            })?;
         }
     }
     Ok(())

@@ -7,6 +7,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::common::{
+    Bytes, LIMIT, Steps, by, joined, passes, send_and_wait, sized, wait_at_most, write32,
+};
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Region, Stream};
 use gdsync::memop::{Caps, Condition};
@@ -15,8 +18,6 @@ use gdsync::rdma::{
     SendRequest, Sge, WaitOptions, Work, post_on,
 };
 use gdsync::{Gpu, Kind};
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// A runtime as CUDA's: everything but masks and inline copies.
 pub fn cuda() -> Caps {
@@ -65,10 +66,7 @@ struct Rig {
 fn rig((gpu, watch): (Gpu, Box<dyn Watch>), config: QpConfig) -> Rig {
     let device = Device::emulated(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let mut a = pd.create_qp(&config).unwrap();
-    let mut b = pd.create_qp(&config).unwrap();
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
+    let (a, b) = joined(&pd, &config);
     let region = gpu.alloc(MemoryKind::Pinned, 4096).unwrap();
     let memory = pd.register(&region, Access::ALL).unwrap();
     let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
@@ -85,13 +83,7 @@ fn rig((gpu, watch): (Gpu, Box<dyn Watch>), config: QpConfig) -> Rig {
 
 /// Queues of four, by memory operations.
 pub fn small() -> QpConfig {
-    QpConfig {
-        send_blocks: 4,
-        recv_entries: 4,
-        lowering: Lowering::MemOps,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
-    }
+    sized(&by(Lowering::MemOps, Endpoint::Ring), 4, 4)
 }
 
 /// As [`small`], by kernels.
@@ -126,7 +118,7 @@ impl Rig {
             offset: 0,
             len: 8,
         }];
-        self.a.prepare(&Work::send(&sge).signaled()).unwrap()
+        self.a.signaled(&Work::send(&sge))
     }
 
     fn receive(&mut self) -> ReceiveRequest {
@@ -165,11 +157,11 @@ impl Rig {
         let stream = self.streams[0].clone();
         let waits = [
             Descriptor::Send(send),
-            Descriptor::Wait(send.into(), WaitOptions::default()),
-            Descriptor::Wait(recv.into(), WaitOptions::default()),
+            Descriptor::wait(send),
+            Descriptor::wait(recv),
         ];
         post_on(&stream, &mut [&mut self.a, &mut self.b], &waits).unwrap();
-        assert!(stream.synchronize(LIMIT).unwrap());
+        passes(&stream);
     }
 
     fn finish(self, name: &str) {
@@ -207,15 +199,8 @@ impl Rig {
             &[Descriptor::Receive(recv)],
         );
         let send = self.send();
-        self.post(
-            &format!("{title}: send and wait"),
-            0,
-            &[
-                Descriptor::Send(send),
-                Descriptor::Wait(send.into(), WaitOptions::default()),
-            ],
-        );
-        let wait = Descriptor::Wait(recv.into(), WaitOptions::default());
+        self.post(&format!("{title}: send and wait"), 0, &send_and_wait(send));
+        let wait = Descriptor::wait(recv);
         self.post(&format!("{title}: wait for the receive"), 0, &[wait]);
         assert!(self.streams[0].synchronize(LIMIT).unwrap(), "{title}");
     }
@@ -296,10 +281,7 @@ pub fn flushes(name: &str, make: Make<'_>, caps: Caps, config: QpConfig) {
         0,
         &recvs,
     );
-    let write = Descriptor::WriteValue32 {
-        word: &word,
-        value: 7,
-    };
+    let write = write32(&word, 7);
     r.post(
         "a write between: each keeps its flush",
         0,
@@ -336,10 +318,7 @@ pub fn words(name: &str, make: Make<'_>, caps: Caps) {
             value: 6,
             flush: false,
         },
-        Descriptor::WriteValue32 {
-            word: &w32,
-            value: 0x11,
-        },
+        write32(&w32, 0x11),
         Descriptor::WriteValue64 {
             word: &w64,
             value: 0x2222_0000_3333,
@@ -351,8 +330,7 @@ pub fn words(name: &str, make: Make<'_>, caps: Caps) {
     ];
     r.post("words", 0, &list);
     assert!(r.streams[0].synchronize(LIMIT).unwrap());
-    let mut got = [0; 44];
-    memory.read(64, &mut got).unwrap();
+    let got = memory.bytes::<44>(64);
     assert_eq!(
         (got.as_slice(), w64.load().unwrap()),
         (&data[..], 0x2222_0000_3333)
@@ -386,11 +364,7 @@ pub fn long_list(make: Make<'_>, limit: usize) {
         batch_limit: limit,
         ..cuda()
     };
-    let config = QpConfig {
-        send_blocks: 256,
-        recv_entries: 256,
-        ..small()
-    };
+    let config = sized(&small(), 256, 256);
     let mut r = rig(make(caps), config);
     let mut list = Vec::new();
     for _ in 0..90 {
@@ -398,7 +372,7 @@ pub fn long_list(make: Make<'_>, limit: usize) {
         r.b.post_receive(recv).unwrap();
         let send = r.send();
         list.push(Descriptor::Send(send));
-        list.push(Descriptor::Wait(send.into(), WaitOptions::default()));
+        list.push(Descriptor::wait(send));
     }
     let lines = r.watched(0, &list);
     let mut submissions: Vec<Vec<String>> = Vec::new();
@@ -427,14 +401,7 @@ pub fn long_list(make: Make<'_>, limit: usize) {
 
 /// Aborted and patched sends, and a wait with a time limit.
 pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
-    let mut r = rig(
-        make(cuda()),
-        QpConfig {
-            send_blocks: 16,
-            recv_entries: 16,
-            ..small()
-        },
-    );
+    let mut r = rig(make(cuda()), sized(&small(), 16, 16));
     let (s0, s1, s2) = (r.send(), r.send(), r.send());
     r.a.abort(s2).unwrap();
     r.a.abort(s0).unwrap();
@@ -450,10 +417,7 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
     );
     let at = r.memory.region().addr().0 + 16;
     let list = [
-        Descriptor::WriteValue32 {
-            word: &length,
-            value: 4u32.to_be(),
-        },
+        write32(&length, 4u32.to_be()),
         Descriptor::WriteValue64 {
             word: &address,
             value: at.to_be(),
@@ -462,10 +426,7 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
     ];
     r.post("length and address patched before the doorbell", 0, &list);
     r.text = r.text.replace(&format!("{:#018x}", at.to_be()), "ADDRESS");
-    let limited = WaitOptions {
-        flush: false,
-        timeout: Some(Duration::from_secs(30)),
-    };
+    let limited = wait_at_most(Duration::from_secs(30));
     r.post(
         "a wait with a time limit says that it has arrived",
         0,

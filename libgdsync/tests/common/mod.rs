@@ -3,30 +3,27 @@
 //!
 //! Time limits only end tests that hang; nothing depends on how fast the machine is.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_macros, unused_imports)]
 
+mod steps;
 pub mod witness;
 
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig};
+use gds_step::Live;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Stream, Word32};
-use gdsync::memop::Condition;
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, Sge, WaitOptions,
-};
-use gdsync::{EmulatedOptions, Error, Fabric, Gpu, Kind};
+use gdsync::gpu::{MemoryKind, Stream};
+use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, Work};
+use gdsync::{EmulatedOptions, Fabric, Gpu};
+pub use steps::*;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 /// Ends what hangs.
 pub const LIMIT: Duration = Duration::from_secs(60);
-
-/// Waits without flush and without time limit.
-pub const PLAIN: WaitOptions = WaitOptions {
-    flush: false,
-    timeout: None,
-};
 
 /// What lies between the two queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,49 +46,68 @@ pub fn play(seed: u64) -> (Sim, Gpu) {
 
 /// A live GPU with room for many streams that wait.
 pub fn roomy() -> Gpu {
-    let options = SoftOptions {
+    soft(SoftOptions {
         channels: 64,
         ..SoftOptions::default()
-    };
-    Gpu::soft_with(gds_step::Live::global().unwrap(), options).unwrap()
+    })
 }
 
 /// Every way work gets from a stream to the NIC, by name.
 pub fn paths() -> Vec<(&'static str, QpConfig)> {
-    let base = QpConfig {
-        send_blocks: 32,
-        recv_entries: 16,
-        lowering: Lowering::MemOps,
-        endpoint: Endpoint::Ring,
-        ..QpConfig::default()
+    paths_of(32, 16)
+}
+
+/// As [`paths`], with queues of these sizes.
+pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpConfig)> {
+    let path = |lowering, endpoint| sized(&by(lowering, endpoint), send_blocks, recv_entries);
+    let memops = path(Lowering::MemOps, Endpoint::Ring);
+    let in_device = QpConfig {
+        ring_memory: MemoryKind::Device,
+        cq_memory: MemoryKind::Device,
+        record_memory: MemoryKind::Device,
+        ..memops.clone()
     };
     vec![
-        ("memops", base.clone()),
-        (
-            "kernel",
-            QpConfig {
-                lowering: Lowering::Kernel,
-                ..base.clone()
-            },
-        ),
-        (
-            "proxy",
-            QpConfig {
-                endpoint: Endpoint::Proxy,
-                ..base.clone()
-            },
-        ),
-        (
-            "memops, all in device memory",
-            QpConfig {
-                ring_memory: MemoryKind::Device,
-                cq_memory: MemoryKind::Device,
-                record_memory: MemoryKind::Device,
-                ..base
-            },
-        ),
+        ("memops", memops),
+        ("kernel", path(Lowering::Kernel, Endpoint::Ring)),
+        ("proxy", path(Lowering::MemOps, Endpoint::Proxy)),
+        ("memops, all in device memory", in_device),
     ]
 }
+
+/// Queue pairs of this path.
+pub fn by(lowering: Lowering, endpoint: Endpoint) -> QpConfig {
+    QpConfig {
+        lowering,
+        endpoint,
+        ..QpConfig::default()
+    }
+}
+
+/// As `config`, with queues of these sizes.
+pub fn sized(config: &QpConfig, send_blocks: u32, recv_entries: u32) -> QpConfig {
+    QpConfig {
+        send_blocks,
+        recv_entries,
+        ..config.clone()
+    }
+}
+
+/// As `config`, with this time limit.
+pub fn limited(config: &QpConfig, timeout: Option<Duration>) -> QpConfig {
+    QpConfig {
+        timeout,
+        ..config.clone()
+    }
+}
+
+/// A live GPU with these options.
+pub fn soft(options: SoftOptions) -> Gpu {
+    Gpu::soft_with(Live::global().unwrap(), options).unwrap()
+}
+
+/// Opens a device.
+pub type Open = fn(&Gpu) -> gdsync::Result<Device>;
 
 /// Two connected queue pairs on one GPU.
 pub struct Pair {
@@ -125,33 +141,47 @@ impl Pair {
                 Net::Host => Fabric::Host,
                 _ => Fabric::Hub(hub.clone()),
             };
-            Device::emulated_with(
-                gpu,
-                EmulatedOptions {
-                    fabric,
-                    ..EmulatedOptions::default()
-                },
-            )
-            .unwrap()
+            let options = EmulatedOptions {
+                fabric,
+                ..EmulatedOptions::default()
+            };
+            let device = Device::emulated_with(gpu, options).unwrap();
+            device.alloc_pd().unwrap()
         };
-        let first = open();
-        let second = if net == Net::One {
-            first.clone()
-        } else {
-            open()
-        };
-        let pd_a = first.alloc_pd().unwrap();
+        let pd_a = open();
         let pd_b = match net {
             Net::One => pd_a.clone(),
-            _ => second.alloc_pd().unwrap(),
+            _ => open(),
         };
-        let a = pd_a.create_qp(a).unwrap();
-        let b = pd_b.create_qp(b).unwrap();
         Pair {
             gpu: gpu.clone(),
             hub,
+            a: pd_a.create_qp(a).unwrap(),
+            b: pd_b.create_qp(b).unwrap(),
             pd_a,
             pd_b,
+        }
+    }
+
+    /// On the software GPU, both of one device.
+    pub fn open(open: Open, config: &QpConfig) -> Pair {
+        Pair::open_on(&Gpu::soft().unwrap(), open, config)
+    }
+
+    /// Both of one device of this GPU.
+    pub fn open_on(gpu: &Gpu, open: Open, config: &QpConfig) -> Pair {
+        Pair::over(&open(gpu).unwrap(), config)
+    }
+
+    /// Both of this device.
+    pub fn over(device: &Device, config: &QpConfig) -> Pair {
+        let pd = device.alloc_pd().unwrap();
+        let (a, b) = joined(&pd, config);
+        Pair {
+            gpu: device.gpu().clone(),
+            hub: Hub::new(HubConfig::default()),
+            pd_a: pd.clone(),
+            pd_b: pd,
             a,
             b,
         }
@@ -172,6 +202,30 @@ impl Pair {
         memory(&self.pd_b, kind, len, Access::ALL)
     }
 
+    /// Memory of both, each of which its side may name.
+    pub fn memories(&self, kind: MemoryKind, len: usize) -> [Mr; 2] {
+        [self.mem_a(kind, len), self.mem_b(kind, len)]
+    }
+
+    /// Memory that `a` may name, and `b` where one device has both.
+    pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
+        self.mem_a(kind, len)
+    }
+
+    /// Shows that a message goes from `a` to `b`, both of one device, by a stream alone.
+    pub fn works(mut self) {
+        let memory = self.memory(MemoryKind::Pinned, 64);
+        memory.region().write(0, b"a message").unwrap();
+        let stream = self.gpu.stream().unwrap();
+        let receive = self.b.receive(&[memory.sge(32, 9)]);
+        let send = self.a.signaled(&Work::send(&[memory.sge(0, 9)]));
+        self.a.post_on(&stream, &send_and_wait(send)).unwrap();
+        let wait = [Descriptor::wait_flushed(receive)];
+        self.b.post_on(&stream, &wait).unwrap();
+        passes(&stream);
+        assert_eq!(&memory.region().bytes(32), b"a message");
+    }
+
     /// Brings both back from whatever happened, and shows that they work.
     pub fn recover(&mut self, what: &str) {
         for qp in [&mut self.a, &mut self.b] {
@@ -184,10 +238,7 @@ impl Pair {
 
     /// Shows that both queue pairs work: three messages each way, by CPU and stream.
     pub fn check(&mut self, what: &str) {
-        let (near, far) = (
-            self.mem_a(MemoryKind::Pinned, 64),
-            self.mem_b(MemoryKind::Pinned, 64),
-        );
+        let [near, far] = self.memories(MemoryKind::Pinned, 64);
         for round in 0..3u64 {
             let value = 0x1122_3344_5566_0000 + round;
             send_one(&mut self.a, &mut self.b, &near, &far, value, what);
@@ -196,31 +247,58 @@ impl Pair {
     }
 }
 
-/// Connects two queue pairs to each other.
-pub fn connect(a: &mut Qp, b: &mut Qp) {
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-}
-
 fn send_one(a: &mut Qp, b: &mut Qp, from: &Mr, to: &Mr, value: u64, what: &str) {
-    use gdsync::rdma::Work;
     let ok = |r: gdsync::Result<()>| r.unwrap_or_else(|e| panic!("{what}: {e:?}"));
-    let recv = b.prepare_receive(&[sge(to, 0, 8)]).unwrap();
-    ok(b.post_receive(recv));
+    let recv = b.receive(&[sge(to, 0, 8)]);
     from.region().write(8, &value.to_le_bytes()).unwrap();
-    let list = [sge(from, 8, 8)];
-    let send = a.prepare(&Work::send(&list).signaled()).unwrap();
+    let send = a.signaled(&Work::send(&[sge(from, 8, 8)]));
     let stream = a.device().gpu().stream().unwrap();
-    ok(a.post_on(
-        &stream,
-        &[Descriptor::Send(send), Descriptor::Wait(send.into(), PLAIN)],
-    ));
+    ok(a.post_on(&stream, &send_and_wait(send)));
     finish(&stream, what);
     ok(b.wait(recv, LIMIT));
-    let mut got = [0; 8];
-    to.region().read(0, &mut got).unwrap();
-    assert_eq!(u64::from_le_bytes(got), value, "{what}");
+    assert_eq!(u64::from_le_bytes(to.region().bytes(0)), value, "{what}");
     assert_eq!(b.received(recv).unwrap().len, 8, "{what}");
+}
+
+/// Runs a test over every path: a pair with short queues, memory and a stream. The test may leave
+/// nothing behind: the pair works as before.
+pub fn each_path(test: impl Fn(&mut Pair, &Mr, &Stream, &str)) {
+    for (path, config) in paths_of(8, 4) {
+        let gpu = roomy();
+        let mut p = Pair::new(&gpu, Net::One, &config);
+        let mem = p.mem_a(MemoryKind::Device, 4096);
+        let stream = gpu.stream().unwrap();
+        test(&mut p, &mem, &stream, path);
+        p.check(path);
+        p.recover(path);
+    }
+}
+
+/// A library of C from `tests/NAME/verbs.c`, linked with these arguments; made once.
+pub fn shim(name: &str, arguments: &[&str]) -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests")
+            .join(name);
+        let versions = sources.join("verbs.map");
+        let part = folder.join(format!("{name}.{}.so", std::process::id()));
+        let done = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()))
+            .args(["-shared", "-fPIC", "-D_GNU_SOURCE"])
+            .arg(format!("-Wl,--version-script={}", versions.display()))
+            .arg("-o")
+            .args([&part, &sources.join("verbs.c")])
+            .args(arguments)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{said}");
+        // Processes that run beside this one put the same there.
+        let path = folder.join(format!("lib{name}.so"));
+        std::fs::rename(&part, &path).unwrap();
+        path
+    })
 }
 
 /// Registers new memory.
@@ -229,17 +307,19 @@ pub fn memory(pd: &Pd, kind: MemoryKind, len: usize, access: Access) -> Mr {
     pd.register(&region, access).unwrap()
 }
 
-/// A piece of a registration.
-pub fn sge(mr: &Mr, offset: u64, len: u32) -> Sge<'_> {
-    Sge { mr, offset, len }
-}
-
 /// Waits until the stream has run everything; a stream that does not is a failure.
+#[track_caller]
 pub fn finish(stream: &Stream, what: &str) {
     assert!(
         stream.synchronize(LIMIT).unwrap(),
         "{what}: the stream stands still"
     );
+}
+
+/// As [`finish`], where the caller's line says which.
+#[track_caller]
+pub fn passes(stream: &Stream) {
+    finish(stream, "here");
 }
 
 /// Lets time pass.
@@ -255,74 +335,4 @@ pub fn until(gpu: &Gpu, what: &str, mut condition: impl FnMut() -> bool) {
         gpu.host().wait_until(Some(deadline), &mut condition),
         "{what}: it never happens"
     );
-}
-
-/// A word that holds streams until it is opened.
-pub struct Gate(Word32);
-
-impl Gate {
-    /// A closed gate.
-    pub fn new(gpu: &Gpu) -> Gate {
-        let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        Gate(region.word32(0).unwrap())
-    }
-
-    /// What a stream does to stand before it.
-    pub fn wait(&self) -> Descriptor<'_> {
-        Descriptor::WaitValue32 {
-            word: &self.0,
-            condition: Condition::Geq,
-            value: 1,
-            flush: false,
-        }
-    }
-
-    /// Lets everybody pass.
-    pub fn open(&self) {
-        self.0.store(1).unwrap();
-    }
-}
-
-/// A word that a stream sets when it gets there.
-pub struct Flag(Word32);
-
-impl Flag {
-    /// One that is not set.
-    pub fn new(gpu: &Gpu) -> Flag {
-        let region = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        Flag(region.word32(0).unwrap())
-    }
-
-    /// What a stream does to set it.
-    pub fn set(&self) -> Descriptor<'_> {
-        Descriptor::WriteValue32 {
-            word: &self.0,
-            value: 1,
-        }
-    }
-
-    /// Whether it is set.
-    pub fn is_set(&self) -> bool {
-        self.0.load().unwrap() == 1
-    }
-}
-
-/// The kind of a call's error, if it is one.
-pub fn kind<T>(result: Result<T, Error>) -> Option<Kind> {
-    result.err().map(|e| e.kind())
-}
-
-/// Asserts that a call is refused: with this kind and limit, naming these in its text.
-#[track_caller]
-pub fn refused<T>(result: Result<T, Error>, kind: Kind, limit: Option<u64>, names: &[&str]) {
-    let Err(error) = result else {
-        panic!("accepted, where {kind:?} was expected");
-    };
-    assert_eq!(error.kind(), kind, "{error:?}");
-    assert_eq!(error.limit_value(), limit, "{error:?}");
-    let text = error.to_string();
-    for name in names {
-        assert!(text.contains(name), "{text:?} does not name {name:?}");
-    }
-    assert!(!error.operation().is_empty() && !error.object().is_empty());
 }

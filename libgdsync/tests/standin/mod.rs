@@ -2,7 +2,7 @@
 //! with their order, their refusals and what they block behind, on memory of this process.
 //! `inside!` runs a test in a process of its own with it; [`Control`] sees and switches it.
 
-#![allow(dead_code)]
+#![allow(dead_code, unused_macros, unused_imports)]
 
 // Whoever includes this file and another one has it twice.
 #[allow(clippy::duplicate_mod)]
@@ -30,6 +30,21 @@ pub struct Variant {
     pub env: &'static [(&'static str, &'static str)],
 }
 
+impl Variant {
+    /// One that has this in the environment of its process.
+    pub const fn env(env: &'static [(&'static str, &'static str)]) -> Variant {
+        Variant { without: None, env }
+    }
+
+    /// One that does not export this function.
+    pub const fn without(function: &'static str) -> Variant {
+        Variant {
+            without: Some(function),
+            env: &[],
+        }
+    }
+}
+
 /// Goes on in a process of its own in which the stand-in is libcuda; the first line of a test.
 macro_rules! inside {
     ($variant:expr) => {
@@ -40,6 +55,22 @@ macro_rules! inside {
     };
 }
 pub(crate) use inside;
+
+/// A test for each line, in a process of its own: its name, the variant of the stand-in if it is
+/// not the plain one, and what the test does.
+macro_rules! cases {
+    (@) => { crate::standin::Variant::default() };
+    (@ $variant:expr) => { $variant };
+    ($($(#[$doc:meta])* $name:ident $(in $variant:expr)? => $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            crate::standin::inside!(crate::standin::cases!(@ $($variant)?));
+            $body;
+        }
+    )*};
+}
+pub(crate) use cases;
 
 /// Whether this is the process for the test `name`, with the stand-in as its libcuda. If not, it
 /// is started, and its failure is this test's.

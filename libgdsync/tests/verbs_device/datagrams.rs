@@ -3,7 +3,6 @@
 mod refused;
 
 use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::memop::Condition;
 use gdsync::rdma::{
     Access, Descriptor, Destination, Endpoint, Field, GRH, Mr, Pd, PortAddress, Qp, QpAddress,
     QpConfig, ReceiveRequest, Received, Source, Transport, Work,
@@ -12,7 +11,8 @@ use gdsync::{Gpu, Kind, Status};
 
 pub use refused::{what_makes_no_sense_is_refused, wrong_destinations_are_refused};
 
-use super::{LIMIT, Open, finish, paths, pattern};
+use super::{paths, pattern};
+use crate::common::*;
 
 const QKEY: u32 = 0x1234_5678;
 const ROOM: u64 = GRH as u64;
@@ -59,8 +59,11 @@ impl Ends {
     }
 
     fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
-        let region = self.gpu.alloc(kind, len).unwrap();
-        self.pd.register(&region, Access::ALL).unwrap()
+        memory(&self.pd, kind, len, Access::ALL)
+    }
+
+    fn memories(&self, kind: MemoryKind, len: usize) -> [Mr; 2] {
+        [(); 2].map(|()| self.memory(kind, len))
     }
 
     fn to(&self, i: usize) -> Destination {
@@ -69,11 +72,7 @@ impl Ends {
 
     /// A receive of that queue pair for `len` bytes and what lies in front of them.
     fn receive(&mut self, i: usize, mr: &Mr, at: u64, len: u32) -> ReceiveRequest {
-        let qp = &mut self.qps[i];
-        let list = [mr.sge(at, GRH as u32 + len)];
-        let recv = qp.prepare_receive(&list).unwrap();
-        qp.post_receive(recv).unwrap();
-        recv
+        self.qps[i].receive(&[mr.sge(at, GRH as u32 + len)])
     }
 
     fn received(&mut self, i: usize, recv: ReceiveRequest) -> Received {
@@ -83,24 +82,19 @@ impl Ends {
 
     /// Sends by the CPU.
     fn send(&mut self, i: usize, work: &Work<'_>) {
-        let qp = &mut self.qps[i];
-        let send = qp.prepare(&work.signaled()).unwrap();
-        qp.post(send).unwrap();
-        qp.wait(send, LIMIT).unwrap();
+        let send = self.qps[i].start(work);
+        self.qps[i].wait(send, LIMIT).unwrap();
     }
 }
 
 /// Posts on a stream and has it wait.
 fn send_on(qp: &mut Qp, stream: &Stream, work: &Work<'_>) {
-    let send = qp.prepare(&work.signaled()).unwrap();
-    let list = [Descriptor::Send(send), Descriptor::wait(send)];
+    let list = send_and_wait(qp.signaled(work));
     qp.post_on(stream, &list).unwrap();
 }
 
 fn bytes(mr: &Mr, at: u64, len: usize) -> Vec<u8> {
-    let mut got = vec![0; len];
-    mr.region().read(at as usize, &mut got).unwrap();
-    got
+    mr.region().vec(at as usize, len)
 }
 
 fn front(mr: &Mr, at: u64) -> [u8; GRH] {
@@ -126,10 +120,9 @@ pub fn it_says_where_it_came_from_and_is_answered(open: Open) {
     for (path, config) in paths() {
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
             let mut e = Ends::new(open, &config, 2);
-            let (near, far) = (e.memory(kind, 4096), e.memory(kind, 4096));
+            let [near, far] = e.memories(kind, 4096);
             let (here, there) = (e.gpu.stream().unwrap(), e.gpu.stream().unwrap());
-            let ready = e.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-            let ready = ready.word32(0).unwrap();
+            let ready = e.gpu.word();
             let to = e.to(1);
             assert_eq!(to.qpn(), e.qps[1].address().qpn);
             for round in 0..40 {
@@ -144,30 +137,19 @@ pub fn it_says_where_it_came_from_and_is_answered(open: Open) {
                 // Without a receive it would be lost.
                 let value = round as u32 + 1;
                 let list = [
-                    Descriptor::WaitValue32 {
-                        word: &ready,
-                        condition: Condition::Geq,
-                        value,
-                        flush: false,
-                    },
+                    geq(&ready, value),
                     Descriptor::Send(send),
                     Descriptor::wait(send),
                 ];
                 e.qps[0].post_on(&here, &list).unwrap();
-                let mut list = vec![
-                    Descriptor::WriteValue32 {
-                        word: &ready,
-                        value,
-                    },
-                    Descriptor::wait_flushed(ping),
-                ];
+                let mut list = vec![write32(&ready, value), Descriptor::wait_flushed(ping)];
                 match hands_over_later(&e.qps[1]) {
                     true => e.qps[1].post_receive(ping).unwrap(),
                     false => list.insert(0, Descriptor::Receive(ping)),
                 }
                 e.qps[1].post_on(&there, &list).unwrap();
-                finish(&here);
-                finish(&there);
+                passes(&here);
+                passes(&there);
                 let got = e.qps[1].received(ping).unwrap();
                 assert_eq!(got.len as usize, GRH + len, "{path}");
                 assert_eq!(got.imm, Some(round as u32), "{path}");
@@ -179,7 +161,7 @@ pub fn it_says_where_it_came_from_and_is_answered(open: Open) {
                 let pong = e.receive(0, &near, 2048, 1000);
                 let list = [far.sge(1024 + ROOM, len as u32)];
                 send_on(&mut e.qps[1], &there, &Work::send(&list).to(&back));
-                finish(&there);
+                passes(&there);
                 assert_eq!(e.received(0, pong).imm, None, "{path}");
                 assert_eq!(bytes(&near, 2048 + ROOM, len), sent, "{path}");
             }
@@ -215,7 +197,7 @@ pub fn one_queue_pair_sends_to_many(open: Open) {
             let mut list: Vec<_> = sends.iter().map(|send| Descriptor::Send(*send)).collect();
             list.push(Descriptor::wait(sends[MANY - 1]));
             e.qps[MANY].post_on(&stream, &list).unwrap();
-            finish(&stream);
+            passes(&stream);
             for (i, recv) in receives.into_iter().enumerate() {
                 let got = e.received(i, recv);
                 assert_eq!(got.len as usize, GRH + 16, "{path}");
@@ -257,8 +239,7 @@ pub fn messages_of_every_shape_arrive(open: Open) {
                     far.sge(512, GRH as u32 - 10),
                     far.sge(1024, most),
                 ];
-                let recv = e.qps[1].prepare_receive(&into).unwrap();
-                e.qps[1].post_receive(recv).unwrap();
+                let recv = e.qps[1].receive(&into);
                 let work = Work::send(&pieces).to(&to);
                 let work = imm.map_or(work, |imm| work.with_imm(imm));
                 e.send(0, &work);
@@ -364,7 +345,7 @@ pub fn a_stream_changes_what_is_sent(open: Open) {
         let recv = e.receive(1, &far, 0, 200);
         let list = [near.sge(0, 10), near.sge(100, 10)];
         let qp = &mut e.qps[0];
-        let send = qp.prepare(&Work::send(&list).to(&to).signaled()).unwrap();
+        let send = qp.signaled(&Work::send(&list).to(&to));
         let length = qp.field32(send, Field::Length(0)).unwrap();
         let address = qp.field64(send, Field::Address(1)).unwrap();
         for field in [Field::RemoteKey, Field::Length(2)] {
@@ -373,10 +354,7 @@ pub fn a_stream_changes_what_is_sent(open: Open) {
         }
         let elsewhere = near.region().addr().0 + 1000;
         let list = [
-            Descriptor::WriteValue32 {
-                word: &length,
-                value: 20_u32.to_be(),
-            },
+            write32(&length, 20_u32.to_be()),
             Descriptor::WriteValue64 {
                 word: &address,
                 value: elsewhere.to_be(),
@@ -385,7 +363,7 @@ pub fn a_stream_changes_what_is_sent(open: Open) {
             Descriptor::wait(send),
         ];
         qp.post_on(&stream, &list).unwrap();
-        finish(&stream);
+        passes(&stream);
         assert_eq!(e.received(1, recv).len as usize, GRH + 30, "{path}");
         let text = pattern(1, 4096);
         let sent = [&text[..20], &text[1000..1010]].concat();
@@ -415,18 +393,15 @@ pub fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
             let list = [
                 Descriptor::Send(good),
                 Descriptor::wait(good),
-                Descriptor::WriteValue32 {
-                    word: &key,
-                    value: wrong.to_be(),
-                },
+                write32(&key, wrong.to_be()),
                 Descriptor::Send(bad),
                 Descriptor::wait(bad),
                 Descriptor::Send(after),
                 Descriptor::wait(after),
             ];
             qp.post_on(&stream, &list).unwrap();
-            finish(&stream);
-            finish(&waiting);
+            passes(&stream);
+            passes(&waiting);
             let status = |result: gdsync::Result<()>| result.unwrap_err().kind();
             qp.wait(good, LIMIT).unwrap();
             let protection = told(qp, Status::LOCAL_PROTECTION);
@@ -452,7 +427,7 @@ pub fn a_failure_flushes_all_and_a_reset_mends_it(open: Open) {
                 let recv = e.receive(into, &memory, 2048, 8);
                 let to = e.to(into);
                 send_on(&mut e.qps[from], &stream, &Work::send(&list).to(&to));
-                finish(&stream);
+                passes(&stream);
                 e.received(into, recv);
                 assert_eq!(bytes(&memory, 2048 + ROOM, 8), [round; 8], "{path}");
             }

@@ -5,92 +5,17 @@
 pub mod datagrams;
 pub mod reports;
 
-use std::time::Duration;
-
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, PortAddress, Qp, QpAddress, QpConfig,
-    Work,
-};
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, Mr, PortAddress, Qp, QpAddress, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
 
-/// Opens the device.
-pub type Open = fn(&Gpu) -> gdsync::Result<Device>;
+use crate::common::*;
 
-/// Ends what hangs.
-pub const LIMIT: Duration = Duration::from_secs(60);
-
-/// Two connected queue pairs of one NIC.
-pub struct Pair {
-    pub gpu: Gpu,
-    pub pd: Pd,
-    pub a: Qp,
-    pub b: Qp,
-}
-
-impl Pair {
-    pub fn new(open: Open, config: &QpConfig) -> Pair {
-        let gpu = Gpu::soft().unwrap();
-        let device = open(&gpu).unwrap();
-        Pair::of(gpu, &device, config)
-    }
-
-    pub fn of(gpu: Gpu, device: &Device, config: &QpConfig) -> Pair {
-        let pd = device.alloc_pd().unwrap();
-        let (mut a, mut b) = (pd.create_qp(config).unwrap(), pd.create_qp(config).unwrap());
-        connect(&mut a, &mut b);
-        Pair { gpu, pd, a, b }
-    }
-
-    /// A message by a stream.
-    pub fn works(mut self) {
-        let memory = self.memory(MemoryKind::Pinned, 64);
-        memory.region().write(0, b"a message").unwrap();
-        let stream = self.gpu.stream().unwrap();
-        let receive = self.b.prepare_receive(&[memory.sge(32, 9)]).unwrap();
-        self.b.post_receive(receive).unwrap();
-        let list = [memory.sge(0, 9)];
-        let send = self.a.prepare(&Work::send(&list).signaled()).unwrap();
-        let post = [Descriptor::Send(send), Descriptor::wait(send)];
-        self.a.post_on(&stream, &post).unwrap();
-        let wait = [Descriptor::wait_flushed(receive)];
-        self.b.post_on(&stream, &wait).unwrap();
-        finish(&stream);
-        let mut got = [0; 9];
-        memory.region().read(32, &mut got).unwrap();
-        assert_eq!(&got, b"a message");
-    }
-
-    pub fn memory(&self, kind: MemoryKind, len: usize) -> Mr {
-        let region = self.gpu.alloc(kind, len).unwrap();
-        self.pd.register(&region, Access::ALL).unwrap()
-    }
-}
-
-pub fn connect(a: &mut Qp, b: &mut Qp) {
-    a.connect(&b.address()).unwrap();
-    b.connect(&a.address()).unwrap();
-}
-
-#[track_caller]
-pub fn finish(stream: &Stream) {
-    assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
-}
-
-/// Every way work gets from a stream to the NIC.
+/// Every way work gets from a stream to the NIC, where queues lie in pinned memory.
 pub fn paths() -> Vec<(&'static str, QpConfig)> {
-    let path = |lowering, endpoint| QpConfig {
-        send_blocks: 16,
-        recv_entries: 16,
-        lowering,
-        endpoint,
-        ..QpConfig::default()
-    };
-    vec![
-        ("memops", path(Lowering::MemOps, Endpoint::Ring)),
-        ("kernel", path(Lowering::Kernel, Endpoint::Ring)),
-        ("proxy", path(Lowering::MemOps, Endpoint::Proxy)),
-    ]
+    let mut paths = paths_of(16, 16);
+    paths.truncate(3);
+    paths
 }
 
 /// `len` bytes that differ from one `round` to the next.
@@ -101,22 +26,19 @@ pub fn pattern(round: usize, len: usize) -> Vec<u8> {
 }
 
 pub fn a_send_from_the_cpu_arrives(open: Open) {
-    let mut p = Pair::new(open, &QpConfig::default());
+    let mut p = Pair::open(open, &QpConfig::default());
     let near = p.memory(MemoryKind::Pinned, 4096);
     let far = p.memory(MemoryKind::Pinned, 4096);
     for round in 0..100 {
         let bytes = pattern(round, 100);
         near.region().write(8, &bytes).unwrap();
-        let recv = p.b.prepare_receive(&[far.sge(16, 100)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[far.sge(16, 100)]);
         let list = [near.sge(8, 100)];
-        let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-        p.a.post(send).unwrap();
+        let send = p.a.start(&Work::send(&list));
         p.a.wait(send, LIMIT).unwrap();
         p.b.wait(recv, LIMIT).unwrap();
         assert_eq!(p.b.received(recv).unwrap().len, 100);
-        let mut got = [0xff; 102];
-        far.region().read(15, &mut got).unwrap();
+        let got = far.region().bytes::<102>(15);
         assert_eq!((got[0], got[101]), (0, 0));
         assert_eq!(got[1..101], bytes);
     }
@@ -125,9 +47,9 @@ pub fn a_send_from_the_cpu_arrives(open: Open) {
 /// A hundred laps of small rings: messages there and back, posted and waited for by streams.
 pub fn ping_pong_by_streams(open: Open) {
     for (path, config) in paths() {
-        let mut p = Pair::new(open, &config);
+        let mut p = Pair::open(open, &config);
         for kind in [MemoryKind::Pinned, MemoryKind::Device] {
-            let (near, far) = (p.memory(kind, 8192), p.memory(kind, 8192));
+            let [near, far] = p.memories(kind, 8192);
             let (here, there) = (p.gpu.stream().unwrap(), p.gpu.stream().unwrap());
             for round in 0..200 {
                 // Also such as a NIC might put into the completion entry.
@@ -139,8 +61,8 @@ pub fn ping_pong_by_streams(open: Open) {
                 let (n, f) = (near.sge(0, len as u32), far.sge(0, len as u32));
                 let ping = p.b.prepare_receive(&[f]).unwrap();
                 let pong = p.a.prepare_receive(&[n]).unwrap();
-                let send = p.a.prepare(&Work::send(&[n]).signaled()).unwrap();
-                let back = p.b.prepare(&Work::send(&[f]).signaled()).unwrap();
+                let send = p.a.signaled(&Work::send(&[n]));
+                let back = p.b.signaled(&Work::send(&[f]));
                 p.b.post_on(
                     &there,
                     &[
@@ -161,11 +83,10 @@ pub fn ping_pong_by_streams(open: Open) {
                     ],
                 )
                 .unwrap();
-                finish(&here);
-                finish(&there);
+                passes(&here);
+                passes(&there);
                 for memory in [&near, &far] {
-                    let mut got = vec![0; len];
-                    memory.region().read(0, &mut got).unwrap();
+                    let got = memory.region().vec(0, len);
                     assert_eq!(got, bytes, "{path}, {kind:?}, round {round}");
                 }
             }
@@ -176,21 +97,20 @@ pub fn ping_pong_by_streams(open: Open) {
 
 pub fn every_opcode_does_what_it_says(open: Open) {
     for (path, config) in paths() {
-        let mut p = Pair::new(open, &config);
+        let mut p = Pair::open(open, &config);
         let near = p.memory(MemoryKind::Pinned, 4096);
         let far = p.memory(MemoryKind::Pinned, 4096);
         let stream = p.gpu.stream().unwrap();
         let bytes = |mr: &Mr, at: usize, len: usize| {
-            let mut got = vec![0; len];
-            mr.region().read(at, &mut got).unwrap();
+            let got = mr.region().vec(at, len);
             got
         };
         let word = |mr: &Mr, at: usize| u64::from_le_bytes(bytes(mr, at, 8).try_into().unwrap());
         let run = |qp: &mut Qp, work: &Work<'_>| {
-            let send = qp.prepare(&work.signaled()).unwrap();
+            let send = qp.signaled(&work);
             let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
             qp.post_on(&stream, &list).unwrap();
-            finish(&stream);
+            passes(&stream);
             assert_eq!(qp.poll(send).unwrap(), Some(Status::SUCCESS), "{path}");
         };
         let span = |at, len| far.remote().span(at, len).unwrap();
@@ -202,8 +122,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
         assert_eq!(bytes(&far, 64, 300), pattern(1, 300), "{path}");
 
         // WRITE with immediate data, which takes a receive.
-        let recv = p.b.prepare_receive(&[]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[]);
         let work = Work::write(&pieces[..1], span(512, 100)).with_imm(0xfeed_0001);
         run(&mut p.a, &work);
         p.b.wait(recv, LIMIT).unwrap();
@@ -214,8 +133,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
         // SEND, with immediate data and without, scattered over two pieces.
         for imm in [None, Some(7)] {
             let into = [far.sge(1024, 50), far.sge(2048, 250)];
-            let recv = p.b.prepare_receive(&into).unwrap();
-            p.b.post_receive(recv).unwrap();
+            let recv = p.b.receive(&into);
             let work = Work::send(&pieces);
             run(&mut p.a, &imm.map_or(work, |imm| work.with_imm(imm)));
             p.b.wait(recv, LIMIT).unwrap();
@@ -249,8 +167,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
         let two = [&inline[..10], &inline[10..]];
         run(&mut p.a, &Work::write_inline(&two, span(128, 90)));
         assert_eq!(bytes(&far, 128, 90), inline, "{path}");
-        let recv = p.b.prepare_receive(&[far.sge(256, 90)]).unwrap();
-        p.b.post_receive(recv).unwrap();
+        let recv = p.b.receive(&[far.sge(256, 90)]);
         run(&mut p.a, &Work::send_inline(&two));
         p.b.wait(recv, LIMIT).unwrap();
         assert_eq!(bytes(&far, 256, 90), inline, "{path}");
@@ -261,17 +178,17 @@ pub fn every_opcode_does_what_it_says(open: Open) {
 
 pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
     for (path, config) in paths() {
-        let mut p = Pair::new(open, &config);
+        let mut p = Pair::open(open, &config);
         let near = p.memory(MemoryKind::Pinned, 64);
         let far = p.memory(MemoryKind::Pinned, 64);
         let stream = p.gpu.stream().unwrap();
         for round in 0..5 {
             let list = [near.sge(0, 8)];
             let mut span = far.remote().span(0, 8).unwrap();
-            let good = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let good = p.a.signaled(&Work::write(&list, span));
             span.rkey ^= 0x5500;
-            let bad = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
-            let after = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let bad = p.a.signaled(&Work::write(&list, span));
+            let after = p.a.signaled(&Work::write(&list, span));
             let post = [
                 Descriptor::Send(good),
                 Descriptor::wait(good),
@@ -285,7 +202,7 @@ pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
             assert_eq!(error.kind(), Kind::Failed(Status::REMOTE_ACCESS), "{path}");
             let error = p.a.wait(after, LIMIT).unwrap_err();
             assert_eq!(error.kind(), Kind::Failed(Status::FLUSHED), "{path}");
-            finish(&stream);
+            passes(&stream);
             assert_eq!(p.a.error(), Some(Status::REMOTE_ACCESS), "{path}");
             // The responder is in error too; both come back and go on where the entries stand.
             p.b.fail(Status::CLOSED);
@@ -295,23 +212,21 @@ pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
             p.b.reset().unwrap();
             connect(&mut p.a, &mut p.b);
             near.region().write(0, &[round + 1; 8]).unwrap();
-            let recv = p.b.prepare_receive(&[far.sge(8, 8)]).unwrap();
-            p.b.post_receive(recv).unwrap();
-            let send = p.a.prepare(&Work::send(&list).signaled()).unwrap();
-            let post = [Descriptor::Send(send), Descriptor::wait(send)];
+            let recv = p.b.receive(&[far.sge(8, 8)]);
+            let send = p.a.signaled(&Work::send(&list));
+            let post = send_and_wait(send);
             p.a.post_on(&stream, &post).unwrap();
-            finish(&stream);
+            passes(&stream);
             p.a.wait(send, LIMIT).unwrap();
             p.b.wait(recv, LIMIT).unwrap();
-            let mut got = [0; 8];
-            far.region().read(8, &mut got).unwrap();
+            let got = far.region().bytes::<8>(8);
             assert_eq!(got, [round + 1; 8], "{path}");
         }
     }
 }
 
 pub fn roce_is_addressed_by_gid(open: Open) {
-    let mut p = Pair::new(open, &QpConfig::default());
+    let mut p = Pair::open(open, &QpConfig::default());
     let port = p.a.address().port.expect("a real port");
     assert_eq!(port.lid, 0);
     assert_ne!(port.gid, [0; 16]);
@@ -319,11 +234,9 @@ pub fn roce_is_addressed_by_gid(open: Open) {
     memory.region().write(0, b"by Ethernet").unwrap();
     let span = memory.remote().span(32, 11).unwrap();
     let list = [memory.sge(0, 11)];
-    let write = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
-    p.a.post(write).unwrap();
+    let write = p.a.start(&Work::write(&list, span));
     p.a.wait(write, LIMIT).unwrap();
-    let mut got = [0; 11];
-    memory.region().read(32, &mut got).unwrap();
+    let got = memory.region().bytes::<11>(32);
     assert_eq!(&got, b"by Ethernet");
 }
 
@@ -332,10 +245,7 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
     let device = open(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let config = QpConfig::default();
-    let (mut a, mut b) = (
-        pd.create_qp(&config).unwrap(),
-        pd.create_qp(&config).unwrap(),
-    );
+    let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(&config).unwrap());
     let good = b.address();
     let port = good.port.expect("a real port");
     // Of the other kind of link: there is a LID, or there is none.
@@ -369,11 +279,8 @@ pub fn peers_that_cannot_be_are_refused_and_another_may_follow(open: Open) {
 /// Counters of queues have 16 bits, those of completions more.
 pub fn counters_wrap(open: Open) {
     const EACH: u32 = 64;
-    let config = QpConfig {
-        send_blocks: 256,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::new(open, &config);
+    let config = sized(&QpConfig::default(), 256, 256);
+    let mut p = Pair::open(open, &config);
     let far = p.memory(MemoryKind::Pinned, 64);
     let span = far.remote().span(0, 8).unwrap();
     for batch in 0..(1 << 16) / EACH + 4 {
@@ -389,8 +296,7 @@ pub fn counters_wrap(open: Open) {
         }
         let last = last.expect("there is one");
         p.a.wait(last, LIMIT).unwrap();
-        let mut got = [0; 8];
-        far.region().read(0, &mut got).unwrap();
+        let got = far.region().bytes::<8>(0);
         assert_eq!(u64::from_le_bytes(got), u64::from((batch + 1) * EACH));
     }
 }
@@ -399,24 +305,18 @@ pub fn counters_wrap(open: Open) {
 /// and the stream goes on.
 pub fn a_stream_outlives_the_device(open: Open) {
     for (path, config) in paths() {
-        let p = Pair::new(open, &config);
+        let p = Pair::open(open, &config);
         let gpu = p.gpu.clone();
-        let gate = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        let gate = gate.word32(0).unwrap();
+        let gate = gpu.word();
         let memory = p.memory(MemoryKind::Pinned, 64);
         let stream = gpu.stream().unwrap();
         {
             let mut p = p;
             let span = memory.remote().span(32, 8).unwrap();
             let list = [memory.sge(0, 8)];
-            let write = p.a.prepare(&Work::write(&list, span).signaled()).unwrap();
+            let write = p.a.signaled(&Work::write(&list, span));
             let post = [
-                Descriptor::WaitValue32 {
-                    word: &gate,
-                    condition: gdsync::memop::Condition::Geq,
-                    value: 1,
-                    flush: false,
-                },
+                geq(&gate, 1),
                 Descriptor::Send(write),
                 Descriptor::wait(write),
             ];

@@ -6,7 +6,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Access, Descriptor, PathConfig, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind, Status};
 
-use super::{LIMIT, Open, Pair, connect, finish};
+use crate::common::*;
 
 /// The error of a queue pair, waited for.
 #[track_caller]
@@ -21,13 +21,9 @@ fn error_of(qp: &mut Qp) -> Option<Status> {
 /// The NIC closes a queue pair whose peer asks for memory that it may not access. That queue pair
 /// has nothing in flight, so no completion tells; after a reset it works again.
 pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
-    let config = QpConfig {
-        timeout: None,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::new(open, &config);
-    let region = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let closed = p.pd.register(&region, Access::LOCAL_READ).unwrap();
+    let config = limited(&QpConfig::default(), None);
+    let mut p = Pair::open(open, &config);
+    let closed = memory(&p.pd_a, MemoryKind::Pinned, 64, Access::LOCAL_READ);
     let span = closed.remote().span(0, 8).unwrap();
     let work = Work::write_inline(&[&[5; 8]], span).signaled();
     let write = p.a.prepare(&work).unwrap();
@@ -48,25 +44,21 @@ pub fn a_refused_access_of_the_peer_is_an_error_here(open: Open) {
 /// The NIC fails a moment after it was opened. Both queue pairs have receives alone; one is waited
 /// for by the CPU, one by a stream.
 pub fn a_fatal_error_of_the_nic_ends_waits_for_receives(open: Open) {
-    let config = QpConfig {
-        timeout: None,
-        ..QpConfig::default()
-    };
-    let mut p = Pair::new(open, &config);
+    let config = limited(&QpConfig::default(), None);
+    let mut p = Pair::open(open, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
     let [one, other] = [&mut p.a, &mut p.b].map(|qp| {
-        let receive = qp.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-        qp.post_receive(receive).unwrap();
+        let receive = qp.receive(&[memory.sge(0, 8)]);
         receive
     });
     p.b.post_on(&stream, &[Descriptor::wait(other)]).unwrap();
     let e = p.a.wait(one, LIMIT).unwrap_err();
     assert_eq!(e.kind(), Kind::Failed(Status::DEVICE_FATAL), "{e}");
-    finish(&stream);
+    passes(&stream);
     assert_eq!(p.b.poll(other).unwrap(), Some(Status::DEVICE_FATAL));
     assert_eq!(p.a.error(), Some(Status::DEVICE_FATAL));
-    let device = p.pd.device().clone();
+    let device = p.pd_a.device().clone();
     drop((p, memory));
     device.close(LIMIT).unwrap();
 }
@@ -81,10 +73,9 @@ pub fn a_port_that_stays_down_ends_waits_for_receives(open: Open) {
         },
         ..QpConfig::default()
     };
-    let mut p = Pair::new(open, &config);
+    let mut p = Pair::open(open, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
-    let receive = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-    p.b.post_receive(receive).unwrap();
+    let receive = p.b.receive(&[memory.sge(0, 8)]);
     let e = p.b.wait(receive, LIMIT).unwrap_err();
     assert_eq!(e.kind(), Kind::Failed(Status::PORT_DOWN), "{e}");
     assert_eq!(p.b.error(), Some(Status::PORT_DOWN));
@@ -97,17 +88,13 @@ fn gives_up_after(open: Open, path: PathConfig) -> Duration {
         path,
         ..QpConfig::default()
     };
-    let mut p = Pair::new(open, &config);
-    let device = p.pd.device().clone();
+    let mut p = Pair::open(open, &config);
+    let device = p.pd_a.device().clone();
     drop(p.b);
     device.close(LIMIT).unwrap();
     let begin = Instant::now();
-    let memory = p.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-    let memory = p.pd.register(&memory, Access::ALL).unwrap();
-    let send =
-        p.a.prepare(&Work::send(&[memory.sge(0, 8)]).signaled())
-            .unwrap();
-    p.a.post(send).unwrap();
+    let memory = memory(&p.pd_a, MemoryKind::Pinned, 64, Access::ALL);
+    let send = p.a.start(&Work::send(&[memory.sge(0, 8)]));
     let e = p.a.wait(send, LIMIT).unwrap_err();
     assert_eq!(e.kind(), Kind::Failed(Status::TRANSPORT_RETRY), "{e}");
     begin.elapsed()
@@ -140,7 +127,7 @@ pub fn a_partition_that_the_nic_is_not_in_is_refused(open: Open, kind: Kind) {
         ..QpConfig::default()
     };
     // The membership bit is not compared.
-    Pair::new(open, &config(0x7fff)).works();
+    Pair::open(open, &config(0x7fff)).works();
     let gpu = Gpu::soft().unwrap();
     let pd = open(&gpu).unwrap().alloc_pd().unwrap();
     let e = pd.create_qp(&config(0x8012)).unwrap_err();

@@ -33,6 +33,23 @@ macro_rules! inside {
 }
 pub(crate) use inside;
 
+/// A test for each line, in a process of its own with a virtual NIC: its name, the variables of
+/// the process if it has any, and what the test does.
+macro_rules! cases {
+    (@) => { &[] };
+    (@ $vars:expr) => { $vars };
+    ($($(#[$doc:meta])* $name:ident $(in $vars:expr)? => $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[test]
+        #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
+        fn $name() {
+            crate::virtual_nic::inside!(crate::virtual_nic::cases!(@ $($vars)?));
+            $body;
+        }
+    )*};
+}
+pub(crate) use cases;
+
 /// As `inside!`, without a virtual NIC.
 macro_rules! outside {
     ($vars:expr) => {

@@ -16,7 +16,7 @@ use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::Device;
 use gdsync::{EmulatedOptions, Fabric, Gpu, Status};
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Progress, Request};
+use mp::{Bootstrap, Builder, Context, Progress, Request, Slice};
 use vmlx5::fabric::NodeId;
 use vmlx5::fabric::faults::Faults;
 use vmlx5::fabric::hub::{Hub, HubConfig};
@@ -277,10 +277,46 @@ pub fn play(seed: u64, ranks: u32, body: impl Fn(&Rank) + Clone + 'static) -> Ru
         let body = body.clone();
         sim.rank(format!("rank{me}"), move || body(&rank));
     }
-    let dispatch = tracing::Dispatch::new(warnings.clone());
+    let dispatch = warnings.dispatch();
     let report = tracing::dispatcher::with_default(&dispatch, || sim.run());
     let report = report.unwrap_or_else(|e| panic!("{e}\n{:#?}", warnings.all()));
     Run { report, warnings }
+}
+
+/// Bytes of a message that is taken at once, and of one that waits for its receive.
+pub const SMALL: usize = 8;
+pub const LARGE: usize = 10_000;
+
+/// Memory of its own.
+pub fn slice(ctx: &Context, len: usize) -> Slice {
+    ctx.alloc(MemoryKind::Pinned, len).unwrap().all()
+}
+
+/// As [`talk_on`], on a stream of its own.
+pub fn talk(ctx: &Context, with: u32, tag: u32) {
+    talk_on(ctx, with, tag, &ctx.gpu().stream().unwrap());
+}
+
+/// Messages each way under `tag`, small and large, on a stream and by the CPU.
+pub fn talk_on(ctx: &Context, with: u32, tag: u32, stream: &Stream) {
+    for len in [SMALL, LARGE] {
+        let (data, into) = (slice(ctx, len), slice(ctx, len));
+        let said = |rank: u32| vec![rank as u8 ^ 0x55; len];
+        data.memory().write(0, &said(ctx.rank())).unwrap();
+        let recv = ctx.irecv_on(stream, with, tag, &into).unwrap();
+        let send = ctx.isend_on(stream, with, tag, &data).unwrap();
+        recv.wait_on(stream).unwrap();
+        send.wait_on(stream).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap());
+        assert_eq!(recv.wait(LIMIT).unwrap().len, len as u64);
+        send.wait(LIMIT).unwrap();
+        let mut got = vec![0; len];
+        into.memory().read(0, &mut got).unwrap();
+        assert_eq!(got, said(with));
+        let recv = ctx.irecv(with, tag, &into).unwrap();
+        ctx.isend(with, tag, &data).unwrap().wait(LIMIT).unwrap();
+        recv.wait(LIMIT).unwrap();
+    }
 }
 
 /// A word that a stream waits for until it is opened.

@@ -182,6 +182,14 @@ pub fn none() -> Libraries {
     }
 }
 
+/// This libcuda, and no other library.
+pub fn cuda_alone(cuda: PathBuf) -> Libraries {
+    Libraries {
+        cuda: vec![cuda.into()],
+        ..none()
+    }
+}
+
 /// Examines a tree.
 pub fn look(tree: &Tree, libraries: Libraries, variables: &[(&str, &str)]) -> Report {
     examine(&Machine::new(&tree.0, libraries, variables.iter().copied()))

@@ -1,9 +1,9 @@
 //! What ranks of the tests do.
 
 use std::io::Write;
-use std::time::{Duration, Instant};
 
-use super::{Bootstrap, LONG, from_env};
+use super::from_env;
+use super::jobs::{next, until};
 
 /// Plays a part. What fails panics, so the rank exits with status 101.
 pub fn play(part: &str, arguments: &[String]) {
@@ -12,17 +12,6 @@ pub fn play(part: &str, arguments: &[String]) {
         "chatter" => chatter(),
         "die" => die(arguments[0].parse().unwrap()),
         other => panic!("no part {other}"),
-    }
-}
-
-fn next(rank: &dyn Bootstrap, topic: u64) -> (u32, Vec<u8>) {
-    let end = Instant::now() + LONG;
-    loop {
-        if let Some(message) = rank.receive(topic).unwrap() {
-            return message;
-        }
-        assert!(Instant::now() < end, "nothing came");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -66,11 +55,7 @@ fn die(who: u32) {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
             .unwrap();
     }
-    let end = Instant::now() + LONG;
-    while !rank.gone(who) {
-        assert!(Instant::now() < end, "not told");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until(|| rank.gone(who).then_some(()));
     println!("rank {who} is gone");
     let alive = (0..rank.size()).filter(|r| *r != who).collect::<Vec<_>>();
     for other in &alive {

@@ -3,7 +3,7 @@
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{GRH, Pd, PortAddress, QpAddress, QpConfig, Source, Transport, Work};
 
-use super::{Ends, Kind, LIMIT, Open, QKEY, ud};
+use super::*;
 
 #[track_caller]
 fn refused<T>(result: gdsync::Result<T>, kind: Kind, limit: Option<u64>) {
@@ -66,8 +66,7 @@ pub fn what_makes_no_sense_is_refused(open: Open) {
     // Before it is active only receives are possible.
     let mut new = e.pd.create_qp(&ud(&config, QKEY)).unwrap();
     refused(new.prepare(&send.to(&to)), Kind::WrongState, None);
-    let recv = new.prepare_receive(&[memory.sge(4096, 100)]).unwrap();
-    new.post_receive(recv).unwrap();
+    let recv = new.receive(&[memory.sge(4096, 100)]);
     new.activate().unwrap();
     let there = e.pd.destination(&new.address()).unwrap();
     e.send(0, &send.to(&there));

@@ -1,0 +1,241 @@
+//! The steps that tests are made of: requests prepared and posted at once, lists for a stream,
+//! bytes and words of memory, and gates that hold streams.
+
+use gdsync::gpu::{MemoryKind, Region, Word32};
+use gdsync::memop::Condition;
+use gdsync::rdma::{
+    Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, WaitOptions, Work,
+};
+use gdsync::{Error, Gpu, Kind};
+
+/// Requests of a queue pair.
+pub trait Steps {
+    /// A receive, prepared and posted by the CPU.
+    fn receive(&mut self, list: &[Sge<'_>]) -> ReceiveRequest;
+    /// A receive, prepared as soon as there is room for one.
+    fn receive_within(&mut self, list: &[Sge<'_>]) -> ReceiveRequest;
+    /// A request that raises a completion, prepared.
+    fn signaled(&mut self, work: &Work<'_>) -> SendRequest;
+    /// A request that raises a completion, prepared and posted by the CPU.
+    fn start(&mut self, work: &Work<'_>) -> SendRequest;
+}
+
+impl Steps for Qp {
+    #[track_caller]
+    fn receive(&mut self, list: &[Sge<'_>]) -> ReceiveRequest {
+        let recv = self.prepare_receive(list).unwrap();
+        self.post_receive(recv).unwrap();
+        recv
+    }
+
+    #[track_caller]
+    fn receive_within(&mut self, list: &[Sge<'_>]) -> ReceiveRequest {
+        let (gpu, mut recv) = (self.device().gpu().clone(), None);
+        super::until(&gpu, "room for a receive", || {
+            recv = self.prepare_receive(list).ok();
+            recv.is_some()
+        });
+        recv.unwrap()
+    }
+
+    #[track_caller]
+    fn signaled(&mut self, work: &Work<'_>) -> SendRequest {
+        self.prepare(&work.signaled()).unwrap()
+    }
+
+    #[track_caller]
+    fn start(&mut self, work: &Work<'_>) -> SendRequest {
+        let send = self.signaled(work);
+        self.post(send).unwrap();
+        send
+    }
+}
+
+/// What memory holds.
+pub trait Bytes {
+    /// `N` bytes at `at`.
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N];
+    /// `len` bytes at `at`.
+    fn vec(&self, at: usize, len: usize) -> Vec<u8>;
+}
+
+impl Bytes for Region {
+    #[track_caller]
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        self.vec(at, N).try_into().unwrap()
+    }
+
+    #[track_caller]
+    fn vec(&self, at: usize, len: usize) -> Vec<u8> {
+        // No byte of it is what it is by chance.
+        let mut got = vec![0xa5; len];
+        self.read(at, &mut got).unwrap();
+        got
+    }
+}
+
+/// Words of a GPU.
+pub trait Words {
+    /// A pinned word that is 0.
+    fn word(&self) -> Word32;
+}
+
+impl Words for Gpu {
+    fn word(&self) -> Word32 {
+        let region = self.alloc(MemoryKind::Pinned, 64).unwrap();
+        region.word32(0).unwrap()
+    }
+}
+
+/// Waits until `word` is at least `value`.
+pub fn geq(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WaitValue32 {
+        word,
+        condition: Condition::Geq,
+        value,
+        flush: false,
+    }
+}
+
+/// Writes `value` to `word`.
+pub fn write32(word: &Word32, value: u32) -> Descriptor<'_> {
+    Descriptor::WriteValue32 { word, value }
+}
+
+/// Rings for a request and waits for it.
+pub fn send_and_wait<'a>(send: SendRequest) -> [Descriptor<'a>; 2] {
+    [Descriptor::Send(send), Descriptor::wait(send)]
+}
+
+/// Posts a receive and waits for it.
+pub fn receive_and_wait<'a>(recv: ReceiveRequest) -> [Descriptor<'a>; 2] {
+    [Descriptor::Receive(recv), Descriptor::wait(recv)]
+}
+
+/// Two queue pairs of a domain, connected to each other.
+#[track_caller]
+pub fn joined(pd: &Pd, config: &QpConfig) -> (Qp, Qp) {
+    let [mut a, mut b] = [(); 2].map(|()| pd.create_qp(config).unwrap());
+    connect(&mut a, &mut b);
+    (a, b)
+}
+
+/// Connects two queue pairs to each other.
+#[track_caller]
+pub fn connect(a: &mut Qp, b: &mut Qp) {
+    a.connect(&b.address()).unwrap();
+    b.connect(&a.address()).unwrap();
+}
+
+/// A piece of a registration.
+pub fn sge(mr: &Mr, offset: u64, len: u32) -> Sge<'_> {
+    Sge { mr, offset, len }
+}
+
+/// A word that holds streams until it is opened.
+pub struct Gate(pub Word32);
+
+impl Gate {
+    /// A closed gate.
+    pub fn new(gpu: &Gpu) -> Gate {
+        Gate(gpu.word())
+    }
+
+    /// Holds a stream until the gate is opened.
+    pub fn wait(&self) -> Descriptor<'_> {
+        self.wait_for(1)
+    }
+
+    /// Holds a stream until the gate is opened to `value`.
+    pub fn wait_for(&self, value: u32) -> Descriptor<'_> {
+        geq(&self.0, value)
+    }
+
+    /// Holds a stream, then rings for a request and waits for it.
+    pub fn before(&self, send: SendRequest) -> [Descriptor<'_>; 3] {
+        [self.wait(), Descriptor::Send(send), Descriptor::wait(send)]
+    }
+
+    /// Lets all streams pass.
+    pub fn open(&self) {
+        self.open_to(1);
+    }
+
+    /// Lets pass the streams that wait for this value or less.
+    pub fn open_to(&self, value: u32) {
+        self.0.store(value).unwrap();
+    }
+}
+
+/// A word that a stream sets when it gets there.
+pub struct Flag(Word32);
+
+impl Flag {
+    /// One that is not set.
+    pub fn new(gpu: &Gpu) -> Flag {
+        Flag(gpu.word())
+    }
+
+    /// What a stream does to set it.
+    pub fn set(&self) -> Descriptor<'_> {
+        write32(&self.0, 1)
+    }
+
+    /// Rings for a request, waits for it and sets the flag.
+    pub fn behind(&self, send: SendRequest) -> [Descriptor<'_>; 3] {
+        [Descriptor::Send(send), Descriptor::wait(send), self.set()]
+    }
+
+    /// Whether it is set.
+    pub fn is_set(&self) -> bool {
+        self.0.load().unwrap() == 1
+    }
+}
+
+/// A wait with a time limit.
+pub fn wait_at_most(timeout: std::time::Duration) -> WaitOptions {
+    WaitOptions {
+        flush: false,
+        timeout: Some(timeout),
+    }
+}
+
+/// The kind of a call's error, if it is one.
+pub fn kind<T>(result: Result<T, Error>) -> Option<Kind> {
+    result.err().map(|e| e.kind())
+}
+
+/// Asserts that a call is refused: with this kind and limit, naming these in its text.
+#[track_caller]
+pub fn refused<T>(result: Result<T, Error>, kind: Kind, limit: Option<u64>, names: &[&str]) {
+    let Err(error) = result else {
+        panic!("accepted, where {kind:?} was expected");
+    };
+    assert_eq!(error.kind(), kind, "{error:?}");
+    assert_eq!(error.limit_value(), limit, "{error:?}");
+    let text = error.to_string();
+    for name in names {
+        assert!(text.contains(name), "{text:?} does not name {name:?}");
+    }
+    assert!(!error.operation().is_empty() && !error.object().is_empty());
+}
+
+/// Calls that are all refused with one kind, limit and text.
+macro_rules! all_refused {
+    ($kind:expr, $limit:expr, $names:expr; $($call:expr),+ $(,)?) => {
+        $(crate::common::refused($call, $kind, $limit, $names);)+
+    };
+}
+pub(crate) use all_refused;
+
+/// A test for each line: its name, and what it does.
+macro_rules! plain_cases {
+    ($($(#[$doc:meta])* $name:ident => $body:expr;)*) => {$(
+        $(#[$doc])*
+        #[test]
+        fn $name() {
+            $body;
+        }
+    )*};
+}
+pub(crate) use plain_cases;

@@ -1,0 +1,88 @@
+//! The whole path, whoever makes the GPU: prepare, post on a stream, wait on the stream.
+
+use std::time::Duration;
+
+use gdsync::gpu::MemoryKind;
+use gdsync::rdma::{Descriptor, Device, QpConfig, Work};
+use gdsync::{Gpu, Kind, Status};
+
+use crate::common::*;
+
+/// Writes posted on a stream arrive, and the stream sees them complete.
+pub fn writes(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind, n: u32) {
+    let mut p = Pair::open_on(gpu, Device::emulated, config);
+    let (from, to) = (p.memory(from, 4096), p.memory(to, 4096));
+    let stream = gpu.stream().unwrap();
+    for i in 0..n {
+        from.region().write(0, &i.to_le_bytes()).unwrap();
+        let span = to.remote().span(u64::from(i % 512) * 8, 4).unwrap();
+        let send = p.a.signaled(&Work::write(&[from.sge(0, 4)], span));
+        p.a.post_on(&stream, &send_and_wait(send)).unwrap();
+        assert!(stream.synchronize(LIMIT).unwrap(), "stuck at {i}");
+        let got = to.region().bytes(i as usize % 512 * 8);
+        assert_eq!(u32::from_le_bytes(got), i);
+        assert_eq!(p.a.poll(send).unwrap(), Some(Status::SUCCESS));
+    }
+    assert_eq!(p.a.error(), None);
+}
+
+/// Sends and receives posted ahead of time flow when the gate opens.
+pub fn gated(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind) {
+    let mut p = Pair::open_on(gpu, Device::emulated, config);
+    let (from, to) = (p.memory(from, 64), p.memory(to, 64));
+    let gate = Gate::new(gpu);
+    let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
+    p.a.post_on(&sender, &[gate.wait()]).unwrap();
+    let mut recvs = Vec::new();
+    for i in 0..8u64 {
+        let recv = p.b.prepare_receive(&[to.sge(8 * i, 8)]).unwrap();
+        // What the NIC wrote into device memory is ordered on this GPU: a flush is allowed.
+        let list = [Descriptor::Receive(recv), Descriptor::wait_flushed(recv)];
+        p.b.post_on(&receiver, &list).unwrap();
+        recvs.push(recv);
+        let value = (i + 100).to_le_bytes();
+        from.region().write(8 * i as usize, &value).unwrap();
+        let list = [from.sge(8 * i, 8)];
+        let send = p.a.signaled(&Work::send(&list).with_imm(i as u32));
+        p.a.post_on(&sender, &[Descriptor::Send(send)]).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!sender.is_idle().unwrap() && !receiver.is_idle().unwrap());
+    let mut polls = recvs.iter().map(|r| p.b.poll(*r).unwrap());
+    assert!(
+        polls.all(|status| status.is_none()),
+        "moved before the gate"
+    );
+    gate.open();
+    passes(&receiver);
+    for (i, recv) in recvs.iter().enumerate() {
+        let got = p.b.received(*recv).unwrap();
+        assert_eq!((got.len, got.imm), (8, Some(i as u32)));
+        let got = to.region().bytes(8 * i);
+        assert_eq!(u64::from_le_bytes(got), i as u64 + 100);
+    }
+    passes(&sender);
+}
+
+/// A failing request stalls the stream until its status is stored.
+pub fn failing(gpu: &Gpu, config: &QpConfig, to: MemoryKind) {
+    let mut p = Pair::open_on(gpu, Device::emulated, config);
+    let (from, to) = (p.memory(MemoryKind::Pinned, 64), p.memory(to, 64));
+    let stream = gpu.stream().unwrap();
+    let list = [from.sge(0, 8)];
+    let mut span = to.remote().span(0, 8).unwrap();
+    span.rkey ^= 0x5500;
+    let bad = p.a.signaled(&Work::write(&list, span));
+    let after = p.a.signaled(&Work::send(&list));
+    let seen = Flag::new(gpu);
+    let post = [&seen.behind(bad)[..], &send_and_wait(after)].concat();
+    p.a.post_on(&stream, &post).unwrap();
+    let refused = Some(Kind::Failed(Status::REMOTE_ACCESS));
+    assert_eq!(kind(p.a.wait(bad, LIMIT)), refused);
+    passes(&stream);
+    assert!(seen.is_set());
+    let flushed = Some(Kind::Failed(Status::FLUSHED));
+    assert_eq!(kind(p.a.wait(after, LIMIT)), flushed);
+    assert_eq!(p.a.error(), Some(Status::REMOTE_ACCESS));
+    assert_eq!(kind(p.a.prepare(&Work::send(&list))), refused);
+}
