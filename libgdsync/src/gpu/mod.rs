@@ -306,3 +306,19 @@ impl Gpu {
             .try_for_each(|range| send(&batch.ops()[range]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_runtime_has_is_refused() {
+        for name in [
+            "", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", "auto:0", " cuda",
+        ] {
+            let e = Gpu::open(name).unwrap_err();
+            assert_eq!(e.kind(), Kind::Invalid, "{name}");
+            assert!(e.to_string().contains("cuda, cuda:N, soft, auto"), "{e}");
+        }
+    }
+}
