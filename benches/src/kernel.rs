@@ -90,32 +90,11 @@ impl Turn {
 
 static KERNELS: KernelImage = gdsync::kernel_image!("mpbench_kernels");
 
-/// How a turn is spread.
-#[derive(Clone, Copy)]
-enum Shape {
-    /// A thread of the soft GPU is a fiber, so few of them do more.
-    Soft,
-    /// As a device wants it that has thousands of them.
-    Cuda,
-}
-
-impl Shape {
-    fn dims(self, bytes: u64) -> Dims {
-        let (stretch, most, threads) = match self {
-            Shape::Soft => (64 << 10, 4, 1),
-            Shape::Cuda => (8 << 10, 256, 256),
-        };
-        // A small payload leaves no thread without a word.
-        let threads = threads.min(bytes.div_ceil(8).next_multiple_of(32)).max(1);
-        let blocks = bytes.div_ceil(stretch).clamp(1, most);
-        Dims::linear(blocks as u32, threads as u32)
-    }
-}
-
 /// Launches turns.
 pub struct Turns {
     kernel: Kernel,
-    shape: Shape,
+    /// Whether a thread is a fiber of the soft GPU, so that few of them do more.
+    fibers: bool,
 }
 
 impl Turns {
@@ -123,11 +102,20 @@ impl Turns {
     pub fn new(gpu: &Gpu) -> Result<Turns> {
         Ok(Turns {
             kernel: gpu.load(&KERNELS)?.kernel("mpbench_turn")?,
-            shape: match gpu.is_software() {
-                true => Shape::Soft,
-                false => Shape::Cuda,
-            },
+            fibers: gpu.is_software(),
         })
+    }
+
+    /// How a turn is spread.
+    fn dims(&self, bytes: u64) -> Dims {
+        let (stretch, most, threads) = match self.fibers {
+            true => (64 << 10, 4, 1),
+            false => (8 << 10, 256, 256),
+        };
+        // A small payload leaves no thread without a word.
+        let threads = threads.min(bytes.div_ceil(8).next_multiple_of(32)).max(1);
+        let blocks = bytes.div_ceil(stretch).clamp(1, most);
+        Dims::linear(blocks as u32, threads as u32)
     }
 
     /// Enqueues a turn.
@@ -137,7 +125,7 @@ impl Turns {
     /// what it overwrites.
     pub unsafe fn launch(&self, stream: &Stream, turn: &Turn) -> Result<()> {
         // SAFETY: the caller's promise; the kernel touches nothing but what the turn names.
-        unsafe { stream.launch(&self.kernel, self.shape.dims(turn.bytes), &turn.bytes())? };
+        unsafe { stream.launch(&self.kernel, self.dims(turn.bytes), &turn.bytes())? };
         Ok(())
     }
 }

@@ -248,6 +248,28 @@ fn adopted_memory() {
     }
 }
 
+#[test]
+fn handles_of_another_runtime_are_refused() {
+    inside!(Variant::default());
+    let (cuda, soft) = (Gpu::cuda(0).unwrap(), Gpu::soft().unwrap());
+    for (gpu, other) in [(&cuda, &soft), (&soft, &cuda)] {
+        let stream = gpu.stream().unwrap();
+        let event = other.stream().unwrap().record().unwrap();
+        let kernel = other.load(&KERNELS).unwrap().kernel("gds_fill").unwrap();
+        let (dims, args) = (Dims::linear(1, 1), Fill::default());
+        // SAFETY: refused.
+        let launched = unsafe { stream.launch(&kernel, dims, args.bytes()) };
+        for refused in [stream.wait_event(&event), launched] {
+            assert_eq!(refused.unwrap_err().kind(), Kind::Foreign);
+        }
+        assert!(stream.is_idle().unwrap());
+    }
+    // SAFETY: refused.
+    let refused = unsafe { (soft.adopt(DevicePtr(8), 8), soft.cuda_legacy_stream()) };
+    assert_eq!(refused.0.unwrap_err().kind(), Kind::Foreign);
+    assert_eq!(refused.1.unwrap_err().kind(), Kind::Foreign);
+}
+
 /// A second load would block behind streams that wait.
 #[test]
 fn image_is_loaded_once_for_each_gpu() {

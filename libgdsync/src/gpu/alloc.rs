@@ -177,6 +177,7 @@ impl Gpu {
     ///
     /// # Errors
     /// `System` for an address that is none of the GPU's.
+    #[doc(hidden)]
     pub fn buffer_id(&self, at: DevicePtr) -> Result<Option<u64>> {
         self.runtime().buffer_id(at)
     }

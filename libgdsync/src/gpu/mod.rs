@@ -2,7 +2,7 @@
 //!
 //! A [`Gpu`] is a handle on one GPU of one runtime, which has a folder here: `soft`, `cuda`. What a
 //! runtime does for the library stands in `runtime`; a new one needs a folder that implements it
-//! and a line in [`RUNTIMES`]. Streams belong to the application: the library enqueues on them,
+//! and a line in `RUNTIMES`. Streams belong to the application: the library enqueues on them,
 //! and never synchronises or destroys them.
 
 mod alloc;
@@ -40,7 +40,7 @@ pub(crate) use mapped::Mapped;
 pub(crate) use region::WeakRegion;
 pub use region::{MemoryKind, Region, Span, Word32, Word64};
 pub(crate) use runtime::Ends;
-use runtime::{Known, Runtime};
+use runtime::{Opener, Runtime};
 pub use share::{DmaBuf, SharedMemory};
 use stream::Adopted;
 pub use stream::Stream;
@@ -51,7 +51,7 @@ pub use waiting::WaitLimits;
 pub(crate) use waiting::{Proof, Waiting};
 
 /// The runtimes, in the order in which `auto` tries them.
-const RUNTIMES: [Known; 2] = [cuda::KNOWN, soft::KNOWN];
+const RUNTIMES: [Opener; 2] = [cuda::OPENER, soft::OPENER];
 
 /// Counts GPUs and streams of this process, so that each has a number of its own. Relaxed:
 /// only uniqueness matters.
@@ -101,9 +101,9 @@ impl Gpu {
     /// [`Gpu::soft`] and [`Gpu::cuda`].
     pub fn open(name: &str) -> Result<Gpu> {
         let unknown = || {
-            let numbered = |known: &Known| match known.numbered {
-                true => format!("{0}, {0}:N", known.name),
-                false => known.name.to_owned(),
+            let numbered = |opener: &Opener| match opener.numbered {
+                true => format!("{0}, {0}:N", opener.name),
+                false => opener.name.to_owned(),
             };
             let known = RUNTIMES.iter().map(numbered).collect::<Vec<_>>().join(", ");
             let what = format!("{name:?}: known are {known}, auto");
@@ -116,18 +116,18 @@ impl Gpu {
             Some((runtime, index)) => (runtime, Some(index.parse().map_err(|_| unknown())?)),
             None => (name, None),
         };
-        let named = |known: &&Known| known.name == runtime && (known.numbered || index.is_none());
-        let known = RUNTIMES.iter().find(named).ok_or_else(unknown)?;
-        (known.open)(index)
+        let named = |o: &&Opener| o.name == runtime && (o.numbered || index.is_none());
+        let opener = RUNTIMES.iter().find(named).ok_or_else(unknown)?;
+        (opener.open)(index)
     }
 
     /// The first of [`RUNTIMES`] that has a usable GPU.
     fn best() -> Result<Gpu> {
         let [first @ .., last] = &RUNTIMES;
-        for known in first {
-            match (known.open)(None) {
+        for opener in first {
+            match (opener.open)(None) {
                 Err(e) if matches!(e.kind(), Kind::Absent | Kind::Unsupported) => {
-                    tracing::info!(target: "gdsync", "no GPU of {}, because: {e}", known.name);
+                    tracing::info!(target: "gdsync", "no GPU of {}, because: {e}", opener.name);
                 }
                 other => return other,
             }
@@ -178,6 +178,7 @@ impl Gpu {
     }
 
     /// The driver that steps the software devices beside this GPU, which is also its clock.
+    #[doc(hidden)]
     pub fn host(&self) -> &Arc<dyn Host> {
         self.0.runtime.host()
     }
@@ -305,5 +306,21 @@ impl Gpu {
         batch
             .split(caps.batch_limit)?
             .try_for_each(|range| send(&batch.ops()[range]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_runtime_has_is_refused() {
+        for name in [
+            "", "hip", "cuda:", "cuda:-1", "cuda:x", "soft:0", "auto:0", " cuda",
+        ] {
+            let e = Gpu::open(name).unwrap_err();
+            assert_eq!(e.kind(), Kind::Invalid, "{name}");
+            assert!(e.to_string().contains("cuda, cuda:N, soft, auto"), "{e}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::kernels::Transfer;
 use crate::memop::{Caps, DevicePtr, Op};
 
 /// A runtime as [`Gpu::open`] finds it.
-pub(crate) struct Known {
+pub(crate) struct Opener {
     pub name: &'static str,
     /// Whether it has several GPUs, which a name may number.
     pub numbered: bool,

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use gds_step::{Host, MachineId};
 
-use super::runtime::{Allocation, Ends, Known, ModuleHandle, Owner, Runtime, StreamHandle};
+use super::runtime::{Allocation, Ends, ModuleHandle, Opener, Owner, Runtime, StreamHandle};
 use super::{Gpu, KernelImage, MemoryKind, SharedMemory, WaitLimits};
 use crate::error::{Error, Kind, Result};
 use crate::memop::{Caps, DevicePtr};
@@ -34,7 +34,7 @@ use context::Context;
 use module::Module;
 use stream::CudaStream;
 
-pub(super) const KNOWN: Known = Known {
+pub(super) const OPENER: Opener = Opener {
     name: "cuda",
     numbered: true,
     open: |index| index.map_or_else(open::by_local_rank, Gpu::cuda),
@@ -83,7 +83,7 @@ impl Runtime for CudaRuntime {
     }
 
     fn kind(&self) -> &'static str {
-        KNOWN.name
+        OPENER.name
     }
 
     fn identity(&self) -> u64 {

@@ -18,8 +18,8 @@ use crate::gpu::{Dims, Kernel};
 use crate::kernels::Transfer;
 use crate::memop::Op;
 
-/// Enqueued work past which a stream that stands still is given no more marks: it takes about
-/// a thousand, and then blocks whoever enqueues.
+/// Enqueued work past which a stream that waits is given no more marks: it takes about a
+/// thousand submissions, and then blocks the caller.
 const MANY: u32 = 900;
 
 /// A stream of the application's context.
@@ -242,9 +242,8 @@ impl StreamHandle for CudaStream {
         self.context.check(waits, "wait for event")
     }
 
-    /// Whether everything enqueued has run. A stream that is being captured is not asked,
-    /// which would end the capture: it is not idle. One that the application may have destroyed
-    /// is not asked either.
+    /// A stream that is being captured is not asked, which would end the capture: it is not idle.
+    /// One that the application may have destroyed is not asked either.
     fn is_idle(&self) -> Result<bool> {
         match &*self.left() {
             Some(end) => end.as_ref().map_or(Ok(true), |event| event.is_done()),
@@ -258,9 +257,8 @@ impl StreamHandle for CudaStream {
         self.capture()
     }
 
-    /// Drops the application's last handle, after which the application may destroy the stream.
-    /// No event can be
-    /// recorded on a stream that is being captured: the event is then never done.
+    /// The application may destroy the stream from now on. No event can be recorded on a stream
+    /// that is being captured: the event is then never done.
     fn leave(&self) -> Left {
         let mut left = self.left();
         let busy = (!self.query().unwrap_or(self.context.is_lost())).then(|| {
@@ -295,7 +293,6 @@ impl StreamHandle for CudaStream {
         Left::Busy(event)
     }
 
-    /// Gives up what keeps the application's stream.
     fn release(&self) -> Option<Owner> {
         self.owner.lock().take()
     }

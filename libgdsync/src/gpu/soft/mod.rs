@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use gds_step::{Host, Lane, MachineId, Time};
 
 use super::runtime::{
-    Allocation, Backing, Ends, EventHandle, Known, ModuleHandle, Owner, Runtime, StreamHandle,
+    Allocation, Backing, Ends, EventHandle, ModuleHandle, Opener, Owner, Runtime, StreamHandle,
     View, foreign,
 };
 use super::{
@@ -23,7 +23,7 @@ use crate::mutant::{self, Mutant};
 /// Numbers the soft GPUs of this process, for their names. Relaxed: only uniqueness matters.
 static NEXT_GPU: AtomicU32 = AtomicU32::new(0);
 
-pub(super) const KNOWN: Known = Known {
+pub(super) const OPENER: Opener = Opener {
     name: "soft",
     numbered: false,
     open: |_| Gpu::soft(),
@@ -240,7 +240,7 @@ impl Runtime for SoftRuntime {
     }
 
     fn kind(&self) -> &'static str {
-        KNOWN.name
+        OPENER.name
     }
 
     fn is_software(&self) -> bool {
