@@ -55,9 +55,9 @@ mod hunt {
     /// Our own waits test two bits and are immune to this one, by design: what is checked is
     /// the promise itself, for whoever tests the owner bit alone.
     fn preset() -> Result<(), Failed> {
-        let (sound, broken) = (mutant::preset_byte(), {
+        let (sound, broken) = (gdsync::preset_byte(), {
             mutant::set(Some(Mutant::PresetF0));
-            let byte = mutant::preset_byte();
+            let byte = gdsync::preset_byte();
             mutant::set(None);
             byte
         });

@@ -99,6 +99,9 @@ mod virtual_nic;
 pub use error::{Error, Kind, Result};
 pub use gpu::{Gpu, Stream};
 pub use provider::emulated::{EmulatedOptions, Fabric};
+#[cfg(feature = "mutants")]
+#[doc(hidden)]
+pub use ring::cq::preset_byte;
 pub use status::Status;
 
 /// What the section on threads promises.

@@ -33,31 +33,3 @@ gds_step::mutants! {
     /// A datagram says its sender's key.
     KeyOfSender,
 }
-
-/// What `op_own` of an entry of a new completion buffer is.
-#[cfg(feature = "mutants")]
-pub fn preset_byte() -> u8 {
-    use std::cell::Cell;
-
-    use crate::ring::{CompletionRing, RingMemory};
-
-    /// Remembers the first word stored: the first entry's last dword.
-    struct First<'a>(&'a Cell<Option<u32>>);
-
-    impl RingMemory for First<'_> {
-        fn store_segment(&self, _: usize, _: &[u8; 16]) {}
-        fn load_segment(&self, _: usize) -> [u8; 16] {
-            [0; 16]
-        }
-        fn load32(&self, _: usize) -> u32 {
-            0
-        }
-        fn store32(&self, _: usize, value: u32) {
-            self.0.set(self.0.get().or(Some(value)));
-        }
-    }
-
-    let first = Cell::new(None);
-    CompletionRing::new(First(&first), First(&Cell::new(None)), 3, 0);
-    (first.get().unwrap_or(0) >> 24) as u8
-}
