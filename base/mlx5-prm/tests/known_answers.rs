@@ -26,17 +26,13 @@ fn sends_are_equal_byte_for_byte() {
     for v in &vectors {
         let (encoded, bytes) = encode(v);
         assert_eq!(bytes, v.wqe, "{}", v.name);
-        assert_eq!(encoded.ds, v.ds, "{}", v.name);
+        let sizes = (encoded.ds, encoded.basic_blocks);
+        assert_eq!(sizes, (v.ds, v.basic_blocks), "{}", v.name);
         assert_eq!(v.with(|wqe| wqe.segments()), Ok(v.ds), "{}", v.name);
-        assert_eq!(encoded.basic_blocks, v.basic_blocks, "{}", v.name);
         assert_eq!(basic_blocks(v.ds), v.basic_blocks, "{}", v.name);
         assert_eq!(encoded.doorbell[..], v.doorbell, "{}", v.name);
-        assert_eq!(
-            encoded.doorbell_value().to_le_bytes()[..],
-            v.doorbell,
-            "{}",
-            v.name
-        );
+        let stored = encoded.doorbell_value().to_le_bytes();
+        assert_eq!(stored[..], v.doorbell, "{}", v.name);
         let record = encoded.record_value(v.index);
         assert_eq!(record.to_le_bytes(), v.record.to_be_bytes(), "{}", v.name);
         assert_eq!(record, record_value(v.record), "{}", v.name);
@@ -53,12 +49,8 @@ fn a_slice_takes_a_send_or_says_how_much_it_lacks() {
             .unwrap();
         assert_eq!(sink.finish(), Ok(v.wqe.len()));
         assert_eq!(memory[..v.wqe.len()], v.wqe);
-        assert_eq!(
-            memory[v.wqe.len()..],
-            [0xee; 16],
-            "{}: past the end",
-            v.name
-        );
+        let behind = &memory[v.wqe.len()..];
+        assert_eq!(behind, [0xee; 16], "{}: past the end", v.name);
         for short in 0..v.wqe.len() {
             let mut sink = SliceSink::new(&mut memory[..short]);
             v.with(|wqe| wqe.encode(v.index as u16, v.qpn, &mut sink))
@@ -92,15 +84,17 @@ fn the_nic_reads_what_the_vendor_wrote() {
     let mut read = 0;
     for v in &sends() {
         let parsed = parse(v, &v.wqe).unwrap_or_else(|e| panic!("{}: {e}", v.name));
-        assert_eq!(parsed.opcode(), v.opcode, "{}", v.name);
-        assert_eq!(u32::from(parsed.ctrl.index()), v.index, "{}", v.name);
-        assert_eq!(parsed.ctrl.qpn(), v.qpn, "{}", v.name);
-        assert_eq!(parsed.ctrl.ds(), v.ds, "{}", v.name);
-        assert_eq!(parsed.flags(), v.flags, "{}", v.name);
-        assert_eq!(parsed.ctrl.imm, v.imm, "{}", v.name);
-        assert_eq!(parsed.remote, v.remote, "{}", v.name);
-        assert_eq!(parsed.atomic, v.atomic, "{}", v.name);
-        assert_eq!(parsed.av, v.av, "{}", v.name);
+        let ctrl = &parsed.ctrl;
+        let head = (
+            parsed.opcode(),
+            u32::from(ctrl.index()),
+            ctrl.qpn(),
+            ctrl.ds(),
+        );
+        assert_eq!(head, (v.opcode, v.index, v.qpn, v.ds), "{}", v.name);
+        assert_eq!((parsed.flags(), ctrl.imm), (v.flags, v.imm), "{}", v.name);
+        let parts = (parsed.remote, parsed.atomic, parsed.av);
+        assert_eq!(parts, (v.remote, v.atomic, v.av), "{}", v.name);
         let data: Vec<Data<'_>> = parsed.data().collect();
         match &v.inline {
             Some(pieces) => assert_eq!(data, [Data::Inline(&pieces.concat())], "{}", v.name),
@@ -139,12 +133,8 @@ fn every_flipped_bit_that_matters_is_noticed() {
             let mut bytes = v.wqe.clone();
             bytes[byte] ^= 1 << (bit % 8);
             let same = parse(v, &bytes).is_ok_and(|wqe| meaning(&wqe) == before);
-            assert_eq!(
-                same,
-                is_padding(v, byte),
-                "{}: byte {byte}, bit {bit}",
-                v.name
-            );
+            let padding = is_padding(v, byte);
+            assert_eq!(same, padding, "{}: byte {byte}, bit {bit}", v.name);
         }
     }
 }

@@ -120,40 +120,17 @@ fn inline_data_must_fit_and_be_allowed() {
     let inline = |len: u32| segment(1 << 31 | len);
     let send = |rest: &[[u8; 16]]| entry(0, SendOpcode::SEND, rest.len() as u8 + 1, rest);
     assert!(parse_send(&send(&[inline(12)])).is_ok());
-    assert_eq!(
-        fault(&send(&[inline(13)])),
-        ParseError::InlineOverrun {
-            segment: 1,
-            len: 13
-        }
-    );
-    assert_eq!(
-        fault(&send(&[
-            segment(8),
-            inline(28),
-            [0; 16],
-            inline(1023),
-            [0; 16]
-        ])),
-        ParseError::InlineOverrun {
-            segment: 4,
-            len: 1023
-        }
-    );
-    assert_eq!(
-        fault(&send(&[segment(8), inline(0x400)])),
-        ParseError::InlineTooLong {
-            segment: 2,
-            len: 0x400
-        }
-    );
-    assert_eq!(
-        fault(&send(&[inline(0x7fff_ffff)])),
-        ParseError::InlineTooLong {
-            segment: 1,
-            len: 0x7fff_ffff
-        }
-    );
+    let overrun = |segment, len| ParseError::InlineOverrun { segment, len };
+    let too_long = |segment, len| ParseError::InlineTooLong { segment, len };
+    let two = [segment(8), inline(28), [0; 16], inline(1023), [0; 16]];
+    for (rest, expected) in [
+        (&[inline(13)][..], overrun(1, 13)),
+        (&two, overrun(4, 1023)),
+        (&[segment(8), inline(0x400)], too_long(2, 0x400)),
+        (&[inline(0x7fff_ffff)], too_long(1, 0x7fff_ffff)),
+    ] {
+        assert_eq!(fault(&send(rest)), expected);
+    }
     for (opcode, head) in [
         (SendOpcode::RDMA_READ, 1),
         (SendOpcode::ATOMIC_CS, 2),

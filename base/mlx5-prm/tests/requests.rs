@@ -52,6 +52,14 @@ fn plain(opcode: SendOpcode) -> SendWqe<'static> {
     }
 }
 
+/// A request with these pieces.
+fn gather(opcode: SendOpcode, sges: &[Sge]) -> SendWqe<'_> {
+    SendWqe {
+        payload: Payload::Gather(sges),
+        ..plain(opcode)
+    }
+}
+
 /// Opcode, then what else it may have: immediate, inline data, an address vector.
 const OPCODES: [(SendOpcode, bool, bool, bool); 9] = [
     (SendOpcode::NOP, false, false, false),
@@ -67,81 +75,46 @@ const OPCODES: [(SendOpcode, bool, bool, bool); 9] = [
 
 #[test]
 fn parts_go_with_the_opcode() {
-    let inline: [&[u8]; 1] = [b"abc"];
+    const INLINE: Payload<'_> = Payload::Inline(&[b"abc"]);
+    const GATHER: Payload<'_> = Payload::Gather(&[SGE]);
     for (opcode, imm, inlines, ud) in OPCODES {
         let good = plain(opcode);
         let missing = |part| Err(FormatError::Missing { opcode, part });
         let unexpected = |part| Err(FormatError::Unexpected { opcode, part });
         let ok_or = |ok, part| if ok { Ok(()) } else { unexpected(part) };
-        let of = |wqe| encode(&wqe).map(drop);
-
-        assert_eq!(of(good), Ok(()));
-        assert_eq!(
-            of(SendWqe {
-                imm: [0, 0, 0, 1],
-                ..good
-            }),
-            ok_or(imm, Part::Immediate)
-        );
-        let av = Some(AvSeg::infiniband(1, 2, 3, 4));
-        assert_eq!(of(SendWqe { av, ..good }), ok_or(ud, Part::AddressVector));
-        let payload = Payload::Inline(&inline);
-        let refused = if opcode == SendOpcode::NOP {
-            Part::Payload
-        } else {
-            Part::Inline
+        let with = |change: &dyn Fn(&mut SendWqe<'_>)| {
+            let mut wqe = good;
+            change(&mut wqe);
+            encode(&wqe).map(drop)
         };
-        assert_eq!(of(SendWqe { payload, ..good }), ok_or(inlines, refused));
-        let payload = Payload::Gather(&[SGE]);
-        let gathers = opcode != SendOpcode::NOP;
-        assert_eq!(
-            of(SendWqe { payload, ..good }),
-            ok_or(gathers, Part::Payload)
-        );
 
-        match good.remote {
-            Some(_) => {
-                assert_eq!(
-                    of(SendWqe {
-                        remote: None,
-                        ..good
-                    }),
-                    missing(Part::Remote)
-                );
-            }
-            None => {
-                assert_eq!(
-                    of(SendWqe {
-                        remote: REMOTE,
-                        ..good
-                    }),
-                    unexpected(Part::Remote)
-                );
-            }
-        }
-        match good.atomic {
-            Some(_) => {
-                assert_eq!(
-                    of(SendWqe {
-                        atomic: None,
-                        ..good
-                    }),
-                    missing(Part::Atomic)
-                );
-                let other = if good.atomic == CS { FA } else { CS };
-                assert_eq!(
-                    of(SendWqe {
-                        atomic: other,
-                        ..good
-                    }),
-                    unexpected(Part::Atomic)
-                );
-            }
-            None => {
-                assert_eq!(of(SendWqe { atomic: CS, ..good }), unexpected(Part::Atomic));
-                assert_eq!(of(SendWqe { atomic: FA, ..good }), unexpected(Part::Atomic));
-            }
-        }
+        assert_eq!(with(&|_| ()), Ok(()));
+        let got = with(&|wqe| wqe.imm = [0, 0, 0, 1]);
+        assert_eq!(got, ok_or(imm, Part::Immediate));
+        let got = with(&|wqe| wqe.av = Some(AvSeg::infiniband(1, 2, 3, 4)));
+        assert_eq!(got, ok_or(ud, Part::AddressVector));
+        let (gathers, refused) = match opcode {
+            SendOpcode::NOP => (false, Part::Payload),
+            _ => (true, Part::Inline),
+        };
+        let got = with(&|wqe| wqe.payload = INLINE);
+        assert_eq!(got, ok_or(inlines, refused));
+        let got = with(&|wqe| wqe.payload = GATHER);
+        assert_eq!(got, ok_or(gathers, Part::Payload));
+
+        let (remote, why) = match good.remote {
+            Some(_) => (None, missing(Part::Remote)),
+            None => (REMOTE, unexpected(Part::Remote)),
+        };
+        assert_eq!(with(&|wqe| wqe.remote = remote), why);
+        let other = if good.atomic == CS { FA } else { CS };
+        let (atomic, why) = match good.atomic {
+            Some(_) => (None, missing(Part::Atomic)),
+            None => (FA, unexpected(Part::Atomic)),
+        };
+        assert_eq!(with(&|wqe| wqe.atomic = atomic), why);
+        let got = with(&|wqe| wqe.atomic = other);
+        assert_eq!(got, unexpected(Part::Atomic));
     }
 }
 
@@ -188,10 +161,7 @@ fn payload_start_counts_the_segments_before_it() {
 fn empty_pieces_leave_no_segment() {
     let empty = Sge { len: 0, ..SGE };
     let sges = [empty, SGE, empty, empty, SGE, empty];
-    let wqe = SendWqe {
-        payload: Payload::Gather(&sges),
-        ..plain(SendOpcode::SEND)
-    };
+    let wqe = gather(SendOpcode::SEND, &sges);
     let (encoded, bytes) = encode(&wqe).unwrap();
     assert_eq!((encoded.ds, bytes.len()), (3, 48));
     let read: Vec<_> = parse_send(&bytes).unwrap().data().collect();
@@ -223,37 +193,20 @@ fn a_byte_count_of_zero_is_2_gib() {
         len: MAX_SGE_LEN,
         ..SGE
     }];
-    let wqe = SendWqe {
-        payload: Payload::Gather(&sges),
-        ..plain(SendOpcode::SEND)
-    };
+    let wqe = gather(SendOpcode::SEND, &sges);
     let (_, bytes) = encode(&wqe).unwrap();
     assert_eq!(bytes[16..20], [0; 4]);
     let parsed = parse_send(&bytes).unwrap();
     assert_eq!(parsed.data().collect::<Vec<_>>(), [Data::Sge(sges[0])]);
     assert_eq!(parsed.data_len(), 1 << 31);
 
-    let sges = [Sge {
-        len: MAX_SGE_LEN + 1,
-        ..SGE
-    }];
-    let wqe = SendWqe {
-        payload: Payload::Gather(&sges),
-        ..plain(SendOpcode::SEND)
-    };
-    assert_eq!(
-        encode(&wqe),
-        Err(FormatError::SgeTooLong {
-            len: MAX_SGE_LEN + 1
-        })
-    );
+    let len = MAX_SGE_LEN + 1;
+    let sges = [Sge { len, ..SGE }];
+    let too_long = FormatError::SgeTooLong { len };
+    let wqe = gather(SendOpcode::SEND, &sges);
+    assert_eq!(encode(&wqe), Err(too_long));
     let none = &mut |_: &[u8; 16]| panic!("nothing may be written");
-    assert_eq!(
-        encode_recv(&sges, 64, none),
-        Err(FormatError::SgeTooLong {
-            len: MAX_SGE_LEN + 1
-        })
-    );
+    assert_eq!(encode_recv(&sges, 64, none), Err(too_long));
 }
 
 #[test]
@@ -264,10 +217,7 @@ fn an_entry_has_at_most_63_segments() {
         (SendOpcode::RDMA_WRITE, 61),
         (SendOpcode::ATOMIC_CS, 60),
     ] {
-        let with = |n| SendWqe {
-            payload: Payload::Gather(&sges[..n]),
-            ..plain(opcode)
-        };
+        let with = |n| gather(opcode, &sges[..n]);
         let (encoded, bytes) = encode(&with(most)).unwrap();
         assert_eq!(
             (encoded.ds, encoded.basic_blocks, bytes.len()),

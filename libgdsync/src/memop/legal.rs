@@ -214,7 +214,10 @@ mod tests {
     use super::super::Inline;
     use super::*;
 
+    use Condition::{And, Eq, Geq, Nor};
+
     const FULL: Caps = Caps::FULL;
+    const CONDITIONS: [Condition; 4] = [Geq, Eq, And, Nor];
 
     fn lowered(op: Op, caps: &Caps) -> Option<Vec<Op>> {
         let (mut input, mut out) = (Batch::new(), Batch::new());
@@ -256,12 +259,7 @@ mod tests {
             ALL32,
         ];
         let (mut rewritten, mut refused) = (0, 0);
-        for condition in [
-            Condition::Geq,
-            Condition::Eq,
-            Condition::And,
-            Condition::Nor,
-        ] {
+        for condition in CONDITIONS {
             for &value in &bits {
                 for &mask in &bits {
                     for (nor, can_mask) in
@@ -360,12 +358,7 @@ mod tests {
         for width in [Bits32, Bits64] {
             for on in [false, true] {
                 ops.push(Op::write(width, at, 1u32).fenced(on));
-                for condition in [
-                    Condition::Geq,
-                    Condition::Eq,
-                    Condition::And,
-                    Condition::Nor,
-                ] {
+                for condition in CONDITIONS {
                     for mask in [width.all(), 3] {
                         ops.push(Op::Wait {
                             width,

@@ -147,6 +147,7 @@ pub enum Op {
     },
     /// The stream stands still until a completion entry is a success. No runtime has it: it
     /// becomes waits for the entry's last dword, or a kernel.
+    #[doc(hidden)]
     WaitEntry(Entry),
     /// Stores up to 32 bytes; like several unfenced writes.
     Copy {

@@ -34,11 +34,12 @@ impl<M: RingMemory> SegmentSink for Writer<'_, M> {
 #[cfg(test)]
 pub(crate) mod heap {
     use super::RingMemory;
+    use std::rc::Rc;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Ring memory for tests: plain words.
-    #[derive(Debug)]
-    pub struct Heap(Vec<AtomicU32>);
+    /// Ring memory for tests: plain words. Clones are the same memory.
+    #[derive(Clone, Debug)]
+    pub struct Heap(Rc<[AtomicU32]>);
 
     impl Heap {
         pub fn new(bytes: usize) -> Heap {
