@@ -165,36 +165,30 @@ pub(crate) struct Target(pub(crate) *mut u8);
 // SAFETY: only the engine follows it, as told above.
 unsafe impl Send for Target {}
 
+/// A wait for a word: of 64 bits if it is wide, else of 32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    pub(crate) at: Target,
+    pub(crate) value: u64,
+    pub(crate) mask: u64,
+    pub(crate) cond: Cond,
+    pub(crate) wide: bool,
+    pub(crate) flush: bool,
+}
+
 /// Bytes of inline data an [`Op::Data`] carries.
 pub(crate) const DATA: usize = 24;
 
 /// What travels in a stream's ring. Half a cache line.
 #[derive(Debug)]
 pub(crate) enum Op {
-    Write32 {
-        at: Target,
-        value: u32,
-        fenced: bool,
-    },
-    Write64 {
+    Write {
         at: Target,
         value: u64,
+        wide: bool,
         fenced: bool,
     },
-    Wait32 {
-        at: Target,
-        value: u32,
-        mask: u32,
-        cond: Cond,
-        flush: bool,
-    },
-    Wait64 {
-        at: Target,
-        value: u64,
-        mask: u64,
-        cond: Cond,
-        flush: bool,
-    },
+    Wait(Wait),
     /// Followed by as many `Data` as `len` bytes need.
     Inline {
         at: Target,
@@ -230,10 +224,9 @@ impl Op {
     #[inline]
     pub(crate) fn comes_after_writes(&self) -> bool {
         match self {
-            Op::Write32 { fenced, .. } | Op::Write64 { fenced, .. } => *fenced,
+            Op::Write { fenced, .. } => *fenced,
             Op::Fence | Op::Record | Op::Copy { .. } | Op::Fill { .. } | Op::Launch(_) => true,
-            Op::Wait32 { .. }
-            | Op::Wait64 { .. }
+            Op::Wait(_)
             | Op::Inline { .. }
             | Op::Data(_)
             | Op::FlushRemote

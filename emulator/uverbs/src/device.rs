@@ -13,7 +13,6 @@ use crate::abi::core::{
 use crate::abi::mlx5;
 use crate::address::{Fabric, LinkLayer, Place};
 use crate::command::Call;
-use crate::context::Context;
 use crate::directory::Directory;
 use crate::error::errno;
 use crate::event::lock;
@@ -79,11 +78,6 @@ impl Device {
             user,
             targets: Mutex::default(),
         })
-    }
-
-    /// Opens the device file.
-    pub fn open(self: &Arc<Device>) -> Context {
-        Context::new(Arc::clone(self))
     }
 
     /// Sends the events that are due. To be called after every step of the NIC.

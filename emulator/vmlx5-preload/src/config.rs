@@ -1,5 +1,6 @@
 //! What the environment says.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use vmlx5_core::fabric::faults::Faults;
@@ -134,4 +135,24 @@ impl Config {
             priority: choice("VMLX5_SCHED", &[("high", true), ("none", false)])?,
         })
     }
+}
+
+/// What was set up, once it was.
+static SETUP: OnceLock<Setup> = OnceLock::new();
+
+/// What is fixed at the start.
+pub struct Setup {
+    pub config: Config,
+    /// Where the tree is, without a slash at the end.
+    pub tree: Vec<u8>,
+}
+
+/// What was set up; nothing before the start, or if something was wrong then.
+pub fn setup() -> Option<&'static Setup> {
+    SETUP.get()
+}
+
+/// To be called once, at the start.
+pub fn set_up(setup: Setup) {
+    let _ = SETUP.set(setup);
 }

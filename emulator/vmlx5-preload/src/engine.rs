@@ -13,14 +13,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gds_step::{Bell, Machine, Shared, Step, Time};
+use rustix::io::Errno;
 use vmlx5_core::fabric::shm::{ShmConfig, ShmFabric};
-use vmlx5_core::{Nic, NicConfig};
+use vmlx5_core::{Dma, Nic, NicConfig};
 use vmlx5_uverbs::address::{Fabric, SLOTS};
 use vmlx5_uverbs::{Device, DeviceConfig};
 
 use crate::config::Config;
-use crate::guard::Process;
-use crate::{process, trace};
+use crate::guard::{self, Own, present};
+use crate::mapping::{self, Mapping};
+use crate::{config, trace};
 
 /// The engine of a process.
 struct Engine {
@@ -81,7 +83,7 @@ pub fn stop() {
 /// # Errors
 /// The error that `open` gives.
 pub fn device(index: u32) -> Result<Arc<Device>, i32> {
-    let setup = process::setup().ok_or(libc::ENODEV)?;
+    let setup = config::setup().ok_or(libc::ENODEV)?;
     let engine = match engine() {
         Some(engine) => engine,
         None => start(&setup.config)?,
@@ -318,5 +320,48 @@ fn run(engine: &Engine, pace: Pace, priority: bool) {
             let now = Time::ZERO + start.elapsed();
             Some(next.map_or(nap, |at| nap.min(at - now)))
         });
+    }
+}
+
+/// The process as the interface sees it.
+pub struct Process;
+
+impl vmlx5_uverbs::User for Process {
+    fn memory(&self, addr: u64, len: u64, writable: bool) -> Result<Arc<dyn Dma>, Errno> {
+        if present(addr, len, writable) {
+            Ok(Arc::new(Own { base: addr, len }))
+        } else {
+            Err(Errno::FAULT)
+        }
+    }
+
+    fn dmabuf(
+        &self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        writable: bool,
+    ) -> Result<Arc<dyn Dma>, Errno> {
+        mapping::of_descriptor(fd, offset, len, writable)
+    }
+
+    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
+        guard::read(addr, into).map_err(|_| Errno::FAULT)
+    }
+
+    fn write(&self, addr: u64, from: &[u8]) -> Result<(), Errno> {
+        guard::write(addr, from).map_err(|_| Errno::FAULT)
+    }
+
+    fn doorbell_page(&self) -> Result<vmlx5_uverbs::DoorbellPage, Errno> {
+        use rustix::fs::MemfdFlags;
+        let file = rustix::fs::memfd_create("vmlx5-uar", MemfdFlags::CLOEXEC)?;
+        rustix::fs::ftruncate(&file, 4096)?;
+        let memory = Arc::new(Mapping::new(&file, 0, 4096, true)?);
+        Ok(vmlx5_uverbs::DoorbellPage { file, memory })
+    }
+
+    fn ring(&self) {
+        ring();
     }
 }

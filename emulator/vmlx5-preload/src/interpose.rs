@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use libc::{mode_t, off_t, size_t, ssize_t};
 
-use crate::config::Abi;
+use crate::config::{self, Abi};
 use crate::files::{self, File};
 use crate::sys::{fail, result, syscall};
 use crate::{engine, guard, process, trace};
@@ -50,7 +50,7 @@ impl Path {
         if !device && !class {
             return Path::Plain;
         }
-        let Some(setup) = process::setup() else {
+        let Some(setup) = config::setup() else {
             return Path::Plain;
         };
         // SAFETY: the caller's promise.
@@ -374,9 +374,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: u64, arg: *mut c_void) -> c_i
         // Callers may extend the sign of 32 bits.
         Some(File::Ours(context)) if request as u32 == RDMA_VERBS_IOCTL as u32 => {
             let arg = arg as u64;
-            let writes_only = process::setup().is_some_and(|s| s.config.abi == Abi::Write);
+            let writes_only = config::setup().is_some_and(|s| s.config.abi == Abi::Write);
             let invoked = if writes_only || trace::on() {
-                vmlx5_uverbs::invoked(&guard::Process, arg)
+                vmlx5_uverbs::invoked(&engine::Process, arg)
             } else {
                 None
             };
@@ -482,7 +482,7 @@ unsafe fn map(
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && process::setup().is_some() {
+    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::setup().is_some() {
         // Where a kernel has the subsystem it would list its own devices, and none of these.
         process::say_what_is_hidden();
         return fail(libc::EPROTONOSUPPORT) as c_int;

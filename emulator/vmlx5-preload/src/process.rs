@@ -2,25 +2,10 @@
 
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Once, OnceLock};
+use std::sync::Once;
 
-use crate::config::Config;
+use crate::config::{self, Config, Setup};
 use crate::{engine, files, guard, trace, tree};
-
-/// What was set up, once it was.
-static SETUP: OnceLock<Setup> = OnceLock::new();
-
-/// What is fixed at the start.
-pub struct Setup {
-    pub config: Config,
-    /// Where the tree is, without a slash at the end.
-    pub tree: Vec<u8>,
-}
-
-/// What was set up; nothing before the start, or if something was wrong then.
-pub fn setup() -> Option<&'static Setup> {
-    SETUP.get()
-}
 
 /// Sets everything up. What goes wrong is said on standard error, and there are no devices.
 pub fn start() {
@@ -44,7 +29,7 @@ pub fn start() {
         libc::atexit(ended);
     }
     let tree = place.as_os_str().as_bytes().to_vec();
-    let _ = SETUP.set(Setup { config, tree });
+    config::set_up(Setup { config, tree });
 }
 
 /// Names on standard error, once, the devices of the machine's own that are hidden behind the

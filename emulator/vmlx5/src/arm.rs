@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 
 use crate::dma::Dma;
-use crate::nic::UarId;
+use crate::object::UarId;
 
 /// The word of a queue that was never armed: no request looks like it.
 const NEVER: u32 = !0;

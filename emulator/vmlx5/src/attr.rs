@@ -2,16 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::cq::Cqn;
 use crate::dma::Dma;
 use crate::fabric::NodeId;
-use crate::mr::{Access, PdId};
-use crate::nic::UarId;
-use crate::srq::Srqn;
-
-/// Names a queue pair: its QPN, 24 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Qpn(pub u32);
+use crate::mr::Access;
+use crate::object::{Cqn, PdId, QpState, Qpn, Srqn, UarId};
 
 /// The send queue of a queue pair to create.
 #[derive(Clone)]
@@ -179,25 +173,6 @@ impl Path {
             port: 1,
         }
     }
-}
-
-/// The states of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QpState {
-    /// Fresh: no work is looked at.
-    Reset,
-    /// Receives may be posted.
-    Init,
-    /// Ready to receive.
-    Rtr,
-    /// Ready to send as well.
-    Rts,
-    /// As RTS, but no work is begun that was not begun before.
-    Sqd,
-    /// A send of an unreliable queue pair failed: sends are flushed, receives go on.
-    Sqe,
-    /// All work is flushed.
-    Err,
 }
 
 /// A change of state, with what it needs.

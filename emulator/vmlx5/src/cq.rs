@@ -8,11 +8,7 @@ use mlx5_prm::doorbell;
 use crate::arm::Arm;
 use crate::dma::Dma;
 use crate::error::{NicError, Object};
-use crate::nic::UarId;
-
-/// Names a completion queue: its CQN, 24 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Cqn(pub u32);
+use crate::object::UarId;
 
 /// A completion queue to create. Its owner presets the entries (see [`mlx5_prm::cqe`]); the
 /// NIC writes nothing but completions.

@@ -3,15 +3,17 @@
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::doorbell;
 
-use crate::attr::{QpState, Service};
+use crate::attr::Service;
 use crate::dma::Dma;
 use crate::error::vendor;
 use crate::event::{Source, qp_event};
 use crate::fabric::{Budget, PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, FrameError, FrameHeader, Kind, nak};
-use crate::nic::{Core, Ctx, Nic, REGISTERS, tell};
+use crate::nic::{Core, Nic, REGISTERS};
+use crate::object::QpState;
 use crate::qp::Qp;
-use crate::requester::{Allowance, Turn};
+use crate::qp::requester::{Allowance, Turn};
+use crate::qp::{Ctx, tell};
 use crate::wire::Wire;
 
 /// What a step takes from the fabric at most.

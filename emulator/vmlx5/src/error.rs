@@ -4,8 +4,8 @@
 use mlx5_prm::syndrome::Syndrome;
 use thiserror::Error;
 
-use crate::attr::QpState;
 use crate::fabric::LinkError;
+use crate::object::QpState;
 
 /// The objects of a NIC, for errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

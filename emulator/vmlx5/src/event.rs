@@ -7,9 +7,8 @@
 
 use std::collections::VecDeque;
 
-use crate::attr::Qpn;
-use crate::cq::Cqn;
-use crate::srq::{Srqn, srq_event};
+use crate::object::{Cqn, Qpn, Srqn};
+use crate::srq::srq_event;
 
 /// Something happened to an object; `owner` is what it was created with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

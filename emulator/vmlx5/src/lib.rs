@@ -108,6 +108,7 @@
 
 mod arm;
 mod attr;
+mod config;
 mod cq;
 mod dma;
 mod engine;
@@ -119,9 +120,8 @@ mod mr;
 #[doc(hidden)]
 pub mod mutant;
 mod nic;
+mod object;
 mod qp;
-mod requester;
-mod responder;
 mod route;
 mod sq;
 mod srq;
@@ -129,18 +129,18 @@ mod table;
 mod timer;
 mod wire;
 
-pub use attr::{
-    AttrChange, Modify, Mtu, Path, QpAttr, QpInfo, QpState, Qpn, RqAttr, Scatter, Service, SqAttr,
-};
-pub use cq::{CqAttr, CqFailure, CqInfo, Cqn};
+pub use attr::{AttrChange, Modify, Mtu, Path, QpAttr, QpInfo, RqAttr, Scatter, Service, SqAttr};
+pub use config::{NicConfig, QpnSpace};
+pub use cq::{CqAttr, CqFailure, CqInfo};
 pub use dma::{Dma, DmaFault, HostMemory};
 pub use error::{NicError, Object, vendor};
 pub use event::Event;
 pub use frame::{FrameError, FrameHeader, Kind, MAX_MESSAGE, MAX_PAYLOAD, nak};
-pub use mr::{Access, MrAttr, MrKeys, PdId};
-pub use nic::{Nic, NicConfig, NicStats, Population, QpnSpace, UarId};
+pub use mr::{Access, MrAttr, MrKeys};
+pub use nic::{Nic, NicStats, Population};
+pub use object::{Cqn, PdId, QpState, Qpn, Srqn, UarId};
 pub use route::{Resolve, Route, RouteHeader};
-pub use srq::{SrqAttr, SrqInfo, Srqn};
+pub use srq::{SrqAttr, SrqInfo};
 pub use timer::{ack_timeout, rnr_delay};
 
 /// What takes bytes of other processes, for the fuzzer alone.

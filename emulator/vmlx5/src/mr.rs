@@ -10,6 +10,7 @@ use mlx5_prm::wqe::Sge;
 
 use crate::dma::Dma;
 use crate::error::{NicError, Object, vendor};
+use crate::object::PdId;
 
 /// Rights on a memory region, or granted to the remote end of a queue pair. Values as in verbs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -75,17 +76,6 @@ pub struct MrAttr {
     pub mem: Arc<dyn Dma>,
     /// Where in that memory its first byte lies.
     pub mem_offset: u64,
-}
-
-/// Names a protection domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PdId(pub(crate) u32);
-
-impl PdId {
-    /// The number of the domain.
-    pub fn number(self) -> u32 {
-        self.0
-    }
 }
 
 /// The keys of a registered region.

@@ -14,7 +14,8 @@ use crate::attr::Service;
 use crate::dma::Dma;
 use crate::error::{Fault, vendor};
 use crate::frame::{MAX_MESSAGE, MTU_LOGS};
-use crate::mr::{Access, MrTable, PdId};
+use crate::mr::{Access, MrTable};
+use crate::object::PdId;
 
 /// Bytes of the largest entry, in whole basic blocks.
 pub(crate) const MAX_WQE: usize = 1024;

@@ -10,15 +10,11 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::SEGMENT;
 
+use crate::config::NicConfig;
 use crate::cq::check_span;
 use crate::dma::Dma;
 use crate::error::{NicError, Object, vendor};
-use crate::mr::PdId;
-use crate::nic::NicConfig;
-
-/// Names a shared receive queue: its number, 24 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Srqn(pub u32);
+use crate::object::PdId;
 
 /// A shared receive queue to create.
 #[derive(Clone)]

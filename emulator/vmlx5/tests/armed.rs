@@ -39,7 +39,7 @@ fn watched() -> EndConfig {
 fn an_armed_queue_tells_once_of_what_is_new() {
     let (mut world, mut a, b) = World::joined(watched(), EndConfig::default());
     let go = |world: &mut World, a: &mut End| {
-        a.run(&mut world, &write(b.remote(0), &[a.sge(0, 8)]));
+        a.run(world, &write(b.remote(0), &[a.sge(0, 8)]));
     };
     go(&mut world, &mut a);
     assert_eq!(told(&mut world, 0), [], "nobody asked");

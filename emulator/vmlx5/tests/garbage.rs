@@ -28,7 +28,7 @@ fn others_are_served(world: &mut World, c: &mut End, d: &mut End) {
     let n = c.get64(0) + 1;
     c.put64(0, n);
     d.post_recv(&[d.sge(0, 8)]);
-    let s = c.run(&mut world, &send(&[c.sge(0, 8)]));
+    let s = c.run(world, &send(&[c.sge(0, 8)]));
     c.sent(s);
     d.received(s);
     assert_eq!(d.get64(0), n);

@@ -144,7 +144,7 @@ fn a_header_fills_the_room_if_there_is_one() {
         (av.tclass, av.hop_limit) = (0xab, 0xcd);
         av.grh_gid_fl = (AvSeg::GRH | 0x77 << 20 | 0x54321).into();
         av.rgid = [kind; 16];
-        a.run(world, &datagram(av, &[a.sge(0, 8)]));
+        a.run(&mut world, &datagram(av, &[a.sge(0, 8)]));
         let cqe = b.recv.poll().unwrap();
         assert_eq!((cqe.byte_cnt.get(), cqe.source().grh), (48, true));
         let got = b.get(0, 48);
@@ -163,7 +163,7 @@ fn a_header_fills_the_room_if_there_is_one() {
     av.hop_limit = 64;
     av.grh_gid_fl = (AvSeg::GRH | 9 << 20).into();
     av.rgid = [2; 16];
-    a.run(world, &datagram(av, &[a.sge(0, 8)]));
+    a.run(&mut world, &datagram(av, &[a.sge(0, 8)]));
     let got = b.get(0, 48);
     assert_eq!(got[..20], [0; 20]);
     assert_eq!(got[20..30], [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17]);
@@ -462,7 +462,7 @@ fn a_queue_pair_hears_its_own_port() {
     assert_eq!(b.recv.poll(), None);
     let mut av = to(&b);
     av.rmac[0] = 1;
-    a.run(world, &datagram(av, &[a.sge(0, 8)]));
+    a.run(&mut world, &datagram(av, &[a.sge(0, 8)]));
     assert!(b.recv.poll().is_some());
 }
 

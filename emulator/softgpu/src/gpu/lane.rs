@@ -8,13 +8,13 @@ use gds_step::Time;
 use super::Core;
 use super::stream::Shared;
 use super::stream_memory::StreamMemory;
+use crate::DeviceError;
 use crate::event::Mark;
 use crate::kernel::{Grid, GridConfig, GridState, KernelContext};
-use crate::op::{DATA, InlineData, Op, Target};
+use crate::op::{DATA, InlineData, Op, Target, Wait};
 use crate::protect::DeviceAccess;
 use crate::queue::Consumer;
 use crate::span;
-use crate::{Cond, DeviceError};
 
 /// Bytes of a copy done at a time.
 const CHUNK: usize = 64 * 1024;
@@ -34,6 +34,7 @@ enum Current {
     Held(Op),
     /// Weak memory: a kernel that is over when all that the stream wrote is visible.
     Ending,
+    /// An unsatisfied wait.
     Wait(Wait),
     Event(Mark),
     Copy {
@@ -47,17 +48,6 @@ enum Current {
         byte: u8,
     },
     Grid(Grid),
-}
-
-/// An unsatisfied wait.
-#[derive(Clone, Copy)]
-struct Wait {
-    at: Target,
-    value: u64,
-    mask: u64,
-    cond: Cond,
-    wide: bool,
-    flush: bool,
 }
 
 /// What the engine gives a lane for a step.
@@ -181,43 +171,13 @@ impl Lane {
             return false;
         }
         match op {
-            Op::Write32 { at, value, fenced } => self.write32(at, value, fenced),
-            Op::Write64 { at, value, fenced } => self.write64(at, value, fenced),
-            Op::Wait32 {
+            Op::Write {
                 at,
                 value,
-                mask,
-                cond,
-                flush,
-            } => {
-                let wait = Wait {
-                    at,
-                    value: value.into(),
-                    mask: mask.into(),
-                    cond,
-                    wide: false,
-                    flush,
-                };
-                return self.start_wait(wait, cx);
-            }
-            Op::Wait64 {
-                at,
-                value,
-                mask,
-                cond,
-                flush,
-            } => {
-                let wide = true;
-                let wait = Wait {
-                    at,
-                    value,
-                    mask,
-                    cond,
-                    wide,
-                    flush,
-                };
-                return self.start_wait(wait, cx);
-            }
+                wide,
+                fenced,
+            } => self.write(at, value, wide, fenced),
+            Op::Wait(wait) => return self.start_wait(wait, cx),
             Op::Inline { at, len } => {
                 self.inline_copy(at, len.into());
                 self.finish();
@@ -273,24 +233,23 @@ impl Lane {
     }
 
     #[inline]
-    fn write32(&mut self, at: Target, value: u32, fenced: bool) {
+    fn write(&mut self, at: Target, value: u64, wide: bool, fenced: bool) {
         match self.memory.weak() {
-            // SAFETY: see `Target`; alignment was checked when it was enqueued. Release, as
-            // memory operations of strong memory are all ordered.
-            None => unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value, Ordering::Release),
-            // SAFETY: see `Target`; the submission retires with an empty buffer.
-            Some(mut b) => unsafe { b.store(at.0, &value.to_ne_bytes(), !fenced) },
-        }
-        self.finish();
-    }
-
-    #[inline]
-    fn write64(&mut self, at: Target, value: u64, fenced: bool) {
-        match self.memory.weak() {
-            // SAFETY: as in `write32`.
-            None => unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release),
-            // SAFETY: as in `write32`.
-            Some(mut b) => unsafe { b.store(at.0, &value.to_ne_bytes(), !fenced) },
+            None if wide => {
+                // SAFETY: see `Target`; alignment was checked when it was enqueued. Release, as
+                // memory operations of strong memory are all ordered.
+                unsafe { AtomicU64::from_ptr(at.0.cast()) }.store(value, Ordering::Release);
+            }
+            None => {
+                // SAFETY: as above.
+                unsafe { AtomicU32::from_ptr(at.0.cast()) }.store(value as u32, Ordering::Release);
+            }
+            Some(mut buffer) => {
+                let (word, half) = (value.to_ne_bytes(), (value as u32).to_ne_bytes());
+                let bytes: &[u8] = if wide { &word } else { &half };
+                // SAFETY: see `Target`; the submission retires with an empty buffer.
+                unsafe { buffer.store(at.0, bytes, !fenced) };
+            }
         }
         self.finish();
     }

@@ -8,7 +8,7 @@ use gds_step::Time;
 
 use super::{Core, Gpu};
 use crate::event::{Event, Mark};
-use crate::op::{DATA, Op, Target};
+use crate::op::{DATA, Op, Target, Wait};
 use crate::queue::{Line, Producer, Ring, Submission};
 use crate::table::Cache;
 use crate::{DevAddr, Dims, Error, Kernel, LaunchError, MemOp, Object};
@@ -149,18 +149,24 @@ impl Operands<'_> {
                 addr,
                 value,
                 fenced,
-            } => {
-                let at = self.word(n, addr, 4)?;
-                to.push(Op::Write32 { at, value, fenced });
-            }
+            } => to.push(Op::Write {
+                at: self.word(n, addr, 4)?,
+                value: value.into(),
+                wide: false,
+                fenced,
+            }),
             MemOp::Write64 {
                 addr,
                 value,
                 fenced,
             } => {
                 need(caps.memops64, wide)?;
-                let at = self.word(n, addr, 8)?;
-                to.push(Op::Write64 { at, value, fenced });
+                to.push(Op::Write {
+                    at: self.word(n, addr, 8)?,
+                    value,
+                    wide: true,
+                    fenced,
+                });
             }
             MemOp::Wait32 {
                 addr,
@@ -170,14 +176,14 @@ impl Operands<'_> {
                 flush,
             } => {
                 wait(cond, flush)?;
-                let at = self.word(n, addr, 4)?;
-                to.push(Op::Wait32 {
-                    at,
-                    value,
-                    mask,
+                to.push(Op::Wait(Wait {
+                    at: self.word(n, addr, 4)?,
+                    value: value.into(),
+                    mask: mask.into(),
                     cond,
+                    wide: false,
                     flush,
-                });
+                }));
             }
             MemOp::Wait64 {
                 addr,
@@ -188,14 +194,14 @@ impl Operands<'_> {
             } => {
                 need(caps.memops64, wide)?;
                 wait(cond, flush)?;
-                let at = self.word(n, addr, 8)?;
-                to.push(Op::Wait64 {
-                    at,
+                to.push(Op::Wait(Wait {
+                    at: self.word(n, addr, 8)?,
                     value,
                     mask,
                     cond,
+                    wide: true,
                     flush,
-                });
+                }));
             }
             MemOp::Copy { addr, ref data } => {
                 if data.is_empty() {

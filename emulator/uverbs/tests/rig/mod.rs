@@ -2,8 +2,15 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    unused_imports,
     reason = "each test uses a part of the rig"
 )]
+
+mod commands;
+mod named;
+
+pub use commands::{Command, extended, plain};
+use named::Named;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +19,7 @@ use std::sync::{Arc, Mutex};
 use gds_step::{Machine, Shared, Step, Time};
 use rustix::io::Errno;
 use vmlx5::fabric::hub::Hub;
-use vmlx5::fabric::{
-    Budget, Fabric as NicFabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink,
-};
-use vmlx5::{Dma, DmaFault, FrameHeader, HostMemory, Nic, NicConfig};
+use vmlx5::{Dma, DmaFault, HostMemory, Nic, NicConfig};
 use vmlx5_uverbs::abi::core::*;
 use vmlx5_uverbs::abi::mlx5;
 use vmlx5_uverbs::address::{Fabric, LinkLayer};
@@ -513,43 +517,6 @@ pub fn told(rig: &mut Rig, file: u32) -> Vec<(u64, u32)> {
     messages(file).into_iter().map(of).collect()
 }
 
-/// The input of a command that is answered.
-pub trait Command: IntoBytes + Immutable {
-    const NUMBER: u32;
-    /// The answer, and what the driver adds to it.
-    type Says: FromBytes + IntoBytes + Default;
-    type Own: FromBytes + IntoBytes + Default;
-}
-
-macro_rules! commands {
-    ($($input:ident = $number:ident -> $says:ident, $own:ty;)*) => {$(
-        impl Command for $input {
-            const NUMBER: u32 = command::$number;
-            type Says = $says;
-            type Own = $own;
-        }
-    )*};
-}
-
-commands! {
-    GetContext = GET_CONTEXT -> GetContextResp, mlx5::AllocUcontextResp;
-    QueryDevice = QUERY_DEVICE -> QueryDeviceResp, ();
-    QueryPort = QUERY_PORT -> QueryPortResp, ();
-    AllocPd = ALLOC_PD -> AllocPdResp, mlx5::AllocPdResp;
-    CreateAh = CREATE_AH -> CreateAhResp, mlx5::CreateAhResp;
-    RegMr = REG_MR -> RegMrResp, ();
-    ReregMr = REREG_MR -> ReregMrResp, ();
-    CreateCompChannel = CREATE_COMP_CHANNEL -> CreateCompChannelResp, ();
-    CreateCq = CREATE_CQ -> CreateCqResp, mlx5::CreateCqResp;
-    DestroyCq = DESTROY_CQ -> DestroyCqResp, ();
-    CreateQp = CREATE_QP -> CreateQpResp, mlx5::CreateQpResp;
-    QueryQp = QUERY_QP -> QueryQpResp, ();
-    DestroyQp = DESTROY_QP -> DestroyQpResp, ();
-    CreateSrq = CREATE_SRQ -> CreateSrqResp, mlx5::CreateSrqResp;
-    QuerySrq = QUERY_SRQ -> QuerySrqResp, ();
-    DestroySrq = DESTROY_SRQ -> DestroySrqResp, ();
-}
-
 pub type Answer<A, D> = Result<(A, D), Errno>;
 
 pub struct Cq {
@@ -602,85 +569,5 @@ pub fn qp_driver(buf: u64, db: u64) -> mlx5::CreateQp {
         rq_wqe_count: 4,
         rq_wqe_shift: 6,
         ..Default::default()
-    }
-}
-
-/// The bytes of a command that is not extended.
-pub fn plain(command: u32, body: &[u8], out: usize) -> Vec<u8> {
-    let hdr = CmdHdr {
-        command,
-        in_words: ((body.len() + 8) / 4) as u16,
-        out_words: (out / 4) as u16,
-    };
-    [hdr.as_bytes(), body].concat()
-}
-
-/// The bytes of an extended command.
-pub fn extended(
-    command: u32,
-    response: u64,
-    (body, driver): (&[u8], &[u8]),
-    (out, driver_out): (usize, usize),
-) -> Vec<u8> {
-    let hdr = CmdHdr {
-        command: command | command::EXTENDED,
-        in_words: (body.len() / 8) as u16,
-        out_words: (out / 8) as u16,
-    };
-    let ex = ExCmdHdr {
-        response,
-        provider_in_words: (driver.len() / 8) as u16,
-        provider_out_words: (driver_out / 8) as u16,
-        reserved: 0,
-    };
-    [hdr.as_bytes(), ex.as_bytes(), body, driver].concat()
-}
-
-/// A port of a hub under another name.
-struct Named<F> {
-    node: NodeId,
-    of: F,
-}
-
-impl<F: NicFabric> NicFabric for Named<F> {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-
-    fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError> {
-        self.of.connect(node)
-    }
-
-    fn state(&self, peer: PeerId) -> LinkState {
-        self.of.state(peer)
-    }
-
-    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
-        self.of.peer_node(peer)
-    }
-
-    fn send(
-        &mut self,
-        peer: PeerId,
-        header: &FrameHeader,
-        fill: Fill<'_>,
-    ) -> Result<(), SendRefused> {
-        self.of.send(peer, header, fill)
-    }
-
-    fn receive(&mut self, budget: Budget, sink: Sink<'_>) -> u32 {
-        self.of.receive(budget, sink)
-    }
-
-    fn lost(&mut self) -> Option<PeerId> {
-        self.of.lost()
-    }
-
-    fn flush(&mut self) {
-        self.of.flush();
-    }
-
-    fn step(&mut self, now: Time) -> Option<Time> {
-        self.of.step(now)
     }
 }

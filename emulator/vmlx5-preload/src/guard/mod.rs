@@ -9,13 +9,11 @@
 pub mod handlers;
 mod routines;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
-use rustix::io::Errno;
 use vmlx5_core::{Dma, DmaFault};
 
 use crate::config::Guard;
-use crate::mapping::Mapping;
 use crate::sys::{self, syscall};
 pub use routines::Fault;
 use routines::*;
@@ -262,49 +260,6 @@ impl Dma for Own {
         // SAFETY: as in `swap64`.
         let increase = |at| unsafe { vmlx5_guard_fetch_add64(at, add) };
         self.word(offset, increase, |was| Some(was.wrapping_add(add)))
-    }
-}
-
-/// The process as the interface sees it.
-pub struct Process;
-
-impl vmlx5_uverbs::User for Process {
-    fn memory(&self, addr: u64, len: u64, writable: bool) -> Result<Arc<dyn Dma>, Errno> {
-        if present(addr, len, writable) {
-            Ok(Arc::new(Own { base: addr, len }))
-        } else {
-            Err(Errno::FAULT)
-        }
-    }
-
-    fn dmabuf(
-        &self,
-        fd: i32,
-        offset: u64,
-        len: u64,
-        writable: bool,
-    ) -> Result<Arc<dyn Dma>, Errno> {
-        crate::mapping::of_descriptor(fd, offset, len, writable)
-    }
-
-    fn read(&self, addr: u64, into: &mut [u8]) -> Result<(), Errno> {
-        read(addr, into).map_err(|_| Errno::FAULT)
-    }
-
-    fn write(&self, addr: u64, from: &[u8]) -> Result<(), Errno> {
-        write(addr, from).map_err(|_| Errno::FAULT)
-    }
-
-    fn doorbell_page(&self) -> Result<vmlx5_uverbs::DoorbellPage, Errno> {
-        use rustix::fs::MemfdFlags;
-        let file = rustix::fs::memfd_create("vmlx5-uar", MemfdFlags::CLOEXEC)?;
-        rustix::fs::ftruncate(&file, 4096)?;
-        let memory = Arc::new(Mapping::new(&file, 0, 4096, true)?);
-        Ok(vmlx5_uverbs::DoorbellPage { file, memory })
-    }
-
-    fn ring(&self) {
-        crate::engine::ring();
     }
 }
 

@@ -9,103 +9,26 @@ use std::fmt;
 use std::sync::Arc;
 
 use gds_step::Time;
-use mlx5_prm::cqe::{Failure, Success};
 use mlx5_prm::doorbell::{BF_OFFSET, BF_SIZE, PAGE};
 
-use crate::attr::Qpn;
-use crate::cq::{Cq, CqAttr, CqInfo, Cqn, check_span};
+use crate::config::NicConfig;
+use crate::cq::{Cq, CqAttr, CqInfo, check_span};
 use crate::dma::Dma;
-use crate::error::{NicError, Object, vendor};
+use crate::error::{NicError, Object};
 use crate::event::{self, Event, Events, Source};
 use crate::fabric::faults::{FaultStats, Faults};
 use crate::fabric::{Fabric, NodeId, PeerId};
 use crate::frame::Frame;
-use crate::mr::{MrAttr, MrKeys, MrTable, PdId};
+use crate::mr::{MrAttr, MrKeys, MrTable};
+use crate::object::{Cqn, PdId, Qpn, UarId};
+use crate::qp::Ctx;
 use crate::qp::Qp;
-use crate::responder::late::Disorder;
+use crate::qp::responder::late::Disorder;
 use crate::route::Resolve;
-use crate::srq::{Refused, Srq, Srqn};
+use crate::srq::Srq;
 use crate::table::Table;
 use crate::timer::Timers;
 use crate::wire::Wire;
-
-/// Names a doorbell page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct UarId(pub(crate) u32);
-
-/// How a NIC is made: its name and its limits, as powers of two unless said otherwise.
-#[derive(Clone, Debug)]
-pub struct NicConfig {
-    /// Its name in traces: `nic0`.
-    pub name: String,
-    /// Most protection domains.
-    pub log_max_pd: u8,
-    /// Most memory regions.
-    pub log_max_mr: u8,
-    /// Most doorbell pages.
-    pub log_max_uar: u8,
-    /// Most completion queues.
-    pub log_max_cq: u8,
-    /// Most queue pairs.
-    pub log_max_qp: u8,
-    /// Most shared receive queues.
-    pub log_max_srq: u8,
-    /// Most entries of a completion queue.
-    pub max_log_cq: u8,
-    /// Most basic blocks of a send queue, at most 2^15.
-    pub max_log_sq: u8,
-    /// Most entries of a receive queue, shared or not, at most 2^15.
-    pub max_log_rq: u8,
-    /// Most reads and atomics outstanding per queue pair and direction; a plain number.
-    pub max_rd_atomic: u8,
-    /// Bytes of the ring for queue pairs that talk to this same NIC; a plain number.
-    pub loopback_bytes: usize,
-    /// How many ports it has, at most 32; a plain number. All lead to the same fabric.
-    pub ports: u8,
-    /// As a device does it: silence to whom is not ready to receive, and nothing but clocks
-    /// ends a wait. Else the NIC tells requesters to wait for queue pairs that are not
-    /// connected yet, and tells them when they, or a receive, are there.
-    pub strict: bool,
-    /// The numbers that its queue pairs may have; `None`: all of 24 bits.
-    pub qpn: Option<QpnSpace>,
-    /// The partition key that datagrams carry, and must match to be received: the low 15 bits
-    /// the same, the highest set in one of the two at least. Connections carry none.
-    pub pkey: u16,
-}
-
-/// The numbers of one NIC's queue pairs among those of others that pass for the same device:
-/// `base` and those after it, 2 to the power of `bits` of them. As long as there are numbers
-/// that were never given, these are given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpnSpace {
-    /// The first number; a multiple of 2 to the power of `bits`, not zero.
-    pub base: u32,
-    /// How many bits count the queue pairs.
-    pub bits: u8,
-}
-
-impl Default for NicConfig {
-    fn default() -> NicConfig {
-        NicConfig {
-            name: "nic".into(),
-            log_max_pd: 8,
-            log_max_mr: 16,
-            log_max_uar: 10,
-            log_max_cq: 12,
-            log_max_qp: 12,
-            log_max_srq: 10,
-            max_log_cq: 22,
-            max_log_sq: 15,
-            max_log_rq: 15,
-            max_rd_atomic: 16,
-            loopback_bytes: 1 << 20,
-            ports: 1,
-            strict: false,
-            qpn: None,
-            pkey: 0xffff,
-        }
-    }
-}
 
 /// What a NIC did since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,80 +125,6 @@ pub(crate) const REGISTERS: [u64; 4] = {
 
 /// Most words to peers that wait for room; more are dropped, as a lossy wire would.
 const MAX_STRAYS: usize = 1024;
-
-/// What a queue pair works with, beside itself.
-pub(crate) struct Ctx<'a> {
-    pub mrs: &'a MrTable,
-    cqs: &'a mut Table<Cq>,
-    cq_failed: &'a mut bool,
-    events: &'a mut Events,
-    pub srqs: &'a mut Table<Srq>,
-    srq_news: &'a mut bool,
-    pub disorder: &'a mut Option<Box<Disorder>>,
-    pub now: Time,
-}
-
-impl Ctx<'_> {
-    /// Takes a receive of a shared queue; returns which entry it is.
-    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
-        let Ok(srq) = self.srqs.get_mut(srq.0) else {
-            return Err(Refused::Failed(vendor::SRQ));
-        };
-        let taken = srq.take();
-        *self.srq_news |= srq.events != 0;
-        taken
-    }
-
-    pub fn succeed(&mut self, number: Cqn, say: &Success) {
-        if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.succeed(say);
-            *self.cq_failed |= cq.fresh_failure;
-            if cq.arm.is_some() {
-                self.notify(number);
-            }
-        }
-    }
-
-    /// As `succeed`, with the payload in the entry.
-    pub fn succeed_with(&mut self, number: Cqn, say: &Success, payload: &[u8]) {
-        if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.succeed_with(say, payload);
-            *self.cq_failed |= cq.fresh_failure;
-            if cq.arm.is_some() {
-                self.notify(number);
-            }
-        }
-    }
-
-    pub fn fail(&mut self, number: Cqn, say: &Failure) {
-        if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.fail(say);
-            *self.cq_failed |= cq.fresh_failure;
-            if cq.arm.is_some() {
-                self.notify(number);
-            }
-        }
-    }
-
-    /// Tells of an entry if somebody asked.
-    #[cold]
-    fn notify(&mut self, cq: Cqn) {
-        if let Some(slot) = self.cqs.slot(cq.0) {
-            tell(self.cqs, self.events, slot);
-        }
-    }
-}
-
-/// Tells of the entries of the completion queue in `slot` if somebody asked.
-pub(crate) fn tell(cqs: &mut Table<Cq>, events: &mut Events, slot: u32) {
-    if let Some(cq) = cqs.at(slot)
-        && cq.tells()
-        && let Some(arm) = &mut cq.arm
-        && !std::mem::replace(&mut arm.telling, true)
-    {
-        events.push(Source::Armed(slot));
-    }
-}
 
 impl Core {
     /// The queue pair in a slot, and what it works with.

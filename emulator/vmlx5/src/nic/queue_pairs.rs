@@ -1,15 +1,16 @@
 //! Control operations on queue pairs: from creation through their states to the end.
 
 use super::{Nic, check_port};
-use crate::attr::{Modify, QpAttr, QpInfo, QpState, Qpn, Service};
+use crate::attr::{Modify, QpAttr, QpInfo, Service};
 use crate::error::{NicError, Object};
 use crate::event::Source;
 use crate::fabric::{LinkError, LinkState};
 use crate::frame::psn;
 use crate::mr::Access;
+use crate::object::{QpState, Qpn};
+use crate::qp::requester::{Begin, Datagrams};
+use crate::qp::responder::Answer;
 use crate::qp::{Qp, Remote};
-use crate::requester::{Begin, Datagrams};
-use crate::responder::Answer;
 use crate::timer::ack_timeout;
 
 /// Checks the rights to be granted on a queue pair.

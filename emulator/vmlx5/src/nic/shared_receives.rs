@@ -3,7 +3,8 @@
 use super::{Core, Nic, in_use};
 use crate::error::{NicError, Object};
 use crate::event::{self, Event, Source};
-use crate::srq::{Srq, SrqAttr, SrqInfo, Srqn};
+use crate::object::Srqn;
+use crate::srq::{Srq, SrqAttr, SrqInfo};
 
 impl Nic {
     /// Creates a shared receive queue. Its entries must form a list already: each names the

@@ -3,22 +3,21 @@
 #![allow(dead_code, reason = "each test program uses its part")]
 
 pub mod shared;
+mod world;
+
+pub use world::World;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use gds_step::{Machine, Step, Time};
 use mlx5_prm::cqe::{Cqe64, EntryState, LAST_DWORD_OFFSET, SIZE, classify};
 use mlx5_prm::doorbell::{self, BF_OFFSET, BF_SIZE};
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Payload, Remote, SendWqe, Sge, WqeFlags, encode_recv};
 use vmlx5::fabric::faults::Faults;
-use vmlx5::fabric::hub::{Hub, HubConfig, HubLinks};
-use vmlx5::fabric::{Fabric, NodeId};
 use vmlx5::{
-    Access, CqAttr, Cqn, Dma, Event, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, NicConfig, Path,
-    PdId, QpAttr, QpState, Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
+    Access, CqAttr, Cqn, Dma, HostMemory, Modify, MrAttr, MrKeys, Mtu, Nic, Path, PdId, QpAttr,
+    Qpn, RqAttr, Scatter, Service, SqAttr, Srqn, UarId,
 };
 
 /// Sizes and starts of an [`End`].
@@ -421,237 +420,6 @@ pub fn preset(mem: &HostMemory, offset: u64, log: u8, start: u32) {
         entry.op_own = entry.op_own & !1 | mlx5_prm::cqe::owner_of_lap(number, log) ^ 1;
         mem.write(offset + slot * SIZE as u64, &entry.to_bytes())
             .unwrap();
-    }
-}
-
-/// NICs on a hub, and the time.
-pub struct World {
-    pub hub: Hub,
-    pub links: HubLinks,
-    pub nics: Vec<Nic>,
-    pub now: u64,
-    /// When a NIC wants to be stepped again though nothing moves.
-    pub deadline: Option<Time>,
-    /// Who steps is chosen by chance.
-    pub chance: Option<fastrand::Rng>,
-}
-
-impl World {
-    pub fn new(nics: usize) -> World {
-        World::build(nics, None)
-    }
-
-    /// Two NICs on a hub, and a connection between them.
-    pub fn connected() -> (World, End, End) {
-        World::joined(EndConfig::default(), EndConfig::default())
-    }
-
-    /// The same, of ends that are not as they are by default.
-    pub fn joined(a: EndConfig, b: EndConfig) -> (World, End, End) {
-        let mut world = World::new(2);
-        let (a, b) = world.pair(a, b);
-        (world, a, b)
-    }
-
-    /// A connection in a world in which frames are late.
-    pub fn late(seed: u64) -> (World, End, End) {
-        let mut world = World::scheduled(2, seed);
-        let (a, b) = world.pair(EndConfig::default(), EndConfig::default());
-        (world, a, b)
-    }
-
-    /// A world in which frames are late and who steps is up to `seed`.
-    pub fn scheduled(nics: usize, seed: u64) -> World {
-        World::build(nics, Some(seed))
-    }
-
-    /// NICs on any fabrics.
-    pub fn on(fabrics: Vec<Box<dyn Fabric>>) -> World {
-        World::on_with(fabrics, |_| {})
-    }
-
-    /// NICs on a hub that are not as they are by default.
-    pub fn built(nics: usize, change: impl Fn(&mut NicConfig)) -> World {
-        let hub = Hub::new(HubConfig::default());
-        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
-        World::on_with(ports.collect(), change).with_hub(hub)
-    }
-
-    fn on_with(fabrics: Vec<Box<dyn Fabric>>, change: impl Fn(&mut NicConfig)) -> World {
-        let hub = Hub::new(HubConfig::default());
-        let nic = |(i, fabric)| {
-            let mut config = NicConfig {
-                name: format!("nic{i}"),
-                ..NicConfig::default()
-            };
-            change(&mut config);
-            Nic::new(config, fabric)
-        };
-        World {
-            nics: fabrics.into_iter().enumerate().map(nic).collect(),
-            links: hub.link_machine(0),
-            chance: None,
-            hub,
-            now: 0,
-            deadline: None,
-        }
-    }
-
-    fn build(nics: usize, seed: Option<u64>) -> World {
-        let hub = Hub::new(HubConfig {
-            scheduled: seed.is_some(),
-            ..HubConfig::default()
-        });
-        let ports = (0..nics).map(|_| Box::new(hub.port()) as Box<dyn Fabric>);
-        World {
-            links: hub.link_machine(seed.unwrap_or(0)),
-            chance: seed.map(fastrand::Rng::with_seed),
-            ..World::on(ports.collect())
-        }
-        .with_hub(hub)
-    }
-
-    fn with_hub(mut self, hub: Hub) -> World {
-        self.hub = hub;
-        self
-    }
-
-    pub fn end(&mut self, nic: usize, config: EndConfig) -> End {
-        End::new(&mut self.nics[nic], nic, config)
-    }
-
-    pub fn node(&self, end: &End) -> NodeId {
-        self.nics[end.nic].node()
-    }
-
-    /// Stops the NIC of an end; returns its node.
-    pub fn silence(&self, end: &End) -> NodeId {
-        let node = self.node(end);
-        self.hub.silence(node, true);
-        node
-    }
-
-    /// The events that a NIC has to tell.
-    pub fn events(&mut self, nic: usize) -> Vec<Event> {
-        std::iter::from_fn(|| self.nics[nic].next_event()).collect()
-    }
-
-    /// One step of everybody, in order or of somebody by chance. True if anybody moved.
-    pub fn step(&mut self) -> bool {
-        self.now += 100;
-        let now = Time::from_nanos(self.now);
-        let n = self.nics.len();
-        if let Some(rng) = &mut self.chance {
-            for _ in 0..2 * n {
-                match rng.usize(..=n) {
-                    i if i < n => drop(self.nics[i].step(now)),
-                    _ => drop(self.links.step(now)),
-                }
-            }
-        }
-        let mut moved = false;
-        self.deadline = None;
-        for nic in &mut self.nics {
-            match nic.step(now) {
-                Step::Progress => moved = true,
-                Step::IdleUntil(Some(t)) => {
-                    self.deadline = Some(self.deadline.map_or(t, |d| d.min(t)));
-                }
-                Step::IdleUntil(None) => {}
-            }
-        }
-        moved | (self.links.step(now) == Step::Progress)
-    }
-
-    /// Steps until nothing moves any more, and lets clocks run out, for `time` at most.
-    pub fn pass(&mut self, time: Duration) {
-        let end = self.now + time.as_nanos() as u64;
-        loop {
-            self.settle();
-            match self.deadline {
-                // A step takes 100 ns, at the end of which it happens.
-                Some(t) if t.as_nanos() <= end => self.now = self.now.max(t.as_nanos() - 100),
-                _ => break,
-            }
-        }
-        self.now = self.now.max(end);
-    }
-
-    /// To the moment when the next clock runs out, if one runs.
-    pub fn jump(&mut self) {
-        if let Some(t) = self.deadline {
-            self.now = self.now.max(t.as_nanos() - 100);
-        }
-    }
-
-    /// Lets time pass until whoever waits for silent peers has given up.
-    pub fn outlast(&mut self) {
-        self.pass(Duration::from_secs(2));
-    }
-
-    /// Steps until nothing moves any more; no clock runs out.
-    pub fn settle(&mut self) {
-        for _ in 0..1_000_000 {
-            if !self.step() {
-                return;
-            }
-        }
-        panic!("the world does not come to rest");
-    }
-
-    pub fn modify(&mut self, end: &End, change: Modify) {
-        self.nics[end.nic].modify_qp(end.qpn, change).unwrap();
-    }
-
-    pub fn init(&mut self, end: &End) {
-        let access = end.config.qp_access;
-        self.modify(end, init(access));
-    }
-
-    pub fn rtr(&mut self, end: &End, to: &End, psn: u32) {
-        let path = Path {
-            mtu: end.config.mtu,
-            ..Path::to(self.node(to), to.qpn)
-        };
-        self.modify(
-            end,
-            rtr(path, psn, to.config.max_rd_atomic, end.config.min_rnr_timer),
-        );
-    }
-
-    pub fn rts(&mut self, end: &End, psn: u32) {
-        let config = &end.config;
-        let change = Modify::Rts {
-            sq_psn: psn,
-            max_rd_atomic: config.max_rd_atomic,
-            timeout: config.timeout,
-            retry_cnt: config.retry_cnt,
-            rnr_retry: config.rnr_retry,
-        };
-        self.modify(end, change);
-    }
-
-    /// Connects two ends; message numbers start near their wrap.
-    pub fn connect(&mut self, a: &End, b: &End) {
-        let (from_a, from_b) = (0xff_fffe, 0x12);
-        for (x, y, tx, rx) in [(a, b, from_a, from_b), (b, a, from_b, from_a)] {
-            self.init(x);
-            self.rtr(x, y, rx);
-            self.rts(x, tx);
-        }
-    }
-
-    pub fn state(&self, end: &End) -> QpState {
-        self.nics[end.nic].query_qp(end.qpn).unwrap().state
-    }
-
-    /// Two connected ends on NICs of their own.
-    pub fn pair(&mut self, a: EndConfig, b: EndConfig) -> (End, End) {
-        let a = self.end(0, a);
-        let b = self.end(self.nics.len() - 1, b);
-        self.connect(&a, &b);
-        self.settle();
-        (a, b)
     }
 }
 

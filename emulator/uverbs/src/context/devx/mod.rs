@@ -18,11 +18,11 @@ use vmlx5::{Cqn, PdId, Srqn, UarId};
 
 use crate::abi::mlx5::ioctl::*;
 use crate::abi::prm::{Field, input, opcode, output};
+use crate::context::Object;
 use crate::context::Open;
+use crate::context::request::{Method, Request};
 use crate::device::{COMP_VECTORS, Device};
 use crate::error::errno;
-use crate::handles::Object;
-use crate::ioctl::{Method, Request};
 use cq::CompletionQueue;
 use mailbox::{Mailbox, Refusal};
 use qp::QueuePair;
@@ -65,7 +65,7 @@ impl Devx {
     }
 
     /// The place of its kind in the order in which objects end: see
-    /// [`Handles::drain`](crate::handles::Handles::drain).
+    /// [`Handles::drain`](crate::context::Handles::drain).
     pub fn rank(&self) -> u32 {
         match self {
             Devx::Qp(_) => 0,

@@ -8,9 +8,9 @@ use crate::abi::core::ioctl::*;
 use crate::abi::core::{GidEntry, QueryPortRespEx};
 use crate::address::{GidType, LinkLayer, Place};
 use crate::context::Open;
+use crate::context::Region;
+use crate::context::request::{Method, Request};
 use crate::device::Device;
-use crate::handles::Region;
-use crate::ioctl::{Method, Request};
 
 /// The method of an object, if it is one of these.
 pub(crate) fn method(object: u16, method: u16) -> Option<Method> {

@@ -264,7 +264,7 @@ impl QueuePair {
                     changes.push(init(set)?);
                 }
                 changes.push(Modify::Rtr {
-                    path: crate::modify::path(device, &verbs(device, set))
+                    path: crate::context::modify::path(device, &verbs(device, set))
                         .map_err(|_| ask.wrong(qpc::MTU))?,
                     rq_psn: set.get32(qpc::NEXT_RCV_PSN),
                     max_dest_rd_atomic: 1 << set.get8(qpc::LOG_RRA_MAX),

@@ -17,12 +17,13 @@ use std::collections::VecDeque;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::Sge;
 
-use crate::attr::{QpState, Service};
+use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
 use crate::frame::{ACKREQ, FIRST, Frame, Kind, LAST, nak, packets, psn};
 use crate::mutant::{self, Mutant};
-use crate::nic::Ctx;
+use crate::object::QpState;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 
 #[derive(Default)]

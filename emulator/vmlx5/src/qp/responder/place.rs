@@ -10,7 +10,7 @@ use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::frame::{ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, SOLICITED, packets, psn};
 use crate::mr::{Access, MrTable, write};
-use crate::nic::Ctx;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 
 impl Qp {

@@ -6,14 +6,15 @@ use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{Atomic, Data, ParsedWqe, parse_send};
 
 use super::{Allowance, MAX_PENDING, Pending, ReadCtx, Requester, Turn, WINDOW};
-use crate::attr::{QpState, Service};
+use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
 use crate::frame::{
     ACKREQ, FIRST, Frame, IMM, INVALIDATE, Kind, LAST, MAX_PAYLOAD, SOLICITED, packets, psn,
 };
 use crate::mutant::{self, Mutant};
-use crate::nic::Ctx;
+use crate::object::QpState;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::sq::{Checks, gather, is_atomic, wants_answer};
 use crate::wire::Wire;

@@ -7,7 +7,7 @@ use mlx5_prm::syndrome::Syndrome;
 use crate::attr::Service;
 use crate::error::{Fault, vendor};
 use crate::frame::{Frame, Kind, LAST, nak, psn};
-use crate::nic::Ctx;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::sq::wants_answer;
 use crate::timer::rnr_delay;

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use super::{Allowance, Pending, Turn};
 use crate::fabric::{PeerId, SendRefused};
 use crate::frame::{FIRST, Frame, GRH, IMM, Kind, LAST, SOLICITED, psn};
-use crate::nic::Ctx;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::route::{Label, ROOM, Route};
 use crate::sq::gather;

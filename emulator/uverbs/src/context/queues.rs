@@ -10,12 +10,12 @@ use vmlx5::{CqAttr, Cqn, PdId, QpAttr, Qpn, RqAttr, Scatter, Service, SqAttr, Ua
 use crate::abi::core::*;
 use crate::abi::mlx5::{self, cq_flag, qp_flag};
 use crate::command::Call;
+use crate::context::Object;
 use crate::context::Open;
+use crate::context::shared_receives::SharedReceives;
 use crate::device::{COMP_VECTORS, Device, MAX_CQE, MAX_INLINE, MAX_SGE, MAX_WQE};
 use crate::doorbells::Doorbells;
 use crate::error::errno;
-use crate::handles::Object;
-use crate::shared_receives::SharedReceives;
 use crate::transitions;
 
 /// A completion queue of a context.

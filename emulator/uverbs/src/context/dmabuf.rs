@@ -6,11 +6,11 @@ use vmlx5::{Access, MrAttr, PdId};
 use crate::abi::core::access;
 use crate::abi::core::ioctl::*;
 use crate::context::Open;
+use crate::context::memory::rights;
+use crate::context::request::{Method, Request};
+use crate::context::{Object, Region};
 use crate::device::Device;
 use crate::error::errno;
-use crate::handles::{Object, Region};
-use crate::ioctl::{Method, Request};
-use crate::memory::rights;
 
 const PAGE: u64 = 4096;
 

@@ -7,7 +7,7 @@ use mlx5_prm::syndrome::Syndrome;
 use super::Outcome;
 use crate::error::Fault;
 use crate::frame::{FIRST, Frame, GRH, IMM, Kind, LAST, SOLICITED};
-use crate::nic::Ctx;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::route::{Label, ROOM};
 

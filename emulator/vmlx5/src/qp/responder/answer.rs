@@ -1,15 +1,15 @@
 //! Answers on their way back: reads are read and atomics carried out when their turn comes.
 
 use super::{Answer, AtomicOp, Target, code_of, event_of, refused};
-use crate::attr::QpState;
 use crate::error::{Fault, vendor};
 use crate::fabric::SendRefused;
 use crate::frame::{FIRST, Frame, Kind, LAST, MAX_PAYLOAD, psn};
-use crate::mr::{Access, MrTable, PdId};
+use crate::mr::{Access, MrTable};
 use crate::mutant::{self, Mutant};
-use crate::nic::Ctx;
+use crate::object::{PdId, QpState};
+use crate::qp::Ctx;
 use crate::qp::Qp;
-use crate::requester::{Allowance, Turn};
+use crate::qp::requester::{Allowance, Turn};
 use crate::wire::Wire;
 
 impl Qp {

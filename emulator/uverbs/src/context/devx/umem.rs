@@ -9,10 +9,10 @@ use super::mailbox::{Mailbox, Refusal};
 use crate::abi::core::access;
 use crate::abi::mlx5::ioctl::*;
 use crate::abi::prm::Field;
+use crate::context::Object;
 use crate::context::Open;
+use crate::context::request::Request;
 use crate::device::Device;
-use crate::handles::Object;
-use crate::ioctl::Request;
 
 /// Registered memory. Objects on it hold it too.
 pub(crate) struct Umem {

@@ -9,10 +9,10 @@ use crate::abi::mlx5;
 use crate::address::{LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Open;
+use crate::context::queues::QueuePair;
 use crate::device::{Device, MAX_RD_ATOMIC};
 use crate::error::errno;
 use crate::event::lock;
-use crate::queues::QueuePair;
 use crate::transitions::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 
 impl Open {

@@ -6,11 +6,11 @@ use vmlx5::{PdId, SrqAttr, Srqn};
 use crate::abi::core::*;
 use crate::abi::mlx5;
 use crate::command::Call;
+use crate::context::Object;
 use crate::context::Open;
+use crate::context::queues::aligned;
 use crate::device::{Device, MAX_SRQ_SGE, MAX_WQE};
 use crate::error::errno;
-use crate::handles::Object;
-use crate::queues::aligned;
 
 /// A shared receive queue of a context.
 pub(crate) struct SharedReceives {

@@ -8,7 +8,7 @@ use super::{Pending, Requester};
 use crate::error::{Fault, vendor};
 use crate::frame::psn;
 use crate::mutant::{self, Mutant};
-use crate::nic::Ctx;
+use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::sq::wants_answer;
 

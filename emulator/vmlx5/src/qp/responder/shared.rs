@@ -6,9 +6,10 @@ use mlx5_prm::wqe::SEGMENT;
 use super::{Outcome, REMOTE_OP};
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
-use crate::nic::Ctx;
+use crate::object::Srqn;
+use crate::qp::Ctx;
 use crate::qp::Qp;
-use crate::srq::{Refused, Srqn};
+use crate::srq::Refused;
 
 impl Qp {
     /// True if there can be receives.

@@ -2,26 +2,107 @@
 //!
 //! The sending half is in `requester`, the receiving half in `responder`.
 
+pub(crate) mod requester;
+pub(crate) mod responder;
+
 use std::sync::Arc;
 
+use gds_step::Time;
 use mlx5_prm::cqe::{Failure, Success};
 use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, QpState, Qpn, Scatter, Service};
-use crate::cq::{Cqn, check_span};
+use crate::attr::{AttrChange, QpAttr, QpInfo, Scatter, Service};
+use crate::config::NicConfig;
+use crate::cq::{Cq, check_span};
 use crate::dma::Dma;
-use crate::error::{Fault, NicError, Object};
-use crate::event::qp_event;
+use crate::error::{Fault, NicError, Object, vendor};
+use crate::event::{Events, Source, qp_event};
 use crate::fabric::{NodeId, PeerId};
 use crate::frame::{Frame, Kind, MTU_LOGS};
-use crate::mr::{Access, PdId};
-use crate::nic::{Ctx, NicConfig, UarId};
-use crate::requester::{Datagrams, Requester};
-use crate::responder::Responder;
-use crate::srq::Srqn;
+use crate::mr::{Access, MrTable};
+use crate::object::{Cqn, PdId, QpState, Qpn, Srqn, UarId};
+use crate::srq::{Refused, Srq};
+use crate::table::Table;
 use crate::timer::ack_timeout;
+use requester::{Datagrams, Requester};
+use responder::Responder;
+use responder::late::Disorder;
+
+/// What a queue pair works with, beside itself.
+pub(crate) struct Ctx<'a> {
+    pub mrs: &'a MrTable,
+    pub cqs: &'a mut Table<Cq>,
+    pub cq_failed: &'a mut bool,
+    pub events: &'a mut Events,
+    pub srqs: &'a mut Table<Srq>,
+    pub srq_news: &'a mut bool,
+    pub disorder: &'a mut Option<Box<Disorder>>,
+    pub now: Time,
+}
+
+impl Ctx<'_> {
+    /// Takes a receive of a shared queue; returns which entry it is.
+    pub fn take_shared(&mut self, srq: Srqn) -> Result<u16, Refused> {
+        let Ok(srq) = self.srqs.get_mut(srq.0) else {
+            return Err(Refused::Failed(vendor::SRQ));
+        };
+        let taken = srq.take();
+        *self.srq_news |= srq.events != 0;
+        taken
+    }
+
+    pub fn succeed(&mut self, number: Cqn, say: &Success) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
+            cq.succeed(say);
+            *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
+        }
+    }
+
+    /// As `succeed`, with the payload in the entry.
+    pub fn succeed_with(&mut self, number: Cqn, say: &Success, payload: &[u8]) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
+            cq.succeed_with(say, payload);
+            *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
+        }
+    }
+
+    pub fn fail(&mut self, number: Cqn, say: &Failure) {
+        if let Ok(cq) = self.cqs.get_mut(number.0) {
+            cq.fail(say);
+            *self.cq_failed |= cq.fresh_failure;
+            if cq.arm.is_some() {
+                self.notify(number);
+            }
+        }
+    }
+
+    /// Tells of an entry if somebody asked.
+    #[cold]
+    fn notify(&mut self, cq: Cqn) {
+        if let Some(slot) = self.cqs.slot(cq.0) {
+            tell(self.cqs, self.events, slot);
+        }
+    }
+}
+
+/// Tells of the entries of the completion queue in `slot` if somebody asked.
+pub(crate) fn tell(cqs: &mut Table<Cq>, events: &mut Events, slot: u32) {
+    if let Some(cq) = cqs.at(slot)
+        && cq.tells()
+        && let Some(arm) = &mut cq.arm
+        && !std::mem::replace(&mut arm.telling, true)
+    {
+        events.push(Source::Armed(slot));
+    }
+}
 
 /// The other end of a connection.
 #[derive(Clone, Copy)]

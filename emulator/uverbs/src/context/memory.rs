@@ -8,9 +8,9 @@ use crate::abi::mlx5;
 use crate::address::{LinkLayer, Place};
 use crate::command::Call;
 use crate::context::Open;
+use crate::context::{AddressHandle, Object, Region};
 use crate::device::Device;
 use crate::error::errno;
-use crate::handles::{AddressHandle, Object, Region};
 
 /// What a change of a region names.
 mod rereg {

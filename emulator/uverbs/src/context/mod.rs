@@ -1,19 +1,35 @@
 //! An open device file: its commands, its objects, its end.
 
+mod devx;
+mod dmabuf;
+mod invoke;
+mod ioctl;
+mod memory;
+mod modify;
+mod queries;
+mod queues;
+mod request;
+mod shared_receives;
+
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
+use devx::{Devx, Umem};
+pub use invoke::invoked;
+use queues::{CompletionQueue, QueuePair};
+use shared_receives::SharedReceives;
+use vmlx5::{MrKeys, PdId};
+
 use crate::abi::core::*;
 use crate::abi::mlx5;
 use crate::command::{Call, Shape, number};
 use crate::device::{COMP_VECTORS, Device};
-use crate::devx;
-use crate::doorbells::{DYNAMIC_REGISTERS, Doorbells};
+use crate::doorbells::{DYNAMIC_REGISTERS, Doorbell, Doorbells};
 use crate::event::{EventFile, lock};
-use crate::handles::{Handles, Object};
 use crate::targets::Target;
 
 /// An open device file. Dropped, it is closed: its objects are gone.
@@ -57,6 +73,13 @@ pub(crate) struct Channel {
 
 /// How a command is carried out.
 type Run = fn(&Device, &mut Open, &Call<'_>) -> Result<(), Errno>;
+
+impl Device {
+    /// Opens the device file.
+    pub fn open(self: &Arc<Device>) -> Context {
+        Context::new(Arc::clone(self))
+    }
+}
 
 impl Context {
     pub(crate) fn new(device: Arc<Device>) -> Context {
@@ -324,4 +347,134 @@ fn find(number: u32, extended: bool) -> Option<(Shape, Option<Run>)> {
         _ => return None,
     };
     Some((shape, Some(run)))
+}
+
+/// An object of a context.
+pub(crate) enum Object {
+    Pd(PdId),
+    Mr(Region),
+    Cq(CompletionQueue),
+    Qp(Box<QueuePair>),
+    Srq(SharedReceives),
+    Ah(AddressHandle),
+    Uar(Doorbell),
+    Umem(Arc<Umem>),
+    Devx(Devx),
+}
+
+/// An address handle, which is only counted: the library keeps what it says.
+pub(crate) struct AddressHandle {
+    pub pd: PdId,
+}
+
+/// A registered region.
+pub(crate) struct Region {
+    pub keys: MrKeys,
+    /// As registered, for a change of parts of it.
+    pub start: u64,
+    pub length: u64,
+    pub hca_va: u64,
+    pub pd: u32,
+    pub access: u32,
+    /// Its memory is the process's own, and not that of a file.
+    pub own: bool,
+}
+
+/// The kinds of objects that have an own type here.
+pub(crate) trait Kind: Sized {
+    fn of(object: &Object) -> Option<&Self>;
+    fn of_mut(object: &mut Object) -> Option<&mut Self>;
+}
+
+macro_rules! kinds {
+    ($($type:ty = $variant:ident,)*) => {$(
+        impl Kind for $type {
+            fn of(object: &Object) -> Option<&Self> {
+                match object { Object::$variant(it) => Some(it), _ => None }
+            }
+            fn of_mut(object: &mut Object) -> Option<&mut Self> {
+                match object { Object::$variant(it) => Some(it), _ => None }
+            }
+        }
+    )*};
+}
+
+kinds! {
+    PdId = Pd,
+    AddressHandle = Ah,
+    Region = Mr,
+    CompletionQueue = Cq,
+    Box<QueuePair> = Qp,
+    SharedReceives = Srq,
+    Doorbell = Uar,
+    Arc<Umem> = Umem,
+    Devx = Devx,
+}
+
+#[derive(Default)]
+pub(crate) struct Handles {
+    objects: BTreeMap<u32, Object>,
+    next: u32,
+}
+
+impl Handles {
+    /// Gives an object a handle.
+    pub fn insert(&mut self, object: Object) -> u32 {
+        while self.objects.contains_key(&self.next) {
+            self.next = self.next.wrapping_add(1) & 0x7fff_ffff;
+        }
+        let handle = self.next;
+        self.next = self.next.wrapping_add(1) & 0x7fff_ffff;
+        self.objects.insert(handle, object);
+        handle
+    }
+
+    /// The object that a command uses.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the kind.
+    pub fn get<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
+        let object = self.objects.get(&handle).ok_or(Errno::INVAL)?;
+        T::of(object).ok_or(Errno::INVAL)
+    }
+
+    /// The object that a command changes.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is none of the kind.
+    pub fn get_mut<T: Kind>(&mut self, handle: u32) -> Result<&mut T, Errno> {
+        let object = self.objects.get_mut(&handle).ok_or(Errno::INVAL)?;
+        T::of_mut(object).ok_or(Errno::INVAL)
+    }
+
+    /// The object that a command is to destroy.
+    ///
+    /// # Errors
+    /// `ENOENT`: there is none. `EINVAL`: it is of another kind.
+    pub fn doomed<T: Kind>(&self, handle: u32) -> Result<&T, Errno> {
+        let object = self.objects.get(&handle).ok_or(Errno::NOENT)?;
+        T::of(object).ok_or(Errno::INVAL)
+    }
+
+    /// All objects.
+    pub fn each(&self) -> impl Iterator<Item = &Object> {
+        self.objects.values()
+    }
+
+    pub fn remove(&mut self, handle: u32) -> Option<Object> {
+        self.objects.remove(&handle)
+    }
+
+    /// All objects, those that use others first.
+    pub fn drain(&mut self) -> Vec<Object> {
+        let mut all: Vec<Object> = std::mem::take(&mut self.objects).into_values().collect();
+        all.sort_by_key(|object| match object {
+            Object::Ah(_) | Object::Qp(_) => 0,
+            Object::Cq(_) | Object::Srq(_) => 1,
+            Object::Mr(_) => 2,
+            Object::Pd(_) | Object::Uar(_) | Object::Umem(_) => 3,
+            Object::Devx(made) => made.rank(),
+        });
+        all
+    }
 }

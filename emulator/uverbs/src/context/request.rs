@@ -1,0 +1,96 @@
+//! A call by ioctl, taken apart: its attributes, and answers into them.
+
+use rustix::io::Errno;
+
+use super::Open;
+use crate::abi::core::IoctlAttr;
+use crate::device::Device;
+
+/// An attribute that must be understood.
+const MANDATORY: u16 = 1;
+
+/// How a method is carried out.
+pub(crate) type Method = fn(&Device, &mut Open, &Request<'_>) -> Result<(), Errno>;
+
+/// A call taken apart.
+pub(crate) struct Request<'a> {
+    pub(super) device: &'a Device,
+    pub(super) at: u64,
+    pub(super) attrs: Vec<IoctlAttr>,
+}
+
+impl Request<'_> {
+    pub fn find(&self, id: u16) -> Result<(usize, &IoctlAttr), Errno> {
+        let mut all = self.attrs.iter().enumerate();
+        all.find(|(_, a)| a.attr_id == id).ok_or(Errno::INVAL)
+    }
+
+    /// Refuses attributes that must be understood and are not.
+    pub fn only(&self, known: &[u16]) -> Result<(), Errno> {
+        let foreign = |a: &&IoctlAttr| a.flags & MANDATORY != 0 && !known.contains(&a.attr_id);
+        match self.attrs.iter().find(foreign) {
+            Some(_) => Err(Errno::PROTONOSUPPORT),
+            None => Ok(()),
+        }
+    }
+
+    /// An input of at most eight bytes, which stand in the attribute itself.
+    pub fn small(&self, id: u16) -> Result<u64, Errno> {
+        let (_, attr) = self.find(id)?;
+        if attr.len > 8 {
+            return Err(Errno::INVAL);
+        }
+        Ok(attr.data)
+    }
+
+    /// An input that may be missing.
+    pub fn optional(&self, id: u16) -> Result<Option<u64>, Errno> {
+        match self.find(id) {
+            Ok(_) => self.small(id).map(Some),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// An input of at least `least` bytes, more than eight.
+    pub fn bytes(&self, id: u16, least: usize) -> Result<Vec<u8>, Errno> {
+        let (_, attr) = self.find(id)?;
+        let len = usize::from(attr.len);
+        if len < least.max(9) {
+            return Err(Errno::INVAL);
+        }
+        let mut bytes = vec![0; len];
+        self.device.user.read(attr.data, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The bytes that there are for an answer: at least `least`.
+    pub fn room(&self, id: u16, least: usize) -> Result<usize, Errno> {
+        let len = usize::from(self.find(id)?.1.len);
+        if len < least {
+            return Err(Errno::INVAL);
+        }
+        Ok(len)
+    }
+
+    /// An answer into memory.
+    pub fn answer(&self, id: u16, bytes: &[u8]) -> Result<(), Errno> {
+        let (_, attr) = self.find(id)?;
+        if usize::from(attr.len) < bytes.len() {
+            return Err(Errno::NOSPC);
+        }
+        self.device.user.write(attr.data, bytes)
+    }
+
+    /// A handle, which stands in the attribute.
+    pub fn handle(&self, id: u16) -> Result<u32, Errno> {
+        Ok(self.find(id)?.1.data as u32)
+    }
+
+    /// Answers with a new handle.
+    pub fn answer_handle(&self, id: u16, handle: u32) -> Result<(), Errno> {
+        let (i, _) = self.find(id)?;
+        let data = i * size_of::<IoctlAttr>() + std::mem::offset_of!(IoctlAttr, data);
+        let at = self.at + data as u64;
+        self.device.user.write(at, &u64::from(handle).to_ne_bytes())
+    }
+}
