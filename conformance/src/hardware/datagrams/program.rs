@@ -38,11 +38,7 @@ pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
     !(late && setting(cell, "receives") == "by stream")
 }
 
-/// What a cell sets on an axis.
-///
-/// # Panics
-/// There is no such axis.
-pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 
