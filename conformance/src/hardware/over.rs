@@ -12,9 +12,9 @@ use std::process::Command;
 
 use gdsync::rdma::Provider;
 
-use super::child;
-use super::provider;
-use super::verdict::{Verdict, text};
+use crate::live::child;
+use crate::live::provider;
+use crate::live::verdict::{Verdict, text};
 
 const HELP: &str = "\
 usage: conformance --all [--few]

@@ -12,7 +12,7 @@ use gdsync::rdma::{Endpoint, Lowering};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, disorder, process};
-use crate::hardware::verdict::text;
+use crate::live::verdict::text;
 use crate::mp::memory::Place;
 use crate::mp::rank;
 use crate::mp::setup::{Ended, Form, Poster, Setup, Size};

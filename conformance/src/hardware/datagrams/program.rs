@@ -13,12 +13,12 @@ use gdsync::rdma::{
     Work,
 };
 
-use super::super::limits::time_limit;
-use super::super::rig::{Finding, Rig, expected, finish, retry, retry_while};
 use super::super::settings;
-use super::super::verdict::{Verdict, ensure, text};
 use super::{Stations, came_from, qkey};
 use crate::cover::{self, Axis, Cell};
+use crate::live::limits::time_limit;
+use crate::live::rig::{Finding, Rig, expected, finish, retry, retry_while};
+use crate::live::verdict::{Verdict, ensure, text};
 
 /// What programs of datagrams differ in.
 pub const AXES: [Axis; 6] = [

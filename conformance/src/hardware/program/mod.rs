@@ -18,10 +18,10 @@ use gdsync::gpu::MemoryKind;
 use gdsync::memop::Caps;
 use gdsync::rdma::QpConfig;
 
-use super::rig::{Pair, Rig, Runtime};
 use super::settings;
-use super::verdict::Verdict;
 use crate::cover::{self, Axis, Cell};
+use crate::live::rig::{Pair, Rig, Runtime};
+use crate::live::verdict::Verdict;
 
 /// What the programs of a matrix differ in.
 pub const AXES: [Axis; 9] = [

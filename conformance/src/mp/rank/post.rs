@@ -5,7 +5,7 @@ use gdsync::rdma::{Descriptor, post_on};
 use mp::{Kind, Recv, Request, Send, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::verdict::{Verdict, ensure};
 use crate::mp::memory::POISON;
 use crate::mp::plan::{By, Landing, Message, hands};
 use crate::mp::setup::Form;

@@ -4,8 +4,8 @@ use gdsync::gpu::Region;
 
 use super::{FILL, GUARD, Play, SEEN, SLOT, TAKEN, seeds};
 use crate::hardware::program::draw::Words;
-use crate::hardware::rig::expected;
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::rig::expected;
+use crate::live::verdict::{Verdict, ensure};
 
 impl Play<'_> {
     /// Compares what is there in the end with what the program says.

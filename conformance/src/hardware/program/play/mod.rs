@@ -20,9 +20,9 @@ use gdsync::{Kind, Status};
 use super::Settings;
 use super::draw::{Ink, LONGEST, Operation, Step, Wait, draw};
 use super::todo::Todo;
-use crate::hardware::limits::time_limit;
-use crate::hardware::rig::{Finding, Pair, Rig, expected, finish};
-use crate::hardware::verdict::{Verdict, ensure, refused, text};
+use crate::live::limits::time_limit;
+use crate::live::rig::{Finding, Pair, Rig, expected, finish};
+use crate::live::verdict::{Verdict, ensure, refused, text};
 
 /// Bytes behind a payload that nobody may touch.
 pub const GUARD: usize = 64;

@@ -4,10 +4,10 @@ use gdsync::Kind;
 use gdsync::rdma::{ReceiveRequest, Sge};
 
 use super::{GUARD, Play, pieces};
-use crate::hardware::limits::time_limit;
 use crate::hardware::program::todo::Todo;
-use crate::hardware::rig::{retry, retry_while};
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::limits::time_limit;
+use crate::live::rig::{retry, retry_while};
+use crate::live::verdict::{Verdict, ensure};
 
 impl Play<'_> {
     fn prepare_receive(&mut self, i: usize) -> gdsync::Result<ReceiveRequest> {

@@ -5,11 +5,11 @@ use gdsync::rdma::{Field, RemoteSpan, SendRequest, Sge, Work};
 use gdsync::{Kind, Status};
 
 use super::{JUNK, Play, SLOT, pieces, seeds};
-use crate::hardware::limits::time_limit;
 use crate::hardware::program::draw::{Ink, Odd, Operation};
 use crate::hardware::program::todo::Todo;
-use crate::hardware::rig::expected;
-use crate::hardware::verdict::{Verdict, ensure, refused};
+use crate::live::limits::time_limit;
+use crate::live::rig::expected;
+use crate::live::verdict::{Verdict, ensure, refused};
 
 impl Play<'_> {
     /// Sees to it that the message lies in the source when stream `s` rings.
