@@ -42,7 +42,6 @@ pub struct Options {
     #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(2..=256))]
     pub ranks: u32,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

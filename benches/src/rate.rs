@@ -35,7 +35,6 @@ pub struct Options {
     #[arg(long, default_value = "4000000", value_parser = clap::value_parser!(u64).range(1..))]
     pub messages: u64,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

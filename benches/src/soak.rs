@@ -47,7 +47,6 @@ pub struct Options {
     #[arg(long, default_value = "1000000", value_parser = clap::value_parser!(u64).range(10_000..))]
     pub messages: u64,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
     /// Leak so many bytes of the heap with every message, to see that it is noticed.
     #[arg(long, value_name = "BYTES", default_value = "0", hide = true)]

@@ -38,7 +38,6 @@ pub struct Options {
     #[arg(long, default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub starts: u32,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

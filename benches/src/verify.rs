@@ -40,7 +40,6 @@ pub struct Options {
     #[arg(long, default_value = "1")]
     pub seed: u64,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
     /// Get one bit of this message wrong, to see that it is noticed.
     #[arg(long, value_name = "MESSAGE", hide = true)]

@@ -61,7 +61,6 @@ pub struct Options {
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
     /// What ib_write_lat says of the same NIC, in microseconds: at most twice that is aimed at.
     #[arg(long, value_name = "US")]

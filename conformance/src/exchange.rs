@@ -11,8 +11,8 @@ use gdsync::rdma::{Access, Endpoint, Lowering, Provider, QpConfig};
 use softgpu::Weak;
 
 use crate::hardware::program::{self, Hazards, Settings};
-use crate::hardware::rig::{Pair, Rig, Runtime};
-use crate::hardware::verdict::{Verdict, text};
+use crate::live::rig::{Pair, Rig, Runtime};
+use crate::live::verdict::{Verdict, text};
 use crate::world::{self, Rank};
 
 /// How often every ring is gone through at least, if all messages are as small as may be.

@@ -13,6 +13,7 @@ pub mod digest;
 pub mod directed;
 pub mod exchange;
 pub mod hardware;
+pub mod live;
 pub mod mp;
 pub mod mp_sim;
 pub mod mutants;

@@ -13,8 +13,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use conformance::hardware::child::{self, Guarded};
 use conformance::hardware::is_required;
+use conformance::live::child::{self, Guarded};
 use libtest_mimic::{Arguments, Failed, Trial};
 use standin::Variant;
 

@@ -8,7 +8,7 @@ mod standin;
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::hardware::child;
+use conformance::live::child;
 use standin::{LIBRARY, Variant};
 
 /// Ends what hangs.

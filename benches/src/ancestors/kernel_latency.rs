@@ -64,7 +64,6 @@ pub struct Options {
     #[arg(long)]
     pub threads: bool,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

@@ -67,7 +67,6 @@ pub struct Options {
     #[arg(long, conflicts_with = "threads")]
     pub launched: bool,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
     /// Draw latency over size into this file.
     #[arg(long, value_name = "FILE")]

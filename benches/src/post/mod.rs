@@ -52,7 +52,6 @@ pub struct Options {
     #[arg(long, value_enum, default_value = "gdsync")]
     pub layer: Layers,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

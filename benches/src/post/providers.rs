@@ -44,7 +44,6 @@ pub struct Options {
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
     #[command(flatten)]
-    #[allow(missing_docs)]
     pub setup: Setup,
 }
 

@@ -8,8 +8,8 @@ use gdsync::rdma::{Endpoint, Provider, QpConfig};
 use super::{config, weak};
 use crate::hardware::datagrams::Stations;
 use crate::hardware::datagrams::program::{MANY, Play, rounds_of};
-use crate::hardware::rig::{Rig, Runtime};
-use crate::hardware::verdict::text;
+use crate::live::rig::{Rig, Runtime};
+use crate::live::verdict::text;
 use crate::world::play;
 
 /// Rounds: so many that all queues wrap.

@@ -8,11 +8,11 @@ use gdsync::memop::{Batch, Condition, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 
-use super::limits::time_limit;
-use super::provider::Net;
-use super::rig::{Pair, Rig, finish, limited};
 use super::settings;
-use super::verdict::{Verdict, ensure, refused};
+use crate::live::limits::time_limit;
+use crate::live::provider::Net;
+use crate::live::rig::{Pair, Rig, finish, limited};
+use crate::live::verdict::{Verdict, ensure, refused};
 
 /// Every way work gets from a stream to the NIC, by name.
 pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];

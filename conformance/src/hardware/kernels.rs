@@ -7,8 +7,8 @@ use gdsync::kernels::{
 };
 use gdsync::memop::DevicePtr;
 
-use super::rig::{Rig, expected, finish};
-use super::verdict::{Verdict, ensure};
+use crate::live::rig::{Rig, expected, finish};
+use crate::live::verdict::{Verdict, ensure};
 
 /// A kernel of the library.
 fn kernel(rig: &Rig, entry: Entry) -> gdsync::Result<Kernel> {

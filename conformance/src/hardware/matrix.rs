@@ -13,12 +13,12 @@ use gdsync::rdma::{Provider, QpConfig};
 use libtest_mimic::Arguments;
 
 use super::program::{self, Settings};
-use super::provider::{self, Net};
-use super::rig::{Pair, Rig, Runtime};
 use super::suite::Suite;
-use super::verdict::Verdict;
 use super::{few, is_required, laps, settings, told, unsupported};
 use crate::cover::{self, Axis, Cell};
+use crate::live::provider::{self, Net};
+use crate::live::rig::{Pair, Rig, Runtime};
+use crate::live::verdict::Verdict;
 
 /// Entries of the rings.
 const ENTRIES: u32 = 16;

@@ -5,10 +5,10 @@ use gdsync::gpu::{MemoryKind, Region};
 use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
 
 use super::faults::config;
-use super::limits::time_limit;
-use super::provider::Net;
-use super::rig::{Gate, Pair, Rig, Runtime, expected, finish};
-use super::verdict::{Verdict, ensure};
+use crate::live::limits::time_limit;
+use crate::live::provider::Net;
+use crate::live::rig::{Gate, Pair, Rig, Runtime, expected, finish};
+use crate::live::verdict::{Verdict, ensure};
 
 const PAGE: usize = 4096;
 

@@ -6,11 +6,11 @@ use std::time::Instant;
 use gdsync::Gpu;
 use libtest_mimic::Arguments;
 
-use super::rig::Runtime;
 use super::suite::Suite;
-use super::waits::CHANNELS;
 use super::{is_required, told};
 use crate::cover::Cell;
+use crate::live::CHANNELS;
+use crate::live::rig::Runtime;
 use crate::mp::cells::{self, Ground};
 use crate::mp::lost::{self, Fate};
 use crate::mp::{processes, run};

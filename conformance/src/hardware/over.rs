@@ -12,8 +12,8 @@ use std::process::Command;
 
 use gdsync::rdma::Provider;
 
-use super::child;
-use super::verdict::{Verdict, text};
+use crate::live::child;
+use crate::live::verdict::{Verdict, text};
 
 const HELP: &str = "\
 usage: conformance --all [--few]

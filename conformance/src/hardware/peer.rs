@@ -11,13 +11,13 @@ use gdsync::rdma::{
 };
 use gdsync::{Kind, Status};
 
-use super::child::{self, Guarded};
 use super::faults::{config, error_word};
-use super::limits::time_limit;
-use super::provider;
-use super::rig::{Rig, Runtime, expected, finish, retry};
 use super::settings;
-use super::verdict::{Verdict, ensure};
+use crate::live::child::{self, Guarded};
+use crate::live::limits::time_limit;
+use crate::live::provider;
+use crate::live::rig::{Rig, Runtime, expected, finish, retry};
+use crate::live::verdict::{Verdict, ensure};
 
 /// Bytes of a message.
 const LEN: usize = 256;

@@ -4,7 +4,7 @@
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Endpoint, Lowering};
 
-use super::provider::Net;
+use crate::live::provider::Net;
 
 /// Where queues or payloads lie: `pinned` or `device`.
 pub fn memory(name: &str) -> MemoryKind {

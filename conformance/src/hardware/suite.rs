@@ -10,11 +10,11 @@ use gdsync::{Gpu, Kind};
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use super::is_required;
-use super::limits;
-use super::provider::{self, Chosen};
-use super::rig::Runtime;
 use super::unsupported::{Lack, SIMULATED};
-use super::verdict::Verdict;
+use crate::live::limits;
+use crate::live::provider::{self, Chosen};
+use crate::live::rig::Runtime;
+use crate::live::verdict::Verdict;
 
 /// How many trials were refused as listed, by what the list calls them, and why.
 static REFUSED: Mutex<BTreeMap<(&str, &str), usize>> = Mutex::new(BTreeMap::new());

@@ -5,8 +5,8 @@
 
 use gdsync::rdma::Provider;
 
-use super::verdict::{Verdict, text};
 use crate::cover::{Axis, Cell, each, name};
+use crate::live::verdict::{Verdict, text};
 
 /// Something that a provider does not do.
 #[derive(Clone, Copy, Debug)]

@@ -10,14 +10,11 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 
-use super::child;
-use super::limits::{scaled, time_limit};
-use super::provider::Net;
-use super::rig::{Gate, Pair, Rig, Runtime, finish};
-use super::verdict::{Verdict, ensure, refused};
-
-/// The variable that says how many hardware channels a context has.
-pub const CHANNELS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+use crate::live::limits::{scaled, time_limit};
+use crate::live::provider::Net;
+use crate::live::rig::{Gate, Pair, Rig, Runtime, finish};
+use crate::live::verdict::{Verdict, ensure, refused};
+use crate::live::{CHANNELS, child};
 
 /// How long the child may take.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -16,11 +16,11 @@ use mp::{Connect, Context, Kind, Memory};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::run::gpu_of;
-use crate::hardware::child::{self, Guarded};
-use crate::hardware::limits::{scaled, time_limit};
-use crate::hardware::provider;
-use crate::hardware::rig::{Runtime, finish};
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::child::{self, Guarded};
+use crate::live::limits::{scaled, time_limit};
+use crate::live::provider;
+use crate::live::rig::{Runtime, finish};
+use crate::live::verdict::{Verdict, ensure};
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp-lost";

@@ -8,8 +8,8 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region};
 use mp::{Context, Memory};
 
-use crate::hardware::limits::time_limit;
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::limits::time_limit;
+use crate::live::verdict::{Verdict, ensure};
 
 /// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,11 +15,11 @@ use super::cells;
 use super::run::{gpu_of, play, summary};
 use super::setup::Setup;
 use crate::cover::Cell;
-use crate::hardware::child::{self, Guarded};
-use crate::hardware::limits::{scaled, time_limit};
-use crate::hardware::rig::Runtime;
-use crate::hardware::verdict::{Verdict, ensure};
-use crate::hardware::waits::CHANNELS;
+use crate::live::CHANNELS;
+use crate::live::child::{self, Guarded};
+use crate::live::limits::{scaled, time_limit};
+use crate::live::rig::Runtime;
+use crate::live::verdict::{Verdict, ensure};
 
 /// The role of a process that is a rank.
 pub const ROLE: &str = "mp";

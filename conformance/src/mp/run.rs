@@ -16,10 +16,10 @@ use super::cells;
 use super::rank;
 use super::setup::Setup;
 use crate::cover::Cell;
-use crate::hardware::limits::time_limit;
-use crate::hardware::provider;
-use crate::hardware::rig::Runtime;
-use crate::hardware::verdict::{Verdict, text};
+use crate::live::limits::time_limit;
+use crate::live::provider;
+use crate::live::rig::Runtime;
+use crate::live::verdict::{Verdict, text};
 
 /// Messages and bytes of all cells that passed. Relaxed: read when all is over.
 static MESSAGES: AtomicU64 = AtomicU64::new(0);

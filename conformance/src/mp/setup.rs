@@ -9,8 +9,8 @@ use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
 
 use super::memory::Place;
 use crate::cover::{self, Axis, Cell};
-use crate::hardware::limits::scaled;
-use crate::hardware::provider;
+use crate::live::limits::scaled;
+use crate::live::provider;
 
 /// What cells differ in. The first six are multiplied out by [`whole`](super::cells::whole).
 pub const AXES: [Axis; 20] = [

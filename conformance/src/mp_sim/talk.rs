@@ -12,7 +12,7 @@ use gdsync::rdma::{Endpoint, Lowering};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, disorder, process};
-use crate::hardware::verdict::text;
+use crate::live::verdict::text;
 use crate::mp::memory::Place;
 use crate::mp::rank;
 use crate::mp::setup::{Ended, Form, Poster, Setup, Size};
@@ -110,7 +110,11 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         manual: false,
         prepared: rng.bool(),
         lag: rng.usize(0..2),
-        messages: (rng.usize(10..=60) / channels as usize).max(1),
+        messages: match rng.usize(10..=60) / channels as usize {
+            // Beyond what there are slots for.
+            few if one_way && !all => few.max(3 * settings.depth as usize),
+            few => few.max(1),
+        },
         hazards: true,
         seed: rng.u64(..),
     }

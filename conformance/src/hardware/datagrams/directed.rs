@@ -11,12 +11,12 @@ use gdsync::rdma::{
 use gdsync::{Kind, Status};
 
 use super::super::faults::{config, error_word};
-use super::super::limits::time_limit;
-use super::super::provider;
-use super::super::provider::Net;
-use super::super::rig::{Finding, Rig, expected, finish};
-use super::super::verdict::{Verdict, ensure, refused};
 use super::{Stations, hands_over_later, qkey};
+use crate::live::limits::time_limit;
+use crate::live::provider;
+use crate::live::provider::Net;
+use crate::live::rig::{Finding, Rig, expected, finish};
+use crate::live::verdict::{Verdict, ensure, refused};
 
 /// Bytes of the messages here, an odd number.
 const LEN: usize = 333;

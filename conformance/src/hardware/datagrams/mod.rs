@@ -11,11 +11,11 @@ use gdsync::rdma::{
     QpConfig, Source, Transport,
 };
 
-use super::limits::time_limit;
-use super::provider;
-use super::provider::Net;
-use super::rig::Rig;
-use super::verdict::{Verdict, ensure};
+use crate::live::limits::time_limit;
+use crate::live::provider;
+use crate::live::provider::Net;
+use crate::live::rig::Rig;
+use crate::live::verdict::{Verdict, ensure};
 
 /// The key of the first station; each has one of its own.
 const QKEY: u32 = 0x0da7_a900;

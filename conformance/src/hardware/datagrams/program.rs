@@ -13,12 +13,12 @@ use gdsync::rdma::{
     Work,
 };
 
-use super::super::limits::time_limit;
-use super::super::rig::{Finding, Rig, expected, finish, retry, retry_while};
 use super::super::settings;
-use super::super::verdict::{Verdict, ensure, text};
 use super::{Stations, came_from, qkey};
 use crate::cover::{self, Axis, Cell};
+use crate::live::limits::time_limit;
+use crate::live::rig::{Finding, Rig, expected, finish, retry, retry_while};
+use crate::live::verdict::{Verdict, ensure, text};
 
 /// What programs of datagrams differ in.
 pub const AXES: [Axis; 6] = [
@@ -38,11 +38,7 @@ pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
     !(late && setting(cell, "receives") == "by stream")
 }
 
-/// What a cell sets on an axis.
-///
-/// # Panics
-/// There is no such axis.
-pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 

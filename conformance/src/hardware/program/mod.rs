@@ -18,10 +18,10 @@ use gdsync::gpu::MemoryKind;
 use gdsync::memop::Caps;
 use gdsync::rdma::QpConfig;
 
-use super::rig::{Pair, Rig, Runtime};
 use super::settings;
-use super::verdict::Verdict;
 use crate::cover::{self, Axis, Cell};
+use crate::live::rig::{Pair, Rig, Runtime};
+use crate::live::verdict::Verdict;
 
 /// What the programs of a matrix differ in.
 pub const AXES: [Axis; 9] = [
@@ -46,11 +46,7 @@ pub fn makes_sense(cell: &Cell) -> bool {
     !(setting(cell, "streams") == "sender and receiver" && setting(cell, "receives") == "by CPU")
 }
 
-/// What a cell sets on an axis.
-///
-/// # Panics
-/// There is no such axis.
-pub fn setting(cell: &Cell, axis: &str) -> &'static str {
+fn setting(cell: &Cell, axis: &str) -> &'static str {
     cover::setting(&AXES, cell, axis)
 }
 
@@ -90,7 +86,7 @@ pub fn seed_of(cell: &Cell) -> u64 {
 /// Runs the program of a cell: so many laps of each ring.
 ///
 /// # Errors
-/// As [`Pair::new`] and [`play`].
+/// As [`Pair::new`] and [`play()`].
 pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
     let mut blocks: u32 = setting(cell, "blocks").parse()?;
     let payload = settings::memory(setting(cell, "payload"));

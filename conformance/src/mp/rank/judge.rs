@@ -4,9 +4,9 @@ use gdsync::gpu::Stream;
 use mp::{Done, Request};
 
 use super::{Player, Taken, tag, told};
-use crate::hardware::limits::time_limit;
-use crate::hardware::rig::finish;
-use crate::hardware::verdict::{Verdict, ensure};
+use crate::live::limits::time_limit;
+use crate::live::rig::finish;
+use crate::live::verdict::{Verdict, ensure};
 use crate::mp::plan::{By, Message};
 
 /// How a request ended that a stream has waited for.
