@@ -3,7 +3,6 @@
 //! printed. Over the virtual NIC that is linked in, `hardware`, `matrix` and `mp_matrix` run it.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
-#[allow(unused_macros, unused_imports)]
 mod standin;
 #[path = "../../libgdsync/tests/virtual_nic/mod.rs"]
 mod virtual_nic;

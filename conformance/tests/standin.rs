@@ -2,7 +2,6 @@
 //! laps, everything required.
 
 #[path = "../../libgdsync/tests/standin/mod.rs"]
-#[allow(unused_macros, unused_imports)]
 mod standin;
 
 use std::process::Command;

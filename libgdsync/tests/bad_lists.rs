@@ -3,17 +3,8 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{
-    Flag, LIMIT, Net, Pair, Steps, all_refused, each_path, finish, kind, paths, refused, roomy,
-    sge, sized,
-};
-use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Stream};
+use common::*;
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Lowering, Mr, Work};
-use gdsync::{Gpu, Kind};
 
 const SOON: Duration = Duration::from_millis(5);
 
@@ -78,7 +69,7 @@ fn waits_for_what_does_not_complete() {
         let recv = p.a.receive(&list);
         refused(p.a.received(recv), Kind::NoSuchRequest, None, &["qp 0x"]);
         refused(p.a.wait(recv, SOON), Kind::Timeout, None, &["qp 0x"]);
-        let _send = p.b.start(&Work::send_inline(&[b"x"]));
+        p.b.start(&Work::send_inline(&[b"x"]));
         p.a.wait(recv, LIMIT).unwrap();
         assert_eq!(p.a.received(recv).unwrap().len, 1);
         finish(stream, path);
@@ -106,8 +97,7 @@ fn a_capturing_stream_takes_nothing() {
         let copy = stream.copy(&one, &two);
         assert_eq!(kind(copy), Some(Kind::Unsupported));
         stream.as_soft().unwrap().end_capture().unwrap();
-        let post = done.behind(send);
-        p.a.post_on(stream, &post).unwrap();
+        p.a.post_on(stream, &done.behind(send)).unwrap();
         finish(stream, path);
         assert!(done.is_set());
     });
@@ -116,8 +106,7 @@ fn a_capturing_stream_takes_nothing() {
 #[test]
 fn nine_streams_wait_on_eight_places() {
     each_path(|p, mem, stream, path| {
-        let list = [sge(mem, 0, 8)];
-        let recv = p.a.receive(&list);
+        let recv = p.a.receive(&[sge(mem, 0, 8)]);
         let wait = [Descriptor::wait(recv)];
         let streams: Vec<Stream> = (0..8).map(|_| p.gpu.stream().unwrap()).collect();
         for stream in &streams {
@@ -127,7 +116,7 @@ fn nine_streams_wait_on_eight_places() {
         refused(p.a.post_on(stream, &wait), Kind::QueueFull, Some(8), names);
         // One of the eight may come again.
         p.a.post_on(&streams[0], &wait).unwrap();
-        let _send = p.b.start(&Work::send_inline(&[b"x"]));
+        p.b.start(&Work::send_inline(&[b"x"]));
         for stream in &streams {
             finish(stream, path);
         }

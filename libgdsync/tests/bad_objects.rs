@@ -5,19 +5,9 @@ mod common;
 
 use std::process::Command;
 
-use common::{
-    Bytes, LIMIT, Net, Pair, Steps, all_refused, by, connect, finish, kind, memory, paths,
-    receive_and_wait, refused, send_and_wait, sge, sized,
-};
-use gds_step::Live;
-use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{Dims, MemoryKind};
+use common::*;
 use gdsync::memop::{Batch, DevicePtr, Op, Width};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, LANES, Lowering, Qp, QpAddress, QpConfig, RemoteMemory,
-    Work,
-};
-use gdsync::{Gpu, Kind, Status};
+use gdsync::rdma::{LANES, QpAddress, RemoteMemory};
 
 #[test]
 fn sizes_of_queue_pairs_out_of_range() {
@@ -92,8 +82,7 @@ fn a_kernel_where_none_can_be_launched() {
             p.a.post_receive(recv).unwrap();
         }
         let send = p.b.signaled(&Work::send_inline(&[b"x"]));
-        let list = send_and_wait(send);
-        p.b.post_on(&sender, &list).unwrap();
+        p.b.post_on(&sender, &send_and_wait(send)).unwrap();
         finish(&sender, &format!("message {i}"));
         finish(&stream, &format!("message {i}"));
         p.a.wait(recv, LIMIT).unwrap();
@@ -132,7 +121,8 @@ fn memory_of_no_or_too_much_length() {
     let mut bytes = vec![0u64; 8];
     let ptr = bytes.as_mut_ptr().cast::<u8>();
     // SAFETY: as above.
-    all_refused! { Kind::Invalid, None, &[]; unsafe {gpu.register_host(ptr, 0)} }
+    let empty = unsafe { gpu.register_host(ptr, 0) };
+    refused(empty, Kind::Invalid, None, &[]);
     // SAFETY: the vector outlives the region, which is dropped first, and nobody else uses it.
     let first = unsafe { gpu.register_host(ptr, 64) }.unwrap();
     // SAFETY: as above.
@@ -252,11 +242,9 @@ fn peers_that_are_not_there() {
             let mut lost = p.pd_a.create_qp(&config).unwrap();
             lost.connect(&nobody).unwrap();
             let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let list = [sge(&mem, 0, 8)];
-            let send = lost.signaled(&Work::send(&list));
+            let send = lost.signaled(&Work::send(&[sge(&mem, 0, 8)]));
             let stream = gpu.stream().unwrap();
-            let post = send_and_wait(send);
-            lost.post_on(&stream, &post).unwrap();
+            lost.post_on(&stream, &send_and_wait(send)).unwrap();
             finish(&stream, "nobody there");
             let expect = Kind::Failed(Status::TRANSPORT_RETRY);
             assert_eq!(kind(lost.wait(send, LIMIT)), Some(expect), "{nobody:?}");

@@ -9,11 +9,11 @@ mod standin;
 use std::ffi::c_void;
 
 use application::{driver, make_current, ok, post, retained};
-use common::{geq, write32};
-use gdsync::gpu::{Dims, Event, Kernel, MemoryKind, Region, Stream};
+use common::*;
+use gdsync::Result;
+use gdsync::gpu::{Event, Kernel};
 use gdsync::kernels::Fill;
 use gdsync::memop::{Batch, Op, Width};
-use gdsync::{Gpu, Kind, Result};
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside};
 

@@ -4,17 +4,15 @@
 mod common;
 #[path = "common/listen.rs"]
 mod listen;
-#[allow(unused_macros, unused_imports)]
 mod standin;
 mod verbs_device;
 mod virtual_nic;
 
-use common::Pair;
-use gdsync::rdma::{Device, DeviceOptions, NicChoice, Provider, QpConfig};
-use gdsync::{Gpu, Kind};
+use common::*;
+use gdsync::rdma::{DeviceOptions, NicChoice, Provider};
 use listen::Told;
-use standin::{Control, LIBRARY, Variant};
-use virtual_nic::{cases, inside, outside};
+use standin::Control;
+use virtual_nic::{cases, inside, inside_with_cuda, outside};
 
 /// That `Auto` comes to this provider, twice, works with it, and has told once, at `level`, why
 /// the others are passed over: each reason contains the text.
@@ -52,12 +50,7 @@ cases! {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
-    let library = standin::build(&Variant::default());
-    let vars = [(LIBRARY, library.to_str().unwrap())];
-    let name = "a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread";
-    if !virtual_nic::is_child(name, &vars, true) {
-        return;
-    }
+    inside_with_cuda!();
     let gpu = Gpu::cuda(0).unwrap();
     // Not supported.
     Control::open().fail("cuMemHostRegister_v2", 801, 0);
@@ -68,12 +61,7 @@ fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_nic_that_was_named_is_driven_by_a_thread_too() {
-    let library = standin::build(&Variant::default());
-    let vars = [(LIBRARY, library.to_str().unwrap()), ("GDS_NIC", "mlx5_0")];
-    let name = "a_nic_that_was_named_is_driven_by_a_thread_too";
-    if !virtual_nic::is_child(name, &vars, true) {
-        return;
-    }
+    inside_with_cuda!(("GDS_NIC", "mlx5_0"));
     let gpu = Gpu::cuda(0).unwrap();
     // Invalid value.
     Control::open().fail("cuMemHostRegister_v2", 1, 0);

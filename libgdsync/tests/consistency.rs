@@ -3,12 +3,8 @@
 
 mod common;
 
-use common::{Flag, Gate, Net, Pair, Steps, finish, kind, paths, sge};
-use gds_step::Live;
-use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{Consistency, MemoryKind};
-use gdsync::rdma::{Descriptor, Device, Work, post_on};
-use gdsync::{Gpu, Kind};
+use common::*;
+use gdsync::gpu::Consistency;
 
 /// The policies that need somebody else.
 const OTHERS: [Consistency; 2] = [Consistency::HostFlag, Consistency::LoopbackRead];

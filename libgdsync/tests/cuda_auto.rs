@@ -4,13 +4,8 @@
 mod common;
 mod standin;
 
-use common::{LIMIT, Steps, by, geq, passes, sized};
-use gdsync::Gpu;
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpAddress, QpConfig, SendRequest,
-    Work, post_on,
-};
+use common::*;
+use gdsync::rdma::QpAddress;
 use standin::{Control, Variant, inside};
 
 fn auto() -> QpConfig {
@@ -48,7 +43,7 @@ fn posts(control: &Control, stream: &Stream, qps: &mut [Qp], memory: &Mr, waits:
     post_on(stream, &mut queues, &list).unwrap();
     control.record(false);
     let calls = control.calls();
-    passes(&stream);
+    passes(stream);
     for (qp, send) in qps.iter_mut().zip(sends) {
         qp.wait(send, LIMIT).unwrap();
     }

@@ -4,10 +4,8 @@
 mod common;
 mod standin;
 
-use common::{Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, finish, send_and_wait, sge};
-use gdsync::gpu::{Consistency, MemoryKind};
-use gdsync::rdma::{Descriptor, Device, Lowering, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::gpu::Consistency;
 use standin::{Control, Variant, cases, inside};
 
 /// The device attributes that the policy is chosen from.
@@ -50,8 +48,7 @@ fn messages(config: &QpConfig) {
         let bytes: Vec<u8> = (0..4000_u32).map(|i| round ^ i as u8).collect();
         near.region().write(0, &bytes).unwrap();
         let recv = p.b.receive(&[sge(&far, 0, 4000)]);
-        let list = [sge(&near, 0, 4000)];
-        let send = p.a.signaled(&Work::send(&list));
+        let send = p.a.signaled(&Work::send(&[sge(&near, 0, 4000)]));
         p.a.post_on(&stream, &send_and_wait(send)).unwrap();
         p.b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
             .unwrap();
@@ -124,8 +121,7 @@ fn a_flush_that_fails_fails_the_queue_pairs() {
         control.fail(CALL, 0, 0);
         finish(&stream, "another one");
         p.recover("after a flush that failed");
-        let list = [Descriptor::Flush];
-        p.a.post_on(&stream, &list).unwrap();
+        p.a.post_on(&stream, &[Descriptor::Flush]).unwrap();
         finish(&stream, "a flush that works again");
         assert_eq!(p.a.error(), None);
         p.a.device().close(LIMIT).unwrap();

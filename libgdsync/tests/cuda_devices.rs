@@ -4,12 +4,7 @@
 mod common;
 mod standin;
 
-use std::time::Duration;
-
-use common::{Bytes, Words, geq, passes};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Device, QpConfig};
-use gdsync::{Gpu, Kind};
+use common::*;
 use standin::{Control, Variant, cases, inside, until};
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE` and its values.
@@ -31,9 +26,12 @@ fn taken(index: u32) {
 cases! {
     without_a_launcher_the_first_gpu_is_taken in Variant::env(&[("STANDIN_DEVICES", "4")]) =>
         taken(0);
-    the_gpu_is_taken_by_the_local_rank in Variant::env(&[("STANDIN_DEVICES", "4"), ("MP_LOCAL_RANK", "2")]) =>
+    the_gpu_is_taken_by_the_local_rank
+        in Variant::env(&[("STANDIN_DEVICES", "4"), ("MP_LOCAL_RANK", "2")]) =>
         taken(2);
-    more_ranks_than_gpus_share_in_turn in Variant::env(&[("STANDIN_DEVICES", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "5"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "6")]) =>
+    more_ranks_than_gpus_share_in_turn
+        in Variant::env(&[("STANDIN_DEVICES", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "5"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "6")]) =>
         taken(1);
 }
 

@@ -6,12 +6,8 @@ mod standin;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use common::{Steps, joined};
-use gdsync::Gpu;
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, Lowering, QpConfig, Work};
+use common::*;
 use standin::{Control, Variant, inside};
 
 /// The stand-in for libgdrapi, built once.

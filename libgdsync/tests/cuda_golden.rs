@@ -8,9 +8,8 @@ mod standin;
 #[path = "standin/trace.rs"]
 mod trace;
 
+use common::*;
 use gdsync::memop::Caps;
-use gdsync::rdma::Lowering;
-use gdsync::{Gpu, Kind};
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, small};
 use standin::{Control, Variant, cases, inside};
 use trace::Calls;
@@ -46,7 +45,7 @@ fn standin_gpu(caps: Caps) -> (Gpu, Box<dyn Watch>) {
 cases! {
     a_message_in_each_lap => golden_rig::laps("laps-cuda", &standin_gpu, cuda(), small());
     a_message_in_each_lap_without_nor => {
-        let caps = Caps {nor: false, ..cuda() };
+        let caps = Caps { nor: false, ..cuda() };
         golden_rig::laps("laps-no-nor", &standin_gpu, caps, small());
     };
 }
@@ -75,7 +74,7 @@ cases! {
     a_change_of_stream_by_proxy => golden_rig::edges("edges-proxy", &standin_gpu, by_proxy());
     flushes => golden_rig::flushes("flushes", &standin_gpu, cuda(), small());
     flushes_by_the_cpu => {
-        let caps = Caps {flush: false, ..cuda() };
+        let caps = Caps { flush: false, ..cuda() };
         golden_rig::flushes("flushes-host", &standin_gpu, caps, small());
     };
     word_operations => golden_rig::words("words-cuda", &standin_gpu, cuda());

@@ -8,12 +8,11 @@ mod standin;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use application::{driver, make_current, ok, post, retained};
-use common::{LIMIT, Words, geq, passes, write32};
-use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
-use gdsync::{Gpu, Kind, Result};
+use application::{driver, make_current, ok, post, retained, writes};
+use common::*;
+use gdsync::Result;
+use gdsync::gpu::Word32;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, inside, until};
 
@@ -138,12 +137,8 @@ fn host_memory_that_the_application_registered() {
     // SAFETY: as above, accessed by the region alone.
     let region = unsafe { host(&gpu, at, PAGE, PAGE) }.unwrap();
     let stream = gpu.stream().unwrap();
-    let word = region.word32(0).unwrap();
-    let write = write32(&word, 8);
-    post(&gpu, &stream, &[write]).unwrap();
-    passes(&stream);
-    assert_eq!(word.load().unwrap(), 8);
-    drop((word, region));
+    writes(&gpu, &stream, &region, 0, 8);
+    drop(region);
     std::thread::sleep(Duration::from_millis(50));
     assert_eq!(control.live()["registered"], 1);
     // SAFETY: registered above.

@@ -7,19 +7,25 @@ mod application;
 mod common;
 mod standin;
 
-use std::time::Duration;
-
 use application::{driver, make_current, ok, post, retained};
-use common::{Bytes, Gate, LIMIT, Pair, Steps, by, passes, send_and_wait, write32};
-use gdsync::gpu::{MemoryKind, Region, Stream};
-use gdsync::rdma::{Descriptor, Device, Endpoint, Lowering, Work};
-use gdsync::{Gpu, Kind, Result};
+use common::*;
+use gdsync::Result;
+use gdsync::gpu::Word64;
 use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
 
 fn pair() -> Pair {
     let config = by(Lowering::MemOps, Endpoint::Ring);
     Pair::open_on(&Gpu::cuda(0).unwrap(), Device::emulated, &config)
+}
+
+/// What shows that the stream has passed its waits so far.
+fn passed_by(word: &Word64, value: u64) -> Descriptor<'_> {
+    Descriptor::PassedBy { word, value }
+}
+
+fn write64(word: &Word64, value: u64) -> Descriptor<'_> {
+    Descriptor::WriteValue64 { word, value }
 }
 
 /// A message by a stream that does not wait, from device memory into device memory.
@@ -67,7 +73,7 @@ fn too_many(streams: usize, limit: usize) {
     message(&mut r, &free, 0x1234_5678_9abc);
     // A request that was refused with its wait is still there.
     let mr = r.memory(MemoryKind::Pinned, 64);
-    let _recv = r.b.receive(&[mr.sge(8, 8)]);
+    r.b.receive(&[mr.sge(8, 8)]);
     let send = r.a.signaled(&Work::send(&[mr.sge(0, 8)]));
     let list = send_and_wait(send);
     let last = all.last().unwrap();
@@ -84,7 +90,7 @@ fn too_many(streams: usize, limit: usize) {
     for (value, stream) in (3..).zip(all.iter().chain(&all)) {
         r.a.post_on(stream, &[gate.wait_for(value)]).unwrap();
         gate.open_to(value);
-        passes(&stream);
+        passes(stream);
     }
     assert_eq!((control.blocked(), control.full()), (Vec::new(), 0));
 }
@@ -202,9 +208,9 @@ fn seats_of_streams_that_are_dropped_during_a_capture() {
         // SAFETY: it is destroyed behind its last handle.
         let stream = unsafe { gpu.cuda_stream(raw.cast()) }.unwrap();
         let word = &word;
-        let list = [gate.wait_for(1), Descriptor::PassedBy { word, value }];
+        let list = [gate.wait_for(1), passed_by(word, value)];
         post(&gpu, &stream, &list).unwrap();
-        let behind = Descriptor::WriteValue64 { word, value };
+        let behind = write64(word, value);
         post(&gpu, &stream, &[behind]).unwrap();
         gate.open_to(1);
         until("it passes", || word.load().unwrap() == value);
@@ -236,12 +242,9 @@ fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
     let all: Vec<Stream> = (0..6).map(|_| r.gpu.stream().unwrap()).collect();
     for (i, stream) in all.iter().enumerate() {
         let (word, value) = (&word, 1 + i as u64);
-        let list = [
-            gate.wait_for(i as u32 + 1),
-            Descriptor::PassedBy { word, value },
-        ];
+        let list = [gate.wait_for(i as u32 + 1), passed_by(word, value)];
         r.a.post_on(stream, &list).unwrap();
-        let behind = Descriptor::WriteValue64 { word, value };
+        let behind = write64(word, value);
         r.a.post_on(stream, &[behind]).unwrap();
         for _ in 0..BEHIND {
             r.a.post_on(stream, &[write32(&other, 1)]).unwrap();
@@ -257,7 +260,7 @@ fn seats_of_streams_that_pass_with_much_work_behind_the_wait() {
     r.a.post_on(&other, &[gate.wait_for(1)]).unwrap();
     hold.open_to(1);
     for stream in &all {
-        passes(&stream);
+        passes(stream);
     }
 }
 
@@ -279,18 +282,9 @@ fn streams_that_pass_by_a_word_of_the_applications() {
         for (i, stream) in all.iter().enumerate() {
             let word = word(i);
             let count = begin.wrapping_add(value.into());
-            let list = [
-                gate.wait_for(value),
-                Descriptor::PassedBy {
-                    word: &word,
-                    value: count,
-                },
-            ];
+            let list = [gate.wait_for(value), passed_by(&word, count)];
             until("the stream takes it", || r.a.post_on(stream, &list).is_ok());
-            let behind = Descriptor::WriteValue64 {
-                word: &word,
-                value: count,
-            };
+            let behind = write64(&word, count);
             until("and what proves it", || {
                 r.a.post_on(stream, &[behind]).is_ok()
             });
@@ -311,7 +305,7 @@ fn streams_that_pass_by_a_word_of_the_applications() {
         r.a.post_on(&other, &[gate.wait_for(1)]).is_ok()
     });
     for stream in &all {
-        passes(&stream);
+        passes(stream);
     }
 }
 
@@ -329,18 +323,9 @@ fn a_wait_that_was_passed_gives_back_all_room_up_to_the_next() {
     let stream = r.gpu.stream().unwrap();
     for value in 1..=20 {
         let word = &passed;
-        let list = [
-            gate.wait_for(value),
-            Descriptor::PassedBy {
-                word,
-                value: value.into(),
-            },
-        ];
+        let list = [gate.wait_for(value), passed_by(word, value.into())];
         until("room for a wait", || r.a.post_on(&stream, &list).is_ok());
-        let behind = Descriptor::WriteValue64 {
-            word,
-            value: value.into(),
-        };
+        let behind = write64(word, value.into());
         r.a.post_on(&stream, &[behind]).unwrap();
         until("it stands", || control.waiting() == 1);
         // Once the proof before is given it is no more than the driver holds.

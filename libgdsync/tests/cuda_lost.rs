@@ -5,14 +5,8 @@
 mod common;
 mod standin;
 
-use std::time::Duration;
-
-use common::{
-    LIMIT, Steps, Words, by, connect, geq, joined, memory, passes, send_and_wait, sized, write32,
-};
-use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
-use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Qp, Work};
-use gdsync::{Error, Gpu, Kind};
+use common::*;
+use gdsync::Error;
 use standin::{Control, Variant, cases, inside, until};
 
 /// What the driver says of a kernel that went wrong; its context is gone with it.
@@ -182,10 +176,8 @@ fn codes_never_seen_before() {
 fn message(r: &mut Rig) -> gdsync::Result<()> {
     let recv = r.b.prepare_receive(&[r.mr.sge(64, 8)])?;
     r.b.post_receive(recv)?;
-    let list = [r.mr.sge(0, 8)];
-    let send = r.a.prepare(&Work::send(&list).signaled())?;
-    let list = send_and_wait(send);
-    r.a.post_on(&r.stream, &list)?;
+    let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled())?;
+    r.a.post_on(&r.stream, &send_and_wait(send))?;
     assert!(r.stream.synchronize(LIMIT)?);
     r.a.wait(send, LIMIT)?;
     r.b.wait(recv, LIMIT)
@@ -325,7 +317,7 @@ fn lost_in_a_wait(lowering: Lowering) {
     message(&mut r).unwrap();
     let gate = r.gpu.word();
     let closed = geq(&gate, 1);
-    let _recv = r.b.receive(&[r.mr.sge(64, 8)]);
+    r.b.receive(&[r.mr.sge(64, 8)]);
     let send = r.a.prepare(&Work::send(&[r.mr.sge(0, 8)]).signaled());
     let send = send.unwrap();
     let list = [closed, Descriptor::Send(send), Descriptor::wait(send)];

@@ -7,15 +7,12 @@ mod common;
 mod standin;
 
 use std::ffi::c_void;
-use std::time::Duration;
 
-use application::{driver, make_current, ok, post, retained};
-use common::{Bytes, Words, geq, passes, write32};
-use gdsync::gpu::{Dims, KERNELS, MemoryKind, Region, SharedMemory};
+use application::{driver, make_current, ok, post, retained, writes};
+use common::*;
+use gdsync::gpu::{KERNELS, SharedMemory};
 use gdsync::kernels::{Fill, Report, Verify};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::post_on;
-use gdsync::{Gpu, Kind};
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
 use standin::{Control, Variant, inside, until};
@@ -75,11 +72,7 @@ fn contexts() {
         for gpu in [&gpu, &other] {
             let stream = gpu.stream().unwrap();
             let memory = gpu.alloc(MemoryKind::Device, 64).unwrap();
-            let word = memory.word32(0).unwrap();
-            let write = write32(&word, 9);
-            post(gpu, &stream, &[write]).unwrap();
-            passes(&stream);
-            assert_eq!(word.load().unwrap(), 9);
+            writes(gpu, &stream, &memory, 0, 9);
         }
         assert_eq!(current(), before);
     }
@@ -117,11 +110,7 @@ fn streams_of_the_application() {
         assert_eq!(stream.as_cuda(), Some(raw.cast()));
         assert_eq!(gpu.cuda_stream(raw.cast()).unwrap().id(), stream.id());
         let memory = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
-        let word = memory.word32(0).unwrap();
-        let write = write32(&word, 3);
-        post(&gpu, &stream, &[write]).unwrap();
-        passes(&stream);
-        assert_eq!(word.load().unwrap(), 3);
+        writes(&gpu, &stream, &memory, 0, 3);
         drop(stream);
         // The application's stream is still its own.
         ok((driver().cuStreamDestroy_v2)(raw));
@@ -222,11 +211,7 @@ fn adopted_memory() {
         // SAFETY: memory that is freed after its regions.
         let region = unsafe { gpu.adopt(DevicePtr(at + 64), 128) }.unwrap();
         region.write(0, &[1; 128]).unwrap();
-        let word = region.word32(4).unwrap();
-        let write = write32(&word, 77);
-        post(&gpu, &stream, &[write]).unwrap();
-        passes(&stream);
-        assert_eq!(word.load().unwrap(), 77);
+        writes(&gpu, &stream, &region, 4, 77);
         // SAFETY: refused.
         let error = unsafe { gpu.adopt(DevicePtr(at + 64), 4096) }.unwrap_err();
         assert_eq!(

@@ -6,14 +6,9 @@ mod common;
 mod standin;
 mod whole_path;
 
-use std::time::Duration;
-
 use MemoryKind::{Device as Dev, Pinned as Pin};
-use common::{LIMIT, Pair, Steps, by, passes, receive_and_wait, sized};
-use gdsync::gpu::MemoryKind;
+use common::*;
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Device, Endpoint, Lowering, Qp, QpConfig, Work};
-use gdsync::{Gpu, Kind};
 use standin::{Control, Variant, cases, inside, until};
 
 fn pair(config: &QpConfig) -> Pair {

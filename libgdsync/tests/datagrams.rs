@@ -3,8 +3,7 @@
 mod common;
 mod verbs_device;
 
-use common::plain_cases;
-use gdsync::rdma::Device;
+use common::*;
 use verbs_device::datagrams;
 
 plain_cases! {

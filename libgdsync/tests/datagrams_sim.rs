@@ -6,14 +6,11 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Bytes, LIMIT, Steps, finish, geq, memory, paths, play, sge, write32};
+use common::*;
 use gds_sim::seeds;
-use gdsync::gpu::{MemoryKind, Stream, Word32};
-use gdsync::rdma::{
-    Access, Descriptor, Destination, Device, Endpoint, GRH, Mr, Pd, Qp, QpConfig, ReceiveRequest,
-    Transport, Work,
-};
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+use gdsync::gpu::Word32;
+use gdsync::rdma::{Destination, GRH, Transport};
+use gdsync::{EmulatedOptions, Fabric};
 use vmlx5::fabric::hub::{Hub, HubConfig};
 
 const QKEY: u32 = 0x0bad_cafe;

@@ -7,10 +7,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
 use common::witness::Witness;
-use common::{Gate, LIMIT, Steps, finish, kind, memory, paths, send_and_wait, sge};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Device, QpAddress, QpConfig, ReceiveRequest, RemoteMemory, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::rdma::{QpAddress, RemoteMemory};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -106,11 +104,9 @@ fn the_peer_dies() {
         qp.post(taken).unwrap();
         qp.wait(taken, LIMIT).unwrap();
         // One waits for a receive that never comes; another is behind a gate.
-        let list = send_and_wait(waiting);
-        qp.post_on(&stream, &list).unwrap();
+        qp.post_on(&stream, &send_and_wait(waiting)).unwrap();
         let saw = Witness::launch(&stream, &qp, waiting);
-        let list = gate.before(later);
-        qp.post_on(&stream, &list).unwrap();
+        qp.post_on(&stream, &gate.before(later)).unwrap();
         let last = Witness::launch(&stream, &qp, later);
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert_eq!(qp.error(), None, "{path}");

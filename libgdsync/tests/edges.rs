@@ -3,17 +3,14 @@
 
 mod common;
 
-use common::{Bytes, LIMIT, Net, Pair, Steps, finish, paths, refused, send_and_wait, sge, sized};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, Mr, QpConfig, ReceiveRequest, RemoteSpan, Sge, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::rdma::{RemoteSpan, Sge};
 
 /// `a` sends by its stream, which waits; the CPU waits for the receive.
 fn carry(p: &mut Pair, work: &Work<'_>, recv: Option<ReceiveRequest>, what: &str) -> u32 {
     let stream = p.gpu.stream().unwrap();
-    let send = p.a.signaled(&work);
-    let list = send_and_wait(send);
-    p.a.post_on(&stream, &list).unwrap();
+    let send = p.a.signaled(work);
+    p.a.post_on(&stream, &send_and_wait(send)).unwrap();
     finish(&stream, what);
     assert_eq!(p.a.poll(send).unwrap(), Some(Status::SUCCESS), "{what}");
     let Some(recv) = recv else { return 0 };
@@ -23,13 +20,11 @@ fn carry(p: &mut Pair, work: &Work<'_>, recv: Option<ReceiveRequest>, what: &str
 }
 
 fn receive(p: &mut Pair, sges: &[Sge<'_>]) -> Option<ReceiveRequest> {
-    let recv = p.b.receive(sges);
-    Some(recv)
+    Some(p.b.receive(sges))
 }
 
 fn bytes(mr: &Mr, at: usize, len: usize) -> Vec<u8> {
-    let bytes = mr.region().vec(at, len);
-    bytes
+    mr.region().vec(at, len)
 }
 
 #[test]

@@ -4,14 +4,9 @@
 mod common;
 
 use common::witness::Witness;
-use common::{
-    Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, finish, kind, memory, paths, sge, write32,
-};
-use gdsync::gpu::{MemoryKind, Word32, Word64};
-use gdsync::rdma::{
-    Access, Descriptor, Field, Mr, QpConfig, RemoteSpan, SendRequest, WaitOptions, Work,
-};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::gpu::{Word32, Word64};
+use gdsync::rdma::{Field, RemoteSpan, WaitOptions};
 
 /// What the other end makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,10 +3,8 @@
 mod common;
 mod whole_path;
 
-use common::paths_of;
-use gdsync::Gpu;
+use common::*;
 use gdsync::gpu::MemoryKind::{Device as Dev, Pinned as Pin};
-use gdsync::rdma::QpConfig;
 
 fn each(test: impl Fn(&Gpu, &QpConfig)) {
     for (path, config) in paths_of(16, 16) {

@@ -3,12 +3,7 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Gate, LIMIT, Net, Pair, Steps, all_refused, finish, paths, refused, sge};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, QpConfig, Work};
-use gdsync::{Gpu, Kind};
+use common::*;
 
 const SOON: Duration = Duration::from_millis(5);
 
@@ -141,7 +136,7 @@ fn a_post_by_the_cpu_waits_for_the_stream_before_it_as_long_as_the_caller_says()
         finish(&stream, path);
         common::until(&gpu, path, || p.a.post_receive(second).is_ok());
         for recv in [first, second] {
-            let _send = p.b.start(&Work::send_inline(&[b"x"]));
+            p.b.start(&Work::send_inline(&[b"x"]));
             p.a.wait(recv, LIMIT).unwrap();
         }
         p.check(path);

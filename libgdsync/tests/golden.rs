@@ -6,12 +6,8 @@ mod common;
 #[path = "common/golden_rig.rs"]
 mod golden_rig;
 
-use common::{passes, plain_cases};
-use gdsync::gpu::Stream;
-use gdsync::gpu::soft::SoftOptions;
+use common::*;
 use gdsync::memop::Caps;
-use gdsync::rdma::{Descriptor, Device, Lowering};
-use gdsync::{Gpu, Kind};
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
 
 /// The GPU's own tracer.
@@ -50,11 +46,11 @@ plain_cases! {
         golden_rig::laps("laps-mask", &soft, caps, small());
     };
     a_message_in_each_lap_without_nor => {
-        let caps = Caps {nor: false, ..cuda() };
+        let caps = Caps { nor: false, ..cuda() };
         golden_rig::laps("laps-no-nor", &soft, caps, small());
     };
     a_message_in_each_lap_without_64_bits => {
-        let caps = Caps {memops64: false, ..cuda() };
+        let caps = Caps { memops64: false, ..cuda() };
         golden_rig::laps("laps-32-bit", &soft, caps, small());
     };
     a_message_in_each_lap_by_kernel => golden_rig::laps("laps-kernel", &soft, cuda(), by_kernel());

@@ -9,10 +9,8 @@ mod virtual_nic;
 
 use std::os::unix::fs::MetadataExt as _;
 
-use common::{Bytes, Open, Pair, Steps, passes};
-use gdsync::gpu::{Consistency, MemoryKind, Region};
-use gdsync::rdma::{Access, Descriptor, Device, Mr, QpConfig, Work};
-use gdsync::{Gpu, Kind};
+use common::*;
+use gdsync::gpu::Consistency;
 use listen::Told;
 use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
@@ -164,7 +162,8 @@ cases! {
     the_cpu_flushes_where_the_environment_says_so in &[("GDS_CONSISTENCY", "host")] =>
         policy(Consistency::HostFlag);
     /// By queue pairs of libmlx5 that are connected to themselves.
-    the_nic_reads_behind_its_writes_where_the_environment_says_so in &[("GDS_CONSISTENCY", "read")] =>
+    the_nic_reads_behind_its_writes_where_the_environment_says_so
+        in &[("GDS_CONSISTENCY", "read")] =>
         policy(Consistency::LoopbackRead);
 }
 

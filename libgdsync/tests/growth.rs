@@ -3,10 +3,7 @@
 
 mod common;
 
-use common::{LIMIT, Net, Pair, Steps, finish, memory, paths, sge, sized, wait_at_most};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, QpConfig, Work};
-use gdsync::{Gpu, Status};
+use common::*;
 
 /// Messages over the fast paths.
 const MESSAGES: u32 = 100_000;

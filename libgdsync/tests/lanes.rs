@@ -5,13 +5,11 @@ mod common;
 mod verbs_device;
 mod virtual_nic;
 
-use common::{Bytes, LIMIT, Steps, connect, passes, send_and_wait, sized};
-use gdsync::gpu::MemoryKind;
+use common::*;
 use gdsync::rdma::{
-    Access, Descriptor, Device, DeviceOptions, LANES, Lanes, LanesMr, LanesPd, NicChoice, NicName,
-    Provider, Qp, QpAddress, QpConfig, RemoteMemory, Work, post_on,
+    DeviceOptions, LANES, Lanes, LanesMr, LanesPd, NicChoice, NicName, Provider, QpAddress,
+    RemoteMemory,
 };
-use gdsync::{Gpu, Kind, Status};
 use verbs_device::pattern;
 use virtual_nic::{cases, inside};
 
@@ -92,7 +90,8 @@ fn the_environment_names_lanes_and_their_order() {
 }
 
 cases! {
-    five_lanes_are_too_many in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] => {
+    five_lanes_are_too_many
+        in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] => {
         let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
         assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
     };
@@ -192,7 +191,8 @@ fn all_at_once() {
 
 cases! {
     one_lane_fails_and_the_others_go_on in &FOUR => one_fails();
-    one_lane_fails_and_the_others_go_on_by_proxy in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] =>
+    one_lane_fails_and_the_others_go_on_by_proxy
+        in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] =>
         one_fails();
 }
 
@@ -251,8 +251,7 @@ fn one_fails() {
             let from = [near.sge(a, 32, 8).unwrap()];
             let span = there.span(8 * lane as u64, 8).unwrap();
             let write = a.signaled(&Work::write(&from, span));
-            let list = send_and_wait(write);
-            a.post_on(&stream, &list).unwrap();
+            a.post_on(&stream, &send_and_wait(write)).unwrap();
             passes(&stream);
             assert_eq!(a.poll(write).unwrap(), Some(good), "lane {lane}");
             far.region().read(8 * lane, &mut got[..8]).unwrap();
@@ -311,8 +310,7 @@ fn nics_of_different_kinds() {
         let from = [memory.sge(a, 300, 600).unwrap()];
         let span = there.span(at as u64, 600).unwrap();
         let write = a.signaled(&Work::write(&from, span));
-        let list = send_and_wait(write);
-        a.post_on(&stream, &list).unwrap();
+        a.post_on(&stream, &send_and_wait(write)).unwrap();
         passes(&stream);
         assert_eq!(a.poll(write).unwrap(), Some(Status::SUCCESS));
         let got = memory.region().vec(at, 600);

@@ -4,17 +4,9 @@
 mod common;
 
 use std::any::Any;
-use std::time::Duration;
 
 use common::witness::Witness;
-use common::{
-    Bytes, Flag, Gate, LIMIT, Net, Pair, Steps, all_refused, finish, kind, limited, paths, refused,
-    send_and_wait, sge,
-};
-use gds_step::Live;
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
 
 const SOON: Duration = Duration::from_millis(2);
 
@@ -161,8 +153,7 @@ fn a_device_that_goes_before_its_streams_ring_leaves_them_free_to_go_on() {
         for i in 0..8 {
             let stream = &streams[i % 2];
             let send = p.a.signaled(&Work::send(&list));
-            let post = send_and_wait(send);
-            p.a.post_on(stream, &post).unwrap();
+            p.a.post_on(stream, &send_and_wait(send)).unwrap();
         }
         p.a.post_on(&streams[1], &[done.set()]).unwrap();
         drop(p);
@@ -193,8 +184,7 @@ fn everything_may_go_in_any_order_the_gpu_too() {
             let list = [sge(&near, 0, 8)];
             let to = far.remote().span(0, 8).unwrap();
             let send = p.a.signaled(&Work::write(&list, to));
-            let post = gate.before(send);
-            p.a.post_on(&stream, &post).unwrap();
+            p.a.post_on(&stream, &gate.before(send)).unwrap();
             let _ = Witness::launch(&stream, &p.a, send);
             let Pair {
                 a,
@@ -237,8 +227,7 @@ fn close_waits_for_what_was_dropped_and_for_nothing_else() {
         let mut peer = p.pd_a.create_qp(&config).unwrap();
         common::connect(&mut doomed, &mut peer);
         let mem = p.mem_a(MemoryKind::Pinned, 64);
-        let list = [sge(&mem, 0, 8)];
-        let _send = doomed.start(&Work::send(&list));
+        doomed.start(&Work::send(&[sge(&mem, 0, 8)]));
         let qpn = format!("{:#x}", doomed.address().qpn);
         drop(doomed);
         for _ in 0..2 {

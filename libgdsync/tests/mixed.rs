@@ -3,10 +3,7 @@
 
 mod common;
 
-use common::{Bytes, Gate, LIMIT, Net, Pair, Steps, finish, paths, send_and_wait, sge};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, Qp, QpConfig, SendRequest, Work, post_on};
-use gdsync::{Gpu, Status};
+use common::*;
 
 #[test]
 fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
@@ -43,8 +40,7 @@ fn a_post_by_the_cpu_leaves_the_other_queue_to_its_stream() {
                     near.region()
                         .write(8 * i as usize, &value.to_le_bytes())
                         .unwrap();
-                    let list = [sge(&near, 8 * i, 8)];
-                    let _message = p.a.start(&Work::send(&list));
+                    p.a.start(&Work::send(&[sge(&near, 8 * i, 8)]));
                 }
                 ok(p.b.wait(send, LIMIT));
                 ok(p.b.wait(recv, LIMIT));
@@ -93,8 +89,7 @@ fn one_list_serves_queue_pairs_of_every_kind() {
             match round % 3 {
                 0 => p.a.post(nop).unwrap(),
                 _ => {
-                    let list = send_and_wait(nop);
-                    p.a.post_on(&stream, &list).unwrap();
+                    p.a.post_on(&stream, &send_and_wait(nop)).unwrap();
                     finish(&stream, "alone");
                 }
             }

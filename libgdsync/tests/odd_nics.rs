@@ -8,12 +8,8 @@ mod virtual_nic;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{LIMIT, Pair, Steps, limited, passes, plain_cases, send_and_wait};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{
-    Descriptor, Device, DeviceOptions, Endpoint, Mr, PathConfig, Provider, QpConfig, Work,
-};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::rdma::{DeviceOptions, PathConfig, Provider};
 use virtual_nic::outside;
 
 /// Goes on in a process of its own with these NICs.
@@ -237,10 +233,8 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     let [mut stuck, mut sound] = [stuck, sound];
     let stream = gpu.stream().unwrap();
     let send = |(_, pair, memory): &mut (Device, Pair, Mr)| {
-        let list = [memory.sge(0, 9)];
-        let send = pair.a.signaled(&Work::send(&list));
-        let post = send_and_wait(send);
-        pair.a.post_on(&stream, &post).unwrap();
+        let send = pair.a.signaled(&Work::send(&[memory.sge(0, 9)]));
+        pair.a.post_on(&stream, &send_and_wait(send)).unwrap();
         send
     };
     send(&mut stuck);
@@ -248,8 +242,7 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     std::thread::sleep(Duration::from_millis(500));
     let stream = gpu.stream().unwrap();
     let (_, pair, memory) = &mut sound;
-    let list = [memory.sge(0, 9)];
-    let send = pair.a.signaled(&Work::send(&list));
+    let send = pair.a.signaled(&Work::send(&[memory.sge(0, 9)]));
     pair.a.post_on(&stream, &[Descriptor::Send(send)]).unwrap();
     let limit = Duration::from_secs(20);
     let deadline = Instant::now() + limit;

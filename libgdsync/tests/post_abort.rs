@@ -4,13 +4,9 @@
 mod common;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use common::{Gate, LIMIT, Net, Pair, finish, kind, pass, paths, play, sge, until};
+use common::*;
 use gds_sim::seeds;
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{Descriptor, Mr, Qp, QpConfig, ReceiveRequest, SendRequest, Work};
-use gdsync::{Gpu, Kind, Status};
 
 /// Receives of the receiving end.
 const ROOM: u32 = 64;
@@ -381,8 +377,8 @@ fn four(w: &mut World, order: &[usize; 4], deeds: &[Deed; 4], seed: u32) {
                 assert_eq!(kind(result), Some(Kind::OutOfOrder), "{order:?} {deeds:?}");
             }
             Deed::ByStream(stream) => {
-                let list = [Descriptor::Send(names[*i])];
-                let result = w.a.post_on(&w.streams[stream], &list);
+                let result =
+                    w.a.post_on(&w.streams[stream], &[Descriptor::Send(names[*i])]);
                 assert_eq!(kind(result), Some(Kind::OutOfOrder), "{order:?} {deeds:?}");
             }
         }

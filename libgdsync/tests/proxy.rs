@@ -5,12 +5,8 @@ mod verbs_device;
 mod virtual_nic;
 
 use std::path::Path;
-use std::time::Duration;
 
-use common::{Bytes, LIMIT, Pair, Steps, Words, connect, geq, passes, receive_and_wait, sized};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
 use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
@@ -168,8 +164,7 @@ fn giving_up_flushes_what_is_outstanding() {
         let memory = p.memory(MemoryKind::Pinned, 64);
         let stream = p.gpu.stream().unwrap();
         let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
-        let post = receive_and_wait(recv);
-        p.b.post_on(&stream, &post).unwrap();
+        p.b.post_on(&stream, &receive_and_wait(recv)).unwrap();
         std::thread::sleep(Duration::from_millis(10));
         p.b.fail(Status::CLOSED);
         let error = p.b.wait(recv, LIMIT).unwrap_err();
@@ -195,7 +190,7 @@ fn receives_may_come_before_the_connection() {
         if connected {
             connect(&mut a, &mut b);
             let pieces: [&[u8]; 1] = [&[7; 8]];
-            let _send = a.start(&Work::send_inline(&pieces));
+            a.start(&Work::send_inline(&pieces));
             b.wait(recv, LIMIT).unwrap();
         } else {
             b.fail(Status::CANCELLED);
@@ -259,7 +254,7 @@ fn an_idle_proxy_sleeps() {
         });
         assert!(sleeps, "the idle thread spins");
         let pieces: [&[u8]; 1] = [&[round; 8]];
-        let _send = p.a.start(&Work::send_inline(&pieces));
+        p.a.start(&Work::send_inline(&pieces));
         p.b.wait(recv, LIMIT).unwrap();
     }
 }

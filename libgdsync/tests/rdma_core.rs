@@ -5,10 +5,7 @@ mod common;
 mod verbs_device;
 mod virtual_nic;
 
-use common::{LIMIT, Pair, Steps, joined, sized};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Device, QpConfig, Work};
-use gdsync::{Gpu, Kind};
+use common::*;
 use virtual_nic::{cases, inside};
 
 cases! {
@@ -108,8 +105,8 @@ cases! {
         verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::rdma_core);
     /// Counters of queues have 16 bits, those of completions more.
     counters_wrap => verbs_device::counters_wrap(Device::rdma_core);
-    /// What a stream still has to ring when everything was dropped is rung into a page that is there,
-    /// and the stream goes on.
+    /// What a stream still has to ring when everything was dropped is rung into a page that is
+    /// there, and the stream goes on.
     a_stream_outlives_the_device => verbs_device::a_stream_outlives_the_device(Device::rdma_core);
     datagrams_by_infiniband => {
         verbs_device::datagrams::all(Device::rdma_core);
@@ -132,8 +129,8 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
 
 cases! {
     a_partition_that_the_nic_is_not_in_is_refused => {
-        let kind = Kind::Invalid;
-        verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(Device::rdma_core, kind);
+        let (open, kind) = (Device::rdma_core, Kind::Invalid);
+        verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(open, kind);
     };
     a_fatal_error_of_the_nic_ends_waits_for_receives in &[("VMLX5_FAULTS", "fatal=3s")] =>
         verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::rdma_core);

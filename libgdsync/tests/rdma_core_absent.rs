@@ -206,7 +206,8 @@ cases! {
     a_port_that_is_not_there in &[("GDS_NIC", "mlx5_0:3")] => refused(Kind::Absent, &["mlx5_0:3"]);
     a_name_that_is_none in &[("GDS_NIC", "mlx5_0:zero")] =>
         refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
-    the_second_port_of_the_second_nic in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
+    the_second_port_of_the_second_nic
+        in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
         let device = Device::rdma_core(&Gpu::soft().unwrap()).unwrap();
         assert_eq!(device.name(), "mlx5 mlx5_1:2");
     };

@@ -1,25 +1,17 @@
 //! CUDA streams, by a stand-in for libcuda, that ring a ConnectX of libmlx5, over a virtual one.
 
 mod common;
-#[allow(unused_macros, unused_imports)]
 mod standin;
 mod virtual_nic;
 
-use common::{Bytes, LIMIT, Steps, by, send_and_wait, sized};
-use gdsync::Gpu;
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Work};
-use standin::{Control, LIBRARY, Variant};
+use common::*;
+use standin::Control;
+use virtual_nic::inside_with_cuda;
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
-    let library = standin::build(&Variant::default());
-    let vars = [(LIBRARY, library.to_str().unwrap())];
-    let name = "streams_ring_doorbells_that_are_registered_as_registers_of_a_device";
-    if !virtual_nic::is_child(name, &vars, true) {
-        return;
-    }
+    inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let device = Device::rdma_core(&gpu).unwrap();
@@ -52,10 +44,8 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
             region.write(0, &vec![round; len]).unwrap();
             region.write(4096, &vec![!round; len]).unwrap();
             let recv = b.receive(&[memory.sge(4096, len as u32)]);
-            let list = [memory.sge(0, len as u32)];
-            let send = a.signaled(&Work::send(&list));
-            let post = send_and_wait(send);
-            a.post_on(&stream, &post).unwrap();
+            let send = a.signaled(&Work::send(&[memory.sge(0, len as u32)]));
+            a.post_on(&stream, &send_and_wait(send)).unwrap();
             b.post_on(&stream, &[Descriptor::wait_flushed(recv)])
                 .unwrap();
             assert!(
@@ -74,12 +64,7 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
-    let library = standin::build(&Variant::default());
-    let vars = [(LIBRARY, library.to_str().unwrap())];
-    let name = "gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address";
-    if !virtual_nic::is_child(name, &vars, true) {
-        return;
-    }
+    inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     for open in [Device::rdma_core, Device::proxy] {
@@ -97,12 +82,7 @@ fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn small_registrations_share_the_units_of_the_driver() {
-    let library = standin::build(&Variant::default());
-    let vars = [(LIBRARY, library.to_str().unwrap())];
-    let name = "small_registrations_share_the_units_of_the_driver";
-    if !virtual_nic::is_child(name, &vars, true) {
-        return;
-    }
+    inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::rdma_core(&gpu).unwrap().alloc_pd().unwrap();

@@ -8,10 +8,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
-use common::{Bytes, LIMIT, Steps, send_and_wait};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Qp, QpAddress, QpConfig, RemoteMemory, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::rdma::{QpAddress, RemoteMemory};
 use virtual_nic::cases;
 
 /// `len` bytes that differ from one `round` to the next.
@@ -52,8 +50,7 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     for round in 0..50 {
         region.write(0, &pattern(round, 1500)).unwrap();
         let recv = qp.prepare_receive(&[memory.sge(2048, 1500)]).unwrap();
-        let list = [memory.sge(0, 1500)];
-        let send = qp.signaled(&Work::send(&list).with_imm(1));
+        let send = qp.signaled(&Work::send(&[memory.sge(0, 1500)]).with_imm(1));
         let post = [
             Descriptor::Receive(recv),
             Descriptor::Send(send),
@@ -69,10 +66,8 @@ fn run(open: fn(&Gpu) -> gdsync::Result<Device>, there: &str) {
     other.wait().unwrap();
     // It is silent now, and that is an error after its time.
     let span = theirs.span(0, 8).unwrap();
-    let list = [memory.sge(0, 8)];
-    let write = qp.signaled(&Work::write(&list, span));
-    let post = send_and_wait(write);
-    qp.post_on(&stream, &post).unwrap();
+    let write = qp.signaled(&Work::write(&[memory.sge(0, 8)], span));
+    qp.post_on(&stream, &send_and_wait(write)).unwrap();
     let error = qp.wait(write, LIMIT).unwrap_err();
     assert_eq!(error.kind(), Kind::Failed(Status::TRANSPORT_RETRY));
     assert!(stream.synchronize(LIMIT).unwrap(), "the stream is stuck");
@@ -111,8 +106,7 @@ fn the_other_process() {
         round += 1;
         recv = qp.receive(&[memory.sge(0, 1500)]);
         region.write(2048, &pattern(round, 1500)).unwrap();
-        let list = [memory.sge(2048, 1500)];
-        let send = qp.start(&Work::send(&list));
+        let send = qp.start(&Work::send(&[memory.sge(2048, 1500)]));
         qp.wait(send, LIMIT).unwrap();
     }
 }

@@ -8,12 +8,9 @@ mod verbs_device;
 mod virtual_nic;
 
 use std::path::Path;
-use std::time::Duration;
 
-use common::{LIMIT, connect, memory, passes};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, Transport, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
+use gdsync::rdma::Transport;
 use virtual_nic::inside;
 
 /// Numbers of states.
@@ -22,11 +19,17 @@ const RTS: &str = "3:1";
 /// Of two queue pairs that are made, the first reset behind them.
 const INIT_OF_RESET: &str = "1:1:2";
 
+/// The library that refuses.
+fn library() -> &'static Path {
+    let behind = ["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"];
+    common::shim("refused_states", &behind)
+}
+
 /// Runs the test in a process of its own in which this state is refused, or held if `$var` says so.
 macro_rules! refusing {
     ($state:expr $(, $var:expr)*) => {
         inside!(&[
-            ("GDS_IBVERBS_LIB", common::shim("refused_states", &["-Wl,--no-as-needed", "-l:libibverbs.so.1", "-ldl"]).to_str().unwrap()),
+            ("GDS_IBVERBS_LIB", library().to_str().unwrap()),
             ("REFUSE_STATE", $state),
             $($var),*
         ]);
@@ -152,8 +155,9 @@ fn a_queue_pair_whose_reset_the_kernel_refuses_half_way_fails_until_the_next_res
     rig.b.quiet(LIMIT).unwrap();
     let refused = rig.b.reset().unwrap_err();
     assert_eq!(refused.kind(), Kind::Failed(Status::CLOSED), "{refused}");
-    let list = [rig.memory.sge(0, 8)];
-    let lost = rig.b.prepare(&Work::send(&list).signaled());
+    let lost = rig
+        .b
+        .prepare(&Work::send(&[rig.memory.sge(0, 8)]).signaled());
     let kind = lost.map_err(|e| e.kind());
     assert_eq!(kind.unwrap_err(), Kind::Failed(Status::CLOSED));
     rig.a.quiet(LIMIT).unwrap();

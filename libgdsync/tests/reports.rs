@@ -3,13 +3,9 @@
 mod common;
 mod verbs_device;
 
-use std::time::Duration;
-
-use common::{LIMIT, Net, Pair, Steps, play, sge};
+use common::*;
 use gds_sim::seeds;
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Device, PathConfig, QpConfig, Work};
-use gdsync::{Kind, Status};
+use gdsync::rdma::PathConfig;
 
 #[test]
 fn a_refused_access_of_the_peer_is_an_error_here() {
@@ -58,8 +54,7 @@ fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
             let memory = p.mem_a(MemoryKind::Pinned, 64);
             // The peer is in error, and answers nothing.
             p.b.fail(Status::CLOSED);
-            let list = [sge(&memory, 0, 8)];
-            let send = p.a.signaled(&Work::send(&list));
+            let send = p.a.signaled(&Work::send(&[sge(&memory, 0, 8)]));
             let begin = gpu.host().now();
             p.a.post(send).unwrap();
             let e = p.a.wait(send, LIMIT).unwrap_err();

@@ -2,12 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
-
-use common::{Bytes, Gate, LIMIT, Net, Pair, Steps, finish, kind, paths, refused, sge};
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, QpConfig, SendRequest, Work};
-use gdsync::{Gpu, Kind, Status};
+use common::*;
 
 /// Queues so short that a few messages lead around them.
 fn short(config: &QpConfig, start: u32) -> QpConfig {
@@ -110,25 +105,21 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
         }),
         ("a send that nobody receives", |p, _, _| {
             let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let list = [sge(&mem, 0, 8)];
-            let _send = p.a.start(&Work::send(&list));
+            p.a.start(&Work::send(&[sge(&mem, 0, 8)]));
         }),
         ("an unsignaled send that nobody receives", |p, _, _| {
             let mem = p.mem_a(MemoryKind::Pinned, 64);
-            let list = [sge(&mem, 0, 8)];
-            let send = p.a.prepare(&Work::send(&list)).unwrap();
+            let send = p.a.prepare(&Work::send(&[sge(&mem, 0, 8)])).unwrap();
             p.a.post(send).unwrap();
         }),
         (
             "a stream that has not arrived at its wait",
             |p, stream, gate| {
                 let mem = p.mem_a(MemoryKind::Pinned, 64);
-                let list = [sge(&mem, 0, 8)];
-                let send = p.a.start(&Work::send(&list));
+                let send = p.a.start(&Work::send(&[sge(&mem, 0, 8)]));
                 // In submissions of their own: those of one may be waited for side by side.
                 p.a.post_on(stream, &[gate.wait()]).unwrap();
-                let list = [Descriptor::wait(send)];
-                p.a.post_on(stream, &list).unwrap();
+                p.a.post_on(stream, &[Descriptor::wait(send)]).unwrap();
             },
         ),
     ];
@@ -159,8 +150,7 @@ fn work_in_flight_forbids_a_reset_until_it_is_done() {
 
 fn receive_one(p: &mut Pair) -> gdsync::rdma::ReceiveRequest {
     let mem = p.mem_b(MemoryKind::Pinned, 64);
-    let recv = p.b.receive(&[sge(&mem, 0, 8)]);
-    recv
+    p.b.receive(&[sge(&mem, 0, 8)])
 }
 
 #[test]
@@ -223,8 +213,7 @@ fn a_failure_of_one_side_leaves_nothing_of_the_other_in_flight() {
         let silent = p.b.prepare(&Work::write(&list, to)).unwrap();
         p.b.post(silent).unwrap();
         let recv = p.b.receive(&[sge(&far, 0, 4)]);
-        let list = [sge(&near, 0, 8)];
-        let _long = p.a.start(&Work::send(&list));
+        p.a.start(&Work::send(&[sge(&near, 0, 8)]));
         let expect = Some(Kind::Failed(Status::LOCAL_LENGTH));
         assert_eq!(kind(p.b.wait(recv, LIMIT)), expect, "{path}");
         p.recover(path);

@@ -6,13 +6,8 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use common::{
-    Bytes, LIMIT, connect, finish, joined, kind, memory, paths, roomy, send_and_wait, sge, sized,
-};
-use gds_step::Live;
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
-use gdsync::{Kind, Status};
+use common::*;
+use gdsync::rdma::WaitOptions;
 
 const PAIRS: u32 = 64;
 const THREADS: u64 = 4;
@@ -27,7 +22,7 @@ struct Couple {
 
 impl Couple {
     fn new(pd: &Pd, config: &QpConfig) -> Couple {
-        let (a, b) = joined(&pd, config);
+        let (a, b) = joined(pd, config);
         let memory = [(); 2].map(|()| memory(pd, MemoryKind::Device, 64, Access::ALL));
         Couple {
             ends: [a, b],
@@ -101,8 +96,7 @@ impl Couple {
         let end = &mut self.ends[from];
         let work = Work::write(&list, to).signaled();
         let bad = end.prepare_within(&work, LIMIT).unwrap();
-        let list = send_and_wait(bad);
-        end.post_on(stream, &list).unwrap();
+        end.post_on(stream, &send_and_wait(bad)).unwrap();
         finish(stream, &what);
         let expect = Kind::Failed(Status::REMOTE_ACCESS);
         assert_eq!(kind(end.wait(bad, LIMIT)), Some(expect), "{what}");

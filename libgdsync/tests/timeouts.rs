@@ -3,17 +3,9 @@
 
 mod common;
 
-use std::time::Duration;
-
 use common::witness::Witness;
-use common::{
-    Flag, Gate, LIMIT, Net, Pair, Steps, finish, kind, limited, pass, paths, play, send_and_wait,
-    sge, wait_at_most,
-};
+use common::*;
 use gds_sim::seeds;
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
 
 const MS: Duration = Duration::from_millis(1);
 const SHORT: Duration = Duration::from_millis(200);
@@ -90,8 +82,7 @@ fn a_peer_that_is_silent_or_dead_is_noticed_within_the_limit() {
             let list = [sge(&near, 0, 8)];
             let to = far.remote().span(0, 8).unwrap();
             let write = p.a.signaled(&Work::write(&list, to));
-            let post = gate.before(write);
-            p.a.post_on(&stream, &post).unwrap();
+            p.a.post_on(&stream, &gate.before(write)).unwrap();
             let saw = Witness::launch(&stream, &p.a, write);
             let node = vmlx5::fabric::NodeId(p.b.address().node);
             // Death is silence, too: the NIC would notice, after all its retries.
@@ -198,8 +189,7 @@ fn a_slow_peer_is_not_a_silent_one() {
         let mut last = None;
         for _ in 0..6 {
             let send = p.a.signaled(&Work::send(&list));
-            let post = send_and_wait(send);
-            p.a.post_on(&stream, &post).unwrap();
+            p.a.post_on(&stream, &send_and_wait(send)).unwrap();
             last = Some(send);
         }
         // Each takes nearly as long as it may, all together far longer.
@@ -219,8 +209,7 @@ fn without_a_limit_a_send_waits_for_as_long_as_it_takes() {
     plays(|gpu, config, path| {
         let mut p = Pair::new(gpu, Net::Hub, &limited(config, None));
         let [near, far] = p.memories(MemoryKind::Pinned, 64);
-        let list = [sge(&near, 0, 8)];
-        let send = p.a.start(&Work::send(&list));
+        let send = p.a.start(&Work::send(&[sge(&near, 0, 8)]));
         // The CPU's own limit says nothing about the request.
         let before = gpu.host().now();
         let error = p.a.wait(send, 20 * SHORT).unwrap_err();
@@ -245,8 +234,7 @@ fn the_same_limits_end_waits_on_the_live_driver() {
         let (sender, receiver) = (gpu.stream().unwrap(), gpu.stream().unwrap());
         let (list, gate) = ([sge(&near, 0, 8)], Gate::new(&gpu));
         let send = p.a.signaled(&Work::send(&list));
-        let post = gate.before(send);
-        p.a.post_on(&sender, &post).unwrap();
+        p.a.post_on(&sender, &gate.before(send)).unwrap();
         std::thread::sleep(2 * LIVE);
         assert_eq!(p.a.error(), None, "{path}: a false alarm");
         gate.open();
@@ -286,8 +274,7 @@ fn a_stream_is_held_at_a_failure_until_the_watcher_has_stored_the_status() {
             let mut to = far.remote().span(0, 8).unwrap();
             to.rkey ^= 0x00ab_cd00;
             let bad = p.a.signaled(&Work::write(&list, to));
-            let post = passed.behind(bad);
-            p.a.post_on(&stream, &post).unwrap();
+            p.a.post_on(&stream, &passed.behind(bad)).unwrap();
             let saw = Witness::launch(&stream, &p.a, bad);
             pass(&gpu, Duration::from_secs(1));
             assert!(
@@ -316,7 +303,7 @@ fn a_message_that_had_to_wait_for_its_receive_holds_nothing_up_after_it() {
         let list = [sge(&near, 0, 8)];
         let send = p.a.start(&Work::send(&list));
         pass(&gpu, Duration::from_nanos(rng.u64(..2000)));
-        let _recv = p.b.receive(&[sge(&far, 0, 8)]);
+        p.b.receive(&[sge(&far, 0, 8)]);
         p.a.wait(send, LIMIT).unwrap();
         // A write needs no receive, so none will come.
         let to = far.remote().span(8, 8).unwrap();

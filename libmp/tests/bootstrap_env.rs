@@ -39,6 +39,11 @@ fn refused(vars: &str, kind: Kind, words: &[&str]) {
     }
 }
 
+#[track_caller]
+fn invalid(vars: &str, words: &[&str]) {
+    refused(vars, Kind::Invalid, words);
+}
+
 const SECRET: &str = "MP_SECRET=0123456789abcdef0123";
 const EXPLICIT: &str = "MP_RANK=1 MP_SIZE=2";
 const TORCHRUN: &str = "RANK=2 WORLD_SIZE=3 LOCAL_RANK=2 LOCAL_WORLD_SIZE=3 \
@@ -105,20 +110,14 @@ fn ranks_of_one_host_meet_where_their_launcher_says() {
 
 #[test]
 fn several_hosts_need_a_store() {
-    let words = &["several hosts", "MP_STORE"];
+    let spread_out = |vars: &str| {
+        refused(vars, Kind::Unsupported, &["several hosts", "MP_STORE"]);
+    };
     let spread = OMPI.replace("LOCAL_SIZE=4", "LOCAL_SIZE=2");
-    refused(&spread, Kind::Unsupported, words);
-    refused(&PMI.replace("RANKS=6", "RANKS=3"), Kind::Unsupported, words);
-    refused(
-        &SLURM.replace("NODES=1", "NODES=2"),
-        Kind::Unsupported,
-        words,
-    );
-    refused(
-        &PMIX.replace("NODES=1", "NODES=2"),
-        Kind::Unsupported,
-        words,
-    );
+    spread_out(&spread);
+    spread_out(&PMI.replace("RANKS=6", "RANKS=3"));
+    spread_out(&SLURM.replace("NODES=1", "NODES=2"));
+    spread_out(&PMIX.replace("NODES=1", "NODES=2"));
     refused(EXPLICIT, Kind::Unsupported, &["MP_STORE", "MP_JOB"]);
     let shared = format!("{spread} MP_STORE=file:///shared/job");
     let Place::Directory(path) = plan(&shared).unwrap().place else {
@@ -155,17 +154,17 @@ fn a_store_is_hosted_on_loopback_unless_told() {
     assert_eq!(store(&tcp("node7:7000", "MP_SERVE=0")).1, None);
     // Rank 0 would listen where nobody calls; other ranks need not know.
     let zero = |text: String| text.replace("MP_RANK=1", "MP_RANK=0");
-    refused(&zero(tcp("node7:7000", "")), Kind::Invalid, &["MP_BIND"]);
+    invalid(&zero(tcp("node7:7000", "")), &["MP_BIND"]);
     store(&tcp("node7:7000", ""));
     store(&zero(tcp("localhost:7000", "")));
 
     let spread = TORCHRUN.replace("127.0.0.1", "10.0.0.7");
     let spread = spread.replace("LOCAL_WORLD_SIZE=3", "LOCAL_WORLD_SIZE=1");
-    refused(&spread, Kind::Invalid, &["MP_SECRET"]);
+    invalid(&spread, &["MP_SECRET"]);
     // Without the number of ranks of a host, the master's address tells whether all share one.
     let unsaid = |vars: &str| vars.replace("LOCAL_WORLD_SIZE", "UNKNOWN");
     here(&unsaid(TORCHRUN));
-    refused(&unsaid(&spread), Kind::Invalid, &["MP_SECRET"]);
+    invalid(&unsaid(&spread), &["MP_SECRET"]);
     // Torch's own store has the port itself.
     assert_eq!(store(&format!("{spread} {SECRET}")).0, "10.0.0.7:29501");
     let v6 = spread.replace("10.0.0.7", "fd00::7");
@@ -174,22 +173,14 @@ fn a_store_is_hosted_on_loopback_unless_told() {
 
 #[test]
 fn what_is_not_understood_is_named() {
-    refused(
-        "MP_RANK=x MP_SIZE=2",
-        Kind::Invalid,
-        &["MP_RANK=\"x\"", "number"],
-    );
-    refused("MP_RANK=1", Kind::Invalid, &["MP_RANK is set", "MP_SIZE"]);
-    refused("MP_SIZE=2", Kind::Invalid, &["MP_SIZE is set", "MP_RANK"]);
-    refused("MP_RANK=2 MP_SIZE=2", Kind::Invalid, &["rank 2 of 2"]);
-    refused("MP_RANK=0 MP_SIZE=0", Kind::Invalid, &["rank 0 of 0"]);
-    refused("PMI_RANK=0", Kind::Invalid, &["PMI_SIZE"]);
-    refused("PMIX_RANK=0", Kind::Invalid, &["MP_SIZE"]);
-    refused(
-        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=-2",
-        Kind::Invalid,
-        &["-2"],
-    );
+    invalid("MP_RANK=x MP_SIZE=2", &["MP_RANK=\"x\"", "number"]);
+    invalid("MP_RANK=1", &["MP_RANK is set", "MP_SIZE"]);
+    invalid("MP_SIZE=2", &["MP_SIZE is set", "MP_RANK"]);
+    invalid("MP_RANK=2 MP_SIZE=2", &["rank 2 of 2"]);
+    invalid("MP_RANK=0 MP_SIZE=0", &["rank 0 of 0"]);
+    invalid("PMI_RANK=0", &["PMI_SIZE"]);
+    invalid("PMIX_RANK=0", &["MP_SIZE"]);
+    invalid("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=-2", &["-2"]);
     let with = |more: &str| format!("{EXPLICIT} {SECRET} {more}");
     for store in [
         "http://x",
@@ -199,30 +190,20 @@ fn what_is_not_understood_is_named() {
         "tcp://x:70000",
         "file://x",
     ] {
-        refused(
-            &with(&format!("MP_STORE={store}")),
-            Kind::Invalid,
-            &["MP_STORE", store],
-        );
+        invalid(&with(&format!("MP_STORE={store}")), &["MP_STORE", store]);
     }
     let tcp = |more: &str| with(&format!("MP_STORE=tcp://127.0.0.1:7000 {more}"));
-    refused(&tcp("MP_BIND=eth0"), Kind::Invalid, &["MP_BIND", "eth0"]);
-    refused(&tcp("MP_SERVE=yes"), Kind::Invalid, &["MP_SERVE", "yes"]);
-    refused(
+    invalid(&tcp("MP_BIND=eth0"), &["MP_BIND", "eth0"]);
+    invalid(&tcp("MP_SERVE=yes"), &["MP_SERVE", "yes"]);
+    invalid(
         "MP_RANK=0 MP_SIZE=2 MP_STORE=tcp://localhost:1 MP_SECRET=short",
-        Kind::Invalid,
         &["MP_SECRET is too short", "16"],
     );
-    refused(
+    invalid(
         &tcp("MP_START_TIMEOUT=soon"),
-        Kind::Invalid,
         &["MP_START_TIMEOUT", "seconds"],
     );
-    refused(
-        &tcp("MP_START_TIMEOUT=0"),
-        Kind::Invalid,
-        &["MP_START_TIMEOUT"],
-    );
+    invalid(&tcp("MP_START_TIMEOUT=0"), &["MP_START_TIMEOUT"]);
     let limit = plan(&tcp("MP_START_TIMEOUT=2.5")).unwrap().limit;
     assert_eq!(limit, Duration::from_millis(2500));
 }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gdsync::Gpu;
-use gdsync::gpu::MemoryKind;
 use mp::bootstrap::Local;
-use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Slice, Source};
-use sim::{LARGE, LIMIT, Rank, SMALL, millis, play, secs, slice, talk};
+use mp::{Bootstrap, Builder, Context, Error, Kind, Result, Source};
+use sim::{LIMIT, Rank, SMALL, millis, play, secs, slice, talk};
 
 /// The store that the ranks share, and how often each asked which ranks are gone.
 #[derive(Clone, Debug, Default)]

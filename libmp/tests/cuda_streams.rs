@@ -1,7 +1,6 @@
 //! Streams of the application on CUDA, by a stand-in for libcuda: what the library keeps of a
 //! stream after the application has dropped its handles and destroyed it.
 
-#[allow(dead_code)]
 #[path = "../../libgdsync/tests/common/application.rs"]
 mod application;
 #[path = "../../libgdsync/tests/standin/mod.rs"]

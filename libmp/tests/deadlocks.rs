@@ -18,8 +18,6 @@ const TIMEOUT: Duration = secs(5);
 /// Rounds of the background work and of streams take their time.
 const SLACK: Duration = millis(20);
 
-/// Longer than the eager limit.
-
 /// How a program is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Written {

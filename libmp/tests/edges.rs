@@ -6,7 +6,7 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Full, Kind, Progress, Slice, Source};
+use mp::{Context, Full, Kind, Progress, Source};
 use sim::{Death, Gate, LARGE, LIMIT, SMALL, millis, play, secs, slice};
 
 const DEPTH: u32 = 2;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, Kind, Slice};
+use mp::{Context, Kind};
 use sim::{Death, LIMIT, Rank, SMALL, millis, play, secs, slice};
 
 const LARGE: usize = 1 << 20;

@@ -7,7 +7,6 @@ mod sim;
 use std::time::Duration;
 
 use gdsync::Status;
-use gdsync::gpu::MemoryKind;
 use mp::{Builder, Context, Kind, Recv, Request, Send, Slice, Source};
 use sim::{Gate, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, slice};
 

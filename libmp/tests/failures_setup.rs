@@ -11,10 +11,10 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use gdsync::Status;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::{Status, Stream};
-use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Slice, Source};
+use mp::{Bootstrap, Builder, Connect, Context, Kind, Result, Source};
 use sim::{LARGE, LIMIT, Place, SMALL, millis, play, secs, slice, talk, talk_on};
 
 fn build(builder: Builder) -> Builder {

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Trial};
-use mp::bootstrap::{Bootstrap, from_env};
+use mp::bootstrap::from_env;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 #[path = "../../../libmp/tests/common/jobs.rs"]

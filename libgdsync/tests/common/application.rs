@@ -1,7 +1,11 @@
 //! What an application does with CUDA itself, beside the library: on the same table, with
 //! contexts and streams of its own.
 
-use gdsync::gpu::Stream;
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::time::Duration;
+
+use gdsync::gpu::{Region, Stream};
 use gdsync::rdma::{Descriptor, Device, QpConfig};
 use gdsync::{Gpu, Result};
 use gdsync_sys::cuda::types::CUcontext;
@@ -36,4 +40,13 @@ pub fn make_current(context: CUcontext) {
 pub fn post(gpu: &Gpu, stream: &Stream, list: &[Descriptor<'_>]) -> Result<()> {
     let pd = Device::emulated(gpu)?.alloc_pd()?;
     pd.create_qp(&QpConfig::default())?.post_on(stream, list)
+}
+
+/// Has the stream write the word of `memory` at `at`, and sees that it did.
+#[track_caller]
+pub fn writes(gpu: &Gpu, stream: &Stream, memory: &Region, at: usize, value: u32) {
+    let word = &memory.word32(at).unwrap();
+    post(gpu, stream, &[Descriptor::WriteValue32 { word, value }]).unwrap();
+    assert!(stream.synchronize(Duration::from_secs(60)).unwrap());
+    assert_eq!(word.load().unwrap(), value);
 }

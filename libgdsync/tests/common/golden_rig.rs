@@ -5,19 +5,10 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
-use crate::common::{
-    Bytes, LIMIT, Steps, by, joined, passes, send_and_wait, sized, wait_at_most, write32,
-};
-use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Region, Stream};
+use crate::common::*;
 use gdsync::memop::{Caps, Condition};
-use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Field, Lowering, Mr, Qp, QpConfig, ReceiveRequest,
-    SendRequest, Sge, WaitOptions, Work, post_on,
-};
-use gdsync::{Gpu, Kind};
+use gdsync::rdma::{Field, WaitOptions};
 
 /// A runtime as CUDA's: everything but masks and inline copies.
 pub fn cuda() -> Caps {
@@ -103,32 +94,13 @@ pub fn by_proxy() -> QpConfig {
 }
 
 impl Rig {
-    fn sge(&self, offset: u64) -> Sge<'_> {
-        Sge {
-            mr: &self.memory,
-            offset,
-            len: 8,
-        }
-    }
-
     fn send(&mut self) -> SendRequest {
-        let memory = self.memory.clone();
-        let sge = [Sge {
-            mr: &memory,
-            offset: 0,
-            len: 8,
-        }];
-        self.a.signaled(&Work::send(&sge))
+        self.a.signaled(&Work::send(&[self.memory.sge(0, 8)]))
     }
 
     fn receive(&mut self) -> ReceiveRequest {
-        let memory = self.memory.clone();
-        let sge = [Sge {
-            mr: &memory,
-            offset: 2048,
-            len: 8,
-        }];
-        self.b.prepare_receive(&sge).unwrap()
+        let list = [self.memory.sge(2048, 8)];
+        self.b.prepare_receive(&list).unwrap()
     }
 
     /// Posts on a stream and takes down what the stream was given, under a title.
@@ -226,12 +198,7 @@ pub fn edges(name: &str, make: Make<'_>, config: QpConfig) {
     r.post("receive by stream 0", 0, &[Descriptor::Receive(r0)]);
     r.post("receive by stream 1", 1, &[Descriptor::Receive(r1)]);
     // A gate, so that the first send is still in flight when the second is posted.
-    let gate = r
-        .gpu
-        .alloc(MemoryKind::Pinned, 64)
-        .unwrap()
-        .word32(0)
-        .unwrap();
+    let gate = r.gpu.word();
     let wait_gate = Descriptor::WaitValue32 {
         word: &gate,
         condition: Condition::Eq,
@@ -258,12 +225,7 @@ pub fn edges(name: &str, make: Make<'_>, config: QpConfig) {
 /// Flushes, by whoever flushes where these are the capabilities.
 pub fn flushes(name: &str, make: Make<'_>, caps: Caps, config: QpConfig) {
     let mut r = rig(make(caps), config);
-    let word = r
-        .gpu
-        .alloc(MemoryKind::Pinned, 64)
-        .unwrap()
-        .word32(0)
-        .unwrap();
+    let word = r.gpu.word();
     let flushing = WaitOptions {
         flush: true,
         timeout: None,
@@ -432,7 +394,6 @@ pub fn aborts_holes_patches_and_time_limits(make: Make<'_>) {
         0,
         &[Descriptor::Wait(s3.into(), limited)],
     );
-    assert!(r.sge(0).len == 8);
     r.finish("aborts-patches-limits");
 }
 

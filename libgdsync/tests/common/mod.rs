@@ -1,5 +1,5 @@
 //! What the tests of the whole path share: two connected queue pairs, gates that hold streams,
-//! memory, and a kernel that notes what it sees.
+//! memory, a kernel that notes what it sees, and the names of gdsync that nearly all of them use.
 //!
 //! Time limits only end tests that hang; nothing depends on how fast the machine is.
 
@@ -11,14 +11,18 @@ pub mod witness;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
-use std::time::Duration;
+pub use std::time::Duration;
 
 use gds_sim::{Sim, SimConfig};
-use gds_step::Live;
-use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, Work};
-use gdsync::{EmulatedOptions, Fabric, Gpu};
+pub use gds_step::Live;
+pub use gdsync::gpu::soft::SoftOptions;
+pub use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
+pub use gdsync::rdma::{
+    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, ReceiveRequest,
+    SendRequest, Work, post_on,
+};
+use gdsync::{EmulatedOptions, Fabric};
+pub use gdsync::{Gpu, Kind, Status};
 pub use steps::*;
 use vmlx5::fabric::hub::{Hub, HubConfig};
 

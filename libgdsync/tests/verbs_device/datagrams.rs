@@ -2,12 +2,7 @@
 
 mod refused;
 
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::rdma::{
-    Access, Descriptor, Destination, Endpoint, Field, GRH, Mr, Pd, PortAddress, Qp, QpAddress,
-    QpConfig, ReceiveRequest, Received, Source, Transport, Work,
-};
-use gdsync::{Gpu, Kind, Status};
+use gdsync::rdma::{Destination, Field, GRH, PortAddress, QpAddress, Received, Source, Transport};
 
 pub use refused::{what_makes_no_sense_is_refused, wrong_destinations_are_refused};
 

@@ -5,9 +5,7 @@
 pub mod datagrams;
 pub mod reports;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, Mr, PortAddress, Qp, QpAddress, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
+use gdsync::rdma::{PortAddress, QpAddress};
 
 use crate::common::*;
 
@@ -33,8 +31,7 @@ pub fn a_send_from_the_cpu_arrives(open: Open) {
         let bytes = pattern(round, 100);
         near.region().write(8, &bytes).unwrap();
         let recv = p.b.receive(&[far.sge(16, 100)]);
-        let list = [near.sge(8, 100)];
-        let send = p.a.start(&Work::send(&list));
+        let send = p.a.start(&Work::send(&[near.sge(8, 100)]));
         p.a.wait(send, LIMIT).unwrap();
         p.b.wait(recv, LIMIT).unwrap();
         assert_eq!(p.b.received(recv).unwrap().len, 100);
@@ -101,13 +98,10 @@ pub fn every_opcode_does_what_it_says(open: Open) {
         let near = p.memory(MemoryKind::Pinned, 4096);
         let far = p.memory(MemoryKind::Pinned, 4096);
         let stream = p.gpu.stream().unwrap();
-        let bytes = |mr: &Mr, at: usize, len: usize| {
-            let got = mr.region().vec(at, len);
-            got
-        };
-        let word = |mr: &Mr, at: usize| u64::from_le_bytes(bytes(mr, at, 8).try_into().unwrap());
+        let bytes = |mr: &Mr, at: usize, len: usize| mr.region().vec(at, len);
+        let word = |mr: &Mr, at: usize| u64::from_le_bytes(mr.region().bytes(at));
         let run = |qp: &mut Qp, work: &Work<'_>| {
-            let send = qp.signaled(&work);
+            let send = qp.signaled(work);
             let list = [Descriptor::Send(send), Descriptor::wait_flushed(send)];
             qp.post_on(&stream, &list).unwrap();
             passes(&stream);
@@ -132,8 +126,7 @@ pub fn every_opcode_does_what_it_says(open: Open) {
 
         // SEND, with immediate data and without, scattered over two pieces.
         for imm in [None, Some(7)] {
-            let into = [far.sge(1024, 50), far.sge(2048, 250)];
-            let recv = p.b.receive(&into);
+            let recv = p.b.receive(&[far.sge(1024, 50), far.sge(2048, 250)]);
             let work = Work::send(&pieces);
             run(&mut p.a, &imm.map_or(work, |imm| work.with_imm(imm)));
             p.b.wait(recv, LIMIT).unwrap();
@@ -214,8 +207,7 @@ pub fn a_failing_request_has_its_status_and_a_reset_mends_it(open: Open) {
             near.region().write(0, &[round + 1; 8]).unwrap();
             let recv = p.b.receive(&[far.sge(8, 8)]);
             let send = p.a.signaled(&Work::send(&list));
-            let post = send_and_wait(send);
-            p.a.post_on(&stream, &post).unwrap();
+            p.a.post_on(&stream, &send_and_wait(send)).unwrap();
             passes(&stream);
             p.a.wait(send, LIMIT).unwrap();
             p.b.wait(recv, LIMIT).unwrap();
@@ -233,8 +225,7 @@ pub fn roce_is_addressed_by_gid(open: Open) {
     let memory = p.memory(MemoryKind::Pinned, 64);
     memory.region().write(0, b"by Ethernet").unwrap();
     let span = memory.remote().span(32, 11).unwrap();
-    let list = [memory.sge(0, 11)];
-    let write = p.a.start(&Work::write(&list, span));
+    let write = p.a.start(&Work::write(&[memory.sge(0, 11)], span));
     p.a.wait(write, LIMIT).unwrap();
     let got = memory.region().bytes::<11>(32);
     assert_eq!(&got, b"by Ethernet");
@@ -313,8 +304,7 @@ pub fn a_stream_outlives_the_device(open: Open) {
         {
             let mut p = p;
             let span = memory.remote().span(32, 8).unwrap();
-            let list = [memory.sge(0, 8)];
-            let write = p.a.signaled(&Work::write(&list, span));
+            let write = p.a.signaled(&Work::write(&[memory.sge(0, 8)], span));
             let post = [
                 geq(&gate, 1),
                 Descriptor::Send(write),

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Access, Descriptor, PathConfig, Qp, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
+use gdsync::rdma::PathConfig;
 
 use crate::common::*;
 
@@ -48,10 +46,7 @@ pub fn a_fatal_error_of_the_nic_ends_waits_for_receives(open: Open) {
     let mut p = Pair::open(open, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
-    let [one, other] = [&mut p.a, &mut p.b].map(|qp| {
-        let receive = qp.receive(&[memory.sge(0, 8)]);
-        receive
-    });
+    let [one, other] = [&mut p.a, &mut p.b].map(|qp| qp.receive(&[memory.sge(0, 8)]));
     p.b.post_on(&stream, &[Descriptor::wait(other)]).unwrap();
     let e = p.a.wait(one, LIMIT).unwrap_err();
     assert_eq!(e.kind(), Kind::Failed(Status::DEVICE_FATAL), "{e}");

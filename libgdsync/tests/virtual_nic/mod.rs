@@ -33,6 +33,16 @@ macro_rules! inside {
 }
 pub(crate) use inside;
 
+/// As `inside!`, with the stand-in for libcuda too.
+macro_rules! inside_with_cuda {
+    ($($var:expr),*) => {
+        let library = crate::standin::build(&crate::standin::Variant::default());
+        let vars = [(crate::standin::LIBRARY, library.to_str().unwrap()), $($var),*];
+        crate::virtual_nic::inside!(&vars);
+    };
+}
+pub(crate) use inside_with_cuda;
+
 /// A test for each line, in a process of its own with a virtual NIC: its name, the variables of
 /// the process if it has any, and what the test does.
 macro_rules! cases {

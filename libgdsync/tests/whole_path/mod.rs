@@ -1,11 +1,5 @@
 //! The whole path, whoever makes the GPU: prepare, post on a stream, wait on the stream.
 
-use std::time::Duration;
-
-use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Descriptor, Device, QpConfig, Work};
-use gdsync::{Gpu, Kind, Status};
-
 use crate::common::*;
 
 /// Writes posted on a stream arrive, and the stream sees them complete.
@@ -42,8 +36,8 @@ pub fn gated(gpu: &Gpu, config: &QpConfig, from: MemoryKind, to: MemoryKind) {
         recvs.push(recv);
         let value = (i + 100).to_le_bytes();
         from.region().write(8 * i as usize, &value).unwrap();
-        let list = [from.sge(8 * i, 8)];
-        let send = p.a.signaled(&Work::send(&list).with_imm(i as u32));
+        let send =
+            p.a.signaled(&Work::send(&[from.sge(8 * i, 8)]).with_imm(i as u32));
         p.a.post_on(&sender, &[Descriptor::Send(send)]).unwrap();
     }
     std::thread::sleep(Duration::from_millis(5));

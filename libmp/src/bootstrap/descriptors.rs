@@ -7,6 +7,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -81,6 +82,8 @@ pub(super) struct Descriptors {
     secret: Secret,
     job: u64,
     rank: u32,
+    /// What has arrived.
+    inbox: Mutex<Inbox>,
 }
 
 impl Descriptors {
@@ -111,6 +114,7 @@ impl Descriptors {
             secret: secret.clone(),
             job,
             rank,
+            inbox: Mutex::default(),
         })
     }
 
@@ -144,12 +148,31 @@ impl Descriptors {
         }
     }
 
-    /// Puts what has arrived into the inbox, as long as there is room. What does not come from a
-    /// rank of the job is dropped.
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops what has arrived under `topic` and what will arrive.
+    pub fn forget(&self, topic: u64) {
+        self.inbox().forget(topic);
+    }
+
+    /// The next descriptor under `topic`, in a job of `size` ranks.
     ///
     /// # Errors
     /// `System` if the socket is unusable.
-    pub fn receive(&self, size: u32, inbox: &mut Inbox) -> Result<()> {
+    pub fn take(&self, size: u32, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
+        let mut inbox = self.inbox();
+        if let Some(fd) = inbox.take_fd(topic) {
+            return Ok(Some(fd));
+        }
+        self.receive(size, &mut inbox)?;
+        Ok(inbox.take_fd(topic))
+    }
+
+    /// Puts what has arrived into the inbox, as long as there is room. What does not come from a
+    /// rank of the job is dropped.
+    fn receive(&self, size: u32, inbox: &mut Inbox) -> Result<()> {
         for _ in 0..TURN {
             if !inbox.has_room_for_fd() {
                 break;
@@ -206,9 +229,8 @@ fn address(secret: &Secret, job: u64, rank: u32) -> rustix::io::Result<SocketAdd
 mod tests {
     use super::*;
 
-    fn received(to: &Descriptors, inbox: &mut Inbox, topic: u64) -> Option<u32> {
-        to.receive(2, inbox).unwrap();
-        inbox.take_fd(topic).map(|(from, _)| from)
+    fn received(to: &Descriptors, topic: u64) -> Option<u32> {
+        to.take(2, topic).unwrap().map(|(from, _)| from)
     }
 
     #[test]
@@ -216,10 +238,9 @@ mod tests {
         let (ours, theirs) = (Secret::random().unwrap(), Secret::random().unwrap());
         let a = Descriptors::open(&ours, 7, 0).unwrap();
         let b = Descriptors::open(&ours, 7, 1).unwrap();
-        let mut inbox = Inbox::default();
         let file = std::fs::File::open("/dev/null").unwrap();
         a.send(&ours, 1, 5, file.as_fd()).unwrap();
-        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+        assert_eq!(received(&b, 5), Some(0));
 
         // Somebody who found the socket, but does not know the secret, and other nonsense.
         let to = address(&ours, 7, 1).unwrap();
@@ -259,10 +280,10 @@ mod tests {
         }
         // One that says the right thing and brings nothing.
         rustix::net::sendto(&a.socket, &right, SendFlags::empty(), &to).unwrap();
-        assert_eq!(received(&b, &mut inbox, 5), None);
-        assert_eq!(received(&b, &mut inbox, 5), None);
+        assert_eq!(received(&b, 5), None);
+        assert_eq!(received(&b, 5), None);
         a.send(&ours, 1, 5, file.as_fd()).unwrap();
-        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+        assert_eq!(received(&b, 5), Some(0));
 
         drop(b);
         let e = a.send(&ours, 1, 5, file.as_fd()).unwrap_err();
@@ -286,12 +307,11 @@ mod tests {
         let file = std::fs::File::open("/dev/null").unwrap();
         let e = a.send(&ours, 1, 5, file.as_fd()).unwrap_err();
         assert_eq!(e.kind(), Kind::QueueFull, "{e}");
-        let mut inbox = Inbox::default();
         while rustix::net::sendto(&stranger.socket, &bytes, flags, &to).is_err() {
-            assert_eq!(received(&b, &mut inbox, 5), None);
+            assert_eq!(received(&b, 5), None);
         }
-        assert_eq!(received(&b, &mut inbox, 5), None);
+        assert_eq!(received(&b, 5), None);
         a.send(&ours, 1, 5, file.as_fd()).unwrap();
-        assert_eq!(received(&b, &mut inbox, 5), Some(0));
+        assert_eq!(received(&b, 5), Some(0));
     }
 }

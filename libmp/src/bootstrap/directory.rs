@@ -18,10 +18,9 @@ use gds_step::deadline;
 
 use super::inbox::{Inbox, room};
 use super::notes::{JobNote, mail_name, parse_mail_name};
-use super::seat::{Seat, private, put};
-use super::wire::MAX_RANKS;
+use super::slot::{RankSlot, private, put};
 use super::{
-    Bootstrap, JOIN, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, full, gone, other_host,
+    Bootstrap, MAX_MESSAGE, RECEIVE, SEND, Secret, WINDOW, check, fits, full, gone, other_host,
 };
 use crate::error::{Error, Kind, Result};
 
@@ -33,7 +32,7 @@ use crate::error::{Error, Kind, Result};
 /// files.
 #[derive(Debug)]
 pub struct Directory {
-    seat: Seat,
+    slot: RankSlot,
     job: JobNote,
     state: Mutex<State>,
 }
@@ -41,7 +40,6 @@ pub struct Directory {
 #[derive(Debug)]
 struct State {
     inbox: Inbox,
-    fds: Inbox,
     /// By rank.
     peers: Vec<Peer>,
 }
@@ -79,22 +77,18 @@ impl Directory {
         limit: Duration,
         temporary: bool,
     ) -> Result<Directory> {
-        if rank >= size || size > MAX_RANKS {
-            let text = format!("there are {size} ranks");
-            let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
-            return Err(error.with_limit(MAX_RANKS));
-        }
+        fits(rank, size)?;
         let end = deadline(limit);
         private(path)?;
-        let seat = Seat::take(path, rank, size, temporary)?;
-        let job = seat.wait(limit, end)?;
-        seat.clean()?;
+        let slot = RankSlot::take(path, rank, size, temporary)?;
+        let job = slot.wait(limit, end)?;
+        slot.clean()?;
         let peers = vec![Peer::default(); size as usize];
-        let (inbox, fds) = (Inbox::default(), Inbox::default());
+        let inbox = Inbox::default();
         Ok(Directory {
-            seat,
+            slot,
             job,
-            state: Mutex::new(State { inbox, fds, peers }),
+            state: Mutex::new(State { inbox, peers }),
         })
     }
 
@@ -104,7 +98,7 @@ impl Directory {
 
     /// Takes what lies in this rank's mail, in the order of each sender, as far as there is room.
     fn fetch(&self, state: &mut State) -> Result<()> {
-        let mailbox = self.seat.mailbox();
+        let mailbox = self.slot.mailbox();
         let failed = |e| {
             let text = mailbox.display().to_string();
             Error::new(RECEIVE, Kind::System, text).with_source(e)
@@ -141,12 +135,12 @@ impl Directory {
 
     /// Whether a message of `len` bytes to `to` has room, after a look at what it fetched.
     fn has_room(&self, peer: &mut Peer, to: u32, len: usize) -> bool {
-        let mailbox = self.seat.mailbox_of(to, &self.job.ranks[to as usize].1);
+        let mailbox = self.slot.mailbox_of(to, &self.job.ranks[to as usize].1);
         while peer.held + room(len) > WINDOW {
             let Some((number, taken)) = peer.under_way.front().copied() else {
                 return true;
             };
-            if mailbox.join(mail_name(self.seat.rank(), number)).exists() {
+            if mailbox.join(mail_name(self.slot.rank(), number)).exists() {
                 return false;
             }
             peer.under_way.pop_front();
@@ -170,7 +164,7 @@ fn open(path: &Path) -> std::io::Result<Option<(u64, Vec<u8>)>> {
 
 impl Bootstrap for Directory {
     fn rank(&self) -> u32 {
-        self.seat.rank()
+        self.slot.rank()
     }
 
     fn size(&self) -> u32 {
@@ -199,7 +193,7 @@ impl Bootstrap for Directory {
         if !self.has_room(peer, to, message.len()) {
             return Err(full(to));
         }
-        let mailbox = self.seat.mailbox_of(to, &self.job.ranks[to as usize].1);
+        let mailbox = self.slot.mailbox_of(to, &self.job.ranks[to as usize].1);
         let bytes = [&topic.to_le_bytes(), message].concat();
         match put(&mailbox, &mail_name(from, peer.sending), &bytes) {
             Ok(()) => {}
@@ -228,9 +222,8 @@ impl Bootstrap for Directory {
     }
 
     fn forget(&self, topic: u64) {
-        let mut state = self.state();
-        state.inbox.forget(topic);
-        state.fds.forget(topic);
+        self.state().inbox.forget(topic);
+        self.slot.descriptors().forget(topic);
     }
 
     fn is_forgotten(&self, topic: u64) -> bool {
@@ -248,7 +241,7 @@ impl Bootstrap for Directory {
             return true;
         }
         // The file system may be slow: without the lock.
-        let gone = !self.seat.lives(rank, nonce);
+        let gone = !self.slot.lives(rank, nonce);
         if gone {
             self.state().peers[rank as usize].gone = true;
         }
@@ -265,16 +258,10 @@ impl Bootstrap for Directory {
             return Err(other_host(to));
         }
         let secret = Secret::from_bytes(self.job.ranks[to as usize].1);
-        self.seat.descriptors().send(&secret, to, topic, fd)
+        self.slot.descriptors().send(&secret, to, topic, fd)
     }
 
     fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
-        let mut state = self.state();
-        if let Some(fd) = state.fds.take_fd(topic) {
-            return Ok(Some(fd));
-        }
-        let descriptors = self.seat.descriptors();
-        descriptors.receive(self.size(), &mut state.fds)?;
-        Ok(state.fds.take_fd(topic))
+        self.slot.descriptors().take(self.size(), topic)
     }
 }

@@ -30,10 +30,10 @@ mod notes;
 mod output;
 mod place;
 mod relay;
-mod seat;
 mod secret;
 mod server;
 mod session;
+mod slot;
 pub mod tcp;
 #[doc(hidden)]
 pub mod wire;
@@ -135,6 +135,16 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
 const JOIN: &str = "join the job";
 const SEND: &str = "send a control message";
 const RECEIVE: &str = "receive a control message";
+
+/// Refuses a rank that a job of this size has not, and a job that is too large.
+fn fits(rank: u32, size: u32) -> Result<()> {
+    if rank < size && size <= wire::MAX_RANKS {
+        return Ok(());
+    }
+    let text = format!("there are {size} ranks");
+    let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
+    Err(error.with_limit(wire::MAX_RANKS))
+}
 
 /// Refuses ranks that the job has not and messages that are too long.
 fn check(size: u32, to: u32, message: &[u8]) -> Result<()> {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 
-use super::seat::{anybody_lives, private};
 use super::secret::number_of;
+use super::slot::{anybody_lives, private};
 use crate::error::{Error, Kind, Result};
 
 /// What was not touched for so long, and has nobody in it, is left over.

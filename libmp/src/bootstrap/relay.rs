@@ -33,7 +33,7 @@ pub(super) struct Relay {
     secret: Secret,
     name: u64,
     job: u64,
-    seats: Vec<Seat>,
+    slots: Vec<Slot>,
     started: bool,
     connections: BTreeMap<Id, Connection>,
     next: Id,
@@ -44,7 +44,7 @@ pub(super) struct Relay {
 }
 
 #[derive(Clone, Copy)]
-enum Seat {
+enum Slot {
     Missing,
     Here { id: Id, host: u64 },
     Gone,
@@ -68,7 +68,7 @@ enum Phase {
         until: Duration,
     },
     /// Is a rank.
-    Seated(u32),
+    Joined(u32),
     /// Is closed when its output is written, or then.
     Leaving { until: Duration },
 }
@@ -80,7 +80,7 @@ impl Relay {
             secret,
             name,
             job,
-            seats: vec![Seat::Missing; size as usize],
+            slots: vec![Slot::Missing; size as usize],
             started: false,
             connections: BTreeMap::new(),
             next: 0,
@@ -112,14 +112,14 @@ impl Relay {
     fn crowded_out(&self) -> Option<Id> {
         let mut origins: HashMap<IpAddr, (usize, Id)> = HashMap::new();
         let all = self.connections.iter();
-        let strangers = all.filter(|(_, c)| !matches!(c.phase, Phase::Seated(_)));
+        let strangers = all.filter(|(_, c)| !matches!(c.phase, Phase::Joined(_)));
         // The lowest number is the oldest.
         for (id, connection) in strangers {
             origins.entry(connection.origin).or_insert((0, *id)).0 += 1;
         }
         let count: usize = origins.values().map(|(count, _)| count).sum();
         let most = origins.into_values().max_by_key(|(count, _)| *count);
-        most.filter(|_| count >= MAX_STRANGERS + self.seats.len())
+        most.filter(|_| count >= MAX_STRANGERS + self.slots.len())
             .map(|(_, oldest)| oldest)
     }
 
@@ -133,7 +133,7 @@ impl Relay {
         let mut at = 0;
         loop {
             let limit = match self.phase(id) {
-                Some(Phase::Seated(_)) => MAX_FRAME,
+                Some(Phase::Joined(_)) => MAX_FRAME,
                 Some(Phase::Stranger { .. } | Phase::Asked { .. }) => MAX_GREETING,
                 Some(Phase::Leaving { .. }) | None => return,
             };
@@ -188,7 +188,7 @@ impl Relay {
             Phase::Stranger { until, .. }
             | Phase::Asked { until, .. }
             | Phase::Leaving { until } => Some(until),
-            Phase::Seated(_) => None,
+            Phase::Joined(_) => None,
         };
         let limits = self.connections.values().filter_map(limit);
         limits.chain(self.news).min()
@@ -196,14 +196,14 @@ impl Relay {
 
     /// Which ranks have not come.
     pub fn missing(&self) -> Vec<u32> {
-        let seats = self.seats.iter().enumerate();
-        let missing = seats.filter(|(_, s)| matches!(s, Seat::Missing));
+        let slots = self.slots.iter().enumerate();
+        let missing = slots.filter(|(_, s)| matches!(s, Slot::Missing));
         missing.map(|(rank, _)| rank as u32).collect()
     }
 
     /// Whether all have come and all have left.
     pub fn over(&self) -> bool {
-        self.started && self.seats.iter().all(|s| matches!(s, Seat::Gone))
+        self.started && self.slots.iter().all(|s| matches!(s, Slot::Gone))
     }
 
     /// Whether bytes wait to be written.
@@ -264,15 +264,15 @@ impl Relay {
                 } else if let Some(why) = self.objection(&hello) {
                     self.refuse(now, id, &why);
                 } else {
-                    self.seat(now, id, &hello);
+                    self.take_slot(now, id, &hello);
                 }
                 Ok(())
             }
-            (Phase::Seated(from), Frame::Message { peer, topic, bytes }) if self.started => {
+            (Phase::Joined(from), Frame::Message { peer, topic, bytes }) if self.started => {
                 self.pass_on(from, peer, topic, bytes)
             }
-            (Phase::Seated(by), Frame::Credit { peer, room }) if self.started => {
-                let Some(Seat::Here { id, .. }) = self.seats.get(peer as usize).copied() else {
+            (Phase::Joined(by), Frame::Credit { peer, room }) if self.started => {
+                let Some(Slot::Here { id, .. }) = self.slots.get(peer as usize).copied() else {
                     // It has left, and what it sent was forgotten.
                     return Ok(());
                 };
@@ -289,7 +289,7 @@ impl Relay {
 
     /// What speaks against a rank that knows the secret.
     fn objection(&self, hello: &Hello) -> Option<String> {
-        let (rank, size) = (hello.rank, self.seats.len());
+        let (rank, size) = (hello.rank, self.slots.len());
         if hello.size as usize != size {
             return Some(format!(
                 "thinks there are {} ranks, there are {size}",
@@ -299,24 +299,24 @@ impl Relay {
         if hello.name != self.name {
             return Some("belongs to a job of another name".into());
         }
-        match self.seats.get(rank as usize) {
+        match self.slots.get(rank as usize) {
             None => Some(format!("is rank {rank} of {size}")),
-            Some(Seat::Here { .. }) => Some(format!("is a second rank {rank}")),
-            Some(Seat::Gone) => Some(format!("comes again: rank {rank} has left")),
-            Some(Seat::Missing) => None,
+            Some(Slot::Here { .. }) => Some(format!("is a second rank {rank}")),
+            Some(Slot::Gone) => Some(format!("comes again: rank {rank} has left")),
+            Some(Slot::Missing) => None,
         }
     }
 
-    fn seat(&mut self, now: Duration, id: Id, hello: &Hello) {
+    fn take_slot(&mut self, now: Duration, id: Id, hello: &Hello) {
         let host = hello.host;
-        self.seats[hello.rank as usize] = Seat::Here { id, host };
-        self.turn_into(id, Phase::Seated(hello.rank));
+        self.slots[hello.rank as usize] = Slot::Here { id, host };
+        self.turn_into(id, Phase::Joined(hello.rank));
         self.news.get_or_insert(now + NEWS);
-        let host = |seat: &Seat| match seat {
-            Seat::Here { host, .. } => Some(*host),
+        let host = |slot: &Slot| match slot {
+            Slot::Here { host, .. } => Some(*host),
             _ => None,
         };
-        let Some(hosts) = self.seats.iter().map(host).collect::<Option<Vec<_>>>() else {
+        let Some(hosts) = self.slots.iter().map(host).collect::<Option<Vec<_>>>() else {
             return;
         };
         self.started = true;
@@ -328,10 +328,10 @@ impl Relay {
     }
 
     fn pass_on(&mut self, from: u32, to: u32, topic: u64, bytes: &[u8]) -> Result<(), Garbage> {
-        match self.seats.get(to as usize).copied() {
-            None | Some(Seat::Missing) => Err(Garbage("a message for nobody")),
-            Some(Seat::Gone) => Ok(()),
-            Some(Seat::Here { id, .. }) => {
+        match self.slots.get(to as usize).copied() {
+            None | Some(Slot::Missing) => Err(Garbage("a message for nobody")),
+            Some(Slot::Gone) => Ok(()),
+            Some(Slot::Here { id, .. }) => {
                 let under_way = self.inflight.entry((from, to)).or_default();
                 *under_way += room(bytes.len());
                 if *under_way > WINDOW {
@@ -350,7 +350,7 @@ impl Relay {
         self.leave(now, id);
     }
 
-    /// The connection's seat, if it has one, is empty from now on.
+    /// The connection's slot, if it has one, is empty from now on.
     fn leave(&mut self, now: Duration, id: Id) {
         let until = now + GREETING_LIMIT;
         let Some(connection) = self.connections.get_mut(&id) else {
@@ -358,15 +358,15 @@ impl Relay {
         };
         connection.input = Vec::new();
         let phase = std::mem::replace(&mut connection.phase, Phase::Leaving { until });
-        let Phase::Seated(rank) = phase else {
+        let Phase::Joined(rank) = phase else {
             return;
         };
         if self.started {
-            self.seats[rank as usize] = Seat::Gone;
+            self.slots[rank as usize] = Slot::Gone;
             self.inflight.retain(|(a, b), _| *a != rank && *b != rank);
             self.tell_all(&Frame::Gone { rank });
         } else {
-            self.seats[rank as usize] = Seat::Missing;
+            self.slots[rank as usize] = Slot::Missing;
             self.news.get_or_insert(now + NEWS);
         }
     }
@@ -386,7 +386,7 @@ impl Relay {
     /// Tells all ranks that are here.
     fn tell_all(&mut self, frame: &Frame<'_>) {
         for connection in self.connections.values_mut() {
-            if matches!(connection.phase, Phase::Seated(_)) {
+            if matches!(connection.phase, Phase::Joined(_)) {
                 connection.output.push(frame);
             }
         }
@@ -442,7 +442,7 @@ mod tests {
     }
 
     /// Connects a rank that greets the store and proves that it knows the secret.
-    fn seat(relay: &mut Relay, rank: u32, size: u32) -> Id {
+    fn take_slot(relay: &mut Relay, rank: u32, size: u32) -> Id {
         let (secret, nonce) = (Secret::from_bytes([1; 32]), [rank as u8; 32]);
         let hello = Hello {
             rank,
@@ -493,7 +493,7 @@ mod tests {
     #[test]
     fn a_message_before_the_start_is_dropped_and_its_sender_disconnected() {
         let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
-        let ids = [0, 1].map(|rank| seat(&mut relay, rank, 3));
+        let ids = [0, 1].map(|rank| take_slot(&mut relay, rank, 3));
         say(&mut relay, ids[0], &message(1));
         assert!(said(&mut relay, ids[0]).contains("out of turn"));
         assert!(!said(&mut relay, ids[1]).contains("early"));
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn the_counts_of_messages_in_flight_are_dropped_with_their_rank() {
         let mut relay = Relay::new(Secret::from_bytes([1; 32]), 0, 1, 3);
-        let ids = [0, 1, 2].map(|rank| seat(&mut relay, rank, 3));
+        let ids = [0, 1, 2].map(|rank| take_slot(&mut relay, rank, 3));
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
             say(&mut relay, ids[from], &message(to));
         }

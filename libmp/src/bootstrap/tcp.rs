@@ -10,13 +10,12 @@ use gds_step::deadline;
 
 use super::descriptors::Descriptors;
 use super::host::host;
-use super::inbox::Inbox;
 use super::secret::{number_of, random_bytes};
 pub use super::server::Server;
 use super::server::prepare;
 use super::session::{Session, Trouble};
-use super::wire::{Hello, MAX_RANKS};
-use super::{Bootstrap, JOIN, Secret, check, full, gone, missing, other_host};
+use super::wire::Hello;
+use super::{Bootstrap, JOIN, Secret, check, fits, full, gone, missing, other_host};
 use crate::error::{Error, Kind, Result};
 
 /// Most bytes that one call reads.
@@ -63,8 +62,6 @@ pub struct Tcp {
 struct State {
     stream: TcpStream,
     session: Session,
-    /// What descriptors arrived.
-    fds: Inbox,
     /// Why there is no way to the store any more.
     lost: Option<(Kind, String)>,
 }
@@ -81,11 +78,7 @@ impl Tcp {
     /// rank that the job has not; `System`, also if the last connection ended before the start.
     pub fn join(join: &Join) -> Result<Tcp> {
         let Join { rank, size, .. } = *join;
-        if rank >= size || size > MAX_RANKS {
-            let text = format!("there are {size} ranks");
-            let error = Error::new(JOIN, Kind::Invalid, text).with_rank(rank);
-            return Err(error.with_limit(MAX_RANKS));
-        }
+        fits(rank, size)?;
         let end = deadline(join.limit);
         let mut pause = Duration::from_millis(5);
         loop {
@@ -159,7 +152,6 @@ impl Tcp {
             state: Mutex::new(State {
                 stream,
                 session,
-                fds: Inbox::default(),
                 lost: None,
             }),
         }))
@@ -260,9 +252,9 @@ impl Bootstrap for Tcp {
     }
 
     fn forget(&self, topic: u64) {
+        self.descriptors.forget(topic);
         let mut state = self.state();
         state.session.forget(topic);
-        state.fds.forget(topic);
         if state.session.has_to_say() {
             state.pump();
         }
@@ -291,12 +283,7 @@ impl Bootstrap for Tcp {
     }
 
     fn receive_fd(&self, topic: u64) -> Result<Option<(u32, OwnedFd)>> {
-        let mut state = self.state();
-        if let Some(fd) = state.fds.take_fd(topic) {
-            return Ok(Some(fd));
-        }
-        self.descriptors.receive(self.size(), &mut state.fds)?;
-        Ok(state.fds.take_fd(topic))
+        self.descriptors.take(self.size(), topic)
     }
 }
 
@@ -407,7 +394,6 @@ mod tests {
         let mut state = State {
             stream,
             session: Session::new(Secret::from_bytes([1; 32]), hello),
-            fds: Inbox::default(),
             lost: None,
         };
         let words = state.session.output.pending().to_vec();

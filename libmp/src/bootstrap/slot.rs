@@ -1,4 +1,4 @@
-//! A rank's place in a shared directory: taking it, waiting for the others, giving it up.
+//! A rank's slot in a shared directory: taking it, waiting for the others, giving it up.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -28,7 +28,7 @@ const MAX_JOB: u64 = 16 + 40 * MAX_RANKS as u64;
 
 /// A rank's files. Dropping it removes them.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct RankSlot {
     path: PathBuf,
     note: RankNote,
     descriptors: Descriptors,
@@ -79,12 +79,12 @@ fn system(path: &Path, e: impl Into<std::io::Error>) -> Error {
     Error::new(JOIN, Kind::System, text).with_source(e.into())
 }
 
-impl Seat {
+impl RankSlot {
     /// Takes the place of `rank`, over what a dead one left.
     ///
     /// # Errors
     /// `Protocol` if another process has it, `System`.
-    pub fn take(path: &Path, rank: u32, size: u32, temporary: bool) -> Result<Seat> {
+    pub fn take(path: &Path, rank: u32, size: u32, temporary: bool) -> Result<RankSlot> {
         if let Some(there) = look(path, rank)
             && there.1
         {
@@ -111,7 +111,7 @@ impl Seat {
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| system(path, e))?;
         lock.write_all(&note.encode()).map_err(failed)?;
         fs::rename(&hidden, path.join(note_name(rank))).map_err(failed)?;
-        Ok(Seat {
+        Ok(RankSlot {
             path: path.to_path_buf(),
             note,
             descriptors,
@@ -244,7 +244,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for RankSlot {
     fn drop(&mut self) {
         // What cannot be removed is removed by the next that takes this place.
         let _ = fs::remove_dir_all(self.mailbox());
@@ -307,9 +307,9 @@ mod tests {
 
     #[test]
     fn a_rank_is_alive_while_its_own_note_is_locked() {
-        let place = std::env::temp_dir().join(format!("mp-test-seat-{}", std::process::id()));
+        let place = std::env::temp_dir().join(format!("mp-test-slot-{}", std::process::id()));
         private(&place).unwrap();
-        let first = Seat::take(&place, 1, 2, true).unwrap();
+        let first = RankSlot::take(&place, 1, 2, true).unwrap();
         let nonce = first.note.nonce;
         assert!(first.lives(1, &nonce));
         // A note under another rank's name, and a note that no process has locked.
@@ -321,7 +321,7 @@ mod tests {
         put(&place, &note_name(1), &copy).unwrap();
         assert!(!first.lives(1, &nonce));
         remove(&note).unwrap();
-        let second = Seat::take(&place, 1, 2, true).unwrap();
+        let second = RankSlot::take(&place, 1, 2, true).unwrap();
         assert!(second.lives(1, &second.note.nonce) && !second.lives(1, &nonce));
         // A rank whose note is not locked has not joined.
         let (mut missing, mut ranks) = (BTreeSet::new(), vec![(0, [0; 32]); 2]);
