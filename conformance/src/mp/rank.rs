@@ -7,7 +7,7 @@ mod judge;
 
 use gdsync::gpu::{Event, MemoryKind, Region, Span, Stream, Word64};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Context, Done, Memory, Recv, Request, Send, SizeSource, Slice, Source};
+use mp::{Context, Done, Memory, RecvOp, Request, SendOp, SizeSource, Slice, Source};
 
 use super::memory::{Arena, Ink, POISON};
 use super::plan::{By, Hands, Landing, Message, hands};
@@ -387,7 +387,7 @@ impl<'a> Player<'a> {
         }
         let segments = self.into.slices(slot, &landing.pieces)?;
         let source = from.map_or(Source::Any, Source::Rank);
-        let recv = Recv::new(source, tag(number), &segments);
+        let recv = RecvOp::new(source, tag(number), &segments);
         let recv = match hands.posts {
             By::Cpu => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
@@ -395,7 +395,7 @@ impl<'a> Player<'a> {
         };
         let request = match setup.prepared {
             true => self.ctx.prepare_recv(&recv)?,
-            false => self.ctx.recv(&recv)?,
+            false => self.ctx.post_recv(&recv)?,
         };
         Ok(Taken {
             line,
@@ -456,7 +456,7 @@ impl<'a> Player<'a> {
         }
         let segments = self.out.slices(slot, &message.pieces)?;
         let [len, offset] = &self.words[slot];
-        let send = Send::new(to, tag(number), &segments);
+        let send = SendOp::new(to, tag(number), &segments);
         let send = match setup.form {
             Form::Words => send.size(SizeSource::Word {
                 len,
@@ -471,7 +471,7 @@ impl<'a> Player<'a> {
         };
         let request = match setup.prepared {
             true => self.ctx.prepare_send(&send)?,
-            false => self.ctx.send(&send)?,
+            false => self.ctx.post_send(&send)?,
         };
         // What a word says to a stream the CPU does not know.
         let len = match hands.posts {

@@ -5,7 +5,7 @@ use gdsync::{Status, Stream};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::peer::Target;
-use super::spec::{On, Send, SizeSource};
+use super::spec::{On, SendOp, SizeSource};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
@@ -124,17 +124,17 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Res
 
 impl Engine {
     /// Numbers a send and, if a stream posts it, prepares its work requests.
-    pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+    pub fn prepare_send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
         self.start_send(spec, false)
     }
 
     /// Prepares a send and posts it.
-    pub fn send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+    pub fn send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
         self.start_send(spec, true)
     }
 
     #[inline]
-    fn start_send(&self, spec: &Send<'_>, post: bool) -> Result<RequestKey> {
+    fn start_send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.nic, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
@@ -157,7 +157,7 @@ impl Engine {
     fn number_send(
         &self,
         state: &mut State,
-        spec: &Send<'_>,
+        spec: &SendOp<'_>,
         lane: u8,
         len: u64,
         post: bool,

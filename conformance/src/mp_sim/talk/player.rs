@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use gdsync::gpu::{MemoryKind, Region, Span, Stream, Word64};
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Context, Kind, Memory, Recv, Request, Result, Send, SizeSource, Slice, Source};
+use mp::{Context, Kind, Memory, RecvOp, Request, Result, SendOp, SizeSource, Slice, Source};
 
 use super::draw::{Message, Plan, Post, Side, WILD, Wait};
 use crate::mp_sim::job::{Seat, process};
@@ -141,8 +141,8 @@ impl<'a> Player<'a> {
         self.landing.region().span(from, to - from).unwrap()
     }
 
-    fn recv<'s>(&'s self, m: &Message, from: Source, pieces: &'s [Slice]) -> Recv<'s> {
-        let recv = Recv::new(from, m.tag, pieces);
+    fn recv<'s>(&'s self, m: &Message, from: Source, pieces: &'s [Slice]) -> RecvOp<'s> {
+        let recv = RecvOp::new(from, m.tag, pieces);
         match m.recv.post {
             Post::Cpu => recv,
             Post::Stream(s) => recv.on(&self.streams[s]),
@@ -158,7 +158,10 @@ impl<'a> Player<'a> {
         for (i, m) in plan.messages.iter().enumerate().filter(|(_, m)| mine(m)) {
             self.blank(i, m.recv.post, GAP);
             let pieces = self.pieces(&self.landing, self.places[i], &m.recv);
-            let request = self.ctx.recv(&self.recv(m, Source::Any, &pieces)).unwrap();
+            let request = self
+                .ctx
+                .post_recv(&self.recv(m, Source::Any, &pieces))
+                .unwrap();
             self.wild.push((i, request));
         }
     }
@@ -186,7 +189,7 @@ impl<'a> Player<'a> {
                 request.post().unwrap();
                 request
             }
-            false => self.ctx.recv(&recv).unwrap(),
+            false => self.ctx.post_recv(&recv).unwrap(),
         };
         self.receives.push((i, i + m.recv.late, request));
     }
@@ -307,7 +310,7 @@ impl<'a> Player<'a> {
             }
         }
         let pieces = self.pieces(&self.source, at, &m.send);
-        let send = Send::new(m.to, m.tag, &pieces);
+        let send = SendOp::new(m.to, m.tag, &pieces);
         let send = match m.send.post {
             Post::Cpu => send,
             Post::Stream(s) => send.on(&self.streams[s]),
@@ -331,7 +334,7 @@ impl<'a> Player<'a> {
                 request.post().unwrap();
                 request
             }
-            false => self.ctx.send(&send).unwrap(),
+            false => self.ctx.post_send(&send).unwrap(),
         };
         if m.send.wait != Wait::Nobody {
             self.sends.push((i, i + m.send.late, request));
