@@ -5,7 +5,7 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, SizeSource, WordOrder};
+use mp::{Context, Path, SizeSource, WordOrder};
 use sim::{LIMIT, Rank, play};
 use vmlx5::fabric::faults::Faults;
 
@@ -81,6 +81,8 @@ fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
         assert_eq!(talk(&ctx), 0, "wrong bytes");
         assert_eq!(ctx.word_order(with), Some(expected[rank.me as usize]));
         assert_eq!(ctx.word_order(2), None);
+        assert_eq!(ctx.path(with).map(|(path, _)| path), Some(Path::Nic));
+        assert_eq!(ctx.path(2), None);
         ctx.close(LIMIT).unwrap();
         rank.leave();
     });

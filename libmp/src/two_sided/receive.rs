@@ -92,7 +92,7 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
-        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
+        let gone = || gone("no connection", rank);
         let tag = entry.tag;
         if let Some(key) = state.any_source.iter().find(|key| {
             let wild = state.requests.get(**key);

@@ -6,7 +6,7 @@ use super::channel::SendChannel;
 use super::engine::Engine;
 use super::peer::Target;
 use super::spec::{On, SendOp, SizeSource};
-use super::state::State;
+use super::state::{State, gone};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
@@ -167,7 +167,7 @@ impl Engine {
         let State {
             peers, requests, ..
         } = state;
-        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
+        let gone = || gone("no connection", spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
         if !peer.may(lane, Target::Send(spec.tag)) {
             return Err(match peer.failed {
@@ -206,8 +206,7 @@ impl Engine {
         let mut puts = [None; 3];
         let mut phase = Phase::Prepared;
         if let Some(stream) = stream {
-            let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
-            let lane = peer.link.lane(lane).ok_or_else(what)?;
+            let lane = peer.link.lane(lane).ok_or_else(gone)?;
             if large || late.is_some() {
                 if self.kernels.is_none() {
                     let what = "a message whose place or length a stream finds out needs kernels";
