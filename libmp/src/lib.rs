@@ -53,7 +53,7 @@
 //! # The rooms
 //! - [`bootstrap`]: who is in the job, and how ranks find each other.
 //! - [`Context`]: one rank's part in it, over one GPU and one NIC; [`Memory`] and [`Slice`].
-//! - [`Request`]: sends and receives under way; [`Send`] and [`Recv`] are all that can be said of
+//! - [`Request`]: sends and receives under way; [`SendOp`] and [`RecvOp`] are all that can be said of
 //!   one.
 //!
 //! # Matching
@@ -131,15 +131,13 @@ pub use bootstrap::Bootstrap;
 pub use context::{Builder, Context, Request, Scope, wait_all, wait_any, wait_some};
 pub use error::{Error, Kind, Result};
 pub use gdsync;
-pub use path::{Path, Tell};
+pub use path::{Path, WordOrder};
 pub use region::{Memory, Slice};
 pub use request::Done;
-pub use two_sided::{Connect, Full, Progress, Recv, Send, SizeSource, Source, Stuck};
+pub use two_sided::{Connect, Full, Progress, RecvOp, SendOp, SizeSource, Source, Stuck};
 
 /// What the section on threads promises.
 const _: () = {
-    use std::marker::{Send, Sync};
-
     const fn shared<T: Send + Sync>() {}
     shared::<Context>();
     shared::<Builder>();
@@ -148,8 +146,8 @@ const _: () = {
     shared::<Request>();
     shared::<Error>();
     shared::<Stuck>();
-    shared::<Recv<'_>>();
-    shared::<two_sided::Send<'_>>();
+    shared::<RecvOp<'_>>();
+    shared::<SendOp<'_>>();
     shared::<Scope<'_>>();
     shared::<bootstrap::Directory>();
     shared::<bootstrap::Local>();

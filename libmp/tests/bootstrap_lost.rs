@@ -387,7 +387,7 @@ fn a_look_for_the_text_of_an_error_holds_up_no_call() {
     let late = std::thread::spawn(move || drop(recv.wait(millis(10)).unwrap_err()));
     std::thread::sleep(millis(300));
     let (done, wait) = std::sync::mpsc::channel();
-    let caller = std::thread::spawn(move || done.send(ctx.tells(1).is_some()).unwrap());
+    let caller = std::thread::spawn(move || done.send(ctx.word_order(1).is_some()).unwrap());
     let answered = wait.recv_timeout(secs(5));
     store.gate.closed.store(false, Ordering::Relaxed);
     late.join().unwrap();

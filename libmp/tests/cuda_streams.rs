@@ -140,7 +140,7 @@ const ENQUEUED: &[(&str, Enqueue)] = &[
     }),
     ("a prepared send", |rig, stream| {
         let from = rig.memory[0].slice(0, 64).unwrap();
-        let send = mp::Send::new(1, 1, std::slice::from_ref(&from)).on(stream);
+        let send = mp::SendOp::new(1, 1, std::slice::from_ref(&from)).on(stream);
         vec![rig.with_progress(|| rig.ranks[0].prepare_send(&send).unwrap())]
     }),
 ];
@@ -208,8 +208,10 @@ const CALLS: &[(&str, Call)] = &[
             len: &word,
             offset: None,
         };
-        let send = mp::Send::new(1, 7, std::slice::from_ref(&from));
-        rig.ranks[0].send(&send.size(size).on(stream)).map(drop)
+        let send = mp::SendOp::new(1, 7, std::slice::from_ref(&from));
+        rig.ranks[0]
+            .post_send(&send.size(size).on(stream))
+            .map(drop)
     }),
     ("irecv_on, short", |rig, stream| {
         received(rig, stream, Source::Rank(1), 64)

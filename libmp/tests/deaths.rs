@@ -11,7 +11,7 @@ use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::Device;
 use heap::{Counting, Held};
 use mp::bootstrap::Local;
-use mp::{Context, Kind, Memory, Recv, Request, Send, Slice, Source};
+use mp::{Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -65,8 +65,8 @@ impl Rank {
         let [late, spare] = [(); 2].map(|()| ctx.gpu().stream().unwrap());
         let mut all = vec![
             // Prepared.
-            ctx.prepare_send(&Send::new(peer, 1, &small)).unwrap(),
-            ctx.prepare_recv(&Recv::new(peer, 2, &large).on(&late))
+            ctx.prepare_send(&SendOp::new(peer, 1, &small)).unwrap(),
+            ctx.prepare_recv(&RecvOp::new(peer, 2, &large).on(&late))
                 .unwrap(),
         ];
         // Queued, behind as many as there is room for; announced.
@@ -76,8 +76,8 @@ impl Rank {
         all.push(ctx.isend(peer, 3, &small[0]).unwrap());
         all.push(ctx.isend(peer, 4, &large[0]).unwrap());
         // Posted.
-        let recv = Recv::new(peer, 5, &small).timeout(LIMIT);
-        all.push(ctx.recv(&recv).unwrap());
+        let recv = RecvOp::new(peer, 5, &small).timeout(LIMIT);
+        all.push(ctx.post_recv(&recv).unwrap());
         all.push(ctx.irecv_on(&spare, peer, 6, &large[0]).unwrap());
         // What the stream stands at.
         let recv = ctx.irecv_on(&self.stream, peer, 7, &small[0]).unwrap();

@@ -241,9 +241,9 @@ fn rank_not_heard_since_the_wait_began_is_not_reported_alive() {
         ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
         rank.pass(secs(1));
         let segments = [memory.clone()];
-        let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(1));
+        let recv = mp::RecvOp::new(Source::Rank(1), 1, &segments).timeout(secs(1));
         let text = ctx
-            .recv(&recv)
+            .post_recv(&recv)
             .unwrap()
             .wait(LIMIT)
             .unwrap_err()
@@ -349,8 +349,8 @@ fn old_answer_does_not_report_a_rank_alive() {
         ctx.irecv(1, 1, &memory).unwrap().wait(LIMIT).unwrap();
         rank.barrier();
         let segments = [memory.clone()];
-        let recv = mp::Recv::new(Source::Rank(1), 1, &segments).timeout(secs(10));
-        let e = ctx.recv(&recv).unwrap().wait(LIMIT).unwrap_err();
+        let recv = mp::RecvOp::new(Source::Rank(1), 1, &segments).timeout(secs(10));
+        let e = ctx.post_recv(&recv).unwrap().wait(LIMIT).unwrap_err();
         assert!(e.to_string().contains("rank 1 was asked"), "{e}");
         rank.barrier();
     });
@@ -444,7 +444,7 @@ fn send_dropped_before_it_was_posted_sets_no_error_at_its_rank() {
         }
         let ctx = rank.open(|b| b.depth(DEPTH).timeout(secs(20)));
         let segments = [slice(&ctx, SMALL)];
-        let send = mp::Send::new(1, 1, &segments);
+        let send = mp::SendOp::new(1, 1, &segments);
         let dropped = ctx.prepare_send(&send).unwrap();
         let others = [(); DEPTH as usize].map(|()| ctx.prepare_send(&send).unwrap());
         drop(dropped);

@@ -262,7 +262,7 @@ fn timeout_of_short_send_says_how_many_messages_were_taken() {
             if rank.me == 1 {
                 // All but the first.
                 let first = ctx
-                    .prepare_recv(&mp::Recv::new(0, 1, std::slice::from_ref(&data)))
+                    .prepare_recv(&mp::RecvOp::new(0, 1, std::slice::from_ref(&data)))
                     .unwrap();
                 for _ in 0..taken {
                     ctx.irecv(0, 1, &data).unwrap().wait(LIMIT).unwrap();
@@ -295,8 +295,8 @@ fn timeout_of_receive_from_any_rank_says_so() {
             return;
         }
         let into = [slice(&ctx, SMALL)];
-        let recv = mp::Recv::new(mp::Source::Any, 5, &into).timeout(millis(2500));
-        let recv = ctx.recv(&recv).unwrap();
+        let recv = mp::RecvOp::new(mp::Source::Any, 5, &into).timeout(millis(2500));
+        let recv = ctx.post_recv(&recv).unwrap();
         rank.pass(secs(3));
         let e = ctx.close(LIMIT).unwrap_err();
         assert_eq!(
@@ -305,7 +305,7 @@ fn timeout_of_receive_from_any_rank_says_so() {
         );
         assert_eq!(
             e.to_string(),
-            "close context: receive from any rank, tag 5: no message in 2.5 s (Recv::timeout). \
+            "close context: receive from any rank, tag 5: no message in 2.5 s (RecvOp::timeout). \
              Does a rank send under this tag?"
         );
         drop(recv);
@@ -418,7 +418,7 @@ fn close_returns_failure_of_request_that_was_tested_before_it_was_posted() {
             return rank.barrier();
         }
         let segments = [slice(&ctx, 1)];
-        let recv = ctx.prepare_recv(&mp::Recv::new(1, 1, &segments)).unwrap();
+        let recv = ctx.prepare_recv(&mp::RecvOp::new(1, 1, &segments)).unwrap();
         assert_eq!(recv.test().unwrap_err().kind(), Kind::NoSuchRequest);
         recv.post().unwrap();
         drop(recv);
@@ -592,8 +592,8 @@ fn send_that_is_longer_than_its_segment_is_returned_once() {
             offset: None,
         };
         let segments = [slice(&ctx, 100)];
-        let send = mp::Send::new(1, 1, &segments).on(&stream).size(size);
-        drop(ctx.send(&send).unwrap());
+        let send = mp::SendOp::new(1, 1, &segments).on(&stream).size(size);
+        drop(ctx.post_send(&send).unwrap());
         rank.barrier();
         rank.pass(secs(1));
         let e = ctx.take_error().unwrap();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use gdsync::Status;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
-use mp::{Builder, Context, Kind, Memory, Recv, Request, Send, Slice, Source};
+use mp::{Builder, Context, Kind, Memory, RecvOp, Request, SendOp, Slice, Source};
 use sim::{Death, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, talk, talk_on};
 
 const TIMEOUT: Duration = secs(2);
@@ -69,30 +69,30 @@ impl Survivor<'_> {
 
     fn isend_on(&self, len: usize) -> Request {
         let data = [self.slice(len)];
-        let send = Send::new(VICTIM, 1, &data);
+        let send = SendOp::new(VICTIM, 1, &data);
         let send = match self.proxy {
             true => send.by_proxy(self.stream),
             false => send.on(self.stream),
         };
-        self.ctx.send(&send).unwrap()
+        self.ctx.post_send(&send).unwrap()
     }
 
     /// A receive of the CPU's has no limit but its own.
     fn irecv(&self, len: usize) -> Request {
         let into = [self.slice(len)];
         self.ctx
-            .recv(&Recv::new(VICTIM, 1, &into).timeout(TIMEOUT))
+            .post_recv(&RecvOp::new(VICTIM, 1, &into).timeout(TIMEOUT))
             .unwrap()
     }
 
     fn irecv_on(&self, len: usize) -> Request {
         let into = [self.slice(len)];
-        let recv = Recv::new(VICTIM, 1, &into);
+        let recv = RecvOp::new(VICTIM, 1, &into);
         let recv = match self.proxy {
             true => recv.by_proxy(self.stream),
             false => recv.on(self.stream),
         };
-        self.ctx.recv(&recv).unwrap()
+        self.ctx.post_recv(&recv).unwrap()
     }
 }
 
@@ -177,8 +177,8 @@ const PHASES: &[Phase] = &[
         sent: 0,
         make: |s| {
             let into = [s.slice(LARGE)];
-            let recv = Recv::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
-            s.loses(s.ctx.recv(&recv).unwrap());
+            let recv = RecvOp::new(VICTIM, 1, &into).on(s.stream).timeout(TIMEOUT);
+            s.loses(s.ctx.post_recv(&recv).unwrap());
         },
     },
     Phase {
@@ -312,11 +312,11 @@ fn survives(rank: &Rank, ctx: &Context, phase: &Phase, proxy: bool) {
     let data = [survivor.slice(SMALL)];
     let large = [survivor.slice(LARGE)];
     let prepared = [
-        ctx.prepare_send(&Send::new(VICTIM, 50, &data)),
-        ctx.prepare_send(&Send::new(VICTIM, 51, &large).on(&spare)),
-        ctx.prepare_recv(&Recv::new(VICTIM, 52, &data)),
-        ctx.prepare_recv(&Recv::new(VICTIM, 53, &large).on(&spare)),
-        ctx.prepare_send(&Send::new(VICTIM, 54, &data).on(&spare)),
+        ctx.prepare_send(&SendOp::new(VICTIM, 50, &data)),
+        ctx.prepare_send(&SendOp::new(VICTIM, 51, &large).on(&spare)),
+        ctx.prepare_recv(&RecvOp::new(VICTIM, 52, &data)),
+        ctx.prepare_recv(&RecvOp::new(VICTIM, 53, &large).on(&spare)),
+        ctx.prepare_send(&SendOp::new(VICTIM, 54, &data).on(&spare)),
     ];
     let prepared = prepared.map(Result::unwrap);
     (phase.make)(&survivor);

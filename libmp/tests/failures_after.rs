@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Builder, Context, Kind, Memory, Recv, Request, Source};
+use mp::{Builder, Context, Kind, Memory, RecvOp, Request, Source};
 use sim::{Death, LARGE, LIMIT, SMALL, millis, play, secs};
 
 const TIMEOUT: Duration = secs(2);
@@ -77,7 +77,7 @@ fn what_had_come_is_received_by_whoever_asks() {
                         assert!(stream.synchronize(LIMIT).unwrap());
                         Ok(recv)
                     }
-                    _ => ctx.recv(&Recv::new(VICTIM, 1, &one).timeout(TIMEOUT)),
+                    _ => ctx.post_recv(&RecvOp::new(VICTIM, 1, &one).timeout(TIMEOUT)),
                 }
             };
             for i in 0..6 {
@@ -118,7 +118,7 @@ fn the_first_use_of_a_rank_that_is_dead_names_it() {
                 let one = [slice.clone()];
                 let e = match send {
                     true => ctx.isend(VICTIM, 1, &slice),
-                    false => ctx.recv(&Recv::new(VICTIM, 1, &one).timeout(TIMEOUT)),
+                    false => ctx.post_recv(&RecvOp::new(VICTIM, 1, &one).timeout(TIMEOUT)),
                 }
                 .and_then(|r| r.wait(LIMIT))
                 .unwrap_err();

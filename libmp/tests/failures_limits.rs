@@ -7,7 +7,7 @@ mod sim;
 use std::time::Duration;
 
 use gdsync::Status;
-use mp::{Builder, Context, Kind, Recv, Request, Send, Slice, Source};
+use mp::{Builder, Context, Kind, RecvOp, Request, SendOp, Slice, Source};
 use sim::{Gate, LARGE, LIMIT, Rank, SMALL, Witness, millis, play, secs, slice};
 
 /// Rounds of the background work and of streams take their time.
@@ -32,38 +32,38 @@ const UNANSWERED: &[(&str, bool, Make)] = &[
         true,
         |ctx, stream, slice, limit| {
             let one = [slice.clone()];
-            let mut recv = Recv::new(1, 1, &one).on(stream);
+            let mut recv = RecvOp::new(1, 1, &one).on(stream);
             if let Some(limit) = limit {
                 recv = recv.timeout(limit);
             }
-            let recv = ctx.recv(&recv).unwrap();
+            let recv = ctx.post_recv(&recv).unwrap();
             recv.wait_on(stream).unwrap();
             recv
         },
     ),
     ("a stream at a send", true, |ctx, stream, slice, limit| {
         let one = [slice.clone()];
-        let mut send = Send::new(1, 1, &one).on(stream);
+        let mut send = SendOp::new(1, 1, &one).on(stream);
         if let Some(limit) = limit {
             send = send.timeout(limit);
         }
-        ctx.send(&send).unwrap()
+        ctx.post_send(&send).unwrap()
     }),
     ("a send of the CPU's", true, |ctx, _, slice, limit| {
         let one = [slice.clone()];
-        let mut send = Send::new(1, 1, &one);
+        let mut send = SendOp::new(1, 1, &one);
         if let Some(limit) = limit {
             send = send.timeout(limit);
         }
-        ctx.send(&send).unwrap()
+        ctx.post_send(&send).unwrap()
     }),
     ("a receive of the CPU's", false, |ctx, _, slice, limit| {
         let one = [slice.clone()];
-        let mut recv = Recv::new(1, 1, &one);
+        let mut recv = RecvOp::new(1, 1, &one);
         if let Some(limit) = limit {
             recv = recv.timeout(limit);
         }
-        ctx.recv(&recv).unwrap()
+        ctx.post_recv(&recv).unwrap()
     }),
 ];
 
@@ -120,10 +120,10 @@ fn nothing_ends_before_its_limit() {
             ctx.isend(0, 4, &slice).unwrap().wait(LIMIT).unwrap();
             return rank.barrier();
         }
-        let first = ctx.recv(&Recv::new(1, 1, &one).on(&stream).timeout(secs(5)));
+        let first = ctx.post_recv(&RecvOp::new(1, 1, &one).on(&stream).timeout(secs(5)));
         let first = first.unwrap();
         first.wait_on(&stream).unwrap();
-        let second = ctx.send(&Send::new(1, 2, &one).on(&stream).timeout(secs(5)));
+        let second = ctx.post_send(&SendOp::new(1, 2, &one).on(&stream).timeout(secs(5)));
         let second = second.unwrap();
         // No limit, as only the CPU waits.
         let third = ctx.irecv(1, 3, &slice).unwrap();
@@ -149,7 +149,7 @@ fn a_receive_from_anybody_ends_alone() {
         let one = [slice.clone()];
         let before = rank.host.now();
         // Its own limit, that of the context as a stream waits, and none.
-        let own = ctx.recv(&Recv::new(Source::Any, 2, &one).timeout(secs(1)));
+        let own = ctx.post_recv(&RecvOp::new(Source::Any, 2, &one).timeout(secs(1)));
         let own = own.unwrap();
         let waited = ctx.irecv_on(&stream, Source::Any, 3, &slice).unwrap();
         waited.wait_on(&stream).unwrap();
@@ -266,10 +266,19 @@ fn handles_are_dropped_in_every_phase() {
             let at = |i: usize, len: usize| buffers[i].slice(0, len).unwrap();
             if rank.me == 0 {
                 // Taken back, or to be told of the death.
-                drop(ctx.prepare_send(&Send::new(1, 9, &[at(0, SMALL)])).unwrap());
-                drop(ctx.prepare_recv(&Recv::new(1, 9, &[at(0, SMALL)])).unwrap());
+                drop(
+                    ctx.prepare_send(&SendOp::new(1, 9, &[at(0, SMALL)]))
+                        .unwrap(),
+                );
+                drop(
+                    ctx.prepare_recv(&RecvOp::new(1, 9, &[at(0, SMALL)]))
+                        .unwrap(),
+                );
                 let any = [at(0, SMALL)];
-                drop(ctx.prepare_recv(&Recv::new(Source::Any, 9, &any)).unwrap());
+                drop(
+                    ctx.prepare_recv(&RecvOp::new(Source::Any, 9, &any))
+                        .unwrap(),
+                );
                 drop(ctx.isend(1, 0, &at(0, SMALL)).unwrap());
                 drop(ctx.isend(1, 1, &at(1, LARGE)).unwrap());
                 drop(ctx.isend_on(&stream, 1, 2, &at(2, SMALL)).unwrap());

@@ -172,7 +172,7 @@ fn a_queue_pair_with_a_request_that_is_not_posted_is_taken_last() {
         if rank.me == 0 {
             let gone = streams.remove(0);
             let segments = [ctx.alloc(MemoryKind::Pinned, 64).unwrap().all()];
-            let send = mp::Send::new(1, 4, &segments).on(&gone);
+            let send = mp::SendOp::new(1, 4, &segments).on(&gone);
             let prepared = ctx.prepare_send(&send).unwrap();
             drop(gone);
             use_all(rank, &ctx, &[ctx.gpu().stream().unwrap()]);

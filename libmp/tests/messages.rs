@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{LIMIT, pattern, ranks, ranks_with};
 use gdsync::gpu::MemoryKind;
-use mp::{Builder, Kind, Recv, Send, SizeSource, Source};
+use mp::{Builder, Kind, RecvOp, SendOp, SizeSource, Source};
 
 const SIZES: [usize; 10] = [0, 1, 4, 64, 4095, 4096, 4097, 65536, 1 << 20, 3_000_001];
 
@@ -235,7 +235,7 @@ fn lengths_come_from_words() {
                 let into = memory.slice(most, most).unwrap();
                 let recv = ctx.irecv_on(&stream, peer, 2, &into).unwrap();
                 let send = ctx
-                    .send(&Send::new(peer, 2, &data).size(size).on(&stream))
+                    .post_send(&SendOp::new(peer, 2, &data).size(size).on(&stream))
                     .unwrap();
                 recv.wait_on(&stream).unwrap();
                 send.wait_on(&stream).unwrap();
@@ -254,9 +254,11 @@ fn lengths_come_from_words() {
                 offset: None,
             };
             let into = [memory.slice(most, most).unwrap()];
-            let recv = ctx.recv(&Recv::new(peer, 2, &into).on(&stream)).unwrap();
+            let recv = ctx
+                .post_recv(&RecvOp::new(peer, 2, &into).on(&stream))
+                .unwrap();
             let send = ctx
-                .send(&Send::new(peer, 2, &data).size(size).on(&stream))
+                .post_send(&SendOp::new(peer, 2, &data).size(size).on(&stream))
                 .unwrap();
             recv.wait_on(&stream).unwrap();
             assert!(stream.synchronize(LIMIT).unwrap());
@@ -331,7 +333,7 @@ fn unmatched_requests_are_cancelled_and_others_are_not() {
         let large = ctx.irecv(peer, 1, &memory.all()).unwrap();
         assert_eq!(large.cancel().unwrap_err().kind(), Kind::Unsupported);
         let data = [small.clone()];
-        let prepared = ctx.prepare_send(&Send::new(peer, 1, &data)).unwrap();
+        let prepared = ctx.prepare_send(&SendOp::new(peer, 1, &data)).unwrap();
         assert_eq!(
             prepared.wait(Duration::ZERO).unwrap_err().kind(),
             Kind::NoSuchRequest
@@ -504,19 +506,19 @@ fn a_number_that_was_dropped_is_told_to_its_match() {
             let (data, into) = ([data], [into]);
             if ctx.rank() == 0 {
                 let dropped = ctx
-                    .prepare_send(&Send::new(peer, tag, &data).on(&stream))
+                    .prepare_send(&SendOp::new(peer, tag, &data).on(&stream))
                     .unwrap();
                 let next = ctx
-                    .prepare_send(&Send::new(peer, tag, &data).on(&stream))
+                    .prepare_send(&SendOp::new(peer, tag, &data).on(&stream))
                     .unwrap();
                 drop(dropped);
                 next.post().unwrap();
                 // The other way round: a receive that is dropped takes its message along.
                 let dropped = ctx
-                    .prepare_recv(&Recv::new(peer, tag, &into).on(&stream))
+                    .prepare_recv(&RecvOp::new(peer, tag, &into).on(&stream))
                     .unwrap();
                 let second = ctx
-                    .prepare_recv(&Recv::new(peer, tag, &into).on(&stream))
+                    .prepare_recv(&RecvOp::new(peer, tag, &into).on(&stream))
                     .unwrap();
                 drop(dropped);
                 second.post().unwrap();

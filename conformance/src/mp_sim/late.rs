@@ -10,7 +10,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
-use mp::{Kind, Recv, Source};
+use mp::{Kind, RecvOp, Source};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Seat, Settings};
@@ -123,13 +123,13 @@ fn receives(seat: Seat, messages: &[Message]) {
         // place is found.
         let at = n / DEPTH % 2 * ROOM;
         let segment = [memory.slice(at, m.room).expect("a slice")];
-        let recv = |from| Recv::new(from, TAG, &segment);
+        let recv = |from| RecvOp::new(from, TAG, &segment);
         let recv = match m.post {
             Post::Cpu => recv(Source::Rank(0)),
             Post::Any => recv(Source::Any),
             Post::Stream(s) => recv(Source::Rank(0)).on(&streams[s]),
         };
-        let done = ctx.recv(&recv).expect("posted").wait(LIMIT);
+        let done = ctx.post_recv(&recv).expect("posted").wait(LIMIT);
         if ended(done, n, m) {
             let mut got = vec![0; m.len];
             memory.read(at, &mut got).expect("read");

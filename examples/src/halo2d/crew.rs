@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use mp::gdsync::gpu::MemoryKind;
 use mp::gdsync::{Status, Stream};
-use mp::{Context, Error, Kind, Memory, Recv, Request, Result, Send, Source};
+use mp::{Context, Error, Kind, Memory, RecvOp, Request, Result, SendOp, Source};
 
 use super::Config;
 
@@ -199,8 +199,8 @@ impl<'a> Crew<'a> {
             // Streams may stand at its messages: a receive whose time is over at once makes the
             // context give it up, too.
             let empty = [self.mail.slice(0, 0)?];
-            let end = Recv::new(rank, TAG_MEET, &empty).timeout(PERIOD);
-            drop(self.ctx.recv(&end));
+            let end = RecvOp::new(rank, TAG_MEET, &empty).timeout(PERIOD);
+            drop(self.ctx.post_recv(&end));
         }
         let begun = self.begun;
         let tell = |to| (to, Note::Lost { rank, begun });
@@ -392,17 +392,17 @@ impl<'a> Crew<'a> {
         let (ctx, met) = (self.ctx, self.met);
         let segments = [self.mail.slice(0, 0)?];
         let recv = match met {
-            true => Recv::new(rank, TAG_MEET, &segments),
-            false => Recv::new(rank, TAG_MEET, &segments).timeout(START * self.patience),
+            true => RecvOp::new(rank, TAG_MEET, &segments),
+            false => RecvOp::new(rank, TAG_MEET, &segments).timeout(START * self.patience),
         };
-        let Some(recv) = self.post(|| ctx.recv(&recv))? else {
+        let Some(recv) = self.post(|| ctx.post_recv(&recv))? else {
             return Ok(None);
         };
         self.others[rank as usize].open = true;
         if !met {
             // Opens the way for notes: later the rank may not answer.
             let segments = [self.mail.all()];
-            let note = Send::new(rank, TAG_NOTE, &segments);
+            let note = SendOp::new(rank, TAG_NOTE, &segments);
             if self.post(|| ctx.prepare_send(&note))?.is_none() {
                 return Ok(None);
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mp::gdsync::Stream;
 use mp::gdsync::gpu::Event;
-use mp::{Context, Recv, Request, Result, Send};
+use mp::{Context, RecvOp, Request, Result, SendOp};
 
 use super::crew::Crew;
 use super::grid::{Direction, Grid, Tile};
@@ -180,13 +180,13 @@ impl<'a> Run<'a> {
         if self.crew.is_lost(to) {
             return Ok(None);
         }
-        let send = Send::new(to, way.tag(), &self.phases[past].sends[way as usize]);
+        let send = SendOp::new(to, way.tag(), &self.phases[past].sends[way as usize]);
         let send = match self.config.model {
             Model::Cpu => send,
             Model::Stream => send.on(&self.edge),
             Model::Proxy => send.by_proxy(&self.edge),
         };
-        self.crew.post(|| self.ctx.send(&send))
+        self.crew.post(|| self.ctx.post_send(&send))
     }
 
     /// Posts the receive of what travels this way.
@@ -195,13 +195,13 @@ impl<'a> Run<'a> {
         if self.crew.is_lost(from) {
             return Ok(None);
         }
-        let recv = Recv::new(from, way.tag(), &self.phases[past].receives[way as usize]);
+        let recv = RecvOp::new(from, way.tag(), &self.phases[past].receives[way as usize]);
         let recv = match self.config.model {
             Model::Cpu => recv,
             Model::Stream => recv.on(&self.edge),
             Model::Proxy => recv.by_proxy(&self.edge),
         };
-        self.crew.post(|| self.ctx.recv(&recv))
+        self.crew.post(|| self.ctx.post_recv(&recv))
     }
 
     /// Goes on, on the edge's stream, when all of `requests` are done.

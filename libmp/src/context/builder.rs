@@ -7,7 +7,7 @@ use gdsync::Gpu;
 use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
 
 use super::Context;
-use crate::Tell;
+use crate::WordOrder;
 use crate::bootstrap::{self, Bootstrap};
 use crate::error::Result;
 use crate::two_sided::config::{Config, Connect, Full, Progress};
@@ -19,7 +19,7 @@ pub struct Builder {
     bootstrap: Option<Arc<dyn Bootstrap>>,
     gpu: Option<Gpu>,
     device: Option<Device>,
-    tell: Option<Tell>,
+    order: Option<WordOrder>,
     config: Config,
 }
 
@@ -127,8 +127,8 @@ impl Builder {
 
     /// How the word that announces a message is kept behind its payload. Default: as `MP_TELL` says.
     #[must_use]
-    pub fn tell(mut self, how: Tell) -> Builder {
-        self.tell = Some(how);
+    pub fn word_order(mut self, how: WordOrder) -> Builder {
+        self.order = Some(how);
         self
     }
 
@@ -155,9 +155,9 @@ impl Builder {
     /// bootstrap; `Timeout`, naming a rank, if peers are to be connected and one does not answer.
     pub fn build(mut self) -> Result<Context> {
         self.config.check()?;
-        self.config.tell = match self.tell {
-            Some(tell) => tell,
-            None => Tell::from_env()?,
+        self.config.order = match self.order {
+            Some(order) => order,
+            None => WordOrder::from_env()?,
         };
         let bootstrap = match self.bootstrap {
             Some(bootstrap) => bootstrap,

@@ -5,7 +5,7 @@ use gdsync::Stream;
 use super::{Context, Request};
 use crate::error::Result;
 use crate::region::Slice;
-use crate::two_sided::{Recv, Send, Source};
+use crate::two_sided::{RecvOp, SendOp, Source};
 
 impl Context {
     /// Prepares a send: it has its number, and matches the receive of the same number, but
@@ -15,7 +15,7 @@ impl Context {
     /// `Invalid` for a rank, segments or lengths out of range; `Unsupported` for a length word and
     /// several segments, and for a stream that is being captured; `PeerFailed` and `Timeout`, naming the rank, if it cannot be connected;
     /// `QueueFull` as the context is built.
-    pub fn prepare_send(&self, send: &Send<'_>) -> Result<Request> {
+    pub fn prepare_send(&self, send: &SendOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().prepare_send(send)?))
     }
 
@@ -25,7 +25,7 @@ impl Context {
     /// As [`Context::prepare_send`]; `QueueFull` also for more receives that nobody waits for
     /// than the channel has slots; `Busy` while a receive from anybody under the same tag comes
     /// first.
-    pub fn prepare_recv(&self, recv: &Recv<'_>) -> Result<Request> {
+    pub fn prepare_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().prepare_recv(recv)?))
     }
 
@@ -33,7 +33,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::prepare_send`] and [`Request::post`].
-    pub fn send(&self, send: &Send<'_>) -> Result<Request> {
+    pub fn post_send(&self, send: &SendOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().send(send)?))
     }
 
@@ -41,14 +41,14 @@ impl Context {
     ///
     /// # Errors
     /// As [`Context::prepare_recv`] and [`Request::post`].
-    pub fn recv(&self, recv: &Recv<'_>) -> Result<Request> {
+    pub fn post_recv(&self, recv: &RecvOp<'_>) -> Result<Request> {
         Ok(Request::new(self, self.engine().recv(recv)?))
     }
 
     /// Sends `data` to rank `to`, by the CPU.
     ///
     /// # Errors
-    /// As [`Context::send`].
+    /// As [`Context::post_send`].
     pub fn isend(&self, to: u32, tag: u32, data: &Slice) -> Result<Request> {
         self.isendv(to, tag, std::slice::from_ref(data))
     }
@@ -56,7 +56,7 @@ impl Context {
     /// Receives into `into`, by the CPU. A message may be shorter; the rest is not touched.
     ///
     /// # Errors
-    /// As [`Context::recv`].
+    /// As [`Context::post_recv`].
     pub fn irecv(&self, from: impl Into<Source>, tag: u32, into: &Slice) -> Result<Request> {
         self.irecvv(from, tag, std::slice::from_ref(into))
     }
@@ -64,17 +64,17 @@ impl Context {
     /// Sends the bytes of several slices as one message, by the CPU.
     ///
     /// # Errors
-    /// As [`Context::send`].
+    /// As [`Context::post_send`].
     pub fn isendv(&self, to: u32, tag: u32, data: &[Slice]) -> Result<Request> {
-        self.send(&Send::new(to, tag, data))
+        self.post_send(&SendOp::new(to, tag, data))
     }
 
     /// Receives a message into several slices, by the CPU.
     ///
     /// # Errors
-    /// As [`Context::recv`].
+    /// As [`Context::post_recv`].
     pub fn irecvv(&self, from: impl Into<Source>, tag: u32, into: &[Slice]) -> Result<Request> {
-        self.recv(&Recv::new(from, tag, into))
+        self.post_recv(&RecvOp::new(from, tag, into))
     }
 
     /// Sends `data` when the stream gets there. The stream goes on at once, unless the receiver has
@@ -82,7 +82,7 @@ impl Context {
     /// then it stands still until that is so.
     ///
     /// # Errors
-    /// As [`Context::send`]; `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
+    /// As [`Context::post_send`]; `Gdsync(TooManyWaits)` if too many streams of the GPU wait.
     pub fn isend_on(&self, stream: &Stream, to: u32, tag: u32, data: &Slice) -> Result<Request> {
         self.isendv_on(stream, to, tag, std::slice::from_ref(data))
     }
@@ -91,7 +91,7 @@ impl Context {
     /// [`Request::wait_on`] has it wait.
     ///
     /// # Errors
-    /// As [`Context::recv`].
+    /// As [`Context::post_recv`].
     pub fn irecv_on(
         &self,
         stream: &Stream,
@@ -107,7 +107,7 @@ impl Context {
     /// # Errors
     /// As [`Context::isend_on`].
     pub fn isendv_on(&self, stream: &Stream, to: u32, tag: u32, data: &[Slice]) -> Result<Request> {
-        self.send(&Send::new(to, tag, data).on(stream))
+        self.post_send(&SendOp::new(to, tag, data).on(stream))
     }
 
     /// As [`Context::irecv_on`], into several slices.
@@ -121,7 +121,7 @@ impl Context {
         tag: u32,
         into: &[Slice],
     ) -> Result<Request> {
-        self.recv(&Recv::new(from, tag, into).on(stream))
+        self.post_recv(&RecvOp::new(from, tag, into).on(stream))
     }
 
     /// Has `stream` stand still until all requests have ended.

@@ -16,7 +16,7 @@ use gdsync::memop::DevicePtr;
 use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 
-use crate::Tell;
+use crate::WordOrder;
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Kind, Result};
 use crate::path::{Path, Rights};
@@ -131,8 +131,8 @@ impl Context {
     }
 
     /// How this rank keeps the word that announces a message to `rank` behind its payload:
-    /// [`Tell::Write`] or [`Tell::Read`]. `None` before the two are connected.
-    pub fn tells(&self, rank: u32) -> Option<Tell> {
+    /// [`WordOrder::Plain`] or [`WordOrder::BehindRead`]. `None` before the two are connected.
+    pub fn word_order(&self, rank: u32) -> Option<WordOrder> {
         let mut state = self.engine().lock();
         state.peer(rank)?.link.order
     }

@@ -39,19 +39,7 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.engine().lock();
         match state.requests.get(self.key) {
-            Some(e) => write!(
-                f,
-                "{} rank {}, tag {}, message {}: {:?}",
-                if e.is_receive() {
-                    "receive from"
-                } else {
-                    "send to"
-                },
-                e.peer,
-                e.tag,
-                e.number,
-                e.phase
-            ),
+            Some(e) => write!(f, "{}: {:?}", e.name(), e.phase),
             None => f.write_str("a request that is not known"),
         }
     }

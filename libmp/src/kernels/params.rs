@@ -135,6 +135,15 @@ macro_rules! layout {
     )*};
 }
 
+impl Stamp<STAMPS> {
+    /// The same for a message of at most one work request.
+    pub fn first(&self) -> &Stamp<1> {
+        // SAFETY: both are repr(C), and differ in how many elements their last field has, so that
+        // the smaller is a prefix of the greater.
+        unsafe { &*(&raw const *self).cast() }
+    }
+}
+
 layout!(Unpack { 72 + 16 * N }, Stamp { 96 + 40 * N });
 
 const _: () = assert!(size_of::<Unpack<1>>() == 88 && size_of::<Unpack<SEGMENTS>>() == 552);

@@ -16,7 +16,7 @@ pub(crate) use nic::{
     Batch, Keys, LANES, Lane, Link, List, MOST_BYTES, MOST_PIECES, Nic, Piece, Put, Remote, Rights,
     Span,
 };
-pub use order::Tell;
+pub use order::WordOrder;
 
 /// How bytes reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

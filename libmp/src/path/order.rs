@@ -9,34 +9,34 @@ use crate::mutant::{Mutant, on};
 /// How the word that announces a message is kept behind the message's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Tell {
-    /// By [`Tell::Write`] to a peer whose NIC is known to place WRITEs in order, by [`Tell::Read`]
-    /// to any other.
+pub enum WordOrder {
+    /// By [`WordOrder::Plain`] to a peer whose NIC is known to place WRITEs in order, by
+    /// [`WordOrder::BehindRead`] to any other.
     #[default]
     Auto,
     /// The word's WRITE follows the payload's. Correct only where the WRITEs of one queue pair
     /// become visible in order, which a fabric that spreads packets over several paths does not
     /// promise.
-    Write,
+    Plain,
     /// A READ of eight bytes follows the payload, and the word's WRITE waits for its response: a
     /// READ is carried out behind all earlier WRITEs. Costs a round trip for each message.
-    Read,
+    BehindRead,
 }
 
-impl Tell {
+impl WordOrder {
     /// What `MP_TELL` says.
     ///
     /// # Errors
     /// `Invalid` for an unknown value.
-    pub(crate) fn from_env() -> Result<Tell> {
-        Tell::parse(&std::env::var("MP_TELL").unwrap_or_default())
+    pub(crate) fn from_env() -> Result<WordOrder> {
+        WordOrder::parse(&std::env::var("MP_TELL").unwrap_or_default())
     }
 
-    fn parse(value: &str) -> Result<Tell> {
+    fn parse(value: &str) -> Result<WordOrder> {
         match value {
-            "" | "auto" => Ok(Tell::Auto),
-            "write" => Ok(Tell::Write),
-            "read" => Ok(Tell::Read),
+            "" | "auto" => Ok(WordOrder::Auto),
+            "write" => Ok(WordOrder::Plain),
+            "read" => Ok(WordOrder::BehindRead),
             _ => {
                 let what = format!("MP_TELL={value}: known are auto, write, read");
                 Err(Error::new("read environment", Kind::Invalid, what))
@@ -49,18 +49,21 @@ impl Tell {
     ///
     /// # Errors
     /// `Unsupported` if READs are needed and there are none.
-    pub(crate) fn choose(self, keeps: bool, reads: bool) -> Result<(Tell, &'static str)> {
-        let forced = "MP_TELL or Builder::tell forces it";
+    pub(crate) fn choose(self, keeps: bool, reads: bool) -> Result<(WordOrder, &'static str)> {
+        let forced = "MP_TELL or Builder::word_order forces it";
         if on(Mutant::PlainTell) {
-            return Ok((Tell::Write, "a mutant forces it"));
+            return Ok((WordOrder::Plain, "a mutant forces it"));
         }
         let chosen = match (self, keeps) {
-            (Tell::Write, _) => (Tell::Write, forced),
-            (Tell::Read, _) => (Tell::Read, forced),
-            (Tell::Auto, true) => (Tell::Write, "its NIC places WRITEs in order"),
-            (Tell::Auto, false) => (Tell::Read, "its NIC may place WRITEs out of order"),
+            (WordOrder::Plain, _) => (WordOrder::Plain, forced),
+            (WordOrder::BehindRead, _) => (WordOrder::BehindRead, forced),
+            (WordOrder::Auto, true) => (WordOrder::Plain, "its NIC places WRITEs in order"),
+            (WordOrder::Auto, false) => (
+                WordOrder::BehindRead,
+                "its NIC may place WRITEs out of order",
+            ),
         };
-        if chosen.0 == Tell::Read && !reads {
+        if chosen.0 == WordOrder::BehindRead && !reads {
             let what = "the peer's NIC may place WRITEs out of order, and the NIC here does no READ \
                         that could keep a message's word behind its payload; MP_TELL=write \
                         needs no READ and is right where the fabric has one path between the two";
@@ -70,12 +73,12 @@ impl Tell {
     }
 }
 
-impl fmt::Display for Tell {
+impl fmt::Display for WordOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Tell::Auto => "auto",
-            Tell::Write => "a plain WRITE",
-            Tell::Read => "a WRITE behind a READ",
+            WordOrder::Auto => "auto",
+            WordOrder::Plain => "a plain WRITE",
+            WordOrder::BehindRead => "a WRITE behind a READ",
         })
     }
 }
@@ -86,35 +89,41 @@ mod tests {
 
     #[test]
     fn a_word_is_a_plain_write_only_where_order_is_known_or_forced() {
-        let chosen = |tell: Tell, keeps| tell.choose(keeps, true).unwrap().0;
-        assert_eq!(chosen(Tell::Auto, true), Tell::Write);
-        assert_eq!(chosen(Tell::Auto, false), Tell::Read);
+        let chosen = |tell: WordOrder, keeps| tell.choose(keeps, true).unwrap().0;
+        assert_eq!(chosen(WordOrder::Auto, true), WordOrder::Plain);
+        assert_eq!(chosen(WordOrder::Auto, false), WordOrder::BehindRead);
         for keeps in [true, false] {
-            assert_eq!(chosen(Tell::Write, keeps), Tell::Write);
-            assert_eq!(chosen(Tell::Read, keeps), Tell::Read);
+            assert_eq!(chosen(WordOrder::Plain, keeps), WordOrder::Plain);
+            assert_eq!(chosen(WordOrder::BehindRead, keeps), WordOrder::BehindRead);
         }
     }
 
     #[test]
     fn what_is_no_way_to_tell_is_refused_by_name() {
         for (value, tell) in [
-            ("", Tell::Auto),
-            ("write", Tell::Write),
-            ("read", Tell::Read),
+            ("", WordOrder::Auto),
+            ("write", WordOrder::Plain),
+            ("read", WordOrder::BehindRead),
         ] {
-            assert_eq!(Tell::parse(value).unwrap(), tell);
+            assert_eq!(WordOrder::parse(value).unwrap(), tell);
         }
-        let e = Tell::parse("atomic").unwrap_err();
+        let e = WordOrder::parse("atomic").unwrap_err();
         assert_eq!(e.kind(), Kind::Invalid);
         assert!(e.to_string().contains("MP_TELL=atomic"), "{e}");
     }
 
     #[test]
     fn a_nic_without_reads_refuses_a_peer_that_may_place_out_of_order() {
-        let e = Tell::Auto.choose(false, false).unwrap_err();
+        let e = WordOrder::Auto.choose(false, false).unwrap_err();
         assert_eq!(e.kind(), Kind::Unsupported);
         assert!(e.to_string().contains("MP_TELL=write"), "{e}");
-        assert_eq!(Tell::Write.choose(false, false).unwrap().0, Tell::Write);
-        assert_eq!(Tell::Auto.choose(true, false).unwrap().0, Tell::Write);
+        assert_eq!(
+            WordOrder::Plain.choose(false, false).unwrap().0,
+            WordOrder::Plain
+        );
+        assert_eq!(
+            WordOrder::Auto.choose(true, false).unwrap().0,
+            WordOrder::Plain
+        );
     }
 }

@@ -66,6 +66,12 @@ impl Shape {
         self.taken_at(self.slots())
     }
 
+    /// Whether the last of the messages before `next` that a window has was not taken.
+    fn is_full(&self, next: u64, taken: &[Word64]) -> bool {
+        let oldest = next.checked_sub(WINDOW).filter(|n| *n >= self.start);
+        oldest.is_some_and(|oldest| !has_come(&taken[self.slot(oldest)], oldest))
+    }
+
     /// What slot words hold before their first message.
     fn before(&self, slot: usize) -> u64 {
         let depth = u64::from(self.depth);
@@ -226,14 +232,7 @@ impl SendChannel {
 
     /// Whether so many messages are under way that no further one is numbered.
     pub fn is_full(&self) -> bool {
-        let Some(oldest) = self
-            .next
-            .checked_sub(WINDOW)
-            .filter(|n| *n >= self.shape.start)
-        else {
-            return false;
-        };
-        !has_come(&self.taken[self.shape.slot(oldest)], oldest)
+        self.shape.is_full(self.next, &self.taken)
     }
 
     /// Where an eager message goes.
@@ -439,14 +438,7 @@ impl RecvChannel {
 
     /// Whether so many messages are under way that no further one is numbered.
     pub fn is_full(&self) -> bool {
-        let Some(oldest) = self
-            .next
-            .checked_sub(WINDOW)
-            .filter(|n| *n >= self.shape.start)
-        else {
-            return false;
-        };
-        !has_come(self.taken(oldest), oldest)
+        self.shape.is_full(self.next, &self.taken)
     }
 
     /// Where the sender learns where the receive of `number` lies.

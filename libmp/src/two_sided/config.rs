@@ -6,7 +6,7 @@ use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Endpoint, QpConfig};
 
 use super::peer::MOST_CHANNELS;
-use crate::Tell;
+use crate::WordOrder;
 use crate::error::{Error, Kind, Result};
 use crate::wire::control::Shape;
 
@@ -56,7 +56,7 @@ pub(crate) struct Config {
     pub progress: Progress,
     pub full: Full,
     pub endpoint: Endpoint,
-    pub tell: Tell,
+    pub order: WordOrder,
     pub qp: QpConfig,
     pub channels: usize,
     pub start: u64,
@@ -110,7 +110,7 @@ impl Default for Config {
             progress: Progress::Background,
             full: Full::Wait,
             endpoint: Endpoint::Auto,
-            tell: Tell::Auto,
+            order: WordOrder::Auto,
             qp: QpConfig {
                 send_blocks: 64,
                 recv_entries: 4,

@@ -67,7 +67,7 @@ impl Engine {
                 pd: device.alloc_pd()?,
                 queues: config.qp.clone(),
                 timeout: config.timeout,
-                order: config.tell,
+                order: config.order,
                 error: error.clone(),
             },
             kernels,

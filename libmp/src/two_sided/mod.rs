@@ -38,5 +38,5 @@ pub(crate) mod wait;
 mod watch;
 
 pub use config::{Connect, Full, Progress};
-pub use spec::{Recv, Send, SizeSource, Source};
+pub use spec::{RecvOp, SendOp, SizeSource, Source};
 pub use state::Stuck;

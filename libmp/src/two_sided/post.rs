@@ -200,39 +200,18 @@ impl Engine {
 
     fn stamp(&self, stream: &Stream, params: &Stamp<STAMPS>) -> Result<()> {
         let Some(kernels) = &self.kernels else {
-            return Err(Error::new(
-                POST,
-                Kind::Unsupported,
-                "the GPU runs no kernels",
-            ));
+            let what = "the GPU runs no kernels";
+            return Err(Error::new(POST, Kind::Unsupported, what));
         };
-        if params.chunks <= 1 {
-            let Stamp {
-                patch: [first, ..], ..
-            } = *params;
-            let small = Stamp {
-                ready: params.ready,
-                info: params.info,
-                stamp: params.stamp,
-                length: params.length,
-                offset: params.offset,
-                size: params.size,
-                source: params.source,
-                result: params.result,
-                error: params.error,
-                stamp_control: params.stamp_control,
-                chunk: params.chunk,
-                chunks: params.chunks,
-                seq: params.seq,
-                patch: [first],
-            };
-            // SAFETY: the words are the context's, the channel's and the caller's, whose regions
-            // the entry and the state keep until the request has ended; the work requests are
-            // prepared and posted behind this.
-            return unsafe { kernels.stamp(stream, &small) };
+        // SAFETY: the words are the context's, the channel's and the caller's, whose regions the
+        // entry and the state keep until the request has ended; the work requests are prepared and
+        // posted behind this.
+        unsafe {
+            match params.chunks {
+                0 | 1 => kernels.stamp(stream, params.first()),
+                _ => kernels.stamp(stream, params),
+            }
         }
-        // SAFETY: as above.
-        unsafe { kernels.stamp(stream, params) }
     }
 
     /// Has a stream stand still until a request has ended.

@@ -15,6 +15,7 @@ use crate::wire::word::{self, WordKind};
 
 /// Unfinished requests that are looked at with one lock.
 const SLICE: usize = 128;
+
 impl Engine {
     /// One round of everything. `true`: something was done.
     pub(crate) fn progress(&self) -> bool {
@@ -192,12 +193,9 @@ impl Engine {
         let mut done = false;
         let lost = state.lost.is_some();
         for rank in 0..state.peers.len() as u32 {
-            let Some(peer) = state.peer(rank) else {
+            let Some(peer) = state.peer(rank).filter(|peer| peer.failed.is_none()) else {
                 continue;
             };
-            if peer.failed.is_some() {
-                continue;
-            }
             done |= tell_the_rest(peer);
             let mut say = Vec::new();
             if peer.has_deferred()
@@ -208,23 +206,19 @@ impl Engine {
                 self.give_up(state, rank, Status::BAD_RESPONSE);
                 continue;
             }
-            let Some(peer) = state.peer(rank) else {
+            let State {
+                peers, requests, ..
+            } = &mut *state;
+            let Some(peer) = peers[rank as usize].as_deref_mut() else {
                 continue;
             };
             if !lost && peer.is_crowded(self.config.channels) {
-                let sends = state.requests.iter().filter(|(_, entry)| {
-                    !entry.is_receive()
-                        && entry.peer == rank
-                        && !matches!(entry.phase, Phase::Done(_))
-                });
-                let busy: Vec<u32> = sends.map(|(_, entry)| entry.tag).collect();
-                if let Some(peer) = state.peer(rank) {
-                    peer.retire(self.config.channels, &busy, &mut say);
-                }
+                let open = |entry: &&Entry| !matches!(entry.phase, Phase::Done(_));
+                let entries = requests.iter().map(|(_, entry)| entry).filter(open);
+                let sends = entries.filter(|entry| !entry.is_receive() && entry.peer == rank);
+                let busy: Vec<u32> = sends.map(|entry| entry.tag).collect();
+                peer.retire(self.config.channels, &busy, &mut say);
             }
-            let Some(peer) = state.peer(rank) else {
-                continue;
-            };
             if peer.leaving && peer.link.busy_lanes() == 0 {
                 peer.leaving = false;
                 say.push(Control::Left);

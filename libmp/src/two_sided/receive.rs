@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::peer::Target;
 use super::post::lent;
 use super::send::total;
-use super::spec::{On, Recv, Source};
+use super::spec::{On, RecvOp, Source};
 use super::state::{State, gone, known};
 use crate::error::{Error, Kind, Result};
 use crate::mutant::{Mutant, on};
@@ -24,17 +24,17 @@ pub(crate) const ANYBODY: u32 = u32::MAX;
 
 impl Engine {
     /// Numbers a receive.
-    pub fn prepare_recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+    pub fn prepare_recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
         self.start_recv(spec, false)
     }
 
     /// Prepares a receive and posts it.
-    pub fn recv(&self, spec: &Recv<'_>) -> Result<RequestKey> {
+    pub fn recv(&self, spec: &RecvOp<'_>) -> Result<RequestKey> {
         self.start_recv(spec, true)
     }
 
     #[inline]
-    fn start_recv(&self, spec: &Recv<'_>, post: bool) -> Result<RequestKey> {
+    fn start_recv(&self, spec: &RecvOp<'_>, post: bool) -> Result<RequestKey> {
         spec.on.check(PREPARE)?;
         let len = total(&self.nic, PREPARE, spec.segments)?;
         let large = len > self.config.eager_limit as u64;
@@ -92,7 +92,7 @@ impl Engine {
         post: bool,
     ) -> Result<(RequestKey, bool)> {
         self.make_room(state);
-        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(rank);
+        let gone = || gone("no connection", rank);
         let tag = entry.tag;
         if let Some(key) = state.any_source.iter().find(|key| {
             let wild = state.requests.get(**key);

@@ -5,8 +5,8 @@ use gdsync::{Status, Stream};
 use super::channel::SendChannel;
 use super::engine::Engine;
 use super::peer::Target;
-use super::spec::{On, Send, SizeSource};
-use super::state::State;
+use super::spec::{On, SendOp, SizeSource};
+use super::state::{State, gone};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::STAMPS;
 use crate::mutant::{Mutant, on};
@@ -124,17 +124,17 @@ fn payload(batch: &mut Batch<'_>, segments: &[Slice], len: u64, to: Span) -> Res
 
 impl Engine {
     /// Numbers a send and, if a stream posts it, prepares its work requests.
-    pub fn prepare_send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+    pub fn prepare_send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
         self.start_send(spec, false)
     }
 
     /// Prepares a send and posts it.
-    pub fn send(&self, spec: &Send<'_>) -> Result<RequestKey> {
+    pub fn send(&self, spec: &SendOp<'_>) -> Result<RequestKey> {
         self.start_send(spec, true)
     }
 
     #[inline]
-    fn start_send(&self, spec: &Send<'_>, post: bool) -> Result<RequestKey> {
+    fn start_send(&self, spec: &SendOp<'_>, post: bool) -> Result<RequestKey> {
         let len = total(&self.nic, PREPARE, spec.segments)?;
         if matches!(spec.size, SizeSource::Word { .. }) && spec.segments.len() != 1 {
             let what = format!("a length word for {} segments", spec.segments.len());
@@ -157,7 +157,7 @@ impl Engine {
     fn number_send(
         &self,
         state: &mut State,
-        spec: &Send<'_>,
+        spec: &SendOp<'_>,
         lane: u8,
         len: u64,
         post: bool,
@@ -167,7 +167,7 @@ impl Engine {
         let State {
             peers, requests, ..
         } = state;
-        let gone = || Error::new(PREPARE, Kind::Closed, "no connection").with_rank(spec.to);
+        let gone = || gone("no connection", spec.to);
         let peer = peers[spec.to as usize].as_deref_mut().ok_or_else(gone)?;
         if !peer.may(lane, Target::Send(spec.tag)) {
             return Err(match peer.failed {
@@ -206,8 +206,7 @@ impl Engine {
         let mut puts = [None; 3];
         let mut phase = Phase::Prepared;
         if let Some(stream) = stream {
-            let what = || Error::new(PREPARE, Kind::Closed, "no lane").with_rank(spec.to);
-            let lane = peer.link.lane(lane).ok_or_else(what)?;
+            let lane = peer.link.lane(lane).ok_or_else(gone)?;
             if large || late.is_some() {
                 if self.kernels.is_none() {
                     let what = "a message whose place or length a stream finds out needs kernels";

@@ -49,19 +49,19 @@ pub enum SizeSource<'a> {
 
 /// A message to be sent.
 ///
-/// It borrows slices, words and stream until [`Context::send`](crate::Context::send) takes it;
-/// then the request keeps the memory:
+/// It borrows slices, words and stream until
+/// [`Context::post_send`](crate::Context::post_send) takes it; then the request keeps the memory:
 ///
 /// ```compile_fail,E0505
-/// # use mp::{Context, Request, Send, Slice};
+/// # use mp::{Context, Request, SendOp, Slice};
 /// fn send(ctx: &Context, stream: gdsync::Stream, data: &Slice) -> mp::Result<Request> {
-///     let message = Send::new(1, 7, std::slice::from_ref(data)).on(&stream);
+///     let message = SendOp::new(1, 7, std::slice::from_ref(data)).on(&stream);
 ///     drop(stream); // `message` borrows it
-///     ctx.send(&message)
+///     ctx.post_send(&message)
 /// }
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Send<'a> {
+pub struct SendOp<'a> {
     pub(crate) to: u32,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
@@ -70,12 +70,12 @@ pub struct Send<'a> {
     pub(crate) timeout: Option<Duration>,
 }
 
-impl<'a> Send<'a> {
+impl<'a> SendOp<'a> {
     /// The bytes of `segments` in their order, at most 30 of them, to rank `to`: 16 GiB of one
     /// segment, 1 GiB of several. The CPU posts it
-    /// unless [`on`](Send::on) says otherwise.
-    pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> Send<'a> {
-        Send {
+    /// unless [`on`](SendOp::on) says otherwise.
+    pub fn new(to: u32, tag: u32, segments: &'a [Slice]) -> SendOp<'a> {
+        SendOp {
             to,
             tag,
             segments,
@@ -87,28 +87,28 @@ impl<'a> Send<'a> {
 
     /// The stream posts it.
     #[must_use]
-    pub fn on(mut self, stream: &'a Stream) -> Send<'a> {
+    pub fn on(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, None);
         self
     }
 
     /// The stream posts it by the proxy: a CPU thread rings the NIC when the stream says so.
     #[must_use]
-    pub fn by_proxy(mut self, stream: &'a Stream) -> Send<'a> {
+    pub fn by_proxy(mut self, stream: &'a Stream) -> SendOp<'a> {
         self.on = On::Stream(stream, Some(Endpoint::Proxy));
         self
     }
 
     /// Its length is not that of its segments.
     #[must_use]
-    pub fn size(mut self, size: SizeSource<'a>) -> Send<'a> {
+    pub fn size(mut self, size: SizeSource<'a>) -> SendOp<'a> {
         self.size = size;
         self
     }
 
     /// A time limit of its own, in place of the context's.
     #[must_use]
-    pub fn timeout(mut self, limit: Duration) -> Send<'a> {
+    pub fn timeout(mut self, limit: Duration) -> SendOp<'a> {
         self.timeout = Some(limit);
         self
     }
@@ -132,7 +132,7 @@ impl From<u32> for Source {
 
 /// A message to be received.
 #[derive(Clone, Copy, Debug)]
-pub struct Recv<'a> {
+pub struct RecvOp<'a> {
     pub(crate) from: Source,
     pub(crate) tag: u32,
     pub(crate) segments: &'a [Slice],
@@ -140,12 +140,12 @@ pub struct Recv<'a> {
     pub(crate) timeout: Option<Duration>,
 }
 
-impl<'a> Recv<'a> {
+impl<'a> RecvOp<'a> {
     /// A message from `from` into `segments` in their order, at most 30 of them: 16 GiB in one
     /// segment, 1 GiB in several. The CPU posts it
-    /// unless [`on`](Recv::on) says otherwise.
-    pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> Recv<'a> {
-        Recv {
+    /// unless [`on`](RecvOp::on) says otherwise.
+    pub fn new(from: impl Into<Source>, tag: u32, segments: &'a [Slice]) -> RecvOp<'a> {
+        RecvOp {
             from: from.into(),
             tag,
             segments,
@@ -156,21 +156,21 @@ impl<'a> Recv<'a> {
 
     /// The stream posts it: the memory may be written from when the stream gets there.
     #[must_use]
-    pub fn on(mut self, stream: &'a Stream) -> Recv<'a> {
+    pub fn on(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, None);
         self
     }
 
     /// The stream posts it by the proxy.
     #[must_use]
-    pub fn by_proxy(mut self, stream: &'a Stream) -> Recv<'a> {
+    pub fn by_proxy(mut self, stream: &'a Stream) -> RecvOp<'a> {
         self.on = On::Stream(stream, Some(Endpoint::Proxy));
         self
     }
 
     /// A time limit of its own, in place of the context's.
     #[must_use]
-    pub fn timeout(mut self, limit: Duration) -> Recv<'a> {
+    pub fn timeout(mut self, limit: Duration) -> RecvOp<'a> {
         self.timeout = Some(limit);
         self
     }

@@ -195,8 +195,8 @@ impl Engine {
         };
         let setting = match (entry.timeout, entry.is_receive()) {
             (None, _) => "Builder::timeout",
-            (Some(_), true) => "Recv::timeout",
-            (Some(_), false) => "Send::timeout",
+            (Some(_), true) => "RecvOp::timeout",
+            (Some(_), false) => "SendOp::timeout",
         };
         let limit = entry.timeout.unwrap_or(self.config.timeout);
         let within = format!(" in {} ({setting})", time(limit));

@@ -2,7 +2,7 @@
 
 use gdsync::gpu::MemoryKind;
 use gdsync::rdma::{Descriptor, post_on};
-use mp::{Kind, Recv, Request, Send, SizeSource, Source};
+use mp::{Kind, RecvOp, Request, SendOp, SizeSource, Source};
 
 use super::{BATCH, Channel, Line, Player, Sent, Taken, tag};
 use crate::live::verdict::{Verdict, ensure};
@@ -102,7 +102,7 @@ impl Player<'_> {
         }
         let segments = self.into.slices(slot, &landing.pieces)?;
         let source = from.map_or(Source::Any, Source::Rank);
-        let recv = Recv::new(source, tag(number), &segments);
+        let recv = RecvOp::new(source, tag(number), &segments);
         let recv = match hands.posts {
             By::Cpu => recv,
             By::Stream(stream) => recv.on(&self.streams[stream]),
@@ -113,7 +113,7 @@ impl Player<'_> {
         }
         let request = match setup.prepared {
             true => self.ctx.prepare_recv(&recv)?,
-            false => self.ctx.recv(&recv)?,
+            false => self.ctx.post_recv(&recv)?,
         };
         Ok(Taken {
             line,
@@ -148,7 +148,7 @@ impl Player<'_> {
         Ok(())
     }
 
-    fn by<'s>(&'s self, posts: By, send: Send<'s>) -> Send<'s> {
+    fn by<'s>(&'s self, posts: By, send: SendOp<'s>) -> SendOp<'s> {
         match posts {
             By::Cpu => send,
             By::Stream(stream) => send.on(&self.streams[stream]),
@@ -182,7 +182,7 @@ impl Player<'_> {
             let all = [memory.slice(0, bytes.len())?];
             drop(
                 self.ctx
-                    .send(&self.by(hands.posts, Send::new(to, tag(number), &all)))?,
+                    .post_send(&self.by(hands.posts, SendOp::new(to, tag(number), &all)))?,
             );
             return Ok(sent);
         }
@@ -204,7 +204,7 @@ impl Player<'_> {
         }
         let segments = self.out.slices(slot, &message.pieces)?;
         let [len, offset] = &self.words[slot];
-        let send = Send::new(to, tag(number), &segments);
+        let send = SendOp::new(to, tag(number), &segments);
         let send = match setup.form {
             Form::Words => send.size(SizeSource::Word {
                 len,
@@ -218,7 +218,7 @@ impl Player<'_> {
         }
         sent.request = Some(match setup.prepared {
             true => self.ctx.prepare_send(&send)?,
-            false => self.ctx.send(&send)?,
+            false => self.ctx.post_send(&send)?,
         });
         sent.ended = false;
         // What a word says to a stream the CPU does not know.

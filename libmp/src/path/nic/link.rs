@@ -10,7 +10,7 @@ use gdsync::{Status, Stream};
 use super::{Keys, Nic, Put, Rights};
 use crate::error::{Error, Kind, Result};
 use crate::kernels::{Patch, STAMPS, Stamp};
-use crate::path::Tell;
+use crate::path::WordOrder;
 use crate::wire::record::{NIC, Record};
 
 /// Lanes that a link has at most: one for the CPU, the others for streams, which share them if there
@@ -126,7 +126,7 @@ pub(crate) struct Link {
     peer: u32,
     lanes: [Option<Lane>; LANES],
     /// How words are kept behind their payload, once that is chosen.
-    pub order: Option<Tell>,
+    pub order: Option<WordOrder>,
     /// As [`Lane::landing`].
     landing: Option<Keys>,
 }
@@ -216,7 +216,7 @@ impl Link {
             return Ok(());
         }
         let (order, why) = nic.order.choose(keeps_order, nic.device.reads())?;
-        if order == Tell::Read {
+        if order == WordOrder::BehindRead {
             self.landing = Some(nic.pinned(64, Rights::Landing)?);
         }
         self.order = Some(order);

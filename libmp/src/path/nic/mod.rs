@@ -11,7 +11,7 @@ use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
 use gdsync::rdma::{Access, Device, Endpoint, Mr, Pd, Qp, QpConfig};
 
-use super::Tell;
+use super::WordOrder;
 use crate::error::Result;
 
 pub(crate) use batch::{Batch, MOST_BYTES, MOST_PIECES, Put};
@@ -27,7 +27,7 @@ pub(crate) struct Nic {
     pub pd: Pd,
     pub queues: QpConfig,
     pub timeout: Duration,
-    pub order: Tell,
+    pub order: WordOrder,
     /// The context's error word.
     pub error: Word32,
 }
@@ -58,7 +58,7 @@ impl Nic {
             pd: device.alloc_pd().unwrap(),
             queues: QpConfig::default(),
             timeout: Duration::ZERO,
-            order: Tell::Auto,
+            order: WordOrder::Auto,
             error: word.word32(0).unwrap(),
         }
     }

@@ -5,14 +5,14 @@ mod sim;
 
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use mp::{Context, SizeSource, Tell};
+use mp::{Context, Path, SizeSource, WordOrder};
 use sim::{LIMIT, Rank, play};
 use vmlx5::fabric::faults::Faults;
 
 const SIZES: [usize; 4] = [0, 8, 3000, 20_000];
 
 /// A context whose NIC places so many pieces of WRITEs late.
-fn open(rank: &Rank, ooo: f64, tell: Tell) -> Context {
+fn open(rank: &Rank, ooo: f64, tell: WordOrder) -> Context {
     let faults = Faults {
         seed: rank.me.into(),
         ooo,
@@ -20,7 +20,7 @@ fn open(rank: &Rank, ooo: f64, tell: Tell) -> Context {
     };
     let place = rank.place_with(SoftOptions::default(), true, faults);
     // Numbers that soon need a 17th bit, and few slots, which are soon used again.
-    let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).tell(tell);
+    let build = |b: mp::Builder| b.depth(4).start((1 << 16) - 5).word_order(tell);
     rank.open_at(&place, build)
 }
 
@@ -55,8 +55,8 @@ fn talk(ctx: &Context) -> usize {
                     offset: None,
                 };
                 let segments = [data];
-                let spec = mp::Send::new(with, 7, &segments).on(&stream).size(size);
-                ctx.send(&spec).unwrap()
+                let spec = mp::SendOp::new(with, 7, &segments).on(&stream).size(size);
+                ctx.post_send(&spec).unwrap()
             }
         };
         if !by_cpu {
@@ -73,14 +73,16 @@ fn talk(ctx: &Context) -> usize {
 }
 
 /// Runs two ranks whose NICs place the share `ooo` of the pieces late, and checks their choices.
-fn told(seed: u64, ooo: [f64; 2], tell: Tell, expected: [Tell; 2]) {
+fn told(seed: u64, ooo: [f64; 2], tell: WordOrder, expected: [WordOrder; 2]) {
     play(seed, 2, move |rank| {
         let ctx = open(rank, ooo[rank.me as usize], tell);
         let with = 1 - rank.me;
-        assert_eq!(ctx.tells(with), None);
+        assert_eq!(ctx.word_order(with), None);
         assert_eq!(talk(&ctx), 0, "wrong bytes");
-        assert_eq!(ctx.tells(with), Some(expected[rank.me as usize]));
-        assert_eq!(ctx.tells(2), None);
+        assert_eq!(ctx.word_order(with), Some(expected[rank.me as usize]));
+        assert_eq!(ctx.word_order(2), None);
+        assert_eq!(ctx.path(with).map(|(path, _)| path), Some(Path::Nic));
+        assert_eq!(ctx.path(2), None);
         ctx.close(LIMIT).unwrap();
         rank.leave();
     });
@@ -88,13 +90,18 @@ fn told(seed: u64, ooo: [f64; 2], tell: Tell, expected: [Tell; 2]) {
 
 #[test]
 fn a_peer_that_keeps_order_is_told_by_a_plain_write() {
-    told(1, [0.0, 0.0], Tell::Auto, [Tell::Write; 2]);
+    told(1, [0.0, 0.0], WordOrder::Auto, [WordOrder::Plain; 2]);
 }
 
 #[test]
 fn a_peer_that_places_out_of_order_is_told_behind_a_read() {
     for seed in 0..10 {
-        told(seed, [0.5, 0.5], Tell::Auto, [Tell::Read; 2]);
+        told(
+            seed,
+            [0.5, 0.5],
+            WordOrder::Auto,
+            [WordOrder::BehindRead; 2],
+        );
     }
 }
 
@@ -102,20 +109,30 @@ fn a_peer_that_places_out_of_order_is_told_behind_a_read() {
 #[test]
 fn ranks_may_tell_each_other_differently() {
     for seed in 0..10 {
-        told(seed, [0.0, 0.5], Tell::Auto, [Tell::Read, Tell::Write]);
+        told(
+            seed,
+            [0.0, 0.5],
+            WordOrder::Auto,
+            [WordOrder::BehindRead, WordOrder::Plain],
+        );
     }
 }
 
 #[test]
 fn what_is_forced_goes_before_what_is_known() {
-    told(1, [0.0, 0.0], Tell::Read, [Tell::Read; 2]);
+    told(
+        1,
+        [0.0, 0.0],
+        WordOrder::BehindRead,
+        [WordOrder::BehindRead; 2],
+    );
 }
 
 #[test]
 fn a_rank_tells_itself_as_its_own_nic_has_it() {
-    for (ooo, expected) in [(0.0, Tell::Write), (0.9, Tell::Read)] {
+    for (ooo, expected) in [(0.0, WordOrder::Plain), (0.9, WordOrder::BehindRead)] {
         play(3, 1, move |rank| {
-            let ctx = open(rank, ooo, Tell::Auto);
+            let ctx = open(rank, ooo, WordOrder::Auto);
             let data = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             let into = ctx.alloc(MemoryKind::Pinned, 5000).unwrap();
             for round in 1..20 {
@@ -127,7 +144,7 @@ fn a_rank_tells_itself_as_its_own_nic_has_it() {
                 into.read(0, &mut bytes).unwrap();
                 assert_eq!(bytes, [round; 5000]);
             }
-            assert_eq!(ctx.tells(0), Some(expected));
+            assert_eq!(ctx.word_order(0), Some(expected));
             ctx.close(LIMIT).unwrap();
             rank.leave();
         });
