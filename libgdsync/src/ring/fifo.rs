@@ -69,20 +69,18 @@ pub struct Fifo<H> {
     aborted: VecDeque<u64>,
     /// One more than the highest serial that was removed from `aborted`.
     forgotten: u64,
-    posted: u64,
+    posted: PostMark,
     retired: u64,
     head: u32,
     tail: u32,
     room: u32,
-    posted_head: u32,
-    last_poster: Option<Poster>,
 }
 
 /// The part of a [`Fifo`] that a post changes, to be restored if the post does not happen.
 #[derive(Clone, Copy, Debug)]
 pub struct PostMark {
     posted: u64,
-    posted_head: u32,
+    head: u32,
     last_poster: Option<Poster>,
 }
 
@@ -115,13 +113,15 @@ impl<H: Default> Fifo<H> {
             pushes: 0,
             aborted: VecDeque::new(),
             forgotten: 0,
-            posted: 0,
+            posted: PostMark {
+                posted: 0,
+                head: start,
+                last_poster: None,
+            },
             retired: 0,
             head: start,
             tail: start,
             room,
-            posted_head: start,
-            last_poster: None,
         }
     }
 }
@@ -153,7 +153,7 @@ impl<H> Fifo<H> {
 
     /// Requests below have been handed to a poster.
     pub fn posted(&self) -> u64 {
-        self.posted
+        self.posted.posted
     }
 
     /// Requests below are done; their blocks are free.
@@ -168,7 +168,7 @@ impl<H> Fifo<H> {
 
     /// Index behind the last block handed to a poster: the record's value.
     pub fn posted_head(&self) -> u32 {
-        self.posted_head
+        self.posted.head
     }
 
     /// How many blocks the queue has.
@@ -269,7 +269,7 @@ impl<H> Fifo<H> {
 
     /// Whether `ticket` is prepared, neither posted nor aborted.
     pub fn check_prepared(&self, ticket: u64) -> Result<(), Refusal> {
-        let prepared = ticket >= self.posted && ticket < self.next;
+        let prepared = ticket >= self.posted() && ticket < self.next;
         if !prepared || self.slots[self.at(ticket)].hole {
             return Err(Refusal::NoSuchRequest);
         }
@@ -298,12 +298,12 @@ impl<H> Fifo<H> {
 
     /// The newest request, if it has not been posted.
     pub fn newest_prepared(&self) -> Option<u64> {
-        (self.next > self.posted).then(|| self.next - 1)
+        (self.next > self.posted()).then(|| self.next - 1)
     }
 
     /// Whether the newest request is a hole that has not been posted.
     pub fn newest_is_hole(&self) -> bool {
-        self.next > self.posted && self.slots[self.at(self.next - 1)].hole
+        self.next > self.posted() && self.slots[self.at(self.next - 1)].hole
     }
 
     /// Hands every request up to and including `ticket` to `poster`. The answer is the record
@@ -311,42 +311,38 @@ impl<H> Fifo<H> {
     /// whose work is not known to be done.
     pub fn post(&mut self, ticket: u64, poster: Poster) -> Result<Option<u32>, Refusal> {
         self.check_prepared(ticket)?;
-        if let Some(first) = (self.posted..ticket).find(|t| !self.slots[self.at(*t)].hole) {
+        if let Some(first) = (self.posted()..ticket).find(|t| !self.slots[self.at(*t)].hole) {
             return Err(Refusal::OutOfOrder { first });
         }
-        let in_flight = self.retired < self.posted;
-        let edge = match self.last_poster {
+        let in_flight = self.retired < self.posted();
+        let edge = match self.posted.last_poster {
             Some(Poster::Stream(s)) if poster != Poster::Stream(s) && in_flight => {
-                Some(self.posted_head)
+                Some(self.posted.head)
             }
             _ => None,
         };
         let slot = &self.slots[self.at(ticket)];
-        self.posted_head = slot.start.wrapping_add(slot.blocks);
-        self.posted = ticket + 1;
-        self.last_poster = Some(poster);
+        self.posted = PostMark {
+            posted: ticket + 1,
+            head: slot.start.wrapping_add(slot.blocks),
+            last_poster: Some(poster),
+        };
         Ok(edge)
     }
 
     /// What [`Fifo::restore`] needs to take back the posts made from now on.
     pub fn mark(&self) -> PostMark {
-        PostMark {
-            posted: self.posted,
-            posted_head: self.posted_head,
-            last_poster: self.last_poster,
-        }
+        self.posted
     }
 
     /// Takes back every post since `mark`: the submission failed, nobody will ring.
     pub fn restore(&mut self, mark: PostMark) {
-        self.posted = mark.posted;
-        self.posted_head = mark.posted_head;
-        self.last_poster = mark.last_poster;
+        self.posted = mark;
     }
 
     /// Retires every request up to and including `ticket`, which must have been posted.
     pub fn retire(&mut self, ticket: u64, mut empty: impl FnMut(&mut H)) {
-        debug_assert!(ticket < self.posted);
+        debug_assert!(ticket < self.posted());
         while self.retired <= ticket {
             let at = self.at(self.retired);
             let slot = &mut self.slots[at];
@@ -358,6 +354,6 @@ impl<H> Fifo<H> {
 
     /// The request in flight whose first block the NIC calls `counter`.
     pub fn by_counter(&self, counter: u16) -> Option<u64> {
-        (self.retired..self.posted).find(|t| self.slots[self.at(*t)].start as u16 == counter)
+        (self.retired..self.posted()).find(|t| self.slots[self.at(*t)].start as u16 == counter)
     }
 }
