@@ -55,15 +55,8 @@ pub const GDR_MAPPING_TYPE_CACHING: c_uint = 2;
 /// Mapped as device memory of the architecture: uncached, ordered.
 pub const GDR_MAPPING_TYPE_DEVICE: c_uint = 3;
 
-/// The library chooses the path.
-pub const GDR_PIN_FLAG_DEFAULT: u32 = 0;
 /// Through PCIe, also where a coherent link is there.
 pub const GDR_PIN_FLAG_FORCE_PCIE: u32 = 1;
-
-/// Whether mappings outlive the allocation's end.
-pub const GDR_ATTR_USE_PERSISTENT_MAPPING: c_uint = 1;
-/// Whether [`GDR_PIN_FLAG_FORCE_PCIE`] is supported.
-pub const GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE: c_uint = 2;
 
 const _: () = {
     use std::mem::{offset_of, size_of};

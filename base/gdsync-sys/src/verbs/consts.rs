@@ -10,8 +10,6 @@ pub const IBV_ALLOCATOR_USE_DEFAULT: *mut c_void = usize::MAX as *mut c_void;
 
 /// A port that carries data.
 pub const IBV_PORT_ACTIVE: c_int = 4;
-/// A port of InfiniBand.
-pub const IBV_LINK_LAYER_INFINIBAND: u8 = 1;
 /// A port of Ethernet.
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 /// `ibv_port_attr::flags`: nothing goes without a global route header.
@@ -168,12 +166,6 @@ pub const IBV_EVENT_QP_FATAL: c_int = 1;
 pub const IBV_EVENT_QP_REQ_ERR: c_int = 2;
 /// A queue pair refused its peer access to memory.
 pub const IBV_EVENT_QP_ACCESS_ERR: c_int = 3;
-/// The first packet came before the queue pair was ready to send.
-pub const IBV_EVENT_COMM_EST: c_int = 4;
-/// A send queue is drained.
-pub const IBV_EVENT_SQ_DRAINED: c_int = 5;
-/// A connection migrated to its alternate path.
-pub const IBV_EVENT_PATH_MIG: c_int = 6;
 /// A connection could not migrate to its alternate path.
 pub const IBV_EVENT_PATH_MIG_ERR: c_int = 7;
 /// The device failed, or was removed.
@@ -186,15 +178,5 @@ pub const IBV_EVENT_PORT_ERR: c_int = 10;
 pub const IBV_EVENT_LID_CHANGE: c_int = 11;
 /// A port has other partition keys.
 pub const IBV_EVENT_PKEY_CHANGE: c_int = 12;
-/// Another subnet manager is in charge.
-pub const IBV_EVENT_SM_CHANGE: c_int = 13;
-/// A shared receive queue failed.
-pub const IBV_EVENT_SRQ_ERR: c_int = 14;
-/// A shared receive queue has few receives left.
-pub const IBV_EVENT_SRQ_LIMIT_REACHED: c_int = 15;
-/// A queue pair in error has used its last receive of a shared queue.
-pub const IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
-/// The subnet manager asks clients to register anew.
-pub const IBV_EVENT_CLIENT_REREGISTER: c_int = 17;
 /// A port has other GIDs.
 pub const IBV_EVENT_GID_CHANGE: c_int = 18;

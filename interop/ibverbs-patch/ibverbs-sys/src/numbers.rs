@@ -8,9 +8,7 @@ pub type __be64 = u64;
 
 /// What kind of GID an entry is.
 pub type ibv_gid_type = c_uint;
-pub use gdsync_sys::verbs::consts::{
-    IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2,
-};
+pub use gdsync_sys::verbs::consts::{IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2};
 
 /// Enums of C: a module for each, with its type and its numbers.
 macro_rules! enums {

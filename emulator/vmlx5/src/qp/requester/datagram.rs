@@ -18,6 +18,7 @@ use crate::qp::Ctx;
 use crate::qp::Qp;
 use crate::route::{Label, ROOM, Route};
 use crate::sq::gather;
+use crate::timer::ack_timeout;
 use crate::wire::Wire;
 
 /// What a queue pair of datagrams has beside others.
@@ -49,7 +50,7 @@ type Address = [u8; 40];
 const MAX_KNOWN: usize = 32;
 
 /// How long a datagram may wait for room: 4.096 us times 2^18, as switches commonly have it.
-const PATIENCE: Duration = Duration::from_nanos(4096 << 18);
+const PATIENCE: Duration = ack_timeout(18).expect("only 0 is without end");
 
 /// How often at most a lost link is made again.
 const RELINK: Duration = Duration::from_millis(1);
