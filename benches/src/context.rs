@@ -33,7 +33,7 @@ pub fn builder(
         .bootstrap(bootstrap)
         .gpu(&endpoint.gpu)
         .device(&endpoint.device)
-        .endpoint(queues.endpoint)
+        .doorbell(queues.doorbell)
         .qp(queues)
         .timeout(limit)
 }

@@ -131,9 +131,9 @@ impl Endpoint {
             provider: format!(
                 "{}, {}",
                 self.device.name(),
-                match qp.endpoint() {
-                    rdma::Endpoint::Proxy => "proxy",
-                    _ => "ring",
+                match qp.doorbell() {
+                    rdma::Doorbell::CpuThread => "cpu-thread",
+                    _ => "direct",
                 }
             ),
             lowering: format!("{:?}", qp.lowering()).to_lowercase(),

@@ -79,12 +79,16 @@ impl Layer {
 
 /// Who rings the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Endpoint {
+#[serde(rename_all = "kebab-case")]
+pub enum Doorbell {
     /// The stream itself.
-    Ring,
+    #[value(alias = "ring")]
+    #[serde(alias = "ring")]
+    Direct,
     /// A CPU thread on its behalf.
-    Proxy,
+    #[value(alias = "proxy")]
+    #[serde(alias = "proxy")]
+    CpuThread,
     /// As GDS_DOORBELL says, or the stream.
     #[default]
     Auto,
@@ -96,9 +100,13 @@ pub enum Endpoint {
 #[value(rename_all = "snake_case")]
 pub enum Provider {
     /// Libmlx5: a ConnectX.
-    RdmaCore,
+    #[value(alias = "rdma_core")]
+    #[serde(alias = "rdma_core")]
+    Mlx5,
     /// Libibverbs: any NIC, by a CPU thread.
-    Proxy,
+    #[value(alias = "proxy")]
+    #[serde(alias = "proxy")]
+    Verbs,
     /// The virtual ConnectX in the process.
     Emulated,
     /// As GDS_PROVIDER says, or the first of these that works.
@@ -145,9 +153,9 @@ pub struct Setup {
     #[arg(long, value_enum, default_value = "auto")]
     pub lowering: Lowering,
     /// Who rings the NIC.
-    #[arg(long, value_enum, default_value = "auto")]
-    #[serde(default)]
-    pub endpoint: Endpoint,
+    #[arg(long, alias = "endpoint", value_enum, default_value = "auto")]
+    #[serde(default, alias = "endpoint")]
+    pub doorbell: Doorbell,
     /// Who drives the NIC.
     #[arg(long, value_enum, default_value = "auto")]
     pub provider: Provider,
@@ -167,8 +175,8 @@ impl Setup {
     pub fn device(&self, gpu: &Gpu) -> gdsync::Result<Device> {
         let options = DeviceOptions {
             provider: match self.provider {
-                Provider::RdmaCore => rdma::Provider::RdmaCore,
-                Provider::Proxy => rdma::Provider::Proxy,
+                Provider::Mlx5 => rdma::Provider::Mlx5,
+                Provider::Verbs => rdma::Provider::Verbs,
                 Provider::Emulated => rdma::Provider::Emulated,
                 Provider::Auto => rdma::Provider::Auto,
             },
@@ -187,10 +195,10 @@ impl Setup {
                 Lowering::Kernel => rdma::Lowering::Kernel,
                 Lowering::Auto => rdma::Lowering::Auto,
             },
-            endpoint: match self.endpoint {
-                Endpoint::Ring => rdma::Endpoint::Ring,
-                Endpoint::Proxy => rdma::Endpoint::Proxy,
-                Endpoint::Auto => rdma::Endpoint::Auto,
+            doorbell: match self.doorbell {
+                Doorbell::Direct => rdma::Doorbell::Direct,
+                Doorbell::CpuThread => rdma::Doorbell::CpuThread,
+                Doorbell::Auto => rdma::Doorbell::Auto,
             },
             ..QpConfig::default()
         }

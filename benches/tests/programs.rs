@@ -134,7 +134,7 @@ fn threads_play_by_kernels() {
 
 #[test]
 fn processes_play_by_proxy_with_writes_to_pinned_memory() {
-    let more = "--endpoint proxy --memory pinned --operation write";
+    let more = "--doorbell cpu-thread --memory pinned --operation write";
     play("pp", more, "memops", BY_PROXY);
 }
 

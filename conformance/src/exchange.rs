@@ -7,7 +7,7 @@ use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::memop::Caps;
-use gdsync::rdma::{Access, Endpoint, Lowering, Provider, QpConfig};
+use gdsync::rdma::{Access, Doorbell, Lowering, Provider, QpConfig};
 use softgpu::Weak;
 
 use crate::hardware::program::{self, Hazards, Settings};
@@ -138,9 +138,9 @@ fn queue(rng: &mut Rng) -> QpConfig {
             true => Lowering::Kernel,
             false => Lowering::MemOps,
         },
-        endpoint: match one_in(rng, 4) {
-            true => Endpoint::Proxy,
-            false => Endpoint::Ring,
+        doorbell: match one_in(rng, 4) {
+            true => Doorbell::CpuThread,
+            false => Doorbell::Direct,
         },
         access: Access::ALL,
         // Near the end of 32 bits, of the 16 that the NIC counts in, or at the beginning.

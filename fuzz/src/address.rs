@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
             gid: input.next(),
         }),
         qkey: (input.next::<u8>() & 1 == 1).then(|| input.next()),
-        lane: input.byte() % 4,
+        rail: input.byte() % 4,
     };
     assert_eq!(QpAddress::from_bytes(&made.to_bytes()).ok(), Some(made));
     let made = RemoteMemory {
@@ -59,7 +59,7 @@ fn memory_free(record: &RemoteMemory, at: usize) -> u8 {
     match at {
         7 | 25..28 | 44.. => 0xff,
         24 => 0xf0,
-        // The key of a lane that has none.
+        // The key of a rail that has none.
         28.. if record.rkeys[(at - 28) / 4].is_none() => 0xff,
         _ => 0,
     }
@@ -85,7 +85,7 @@ fn spans(memory: RemoteMemory, input: &mut Input<'_>) {
         let inside = u128::from(offset) + u128::from(len) <= u128::from(memory.len);
         match memory.span(offset, len) {
             Ok(span) => {
-                let keys = [0, 1, 2, 3].map(|lane| span.rkey_of(lane));
+                let keys = [0, 1, 2, 3].map(|rail| span.rkey_of(rail));
                 assert!(inside && keys == memory.rkeys && keys != [None; 4]);
                 assert_eq!(span.addr, memory.addr.wrapping_add(offset));
             }

@@ -122,9 +122,9 @@ const _: () = {
     shared::<memop::trace::Tracer>();
     shared::<rdma::Destination>();
     shared::<rdma::Device>();
-    shared::<rdma::Lanes>();
-    shared::<rdma::LanesMr>();
-    shared::<rdma::LanesPd>();
+    shared::<rdma::Rails>();
+    shared::<rdma::RailsMr>();
+    shared::<rdma::RailsPd>();
     shared::<rdma::Mr>();
     shared::<rdma::Pd>();
     // Values: requests, what is said of them, options and errors.

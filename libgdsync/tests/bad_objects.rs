@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::*;
 use gdsync::memop::{Batch, DevicePtr, Op, Width};
-use gdsync::rdma::{LANES, QpAddress, RemoteMemory};
+use gdsync::rdma::{QpAddress, RAILS, RemoteMemory};
 
 #[test]
 fn sizes_of_queue_pairs_out_of_range() {
@@ -314,7 +314,7 @@ fn records_that_cannot_be_read() {
     refused(mr.remote().span(56, 9), Kind::Invalid, Some(64), names);
     refused(mr.remote().span(u64::MAX, 1), Kind::Invalid, Some(64), &[]);
     let keyless = RemoteMemory {
-        rkeys: [None; LANES],
+        rkeys: [None; RAILS],
         ..mr.remote()
     };
     refused(keyless.span(0, 1), Kind::NotRegistered, None, &["no key"]);
@@ -383,11 +383,11 @@ fn child() {
     let gpu = Gpu::soft().unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
     match pd.create_qp(&QpConfig::default()) {
-        Ok(qp) => println!("made {:?} {:?}", qp.lowering(), qp.endpoint()),
+        Ok(qp) => println!("made {:?} {:?}", qp.lowering(), qp.doorbell()),
         Err(e) => println!("refused {:?} {e}", e.kind()),
     }
     // What the program says goes before the environment.
-    let config = by(Lowering::MemOps, Endpoint::Ring);
+    let config = by(Lowering::MemOps, Doorbell::Direct);
     let mut p = Pair::new(&gpu, Net::One, &config);
     p.check("child");
 }
@@ -395,15 +395,15 @@ fn child() {
 #[test]
 fn settings_from_the_environment() {
     for (name, value, expect) in [
-        ("GDS_LOWER", "auto", "made MemOps Ring"),
-        ("GDS_LOWER", "memops", "made MemOps Ring"),
-        ("GDS_LOWER", "kernel", "made Kernel Ring"),
-        ("GDS_DOORBELL", "auto", "made MemOps Ring"),
-        ("GDS_DOORBELL", "direct", "made MemOps Ring"),
-        ("GDS_DOORBELL", "cpu-thread", "made MemOps Proxy"),
-        ("GDS_ENDPOINT", "auto", "made MemOps Ring"),
-        ("GDS_ENDPOINT", "ring", "made MemOps Ring"),
-        ("GDS_ENDPOINT", "proxy", "made MemOps Proxy"),
+        ("GDS_LOWER", "auto", "made MemOps Direct"),
+        ("GDS_LOWER", "memops", "made MemOps Direct"),
+        ("GDS_LOWER", "kernel", "made Kernel Direct"),
+        ("GDS_DOORBELL", "auto", "made MemOps Direct"),
+        ("GDS_DOORBELL", "direct", "made MemOps Direct"),
+        ("GDS_DOORBELL", "cpu-thread", "made MemOps CpuThread"),
+        ("GDS_ENDPOINT", "auto", "made MemOps Direct"),
+        ("GDS_ENDPOINT", "ring", "made MemOps Direct"),
+        ("GDS_ENDPOINT", "proxy", "made MemOps CpuThread"),
         ("GDS_LOWER", "nonsense", "refused Invalid"),
         ("GDS_LOWER", "", "refused Invalid"),
         ("GDS_LOWER", "MEMOPS", "refused Invalid"),

@@ -40,10 +40,10 @@ fn comes_to(gpu: &Gpu, provider: Provider, level: &str, reasons: &[&str]) {
 }
 
 cases! {
-    a_connectx_goes_before_all => comes_to(&Gpu::soft().unwrap(), Provider::RdmaCore, "", &[]);
+    a_connectx_goes_before_all => comes_to(&Gpu::soft().unwrap(), Provider::Mlx5, "", &[]);
     without_direct_verbs_a_thread_drives_it in &[("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1")] => {
         let why = ["/nowhere/libmlx5.so.1"];
-        comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "INFO", &why);
+        comes_to(&Gpu::soft().unwrap(), Provider::Verbs, "INFO", &why);
     };
 }
 
@@ -54,7 +54,7 @@ fn a_gpu_that_reaches_no_doorbell_has_it_driven_by_a_thread() {
     let gpu = Gpu::cuda(0).unwrap();
     // Not supported.
     Control::open().fail("cuMemHostRegister_v2", 801, 0);
-    comes_to(&gpu, Provider::Proxy, "WARN", &["register host memory"]);
+    comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
 
 /// Not a name that makes no sense: the GPU's driver calls the doorbell's address invalid.
@@ -65,7 +65,7 @@ fn a_nic_that_was_named_is_driven_by_a_thread_too() {
     let gpu = Gpu::cuda(0).unwrap();
     // Invalid value.
     Control::open().fail("cuMemHostRegister_v2", 1, 0);
-    comes_to(&gpu, Provider::Proxy, "WARN", &["register host memory"]);
+    comes_to(&gpu, Provider::Verbs, "WARN", &["register host memory"]);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn without_an_active_port_there_is_the_virtual_one() {
     inside!(&[("VMLX5_FAULTS", "down=1:0s..1000s")]);
     let gpu = Gpu::soft().unwrap();
     // It goes down soon after it was opened.
-    standin::until("a port that is down", || Device::rdma_core(&gpu).is_err());
+    standin::until("a port that is down", || Device::mlx5(&gpu).is_err());
     let why = ["mlx5_0:1 is not active"; 2];
     comes_to(&gpu, Provider::Emulated, "INFO", &why);
 }
@@ -115,7 +115,7 @@ cases! {
     the_environment_forces_the_virtual_one in &[("GDS_PROVIDER", "emulated")] =>
         comes_to(&Gpu::soft().unwrap(), Provider::Emulated, "", &[]);
     the_environment_forces_a_thread in &[("GDS_PROVIDER", "verbs")] =>
-        comes_to(&Gpu::soft().unwrap(), Provider::Proxy, "", &[]);
+        comes_to(&Gpu::soft().unwrap(), Provider::Verbs, "", &[]);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_former_name_is_understood_with_one_warning() {
     );
     for _ in 0..2 {
         let device = Device::from_env(&gpu).unwrap();
-        assert_eq!(device.provider(), Provider::Proxy);
+        assert_eq!(device.provider(), Provider::Verbs);
     }
     let warning = "WARN GDS_PROVIDER=proxy is now called GDS_PROVIDER=verbs";
     let lines = told.lines();
@@ -165,7 +165,7 @@ fn a_virtual_nic_and_another_do_not_connect() {
         let pd = device.unwrap().alloc_pd().unwrap();
         pd.create_qp(&QpConfig::default()).unwrap()
     };
-    let mut ends = [make(Device::rdma_core(&gpu)), make(Device::emulated(&gpu))];
+    let mut ends = [make(Device::mlx5(&gpu)), make(Device::emulated(&gpu))];
     let addresses = [ends[0].address(), ends[1].address()];
     for (i, end) in ends.iter_mut().enumerate() {
         let e = end.connect(&addresses[1 - i]).unwrap_err();

@@ -9,7 +9,7 @@ use gdsync::rdma::QpAddress;
 use standin::{Control, Variant, inside};
 
 fn auto() -> QpConfig {
-    sized(&by(Lowering::Auto, Endpoint::Ring), 64, 256)
+    sized(&by(Lowering::Auto, Doorbell::Direct), 64, 256)
 }
 
 /// Queue pairs that talk to themselves through peers that are kept beside them.

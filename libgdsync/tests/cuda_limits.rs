@@ -15,7 +15,7 @@ use gdsync_sys::cuda::consts;
 use standin::{Control, Variant, cases, inside, until};
 
 fn pair() -> Pair {
-    let config = by(Lowering::MemOps, Endpoint::Ring);
+    let config = by(Lowering::MemOps, Doorbell::Direct);
     Pair::open_on(&Gpu::cuda(0).unwrap(), Device::emulated, &config)
 }
 

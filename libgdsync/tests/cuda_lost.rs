@@ -20,10 +20,10 @@ struct Rig {
     stream: Stream,
 }
 
-fn rig(lowering: Lowering, endpoint: Endpoint) -> Rig {
+fn rig(lowering: Lowering, doorbell: Doorbell) -> Rig {
     let gpu = Gpu::cuda(0).unwrap();
     let pd = Device::emulated(&gpu).unwrap().alloc_pd().unwrap();
-    let (a, b) = joined(&pd, &sized(&by(lowering, endpoint), 1024, 1024));
+    let (a, b) = joined(&pd, &sized(&by(lowering, doorbell), 1024, 1024));
     Rig {
         mr: memory(&pd, MemoryKind::Pinned, 4096, Access::ALL),
         stream: gpu.stream().unwrap(),
@@ -42,7 +42,7 @@ fn numbered(error: &Error, code: i32) {
 #[test]
 fn codes_never_seen_before() {
     inside!(Variant::default());
-    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let mut r = rig(Lowering::MemOps, Doorbell::Direct);
     let control = Control::open();
     let module = r
         .gpu
@@ -188,7 +188,7 @@ fn message(r: &mut Rig) -> gdsync::Result<()> {
 #[test]
 fn a_code_in_the_middle_of_a_list() {
     inside!(Variant::default());
-    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let mut r = rig(Lowering::MemOps, Doorbell::Direct);
     Control::open().fail("cuStreamBatchMemOp_v2", 4242, 1);
     let error = long_list(&mut r).unwrap_err();
     assert_eq!(error.kind(), Kind::System, "{error:?}");
@@ -205,7 +205,7 @@ fn a_reset_waits_for_the_first_half_of_a_list_that_failed() {
     inside!(Variant::default());
     for posts in [false, true] {
         let what = format!("the second half posts: {posts}");
-        let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+        let mut r = rig(Lowering::MemOps, Doorbell::Direct);
         let words = r.gpu.alloc(MemoryKind::Pinned, 64).unwrap();
         let (gate, other) = (words.word32(0).unwrap(), words.word32(4).unwrap());
         // Posted by the CPU, and matched by nothing.
@@ -277,8 +277,8 @@ fn lost(r: &mut Rig, code: i32) {
 }
 
 /// The GPU is lost while it runs a list; half of the list is enqueued by then, or all of it.
-fn lost_in_a_list(lowering: Lowering, endpoint: Endpoint) {
-    let mut r = rig(lowering, endpoint);
+fn lost_in_a_list(lowering: Lowering, doorbell: Doorbell) {
+    let mut r = rig(lowering, doorbell);
     let control = Control::open();
     message(&mut r).unwrap();
     control.lose_device(LAUNCH_FAILED, 40);
@@ -306,13 +306,13 @@ fn lost_in_a_list(lowering: Lowering, endpoint: Endpoint) {
 }
 
 cases! {
-    lost_in_a_list_of_memory_operations => lost_in_a_list(Lowering::MemOps, Endpoint::Ring);
-    lost_in_a_list_for_the_proxy => lost_in_a_list(Lowering::MemOps, Endpoint::Proxy);
+    lost_in_a_list_of_memory_operations => lost_in_a_list(Lowering::MemOps, Doorbell::Direct);
+    lost_in_a_list_for_the_proxy => lost_in_a_list(Lowering::MemOps, Doorbell::CpuThread);
 }
 
 /// The GPU is lost while streams wait, threads wait for requests, and memory waits to be freed.
 fn lost_in_a_wait(lowering: Lowering) {
-    let mut r = rig(lowering, Endpoint::Ring);
+    let mut r = rig(lowering, Doorbell::Direct);
     let control = Control::open();
     message(&mut r).unwrap();
     let gate = r.gpu.word();
@@ -354,12 +354,12 @@ cases! {
 #[test]
 fn lost_under_the_nic() {
     inside!(Variant::default());
-    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let mut r = rig(Lowering::MemOps, Doorbell::Direct);
     let control = Control::open();
     message(&mut r).unwrap();
     let pd = r.a.device().alloc_pd().unwrap();
     let region = r.gpu.alloc(MemoryKind::Device, 1 << 20).unwrap();
-    let (mut a, b) = joined(&pd, &by(Lowering::Auto, Endpoint::Ring));
+    let (mut a, b) = joined(&pd, &by(Lowering::Auto, Doorbell::Direct));
     let mr = pd.register(&region, Access::ALL).unwrap();
     control.lose_device(LAUNCH_FAILED, 0);
     let span = mr.remote().span(4096, 4096).unwrap();
@@ -382,7 +382,7 @@ fn lost_under_the_nic() {
 #[test]
 fn lost_by_a_code_never_seen_before() {
     inside!(Variant::default());
-    let mut r = rig(Lowering::MemOps, Endpoint::Ring);
+    let mut r = rig(Lowering::MemOps, Doorbell::Direct);
     let control = Control::open();
     message(&mut r).unwrap();
     control.lose_device(4242, 0);

@@ -16,15 +16,15 @@ fn pair(config: &QpConfig) -> Pair {
 }
 
 fn memops() -> QpConfig {
-    sized(&by(Lowering::MemOps, Endpoint::Ring), 16, 16)
+    sized(&by(Lowering::MemOps, Doorbell::Direct), 16, 16)
 }
 
 fn kernels() -> QpConfig {
-    sized(&by(Lowering::Kernel, Endpoint::Ring), 16, 16)
+    sized(&by(Lowering::Kernel, Doorbell::Direct), 16, 16)
 }
 
 fn proxy() -> QpConfig {
-    sized(&by(Lowering::MemOps, Endpoint::Proxy), 16, 16)
+    sized(&by(Lowering::MemOps, Doorbell::CpuThread), 16, 16)
 }
 
 fn writes(config: QpConfig, from: MemoryKind, to: MemoryKind, n: u32) {

@@ -128,7 +128,7 @@ fn receive(
             })
             .collect();
         // A proxy would hand them over a moment later.
-        let by_stream = rng.bool() && qp.endpoint() == Endpoint::Ring;
+        let by_stream = rng.bool() && qp.doorbell() == Doorbell::Direct;
         let mut list = Vec::new();
         for recv in &prepared {
             match by_stream {

@@ -16,7 +16,7 @@ use verbs_device::{paths, pattern};
 use virtual_nic::{cases, inside};
 
 /// The devices that register by libibverbs.
-const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::rdma_core), ("proxy", Device::proxy)];
+const DEVICES: [(&str, Open); 2] = [("rdma_core", Device::mlx5), ("proxy", Device::verbs)];
 
 /// How often this process has the memory of `region` mapped.
 fn mappings(region: &Region) -> usize {

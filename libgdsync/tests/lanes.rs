@@ -1,5 +1,5 @@
 //! Several NICs and ports of one GPU at once: which there are, that each request takes the keys of
-//! its lane, and that a lane that fails leaves the others alone.
+//! its rail, and that a rail that fails leaves the others alone.
 
 mod common;
 mod verbs_device;
@@ -7,7 +7,7 @@ mod virtual_nic;
 
 use common::*;
 use gdsync::rdma::{
-    DeviceOptions, LANES, Lanes, LanesMr, LanesPd, NicChoice, NicName, Provider, QpAddress,
+    DeviceOptions, NicChoice, NicName, Provider, QpAddress, RAILS, Rails, RailsMr, RailsPd,
     RemoteMemory,
 };
 use verbs_device::pattern;
@@ -16,16 +16,16 @@ use virtual_nic::{cases, inside};
 /// Two NICs with two ports each.
 const FOUR: [(&str, &str); 2] = [("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2")];
 
-fn names(lanes: &Lanes) -> Vec<String> {
-    lanes.devices().iter().map(Device::name).collect()
+fn names(rails: &Rails) -> Vec<String> {
+    rails.devices().iter().map(Device::name).collect()
 }
 
-/// Memory that every lane has another key for.
-fn memory(pd: &LanesPd, len: usize) -> LanesMr {
+/// Memory that every rail has another key for.
+fn memory(pd: &RailsPd, len: usize) -> RailsMr {
     let gpu = pd.pds()[0].device().gpu();
     // The virtual NICs would all count alike.
-    for (lane, pd) in pd.pds().iter().enumerate() {
-        for _ in 0..lane {
+    for (rail, pd) in pd.pds().iter().enumerate() {
+        for _ in 0..rail {
             let other = gpu.alloc(MemoryKind::Pinned, 64).unwrap();
             std::mem::forget(pd.register(&other, Access::ALL).unwrap());
         }
@@ -36,12 +36,12 @@ fn memory(pd: &LanesPd, len: usize) -> LanesMr {
     assert_eq!(keys.len(), pd.pds().len());
     keys.sort_unstable();
     keys.dedup();
-    assert_eq!(keys.len(), pd.pds().len(), "lanes with equal keys");
+    assert_eq!(keys.len(), pd.pds().len(), "rails with equal keys");
     memory
 }
 
-/// A connected pair of each two lanes.
-fn pair(pd: &LanesPd, a: usize, b: usize) -> (Qp, Qp) {
+/// A connected pair of each two rails.
+fn pair(pd: &RailsPd, a: usize, b: usize) -> (Qp, Qp) {
     let config = sized(&QpConfig::default(), 16, 16);
     let (mut a, mut b) = (
         pd.create_qp(a, &config).unwrap(),
@@ -53,55 +53,55 @@ fn pair(pd: &LanesPd, a: usize, b: usize) -> (Qp, Qp) {
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_lanes_are_the_active_ports() {
+fn the_rails_are_the_active_ports() {
     inside!(&FOUR);
-    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
+    let rails = Rails::from_env(&Gpu::soft().unwrap()).unwrap();
     let all = ["mlx5_0:1", "mlx5_0:2", "mlx5_1:1", "mlx5_1:2"];
-    assert_eq!(names(&lanes), all.map(|name| format!("mlx5 {name}")));
+    assert_eq!(names(&rails), all.map(|name| format!("mlx5 {name}")));
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn no_more_lanes_than_records_have_room_for() {
+fn no_more_rails_than_records_have_room_for() {
     inside!(&[("VMLX5_DEVICES", "3"), ("VMLX5_PORTS", "2")]);
-    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
-    assert_eq!(lanes.count(), LANES);
-    assert_eq!(lanes.devices()[3].name(), "mlx5 mlx5_1:2");
+    let rails = Rails::from_env(&Gpu::soft().unwrap()).unwrap();
+    assert_eq!(rails.count(), RAILS);
+    assert_eq!(rails.devices()[3].name(), "mlx5 mlx5_1:2");
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_port_that_is_down_is_no_lane() {
+fn a_port_that_is_down_is_no_rail() {
     inside!(&[FOUR[0], FOUR[1], ("VMLX5_FAULTS", "down=2:0s..1000s")]);
-    let lanes = Lanes::from_env(&Gpu::soft().unwrap()).unwrap();
-    assert_eq!(names(&lanes), ["mlx5 mlx5_0:1", "mlx5 mlx5_1:1"]);
+    let rails = Rails::from_env(&Gpu::soft().unwrap()).unwrap();
+    assert_eq!(names(&rails), ["mlx5 mlx5_0:1", "mlx5 mlx5_1:1"]);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn the_environment_names_lanes_and_their_order() {
+fn the_environment_names_rails_and_their_order() {
     inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_1:2,mlx5_0")]);
     let gpu = Gpu::soft().unwrap();
-    let lanes = Lanes::from_env(&gpu).unwrap();
-    assert_eq!(names(&lanes), ["mlx5 mlx5_1:2", "mlx5 mlx5_0:1"]);
-    // Who opens one device has the first lane.
+    let rails = Rails::from_env(&gpu).unwrap();
+    assert_eq!(names(&rails), ["mlx5 mlx5_1:2", "mlx5 mlx5_0:1"]);
+    // Who opens one device has the first rail.
     let device = Device::from_env(&gpu).unwrap();
     assert_eq!(device.name(), "mlx5 mlx5_1:2");
 }
 
 cases! {
-    five_lanes_are_too_many
+    five_rails_are_too_many
         in &[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,mlx5_0,mlx5_0,mlx5_0,mlx5_0")] => {
-        let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
+        let e = Rails::from_env(&Gpu::soft().unwrap()).unwrap_err();
         assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
     };
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
-fn a_lane_that_is_none() {
+fn a_rail_that_is_none() {
     inside!(&[FOUR[0], FOUR[1], ("GDS_NIC", "mlx5_0,,mlx5_1")]);
-    let e = Lanes::from_env(&Gpu::soft().unwrap()).unwrap_err();
+    let e = Rails::from_env(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid);
     assert!(e.to_string().contains("GDS_NIC=mlx5_0,,mlx5_1"), "{e}");
 }
@@ -136,19 +136,19 @@ fn a_nic_is_found_by_its_guid() {
 }
 
 cases! {
-    all_lanes_at_once_from_one_stream in &FOUR => all_at_once();
-    all_lanes_at_once_by_proxy in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] => all_at_once();
-    all_lanes_at_once_on_ethernet in &[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")] => all_at_once();
+    all_rails_at_once_from_one_stream in &FOUR => all_at_once();
+    all_rails_at_once_by_proxy in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] => all_at_once();
+    all_rails_at_once_on_ethernet in &[FOUR[0], FOUR[1], ("VMLX5_LINK", "roce")] => all_at_once();
 }
 
-/// A stripe of a message by each pair of lanes, straight and crosswise, both ways, for a few laps
+/// A stripe of a message by each pair of rails, straight and crosswise, both ways, for a few laps
 /// of their rings.
 fn all_at_once() {
     const STRIPE: usize = 3000;
     let gpu = Gpu::soft().unwrap();
-    let lanes = Lanes::from_env(&gpu).unwrap();
-    assert_eq!(lanes.count(), 4);
-    let pd = lanes.alloc_pd().unwrap();
+    let rails = Rails::from_env(&gpu).unwrap();
+    assert_eq!(rails.count(), 4);
+    let pd = rails.alloc_pd().unwrap();
     let ways: Vec<(usize, usize)> = (0..4).flat_map(|a| [(a, a), (a, (a + 1) % 4)]).collect();
     let len = STRIPE * ways.len();
     let (near, far) = (memory(&pd, len), memory(&pd, 2 * len));
@@ -157,7 +157,7 @@ fn all_at_once() {
     let mut pairs: Vec<_> = ways.iter().map(|(a, b)| pair(&pd, *a, *b)).collect();
     for ((a, b), (here, other)) in pairs.iter().zip(&ways) {
         let record = QpAddress::from_bytes(&b.address().to_bytes()).unwrap();
-        assert_eq!((a.address().lane, record.lane), (*here as u8, *other as u8));
+        assert_eq!((a.address().rail, record.rail), (*here as u8, *other as u8));
     }
     let stream = gpu.stream().unwrap();
     for round in 0..50 {
@@ -186,40 +186,40 @@ fn all_at_once() {
         assert!(got[len..] == pattern(round, len), "round {round}: writes");
     }
     drop(pairs);
-    lanes.close(LIMIT).unwrap();
+    rails.close(LIMIT).unwrap();
 }
 
 cases! {
-    one_lane_fails_and_the_others_go_on in &FOUR => one_fails();
-    one_lane_fails_and_the_others_go_on_by_proxy
+    one_rail_fails_and_the_others_go_on in &FOUR => one_fails();
+    one_rail_fails_and_the_others_go_on_by_proxy
         in &[FOUR[0], FOUR[1], ("GDS_PROVIDER", "verbs")] =>
         one_fails();
 }
 
-/// The peer of one lane is gone, and is silent; that of another refuses.
+/// The peer of one rail is gone, and is silent; that of another refuses.
 fn one_fails() {
     let gpu = Gpu::soft().unwrap();
-    let lanes = Lanes::from_env(&gpu).unwrap();
-    let pd = lanes.alloc_pd().unwrap();
+    let rails = Rails::from_env(&gpu).unwrap();
+    let pd = rails.alloc_pd().unwrap();
     let (near, far) = (memory(&pd, 64), memory(&pd, 64));
     let mut near_ends = Vec::new();
     let mut far_ends = Vec::new();
-    for lane in 0..lanes.count() {
-        let (a, b) = pair(&pd, lane, lane);
+    for rail in 0..rails.count() {
+        let (a, b) = pair(&pd, rail, rail);
         near_ends.push(a);
         far_ends.push(Some(b));
     }
     far_ends[1] = None;
-    lanes.devices()[1].close(LIMIT).unwrap();
+    rails.devices()[1].close(LIMIT).unwrap();
     let stream = gpu.stream().unwrap();
     let mut there = far.remote();
     there.rkeys[2] = there.rkeys[2].map(|key| key ^ 0x5500);
     near.region().write(0, &[7; 64]).unwrap();
     let mut list = Vec::new();
     let mut writes = Vec::new();
-    for (lane, a) in near_ends.iter_mut().enumerate() {
+    for (rail, a) in near_ends.iter_mut().enumerate() {
         let from = [near.sge(a, 0, 8).unwrap()];
-        let span = there.span(8 * lane as u64, 8).unwrap();
+        let span = there.span(8 * rail as u64, 8).unwrap();
         let write = a.signaled(&Work::write(&from, span));
         writes.push(write);
         list.push(Descriptor::Send(write));
@@ -245,27 +245,27 @@ fn one_fails() {
     assert_eq!(got[24..], [7; 8]);
     // What is whole goes on as before, by the same stream.
     for round in 0..40 {
-        for lane in [0, 3] {
+        for rail in [0, 3] {
             near.region().write(32, &[round; 8]).unwrap();
-            let a = &mut near_ends[lane];
+            let a = &mut near_ends[rail];
             let from = [near.sge(a, 32, 8).unwrap()];
-            let span = there.span(8 * lane as u64, 8).unwrap();
+            let span = there.span(8 * rail as u64, 8).unwrap();
             let write = a.signaled(&Work::write(&from, span));
             a.post_on(&stream, &send_and_wait(write)).unwrap();
             passes(&stream);
-            assert_eq!(a.poll(write).unwrap(), Some(good), "lane {lane}");
-            far.region().read(8 * lane, &mut got[..8]).unwrap();
+            assert_eq!(a.poll(write).unwrap(), Some(good), "rail {rail}");
+            far.region().read(8 * rail, &mut got[..8]).unwrap();
             assert_eq!(got[..8], [round; 8]);
         }
     }
     // And the others can be mended.
-    for lane in [1, 2] {
-        let a = &mut near_ends[lane];
+    for rail in [1, 2] {
+        let a = &mut near_ends[rail];
         a.reset().unwrap();
-        let mut b = pd.create_qp(lane, &QpConfig::default()).unwrap();
+        let mut b = pd.create_qp(rail, &QpConfig::default()).unwrap();
         connect(a, &mut b);
         let from = [near.sge(a, 0, 8).unwrap()];
-        let span = far.remote().span(8 * lane as u64, 8).unwrap();
+        let span = far.remote().span(8 * rail as u64, 8).unwrap();
         let write = a.start(&Work::write(&from, span));
         a.wait(write, LIMIT).unwrap();
     }
@@ -280,23 +280,23 @@ fn nics_of_different_kinds() {
     inside!(&FOUR);
     let gpu = Gpu::soft().unwrap();
     let each = [
-        (Provider::RdmaCore, Some("mlx5_1:1")),
+        (Provider::Mlx5, Some("mlx5_1:1")),
         (Provider::Emulated, None),
-        (Provider::Proxy, Some("mlx5_0:2")),
+        (Provider::Verbs, Some("mlx5_0:2")),
     ];
     let each = each.map(|(provider, nic)| DeviceOptions {
         provider,
         nic: nic.map(|nic| nic.parse().unwrap()),
         ..DeviceOptions::default()
     });
-    let lanes = Lanes::open(&gpu, &each).unwrap();
-    let names = names(&lanes);
+    let rails = Rails::open(&gpu, &each).unwrap();
+    let names = names(&rails);
     assert_eq!(
         (&*names[0], &*names[2]),
         ("mlx5 mlx5_1:1", "verbs mlx5_0:2")
     );
     assert!(names[1].starts_with("emulated "), "{names:?}");
-    let pd = lanes.alloc_pd().unwrap();
+    let pd = rails.alloc_pd().unwrap();
     let memory = memory(&pd, 4096);
     let there = memory.remote();
     assert_eq!(there.rkeys[3], None);
@@ -319,19 +319,19 @@ fn nics_of_different_kinds() {
 }
 
 #[test]
-fn what_lanes_refuse() {
+fn what_rails_refuse() {
     let gpu = Gpu::soft().unwrap();
     let device = Device::emulated(&gpu).unwrap();
-    let e = Lanes::of(Vec::new()).unwrap_err();
+    let e = Rails::of(Vec::new()).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
-    let e = Lanes::of(vec![device.clone(); LANES + 1]).unwrap_err();
+    let e = Rails::of(vec![device.clone(); RAILS + 1]).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(4)));
     let foreign = Device::emulated(&Gpu::soft().unwrap()).unwrap();
-    let e = Lanes::of(vec![device.clone(), foreign]).unwrap_err();
+    let e = Rails::of(vec![device.clone(), foreign]).unwrap_err();
     assert_eq!(e.kind(), Kind::Foreign);
 
-    let lanes = Lanes::of(vec![device.clone(), Device::emulated(&gpu).unwrap()]).unwrap();
-    let pd = lanes.alloc_pd().unwrap();
+    let rails = Rails::of(vec![device.clone(), Device::emulated(&gpu).unwrap()]).unwrap();
+    let pd = rails.alloc_pd().unwrap();
     let e = pd.create_qp(2, &QpConfig::default()).unwrap_err();
     assert_eq!((e.kind(), e.limit_value()), (Kind::Invalid, Some(1)));
     let e = pd.register(
@@ -340,16 +340,16 @@ fn what_lanes_refuse() {
     );
     assert_eq!(e.unwrap_err().kind(), Kind::Foreign);
 
-    // Another protection domain's memory, also where lane and device are the same.
+    // Another protection domain's memory, also where rail and device are the same.
     let memory = memory(&pd, 64);
     let (mut a, _b) = pair(&pd, 0, 1);
-    let (other, _) = pair(&lanes.alloc_pd().unwrap(), 0, 0);
+    let (other, _) = pair(&rails.alloc_pd().unwrap(), 0, 0);
     assert_eq!(memory.sge(&other, 0, 8).unwrap_err().kind(), Kind::Foreign);
     let alone = device.alloc_pd().unwrap();
     let alone = alone.create_qp(&QpConfig::default()).unwrap();
     assert_eq!(memory.sge(&alone, 0, 8).unwrap_err().kind(), Kind::Foreign);
 
-    // A peer's memory that its lane 1 knows nothing of.
+    // A peer's memory that its rail 1 knows nothing of.
     let there = RemoteMemory {
         rkeys: [memory.remote().rkeys[0], None, Some(1), Some(1)],
         ..memory.remote()
@@ -358,8 +358,8 @@ fn what_lanes_refuse() {
     let span = there.span(0, 8).unwrap();
     let e = a.prepare(&Work::write(&from, span).signaled()).unwrap_err();
     assert_eq!(e.kind(), Kind::NotRegistered);
-    assert!(e.to_string().contains("lane 1"), "{e}");
-    // By its lane 0 it can be reached.
+    assert!(e.to_string().contains("rail 1"), "{e}");
+    // By its rail 0 it can be reached.
     let (mut a, _b) = pair(&pd, 1, 0);
     let from = [memory.sge(&a, 0, 8).unwrap()];
     let write = a.start(&Work::write(&from, span));

@@ -29,7 +29,7 @@ macro_rules! with_nics {
 fn a_nic_that_cannot_be_opened_is_there() {
     with_nics!("closed0");
     let gpu = Gpu::soft().unwrap();
-    let e = Device::proxy(&gpu).unwrap_err();
+    let e = Device::verbs(&gpu).unwrap_err();
     assert_eq!(e.kind(), Kind::System, "{e}");
     assert!(e.to_string().contains("Permission denied"), "{e}");
     let device = Device::from_env(&gpu).unwrap();
@@ -42,13 +42,13 @@ fn a_nic_that_cannot_be_opened_is_there() {
 #[test]
 fn forks_are_allowed_before_a_nic_is_opened() {
     with_nics!("forks0");
-    Device::proxy(&Gpu::soft().unwrap()).unwrap();
+    Device::verbs(&Gpu::soft().unwrap()).unwrap();
 }
 
 #[test]
 fn a_nic_that_tells_nothing_of_its_ports_is_there() {
     with_nics!("mute0");
-    let e = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    let e = Device::verbs(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(e.kind(), Kind::System, "{e}");
     assert!(e.to_string().contains("mute0"), "{e}");
 }
@@ -58,10 +58,10 @@ fn a_nic_that_tells_nothing_of_its_ports_is_there() {
 fn a_nic_without_an_identifier_is_passed_over() {
     with_nics!("closed_0,iwarp__0,roce___0");
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     assert_eq!(device.name(), "verbs roce___0:1");
     let named = gdsync::rdma::DeviceOptions {
-        provider: Provider::Proxy,
+        provider: Provider::Verbs,
         nic: Some("iwarp__0".parse().unwrap()),
         ..Default::default()
     };
@@ -72,7 +72,7 @@ fn a_nic_without_an_identifier_is_passed_over() {
 #[test]
 fn nics_without_an_identifier_alone_are_unsupported() {
     with_nics!("iwarp0,iwarp1");
-    let e = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    let e = Device::verbs(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(e.kind(), Kind::Unsupported, "{e}");
     for nic in ["iwarp0:1", "iwarp1:1"] {
         assert!(e.to_string().contains(nic), "{e}");
@@ -84,7 +84,7 @@ fn nics_without_an_identifier_alone_are_unsupported() {
 fn a_port_on_ethernet_has_no_local_identifier() {
     with_nics!("roce0");
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let pair = Pair::over(&device, &QpConfig::default());
     let port = pair.a.address().port.unwrap();
     assert_eq!((port.lid, port.gid), (0, [7; 16]));
@@ -95,7 +95,7 @@ fn a_port_on_ethernet_has_no_local_identifier() {
 fn a_completion_queue_has_room_for_both_sides() {
     with_nics!("short0");
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     Pair::over(&device, &QpConfig::default());
 }
 
@@ -104,7 +104,7 @@ fn a_completion_queue_has_room_for_both_sides() {
 fn a_nic_that_vanishes_keeps_no_stream() {
     with_nics!("gone0");
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let stream = p.gpu.stream().unwrap();
@@ -139,7 +139,7 @@ fn a_nic_that_vanishes_keeps_no_stream() {
 /// to, unless the whole device is concerned.
 fn receives_end_with(event: Status, whole_device: bool) {
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let config = limited(&QpConfig::default(), None);
     let mut p = Pair::over(&device, &config);
     let memory = p.memory(MemoryKind::Pinned, 64);
@@ -197,7 +197,7 @@ plain_cases! {
 fn a_port_that_comes_back_ends_nothing() {
     with_nics!("flap0");
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let mut p = Pair::over(&device, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let receive = p.b.receive(&[memory.sge(32, 9)]);
@@ -209,11 +209,11 @@ fn a_port_that_comes_back_ends_nothing() {
 
 /// The watcher of the first NIC is stuck in a call of its driver; work of the second NIC still ends
 /// at its time limit.
-fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
+fn a_stuck_nic_delays_no_other(doorbell: Doorbell) {
     let gpu = Gpu::soft().unwrap();
     let open = |name: &str| {
         let options = DeviceOptions {
-            provider: Provider::Proxy,
+            provider: Provider::Verbs,
             nic: Some(name.parse().unwrap()),
             ..DeviceOptions::default()
         };
@@ -221,7 +221,7 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
     };
     let config = QpConfig {
         timeout: Some(Duration::from_millis(20)),
-        endpoint,
+        doorbell,
         ..QpConfig::default()
     };
     let [stuck, sound] = ["hang0", "roce1"].map(|name| {
@@ -257,13 +257,13 @@ fn a_stuck_nic_delays_no_other(endpoint: Endpoint) {
 #[test]
 fn a_driver_call_that_never_returns_delays_no_other_nic() {
     with_nics!("hang0,roce1");
-    a_stuck_nic_delays_no_other(Endpoint::Ring);
+    a_stuck_nic_delays_no_other(Doorbell::Direct);
 }
 
 #[test]
 fn a_driver_call_that_never_returns_delays_no_other_nic_with_proxies() {
     with_nics!("hang0,roce1");
-    a_stuck_nic_delays_no_other(Endpoint::Proxy);
+    a_stuck_nic_delays_no_other(Doorbell::CpuThread);
 }
 
 /// The steps to ready to send of both queue pairs, from a file that the stand-in writes.
@@ -271,7 +271,7 @@ fn a_driver_call_that_never_returns_delays_no_other_nic_with_proxies() {
 fn steps(path: PathConfig) -> Vec<String> {
     let log = std::env::var("ODD_LOG").unwrap();
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let config = QpConfig {
         path,
         ..QpConfig::default()
@@ -351,7 +351,7 @@ fn the_driver_is_handed_the_settings_of_the_environment() {
 fn a_partition_that_the_port_is_not_in_is_refused() {
     with_nics!("roce0", ("GDS_PKEY", "0x8013"));
     let gpu = Gpu::soft().unwrap();
-    let pd = Device::proxy(&gpu).unwrap().alloc_pd().unwrap();
+    let pd = Device::verbs(&gpu).unwrap().alloc_pd().unwrap();
     let e = pd.create_qp(&QpConfig::default()).unwrap_err();
     assert_eq!(e.kind(), Kind::Invalid, "{e}");
     assert!(e.to_string().contains("0x8013"), "{e}");

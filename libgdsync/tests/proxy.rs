@@ -16,14 +16,14 @@ const OWN: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "own")];
 const GPU: virtual_nic::Vars = &[("GDS_VERBS_THREAD", "gpu")];
 
 cases! {
-    a_send_from_the_cpu_arrives in OWN => verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
-    ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::proxy);
+    a_send_from_the_cpu_arrives in OWN => verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
+    ping_pong_by_streams in OWN => verbs_device::ping_pong_by_streams(Device::verbs);
     every_opcode_does_what_it_says in OWN =>
-        verbs_device::every_opcode_does_what_it_says(Device::proxy);
+        verbs_device::every_opcode_does_what_it_says(Device::verbs);
     a_failing_request_has_its_status_and_a_reset_mends_it in OWN =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
     a_send_from_the_cpu_arrives_by_the_gpus_thread in GPU =>
-        verbs_device::a_send_from_the_cpu_arrives(Device::proxy);
+        verbs_device::a_send_from_the_cpu_arrives(Device::verbs);
 }
 
 /// There is no thread of the NIC's then.
@@ -32,7 +32,7 @@ cases! {
 fn every_opcode_does_what_it_says_by_the_gpus_thread() {
     inside!(GPU);
     verbs_device::every_opcode_does_what_it_says(|gpu| {
-        let device = Device::proxy(gpu)?;
+        let device = Device::verbs(gpu)?;
         let threads = gds_step::thread_times().unwrap();
         assert!(threads.iter().all(|t| t.name != "gds-verbs"));
         Ok(device)
@@ -41,10 +41,10 @@ fn every_opcode_does_what_it_says_by_the_gpus_thread() {
 
 cases! {
     a_failing_request_by_the_gpus_thread in GPU =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::proxy);
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::verbs);
     /// A NIC that the GPU's thread looks at can be closed, while streams are left.
     a_stream_outlives_a_device_of_the_gpus_thread in GPU =>
-        verbs_device::a_stream_outlives_the_device(Device::proxy);
+        verbs_device::a_stream_outlives_the_device(Device::verbs);
 }
 
 /// Of real NICs soft-RoCE alone, whose device names the network device below it.
@@ -52,7 +52,7 @@ cases! {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn soft_roce_keeps_the_order_of_writes() {
     inside!(OWN);
-    let device = Device::proxy(&Gpu::soft().unwrap()).unwrap();
+    let device = Device::verbs(&Gpu::soft().unwrap()).unwrap();
     let soft_roce = match std::env::var("GDS_TEST_NIC") {
         Ok(nic) => Path::new("/sys/class/infiniband")
             .join(nic)
@@ -67,19 +67,19 @@ fn soft_roce_keeps_the_order_of_writes() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn an_unknown_thread_is_refused() {
     inside!(&[("GDS_VERBS_THREAD", "none")]);
-    let error = Device::proxy(&Gpu::soft().unwrap()).unwrap_err();
+    let error = Device::verbs(&Gpu::soft().unwrap()).unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid);
     assert!(error.to_string().contains("GDS_VERBS_THREAD"), "{error}");
 }
 
 cases! {
     roce_is_addressed_by_gid in &[("GDS_VERBS_THREAD", "own"), ("VMLX5_LINK", "roce")] =>
-        verbs_device::roce_is_addressed_by_gid(Device::proxy);
+        verbs_device::roce_is_addressed_by_gid(Device::verbs);
     peers_that_cannot_be_are_refused_and_another_may_follow in OWN =>
-        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::proxy);
-    counters_wrap in OWN => verbs_device::counters_wrap(Device::proxy);
+        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::verbs);
+    counters_wrap in OWN => verbs_device::counters_wrap(Device::verbs);
     a_stream_outlives_the_device in OWN =>
-        verbs_device::a_stream_outlives_the_device(Device::proxy);
+        verbs_device::a_stream_outlives_the_device(Device::verbs);
 }
 
 #[test]
@@ -90,10 +90,10 @@ fn no_direct_verbs_are_needed() {
         ("GDS_MLX5_LIB", "/nowhere/libmlx5.so.1"),
         ("GDS_NIC", "mlx5_0:1"),
     ]);
-    let p = Pair::open(Device::proxy, &QpConfig::default());
+    let p = Pair::open(Device::verbs, &QpConfig::default());
     let name = p.a.device().name();
     assert!(name.starts_with("verbs "), "{name}");
-    let error = Device::rdma_core(&p.gpu).unwrap_err();
+    let error = Device::mlx5(&p.gpu).unwrap_err();
     assert_eq!(error.kind(), Kind::Absent);
 }
 
@@ -105,7 +105,7 @@ fn more_requests_than_the_device_takes() {
     inside!(OWN);
     const MANY: usize = 3000;
     let config = sized(&QpConfig::default(), 4096, 4096);
-    let mut p = Pair::open(Device::proxy, &config);
+    let mut p = Pair::open(Device::verbs, &config);
     let far = p.memory(MemoryKind::Pinned, 64 * MANY);
     let stream = p.gpu.stream().unwrap();
     let mut receives = Vec::new();
@@ -140,7 +140,7 @@ fn more_requests_than_the_device_takes() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn unsignaled_requests_come_to_rest() {
     inside!(OWN);
-    let mut p = Pair::open(Device::proxy, &QpConfig::default());
+    let mut p = Pair::open(Device::verbs, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 128);
     let span = memory.remote().span(64, 8).unwrap();
     for round in 0..50_u64 {
@@ -160,7 +160,7 @@ fn unsignaled_requests_come_to_rest() {
 fn giving_up_flushes_what_is_outstanding() {
     inside!(OWN);
     for (path, config) in paths() {
-        let mut p = Pair::open(Device::proxy, &config);
+        let mut p = Pair::open(Device::verbs, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
         let stream = p.gpu.stream().unwrap();
         let recv = p.b.prepare_receive(&[memory.sge(0, 8)]).unwrap();
@@ -180,7 +180,7 @@ fn giving_up_flushes_what_is_outstanding() {
 fn receives_may_come_before_the_connection() {
     inside!(OWN);
     let gpu = Gpu::soft().unwrap();
-    let device = Device::proxy(&gpu).unwrap();
+    let device = Device::verbs(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let memory = common::memory(&pd, MemoryKind::Pinned, 64, Access::ALL);
     for connected in [true, false] {
@@ -206,7 +206,7 @@ fn receives_may_come_before_the_connection() {
 fn a_stream_that_posts_late_is_noticed() {
     inside!(OWN);
     for (path, config) in paths() {
-        let mut p = Pair::open(Device::proxy, &config);
+        let mut p = Pair::open(Device::verbs, &config);
         let memory = p.memory(MemoryKind::Pinned, 64);
         let gate = p.gpu.word();
         let stream = p.gpu.stream().unwrap();
@@ -234,7 +234,7 @@ fn a_stream_that_posts_late_is_noticed() {
 fn an_idle_proxy_sleeps() {
     inside!(OWN);
     const WATCHED: Duration = Duration::from_secs(1);
-    let mut p = Pair::open(Device::proxy, &QpConfig::default());
+    let mut p = Pair::open(Device::verbs, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let spent = || {
         let threads = gds_step::thread_times().unwrap();
@@ -261,13 +261,13 @@ fn an_idle_proxy_sleeps() {
 
 cases! {
     datagrams_by_infiniband => {
-        verbs_device::datagrams::all(Device::proxy);
-        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::proxy);
+        verbs_device::datagrams::all(Device::verbs);
+        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::verbs);
     };
     datagrams_by_ethernet in &[("VMLX5_LINK", "roce")] =>
-        verbs_device::datagrams::all(Device::proxy);
+        verbs_device::datagrams::all(Device::verbs);
     a_refused_access_of_the_peer_is_an_error_here =>
-        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::proxy);
+        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::verbs);
     a_fatal_error_of_the_nic_ends_waits_for_receives in &[("VMLX5_FAULTS", "fatal=3s")] =>
-        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::proxy);
+        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::verbs);
 }

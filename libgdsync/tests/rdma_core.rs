@@ -9,13 +9,13 @@ use common::*;
 use virtual_nic::{cases, inside};
 
 cases! {
-    a_send_from_the_cpu_arrives => verbs_device::a_send_from_the_cpu_arrives(Device::rdma_core);
+    a_send_from_the_cpu_arrives => verbs_device::a_send_from_the_cpu_arrives(Device::mlx5);
     /// A hundred laps of small rings: messages there and back, posted and waited for by streams.
-    ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::rdma_core);
+    ping_pong_by_streams => verbs_device::ping_pong_by_streams(Device::mlx5);
     every_opcode_does_what_it_says =>
-        verbs_device::every_opcode_does_what_it_says(Device::rdma_core);
+        verbs_device::every_opcode_does_what_it_says(Device::mlx5);
     a_failing_request_has_its_status_and_a_reset_mends_it =>
-        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::rdma_core);
+        verbs_device::a_failing_request_has_its_status_and_a_reset_mends_it(Device::mlx5);
 }
 
 #[test]
@@ -23,7 +23,7 @@ cases! {
 fn rings_of_every_size_lie_where_they_should() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
+    let device = Device::mlx5(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     for log in 2..=15 {
         for recv_sges in [1, 3, 16] {
@@ -55,7 +55,7 @@ fn rings_of_every_size_lie_where_they_should() {
 fn many_queue_pairs_have_a_doorbell_each() {
     inside!(&[]);
     let gpu = Gpu::soft().unwrap();
-    let devices = [(); 2].map(|()| Device::rdma_core(&gpu).unwrap());
+    let devices = [(); 2].map(|()| Device::mlx5(&gpu).unwrap());
     let config = sized(&QpConfig::default(), 4, 4);
     for _ in 0..3 {
         let mut pairs = Vec::new();
@@ -84,14 +84,14 @@ fn many_queue_pairs_have_a_doorbell_each() {
 
 cases! {
     roce_is_addressed_by_gid in &[("VMLX5_LINK", "roce")] =>
-        verbs_device::roce_is_addressed_by_gid(Device::rdma_core);
+        verbs_device::roce_is_addressed_by_gid(Device::mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn doorbell_pages_of_older_kernels() {
     inside!(&[("VMLX5_UAR", "static")]);
-    let mut p = Pair::open(Device::rdma_core, &QpConfig::default());
+    let mut p = Pair::open(Device::mlx5, &QpConfig::default());
     let memory = p.memory(MemoryKind::Pinned, 64);
     let span = memory.remote().span(0, 8).unwrap();
     let work = Work::write_inline(&[&[5; 8]], span).signaled();
@@ -102,36 +102,36 @@ fn doorbell_pages_of_older_kernels() {
 
 cases! {
     peers_that_cannot_be_are_refused_and_another_may_follow =>
-        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::rdma_core);
+        verbs_device::peers_that_cannot_be_are_refused_and_another_may_follow(Device::mlx5);
     /// Counters of queues have 16 bits, those of completions more.
-    counters_wrap => verbs_device::counters_wrap(Device::rdma_core);
+    counters_wrap => verbs_device::counters_wrap(Device::mlx5);
     /// What a stream still has to ring when everything was dropped is rung into a page that is
     /// there, and the stream goes on.
-    a_stream_outlives_the_device => verbs_device::a_stream_outlives_the_device(Device::rdma_core);
+    a_stream_outlives_the_device => verbs_device::a_stream_outlives_the_device(Device::mlx5);
     datagrams_by_infiniband => {
-        verbs_device::datagrams::all(Device::rdma_core);
-        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::rdma_core);
+        verbs_device::datagrams::all(Device::mlx5);
+        verbs_device::datagrams::other_subnets_are_reached_by_a_header(Device::mlx5);
     };
     datagrams_by_ethernet in &[("VMLX5_LINK", "roce")] =>
-        verbs_device::datagrams::all(Device::rdma_core);
+        verbs_device::datagrams::all(Device::mlx5);
     a_refused_access_of_the_peer_is_an_error_here =>
-        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::rdma_core);
+        verbs_device::reports::a_refused_access_of_the_peer_is_an_error_here(Device::mlx5);
     a_port_that_stays_down_ends_waits_for_receives in &[("VMLX5_FAULTS", "down=1:3s..3600s")] =>
-        verbs_device::reports::a_port_that_stays_down_ends_waits_for_receives(Device::rdma_core);
+        verbs_device::reports::a_port_that_stays_down_ends_waits_for_receives(Device::mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn a_silent_peer_is_given_up_as_timeout_and_retries_say() {
     inside!(&[]);
-    verbs_device::reports::a_silent_peer_is_given_up_as_timeout_and_retries_say(Device::rdma_core);
+    verbs_device::reports::a_silent_peer_is_given_up_as_timeout_and_retries_say(Device::mlx5);
 }
 
 cases! {
     a_partition_that_the_nic_is_not_in_is_refused => {
-        let (open, kind) = (Device::rdma_core, Kind::Invalid);
+        let (open, kind) = (Device::mlx5, Kind::Invalid);
         verbs_device::reports::a_partition_that_the_nic_is_not_in_is_refused(open, kind);
     };
     a_fatal_error_of_the_nic_ends_waits_for_receives in &[("VMLX5_FAULTS", "fatal=3s")] =>
-        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::rdma_core);
+        verbs_device::reports::a_fatal_error_of_the_nic_ends_waits_for_receives(Device::mlx5);
 }

@@ -13,7 +13,7 @@ use virtual_nic::{cases, outside};
 #[track_caller]
 fn refused(kind: Kind, names: &[&str]) {
     let gpu = Gpu::soft().unwrap();
-    let error = Device::rdma_core(&gpu).expect_err("it cannot be opened");
+    let error = Device::mlx5(&gpu).expect_err("it cannot be opened");
     assert_eq!(error.kind(), kind, "{error:?}");
     for name in names {
         let text = error.to_string();
@@ -176,7 +176,7 @@ fn a_nic_that_may_not_be_opened() {
     let path = standin_with("libibverbs-shut.so", VERBS, SHUT, &defined);
     outside!(&[("GDS_IBVERBS_LIB", path.to_str().unwrap())]);
     let gpu = Gpu::soft().unwrap();
-    let error = Device::proxy(&gpu).expect_err("it cannot be opened");
+    let error = Device::verbs(&gpu).expect_err("it cannot be opened");
     assert_eq!(error.kind(), Kind::System, "{error:?}");
     let device = Device::from_env(&gpu).unwrap();
     assert_eq!(device.provider(), Provider::Emulated);
@@ -208,7 +208,7 @@ cases! {
         refused(Kind::Invalid, &["GDS_NIC", "mlx5_0:zero"]);
     the_second_port_of_the_second_nic
         in &[("VMLX5_DEVICES", "2"), ("VMLX5_PORTS", "2"), ("GDS_NIC", "mlx5_1:2")] => {
-        let device = Device::rdma_core(&Gpu::soft().unwrap()).unwrap();
+        let device = Device::mlx5(&Gpu::soft().unwrap()).unwrap();
         assert_eq!(device.name(), "mlx5 mlx5_1:2");
     };
     an_identifier_that_is_none in &[("VMLX5_LINK", "roce"), ("GDS_GID_INDEX", "200")] =>

@@ -14,15 +14,15 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
     inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
-    let device = Device::rdma_core(&gpu).unwrap();
+    let device = Device::mlx5(&gpu).unwrap();
     let pd = device.alloc_pd().unwrap();
     let mut first = true;
-    for (lowering, endpoint) in [
-        (Lowering::MemOps, Endpoint::Ring),
-        (Lowering::Kernel, Endpoint::Ring),
-        (Lowering::MemOps, Endpoint::Proxy),
+    for (lowering, doorbell) in [
+        (Lowering::MemOps, Doorbell::Direct),
+        (Lowering::Kernel, Doorbell::Direct),
+        (Lowering::MemOps, Doorbell::CpuThread),
     ] {
-        let config = sized(&by(lowering, endpoint), 16, 16);
+        let config = sized(&by(lowering, doorbell), 16, 16);
         control.record(first);
         let mut a = pd.create_qp(&config).unwrap();
         let mut b = pd.create_qp(&config).unwrap();
@@ -50,10 +50,10 @@ fn streams_ring_doorbells_that_are_registered_as_registers_of_a_device() {
                 .unwrap();
             assert!(
                 stream.synchronize(LIMIT).unwrap(),
-                "{lowering:?} {endpoint:?}"
+                "{lowering:?} {doorbell:?}"
             );
             let got = region.vec(4096, len);
-            assert_eq!(got, vec![round; len], "{lowering:?} {endpoint:?}");
+            assert_eq!(got, vec![round; len], "{lowering:?} {doorbell:?}");
         }
         assert_eq!((a.error(), b.error()), (None, None));
     }
@@ -67,7 +67,7 @@ fn gpu_memory_whose_dma_buf_is_refused_is_registered_by_its_address() {
     inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
-    for open in [Device::rdma_core, Device::proxy] {
+    for open in [Device::mlx5, Device::verbs] {
         let pd = open(&gpu).unwrap().alloc_pd().unwrap();
         let region = gpu.alloc(MemoryKind::Device, 8192).unwrap();
         control.record(true);
@@ -85,7 +85,7 @@ fn small_registrations_share_the_units_of_the_driver() {
     inside_with_cuda!();
     let control = Control::open();
     let gpu = Gpu::cuda(0).unwrap();
-    let pd = Device::rdma_core(&gpu).unwrap().alloc_pd().unwrap();
+    let pd = Device::mlx5(&gpu).unwrap().alloc_pd().unwrap();
     let before = control.live()["physical"];
     let registered: Vec<_> = (0..64)
         .map(|_| {

@@ -18,10 +18,10 @@ fn pattern(round: usize, len: usize) -> Vec<u8> {
 }
 
 cases! {
-    two_processes => run(Device::rdma_core, "rdma_core");
-    two_processes_by_proxy => run(Device::proxy, "proxy");
+    two_processes => run(Device::mlx5, "rdma_core");
+    two_processes_by_proxy => run(Device::verbs, "proxy");
     /// One of each: on the wire they are the same.
-    a_proxy_and_rings => run(Device::proxy, "rdma_core");
+    a_proxy_and_rings => run(Device::verbs, "rdma_core");
 }
 
 /// Two processes with a NIC each, which know each other by their records alone. The other one
@@ -85,8 +85,8 @@ fn the_other_process() {
     let mut line = UnixStream::connect(path).unwrap();
     let gpu = Gpu::soft().unwrap();
     let device = match std::env::var(PROVIDER).as_deref() {
-        Ok("proxy") => Device::proxy(&gpu),
-        _ => Device::rdma_core(&gpu),
+        Ok("proxy") => Device::verbs(&gpu),
+        _ => Device::mlx5(&gpu),
     };
     let device = device.unwrap();
     let pd = device.alloc_pd().unwrap();

@@ -47,7 +47,7 @@ struct Rig {
 impl Rig {
     fn new(transport: Transport) -> Rig {
         let gpu = Gpu::soft().unwrap();
-        let pd = Device::rdma_core(&gpu).unwrap().alloc_pd().unwrap();
+        let pd = Device::mlx5(&gpu).unwrap().alloc_pd().unwrap();
         let config = QpConfig {
             transport,
             ..QpConfig::default()

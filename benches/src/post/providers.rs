@@ -35,7 +35,7 @@ const WAITED_BURST: usize = 64;
 #[derive(Clone, Debug, Args, Serialize)]
 pub struct Options {
     /// Whose cost.
-    #[arg(long, value_enum, default_value = "rdma_core")]
+    #[arg(long, value_enum, default_value = "mlx5")]
     pub of: Provider,
     /// Against whose.
     #[arg(long, value_enum, default_value = "emulated")]

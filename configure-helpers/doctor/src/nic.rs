@@ -14,9 +14,9 @@ use std::path::Path;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Driven<'a> {
     /// By libmlx5; streams ring it.
-    RdmaCore(&'a Device),
+    Mlx5(&'a Device),
     /// By libibverbs and a CPU thread.
-    Proxy(&'a Device),
+    Verbs(&'a Device),
     /// The virtual one.
     Emulated,
     /// Opening a device is an error.
@@ -45,17 +45,17 @@ pub(crate) fn conclude(report: &Report) -> Nic<'_> {
     let any = || usable(report, named.as_ref(), false);
     let (driven, because) = match set("GDS_PROVIDER") {
         Some(said @ ("mlx5" | "rdma_core")) => match direct() {
-            Ok(device) => (Driven::RdmaCore(device), format!("GDS_PROVIDER={said}")),
+            Ok(device) => (Driven::Mlx5(device), format!("GDS_PROVIDER={said}")),
             Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
         },
         Some(said @ ("verbs" | "proxy")) => match any() {
-            Ok(device) => (Driven::Proxy(device), format!("GDS_PROVIDER={said}")),
+            Ok(device) => (Driven::Verbs(device), format!("GDS_PROVIDER={said}")),
             Err(why) => (Driven::Nothing, format!("GDS_PROVIDER={said}, and {why}")),
         },
         Some("emulated") => (Driven::Emulated, "GDS_PROVIDER=emulated".to_owned()),
         None | Some("auto") => match (direct(), any(), &named, set("GDS_GID_INDEX")) {
-            (Ok(device), ..) => (Driven::RdmaCore(device), doorbells(report)),
-            (Err(why), Ok(device), ..) => (Driven::Proxy(device), why),
+            (Ok(device), ..) => (Driven::Mlx5(device), doorbells(report)),
+            (Err(why), Ok(device), ..) => (Driven::Verbs(device), why),
             (_, Err(why), Some(_), _) => (Driven::Nothing, why),
             // Who says what a port is addressed by wants a port.
             (_, Err(why), None, Some(index)) => {
@@ -190,8 +190,8 @@ fn chosen(nic: &Nic<'_>) -> Use {
     Use {
         purpose: uses::NIC,
         choice: match nic.driven {
-            Driven::RdmaCore(device) => format!("mlx5: {}, which streams ring", device.name),
-            Driven::Proxy(device) => format!("verbs: {}, by a CPU thread", device.name),
+            Driven::Mlx5(device) => format!("mlx5: {}, which streams ring", device.name),
+            Driven::Verbs(device) => format!("verbs: {}, by a CPU thread", device.name),
             Driven::Emulated => "emulated: a virtual ConnectX in the process".to_owned(),
             Driven::Nothing => uses::ERROR.to_owned(),
         },
@@ -202,19 +202,19 @@ fn chosen(nic: &Nic<'_>) -> Use {
 fn doorbell(report: &Report, driven: Driven<'_>) -> Use {
     let (choice, because) = match (driven, on_cuda(report)) {
         (Driven::Nothing, _) => ("nothing", "there is no NIC"),
-        (Driven::RdmaCore(_), true) => (
+        (Driven::Mlx5(_), true) => (
             "the NIC's register, registered with the GPU's driver",
             "a ConnectX has its doorbells there",
         ),
-        (Driven::RdmaCore(_), false) => (
+        (Driven::Mlx5(_), false) => (
             "the NIC's register, in the process",
             "a ConnectX has its doorbells there",
         ),
-        (Driven::Proxy(_), true) => (
+        (Driven::Verbs(_), true) => (
             "pinned host memory that the GPU writes",
             "a CPU thread looks for doorbells there",
         ),
-        (Driven::Proxy(_), false) => (
+        (Driven::Verbs(_), false) => (
             "memory of the process",
             "software GPU and CPU thread share it",
         ),
@@ -261,7 +261,7 @@ fn memory(report: &Report, driven: Driven<'_>) -> Use {
 
 fn within_host(driven: Driven<'_>) -> Use {
     let (choice, because) = match driven {
-        Driven::RdmaCore(device) | Driven::Proxy(device) => (
+        Driven::Mlx5(device) | Driven::Verbs(device) => (
             format!("{}, which talks to itself", device.name),
             "this version knows no shorter way beside a physical NIC",
         ),
@@ -276,7 +276,7 @@ fn within_host(driven: Driven<'_>) -> Use {
 
 fn between_hosts(driven: Driven<'_>) -> Use {
     let (choice, because) = match driven {
-        Driven::RdmaCore(device) | Driven::Proxy(device) => {
+        Driven::Mlx5(device) | Driven::Verbs(device) => {
             let links = device.ports.iter().filter(|p| p.is_active());
             let links: Vec<String> = links.map(|p| format!("{} ({})", p.link, p.rate)).collect();
             (
@@ -309,10 +309,10 @@ fn told(report: &Report, driven: Driven<'_>) -> Use {
             WRITE,
             "the virtual ConnectX places WRITEs in order, unless GDS_FAULTS has ooo".to_owned(),
         ),
-        (_, Driven::Proxy(device)) if device.is_soft_roce() => {
+        (_, Driven::Verbs(device)) if device.is_soft_roce() => {
             (WRITE, "soft-RoCE places WRITEs in order".to_owned())
         }
-        (_, Driven::RdmaCore(_) | Driven::Proxy(_)) => (
+        (_, Driven::Mlx5(_) | Driven::Verbs(_)) => (
             READ,
             "nothing promises that a NIC on a fabric places WRITEs in order".to_owned(),
         ),

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Endpoint, Provider, QpConfig};
+use gdsync::rdma::{Doorbell, Provider, QpConfig};
 
 use super::{config, weak};
 use crate::hardware::datagrams::Stations;
@@ -28,9 +28,9 @@ pub fn datagrams(seed: u64) -> Result<SimReport, SimError> {
             ..config(&mut rng)
         };
         let receives = ["by CPU", "by both", "by stream"];
-        let among = match config.endpoint {
+        let among = match config.doorbell {
             // A thread hands over what streams post a moment later.
-            Endpoint::Proxy => 2,
+            Doorbell::CpuThread => 2,
             _ => 3,
         };
         let it = Play {

@@ -10,7 +10,7 @@ use gds_sim::{SimError, SimReport};
 use gdsync::gpu::{MemoryKind, Word32};
 use gdsync::memop::Condition;
 use gdsync::rdma::{
-    Access, Descriptor, Endpoint, Field, Mr, Qp, QpConfig, ReceiveRequest, RemoteMemory,
+    Access, Descriptor, Doorbell, Field, Mr, Qp, QpConfig, ReceiveRequest, RemoteMemory,
     SendRequest, Work,
 };
 use gdsync::{Kind, Status};
@@ -104,7 +104,7 @@ pub fn failure(seed: u64) -> Result<SimReport, SimError> {
         let mut qp = place.pd.create_qp(&config(&mut own)).unwrap();
         let bystander = QpConfig {
             // Nobody looks after a proxy for a while.
-            endpoint: Endpoint::Ring,
+            doorbell: Doorbell::Direct,
             ..config(&mut own)
         };
         let mut bystander = place.pd.create_qp(&bystander).unwrap();
@@ -195,7 +195,7 @@ fn fails(rank: &Rank, place: &Place, qp: &mut Qp, bystander: &mut Qp, case: &Cas
     // While the one stands still the other goes on.
     traffic(rank, place, bystander, 10);
     rank.pass(LONG);
-    if qp.endpoint() == Endpoint::Ring {
+    if qp.doorbell() == Doorbell::Direct {
         let wrong =
             (case.failing..count).find(|i| case.signaled[*i] && mark(*i).load().unwrap() == 1);
         assert_eq!(

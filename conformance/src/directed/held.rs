@@ -6,7 +6,7 @@ use gds_sim::{SimError, SimReport};
 use gdsync::Kind;
 use gdsync::gpu::MemoryKind;
 use gdsync::memop::Condition;
-use gdsync::rdma::{Descriptor, Endpoint, QpConfig, Work};
+use gdsync::rdma::{Descriptor, Doorbell, QpConfig, Work};
 
 use super::{LONG, config, weak};
 use crate::world::{LIMIT, play};
@@ -23,7 +23,7 @@ pub fn held_stream(seed: u64) -> Result<SimReport, SimError> {
         let config = QpConfig {
             send_blocks: 4,
             recv_entries: 4,
-            endpoint: Endpoint::Ring,
+            doorbell: Doorbell::Direct,
             ..config(&mut rng)
         };
         let place = rank.open(weak(&mut rng));

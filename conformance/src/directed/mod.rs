@@ -13,7 +13,7 @@ use fastrand::Rng;
 use gdsync::gpu::soft::SoftOptions;
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::memop::DevicePtr;
-use gdsync::rdma::{Descriptor, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
+use gdsync::rdma::{Descriptor, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 
 use crate::world::{LIMIT, Place, Rank};
 
@@ -49,9 +49,9 @@ fn config(rng: &mut Rng) -> QpConfig {
             true => Lowering::Kernel,
             false => Lowering::MemOps,
         },
-        endpoint: match rng.u8(0..4) {
-            0 => Endpoint::Proxy,
-            _ => Endpoint::Ring,
+        doorbell: match rng.u8(0..4) {
+            0 => Doorbell::CpuThread,
+            _ => Doorbell::Direct,
         },
         start: 0u32.wrapping_sub(rng.u32(0..20)),
         timeout: None,

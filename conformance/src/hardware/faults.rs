@@ -19,12 +19,12 @@ pub const PATHS: [&str; 3] = ["memops", "kernel", "proxy"];
 
 /// The configuration of a path.
 pub fn config(path: &str) -> QpConfig {
-    let (lowering, endpoint) = settings::posting(path);
+    let (lowering, doorbell) = settings::posting(path);
     QpConfig {
         send_blocks: 16,
         recv_entries: 16,
         lowering,
-        endpoint,
+        doorbell,
         ..QpConfig::default()
     }
 }

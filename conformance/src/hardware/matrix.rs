@@ -1,4 +1,4 @@
-//! The matrix of what can be switched on the soft GPU: endpoint and lowering x memories x
+//! The matrix of what can be switched on the soft GPU: doorbell and lowering x memories x
 //! capabilities x operation, with real threads. A pairwise cover runs: any two settings meet in at
 //! least one cell. The cells' names are printed as the trials' names. What is not there is shown as
 //! ignored, and `GDS_REQUIRE` turns that into a failure.
@@ -92,7 +92,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
     };
     let live: Arc<dyn Host> = Live::global()?;
     let rig = Rig::with(Runtime::Soft, Gpu::soft_with(live, options)?, provider)?;
-    let (lowering, endpoint) = settings::posting(setting("posts"));
+    let (lowering, doorbell) = settings::posting(setting("posts"));
     let config = QpConfig {
         send_blocks: ENTRIES,
         recv_entries: ENTRIES,
@@ -100,7 +100,7 @@ fn run(provider: Provider, cell: &Cell) -> Verdict {
         cq_memory: memory("completions"),
         record_memory: memory("record"),
         lowering,
-        endpoint,
+        doorbell,
         start: provider::shortly_before_the_wrap(provider),
         ..QpConfig::default()
     };

@@ -53,7 +53,7 @@ fn understand(mut words: impl Iterator<Item = String>) -> Option<Asked> {
         "--all" => Provider::Auto,
         "--over" => {
             let named = words.next()?;
-            let all = [Provider::Emulated, Provider::RdmaCore, Provider::Proxy];
+            let all = [Provider::Emulated, Provider::Mlx5, Provider::Verbs];
             all.into_iter().find(|p| p.to_string() == named)?
         }
         _ => return None,
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_provider_and_what_to_run_over_it_are_understood() {
         let all = asked("--over verbs --link roce --faults loss=0.01").unwrap();
-        assert_eq!(all.provider, Provider::Proxy);
+        assert_eq!(all.provider, Provider::Verbs);
         assert_eq!((all.link.as_str(), &all.kinds[..]), ("roce", &KINDS[..]));
         assert_eq!(all.faults.as_deref(), Some("loss=0.01"));
         let one = asked("--over mlx5 mp --gpu soft --link ib").unwrap();

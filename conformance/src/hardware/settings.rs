@@ -2,7 +2,7 @@
 //! indices begin, and which NICs there are.
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Endpoint, Lowering};
+use gdsync::rdma::{Doorbell, Lowering};
 
 use crate::live::provider::Net;
 
@@ -16,12 +16,12 @@ pub fn memory(name: &str) -> MemoryKind {
 
 /// How posts become work of a stream, and who rings: `memops`, also for posts by the `CPU`,
 /// `kernel`, `auto` or `proxy`.
-pub fn posting(name: &str) -> (Lowering, Endpoint) {
+pub fn posting(name: &str) -> (Lowering, Doorbell) {
     match name {
-        "kernel" => (Lowering::Kernel, Endpoint::Ring),
-        "auto" => (Lowering::Auto, Endpoint::Ring),
-        "proxy" => (Lowering::MemOps, Endpoint::Proxy),
-        _ => (Lowering::MemOps, Endpoint::Ring),
+        "kernel" => (Lowering::Kernel, Doorbell::Direct),
+        "auto" => (Lowering::Auto, Doorbell::Direct),
+        "proxy" => (Lowering::MemOps, Doorbell::CpuThread),
+        _ => (Lowering::MemOps, Doorbell::Direct),
     }
 }
 

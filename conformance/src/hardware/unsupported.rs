@@ -50,16 +50,16 @@ const fn lack(
 
 /// The list.
 pub const TABLE: [Lack; 10] = [
-    lack(Provider::RdmaCore, "from 2^16-9", FIRST),
-    lack(Provider::RdmaCore, "from 2^32-9", FIRST),
-    lack(Provider::RdmaCore, "queues device", PINNED),
-    lack(Provider::RdmaCore, "rings device", PINNED),
-    lack(Provider::RdmaCore, "completions device", PINNED),
-    lack(Provider::RdmaCore, "record device", PINNED),
-    lack(Provider::Proxy, "queues device", READ_BY_CPU),
-    lack(Provider::Proxy, "rings device", READ_BY_CPU),
-    lack(Provider::Proxy, "completions device", READ_BY_CPU),
-    lack(Provider::Proxy, "record device", READ_BY_CPU),
+    lack(Provider::Mlx5, "from 2^16-9", FIRST),
+    lack(Provider::Mlx5, "from 2^32-9", FIRST),
+    lack(Provider::Mlx5, "queues device", PINNED),
+    lack(Provider::Mlx5, "rings device", PINNED),
+    lack(Provider::Mlx5, "completions device", PINNED),
+    lack(Provider::Mlx5, "record device", PINNED),
+    lack(Provider::Verbs, "queues device", READ_BY_CPU),
+    lack(Provider::Verbs, "rings device", READ_BY_CPU),
+    lack(Provider::Verbs, "completions device", READ_BY_CPU),
+    lack(Provider::Verbs, "record device", READ_BY_CPU),
 ];
 
 /// What runs over the virtual NIC that is linked in, and over no other, and why.
@@ -137,9 +137,9 @@ mod tests {
         };
         assert_eq!(cells(Provider::Emulated), all);
         let proxy = vec![vec![0, 0], vec![0, 1], vec![0, 2], vec![1, 0]];
-        assert_eq!(cells(Provider::Proxy), proxy);
+        assert_eq!(cells(Provider::Verbs), proxy);
         let rdma_core = vec![vec![0, 0], vec![1, 0], vec![0, 1], vec![0, 2]];
-        assert_eq!(cells(Provider::RdmaCore), rdma_core);
+        assert_eq!(cells(Provider::Mlx5), rdma_core);
     }
 
     /// One that nothing is called by would never be tried.
@@ -162,11 +162,11 @@ mod tests {
 
     #[test]
     fn a_listed_trial_has_to_be_refused_as_listed() {
-        let lack = Lack::of(Provider::RdmaCore, "program: posts proxy, from 2^16-9");
+        let lack = Lack::of(Provider::Mlx5, "program: posts proxy, from 2^16-9");
         let lack = lack.expect("it is listed");
         assert!(lack.judge(Ok(())).is_err());
         assert!(lack.judge(Err("another thing".into())).is_err());
         lack.judge(Err("a first index of 7".into())).unwrap();
-        assert!(Lack::of(Provider::RdmaCore, "from 0").is_none());
+        assert!(Lack::of(Provider::Mlx5, "from 0").is_none());
     }
 }

@@ -65,7 +65,7 @@ pub fn check(device: &Device) -> Verdict {
 pub fn shortly_before_the_wrap(provider: Provider) -> u32 {
     match provider {
         // The NIC counts from 0.
-        Provider::RdmaCore => 0,
+        Provider::Mlx5 => 0,
         _ => 0_u32.wrapping_sub(9),
     }
 }

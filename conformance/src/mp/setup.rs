@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mp::{Builder, Connect, Progress};
 
-use gdsync::rdma::{Endpoint, Lowering, Provider, QpConfig};
+use gdsync::rdma::{Doorbell, Lowering, Provider, QpConfig};
 
 use super::memory::Place;
 use crate::cover::{self, Axis, Cell};
@@ -136,8 +136,8 @@ pub struct Setup {
     pub receiver: Poster,
     /// Waits.
     pub ended: Ended,
-    /// The contexts' endpoint.
-    pub endpoint: Endpoint,
+    /// The contexts' doorbell.
+    pub doorbell: Doorbell,
     /// How posts and waits become work of a stream.
     pub lowering: Lowering,
     /// What is sent lies here.
@@ -219,9 +219,9 @@ impl Setup {
                 "another stream" => Ended::Another,
                 _ => Ended::Mixed,
             },
-            endpoint: match setting(cell, "provider") {
-                "proxy" => Endpoint::Proxy,
-                _ => Endpoint::Ring,
+            doorbell: match setting(cell, "provider") {
+                "proxy" => Doorbell::CpuThread,
+                _ => Doorbell::Direct,
             },
             lowering: match setting(cell, "lowering") {
                 "kernel" => Lowering::Kernel,
@@ -375,7 +375,7 @@ impl Setup {
             .eager_limit(self.eager)
             .depth(self.depth)
             .start(self.first)
-            .endpoint(self.endpoint)
+            .doorbell(self.doorbell)
             .connect(match self.up_front {
                 true => Connect::UpFront,
                 false => Connect::Lazy,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use gdsync::gpu::MemoryKind;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::rdma::{Endpoint, Lowering, QpConfig};
+use gdsync::rdma::{Doorbell, Lowering, QpConfig};
 use mp::bootstrap::Local;
 use mp::{Bootstrap, Builder, Connect, Context, Kind};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -66,9 +66,9 @@ fn queues(rng: &mut Rng) -> QpConfig {
         cq_memory: device(4),
         record_memory: device(4),
         lowering: [Lowering::Kernel, Lowering::MemOps, Lowering::Auto][rng.usize(0..3)],
-        endpoint: match rng.u8(0..5) {
-            0 => Endpoint::Proxy,
-            _ => Endpoint::Ring,
+        doorbell: match rng.u8(0..5) {
+            0 => Doorbell::CpuThread,
+            _ => Doorbell::Direct,
         },
         start: 0u32.wrapping_sub(rng.u32(0..40)),
         ..QpConfig::default()
@@ -228,7 +228,7 @@ impl Job {
             .channels(channels)
             .connect(connect)
             .timeout(timeout)
-            .endpoint(queues.endpoint)
+            .doorbell(queues.doorbell)
             .qp(queues)
             .build()
     }

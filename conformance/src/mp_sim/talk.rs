@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::rdma::{Endpoint, Lowering};
+use gdsync::rdma::{Doorbell, Lowering};
 use vmlx5::fabric::faults::Faults;
 
 use super::job::{Job, Settings, disorder, process};
@@ -91,7 +91,7 @@ fn draw(rng: &mut Rng, settings: &Settings) -> Setup {
         receiver,
         ended: [Ended::Poster, Ended::Other, Ended::Another, Ended::Mixed][rng.usize(0..4)],
         // The job draws who rings, how, and when connections are made.
-        endpoint: Endpoint::Auto,
+        doorbell: Doorbell::Auto,
         lowering: Lowering::Auto,
         up_front: false,
         from,

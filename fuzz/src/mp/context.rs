@@ -431,7 +431,7 @@ impl Hostile {
                     process: input.number(),
                     port: None,
                     qkey: None,
-                    lane: 0,
+                    rail: 0,
                 };
                 connect(lane, &address, depth + u32::from(kind >> 7))
             }

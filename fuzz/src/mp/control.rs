@@ -25,7 +25,7 @@ pub fn run(data: &[u8]) {
                 process: input.next(),
                 port: None,
                 qkey: None,
-                lane: input.byte() % 4,
+                rail: input.byte() % 4,
             };
             bytes.extend(input.next::<[u8; 16]>());
             bytes.push(input.byte() & 1);

@@ -225,7 +225,7 @@ pub fn address(there: &QueuePairEndpoint, here: &QpAddress) -> Result<QpAddress>
             gid,
         }),
         qkey: None,
-        lane: 0,
+        rail: 0,
     })
 }
 

@@ -13,7 +13,7 @@ fn here(lid: u16, gid: [u8; 16]) -> QpAddress {
         process: 3,
         port: Some(PortAddress { lid, mtu: 4, gid }),
         qkey: None,
-        lane: 0,
+        rail: 0,
     }
 }
 
@@ -67,7 +67,7 @@ fn a_way_has_a_gid_where_it_needs_one() {
 fn an_endpoint_becomes_an_address() {
     let near = address(&end(6, None), &here(5, GID)).unwrap();
     let port = near.port.unwrap();
-    assert_eq!((near.qpn, near.psn, near.lane), (0x0012_3456, 0, 0));
+    assert_eq!((near.qpn, near.psn, near.rail), (0x0012_3456, 0, 0));
     assert_eq!((port.lid, port.mtu), (6, 4));
     assert_eq!((&port.gid[..8], &port.gid[8..]), (&GID[..8], &[0; 8][..]));
     let mut far = GID;

@@ -42,21 +42,21 @@ fn gdsync_opens_the_nic_that_was_picked() {
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_on_infiniband() {
     inside!(&[("VMLX5_DEVICES", "2")]);
-    talk(Provider::RdmaCore);
+    talk(Provider::Mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_on_ethernet() {
     inside!(&[("VMLX5_DEVICES", "2"), ("VMLX5_LINK", "roce")]);
-    talk(Provider::RdmaCore);
+    talk(Provider::Mlx5);
 }
 
 #[test]
 #[cfg_attr(not(rdma_core), ignore = "needs rdma-core")]
 fn messages_by_the_proxy() {
     inside!(&[("VMLX5_DEVICES", "2"), ("GDS_PROVIDER", "verbs")]);
-    talk(Provider::Proxy);
+    talk(Provider::Verbs);
 }
 
 /// Longer than a packet, and than a completion entry has room for.

@@ -12,7 +12,7 @@ const MAGIC: [u8; 4] = *b"gds1";
 /// Version of the records and of what the peers speak over the wire.
 pub(crate) const VERSION: u16 = 3;
 /// NICs and ports that one region is registered with, and a peer may be reached by.
-pub const LANES: usize = 4;
+pub const RAILS: usize = 4;
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub struct QpAddress {
     pub port: Option<PortAddress>,
     /// The queue key, of a queue pair of datagrams; `None`: it is a connection.
     pub qkey: Option<u32>,
-    /// Which of its side's [`LANES`] it is of: the place of its NIC's keys in
+    /// Which of its side's [`RAILS`] it is of: the place of its NIC's keys in
     /// [`RemoteMemory::rkeys`]. 0 where a side has but one.
-    pub lane: u8,
+    pub rail: u8,
 }
 
 /// How a port of a real NIC is addressed.
@@ -52,7 +52,7 @@ impl QpAddress {
     /// Bytes of a record.
     pub const LEN: usize = 64;
     const TYPE: u8 = 1;
-    /// In byte 40: there is a port, there is a queue key; above them the lane.
+    /// In byte 40: there is a port, there is a queue key; above them the rail.
     const PORT: u8 = 1;
     const QKEY: u8 = 2;
     const LANE: u32 = 4;
@@ -76,7 +76,7 @@ impl QpAddress {
             b[40] |= Self::QKEY;
             b[60..].copy_from_slice(&qkey.to_le_bytes());
         }
-        b[40] |= self.lane.min(15) << Self::LANE;
+        b[40] |= self.rail.min(15) << Self::LANE;
         b
     }
 
@@ -99,11 +99,11 @@ impl QpAddress {
                 gid: take(bytes, 44),
             }),
             qkey: (bytes[40] & Self::QKEY != 0).then(|| u32::from_le_bytes(take(bytes, 60))),
-            lane: bytes[40] >> Self::LANE,
+            rail: bytes[40] >> Self::LANE,
         };
-        if usize::from(address.lane) >= LANES {
-            let what = format!("a queue pair of lane {}", address.lane);
-            return Err(Error::new(OPERATION, Kind::Protocol, what).limit(LANES - 1));
+        if usize::from(address.rail) >= RAILS {
+            let what = format!("a queue pair of rail {}", address.rail);
+            return Err(Error::new(OPERATION, Kind::Protocol, what).limit(RAILS - 1));
         }
         // Nothing is said beside that.
         if address.to_bytes()[8..] != bytes[8..] {
@@ -127,8 +127,8 @@ pub struct RemoteMemory {
     pub addr: u64,
     /// Its length in bytes.
     pub len: u64,
-    /// Keys by lane (NIC and port); `None` where it is not registered.
-    pub rkeys: [Option<u32>; LANES],
+    /// Keys by rail (NIC and port); `None` where it is not registered.
+    pub rkeys: [Option<u32>; RAILS],
 }
 
 impl RemoteMemory {
@@ -142,9 +142,9 @@ impl RemoteMemory {
         head(&mut b, Self::TYPE);
         b[8..16].copy_from_slice(&self.addr.to_le_bytes());
         b[16..24].copy_from_slice(&self.len.to_le_bytes());
-        for (lane, key) in self.rkeys.iter().enumerate() {
-            b[24] |= u8::from(key.is_some()) << lane;
-            b[28 + 4 * lane..32 + 4 * lane].copy_from_slice(&key.unwrap_or(0).to_le_bytes());
+        for (rail, key) in self.rkeys.iter().enumerate() {
+            b[24] |= u8::from(key.is_some()) << rail;
+            b[28 + 4 * rail..32 + 4 * rail].copy_from_slice(&key.unwrap_or(0).to_le_bytes());
         }
         b
     }
@@ -155,10 +155,10 @@ impl RemoteMemory {
     /// As [`QpAddress::from_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<RemoteMemory> {
         check(bytes, Self::TYPE, Self::LEN, "read memory address")?;
-        let mut rkeys = [None; LANES];
-        for (lane, key) in rkeys.iter_mut().enumerate() {
-            let word = u32::from_le_bytes(take(bytes, 28 + 4 * lane));
-            *key = (bytes[24] >> lane & 1 == 1).then_some(word);
+        let mut rkeys = [None; RAILS];
+        for (rail, key) in rkeys.iter_mut().enumerate() {
+            let word = u32::from_le_bytes(take(bytes, 28 + 4 * rail));
+            *key = (bytes[24] >> rail & 1 == 1).then_some(word);
         }
         Ok(RemoteMemory {
             addr: u64::from_le_bytes(take(bytes, 8)),
@@ -167,22 +167,22 @@ impl RemoteMemory {
         })
     }
 
-    /// The `len` bytes at `offset`. By which lane they are reached follows from the queue pair
+    /// The `len` bytes at `offset`. By which rail they are reached follows from the queue pair
     /// that a request is prepared on.
     ///
     /// # Errors
-    /// `Invalid` outside the memory, `NotRegistered` if no lane has a key for it.
+    /// `Invalid` outside the memory, `NotRegistered` if no rail has a key for it.
     pub fn span(&self, offset: u64, len: u64) -> Result<RemoteSpan> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let what = format!("{len} bytes at {offset} of the peer's memory");
             return Err(Error::new("name remote memory", Kind::Invalid, what).limit(self.len));
         }
         let mut keyed = 0;
-        for (lane, key) in self.rkeys.iter().enumerate() {
-            keyed |= u8::from(key.is_some()) << lane;
+        for (rail, key) in self.rkeys.iter().enumerate() {
+            keyed |= u8::from(key.is_some()) << rail;
         }
         if keyed == 0 {
-            let what = "no key for any lane";
+            let what = "no key for any rail";
             return Err(Error::new("name remote memory", Kind::NotRegistered, what));
         }
         let [first, others @ ..] = self.rkeys.map(Option::unwrap_or_default);
@@ -195,39 +195,39 @@ impl RemoteMemory {
     }
 }
 
-/// Where a one-sided request goes: an address of the peer, and the key that each of its lanes
-/// has for it. A request takes the key of the lane at the other end of its queue pair. Whether
+/// Where a one-sided request goes: an address of the peer, and the key that each of its rails
+/// has for it. A request takes the key of the rail at the other end of its queue pair. Whether
 /// the peer agrees shows when the request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSpan {
     /// The address.
     pub addr: u64,
-    /// The first lane's key; 0 if only others have one.
+    /// The first rail's key; 0 if only others have one.
     pub rkey: u32,
-    /// The keys of the lanes behind it.
-    others: [u32; LANES - 1],
-    /// Which lanes have a key, a bit each.
+    /// The keys of the rails behind it.
+    others: [u32; RAILS - 1],
+    /// Which rails have a key, a bit each.
     keyed: u8,
 }
 
 impl RemoteSpan {
-    /// An address and its key, by the first lane.
+    /// An address and its key, by the first rail.
     pub fn new(addr: u64, rkey: u32) -> RemoteSpan {
         RemoteSpan {
             addr,
             rkey,
-            others: [0; LANES - 1],
+            others: [0; RAILS - 1],
             keyed: 1,
         }
     }
 
-    /// The key that `lane` has, if it has one.
-    pub fn rkey_of(&self, lane: u8) -> Option<u32> {
-        let lane = usize::from(lane);
-        let known = lane < LANES && self.keyed >> lane & 1 == 1;
-        known.then(|| match lane {
+    /// The key that `rail` has, if it has one.
+    pub fn rkey_of(&self, rail: u8) -> Option<u32> {
+        let rail = usize::from(rail);
+        let known = rail < RAILS && self.keyed >> rail & 1 == 1;
+        known.then(|| match rail {
             0 => self.rkey,
-            lane => self.others[lane - 1],
+            rail => self.others[rail - 1],
         })
     }
 }
@@ -282,7 +282,7 @@ mod tests {
             process: 7,
             port: None,
             qkey: None,
-            lane: 0,
+            rail: 0,
         };
         let port = PortAddress {
             lid: 0x1234,
@@ -291,7 +291,7 @@ mod tests {
         };
         let real = QpAddress {
             port: Some(port),
-            lane: 3,
+            rail: 3,
             ..qp
         };
         assert_eq!(QpAddress::from_bytes(&real.to_bytes()).unwrap(), real);
@@ -350,24 +350,24 @@ mod tests {
     }
 
     #[test]
-    fn each_lane_has_its_key_or_none() {
-        let keys = |rkeys: [Option<u32>; LANES]| {
+    fn each_rail_has_its_key_or_none() {
+        let keys = |rkeys: [Option<u32>; RAILS]| {
             let memory = RemoteMemory {
                 addr: 0,
                 len: 8,
                 rkeys,
             };
             let span = memory.span(0, 8)?;
-            Ok::<_, Error>([0, 1, 2, 3, 4, 255].map(|lane| span.rkey_of(lane)))
+            Ok::<_, Error>([0, 1, 2, 3, 4, 255].map(|rail| span.rkey_of(rail)))
         };
         let all = [Some(5), Some(0), None, Some(9)];
         let found = keys(all).unwrap();
         assert_eq!(
-            (&found[..LANES], &found[LANES..]),
+            (&found[..RAILS], &found[RAILS..]),
             (&all[..], &[None; 2][..])
         );
         let late = [None, None, None, Some(1)];
-        assert_eq!(keys(late).unwrap()[..LANES], late);
-        assert_eq!(keys([None; LANES]).unwrap_err().kind(), Kind::NotRegistered);
+        assert_eq!(keys(late).unwrap()[..RAILS], late);
+        assert_eq!(keys([None; RAILS]).unwrap_err().kind(), Kind::NotRegistered);
     }
 }

@@ -24,9 +24,9 @@ pub enum Provider {
     #[default]
     Auto,
     /// A ConnectX, by libmlx5: streams ring it.
-    RdmaCore,
+    Mlx5,
     /// Any NIC, by libibverbs: a CPU thread posts what streams ask for.
-    Proxy,
+    Verbs,
     /// The virtual ConnectX, in this process.
     Emulated,
 }
@@ -37,8 +37,8 @@ impl Provider {
         former_name: None,
         words: &[
             ("auto", Provider::Auto),
-            ("mlx5", Provider::RdmaCore),
-            ("verbs", Provider::Proxy),
+            ("mlx5", Provider::Mlx5),
+            ("verbs", Provider::Verbs),
             ("emulated", Provider::Emulated),
         ],
         former_words: &[("rdma_core", "mlx5"), ("proxy", "verbs")],

@@ -21,7 +21,7 @@ use crate::gpu::{Mapped, Region};
 use crate::memop::DevicePtr;
 
 pub(crate) use address::process;
-pub use address::{LANES, PortAddress, QpAddress, RemoteMemory, RemoteSpan};
+pub use address::{PortAddress, QpAddress, RAILS, RemoteMemory, RemoteSpan};
 pub(crate) use choice::GID_INDEX;
 pub use choice::{DeviceOptions, NicChoice, NicName, Provider};
 pub(crate) use events::{Events, Report};
@@ -75,8 +75,8 @@ pub enum Transport {
     /// what is received there is room of [`GRH`](crate::rdma::GRH) bytes.
     ///
     /// A receive is there when the call that posts it returns, or when the stream that posts it goes
-    /// on. Only a proxy ([`Endpoint::Proxy`](crate::rdma::Endpoint),
-    /// [`Device::proxy`](crate::rdma::Device::proxy)) hands over what streams post a moment
+    /// on. Only a CPU thread ([`Doorbell::CpuThread`](crate::rdma::Doorbell),
+    /// [`Device::verbs`](crate::rdma::Device::verbs)) hands over what streams post a moment
     /// later: receives are better posted ahead, or by the CPU, then.
     Ud {
         /// What a datagram has to say to be taken, 31 bits.

@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 /// | `flow_label` | `GDS_FLOW_LABEL` | 0 to 0xfffff | 0 |
 /// | `hop_limit` | `GDS_HOP_LIMIT` | 1 to 255 | 64 |
 /// | `ack_timeout` | `GDS_ACK_TIMEOUT` | 0 to 31 | 15 |
-/// | `retry_count` | `GDS_RETRY_COUNT` | 0 to 7 | 7; 6 by [`Device::proxy`](crate::rdma::Device::proxy) |
+/// | `retry_count` | `GDS_RETRY_COUNT` | 0 to 7 | 7; 6 by [`Device::verbs`](crate::rdma::Device::verbs) |
 /// | `rnr_retry` | `GDS_RNR_RETRY` | 0 to 7 | 7 |
 /// | `rnr_timer` | `GDS_RNR_TIMER` | 0 to 31 | 12 |
 ///

@@ -1,5 +1,5 @@
 //! Opening a NIC: which provider drives it, by what a program or the environment says, else the
-//! first that works; and the lanes of a GPU. The only place that knows providers and verbs objects.
+//! first that works; and the rails of a GPU. The only place that knows providers and verbs objects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::env;
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Gpu;
-use crate::nic::{DeviceOptions, GID_INDEX, LANES, Nic, NicChoice, Provider};
+use crate::nic::{DeviceOptions, GID_INDEX, Nic, NicChoice, Provider, RAILS};
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
-use crate::provider::rdma_core::RdmaCoreNic;
+use crate::provider::mlx5::Mlx5Nic;
 use crate::provider::verbs::VerbsNic;
-use crate::rdma::{Device, Lanes, QpConfig};
+use crate::rdma::{Device, QpConfig, Rails};
 
 /// How long a queue pair that was made to try a NIC may take to be gone.
 const TRIAL: Duration = Duration::from_secs(2);
@@ -80,8 +80,8 @@ impl Device {
     /// # Errors
     /// `Absent` if there is no such library or NIC, `Unsupported` if the libraries lack something,
     /// `Invalid` for variables that make no sense, `System` if the NIC cannot be opened.
-    pub fn rdma_core(gpu: &Gpu) -> Result<Device> {
-        Device::driven_by(gpu, Provider::RdmaCore)
+    pub fn mlx5(gpu: &Gpu) -> Result<Device> {
+        Device::driven_by(gpu, Provider::Mlx5)
     }
 
     /// Opens a NIC of any maker by libibverbs: the one that `GDS_NIC` names, else the nearest to
@@ -92,9 +92,9 @@ impl Device {
     /// piece, or two around the end of the ring.
     ///
     /// # Errors
-    /// As [`Device::rdma_core`].
-    pub fn proxy(gpu: &Gpu) -> Result<Device> {
-        Device::driven_by(gpu, Provider::Proxy)
+    /// As [`Device::mlx5`].
+    pub fn verbs(gpu: &Gpu) -> Result<Device> {
+        Device::driven_by(gpu, Provider::Verbs)
     }
 
     fn driven_by(gpu: &Gpu, provider: Provider) -> Result<Device> {
@@ -106,29 +106,29 @@ impl Device {
     }
 }
 
-impl Lanes {
-    /// One lane for each of these ways to open a NIC.
+impl Rails {
+    /// One rail for each of these ways to open a NIC.
     ///
     /// # Errors
-    /// As [`Device::open_with`] and [`Lanes::of`].
-    pub fn open(gpu: &Gpu, each: &[DeviceOptions]) -> Result<Lanes> {
+    /// As [`Device::open_with`] and [`Rails::of`].
+    pub fn open(gpu: &Gpu, each: &[DeviceOptions]) -> Result<Rails> {
         let devices = each.iter().map(|options| Device::open_with(gpu, options));
-        Lanes::of(devices.collect::<Result<_>>()?)
+        Rails::of(devices.collect::<Result<_>>()?)
     }
 
-    /// The lanes that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that suit
+    /// The rails that the environment names, `GDS_NIC=mlx5_0,mlx5_1:2`, or else those that suit
     /// the GPU: what [`Device::from_env`] opens, and then the other active ports of the NICs that
-    /// are as near to the GPU, as many as there are lanes, driven by the same provider. One of
+    /// are as near to the GPU, as many as there are rails, driven by the same provider. One of
     /// these that cannot be opened is left out, which a `tracing` event tells. A virtual NIC is
-    /// one lane.
+    /// one rail.
     ///
     /// # Errors
-    /// As [`Device::from_env`]; `Invalid` if more NICs are named than there are lanes.
-    pub fn from_env(gpu: &Gpu) -> Result<Lanes> {
+    /// As [`Device::from_env`]; `Invalid` if more NICs are named than there are rails.
+    pub fn from_env(gpu: &Gpu) -> Result<Rails> {
         let named = NicChoice::from_env()?;
-        if named.len() > LANES {
+        if named.len() > RAILS {
             let what = format!("GDS_NIC names {} NICs", named.len());
-            return Err(Error::new("open lanes", Kind::Invalid, what).limit(LANES));
+            return Err(Error::new("open rails", Kind::Invalid, what).limit(RAILS));
         }
         let by = |provider, nic: NicChoice| DeviceOptions {
             provider,
@@ -138,18 +138,18 @@ impl Lanes {
         if !named.is_empty() {
             let each = named.into_iter().map(|nic| by(Provider::Auto, nic));
             let each: Vec<_> = each.collect();
-            return Lanes::open(gpu, &each);
+            return Rails::open(gpu, &each);
         }
         let first = Device::from_env(gpu)?;
         let provider = first.provider();
         let near = match provider {
-            Provider::RdmaCore => RdmaCoreNic::near(gpu, true)?,
-            Provider::Proxy => RdmaCoreNic::near(gpu, false)?,
+            Provider::Mlx5 => Mlx5Nic::near(gpu, true)?,
+            Provider::Verbs => Mlx5Nic::near(gpu, false)?,
             Provider::Auto | Provider::Emulated => Vec::new(),
         };
         let mut devices = vec![first];
         for nic in near {
-            if devices.len() == LANES {
+            if devices.len() == RAILS {
                 break;
             }
             if nic.to_string() == devices[0].nic().name() {
@@ -157,18 +157,18 @@ impl Lanes {
             }
             match Device::open_with(gpu, &by(provider, nic)) {
                 Ok(device) => devices.push(device),
-                Err(e) => tracing::warn!(target: "gdsync", "no lane: {e}"),
+                Err(e) => tracing::warn!(target: "gdsync", "no rail: {e}"),
             }
         }
-        Lanes::of(devices)
+        Rails::of(devices)
     }
 }
 
 /// Opens a NIC by this provider; the virtual one by `Auto`.
 fn nic(gpu: &Gpu, provider: Provider, named: Option<&NicChoice>) -> Result<Arc<dyn Nic>> {
     Ok(match provider {
-        Provider::RdmaCore => Arc::new(RdmaCoreNic::open(gpu, named)?),
-        Provider::Proxy => Arc::new(VerbsNic::open(gpu, named)?),
+        Provider::Mlx5 => Arc::new(Mlx5Nic::open(gpu, named)?),
+        Provider::Verbs => Arc::new(VerbsNic::open(gpu, named)?),
         Provider::Auto | Provider::Emulated => {
             Arc::new(EmulatedNic::open(gpu, EmulatedOptions::default())?)
         }
@@ -180,7 +180,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
     let told = named.is_some() || std::env::var_os(GID_INDEX).is_some();
     let mut passed_over = Vec::new();
     let mut absent = true;
-    for provider in [Provider::RdmaCore, Provider::Proxy] {
+    for provider in [Provider::Mlx5, Provider::Verbs] {
         let (nonsense, e) = match nic(gpu, provider, named) {
             Ok(nic) => match tried(gpu, &nic) {
                 Ok(()) => {
@@ -193,7 +193,7 @@ fn best(gpu: &Gpu, named: Option<&NicChoice>) -> Result<(Arc<dyn Nic>, Vec<Strin
             Err(e) => (e.kind() == Kind::Invalid, e),
         };
         // What was said makes no sense, or the named NIC can be had in no way.
-        if told && (nonsense || provider == Provider::Proxy) {
+        if told && (nonsense || provider == Provider::Verbs) {
             return Err(e);
         }
         absent &= e.kind() == Kind::Absent;

@@ -1,9 +1,9 @@
 //! Who executes work requests, each behind the trait [`Nic`](crate::nic::Nic).
 //!
 //! [`emulated`] is the virtual ConnectX, linked in: its queue pairs are rings that CPU, streams
-//! and kernels ring directly. [`rdma_core`] is a ConnectX by libibverbs and libmlx5, used the same
+//! and kernels ring directly. [`mlx5`] is a ConnectX by libibverbs and libmlx5, used the same
 //! way; [`verbs`] is any NIC by libibverbs alone, with a CPU thread between its queues and our rings.
 
 pub(crate) mod emulated;
-pub(crate) mod rdma_core;
+pub(crate) mod mlx5;
 pub(crate) mod verbs;

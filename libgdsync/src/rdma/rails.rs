@@ -1,34 +1,34 @@
-//! Several NICs and ports of one GPU: lanes.
+//! Several NICs and ports of one GPU: rails.
 //!
-//! A lane is a device, which is one port of one NIC. Memory is registered with all lanes at once;
-//! the record of it, which peers get, has a key for each. A queue pair is of one lane, and says in
+//! A rail is a device, which is one port of one NIC. Memory is registered with all rails at once;
+//! the record of it, which peers get, has a key for each. A queue pair is of one rail, and says in
 //! its address of which, so that whatever is prepared on it takes the right keys of both sides.
-//! Lanes share nothing but the GPU: when one fails the others go on.
+//! Rails share nothing but the GPU: when one fails the others go on.
 
 use std::time::Duration;
 
 use super::verbs::{Device, Mr, Pd, Qp, QpConfig, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
-use crate::nic::{Access, LANES, RemoteMemory};
+use crate::nic::{Access, RAILS, RemoteMemory};
 
-/// One to [`LANES`] devices of one GPU, in an order that their peers learn from records. Clones
+/// One to [`RAILS`] devices of one GPU, in an order that their peers learn from records. Clones
 /// are the same devices.
 ///
 /// ```
 /// # fn main() -> gdsync::Result<()> {
 /// use gdsync::gpu::MemoryKind;
-/// use gdsync::rdma::{Access, Device, Lanes, QpConfig, Work};
+/// use gdsync::rdma::{Access, Device, Rails, QpConfig, Work};
 ///
 /// let gpu = gdsync::Gpu::soft()?;
-/// let lanes = Lanes::of(vec![Device::emulated(&gpu)?, Device::emulated(&gpu)?])?;
-/// let pd = lanes.alloc_pd()?;
+/// let rails = Rails::of(vec![Device::emulated(&gpu)?, Device::emulated(&gpu)?])?;
+/// let pd = rails.alloc_pd()?;
 /// let memory = pd.register(&gpu.alloc(MemoryKind::Pinned, 4096)?, Access::ALL)?;
 /// let there = memory.remote(); // the peer's, in earnest
-/// for lane in 0..lanes.count() {
+/// for rail in 0..rails.count() {
 ///     let (mut a, mut b) = (
-///         pd.create_qp(lane, &QpConfig::default())?,
-///         pd.create_qp(lane, &QpConfig::default())?,
+///         pd.create_qp(rail, &QpConfig::default())?,
+///         pd.create_qp(rail, &QpConfig::default())?,
 ///     );
 ///     a.connect(&b.address())?;
 ///     b.connect(&a.address())?;
@@ -41,28 +41,28 @@ use crate::nic::{Access, LANES, RemoteMemory};
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Lanes {
+pub struct Rails {
     devices: Vec<Device>,
 }
 
-impl Lanes {
-    /// These devices, the first of which is lane 0. They may be of different makers and
-    /// providers, and one may be of several `Lanes`.
+impl Rails {
+    /// These devices, the first of which is rail 0. They may be of different makers and
+    /// providers, and one may be of several `Rails`.
     ///
     /// # Errors
-    /// `Invalid` if they are none or more than [`LANES`]; `Foreign` if they are of several GPUs.
-    pub fn of(devices: Vec<Device>) -> Result<Lanes> {
-        const OPERATION: &str = "join lanes";
-        if devices.is_empty() || devices.len() > LANES {
+    /// `Invalid` if they are none or more than [`RAILS`]; `Foreign` if they are of several GPUs.
+    pub fn of(devices: Vec<Device>) -> Result<Rails> {
+        const OPERATION: &str = "join rails";
+        if devices.is_empty() || devices.len() > RAILS {
             let what = format!("{} devices", devices.len());
-            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(LANES));
+            return Err(Error::new(OPERATION, Kind::Invalid, what).limit(RAILS));
         }
         let gpu = devices[0].gpu();
         if let Some(other) = devices.iter().find(|device| !device.gpu().is(gpu)) {
             let what = format!("{other:?} beside {:?}", devices[0]);
             return Err(Error::new(OPERATION, Kind::Foreign, what));
         }
-        Ok(Lanes { devices })
+        Ok(Rails { devices })
     }
 
     /// How many there are.
@@ -70,7 +70,7 @@ impl Lanes {
         self.devices.len()
     }
 
-    /// Their devices, by lane.
+    /// Their devices, by rail.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -80,22 +80,22 @@ impl Lanes {
         self.devices[0].gpu()
     }
 
-    /// Makes a protection domain of every lane.
+    /// Makes a protection domain of every rail.
     ///
     /// # Errors
     /// As [`Device::alloc_pd`].
-    pub fn alloc_pd(&self) -> Result<LanesPd> {
+    pub fn alloc_pd(&self) -> Result<RailsPd> {
         let domains = (0..).zip(&self.devices);
-        let pds = domains.map(|(lane, device)| device.alloc_pd_of(lane));
-        Ok(LanesPd {
+        let pds = domains.map(|(rail, device)| device.alloc_pd_of(rail));
+        Ok(RailsPd {
             pds: pds.collect::<Result<_>>()?,
         })
     }
 
-    /// [`Device::close`] for each lane, all within `limit`.
+    /// [`Device::close`] for each rail, all within `limit`.
     ///
     /// # Errors
-    /// As [`Device::close`], of the first lane that is not done; the others were closed.
+    /// As [`Device::close`], of the first rail that is not done; the others were closed.
     pub fn close(&self, limit: Duration) -> Result<()> {
         let host = self.gpu().host();
         let deadline = host.now() + limit;
@@ -108,51 +108,51 @@ impl Lanes {
     }
 }
 
-/// A protection domain of every lane, made by [`Lanes::alloc_pd`]. Clones are the same ones.
+/// A protection domain of every rail, made by [`Rails::alloc_pd`]. Clones are the same ones.
 #[derive(Clone, Debug)]
-pub struct LanesPd {
+pub struct RailsPd {
     pds: Vec<Pd>,
 }
 
-impl LanesPd {
-    /// The protection domains, by lane.
+impl RailsPd {
+    /// The protection domains, by rail.
     pub fn pds(&self) -> &[Pd] {
         &self.pds
     }
 
-    /// Registers a whole region with every lane.
+    /// Registers a whole region with every rail.
     ///
     /// # Errors
-    /// As [`Pd::register`], of the first lane that refuses; no other keeps it then.
-    pub fn register(&self, region: &Region, access: Access) -> Result<LanesMr> {
+    /// As [`Pd::register`], of the first rail that refuses; no other keeps it then.
+    pub fn register(&self, region: &Region, access: Access) -> Result<RailsMr> {
         let mrs = self.pds.iter().map(|pd| pd.register(region, access));
-        Ok(LanesMr {
+        Ok(RailsMr {
             mrs: mrs.collect::<Result<_>>()?,
         })
     }
 
-    /// Makes a queue pair of `lane`. Its peer may be of any lane.
+    /// Makes a queue pair of `rail`. Its peer may be of any rail.
     ///
     /// # Errors
-    /// `Invalid` if there is no such lane; as [`Pd::create_qp`].
-    pub fn create_qp(&self, lane: usize, config: &QpConfig) -> Result<Qp> {
-        let pd = self.pds.get(lane).ok_or_else(|| {
-            let what = format!("lane {lane} of {}", self.pds.len());
+    /// `Invalid` if there is no such rail; as [`Pd::create_qp`].
+    pub fn create_qp(&self, rail: usize, config: &QpConfig) -> Result<Qp> {
+        let pd = self.pds.get(rail).ok_or_else(|| {
+            let what = format!("rail {rail} of {}", self.pds.len());
             Error::new("create queue pair", Kind::Invalid, what).limit(self.pds.len() - 1)
         })?;
         pd.create_qp(config)
     }
 }
 
-/// A region that was registered with every lane, by [`LanesPd::register`]. Clones are the same
+/// A region that was registered with every rail, by [`RailsPd::register`]. Clones are the same
 /// registrations.
 #[derive(Clone, Debug)]
-pub struct LanesMr {
+pub struct RailsMr {
     mrs: Vec<Mr>,
 }
 
-impl LanesMr {
-    /// The registrations, by lane.
+impl RailsMr {
+    /// The registrations, by rail.
     pub fn mrs(&self) -> &[Mr] {
         &self.mrs
     }
@@ -162,13 +162,13 @@ impl LanesMr {
         self.mrs[0].region()
     }
 
-    /// The `len` bytes at `offset`, for requests on `qp`, by the registration with its lane.
+    /// The `len` bytes at `offset`, for requests on `qp`, by the registration with its rail.
     /// Bounds are checked when a request is prepared.
     ///
     /// # Errors
     /// `Foreign` if `qp` is not of the protection domains that the region was registered with.
     pub fn sge(&self, qp: &Qp, offset: u64, len: u32) -> Result<Sge<'_>> {
-        let mr = self.mrs.get(usize::from(qp.pd().lane()));
+        let mr = self.mrs.get(usize::from(qp.pd().rail()));
         let mr = mr.filter(|mr| mr.is_of(qp.pd())).ok_or_else(|| {
             let what = format!("{self:?} with {qp:?}");
             Error::new("name memory", Kind::Foreign, what)
@@ -176,7 +176,7 @@ impl LanesMr {
         Ok(mr.sge(offset, len))
     }
 
-    /// The record by which a peer names it, with the key of every lane.
+    /// The record by which a peer names it, with the key of every rail.
     pub fn remote(&self) -> RemoteMemory {
         let mut memory = self.mrs[0].remote();
         for mr in &self.mrs[1..] {

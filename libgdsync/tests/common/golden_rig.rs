@@ -74,7 +74,7 @@ fn rig((gpu, watch): (Gpu, Box<dyn Watch>), config: QpConfig) -> Rig {
 
 /// Queues of four, by memory operations.
 pub fn small() -> QpConfig {
-    sized(&by(Lowering::MemOps, Endpoint::Ring), 4, 4)
+    sized(&by(Lowering::MemOps, Doorbell::Direct), 4, 4)
 }
 
 /// As [`small`], by kernels.
@@ -88,7 +88,7 @@ pub fn by_kernel() -> QpConfig {
 /// As [`small`], by the proxy.
 pub fn by_proxy() -> QpConfig {
     QpConfig {
-        endpoint: Endpoint::Proxy,
+        doorbell: Doorbell::CpuThread,
         ..small()
     }
 }

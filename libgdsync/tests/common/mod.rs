@@ -18,7 +18,7 @@ pub use gds_step::Live;
 pub use gdsync::gpu::soft::SoftOptions;
 pub use gdsync::gpu::{Dims, MemoryKind, Region, Stream};
 pub use gdsync::rdma::{
-    Access, Descriptor, Device, Endpoint, Lowering, Mr, Pd, Qp, QpConfig, ReceiveRequest,
+    Access, Descriptor, Device, Doorbell, Lowering, Mr, Pd, Qp, QpConfig, ReceiveRequest,
     SendRequest, Work, post_on,
 };
 use gdsync::{EmulatedOptions, Fabric};
@@ -63,8 +63,8 @@ pub fn paths() -> Vec<(&'static str, QpConfig)> {
 
 /// As [`paths`], with queues of these sizes.
 pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpConfig)> {
-    let path = |lowering, endpoint| sized(&by(lowering, endpoint), send_blocks, recv_entries);
-    let memops = path(Lowering::MemOps, Endpoint::Ring);
+    let path = |lowering, doorbell| sized(&by(lowering, doorbell), send_blocks, recv_entries);
+    let memops = path(Lowering::MemOps, Doorbell::Direct);
     let in_device = QpConfig {
         ring_memory: MemoryKind::Device,
         cq_memory: MemoryKind::Device,
@@ -73,17 +73,17 @@ pub fn paths_of(send_blocks: u32, recv_entries: u32) -> Vec<(&'static str, QpCon
     };
     vec![
         ("memops", memops),
-        ("kernel", path(Lowering::Kernel, Endpoint::Ring)),
-        ("proxy", path(Lowering::MemOps, Endpoint::Proxy)),
+        ("kernel", path(Lowering::Kernel, Doorbell::Direct)),
+        ("proxy", path(Lowering::MemOps, Doorbell::CpuThread)),
         ("memops, all in device memory", in_device),
     ]
 }
 
 /// Queue pairs of this path.
-pub fn by(lowering: Lowering, endpoint: Endpoint) -> QpConfig {
+pub fn by(lowering: Lowering, doorbell: Doorbell) -> QpConfig {
     QpConfig {
         lowering,
-        endpoint,
+        doorbell,
         ..QpConfig::default()
     }
 }

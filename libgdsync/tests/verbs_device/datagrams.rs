@@ -98,7 +98,7 @@ fn front(mr: &Mr, at: u64) -> [u8; GRH] {
 
 /// Whether a receive that a stream posts is at the NIC a moment later only.
 fn hands_over_later(qp: &Qp) -> bool {
-    qp.endpoint() == Endpoint::Proxy || qp.device().name().starts_with("verbs ")
+    qp.doorbell() == Doorbell::CpuThread || qp.device().name().starts_with("verbs ")
 }
 
 /// What the NIC says of a request that fails so: the kernel's soft-RoCE knows one word for all that

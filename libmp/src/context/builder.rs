@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gdsync::Gpu;
-use gdsync::rdma::{Device, DeviceOptions, Endpoint, QpConfig};
+use gdsync::rdma::{Device, DeviceOptions, Doorbell, QpConfig};
 
 use super::Context;
 use crate::WordOrder;
@@ -120,8 +120,8 @@ impl Builder {
     /// Who rings the NIC for streams, unless a request says otherwise. Default: as `GDS_DOORBELL`
     /// says.
     #[must_use]
-    pub fn endpoint(mut self, endpoint: Endpoint) -> Builder {
-        self.config.endpoint = endpoint;
+    pub fn doorbell(mut self, doorbell: Doorbell) -> Builder {
+        self.config.doorbell = doorbell;
         self
     }
 
@@ -132,7 +132,7 @@ impl Builder {
         self
     }
 
-    /// What queue pairs are made of; the time limit and the endpoint are the context's.
+    /// What queue pairs are made of; the time limit and the doorbell are the context's.
     #[must_use]
     pub fn qp(mut self, config: QpConfig) -> Builder {
         self.config.qp = config;

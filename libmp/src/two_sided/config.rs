@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gdsync::gpu::MemoryKind;
-use gdsync::rdma::{Endpoint, QpConfig};
+use gdsync::rdma::{Doorbell, QpConfig};
 
 use super::peer::MOST_CHANNELS;
 use crate::WordOrder;
@@ -55,7 +55,7 @@ pub(crate) struct Config {
     pub connect: Connect,
     pub progress: Progress,
     pub full: Full,
-    pub endpoint: Endpoint,
+    pub doorbell: Doorbell,
     pub order: WordOrder,
     pub qp: QpConfig,
     pub channels: usize,
@@ -109,7 +109,7 @@ impl Default for Config {
             connect: Connect::Lazy,
             progress: Progress::Background,
             full: Full::Wait,
-            endpoint: Endpoint::Auto,
+            doorbell: Doorbell::Auto,
             order: WordOrder::Auto,
             qp: QpConfig {
                 send_blocks: 64,

@@ -72,7 +72,7 @@ impl Engine {
             },
             kernels,
             error,
-            state: Mutex::new(State::new(size, config.endpoint)),
+            state: Mutex::new(State::new(size, config.doorbell)),
             bootstrap,
             config,
         })

@@ -3,47 +3,47 @@
 
 use gdsync::Stream;
 use gdsync::gpu::WeakStream;
-use gdsync::rdma::Endpoint;
+use gdsync::rdma::Doorbell;
 
 use crate::path::LANES;
 
 /// Who posts on a lane.
 #[derive(Debug)]
 struct LaneUse {
-    endpoint: Endpoint,
-    /// One, unless there were more streams than lanes; none on the CPU's. Each with the endpoint that
+    doorbell: Doorbell,
+    /// One, unless there were more streams than lanes; none on the CPU's. Each with the doorbell that
     /// it asked for.
-    streams: Vec<(WeakStream, Endpoint)>,
+    streams: Vec<(WeakStream, Doorbell)>,
 }
 
 /// The lanes of a context, the same to each peer. Lane 0 is the CPU's.
 pub(crate) struct Lanes(Vec<LaneUse>);
 
 impl Lanes {
-    pub fn new(endpoint: Endpoint) -> Lanes {
+    pub fn new(doorbell: Doorbell) -> Lanes {
         let mut lanes = Lanes(Vec::new());
-        lanes.add(endpoint);
+        lanes.add(doorbell);
         lanes
     }
 
-    fn add(&mut self, endpoint: Endpoint) -> u8 {
+    fn add(&mut self, doorbell: Doorbell) -> u8 {
         let streams = Vec::new();
-        self.0.push(LaneUse { endpoint, streams });
+        self.0.push(LaneUse { doorbell, streams });
         (self.0.len() - 1) as u8
     }
 
     /// Who rings the NIC on a lane.
-    pub fn endpoint(&self, lane: u8) -> Option<Endpoint> {
-        Some(self.0.get(usize::from(lane))?.endpoint)
+    pub fn doorbell(&self, lane: u8) -> Option<Doorbell> {
+        Some(self.0.get(usize::from(lane))?.doorbell)
     }
 
     /// The lane of a stream, which it keeps as long as it lives.
     #[inline]
-    pub fn of(&self, stream: &Stream, endpoint: Endpoint) -> Option<u8> {
+    pub fn of(&self, stream: &Stream, doorbell: Doorbell) -> Option<u8> {
         let id = stream.id();
         let its = |lane: &LaneUse| {
             let mut streams = lane.streams.iter();
-            streams.any(|(stream, wanted)| stream.id() == id && *wanted == endpoint)
+            streams.any(|(stream, wanted)| stream.id() == id && *wanted == doorbell)
         };
         Some(self.0.iter().position(its)? as u8)
     }
@@ -54,7 +54,7 @@ impl Lanes {
     pub fn take(
         &mut self,
         stream: &Stream,
-        endpoint: Endpoint,
+        doorbell: Doorbell,
         mut is_free: impl FnMut(u8) -> bool,
         is_blocked: impl Fn(u8) -> bool,
     ) -> u8 {
@@ -65,29 +65,29 @@ impl Lanes {
         let with = |lane: u8| &self.0[usize::from(lane)];
         let free = others.clone().find(|lane| {
             let lane_use = with(*lane);
-            lane_use.endpoint == endpoint && lane_use.streams.is_empty() && is_free(*lane)
+            lane_use.doorbell == doorbell && lane_use.streams.is_empty() && is_free(*lane)
         });
         let lane = match free {
             Some(lane) => lane,
-            None if self.0.len() < LANES => self.add(endpoint),
-            // A queue pair's endpoint does not change; another one is better than none. Behind a
+            None if self.0.len() < LANES => self.add(doorbell),
+            // A queue pair's doorbell does not change; another one is better than none. Behind a
             // request that is prepared and not posted nothing can be posted.
             None => others
                 .min_by_key(|lane| {
-                    let other = with(*lane).endpoint != endpoint;
+                    let other = with(*lane).doorbell != doorbell;
                     (other, is_blocked(*lane), with(*lane).streams.len())
                 })
                 .unwrap_or(1),
         };
-        let user = (stream.downgrade(), endpoint);
+        let user = (stream.downgrade(), doorbell);
         self.0[usize::from(lane)].streams.push(user);
         lane
     }
 
     /// The lanes of streams that are rung as `lane` is.
     pub fn like(&self, lane: u8) -> impl Iterator<Item = u8> {
-        let endpoint = self.endpoint(lane);
-        (1..self.0.len() as u8).filter(move |other| self.endpoint(*other) == endpoint)
+        let doorbell = self.doorbell(lane);
+        (1..self.0.len() as u8).filter(move |other| self.doorbell(*other) == doorbell)
     }
 }
 
@@ -98,26 +98,26 @@ mod tests {
     #[test]
     fn streams_have_lanes_of_their_own_while_there_are_some() {
         let gpu = gdsync::Gpu::soft().unwrap();
-        let mut lanes = Lanes::new(Endpoint::Auto);
+        let mut lanes = Lanes::new(Doorbell::Auto);
         let mut streams: Vec<_> = (1..LANES).map(|_| gpu.stream().unwrap()).collect();
         for (at, stream) in streams.iter().enumerate() {
-            assert_eq!(lanes.of(stream, Endpoint::Auto), None);
-            let lane = lanes.take(stream, Endpoint::Auto, |_| true, |_| false);
+            assert_eq!(lanes.of(stream, Doorbell::Auto), None);
+            let lane = lanes.take(stream, Doorbell::Auto, |_| true, |_| false);
             assert_eq!(usize::from(lane), at + 1);
-            assert_eq!(lanes.of(stream, Endpoint::Auto), Some(lane));
+            assert_eq!(lanes.of(stream, Doorbell::Auto), Some(lane));
         }
         // Shared: not the one where nothing can be posted.
         let more = gpu.stream().unwrap();
-        assert_eq!(lanes.take(&more, Endpoint::Auto, |_| true, |at| at == 1), 2);
+        assert_eq!(lanes.take(&more, Doorbell::Auto, |_| true, |at| at == 1), 2);
         // One whose stream is gone, but not while its puts are under way.
         streams.remove(4);
         let last = [gpu.stream().unwrap(), gpu.stream().unwrap()];
         assert_eq!(
-            lanes.take(&last[0], Endpoint::Auto, |at| at != 5, |_| false),
+            lanes.take(&last[0], Doorbell::Auto, |at| at != 5, |_| false),
             5
         );
         streams.remove(4);
-        assert_eq!(lanes.take(&last[1], Endpoint::Auto, |_| true, |_| false), 6);
+        assert_eq!(lanes.take(&last[1], Doorbell::Auto, |_| true, |_| false), 6);
         assert_eq!(lanes.like(3).count(), LANES - 1);
     }
 }

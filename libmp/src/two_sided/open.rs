@@ -33,8 +33,8 @@ impl Engine {
     pub fn lane_of(&self, state: &mut State, on: &On<'_>) -> u8 {
         match on {
             On::Cpu => 0,
-            On::Stream(stream, endpoint) => {
-                state.lane_of(stream, endpoint.unwrap_or(self.config.endpoint))
+            On::Stream(stream, doorbell) => {
+                state.lane_of(stream, doorbell.unwrap_or(self.config.doorbell))
             }
         }
     }

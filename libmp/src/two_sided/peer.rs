@@ -197,9 +197,9 @@ impl Peer {
 
     /// Makes this side's end of a lane; what the peer must know goes to `say`.
     fn lane(&mut self, setup: &Setup<'_>, lane: u8, say: &mut Vec<Control>) -> Result<()> {
-        let endpoint = setup.lanes.endpoint(lane);
-        let endpoint = endpoint.unwrap_or(setup.config.endpoint);
-        let made = self.link.make(setup.nic, lane, endpoint)?;
+        let doorbell = setup.lanes.doorbell(lane);
+        let doorbell = doorbell.unwrap_or(setup.config.doorbell);
+        let made = self.link.make(setup.nic, lane, doorbell)?;
         say.extend(made.map(|end| Control::Connect {
             lane,
             ends: vec![end],

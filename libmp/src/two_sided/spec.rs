@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gdsync::Stream;
 use gdsync::gpu::Word64;
-use gdsync::rdma::Endpoint;
+use gdsync::rdma::Doorbell;
 
 use super::post::uncaptured;
 use crate::error::Result;
@@ -15,8 +15,8 @@ use crate::region::Slice;
 pub(crate) enum On<'a> {
     #[default]
     Cpu,
-    /// The endpoint, if not the context's.
-    Stream(&'a Stream, Option<Endpoint>),
+    /// The doorbell, if not the context's.
+    Stream(&'a Stream, Option<Doorbell>),
 }
 
 impl On<'_> {
@@ -95,7 +95,7 @@ impl<'a> SendOp<'a> {
     /// The stream posts it by the proxy: a CPU thread rings the NIC when the stream says so.
     #[must_use]
     pub fn by_proxy(mut self, stream: &'a Stream) -> SendOp<'a> {
-        self.on = On::Stream(stream, Some(Endpoint::Proxy));
+        self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
 
@@ -164,7 +164,7 @@ impl<'a> RecvOp<'a> {
     /// The stream posts it by the proxy.
     #[must_use]
     pub fn by_proxy(mut self, stream: &'a Stream) -> RecvOp<'a> {
-        self.on = On::Stream(stream, Some(Endpoint::Proxy));
+        self.on = On::Stream(stream, Some(Doorbell::CpuThread));
         self
     }
 

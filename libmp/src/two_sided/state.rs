@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::rdma::Endpoint;
+use gdsync::rdma::Doorbell;
 use gdsync::{Status, Stream};
 
 use super::channel::{RecvChannel, SendChannel};
@@ -89,11 +89,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub fn new(size: u32, endpoint: Endpoint) -> State {
+    pub fn new(size: u32, doorbell: Doorbell) -> State {
         State {
             peers: (0..size).map(|_| None).collect(),
             requests: Table::new(),
-            lanes: Lanes::new(endpoint),
+            lanes: Lanes::new(doorbell),
             any_source: Vec::new(),
             any_from: 0,
             unsent: Vec::new(),
@@ -111,15 +111,15 @@ impl State {
 
     /// The lane of a stream, which it keeps as long as it lives.
     #[inline]
-    pub fn lane_of(&mut self, stream: &Stream, endpoint: Endpoint) -> u8 {
-        match self.lanes.of(stream, endpoint) {
+    pub fn lane_of(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
+        match self.lanes.of(stream, doorbell) {
             Some(lane) => lane,
-            None => self.take_lane(stream, endpoint),
+            None => self.take_lane(stream, doorbell),
         }
     }
 
     #[cold]
-    fn take_lane(&mut self, stream: &Stream, endpoint: Endpoint) -> u8 {
+    fn take_lane(&mut self, stream: &Stream, doorbell: Doorbell) -> u8 {
         let State {
             lanes,
             requests,
@@ -136,14 +136,14 @@ impl State {
         let open = |phase: &Phase| matches!(phase, Phase::Prepared | Phase::Sent(_));
         lanes.take(
             stream,
-            endpoint,
+            doorbell,
             |lane| !any(lane, open) && peers.iter_mut().flatten().all(|peer| quiet(peer, lane)),
             |lane| any(lane, |phase| *phase == Phase::Prepared),
         )
     }
 
     /// A lane to `rank` that is open, for a stream whose own `lane` cannot be: one of other streams
-    /// that the same endpoint rings.
+    /// that the same doorbell rings.
     pub fn open_lane_like(&self, rank: u32, lane: u8, target: Target) -> Option<u8> {
         let peer = self.known(rank)?;
         self.lanes.like(lane).find(|other| peer.may(*other, target))

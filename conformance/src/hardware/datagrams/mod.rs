@@ -7,7 +7,7 @@ pub mod program;
 
 use gdsync::gpu::{MemoryKind, Stream};
 use gdsync::rdma::{
-    Access, Destination, Device, Endpoint, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress,
+    Access, Destination, Device, Doorbell, GRH, Mr, Pd, PortAddress, Provider, Qp, QpAddress,
     QpConfig, Source, Transport,
 };
 
@@ -119,7 +119,7 @@ impl Stations {
 /// Whether a receive that a stream posts is at the NIC a moment later only: a thread hands it
 /// over.
 pub fn hands_over_later(qp: &Qp) -> bool {
-    qp.endpoint() == Endpoint::Proxy || qp.device().provider() == Provider::Proxy
+    qp.doorbell() == Doorbell::CpuThread || qp.device().provider() == Provider::Verbs
 }
 
 /// Whether `said` is the identifier of a port. That of a NIC that is linked in ends in the number

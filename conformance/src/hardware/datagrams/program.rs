@@ -34,7 +34,7 @@ pub const AXES: [Axis; 6] = [
 /// Whether a cell means something: what a stream posts through a thread may be there too late for a
 /// datagram, unless the CPU posts one behind it. [`directed`](super::directed) says what holds then.
 pub fn makes_sense(provider: Provider, cell: &Cell) -> bool {
-    let late = setting(cell, "posts") == "proxy" || provider == Provider::Proxy;
+    let late = setting(cell, "posts") == "proxy" || provider == Provider::Verbs;
     !(late && setting(cell, "receives") == "by stream")
 }
 
@@ -128,7 +128,7 @@ impl Play {
     fn of(cell: &Cell) -> Play {
         let posts = setting(cell, "posts");
         let queues = settings::memory(setting(cell, "queues"));
-        let (lowering, endpoint) = settings::posting(posts);
+        let (lowering, doorbell) = settings::posting(posts);
         Play {
             config: QpConfig {
                 send_blocks: 32,
@@ -137,7 +137,7 @@ impl Play {
                 cq_memory: queues,
                 record_memory: queues,
                 lowering,
-                endpoint,
+                doorbell,
                 start: settings::start(setting(cell, "from")),
                 ..QpConfig::default()
             },

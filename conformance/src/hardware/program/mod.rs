@@ -96,7 +96,7 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
         blocks = 4;
     }
     let queues = settings::memory(setting(cell, "queues"));
-    let (lowering, endpoint) = settings::posting(setting(cell, "posts"));
+    let (lowering, doorbell) = settings::posting(setting(cell, "posts"));
     let config = QpConfig {
         send_blocks: blocks,
         recv_entries: blocks,
@@ -104,7 +104,7 @@ pub fn run(rig: &Rig, cell: &Cell, laps: usize) -> Verdict {
         cq_memory: queues,
         record_memory: queues,
         lowering,
-        endpoint,
+        doorbell,
         start: settings::start(setting(cell, "from")),
         ..QpConfig::default()
     };

@@ -6,7 +6,7 @@
 //! `ibv_poll_cq` tells it writes into our completion queues. [`translate`] turns one form into the
 //! other, [`relay`] is one queue pair, [`entries`] writes completion entries, [`handles`] knows whom
 //! datagrams go to, [`queues`] has the device's objects, [`thread`] the thread. Ports,
-//! registrations and paths are those of [`rdma_core`](super::rdma_core). On a software GPU the
+//! registrations and paths are those of [`mlx5`](super::mlx5). On a software GPU the
 //! GPU's thread may be that one: [`gpu_thread`].
 
 mod entries;
@@ -32,7 +32,7 @@ use self::queues::DeviceQueues;
 use self::relay::{Limits, Relay, Rings};
 use self::thread::{Common, SharedRelay};
 use self::translate::RingMemory;
-use super::rdma_core::{Change, RdmaCoreNic, path};
+use super::mlx5::{Change, Mlx5Nic, path};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, Region};
 use crate::nic::{
@@ -61,7 +61,7 @@ struct Owned {
 /// One port of a NIC, and its thread.
 pub(crate) struct VerbsNic {
     /// Opens, registers, knows the port; none of its queue pairs are used.
-    base: RdmaCoreNic,
+    base: Mlx5Nic,
     attributes: ibv_device_attr,
     common: Arc<Common>,
     thread: Option<JoinHandle<()>>,
@@ -74,7 +74,7 @@ pub(crate) struct VerbsNic {
 
 impl VerbsNic {
     pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<VerbsNic> {
-        let base = RdmaCoreNic::open_any(gpu, nic)?;
+        let base = Mlx5Nic::open_any(gpu, nic)?;
         let context = base.context();
         let attributes = queues::attributes(context)?;
         let by_gpu = gpu_thread::wanted(gpu)?;
@@ -149,7 +149,7 @@ fn part(region: &Region, offset: u64, len: usize) -> Result<Mapped> {
 
 impl Nic for VerbsNic {
     fn provider(&self) -> Provider {
-        Provider::Proxy
+        Provider::Verbs
     }
 
     fn name(&self) -> &str {

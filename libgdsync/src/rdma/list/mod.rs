@@ -13,8 +13,8 @@ use std::cell::Cell;
 use self::flushed::{By, Queues};
 use self::lower::{Buffers, ROOM, Sent, lower};
 use super::verbs::{
-    Completion, EndpointKind, Locked, Lowering, Qp, QpState, ReceiveRequest, SendRequest, Side,
-    Timer, WaitOptions,
+    Completion, Locked, Lowering, Qp, QpState, ReceiveRequest, RungBy, SendRequest, Side, Timer,
+    WaitOptions,
 };
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{self, Proof, Region, Span, Stream, Word32, Word64};
@@ -449,9 +449,9 @@ fn decide_send(
     if posted.edge.is_some() {
         s.proof = Some(Proof::Idle);
     }
-    state.rung_by_streams |= qp.core.kind == EndpointKind::Ring;
-    match qp.core.kind {
-        EndpointKind::Ring => post::push(
+    state.rung_by_streams |= qp.core.rung_by == RungBy::Poster;
+    match qp.core.rung_by {
+        RungBy::Poster => post::push(
             &mut s.list,
             &Ring {
                 record: places.record.gpu.offset(doorbell::SND as u64),
@@ -461,7 +461,7 @@ fn decide_send(
                 edge: posted.edge.map(doorbell::record_value),
             },
         ),
-        EndpointKind::Proxy => {
+        RungBy::CpuThread => {
             let edge = posted.edge.map(|_| mark.posted() as u32);
             let value = state.send.fifo.posted() as u32;
             trigger(&mut s.list, places.send.trigger, value, edge);
@@ -496,14 +496,14 @@ fn decide_receive(
         s.proof = Some(Proof::Idle);
     }
     let places = &qp.core.places;
-    match qp.core.kind {
-        EndpointKind::Ring => post::push_receive(
+    match qp.core.rung_by {
+        RungBy::Poster => post::push_receive(
             &mut s.list,
             places.record.gpu.offset(doorbell::RCV as u64),
             doorbell::record_value(index),
             edge.map(doorbell::record_value),
         ),
-        EndpointKind::Proxy => trigger(&mut s.list, places.recv.trigger, index, edge),
+        RungBy::CpuThread => trigger(&mut s.list, places.recv.trigger, index, edge),
     }
     Ok(())
 }
@@ -555,15 +555,15 @@ fn decide_wait(
         let arrived = places.arrived.gpu.offset(word as u64);
         s.list.push(Op::write(Bits32, arrived, mark));
     }
-    s.list.push(match qp.core.kind {
-        EndpointKind::Ring => Op::WaitEntry(Entry {
+    s.list.push(match qp.core.rung_by {
+        RungBy::Poster => Op::WaitEntry(Entry {
             word: places.cq.gpu.offset(spot.offset as u64),
             owner: spot.owner,
             first_lap: spot.first_lap,
             send: completion.side == Side::Send,
             flush,
         }),
-        EndpointKind::Proxy => {
+        RungBy::CpuThread => {
             let done = (position as u32).wrapping_add(1);
             Op::wait(Bits32, places.done.gpu, Condition::Geq, done).flushing(flush)
         }

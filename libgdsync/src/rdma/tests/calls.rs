@@ -14,7 +14,7 @@ use crate::nic::{
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::verbs::QpCore;
-use crate::rdma::{Descriptor, Device, Endpoint, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
+use crate::rdma::{Descriptor, Device, Doorbell, Mr, Pd, Qp, QpConfig, WaitOptions, Work};
 use crate::status::Status;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -287,14 +287,14 @@ fn no_lock_is_held_while_the_nic_is_called() {
 /// limits hold.
 #[test]
 fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
-    for (call, endpoint) in [
-        ("destroy_qp", Endpoint::Ring),
-        ("modify_to_error", Endpoint::Ring),
-        ("dereg_mr", Endpoint::Ring),
-        ("dereg_mr", Endpoint::Proxy),
+    for (call, doorbell) in [
+        ("destroy_qp", Doorbell::Direct),
+        ("modify_to_error", Doorbell::Direct),
+        ("dereg_mr", Doorbell::Direct),
+        ("dereg_mr", Doorbell::CpuThread),
     ] {
         let config = QpConfig {
-            endpoint,
+            doorbell,
             timeout: (call == "modify_to_error").then_some(Duration::from_millis(5)),
             ..Rig::config(Transport::Rc)
         };
@@ -329,7 +329,7 @@ fn a_device_is_of_use_while_its_nic_is_called_for_one_queue_pair() {
         });
         let returned = done.recv_timeout(Duration::from_secs(5));
         drop(hanging);
-        assert!(returned.is_ok(), "{call} of {endpoint:?} keeps the device");
+        assert!(returned.is_ok(), "{call} of {doorbell:?} keeps the device");
     }
 }
 
@@ -357,7 +357,7 @@ fn close_returns_after_idle_queue_pairs_are_destroyed() {
 #[test]
 fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
     let config = QpConfig {
-        endpoint: Endpoint::Proxy,
+        doorbell: Doorbell::CpuThread,
         ..Rig::config(Transport::Rc)
     };
     let [mut rig, mut other] = [(); 2].map(|()| Rig::with(&config));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mlx5_prm::doorbell;
 use mlx5_prm::wqe::{BASIC_BLOCK, SEGMENT};
 
-use super::core::{EndpointKind, Hold, Places, QpCore, QpState, Side, SidePlaces, WAITER_WORDS};
+use super::core::{Hold, Places, QpCore, QpState, RungBy, Side, SidePlaces, WAITER_WORDS};
 use super::{Pd, QpConfig};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Mapped, MemoryKind, Region};
@@ -127,7 +127,7 @@ fn sizes(config: &QpConfig) -> Result<Sizes> {
     })
 }
 
-pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: EndpointKind) -> Result<Built> {
+pub(in crate::rdma) fn build(pd: &Pd, config: &QpConfig, kind: RungBy) -> Result<Built> {
     let gpu = pd.device().gpu();
     let nic = Arc::clone(pd.device().nic());
     let sizes = sizes(config)?;

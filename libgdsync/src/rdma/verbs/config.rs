@@ -18,13 +18,13 @@ const LOWER: Variable<Lowering> = Variable {
     former_words: &[],
 };
 
-const DOORBELL: Variable<Endpoint> = Variable {
+const DOORBELL: Variable<Doorbell> = Variable {
     name: "GDS_DOORBELL",
     former_name: Some("GDS_ENDPOINT"),
     words: &[
-        ("auto", Endpoint::Ring),
-        ("direct", Endpoint::Ring),
-        ("cpu-thread", Endpoint::Proxy),
+        ("auto", Doorbell::Direct),
+        ("direct", Doorbell::Direct),
+        ("cpu-thread", Doorbell::CpuThread),
     ],
     former_words: &[("ring", "direct"), ("proxy", "cpu-thread")],
 };
@@ -57,20 +57,20 @@ impl Lowering {
 /// Who rings the NIC for work that is posted on a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub enum Endpoint {
+pub enum Doorbell {
     /// The stream itself, by memory operations or a kernel.
-    Ring,
+    Direct,
     /// A CPU thread, on a word that the stream writes: possible with any NIC.
-    Proxy,
+    CpuThread,
     /// What the environment (`GDS_DOORBELL`) says, or the stream.
     #[default]
     Auto,
 }
 
-impl Endpoint {
-    pub(in crate::rdma) fn resolve(self) -> Result<Endpoint> {
+impl Doorbell {
+    pub(in crate::rdma) fn resolve(self) -> Result<Doorbell> {
         match self {
-            Endpoint::Auto => DOORBELL.read(),
+            Doorbell::Auto => DOORBELL.read(),
             other => Ok(other),
         }
     }
@@ -102,7 +102,7 @@ pub struct QpConfig {
     /// How posts and waits on streams are lowered.
     pub lowering: Lowering,
     /// Who rings the NIC for streams.
-    pub endpoint: Endpoint,
+    pub doorbell: Doorbell,
     /// How its packets travel, and how often they are sent again.
     pub path: PathConfig,
     /// What peers may do through this queue pair, within what registrations permit.
@@ -128,7 +128,7 @@ impl Default for QpConfig {
             record_memory: MemoryKind::Pinned,
             timeout: Some(Duration::from_secs(60)),
             lowering: Lowering::Auto,
-            endpoint: Endpoint::Auto,
+            doorbell: Doorbell::Auto,
             path: PathConfig::default(),
             access: Access::ALL,
             error: None,

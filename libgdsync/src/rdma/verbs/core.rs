@@ -1,7 +1,7 @@
-//! The part of a queue pair that its owner shares with the watcher and the proxy.
+//! The part of a queue pair that its owner shares with the watcher and the CPU thread.
 //!
 //! The owner's calls take the lock; the watcher takes it about once a millisecond for a few
-//! hundred nanoseconds, the proxy when there is something to post. Nobody waits while holding
+//! hundred nanoseconds, the CPU thread when there is something to post. Nobody waits while holding
 //! it, or calls the NIC ([`locked`](super::locked)). Everything that devices touch lies in regions
 //! that this keeps alive.
 
@@ -65,9 +65,9 @@ pub(crate) struct SidePlaces {
     pub arrived: Place,
     /// Per request: its [`Status`] once it has failed.
     pub statuses: Place,
-    /// Proxy endpoints: how many positions are complete.
+    /// Rung by the CPU thread: how many positions are complete.
     pub done: Place,
-    /// Proxy endpoints: how many requests are to be posted.
+    /// Rung by the CPU thread: how many requests are to be posted.
     pub trigger: Place,
 }
 
@@ -86,11 +86,11 @@ pub(crate) struct Places {
 
 /// How work reaches the NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndpointKind {
+pub(crate) enum RungBy {
     /// The poster rings the NIC itself.
-    Ring,
-    /// The poster writes a word; the proxy rings, and publishes completions as words.
-    Proxy,
+    Poster,
+    /// The poster writes a word; the CPU thread rings, and publishes completions as words.
+    CpuThread,
 }
 
 /// A wait with a time limit.
@@ -128,7 +128,7 @@ pub(crate) struct QpCore {
     pub host: Arc<dyn Host>,
     pub objects: QpObjects,
     pub places: Places,
-    pub kind: EndpointKind,
+    pub rung_by: RungBy,
     pub transport: Transport,
     pub timeout: Option<Duration>,
     /// The owner's own error word.
@@ -178,7 +178,7 @@ pub(crate) struct QpState {
     pub timers: Vec<Timer>,
     /// How many flushes had failed when the queue pair was made or reset.
     pub flush_faults: u32,
-    /// Send requests that the proxy has rung for.
+    /// Send requests that the CPU thread has rung for.
     pub rung: u64,
     /// The number of the NIC's reports that was last looked up.
     pub(in crate::rdma) reports: u32,
@@ -227,7 +227,7 @@ impl QpCore {
         nic: Arc<dyn Nic>,
         objects: QpObjects,
         places: Places,
-        kind: EndpointKind,
+        rung_by: RungBy,
         transport: Transport,
         timeout: Option<Duration>,
         error: Option<Word32>,
@@ -244,7 +244,7 @@ impl QpCore {
             nic,
             objects,
             places,
-            kind,
+            rung_by,
             transport,
             timeout,
             error,
@@ -434,7 +434,7 @@ impl QpCore {
         }
         send.retire_with(|hold| let_go(hold, ended));
         recv.retire_with(|hold| let_go(hold, ended));
-        if self.kind == EndpointKind::Proxy {
+        if self.rung_by == RungBy::CpuThread {
             self.places
                 .send
                 .done

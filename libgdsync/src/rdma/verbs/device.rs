@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
-use super::proxy::{Proxy, ProxyList};
+use super::cpu_thread::{CpuThread, CpuThreadList};
 use super::watch::{FlushFaults, WatchList, Watcher};
 use super::{Life, Pd, QpCore};
 use crate::error::{Error, Kind, Result};
@@ -30,9 +30,9 @@ pub(in crate::rdma) struct DeviceInner {
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
     attached: Option<MachineId>,
-    proxies: ProxyList,
+    rung_for: CpuThreadList,
     /// Attached with the first queue pair that wants one.
-    proxy: OnceLock<MachineId>,
+    cpu_thread: OnceLock<MachineId>,
     flusher: Option<Arc<dyn Flusher>>,
     flushes: Flushes,
 }
@@ -90,7 +90,7 @@ impl Device {
         flushes: Flushes,
     ) -> Device {
         let host = gpu.host();
-        let proxies = ProxyList::default();
+        let rung_for = CpuThreadList::default();
         let name = watched.clone().unwrap_or_default();
         let watcher = Watcher::new(watch.clone(), Arc::clone(&nic), name);
         let watcher = Shared::new(watcher);
@@ -102,8 +102,8 @@ impl Device {
             watch,
             watcher,
             attached,
-            proxies,
-            proxy: OnceLock::new(),
+            rung_for,
+            cpu_thread: OnceLock::new(),
             flusher,
             flushes,
         }))
@@ -173,15 +173,15 @@ impl Device {
         &self.0.watch
     }
 
-    /// Has the proxy serve a queue pair.
-    pub(in crate::rdma) fn serve_by_proxy(&self, core: Arc<QpCore>) {
-        self.0.proxies.add(core);
-        self.0.proxy.get_or_init(|| {
-            let proxy = Proxy::new(
-                self.0.proxies.clone(),
+    /// Has the CPU thread serve a queue pair.
+    pub(in crate::rdma) fn serve_by_cpu_thread(&self, core: Arc<QpCore>) {
+        self.0.rung_for.add(core);
+        self.0.cpu_thread.get_or_init(|| {
+            let cpu_thread = CpuThread::new(
+                self.0.rung_for.clone(),
                 format!("{}.proxy", self.nic().name()),
             );
-            self.0.gpu.host().attach(Lane::Proxy, Box::new(proxy))
+            self.0.gpu.host().attach(Lane::Proxy, Box::new(cpu_thread))
         });
     }
 
@@ -193,9 +193,9 @@ impl Device {
         self.alloc_pd_of(0)
     }
 
-    /// As [`Device::alloc_pd`], for a device that is this one of several [`Lanes`](crate::rdma::Lanes).
-    pub(in crate::rdma) fn alloc_pd_of(&self, lane: u8) -> Result<Pd> {
-        Pd::new(self, lane)
+    /// As [`Device::alloc_pd`], for a device that is this one of several [`Rails`](crate::rdma::Rails).
+    pub(in crate::rdma) fn alloc_pd_of(&self, rail: u8) -> Result<Pd> {
+        Pd::new(self, rail)
     }
 
     /// Waits, at most `limit`, until everything posted on queue pairs that were dropped has
@@ -237,8 +237,8 @@ impl Drop for DeviceInner {
         if let Some(watcher) = self.attached {
             host.detach(watcher);
         }
-        if let Some(proxy) = self.proxy.get() {
-            host.detach(*proxy);
+        if let Some(cpu_thread) = self.cpu_thread.get() {
+            host.detach(*cpu_thread);
         }
         for core in self.watch.open() {
             core.abandon();

@@ -4,7 +4,7 @@
 //! is a system call, which may take milliseconds, or seconds on a NIC that hangs, and the owner has
 //! to be able to post meanwhile. So a holder only notes in the state that the NIC has to put the
 //! queue pair in error, and sets aside what completed requests held. The drop of `Locked` does both
-//! behind the lock. For the proxy, whose thread serves other NICs too, the watcher does it: see
+//! behind the lock. For the CPU thread, which serves other NICs too, the watcher does it: see
 //! `lock_for_watcher`.
 
 use std::mem::ManuallyDrop;

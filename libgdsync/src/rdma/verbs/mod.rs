@@ -2,11 +2,12 @@
 //!
 //! [`Qp`] is a queue pair as its owner holds it ([`qp`], [`post`], [`progress`], [`field`]), made by
 //! [`build`] of a [`config`]; [`core`] is what its owner shares with the [`watch`]er and with the
-//! CPU thread that rings for streams ([`proxy`]), behind the lock of [`locked`].
+//! CPU thread that rings for streams ([`cpu_thread`]), behind the lock of [`locked`].
 
 mod build;
 mod config;
 mod core;
+mod cpu_thread;
 mod destination;
 mod device;
 mod events;
@@ -16,15 +17,14 @@ mod locked;
 mod pd;
 mod post;
 mod progress;
-mod proxy;
 mod qp;
 mod request;
 mod watch;
 mod work;
 
-pub use config::{Endpoint, Lowering, QpConfig};
+pub use config::{Doorbell, Lowering, QpConfig};
 use core::Life;
-pub(super) use core::{EndpointKind, Held, QpCore, QpState, Side, Timer};
+pub(super) use core::{Held, QpCore, QpState, RungBy, Side, Timer};
 pub use destination::Destination;
 pub use device::Device;
 pub(super) use device::{Flusher, Flushes};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{Device, Qp, QpConfig, Sge};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::Region;
-use crate::nic::{Access, LANES, MrKeys, Nic, PdId, RemoteMemory};
+use crate::nic::{Access, MrKeys, Nic, PdId, RAILS, RemoteMemory};
 
 /// A protection domain: registrations and queue pairs of one work together.
 #[derive(Clone)]
@@ -22,7 +22,7 @@ pub(crate) struct PdInner {
     nic: Arc<dyn Nic>,
     id: PdId,
     /// Where its keys stand in records.
-    lane: u8,
+    rail: u8,
 }
 
 impl Drop for PdInner {
@@ -38,11 +38,11 @@ impl fmt::Debug for Pd {
 }
 
 impl Pd {
-    pub(super) fn new(device: &Device, lane: u8) -> Result<Pd> {
+    pub(super) fn new(device: &Device, rail: u8) -> Result<Pd> {
         let nic = Arc::clone(device.nic());
         let id = nic.alloc_pd()?;
         Ok(Pd {
-            inner: Arc::new(PdInner { nic, id, lane }),
+            inner: Arc::new(PdInner { nic, id, rail }),
             device: device.clone(),
         })
     }
@@ -60,9 +60,9 @@ impl Pd {
         self.inner.id
     }
 
-    /// Which of several [`Lanes`](crate::rdma::Lanes) it is of; 0 if it was made by a device alone.
-    pub fn lane(&self) -> u8 {
-        self.inner.lane
+    /// Which of several [`Rails`](crate::rdma::Rails) it is of; 0 if it was made by a device alone.
+    pub fn rail(&self) -> u8 {
+        self.inner.rail
     }
 
     /// Registers a whole region with the NIC.
@@ -202,8 +202,8 @@ impl Mr {
 
     /// The record by which a peer names it.
     pub fn remote(&self) -> RemoteMemory {
-        let mut rkeys = [None; LANES];
-        rkeys[usize::from(self.0.pd.lane)] = Some(self.0.keys.rkey);
+        let mut rkeys = [None; RAILS];
+        rkeys[usize::from(self.0.pd.rail)] = Some(self.0.keys.rkey);
         RemoteMemory {
             addr: self.0.region.addr().0,
             len: self.0.region.len() as u64,

@@ -7,7 +7,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{SendWqe, WqeFlags};
 
-use super::core::{EndpointKind, QpCore};
+use super::core::{QpCore, RungBy};
 use super::locked::let_go;
 use super::{Qp, QpState, ReceiveRequest, SendRequest};
 use crate::error::{Error, Kind, Result};
@@ -117,22 +117,20 @@ impl QpCore {
     /// Whether a stream has rung for everything below the request `posted`, behind whose
     /// entries the index is `index`.
     pub fn has_rung(&self, state: &QpState, index: u32, posted: u64) -> bool {
-        match self.kind {
-            EndpointKind::Ring => {
+        match self.rung_by {
+            RungBy::Poster => {
                 let record = self.places.record.cpu.load32(doorbell::SND);
                 doorbell::record_index(record) == index as u16
             }
-            EndpointKind::Proxy => state.rung >= posted,
+            RungBy::CpuThread => state.rung >= posted,
         }
     }
 
     /// Whether a stream has posted its receives up to this index.
     pub fn has_posted_receives(&self, index: u32) -> bool {
-        let written = match self.kind {
-            EndpointKind::Ring => {
-                doorbell::record_index(self.places.record.cpu.load32(doorbell::RCV))
-            }
-            EndpointKind::Proxy => self.places.recv.trigger.cpu.load32(0) as u16,
+        let written = match self.rung_by {
+            RungBy::Poster => doorbell::record_index(self.places.record.cpu.load32(doorbell::RCV)),
+            RungBy::CpuThread => self.places.recv.trigger.cpu.load32(0) as u16,
         };
         written == index as u16
     }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{self, AvSeg, FormatError, SendWqe};
 
-use super::core::EndpointKind;
+use super::core::RungBy;
 use super::destination::check_qkey;
 use super::locked::let_go;
 use super::{
-    Completion, Device, Endpoint, Life, Lowering, Pd, QpConfig, QpCore, QpState, ReceiveRequest,
+    Completion, Device, Doorbell, Life, Lowering, Pd, QpConfig, QpCore, QpState, ReceiveRequest,
     SendRequest, Sge, Work,
 };
 use crate::error::{Error, Kind, Result};
@@ -54,7 +54,7 @@ pub struct Qp {
     /// Whether a kernel may spin until a completion: the peer does not share this GPU from
     /// another process, which the GPU would run only in time slices beside it.
     pub(in crate::rdma) spin: bool,
-    /// The peer's lane that it is connected to.
+    /// The peer's rail that it is connected to.
     there: u8,
     pub(in crate::rdma) pd: Pd,
     /// The region that the send queue is in, and where.
@@ -72,11 +72,11 @@ impl fmt::Debug for Qp {
 
 impl Qp {
     pub(in crate::rdma) fn create(pd: &Pd, config: &QpConfig) -> Result<Qp> {
-        let endpoint = config.endpoint.resolve()?;
+        let doorbell = config.doorbell.resolve()?;
         // Kernels of a soft GPU run on a CPU: they win nothing.
         let costs = pd.device().gpu().caps().kernels && pd.device().gpu().identity() != 0;
-        let lowering = match (endpoint, config.lowering.resolve()?) {
-            (Endpoint::Proxy, _) => Lowering::MemOps,
+        let lowering = match (doorbell, config.lowering.resolve()?) {
+            (Doorbell::CpuThread, _) => Lowering::MemOps,
             (_, Lowering::Auto) if !costs => Lowering::MemOps,
             (_, lowering) => lowering,
         };
@@ -84,9 +84,9 @@ impl Qp {
             let what = format!("kernel lowering on {:?}", pd.device().gpu());
             return Err(Error::new("create queue pair", Kind::Unsupported, what));
         }
-        let kind = match endpoint {
-            Endpoint::Proxy => EndpointKind::Proxy,
-            _ => EndpointKind::Ring,
+        let kind = match doorbell {
+            Doorbell::CpuThread => RungBy::CpuThread,
+            _ => RungBy::Poster,
         };
         if let Transport::Ud { qkey } = config.transport {
             check_qkey(qkey, "create queue pair")?;
@@ -94,8 +94,8 @@ impl Qp {
         let built = super::build::build(pd, config, kind)?;
         let core = Arc::new(built.core);
         pd.device().watch().add(Arc::clone(&core));
-        if kind == EndpointKind::Proxy {
-            pd.device().serve_by_proxy(Arc::clone(&core));
+        if kind == RungBy::CpuThread {
+            pd.device().serve_by_cpu_thread(Arc::clone(&core));
         }
         Ok(Qp {
             core,
@@ -137,10 +137,10 @@ impl Qp {
     }
 
     /// Who rings the NIC for work that is posted on a stream.
-    pub fn endpoint(&self) -> Endpoint {
-        match self.core.kind {
-            EndpointKind::Ring => Endpoint::Ring,
-            EndpointKind::Proxy => Endpoint::Proxy,
+    pub fn doorbell(&self) -> Doorbell {
+        match self.core.rung_by {
+            RungBy::Poster => Doorbell::Direct,
+            RungBy::CpuThread => Doorbell::CpuThread,
         }
     }
 
@@ -170,7 +170,7 @@ impl Qp {
                 Transport::Rc => None,
                 Transport::Ud { qkey } => Some(qkey),
             },
-            lane: self.pd.lane(),
+            rail: self.pd.rail(),
         }
     }
 
@@ -196,7 +196,7 @@ impl Qp {
         let up = self.core.nic.connect_qp(self.core.qpn(), psn, peer);
         let up = self.core.went_up(OPERATION, up);
         up.map_err(|e| e.of(&self))?;
-        self.there = peer.lane;
+        self.there = peer.rail;
         self.spin = peer.gpu != self.core.gpu.identity() || peer.process == crate::nic::process();
         Ok(())
     }
@@ -329,15 +329,15 @@ impl Qp {
     /// # Errors
     /// `Invalid` for requests that cannot be encoded or lie outside their memory; `Foreign` and
     /// `NotRegistered` for memory that is not this protection domain's or not writable where
-    /// it must be, or for which the peer's lane has no key, or for a destination of another
+    /// it must be, or for which the peer's rail has no key, or for a destination of another
     /// protection domain; `QueueFull`, naming the limit, when there is no room now; `WrongState`
     /// and `Failed` if the queue pair is not connected (or active) or in error. On a queue pair of
     /// datagrams also `Invalid` for what is no SEND, has no destination, or is longer than
     /// [`Destination::max_len`](super::Destination::max_len); on others for a destination.
     pub fn prepare(&mut self, work: &Work<'_>) -> Result<SendRequest> {
         const OPERATION: &str = "prepare send";
-        let remote = work.remote(self.there).map_err(|lane| {
-            let what = format!("{self:?}: no key for the peer's lane {lane}");
+        let remote = work.remote(self.there).map_err(|rail| {
+            let what = format!("{self:?}: no key for the peer's rail {rail}");
             Error::new(OPERATION, Kind::NotRegistered, what)
         })?;
         let mut few = [wqe::Sge::default(); FEW_SGES];

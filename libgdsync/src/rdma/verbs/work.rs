@@ -170,15 +170,15 @@ impl<'a> Work<'a> {
         self
     }
 
-    /// Where it goes by the peer's `lane`.
+    /// Where it goes by the peer's `rail`.
     ///
     /// # Errors
-    /// The lane, if it has no key.
-    pub(crate) fn remote(&self, lane: u8) -> Result<Option<Remote>, u8> {
+    /// The rail, if it has no key.
+    pub(crate) fn remote(&self, rail: u8) -> Result<Option<Remote>, u8> {
         let Some(to) = &self.remote else {
             return Ok(None);
         };
-        let (addr, rkey) = (to.addr, to.rkey_of(lane).ok_or(lane)?);
+        let (addr, rkey) = (to.addr, to.rkey_of(rail).ok_or(rail)?);
         Ok(Some(Remote { addr, rkey }))
     }
 

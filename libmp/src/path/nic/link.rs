@@ -4,7 +4,7 @@
 //! CPU; each stream that sends or receives has another, so that a stream that waits holds up no
 //! other. Lanes open on first use: each side tells the other its end, whichever comes first.
 
-use gdsync::rdma::{Descriptor, Endpoint, Field, Qp, QpAddress, post_on};
+use gdsync::rdma::{Descriptor, Doorbell, Field, Qp, QpAddress, post_on};
 use gdsync::{Status, Stream};
 
 use super::{Keys, Nic, Put, Rights};
@@ -145,9 +145,9 @@ impl Link {
         self.lanes.get_mut(usize::from(lane))?.as_mut()
     }
 
-    /// Makes this side's end of a lane, rung by `endpoint`, if there is none. Answers what to tell
+    /// Makes this side's end of a lane, rung by `doorbell`, if there is none. Answers what to tell
     /// the peer of it.
-    pub fn make(&mut self, nic: &Nic, lane: u8, endpoint: Endpoint) -> Result<Option<Record>> {
+    pub fn make(&mut self, nic: &Nic, lane: u8, doorbell: Doorbell) -> Result<Option<Record>> {
         let at = usize::from(lane);
         if at >= LANES {
             let what = format!("lane {lane}");
@@ -161,11 +161,11 @@ impl Link {
         if self.lanes[at].is_some() {
             return Ok(None);
         }
-        let mut qp = nic.queue_pair(at, endpoint)?;
+        let mut qp = nic.queue_pair(at, doorbell)?;
         let address = qp.address();
         let mut mirror = None;
         if own {
-            let mut other = nic.queue_pair(at, endpoint)?;
+            let mut other = nic.queue_pair(at, doorbell)?;
             qp.connect(&other.address())?;
             other.connect(&address)?;
             mirror = Some(other);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use gdsync::Gpu;
 use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::rdma::{Access, Device, Endpoint, Mr, Pd, Qp, QpConfig};
+use gdsync::rdma::{Access, Device, Doorbell, Mr, Pd, Qp, QpConfig};
 
 use super::WordOrder;
 use crate::error::Result;
@@ -93,7 +93,7 @@ impl Nic {
         Ok(self.pd.register(region, access)?)
     }
 
-    fn queue_pair(&self, lane: usize, endpoint: Endpoint) -> Result<Qp> {
+    fn queue_pair(&self, lane: usize, doorbell: Doorbell) -> Result<Qp> {
         let mut config = self.queues.clone();
         if lane == 0 {
             // What the CPU posts is little and done soon.
@@ -101,7 +101,7 @@ impl Nic {
         }
         config.timeout = Some(self.timeout);
         config.error = Some(self.error.clone());
-        config.endpoint = endpoint;
+        config.doorbell = doorbell;
         Ok(self.pd.create_qp(&config)?)
     }
 }

@@ -5,15 +5,15 @@ use super::rig::{By, Rig};
 use super::{BYS, all_flags, shapes};
 use crate::Gpu;
 use crate::nic::{AhAttr, Nic as _, PortAddress, QpAddress};
-use crate::provider::rdma_core::tests::VendorQp;
-use crate::provider::rdma_core::{Handle, RdmaCoreNic};
+use crate::provider::mlx5::tests::VendorQp;
+use crate::provider::mlx5::{Handle, Mlx5Nic};
 use crate::rdma::{Destination, GRH, Pd, Source};
 use crate::virtual_nic::inside;
 
 /// Destinations, each by a call of the library's users, and the ways there by which libmlx5 sends:
 /// the own port; on InfiniBand also one of another subnet, and one that is answered to.
 pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destination, Handle)> {
-    let nic = RdmaCoreNic::open(gpu, None).unwrap();
+    let nic = Mlx5Nic::open(gpu, None).unwrap();
     let port = nic.port().expect("a real port");
     let address = QpAddress {
         node: 0,
@@ -23,7 +23,7 @@ pub(super) fn destinations(gpu: &Gpu, pd: &Pd, theirs: &VendorQp) -> Vec<(Destin
         process: 0,
         port: Some(port),
         qkey: Some(0x7654_3210),
-        lane: 0,
+        rail: 0,
     };
     let mut elsewhere = port.gid;
     elsewhere[7] ^= 1;

@@ -6,8 +6,8 @@ use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::wqe::{Atomic, WqeFlags};
 
 use crate::nic::RemoteSpan;
-use crate::provider::rdma_core::Handle;
-use crate::provider::rdma_core::tests::no_send;
+use crate::provider::mlx5::Handle;
+use crate::provider::mlx5::tests::no_send;
 use crate::rdma::{Destination, Mr, Sge, Work};
 
 const IBV_SEND_INLINE: u32 = 1 << 3;

@@ -15,9 +15,9 @@ use super::fields::{self, Field, Side};
 use super::request::{Data, Kind, Request, as_verbs};
 use crate::gpu::{Mapped, Stream};
 use crate::nic::{Access, Transport};
-use crate::provider::rdma_core::Handle;
-use crate::provider::rdma_core::tests::{Completions, Silence, VendorQp};
-use crate::rdma::{Descriptor, Destination, Device, Endpoint, Lowering, Mr, Qp, QpConfig, Work};
+use crate::provider::mlx5::Handle;
+use crate::provider::mlx5::tests::{Completions, Silence, VendorQp};
+use crate::rdma::{Descriptor, Destination, Device, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 use crate::ring::cq::ENTRY;
 use crate::status::Status;
 use crate::{Gpu, rdma::RemoteSpan};
@@ -201,7 +201,7 @@ impl Rig {
         recv_sges: u32,
     ) -> Rig {
         let gpu = Gpu::soft().unwrap();
-        let device = Device::rdma_core(&gpu).unwrap();
+        let device = Device::mlx5(&gpu).unwrap();
         let pd = device.alloc_pd().unwrap();
         // SAFETY: memory that stays mapped until the process ends.
         let region = unsafe { gpu.register_host(room(len), len as usize).unwrap() };
@@ -213,7 +213,7 @@ impl Rig {
             recv_sges,
             timeout: None,
             lowering: Lowering::MemOps,
-            endpoint: Endpoint::Ring,
+            doorbell: Doorbell::Direct,
             ..QpConfig::default()
         };
         let mut ours = pd.create_qp(&config).unwrap();

@@ -20,7 +20,7 @@ use mlx5_prm::opcode::CqeOpcode;
 
 use super::context::{Context, check};
 use super::handle::Handle;
-use super::{RdmaCoreNic, path};
+use super::{Mlx5Nic, path};
 use crate::gpu::{Gpu, Mapped};
 use crate::nic::{Access, AhAttr, Nic as _, PathConfig, PathSettings, QpAddress, Transport};
 use crate::ring::RingMemory as _;
@@ -167,7 +167,7 @@ impl VendorQp {
         entries: u32,
         recv_sges: u32,
     ) -> VendorQp {
-        let nic = RdmaCoreNic::open(gpu, None).unwrap();
+        let nic = Mlx5Nic::open(gpu, None).unwrap();
         let context = nic.context();
         let (verbs, mlx5) = (context.verbs(), Mlx5::get().unwrap());
         // SAFETY: objects of one open context, each checked before it is used.
@@ -287,14 +287,14 @@ impl VendorQp {
     }
 
     /// To the destination's port, as libmlx5 names it.
-    pub fn handle(&self, nic: &RdmaCoreNic, to: &AhAttr) -> Handle {
+    pub fn handle(&self, nic: &Mlx5Nic, to: &AhAttr) -> Handle {
         let attr = path::ah_attr(nic.port_used(), to, &settings()).unwrap();
         // SAFETY: a protection domain of this context, which is there as long as this.
         unsafe { Handle::make(self.context, self.pd, attr).unwrap() }
     }
 
     /// To itself.
-    fn connect(&mut self, nic: &RdmaCoreNic) {
+    fn connect(&mut self, nic: &Mlx5Nic) {
         let here = QpAddress {
             node: nic.node(),
             qpn: self.qpn(),
@@ -303,7 +303,7 @@ impl VendorQp {
             process: 0,
             port: nic.port(),
             qkey: None,
-            lane: 0,
+            rail: 0,
         };
         let port = nic.port_used();
         let up = match self.transport {

@@ -1,7 +1,7 @@
-//! The proxy: a CPU thread that posts what streams ask for.
+//! The CPU thread that rings: it posts what streams ask for.
 //!
 //! A stream posts by writing how many requests of the queue are to be posted into a *trigger*
-//! word, and waits on a *done* word that counts completed positions. The proxy looks at the
+//! word, and waits on a *done* word that counts completed positions. The CPU thread looks at the
 //! trigger words of its queue pairs, rings the NIC for what is new, reads completion entries, and
 //! publishes. A completion in error is counted only after its status is stored.
 
@@ -13,11 +13,11 @@ use mlx5_prm::doorbell;
 use super::{Life, QpCore};
 use crate::ring::RingMemory;
 
-/// The queue pairs that one proxy is going to serve.
+/// The queue pairs that one CPU thread is going to serve.
 #[derive(Clone, Default)]
-pub(crate) struct ProxyList(Arc<Mutex<Vec<Arc<QpCore>>>>);
+pub(crate) struct CpuThreadList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
-impl ProxyList {
+impl CpuThreadList {
     pub fn add(&self, core: Arc<QpCore>) {
         self.0
             .lock()
@@ -26,16 +26,16 @@ impl ProxyList {
     }
 }
 
-/// The proxy as a step machine.
-pub(crate) struct Proxy {
-    fresh: ProxyList,
+/// The CPU thread as a step machine.
+pub(crate) struct CpuThread {
+    fresh: CpuThreadList,
     served: Vec<Arc<QpCore>>,
     name: String,
 }
 
-impl Proxy {
-    pub fn new(fresh: ProxyList, name: String) -> Proxy {
-        Proxy {
+impl CpuThread {
+    pub fn new(fresh: CpuThreadList, name: String) -> CpuThread {
+        CpuThread {
             fresh,
             served: Vec::new(),
             name,
@@ -43,7 +43,7 @@ impl Proxy {
     }
 }
 
-impl Machine for Proxy {
+impl Machine for CpuThread {
     fn step(&mut self, _now: Time) -> Step {
         // Not locked while they are served.
         let mut fresh = self.fresh.0.lock().unwrap_or_else(PoisonError::into_inner);

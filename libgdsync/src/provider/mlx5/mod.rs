@@ -66,7 +66,7 @@ struct Alive {
 }
 
 /// One port of a NIC.
-pub(crate) struct RdmaCoreNic {
+pub(crate) struct Mlx5Nic {
     gpu: Gpu,
     context: &'static Context,
     port: Port,
@@ -77,25 +77,25 @@ pub(crate) struct RdmaCoreNic {
     told: Once,
 }
 
-impl RdmaCoreNic {
-    pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<RdmaCoreNic> {
-        RdmaCoreNic::choose(gpu, nic, true)
+impl Mlx5Nic {
+    pub fn open(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<Mlx5Nic> {
+        Mlx5Nic::choose(gpu, nic, true)
     }
 
-    /// As [`RdmaCoreNic::open`], of any maker. It makes no queue pairs.
-    pub fn open_any(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<RdmaCoreNic> {
-        RdmaCoreNic::choose(gpu, nic, false)
+    /// As [`Mlx5Nic::open`], of any maker. It makes no queue pairs.
+    pub fn open_any(gpu: &Gpu, nic: Option<&NicChoice>) -> Result<Mlx5Nic> {
+        Mlx5Nic::choose(gpu, nic, false)
     }
 
-    /// The ports that [`RdmaCoreNic::open`], if `direct`, or [`RdmaCoreNic::open_any`] may choose
+    /// The ports that [`Mlx5Nic::open`], if `direct`, or [`Mlx5Nic::open_any`] may choose
     /// among: those that are active, of the NICs nearest to the GPU.
     pub fn near(gpu: &Gpu, direct: bool) -> Result<Vec<NicChoice>> {
         port::near(gpu, direct)
     }
 
-    fn choose(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<RdmaCoreNic> {
+    fn choose(gpu: &Gpu, nic: Option<&NicChoice>, direct: bool) -> Result<Mlx5Nic> {
         let (context, port) = port::choose(gpu, nic, direct)?;
-        Ok(RdmaCoreNic {
+        Ok(Mlx5Nic {
             gpu: gpu.clone(),
             context,
             port,
@@ -171,9 +171,9 @@ impl RdmaCoreNic {
     }
 }
 
-impl Nic for RdmaCoreNic {
+impl Nic for Mlx5Nic {
     fn provider(&self) -> Provider {
-        Provider::RdmaCore
+        Provider::Mlx5
     }
 
     fn name(&self) -> &str {
