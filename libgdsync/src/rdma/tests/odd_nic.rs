@@ -8,8 +8,7 @@ use gds_step::Time;
 use crate::error::Result;
 use crate::gpu::{Gpu, MemoryKind, Region};
 use crate::nic::{
-    Access, Ah, AhAttr, Layout, MrKeys, Nic, PdId, PortAddress, Provider, QpAddress, QpMade,
-    QpObjects, QpRings, Report,
+    Access, Ah, AhAttr, MrKeys, Nic, PdId, QpAddress, QpMade, QpObjects, QpRings, Report,
 };
 use crate::provider::emulated::{EmulatedNic, EmulatedOptions};
 use crate::rdma::{Descriptor, Device, QpConfig, WaitOptions, Work};
@@ -36,14 +35,8 @@ impl OddNic {
         let (reads, gone) = (true, true);
         OddNic { nic, reads, gone }
     }
-}
 
-macro_rules! delegate {
-    ($($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
-        fn $name(&self, $($arg: $type),*) $(-> $result)? {
-            self.nic.$name($($arg),*)
-        }
-    )*};
+    fn note(&self, _call: &str) {}
 }
 
 impl Nic for OddNic {
@@ -55,29 +48,12 @@ impl Nic for OddNic {
         !self.gone && self.nic.modify_to_error(qpn)
     }
 
-    delegate! {
-        provider() -> Provider;
-        name() -> &str;
-        node() -> u64;
-        port() -> Option<PortAddress>;
-        layout() -> Layout;
-        alloc_pd() -> Result<PdId>;
-        dealloc_pd(id: PdId);
-        reg_mr(pd: PdId, region: &Region, access: Access) -> Result<MrKeys>;
-        dereg_mr(keys: MrKeys);
-        holds(region: &Region) -> usize;
-        create_qp(pd: PdId, rings: &QpRings<'_>) -> Result<QpMade>;
-        connect_qp(qpn: u32, psn: u32, peer: &QpAddress) -> Result<()>;
-        activate_qp(qpn: u32, psn: u32, qkey: u32) -> Result<()>;
-        create_ah(pd: PdId, to: &AhAttr) -> Result<Ah>;
-        destroy_ah(id: u64);
-        reset_qp(qpn: u32) -> Result<()>;
+    delegate_to_nic!();
+    delegate_to_nic! { @plain
         read_events(now: Time);
         reports() -> u32;
         report(qpn: u32, now: Time) -> Report;
         lose_qp(qpn: u32) -> bool;
-        cq_indices(objects: &QpObjects) -> Result<Option<(u64, u64)>>;
-        destroy_qp(objects: &QpObjects);
     }
 }
 

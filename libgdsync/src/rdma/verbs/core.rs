@@ -408,22 +408,14 @@ impl QpCore {
         };
         let (sent, received) = due(&mut send.cq, &mut recv.cq);
         if sent {
-            busy |= send_fault.tick(
-                &mut send.fifo,
-                &mut send.cq,
-                cause_of(Side::Send),
-                &mut sink,
-            );
+            let cause = cause_of(Side::Send);
+            busy |= send_fault.tick(&mut send.fifo, &mut send.cq, cause, &mut sink);
         }
         sink.statuses = &self.places.recv.statuses.cpu;
         sink.slots = u64::from(recv.fifo.room());
         if received {
-            busy |= recv_fault.tick(
-                &mut recv.fifo,
-                &mut recv.cq,
-                cause_of(Side::Receive),
-                &mut sink,
-            );
+            let cause = cause_of(Side::Receive);
+            busy |= recv_fault.tick(&mut recv.fifo, &mut recv.cq, cause, &mut sink);
         }
         if let (Transport::Ud { .. }, None, Some(status)) =
             (self.transport, *cause, send_fault.first())
@@ -435,16 +427,9 @@ impl QpCore {
         send.retire_with(|hold| let_go(hold, ended));
         recv.retire_with(|hold| let_go(hold, ended));
         if self.rung_by == RungBy::CpuThread {
-            self.places
-                .send
-                .done
-                .cpu
-                .store32(0, send.cq.completed() as u32);
-            self.places
-                .recv
-                .done
-                .cpu
-                .store32(0, recv.cq.completed() as u32);
+            let (sends, receives) = (&self.places.send.done, &self.places.recv.done);
+            sends.cpu.store32(0, send.cq.completed() as u32);
+            receives.cpu.store32(0, recv.cq.completed() as u32);
         }
         if busy || before != (send.fifo.retired(), recv.fifo.retired()) {
             // Streams may go on: the device thread should look.

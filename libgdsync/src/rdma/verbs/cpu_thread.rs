@@ -5,36 +5,25 @@
 //! trigger words of its queue pairs, rings the NIC for what is new, reads completion entries, and
 //! publishes. A completion in error is counted only after its status is stored.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gds_step::{Machine, Step, Time};
 use mlx5_prm::doorbell;
 
+use super::watch::WatchList;
 use super::{Life, QpCore};
 use crate::ring::RingMemory;
 
-/// The queue pairs that one CPU thread is going to serve.
-#[derive(Clone, Default)]
-pub(crate) struct CpuThreadList(Arc<Mutex<Vec<Arc<QpCore>>>>);
-
-impl CpuThreadList {
-    pub fn add(&self, core: Arc<QpCore>) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(core);
-    }
-}
-
 /// The CPU thread as a step machine.
 pub(crate) struct CpuThread {
-    fresh: CpuThreadList,
+    /// Those that it is going to serve.
+    fresh: WatchList,
     served: Vec<Arc<QpCore>>,
     name: String,
 }
 
 impl CpuThread {
-    pub fn new(fresh: CpuThreadList, name: String) -> CpuThread {
+    pub fn new(fresh: WatchList, name: String) -> CpuThread {
         CpuThread {
             fresh,
             served: Vec::new(),
@@ -46,7 +35,7 @@ impl CpuThread {
 impl Machine for CpuThread {
     fn step(&mut self, _now: Time) -> Step {
         // Not locked while they are served.
-        let mut fresh = self.fresh.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fresh = self.fresh.lock();
         self.served.append(&mut fresh);
         drop(fresh);
         self.served.retain(|core| !core.is(Life::Closed));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Shared, Step};
 
-use super::cpu_thread::{CpuThread, CpuThreadList};
+use super::cpu_thread::CpuThread;
 use super::watch::{FlushFaults, WatchList, Watcher};
 use super::{Life, Pd, QpCore};
 use crate::error::{Error, Kind, Result};
@@ -30,7 +30,7 @@ pub(in crate::rdma) struct DeviceInner {
     watcher: Shared<Watcher>,
     /// `None`: the caller steps the watcher.
     attached: Option<MachineId>,
-    rung_for: CpuThreadList,
+    rung_for: WatchList,
     /// Attached with the first queue pair that wants one.
     cpu_thread: OnceLock<MachineId>,
     flusher: Option<Arc<dyn Flusher>>,
@@ -90,7 +90,7 @@ impl Device {
         flushes: Flushes,
     ) -> Device {
         let host = gpu.host();
-        let rung_for = CpuThreadList::default();
+        let rung_for = WatchList::default();
         let name = watched.clone().unwrap_or_default();
         let watcher = Watcher::new(watch.clone(), Arc::clone(&nic), name);
         let watcher = Shared::new(watcher);

@@ -69,11 +69,7 @@ impl Qp {
         self.own(request.queue, OPERATION)?;
         let mut state = self.core.lock();
         if let Some(status) = state.failed() {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
+            return Err(self.failed(OPERATION, status));
         }
         self.known(&state, request.into(), OPERATION)?;
         let mark = state.recv.fifo.mark();

@@ -68,11 +68,7 @@ impl Qp {
         });
         match result? {
             Some(Status::SUCCESS) => Ok(()),
-            Some(status) => Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            )),
+            Some(status) => Err(self.failed(OPERATION, status)),
             None => Err(Error::new(
                 OPERATION,
                 Kind::Timeout,
@@ -90,11 +86,7 @@ impl Qp {
     pub fn received(&mut self, request: ReceiveRequest) -> Result<Received> {
         const OPERATION: &str = "read receive completion";
         if let Some(status) = self.poll(request)?.filter(|s| s.is_error()) {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
+            return Err(self.failed(OPERATION, status));
         }
         let state = self.core.lock();
         let cq = &state.recv.cq;

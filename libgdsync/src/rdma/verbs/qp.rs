@@ -20,6 +20,7 @@ use crate::memop::trace::Tracer;
 use crate::mutant::{self, Mutant};
 use crate::nic::{Access, QpAddress, Transport};
 use crate::ring::{Refusal, Ticket};
+use crate::status::Status;
 
 /// Most data segments of one request.
 pub(in crate::rdma) const MAX_SGE: usize = 30;
@@ -265,17 +266,18 @@ impl Qp {
         Ok(())
     }
 
+    /// The error of a call on a queue pair, or for a request, that failed.
+    pub(super) fn failed(&self, operation: &'static str, status: Status) -> Error {
+        Error::new(operation, Kind::Failed(status), format!("{self:?}"))
+    }
+
     pub(in crate::rdma) fn usable<'s>(
         &self,
         state: &'s mut QpState,
         operation: &'static str,
     ) -> Result<&'s mut QpState> {
         if let Some(status) = state.failed() {
-            return Err(Error::new(
-                operation,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
+            return Err(self.failed(operation, status));
         }
         if !state.connected {
             return Err(Error::new(
@@ -479,11 +481,7 @@ impl Qp {
         let mut guard = self.core.lock();
         // Receives may be posted before the queue pair is connected.
         if let Some(status) = guard.failed() {
-            return Err(Error::new(
-                OPERATION,
-                Kind::Failed(status),
-                format!("{self:?}"),
-            ));
+            return Err(self.failed(OPERATION, status));
         }
         let QpState { recv, ended, .. } = &mut *guard;
         let ticket = recv

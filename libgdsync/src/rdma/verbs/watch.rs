@@ -6,7 +6,7 @@
 //! `live` it runs about once a millisecond on a thread of its own.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
@@ -19,16 +19,17 @@ use crate::status::Status;
 /// How often queue pairs are visited.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// The queue pairs under watch.
+/// Queue pairs that are under watch, or about to be served.
 #[derive(Clone, Default)]
 pub(crate) struct WatchList(Arc<Mutex<Vec<Arc<QpCore>>>>);
 
 impl WatchList {
+    pub fn lock(&self) -> MutexGuard<'_, Vec<Arc<QpCore>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn add(&self, core: Arc<QpCore>) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(core);
+        self.lock().push(core);
     }
 
     /// The queue pairs that are not finished.
@@ -39,7 +40,7 @@ impl WatchList {
     }
 
     fn open_into(&self, open: &mut Vec<Arc<QpCore>>) {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.lock();
         open.extend(list.iter().filter(|core| !core.is(Life::Closed)).cloned());
     }
 }
@@ -113,7 +114,7 @@ impl Machine for Watcher {
             busy |= core.tick(now);
         }
         {
-            let mut list = self.list.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut list = self.list.lock();
             if list.iter().any(|core| core.is(Life::Closed)) {
                 let (closed, open) = list.drain(..).partition(|core| core.is(Life::Closed));
                 finished = closed;
