@@ -65,7 +65,7 @@
 //! Everything is `Send`. GPUs, streams, memory, devices and registrations are `Sync`; a queue pair
 //! has one owner, since its calls take `&mut self`. Each device has a background thread, its
 //! watcher, which visits the device's queue pairs about once a millisecond; the software devices
-//! have a thread of their own, and the proxy one where it is used.
+//! have a thread of their own, and the CPU thread that rings for streams one where it is used.
 //!
 //! # Environment
 //! `GDS_TRACE`, `GDS_LOWER`, `GDS_CONSISTENCY`, `GDS_PROVIDER`, `GDS_DOORBELL`, `GDS_NIC`,

@@ -2,6 +2,7 @@
 //! addresses its datagrams, [`span`] is memory as it sees it.
 
 mod nodes;
+mod options;
 mod span;
 
 use std::collections::BTreeMap;
@@ -12,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gds_step::Live;
 use gds_step::{Bell, Host, Lane, Machine, MachineId, Shared, Step, Time};
-use vmlx5::fabric::faults::Faults;
-use vmlx5::fabric::hub::Hub;
 use vmlx5::fabric::shm::{ShmConfig, ShmFabric};
 
 use self::nodes::Nodes;
+use self::options::faults_of_environment;
+pub use self::options::{EmulatedOptions, Fabric};
 use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Region};
 use crate::nic::{
@@ -34,51 +35,6 @@ const MAX_RD_ATOMIC: u8 = 16;
 /// The one partition that virtual NICs are members of, and the bit of a full member.
 const PARTITION: u16 = 0xffff;
 const MEMBER: u16 = 0x8000;
-
-/// What connects virtual NICs.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub enum Fabric {
-    /// Processes of one host, by shared memory.
-    #[default]
-    Host,
-    /// NICs of one process that share this hub; with its links under the hub's control.
-    Hub(Hub),
-}
-
-impl fmt::Debug for Fabric {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Fabric::Host => "host",
-            Fabric::Hub(_) => "hub",
-        })
-    }
-}
-
-/// How a virtual NIC is made.
-#[derive(Clone, Debug, Default)]
-pub struct EmulatedOptions {
-    /// What it is plugged into.
-    pub fabric: Fabric,
-    /// What happens to what it sends and receives. Default: what `GDS_FAULTS` says, if anything.
-    pub faults: Option<Faults>,
-}
-
-/// What `GDS_FAULTS` says.
-fn faults_of_environment() -> Result<Option<Faults>> {
-    const NAME: &str = "GDS_FAULTS";
-    let Ok(words) = std::env::var(NAME) else {
-        return Ok(None);
-    };
-    if words.is_empty() {
-        return Ok(None);
-    }
-    let faults = words.parse().map_err(|why| {
-        let what = format!("{NAME}: {why}");
-        Error::new("read environment", Kind::Invalid, what)
-    })?;
-    Ok(Some(faults))
-}
 
 /// What the NIC has for one queue pair.
 struct Owned {
@@ -580,6 +536,8 @@ fn refused(operation: &'static str, e: vmlx5::NicError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use vmlx5::fabric::hub::Hub;
+
     use super::*;
     use crate::gpu::MemoryKind;
 

@@ -82,7 +82,7 @@ pub(super) fn attributes(context: &Context) -> Result<ibv_device_attr> {
     let verbs = context.verbs();
     // SAFETY: an open context and a place to write to.
     let answer = unsafe { (verbs.ibv_query_device)(context.raw(), attr.as_mut_ptr()) };
-    check(answer, "open proxy device", "what the device is like")?;
+    check(answer, super::OPEN, "what the device is like")?;
     // SAFETY: numbers, of which all zeros are some.
     Ok(unsafe { attr.assume_init() })
 }

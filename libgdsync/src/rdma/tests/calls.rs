@@ -316,7 +316,7 @@ fn close_returns_after_idle_queue_pairs_are_destroyed() {
     device.close(LIMIT).unwrap();
 }
 
-/// One thread is the proxy of all NICs.
+/// One CPU thread rings for all NICs.
 #[test]
 fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
     let config = QpConfig {
@@ -349,7 +349,7 @@ fn the_proxy_goes_on_for_others_while_a_nic_hangs() {
     other.a.post_on(&stream, &post).unwrap();
     let passed = stream.synchronize(Duration::from_secs(5)).unwrap();
     drop(hanging);
-    assert!(passed, "the proxy stands in a call of another NIC");
+    assert!(passed, "the CPU thread is held up by a call of another NIC");
 }
 
 /// The NIC reads the doorbell record when it likes, also for an earlier doorbell: so a request may

@@ -185,7 +185,7 @@ pub(crate) struct QpState {
     /// What the NIC reported about this queue pair.
     pub(in crate::rdma) reported: Option<Report>,
     /// The oldest incomplete position whose doorbell was rung, and since when.
-    oldest: Option<(u64, Time)>,
+    pub(super) oldest: Option<(u64, Time)>,
 }
 
 struct Publisher<'a> {
@@ -338,41 +338,6 @@ impl QpCore {
         self.life.load(Ordering::Acquire) == life as u8
     }
 
-    /// The watcher's visit. Returns whether anything was done.
-    pub fn tick(&self, now: Time) -> bool {
-        if self.is(Life::Leaving) {
-            return self.leave();
-        }
-        let Some(mut state) = self.try_lock() else {
-            return false;
-        };
-        if self.is(Life::Closed) || state.under_way {
-            return false;
-        }
-        let mut busy = self.settle(&mut state);
-        busy |= self.heed_reports(&mut state, now);
-        busy |= self.watch_timers(&mut state, now);
-        if self.is(Life::Closing) {
-            state.take_prepared_back();
-            self.drain(&mut state);
-            if self.is_idle(&state) {
-                state.under_way = true;
-                let rung = state.rung_by_streams;
-                drop(state);
-                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
-                *ends = rung.then(|| self.gpu.runtime().ends());
-                drop(ends);
-                // Stored after the call of the NIC: when `close` returns, a queue pair that no
-                // stream rang for is destroyed.
-                if !self.leave() {
-                    self.advance(Life::Leaving);
-                }
-                return true;
-            }
-        }
-        busy
-    }
-
     /// Retires what is complete, attributes what has failed, releases streams.
     pub fn settle(&self, state: &mut QpState) -> bool {
         let faults = self.flushes.fault.count();
@@ -455,78 +420,6 @@ impl QpCore {
     /// Whether the library is about to call the NIC for this queue pair, or has not returned.
     pub fn calls_nic(&self, state: &QpState) -> bool {
         state.fails || state.under_way || self.letting_go.load(Ordering::Acquire) != 0
-    }
-
-    fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {
-        if state.failed().is_some() {
-            return false;
-        }
-        let overdue = match self.send_is_overdue(state, now) {
-            true => Some(Side::Send),
-            false => self.overdue_wait(state, now),
-        };
-        if let Some(side) = overdue {
-            self.fail(state, side, Status::TIMEOUT);
-        }
-        overdue.is_some()
-    }
-
-    /// Whether the oldest completion whose doorbell was rung is older than the time limit.
-    fn send_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
-        let Some(limit) = self.timeout else {
-            return false;
-        };
-        let cq = &state.send.cq;
-        let position = cq.completed();
-        let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
-        let waiting = position < cq.next()
-            && state
-                .send
-                .fifo
-                .slot(cq.ticket(position))
-                .is_some_and(|slot| {
-                    let end = slot.start.wrapping_add(slot.blocks) as u16;
-                    (rung.wrapping_sub(end) as i16) >= 0
-                });
-        if !waiting {
-            state.oldest = None;
-            return false;
-        }
-        match state.oldest {
-            Some((p, since)) if p == position => now.since(since) >= limit,
-            _ => {
-                state.oldest = Some((position, now));
-                false
-            }
-        }
-    }
-
-    /// Which side's wait a stream has stood at for longer than that wait's limit, if any.
-    fn overdue_wait(&self, state: &mut QpState, now: Time) -> Option<Side> {
-        let QpState {
-            send, recv, timers, ..
-        } = state;
-        let mut overdue = None;
-        timers.retain_mut(|timer| {
-            let (completed, places) = match timer.side {
-                Side::Send => (send.cq.completed(), &self.places.send),
-                Side::Receive => (recv.cq.completed(), &self.places.recv),
-            };
-            if completed > timer.position {
-                return false;
-            }
-            let arrived = places.arrived.cpu.load32(4 * timer.waiter);
-            // Not "or later": a stream that has arrived at a later wait has passed this one, and
-            // the word may be that of a wait with a limit any number of waits ago.
-            if arrived == timer.mark {
-                let since = *timer.since.get_or_insert(now);
-                if now.since(since) >= timer.limit {
-                    overdue = Some(timer.side);
-                }
-            }
-            true
-        });
-        overdue
     }
 
     /// Puts the queue pair in error for a reason of the library's own. What is outstanding is

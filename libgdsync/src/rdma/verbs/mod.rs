@@ -10,6 +10,7 @@ mod core;
 mod cpu_thread;
 mod destination;
 mod device;
+mod errors;
 mod events;
 mod field;
 mod header;

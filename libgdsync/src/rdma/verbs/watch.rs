@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Machine, Step, Time};
+use mlx5_prm::doorbell;
 
-use super::{Life, QpCore};
+use super::{Life, QpCore, QpState, Side};
 use crate::nic::Nic;
 use crate::ring::RingMemory;
 use crate::status::Status;
@@ -131,5 +132,114 @@ impl Machine for Watcher {
 
     fn name(&self) -> String {
         self.name.clone()
+    }
+}
+
+impl QpCore {
+    /// The watcher's visit. Returns whether anything was done.
+    pub fn tick(&self, now: Time) -> bool {
+        if self.is(Life::Leaving) {
+            return self.leave();
+        }
+        let Some(mut state) = self.try_lock() else {
+            return false;
+        };
+        if self.is(Life::Closed) || state.under_way {
+            return false;
+        }
+        let mut busy = self.settle(&mut state);
+        busy |= self.heed_reports(&mut state, now);
+        busy |= self.watch_timers(&mut state, now);
+        if self.is(Life::Closing) {
+            state.take_prepared_back();
+            self.drain(&mut state);
+            if self.is_idle(&state) {
+                state.under_way = true;
+                let rung = state.rung_by_streams;
+                drop(state);
+                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+                *ends = rung.then(|| self.gpu.runtime().ends());
+                drop(ends);
+                // Stored after the call of the NIC: when `close` returns, a queue pair that no
+                // stream rang for is destroyed.
+                if !self.leave() {
+                    self.advance(Life::Leaving);
+                }
+                return true;
+            }
+        }
+        busy
+    }
+
+    fn watch_timers(&self, state: &mut QpState, now: Time) -> bool {
+        if state.failed().is_some() {
+            return false;
+        }
+        let overdue = match self.send_is_overdue(state, now) {
+            true => Some(Side::Send),
+            false => self.overdue_wait(state, now),
+        };
+        if let Some(side) = overdue {
+            self.fail(state, side, Status::TIMEOUT);
+        }
+        overdue.is_some()
+    }
+
+    /// Whether the oldest completion whose doorbell was rung is older than the time limit.
+    fn send_is_overdue(&self, state: &mut QpState, now: Time) -> bool {
+        let Some(limit) = self.timeout else {
+            return false;
+        };
+        let cq = &state.send.cq;
+        let position = cq.completed();
+        let rung = doorbell::record_index(self.places.record.cpu.load32(doorbell::SND));
+        let waiting = position < cq.next()
+            && state
+                .send
+                .fifo
+                .slot(cq.ticket(position))
+                .is_some_and(|slot| {
+                    let end = slot.start.wrapping_add(slot.blocks) as u16;
+                    (rung.wrapping_sub(end) as i16) >= 0
+                });
+        if !waiting {
+            state.oldest = None;
+            return false;
+        }
+        match state.oldest {
+            Some((p, since)) if p == position => now.since(since) >= limit,
+            _ => {
+                state.oldest = Some((position, now));
+                false
+            }
+        }
+    }
+
+    /// Which side's wait a stream has stood at for longer than that wait's limit, if any.
+    fn overdue_wait(&self, state: &mut QpState, now: Time) -> Option<Side> {
+        let QpState {
+            send, recv, timers, ..
+        } = state;
+        let mut overdue = None;
+        timers.retain_mut(|timer| {
+            let (completed, places) = match timer.side {
+                Side::Send => (send.cq.completed(), &self.places.send),
+                Side::Receive => (recv.cq.completed(), &self.places.recv),
+            };
+            if completed > timer.position {
+                return false;
+            }
+            let arrived = places.arrived.cpu.load32(4 * timer.waiter);
+            // Not "or later": a stream that has arrived at a later wait has passed this one, and
+            // the word may be that of a wait with a limit any number of waits ago.
+            if arrived == timer.mark {
+                let since = *timer.since.get_or_insert(now);
+                if now.since(since) >= timer.limit {
+                    overdue = Some(timer.side);
+                }
+            }
+            true
+        });
+        overdue
     }
 }

@@ -188,7 +188,7 @@ fn request(
     }))
 }
 
-/// Every request tells the proxy of its end.
+/// Every request tells the thread of its end.
 fn flags(flags: WqeFlags) -> c_uint {
     let mut out = IBV_SEND_SIGNALED;
     if flags.fence {
