@@ -167,8 +167,8 @@ impl Mr {
         if last { Ok(()) } else { Err(self) }
     }
 
-    /// Ends the registration and gives the buffer back that [`Gpu::adopt_vec`] took, once nothing
-    /// else can reach it: as [`Region::into_vec`], which also waits until this is the last handle
+    /// Ends the registration and gives the buffer back that
+    /// [`Gpu::adopt_vec`](crate::Gpu::adopt_vec) took, once nothing else can reach it: as [`Region::into_vec`], which also waits until this is the last handle
     /// on the registration and no request in flight names it.
     ///
     /// # Errors
