@@ -13,7 +13,8 @@ usage: ./build.sh COMMAND [ARGUMENTS]
   test  [STEP..] every test; steps: unit mutants interop fuzz rdma vm asan
   test --long [STEP..]
                  what takes too long for every change; steps: matrix (of messages, whole) seeds soak
-  check [STEP..] what needs no test run; steps: lock fmt clippy doc env licences kernels
+  check [STEP..] what needs no test run; steps: lock fmt clippy doc layers env licences
+                 kernels
   bench [ARGS]   the benchmark suite (mpbench suite ARGS), results in benches/results/
   kernels        regenerates the kernels for CUDA: the folders device/ptx
   doctor [ARGS]  what this machine offers, what would be used, what is missing (--json)
@@ -113,7 +114,7 @@ need_component() {
         die "cargo $1 is missing; install it with: rustup component add $2"
 }
 
-CHECK_STEPS="lock fmt clippy doc env licences kernels"
+CHECK_STEPS="lock fmt clippy doc layers env licences kernels"
 TEST_STEPS="unit mutants interop fuzz rdma vm asan"
 LONG_STEPS="matrix seeds soak"
 
@@ -193,6 +194,11 @@ step_clippy() {
 step_doc() {
     say "doc: documentation of the workspace, warnings are errors"
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+}
+
+step_layers() {
+    say "layers: folders use each other in one direction, and the README shows them as they are"
+    cargo run -q -p layers -- README.md
 }
 
 step_env() {

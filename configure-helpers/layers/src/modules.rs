@@ -159,7 +159,13 @@ fn summary(attributes: &[Attribute]) -> String {
         .map(|line| line.trim().to_owned())
         .take_while(|line| !line.is_empty())
         .collect();
-    let text = first.join(" ");
+    let mut text = first.join(" ");
+    // Of a link, its text.
+    while let Some(start) = text.find("](")
+        && let Some(len) = text[start..].find(')')
+    {
+        text.replace_range(start..=start + len, "");
+    }
     let end = text.find(". ").unwrap_or(text.len());
     text[..end]
         .trim_end_matches(['.', ':'])

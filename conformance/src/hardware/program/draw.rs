@@ -7,6 +7,8 @@ use super::{Hazards, Settings};
 
 /// Most bytes of a payload.
 pub const LONGEST: usize = 4096;
+/// Bytes behind a payload that no message may change.
+pub const GUARD: usize = 64;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -254,7 +256,7 @@ fn odd(rng: &mut Rng, hazards: &Hazards, step: &Step) -> Odd {
                 true => [step.len; 2],
                 false => cuts(rng, step.len),
             },
-            cuts(rng, step.len + super::play::GUARD),
+            cuts(rng, step.len + GUARD),
         ],
         fenced: one_in(rng, 6),
         by_cpu,

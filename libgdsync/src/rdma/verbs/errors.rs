@@ -2,7 +2,7 @@
 
 use mlx5_prm::wqe::{self, FormatError};
 
-use super::{Completion, Qp, QpState, Side};
+use super::{Completion, Qp, QpState};
 use crate::error::{Error, Kind, Result};
 use crate::ring::Refusal;
 use crate::status::Status;
@@ -46,11 +46,9 @@ impl Qp {
         request: Completion,
         operation: &'static str,
     ) -> Result<()> {
-        match request.side {
-            Side::Send => state.send.fifo.check_serial(request.ticket, request.serial),
-            Side::Receive => state.recv.fifo.check_serial(request.ticket, request.serial),
-        }
-        .map_err(|e| self.refused(operation, e))
+        let fifo = state.fifo(request.side);
+        fifo.check_serial(request.ticket, request.serial)
+            .map_err(|e| self.refused(operation, e))
     }
 
     pub(in crate::rdma) fn refused(&self, operation: &'static str, refusal: Refusal) -> Error {

@@ -2,8 +2,8 @@
 
 use gdsync::gpu::Region;
 
-use super::{FILL, GUARD, Play, SEEN, SLOT, TAKEN, seeds};
-use crate::hardware::program::draw::Words;
+use super::{FILL, Play, SEEN, SLOT, TAKEN, seeds};
+use crate::hardware::program::draw::{GUARD, Words};
 use crate::live::rig::expected;
 use crate::live::verdict::{Verdict, ensure};
 

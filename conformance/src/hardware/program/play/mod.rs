@@ -18,14 +18,12 @@ use gdsync::rdma::{Completion, Descriptor, Mr, Qp, ReceiveRequest, SendRequest, 
 use gdsync::{Kind, Status};
 
 use super::Settings;
-use super::draw::{Ink, LONGEST, Operation, Step, Wait, draw};
+use super::draw::{GUARD, Ink, LONGEST, Operation, Step, Wait, draw};
 use super::todo::Todo;
 use crate::live::limits::time_limit;
 use crate::live::rig::{Finding, Pair, Rig, expected, finish};
 use crate::live::verdict::{Verdict, ensure, refused, text};
 
-/// Bytes behind a payload that nobody may touch.
-pub const GUARD: usize = 64;
 /// Room for one message.
 const SLOT: usize = LONGEST + GUARD;
 /// Messages that have a place of their own, without hazards; even, so that streams that take turns

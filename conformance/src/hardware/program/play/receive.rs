@@ -3,7 +3,8 @@
 use gdsync::Kind;
 use gdsync::rdma::{ReceiveRequest, Sge};
 
-use super::{GUARD, Play, pieces};
+use super::{Play, pieces};
+use crate::hardware::program::draw::GUARD;
 use crate::hardware::program::todo::Todo;
 use crate::live::limits::time_limit;
 use crate::live::rig::{retry, retry_while};
