@@ -5,8 +5,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use gdsync::gpu::{MemoryKind, Stream, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Stream, Word32};
 use gdsync::rdma::{Descriptor, post_on};
 use gdsync::{Gpu, Status};
 

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use gdsync::gpu::Word64;
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{Descriptor, Mr, Qp, RemoteMemory, SendRequest, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -3,8 +3,7 @@
 
 use mp::Result;
 use mp::gdsync::Gpu;
-use mp::gdsync::gpu::{Kernel, KernelImage, Stream};
-use mp::gdsync::memop::DevicePtr;
+use mp::gdsync::gpu::{DevicePtr, Kernel, KernelImage, Stream};
 use zerocopy::{Immutable, IntoBytes};
 
 static KERNELS: KernelImage = mp::gdsync::kernel_image!("examples_kernels");

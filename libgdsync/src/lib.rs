@@ -38,7 +38,6 @@
 //! # The rooms
 //! - [`gpu`]: GPUs, streams, memory that GPU, NIC and CPU share.
 //! - [`rdma`]: devices, registrations, queue pairs, requests, lists of descriptors.
-//! - [`memop`]: the vocabulary of memory operations, and readable traces of what is submitted.
 //!
 //! # Order
 //! A send queue is a FIFO. Requests are posted in the order in which they were prepared, by the
@@ -81,6 +80,7 @@ pub mod kernels;
 pub mod launcher {
     pub use gdsync_sys::launcher::rank;
 }
+#[doc(hidden)]
 pub mod memop;
 #[doc(hidden)]
 pub mod mutant;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use gdsync::memop::Condition;
+use gdsync::gpu::Condition;
 
 const SOON: Duration = Duration::from_millis(5);
 

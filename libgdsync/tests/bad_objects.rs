@@ -6,7 +6,8 @@ mod common;
 use std::process::Command;
 
 use common::*;
-use gdsync::memop::{Batch, DevicePtr, Op, Width};
+use gdsync::gpu::DevicePtr;
+use gdsync::memop::{Batch, Op, Width};
 use gdsync::rdma::{QpAddress, RAILS, RemoteMemory};
 
 #[test]

@@ -9,7 +9,7 @@ mod standin;
 mod trace;
 
 use common::*;
-use gdsync::memop::Caps;
+use gdsync::gpu::Caps;
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, small};
 use standin::{Control, Variant, cases, inside};
 use trace::Calls;

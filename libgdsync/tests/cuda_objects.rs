@@ -10,9 +10,8 @@ use std::ffi::c_void;
 
 use application::{driver, make_current, ok, post, retained, writes};
 use common::*;
-use gdsync::gpu::{KERNELS, SharedMemory};
+use gdsync::gpu::{DevicePtr, KERNELS, SharedMemory};
 use gdsync::kernels::{Fill, Report, Verify};
-use gdsync::memop::DevicePtr;
 use gdsync_sys::cuda::consts;
 use gdsync_sys::cuda::types::{CUcontext, CUstream};
 use standin::{Control, Variant, inside, until};

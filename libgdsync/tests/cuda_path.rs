@@ -8,7 +8,7 @@ mod whole_path;
 
 use MemoryKind::{Device as Dev, Pinned as Pin};
 use common::*;
-use gdsync::memop::Condition;
+use gdsync::gpu::Condition;
 use standin::{Control, Variant, cases, inside, until};
 
 fn pair(config: &QpConfig) -> Pair {

@@ -7,7 +7,7 @@ mod common;
 mod golden_rig;
 
 use common::*;
-use gdsync::memop::Caps;
+use gdsync::gpu::Caps;
 use golden_rig::{Watch, by_kernel, by_proxy, cuda, renumber, small};
 
 /// The GPU's own tracer.

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use common::{LIMIT, ranks_with};
 use gds_step::{ThreadTime, thread_times};
-use gdsync::gpu::MemoryKind;
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, QpConfig, post_on};
 use mp::{Full, Progress};
 

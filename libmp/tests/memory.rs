@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use common::{LIMIT, pattern, ranks};
-use gdsync::gpu::{MemoryKind, Region, Stream, Word32};
-use gdsync::memop::{Condition, DevicePtr};
+use gdsync::gpu::{Condition, DevicePtr, MemoryKind, Region, Stream, Word32};
 use gdsync::rdma::{Access, Descriptor, QpConfig};
 use mp::{Context, Kind, Memory};
 

@@ -381,7 +381,7 @@ fn buffers_and_bare_addresses_carry_messages() {
         let peer = 1 - ctx.rank();
         let memory = ctx.adopt_vec(pattern(ctx.rank(), 0, 5000)).unwrap();
         let mut into = vec![0u8; 6000];
-        let at = gdsync::memop::DevicePtr(into.as_mut_ptr() as u64 + 500);
+        let at = gdsync::gpu::DevicePtr(into.as_mut_ptr() as u64 + 500);
         // SAFETY: `into` lives to the end, and nobody uses it before the message is there.
         let slice = unsafe { ctx.slice_at(at, 5000) }.unwrap();
         let recv = ctx.irecv(peer, 1, &slice).unwrap();
@@ -390,7 +390,7 @@ fn buffers_and_bare_addresses_carry_messages() {
         assert_eq!(into[500..5500], pattern(peer, 0, 5000));
         assert!(into[..500].iter().chain(&into[5500..]).all(|b| *b == 0));
         // Known memory is found again, whoever asks for which part of it.
-        let inner = gdsync::memop::DevicePtr(memory.region().addr().0 + 10);
+        let inner = gdsync::gpu::DevicePtr(memory.region().addr().0 + 10);
         // SAFETY: it lies in memory that a handle is held on.
         let again = unsafe { ctx.slice_at(inner, 100) }.unwrap();
         assert_eq!((again.offset(), again.len()), (10, 100));
@@ -418,7 +418,7 @@ fn words_are_a_requests_as_long_as_a_stream_needs_them() {
         let (first, late) = (ctx.gpu().stream().unwrap(), ctx.gpu().stream().unwrap());
         let hold = gdsync::rdma::Descriptor::WaitValue32 {
             word: &word,
-            condition: gdsync::memop::Condition::Geq,
+            condition: gdsync::gpu::Condition::Geq,
             value: 1,
             flush: false,
         };

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use gdsync::gpu::{Region, Stream, Word32, Word64};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, Region, Stream, Word32, Word64};
 use gdsync::rdma::{Descriptor, post_on};
 use gdsync::{Gpu, Kind};
 use serde::Serialize;

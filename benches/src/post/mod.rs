@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use gdsync::gpu::{MemoryKind, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Word32};
 use gdsync::rdma::{Descriptor, SendRequest};
 use serde::Serialize;
 use serde_json::json;

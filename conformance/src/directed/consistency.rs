@@ -3,8 +3,7 @@
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{Consistency, MemoryKind};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, Consistency, MemoryKind};
 use gdsync::rdma::{Descriptor, QpConfig, Work};
 use softgpu::Weak;
 

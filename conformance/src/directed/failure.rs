@@ -7,8 +7,7 @@
 
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
-use gdsync::gpu::{MemoryKind, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Word32};
 use gdsync::rdma::{
     Access, Descriptor, Doorbell, Field, Mr, Qp, QpConfig, ReceiveRequest, RemoteMemory,
     SendRequest, Work,

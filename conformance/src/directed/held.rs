@@ -4,8 +4,7 @@
 use fastrand::Rng;
 use gds_sim::{SimError, SimReport};
 use gdsync::Kind;
-use gdsync::gpu::MemoryKind;
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Descriptor, Doorbell, QpConfig, Work};
 
 use super::{LONG, config, weak};

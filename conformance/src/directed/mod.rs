@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::gpu::{MemoryKind, Stream};
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, MemoryKind, Stream};
 use gdsync::rdma::{Descriptor, Doorbell, Lowering, Mr, Qp, QpConfig, Work};
 
 use crate::world::{LIMIT, Place, Rank};

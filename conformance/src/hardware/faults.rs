@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::memop::{Batch, Condition, Op, Width};
+use gdsync::gpu::{Condition, MemoryKind};
+use gdsync::memop::{Batch, Op, Width};
 use gdsync::rdma::{Access, Descriptor, Qp, QpConfig, SendRequest, Work};
 use gdsync::{Kind, Status};
 

@@ -1,11 +1,10 @@
 //! The library's own kernels against memory laid out by hand: what they write and where, and
 //! what they leave alone.
 
-use gdsync::gpu::{Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
+use gdsync::gpu::{DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream};
 use gdsync::kernels::{
     Entry, Fill, QueueState, Report, Trigger, TriggerQueue, Verify, Wait, Waited, WaiterState,
 };
-use gdsync::memop::DevicePtr;
 
 use crate::live::rig::{Rig, expected, finish};
 use crate::live::verdict::{Verdict, ensure};

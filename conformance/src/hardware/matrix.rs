@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use gds_step::{Host, Live};
 use gdsync::Gpu;
+use gdsync::gpu::Caps;
 use gdsync::gpu::soft::SoftOptions;
-use gdsync::memop::Caps;
 use gdsync::rdma::{Provider, QpConfig};
 use libtest_mimic::Arguments;
 

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use gdsync::gpu::{Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32};
+use gdsync::gpu::{
+    Condition, DevicePtr, Dims, KERNELS, Kernel, MemoryKind, Region, Stream, Word32,
+};
 use gdsync::kernels::{Fill, Report, Verify, pattern};
-use gdsync::memop::{Condition, DevicePtr};
 use gdsync::rdma::{Access, Descriptor, Device, Mr, Pd, Provider, Qp, QpConfig, WaitOptions, Work};
 use gdsync::{Gpu, Kind};
 

@@ -41,8 +41,7 @@ use cudarc::driver::{
     CudaContext, CudaSlice, CudaStream, DevicePtr as _, PinnedHostSlice, ValidAsZeroBits,
 };
 use gdsync::Gpu;
-use gdsync::gpu::Region;
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, Region};
 
 use error::cuda;
 pub use error::{Error, Result};

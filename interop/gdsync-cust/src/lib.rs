@@ -39,8 +39,7 @@ use cust::device::Device;
 use cust::memory::{DeviceBuffer, DeviceCopy, LockedBuffer};
 use cust::stream::Stream;
 use gdsync::Gpu;
-use gdsync::gpu::Region;
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, Region};
 
 use error::cuda;
 pub use error::{Error, Result};

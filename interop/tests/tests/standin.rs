@@ -8,8 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use gdsync::gpu::MemoryKind;
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind};
 use gdsync::rdma::{Access, Descriptor, Device, Qp, QpConfig, Work};
 use gdsync::{Gpu, Kind};
 use interop_tests::run;

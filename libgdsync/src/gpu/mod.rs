@@ -27,9 +27,10 @@ use gds_step::Host;
 
 use crate::error::{Error, Kind, Result};
 use crate::kernels::Entry;
-use crate::memop::trace::Tracer;
-use crate::memop::{Batch, Caps, Op, legal};
+use crate::memop::{Batch, Op, legal};
 
+pub use crate::memop::trace::Tracer;
+pub use crate::memop::{Caps, Condition, DevicePtr};
 pub use consistency::Consistency;
 pub(crate) use consistency::none as no_consistency;
 pub use event::Event;

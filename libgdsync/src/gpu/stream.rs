@@ -283,6 +283,7 @@ impl Stream {
     /// Every address in `batch` lies in memory of this GPU that stays allocated until the stream
     /// has run the batch, and that nothing else relies on keeping its value. (Operations on
     /// [`Word32`](super::Word32) and [`Span`] in a list need no such promise.)
+    #[doc(hidden)]
     pub unsafe fn submit(&self, batch: &Batch) -> Result<()> {
         const OPERATION: &str = "submit batch";
         self.check(self.gpu(), OPERATION)?;

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use crate::common::*;
-use gdsync::memop::{Caps, Condition};
+use gdsync::gpu::{Caps, Condition};
 use gdsync::rdma::{Field, WaitOptions};
 
 /// A runtime as CUDA's: everything but masks and inline copies.

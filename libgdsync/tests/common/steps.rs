@@ -1,8 +1,7 @@
 //! The steps that tests are made of: requests prepared and posted at once, lists for a stream,
 //! bytes and words of memory, and gates that hold streams.
 
-use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
 use gdsync::rdma::{
     Descriptor, Mr, Pd, Qp, QpConfig, ReceiveRequest, SendRequest, Sge, WaitOptions, Work,
 };

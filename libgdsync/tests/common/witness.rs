@@ -3,8 +3,7 @@
 use std::ffi::c_void;
 
 use gdsync::Status;
-use gdsync::gpu::{Dims, Kernel, MemoryKind, Region, Stream};
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, Dims, Kernel, MemoryKind, Region, Stream};
 use gdsync::rdma::{Completion, Qp};
 
 unsafe extern "C" {

@@ -8,8 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use gdsync::gpu::Region;
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, Region};
 
 use crate::error::Result;
 use crate::path::{Nic, Rights};

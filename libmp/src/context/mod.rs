@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use gds_step::{Lane, Machine, MachineId, Step, Time};
-use gdsync::gpu::{MemoryKind, Region};
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, MemoryKind, Region};
 use gdsync::rdma::Device;
 use gdsync::{Gpu, Stream};
 

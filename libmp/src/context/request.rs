@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use gdsync::Stream;
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::DevicePtr;
 
 use super::Context;
 use crate::error::{Error, Kind, Result};

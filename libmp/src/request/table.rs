@@ -7,8 +7,7 @@
 use std::time::Duration;
 
 use gds_step::Time;
-use gdsync::gpu::{Event, MemoryKind, WeakStream, Word64};
-use gdsync::memop::DevicePtr;
+use gdsync::gpu::{DevicePtr, Event, MemoryKind, WeakStream, Word64};
 use gdsync::{Gpu, Status};
 use slotmap::{DefaultKey, Key, SlotMap};
 

@@ -332,7 +332,7 @@ impl Gate {
     pub fn hold(&self, stream: &Stream) {
         let wait = gdsync::rdma::Descriptor::WaitValue64 {
             word: &self.0,
-            condition: gdsync::memop::Condition::Geq,
+            condition: gdsync::gpu::Condition::Geq,
             value: 1,
             flush: false,
         };

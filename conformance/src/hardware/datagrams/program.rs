@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use gdsync::Kind;
-use gdsync::gpu::{MemoryKind, Region, Word32};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Region, Word32};
 use gdsync::rdma::{
     Descriptor, Destination, GRH, Mr, Provider, QpConfig, ReceiveRequest, SendRequest, WaitOptions,
     Work,

@@ -1,7 +1,7 @@
 //! Draws the messages of a program.
 
 use fastrand::Rng;
-use gdsync::memop::Condition;
+use gdsync::gpu::Condition;
 
 use super::{Hazards, Settings};
 

@@ -14,8 +14,7 @@ mod todo;
 
 pub use play::play;
 
-use gdsync::gpu::MemoryKind;
-use gdsync::memop::Caps;
+use gdsync::gpu::{Caps, MemoryKind};
 use gdsync::rdma::QpConfig;
 
 use super::settings;

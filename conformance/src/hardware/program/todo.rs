@@ -1,7 +1,6 @@
 //! Descriptors that own what they name, for lists that grow until they are posted.
 
-use gdsync::gpu::{Span, Word32, Word64};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, Span, Word32, Word64};
 use gdsync::rdma::{Completion, Descriptor, ReceiveRequest, SendRequest};
 
 /// A descriptor that owns what it names.

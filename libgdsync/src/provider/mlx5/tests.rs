@@ -371,7 +371,7 @@ impl VendorQp {
         // SAFETY: a live completion queue and room for one.
         let n = unsafe { self.verbs().poll_cq(self.cqs[side], 1, &mut wc) };
         assert!(n >= 0, "poll: {n}");
-        assert_eq!(wc.status, 0, "{wc:?}");
+        assert!(n == 0 || wc.status == 0, "{wc:?}");
         n == 1
     }
 

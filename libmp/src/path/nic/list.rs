@@ -2,8 +2,7 @@
 //! puts carried out.
 
 use gdsync::Stream;
-use gdsync::gpu::Word64;
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, Word64};
 use gdsync::rdma::{self, Descriptor};
 
 use super::{Lane, Put};

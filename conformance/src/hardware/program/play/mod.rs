@@ -12,8 +12,7 @@ mod send;
 
 use std::collections::VecDeque;
 
-use gdsync::gpu::{MemoryKind, Region, Span, Stream};
-use gdsync::memop::Condition;
+use gdsync::gpu::{Condition, MemoryKind, Region, Span, Stream};
 use gdsync::rdma::{Completion, Descriptor, Mr, Qp, ReceiveRequest, SendRequest, Sge, post_on};
 use gdsync::{Kind, Status};
 

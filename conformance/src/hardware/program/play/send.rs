@@ -1,6 +1,6 @@
 //! Sends: the message itself, prepare, put right, abort, post.
 
-use gdsync::memop::Condition;
+use gdsync::gpu::Condition;
 use gdsync::rdma::{Field, RemoteSpan, SendRequest, Sge, Work};
 use gdsync::{Kind, Status};
 
