@@ -207,7 +207,7 @@ fn the_example_runs() {
         let said = String::from_utf8_lossy(&output.stdout);
         let cried = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}{cried}");
-        let begin = "4096 bytes sent by ibverbs, received and sent back by a stream: rdma_core";
+        let begin = "4096 bytes sent by ibverbs, received and sent back by a stream: mlx5";
         assert!(said.starts_with(&format!("{begin} {nic}:1, ")), "{said}");
     }
 }
