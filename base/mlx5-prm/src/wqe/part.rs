@@ -21,6 +21,23 @@ pub enum Part {
     Inline,
 }
 
+impl Part {
+    const ALL: [Part; 6] = [
+        Part::Remote,
+        Part::Atomic,
+        Part::Immediate,
+        Part::AddressVector,
+        Part::Payload,
+        Part::Inline,
+    ];
+
+    /// A bit for the part, if it is there.
+    #[inline]
+    pub(super) const fn bit(self, there: bool) -> u8 {
+        (there as u8) << self as u8
+    }
+}
+
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -42,7 +59,7 @@ impl Shape {
     const fn of(parts: &[Part]) -> Shape {
         let (mut bits, mut i) = (0, 0);
         while i < parts.len() {
-            bits |= 1 << parts[i] as u8;
+            bits |= parts[i].bit(true);
             i += 1;
         }
         Shape(bits)
@@ -50,7 +67,16 @@ impl Shape {
 
     #[inline]
     pub(super) const fn has(self, part: Part) -> bool {
-        self.0 & 1 << part as u8 != 0
+        self.0 & part.bit(true) != 0
+    }
+
+    /// The first part of `given`, which are [`Part::bit`]s, that is none of these.
+    #[inline]
+    pub(super) const fn excess(self, given: u8) -> Option<Part> {
+        match given & !self.0 {
+            0 => None,
+            excess => Some(Part::ALL[excess.trailing_zeros() as usize]),
+        }
     }
 }
 

@@ -240,16 +240,12 @@ impl SendWqe<'_> {
             Some(operands) if operands.opcode() != opcode => return unexpected(Part::Atomic),
             _ => (),
         }
-        let given = [
-            (self.imm != [0; 4], Part::Immediate),
-            (self.av.is_some(), Part::AddressVector),
-            (matches!(self.payload, Payload::Inline(_)), Part::Inline),
-            (!matches!(self.payload, Payload::None), Part::Payload),
-        ];
-        for (given, part) in given {
-            if given && !shape.has(part) {
-                return unexpected(part);
-            }
+        let given = Part::Immediate.bit(self.imm != [0; 4])
+            | Part::AddressVector.bit(self.av.is_some())
+            | Part::Payload.bit(!matches!(self.payload, Payload::None))
+            | Part::Inline.bit(matches!(self.payload, Payload::Inline(_)));
+        if let Some(part) = shape.excess(given) {
+            return unexpected(part);
         }
         let segments = |there, n| if there { n } else { 0 };
         Ok(1 + segments(self.remote.is_some(), 1)
