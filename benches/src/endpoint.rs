@@ -196,12 +196,14 @@ impl Rig {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Prepares the write of the first `len` bytes.
-    pub fn prepare(&mut self, len: u64, signaled: bool) -> Result<SendRequest> {
-        let sges = [self.from.sge(0, u32::try_from(len)?)];
-        let work = Work::write(&sges, self.to.remote().span(0, len)?);
-        let work = if signaled { work.signaled() } else { work };
-        Ok(self.qp.prepare(&work)?)
+    /// Prepares the write of the first `len` bytes. What it costs beside the library's call is
+    /// measured too, so it is little, and compiled into the caller.
+    #[inline]
+    pub fn prepare(&mut self, len: u32, signaled: bool) -> Result<SendRequest> {
+        let sges = [self.from.sge(0, len)];
+        let work = Work::write(&sges, self.to.remote().span(0, u64::from(len))?);
+        let work = &if signaled { work.signaled() } else { work };
+        Ok(self.qp.prepare(work)?)
     }
 
     /// Has the stream ring the bell, and spins until it is heard; returns when that was.

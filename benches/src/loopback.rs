@@ -167,7 +167,8 @@ impl Bench {
         self.rig.from.region().write(0, &payload)?;
         self.requests.clear();
         for _ in 0..count {
-            self.requests.push(self.rig.prepare(self.size, true)?);
+            self.requests
+                .push(self.rig.prepare(u32::try_from(self.size)?, true)?);
         }
         let Rig {
             endpoint, qp, gate, ..

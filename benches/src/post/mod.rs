@@ -39,7 +39,7 @@ const WARM_UP: u64 = 8;
 /// Every so many requests one raises a completion.
 const SIGNALED: usize = 16;
 /// Bytes of a message.
-const MESSAGE: u64 = 8;
+const MESSAGE: u32 = 8;
 
 /// Options of `mpbench post`.
 #[derive(Clone, Debug, Args, Serialize)]
