@@ -108,7 +108,7 @@ impl Job for Turn {
             ring(&context, rank.left())?;
         }
         let connected = since();
-        // Nobody leaves while another needs it.
+        // A rank leaves only after all others have finished.
         gather(&context, END, rank.left())?;
         context.close(rank.left())?;
         let kind = setup.memory(&endpoint.gpu);

@@ -330,7 +330,7 @@ fn name_of<J: Job>(_: &J) -> &'static str {
     J::NAME
 }
 
-/// What a rank process is told.
+/// The options of a rank process.
 #[derive(Debug, Args)]
 pub struct RankSpec {
     /// Its number.

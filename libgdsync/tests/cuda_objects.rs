@@ -149,7 +149,7 @@ fn captures() {
     let gate = gpu.word();
     let wait = geq(&gate, 1);
     post(&gpu, &busy, &[wait]).unwrap();
-    // Something for to free later.
+    // Memory that is to be freed later.
     drop(gpu.alloc(MemoryKind::Device, 64).unwrap());
     let cuda = driver();
     let begin = cuda.cuStreamBeginCapture_v2.unwrap();

@@ -5,7 +5,7 @@ codes! {
     Syndrome {
         /// The message does not fit the local buffers (a receive shorter than what arrived).
         LOCAL_LENGTH = 0x01,
-        /// The queue entry makes no sense to the NIC, or the queue pair is in the wrong state.
+        /// The queue entry is invalid, or the queue pair is in the wrong state.
         LOCAL_QP_OP = 0x02,
         /// A local key is wrong, or does not cover the buffer.
         LOCAL_PROT = 0x04,

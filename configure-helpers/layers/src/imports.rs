@@ -82,10 +82,8 @@ impl Names<'_> {
             "super" => self.tree.modules[at].parent?,
             name => {
                 let found = self.child(at, name);
-                return match found.or_else(|| self.imported(at, name, depth)) {
-                    Some(module) => self.descend(module, rest, depth),
-                    None => None,
-                };
+                let module = found.or_else(|| self.imported(at, name, depth))?;
+                return self.descend(module, rest, depth);
             }
         };
         self.descend(start, rest, depth)
@@ -250,5 +248,74 @@ impl Paths {
             self.0.push(std::mem::take(path));
         }
         path.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// What the crate of these files uses: from, to, name.
+    fn uses(name: &str, files: &[(&str, &str)]) -> Vec<[String; 3]> {
+        let folder = std::env::temp_dir().join(format!("layers-{name}-{}", std::process::id()));
+        for (file, text) in files {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let tree = Tree::read(&folder.join("lib.rs"));
+        fs::remove_dir_all(&folder).unwrap();
+        let tree = tree.unwrap();
+        let module = |id: ModuleId| tree.modules[id].name.clone();
+        let uses = between(&tree).into_iter();
+        uses.map(|u| [module(u.from), module(u.to), u.name])
+            .collect()
+    }
+
+    #[test]
+    fn names_are_followed_through_facades_macros_and_inline_paths() {
+        let found = uses(
+            "facade",
+            &[
+                ("lib.rs", "mod a; mod b; mod c; pub use a::deep::Thing;"),
+                ("a/mod.rs", "pub mod deep; pub use deep::Thing;"),
+                ("a/deep.rs", "pub struct Thing; pub const N: u32 = 1;"),
+                ("b.rs", "use crate::Thing; fn f(_: Thing) {}"),
+                (
+                    "c.rs",
+                    "fn f() { println!(\"{}\", crate::a::deep::N); crate::b::f(); }",
+                ),
+            ],
+        );
+        for expected in [["b", "deep", "Thing"], ["c", "deep", "N"], ["c", "b", "f"]] {
+            assert!(
+                found.iter().any(|u| *u == expected),
+                "{expected:?} in {found:?}"
+            );
+        }
+        assert!(
+            found.iter().all(|[from, ..]| from != "a"),
+            "a facade uses nothing: {found:?}"
+        );
+    }
+
+    #[test]
+    fn tests_and_other_crates_are_left_out() {
+        let found = uses(
+            "tests",
+            &[
+                ("lib.rs", "mod a; mod b;"),
+                (
+                    "a.rs",
+                    "use std::fmt; #[cfg(test)] mod tests { use crate::b::X; }",
+                ),
+                (
+                    "b.rs",
+                    "pub struct X; #[cfg(test)] fn f() { crate::a::g() }",
+                ),
+            ],
+        );
+        assert!(found.is_empty(), "{found:?}");
     }
 }

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 use crates::Crate;
+use imports::Use;
 use modules::Tree;
 use uses::Level;
 
@@ -33,27 +34,27 @@ fn main() -> Result<ExitCode> {
         .iter()
         .map(|c| Tree::read(&c.root).with_context(|| format!("crate {}", c.name)))
         .collect::<Result<Vec<Tree>>>()?;
-    let circles = circles(&crates, &trees);
-    let drawn = picture::draw(&crates, &trees);
-    match page {
-        None => print!("{drawn}"),
-        Some(page) if write => {
-            let text = fs::read_to_string(page).with_context(|| page.to_owned())?;
-            fs::write(page, picture::replace(&text, &drawn)?).with_context(|| page.to_owned())?;
+    let uses: Vec<Vec<Use>> = trees.iter().map(imports::between).collect();
+    let repository = Level::folders(&crates);
+    let mut faults = circles(&repository, &crates, &trees, &uses);
+    let drawn = picture::draw(&repository, &crates, &trees, &uses);
+    if let Some(page) = page {
+        let text = fs::read_to_string(page).with_context(|| page.to_owned())?;
+        let renewed = picture::replace(&text, &drawn)?;
+        if write {
+            fs::write(page, renewed).with_context(|| page.to_owned())?;
+        } else if renewed != text {
+            faults.push(format!(
+                "the layers in {page} are out of date; run: cargo run -p layers -- --write {page}"
+            ));
         }
-        Some(page) => {
-            let text = fs::read_to_string(page).with_context(|| page.to_owned())?;
-            if picture::replace(&text, &drawn)? != text {
-                bail!(
-                    "the layers in {page} are out of date; run: cargo run -p layers -- --write {page}"
-                );
-            }
-        }
+    } else {
+        print!("{drawn}");
     }
-    for line in &circles {
+    for line in &faults {
         eprintln!("{line}");
     }
-    Ok(match circles.len() {
+    Ok(match faults.len() {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })
@@ -61,17 +62,15 @@ fn main() -> Result<ExitCode> {
 
 /// The circles, as lines: of the folders of the repository, and in each crate of the parts of a folder
 /// where one of those in the circle is a folder itself. Files of one folder may use each other.
-fn circles(crates: &[Crate], trees: &[Tree]) -> Vec<String> {
+fn circles(repository: &Level, crates: &[Crate], trees: &[Tree], uses: &[Vec<Use>]) -> Vec<String> {
     let mut lines = Vec::new();
-    let repository = Level::folders(crates);
     for circle in repository.edges.circles() {
         lines.push("circle of folders of the repository:".to_owned());
         lines.extend(repository.explain(&circle));
     }
-    for (of, tree) in crates.iter().zip(trees) {
-        let uses = imports::between(tree);
+    for ((of, tree), uses) in crates.iter().zip(trees).zip(uses) {
         for folder in tree.folders() {
-            let level = Level::modules(tree, &uses, folder);
+            let level = Level::modules(tree, uses, folder);
             for circle in level.edges.circles() {
                 if circle
                     .iter()

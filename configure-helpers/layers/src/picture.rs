@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 
 use crate::crates::Crate;
-use crate::imports;
+use crate::imports::Use;
 use crate::modules::Tree;
 use crate::uses::Level;
 
@@ -26,17 +26,17 @@ pub fn replace(page: &str, drawn: &str) -> Result<String> {
 
 /// The folders of the repository, their crates, and the rooms of those in `SHOWN`; at each level the
 /// highest first.
-pub fn draw(crates: &[Crate], trees: &[Tree]) -> String {
-    let (folders, level) = (Level::folders(crates), Level::crates(crates));
+pub fn draw(folders: &Level, crates: &[Crate], trees: &[Tree], uses: &[Vec<Use>]) -> String {
+    let order = Level::crates(crates).highest_first();
     let mut text = String::new();
     for folder in folders.highest_first() {
         text += &format!("{}/\n", folders.name(folder));
-        for i in level.highest_first() {
+        for &i in &order {
             let one = &crates[i];
             if one.folder == folders.name(folder) {
                 text += &line("  ", &one.name, &one.description);
                 if SHOWN.contains(&one.name.as_str()) {
-                    text += &rooms(&trees[i]);
+                    text += &rooms(&trees[i], &uses[i]);
                 }
             }
         }
@@ -44,9 +44,9 @@ pub fn draw(crates: &[Crate], trees: &[Tree]) -> String {
     text
 }
 
-fn rooms(tree: &Tree) -> String {
+fn rooms(tree: &Tree, uses: &[Use]) -> String {
     let rooms = tree.children(tree.root());
-    let level = Level::modules(tree, &imports::between(tree), tree.root());
+    let level = Level::modules(tree, uses, tree.root());
     let mut text = String::new();
     for i in level.highest_first() {
         let room = &tree.modules[rooms[i]];

@@ -58,7 +58,7 @@ impl Operation {
     }
 }
 
-/// Who waits for a completion.
+/// What waits for a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Nothing: it is looked at when everything is over.
@@ -98,7 +98,7 @@ pub struct Odd {
     pub fenced: bool,
     /// The CPU posts it, and its receive.
     pub by_cpu: [bool; 2],
-    /// Who waits for it, and for its receive.
+    /// What waits for the send, and for its receive.
     pub waits: [Wait; 2],
     /// Prepared with wrong length, address and key, put right by the stream; the same for those of
     /// the other side.
