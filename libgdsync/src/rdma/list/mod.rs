@@ -326,6 +326,7 @@ fn hold<'q, 'h>(
 /// A queue pair of the list, by its number there, and its state.
 type Named<'h> = (usize, &'h Qp, &'h mut QpState);
 
+#[inline]
 fn named<'q, 'h>(queues: &'q Queues<'_, '_>, id: u64, held: &'h mut Held<'q>) -> Result<Named<'h>> {
     let queue = find(queues, id)?;
     Ok((queue, queues.get(queue), hold(queues, queue, held)))
@@ -354,6 +355,23 @@ fn decide<'q>(
     s: &mut Scratch,
     held: &mut Held<'q>,
 ) -> Result<()> {
+    match *descriptor {
+        Descriptor::Send(request) => {
+            decide_send(stream, named(queues, request.queue, held)?, request, s)
+        }
+        Descriptor::Receive(request) => {
+            decide_receive(stream, named(queues, request.queue, held)?, request, s)
+        }
+        Descriptor::Wait(request, options) => {
+            let named = named(queues, request.queue, held)?;
+            decide_wait(stream, named, request, options, s)
+        }
+        _ => decide_words(stream, descriptor, s),
+    }
+}
+
+/// What names no queue pair.
+fn decide_words(stream: &Stream, descriptor: &Descriptor<'_>, s: &mut Scratch) -> Result<()> {
     if let Some(region) = descriptor.region() {
         check_region(stream, region)?;
     }
@@ -362,16 +380,6 @@ fn decide<'q>(
         s.list.push(op.flushing(flush));
     };
     match *descriptor {
-        Descriptor::Send(request) => {
-            decide_send(stream, named(queues, request.queue, held)?, request, s)?;
-        }
-        Descriptor::Receive(request) => {
-            decide_receive(stream, named(queues, request.queue, held)?, request, s)?;
-        }
-        Descriptor::Wait(request, options) => {
-            let named = named(queues, request.queue, held)?;
-            decide_wait(stream, named, request, options, s)?;
-        }
         Descriptor::WaitValue32 {
             word,
             condition,
@@ -412,6 +420,7 @@ fn decide<'q>(
                 };
             }
         }
+        Descriptor::Send(_) | Descriptor::Receive(_) | Descriptor::Wait(..) => {}
     }
     Ok(())
 }
