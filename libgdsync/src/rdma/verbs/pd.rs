@@ -80,12 +80,20 @@ impl Pd {
         }
         let nic = Arc::clone(device.nic());
         let keys = nic.reg_mr(self.id(), region, access)?;
+        let mut rkeys = [None; RAILS];
+        rkeys[usize::from(self.rail())] = Some(keys.rkey);
+        let remote = RemoteMemory {
+            addr: region.addr().0,
+            len: region.len() as u64,
+            rkeys,
+        };
         Ok(Mr(Arc::new(MrInner {
             nic,
             pd: Arc::clone(&self.inner),
             region: region.clone(),
             access,
             keys,
+            remote,
         })))
     }
 
@@ -109,6 +117,8 @@ pub(crate) struct MrInner {
     region: Region,
     access: Access,
     keys: MrKeys,
+    /// Kept, as it is asked for with each request to this memory.
+    remote: RemoteMemory,
 }
 
 impl Drop for MrInner {
@@ -202,13 +212,7 @@ impl Mr {
 
     /// The record by which a peer names it.
     pub fn remote(&self) -> RemoteMemory {
-        let mut rkeys = [None; RAILS];
-        rkeys[usize::from(self.0.pd.rail)] = Some(self.0.keys.rkey);
-        RemoteMemory {
-            addr: self.0.region.addr().0,
-            len: self.0.region.len() as u64,
-            rkeys,
-        }
+        self.0.remote
     }
 
     /// Whether it belongs to this protection domain.
