@@ -463,7 +463,9 @@ impl Side {
         let ds = bytes.len() / 16;
         let index = self.end.sq;
         bytes[..4].copy_from_slice(&(u32::from(index) << 8 | u32::from(op)).to_be_bytes());
-        bytes[4..8].copy_from_slice(&(self.end.qpn.0 << 8 | ds as u32 & 0xff).to_be_bytes());
+        // Sometimes it says that it reaches past what is rung.
+        let says = if flags & 0x3c == 0x3c { ds + 4 } else { ds };
+        bytes[4..8].copy_from_slice(&(self.end.qpn.0 << 8 | says as u32 & 0xff).to_be_bytes());
         // Mostly signaled; the fence sometimes.
         bytes[11] = if flags & 0xc0 == 0xc0 { flags } else { 8 };
         bytes[12..16].copy_from_slice(&[shape; 4]);
