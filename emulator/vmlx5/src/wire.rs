@@ -16,6 +16,7 @@ use crate::fabric::{
 };
 use crate::frame::{Frame, FrameHeader};
 use crate::route::{Resolve, Route};
+use crate::timer::earliest;
 
 /// The link of a NIC to itself.
 pub(crate) const OWN: PeerId = PeerId(u32::MAX);
@@ -282,10 +283,6 @@ impl Wire {
     pub fn step(&mut self, now: Time) -> Option<Time> {
         self.now = now;
         let late = self.release(now);
-        let fabric = self.fabric.step(now);
-        match (late, fabric) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        earliest(late, self.fabric.step(now))
     }
 }
