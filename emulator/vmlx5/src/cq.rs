@@ -80,10 +80,8 @@ pub enum CqFailure {
 }
 
 pub(crate) struct Cq {
-    mem: Arc<dyn Dma>,
-    offset: u64,
-    log_entries: u8,
-    record: Option<(Arc<dyn Dma>, u64)>,
+    /// As it was created; it has no record if it ignores overruns.
+    pub attr: CqAttr,
     /// Number of the next entry.
     producer: u32,
     /// The consumer as last seen: never ahead of the truth. Unused if overruns are ignored.
@@ -92,10 +90,6 @@ pub(crate) struct Cq {
     /// The failure was not acted upon yet.
     pub fresh_failure: bool,
     pub users: u32,
-    pub owner: u64,
-    collapsed: bool,
-    /// Entries written.
-    pub written: u64,
     /// Where its consumer asks for events, if it may.
     pub arm: Option<Arm>,
 }
@@ -124,47 +118,40 @@ impl Cq {
             _ => None,
         };
         Ok(Cq {
-            mem: attr.mem,
-            offset: attr.offset,
-            log_entries: attr.log_entries,
-            record: attr.record.filter(|_| !attr.ignore_overrun),
             producer: attr.start,
             consumer: attr.start,
             failure: None,
             fresh_failure: false,
             users: 0,
-            owner: attr.owner,
-            collapsed: attr.collapsed,
-            written: 0,
             arm,
+            attr: CqAttr {
+                record: attr.record.filter(|_| !attr.ignore_overrun),
+                ..attr
+            },
         })
     }
 
     pub fn info(&self) -> CqInfo {
         CqInfo {
             producer: self.producer,
-            entries: 1 << self.log_entries,
+            entries: 1 << self.attr.log_entries,
             failure: self.failure,
             users: self.users,
         }
     }
 
-    pub fn succeed(&mut self, say: &Success) {
-        let owner = owner_of_lap(self.producer, self.log_entries);
-        self.push(&Cqe64::success(say, owner), say.solicited);
-    }
-
-    /// As `succeed`, with the payload in the entry.
-    pub fn succeed_with(&mut self, say: &Success, payload: &[u8]) {
-        let owner = owner_of_lap(self.producer, self.log_entries);
-        self.push(
-            &Cqe64::success(say, owner).with_scattered(payload),
-            say.solicited,
-        );
+    /// Writes the entry of work that is done, which has the payload if one is given.
+    pub fn succeed(&mut self, say: &Success, payload: Option<&[u8]>) {
+        let owner = owner_of_lap(self.producer, self.attr.log_entries);
+        let entry = Cqe64::success(say, owner);
+        match payload {
+            Some(payload) => self.push(&entry.with_scattered(payload), say.solicited),
+            None => self.push(&entry, say.solicited),
+        }
     }
 
     pub fn fail(&mut self, say: &Failure) {
-        let owner = owner_of_lap(self.producer, self.log_entries);
+        let owner = owner_of_lap(self.producer, self.attr.log_entries);
         self.push(ErrCqe::new(say, owner).as_cqe(), true);
     }
 
@@ -197,33 +184,36 @@ impl Cq {
     }
 
     fn write(&mut self, entry: &Cqe64) -> Result<(), CqFailure> {
-        let slots = if self.collapsed {
+        let slots = if self.attr.collapsed {
             1
         } else {
-            1 << self.log_entries
+            1 << self.attr.log_entries
         };
         let slot = self.producer & (slots - 1);
-        let at = self.offset + u64::from(slot) * SIZE as u64;
+        let at = self.attr.offset + u64::from(slot) * SIZE as u64;
         let body = &entry.to_bytes()[..LAST_DWORD_OFFSET];
         let last = at + LAST_DWORD_OFFSET as u64;
-        self.mem.write(at, body).map_err(|_| CqFailure::Memory)?;
+        self.attr
+            .mem
+            .write(at, body)
+            .map_err(|_| CqFailure::Memory)?;
         // A release store: whoever sees the owner bit change sees the rest of the entry, and
         // the payload it speaks of as far as the memory keeps that promise.
-        self.mem
+        self.attr
+            .mem
             .store32(last, entry.last_dword().to_le())
             .map_err(|_| CqFailure::Memory)?;
         self.producer = self.producer.wrapping_add(1);
-        self.written += 1;
         Ok(())
     }
 
     /// True if the next entry would fall on one that the consumer did not take.
     fn full(&mut self) -> bool {
-        let Some((mem, offset)) = &self.record else {
+        let Some((mem, offset)) = &self.attr.record else {
             return false;
         };
         let used = |producer: u32, consumer: u32| producer.wrapping_sub(consumer) << (32 - CI_BITS);
-        let limit = 1 << self.log_entries << (32 - CI_BITS);
+        let limit = 1 << self.attr.log_entries << (32 - CI_BITS);
         if used(self.producer, self.consumer) < limit {
             return false;
         }

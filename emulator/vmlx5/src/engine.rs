@@ -14,6 +14,7 @@ use crate::object::QpState;
 use crate::qp::Qp;
 use crate::qp::requester::{Allowance, Turn};
 use crate::qp::{Ctx, tell};
+use crate::timer::earliest;
 use crate::wire::Wire;
 
 /// What a step takes from the fabric at most.
@@ -27,13 +28,6 @@ const TURN_FRAMES: u32 = 32;
 const TURN_BYTES: usize = 128 * 1024;
 /// When to come again to a queue pair that is not ready yet: after 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
-
-fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    }
-}
 
 impl Nic {
     /// Lets the faults of the NIC itself happen that are due. Returns whether it still works.

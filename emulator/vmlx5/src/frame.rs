@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The most payload bytes one frame carries; every MTU divides it.
 pub const MAX_PAYLOAD: usize = 32 * 1024;
@@ -97,7 +97,7 @@ pub mod nak {
 }
 
 /// What a frame is. The first five are requests, the others answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// Part of a SEND.
@@ -124,20 +124,9 @@ pub enum Kind {
 
 impl Kind {
     /// The kind of this number, if there is one.
-    pub const fn from_u8(kind: u8) -> Option<Kind> {
-        Some(match kind {
-            1 => Kind::Send,
-            2 => Kind::Write,
-            3 => Kind::Read,
-            4 => Kind::CompareSwap,
-            5 => Kind::FetchAdd,
-            16 => Kind::Ack,
-            17 => Kind::Nak,
-            18 => Kind::ReadData,
-            19 => Kind::AtomicData,
-            20 => Kind::Hint,
-            _ => return None,
-        })
+    #[inline]
+    pub fn from_u8(kind: u8) -> Option<Kind> {
+        Kind::try_read_from_bytes(&[kind]).ok()
     }
 
     /// True of a frame that a responder handles.

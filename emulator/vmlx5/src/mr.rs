@@ -90,12 +90,7 @@ pub struct MrKeys {
 pub(crate) struct Mr {
     /// Zero once it was invalidated.
     key: Cell<u32>,
-    pub pd: PdId,
-    va: u64,
-    len: u64,
-    access: Access,
-    mem: Arc<dyn Dma>,
-    mem_offset: u64,
+    pub attr: MrAttr,
 }
 
 /// Keys are (slot + `BASE`) << 8 | generation: none of them is 0 or the key that ends a
@@ -167,12 +162,7 @@ impl MrTable {
         let key = (slot + BASE) << 8 | u32::from(*generation);
         *place = Some(Mr {
             key: Cell::new(key),
-            pd: attr.pd,
-            va: attr.va,
-            len: attr.len,
-            access,
-            mem: attr.mem,
-            mem_offset: attr.mem_offset,
+            attr,
         });
         Ok(MrKeys {
             lkey: key,
@@ -203,7 +193,7 @@ impl MrTable {
     /// What is wrong with the key, as a vendor syndrome.
     pub fn invalidate(&self, pd: PdId, key: u32) -> Result<(), KeyFault> {
         let mr = self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?;
-        if mr.pd != pd {
+        if mr.attr.pd != pd {
             return Err(vendor::KEY_DOMAIN);
         }
         mr.key.set(0);
@@ -227,7 +217,7 @@ impl MrTable {
         va: u64,
         len: u64,
     ) -> Result<(&dyn Dma, u64), KeyFault> {
-        let mr = self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?;
+        let mr = &self.of_key(key).ok_or(vendor::KEY_UNKNOWN)?.attr;
         if mr.pd != pd {
             return Err(vendor::KEY_DOMAIN);
         }

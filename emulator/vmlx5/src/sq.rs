@@ -1,7 +1,5 @@
 //! A send queue's ring and what was fetched from it: work queue entries, checked.
 
-use std::sync::Arc;
-
 use mlx5_prm::opcode::SendOpcode;
 use mlx5_prm::syndrome::Syndrome;
 use mlx5_prm::wqe::{
@@ -10,8 +8,7 @@ use mlx5_prm::wqe::{
 };
 use zerocopy::FromBytes;
 
-use crate::attr::Service;
-use crate::dma::Dma;
+use crate::attr::{Service, SqAttr};
 use crate::error::{Fault, vendor};
 use crate::frame::{MAX_MESSAGE, MTU_LOGS};
 use crate::mr::{Access, MrTable};
@@ -20,13 +17,6 @@ use crate::object::PdId;
 /// Bytes of the largest entry, in whole basic blocks.
 pub(crate) const MAX_WQE: usize = 1024;
 const _: () = assert!(MAX_SEGMENTS * SEGMENT <= MAX_WQE && MAX_WQE.is_multiple_of(BASIC_BLOCK));
-
-/// The memory of a send queue.
-pub(crate) struct Ring {
-    pub mem: Arc<dyn Dma>,
-    pub offset: u64,
-    pub log_blocks: u8,
-}
 
 /// What an entry is, once fetched.
 #[derive(Clone, Copy)]
@@ -68,7 +58,7 @@ const fn malformed(vendor: u8) -> Fault {
     Fault::new(Syndrome::LOCAL_QP_OP, vendor)
 }
 
-impl Ring {
+impl SqAttr {
     /// Copies basic blocks from `index` on, around the ring's end, until `into` is full.
     fn copy(&self, index: u16, into: &mut [u8]) -> Result<(), Fault> {
         let blocks = 1_usize << self.log_blocks;
@@ -88,7 +78,7 @@ impl Ring {
     }
 
     /// The control segment at `index`.
-    pub fn ctrl(&self, index: u16) -> Option<CtrlSeg> {
+    pub(crate) fn ctrl(&self, index: u16) -> Option<CtrlSeg> {
         let mut segment = [0; SEGMENT];
         self.copy(index, &mut segment).ok()?;
         CtrlSeg::read_from_bytes(&segment).ok()
@@ -98,7 +88,7 @@ impl Ring {
     ///
     /// # Errors
     /// What is wrong with it, and what it seems to be.
-    pub fn fetch(
+    pub(crate) fn fetch(
         &self,
         index: u16,
         left: u16,

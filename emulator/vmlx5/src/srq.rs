@@ -59,14 +59,8 @@ pub(crate) mod srq_event {
 }
 
 pub(crate) struct Srq {
-    pub pd: PdId,
-    mem: Arc<dyn Dma>,
-    offset: u64,
-    log_entries: u8,
-    pub stride: u32,
-    record: (Arc<dyn Dma>, u64),
-    limit: u16,
-    pub owner: u64,
+    /// As it was created; the limit is what it is now.
+    pub attr: SrqAttr,
     /// The entry that is taken next.
     next: u16,
     taken: u16,
@@ -111,15 +105,9 @@ impl Srq {
         let bytes = u64::from(attr.stride) << attr.log_entries;
         check_span(object, &*attr.mem, attr.offset, bytes, SEGMENT as u64)?;
         check_span(object, &*attr.record.0, attr.record.1, 8, 8)?;
+        let limit = attr.limit;
         let mut srq = Srq {
-            pd: attr.pd,
-            mem: attr.mem,
-            offset: attr.offset,
-            log_entries: attr.log_entries,
-            stride: attr.stride,
-            record: attr.record,
-            limit: 0,
-            owner: attr.owner,
+            attr,
             next: 0,
             taken: 0,
             posted: 0,
@@ -128,13 +116,13 @@ impl Srq {
             events: 0,
             telling: false,
         };
-        srq.arm(attr.limit)?;
+        srq.arm(limit)?;
         Ok(srq)
     }
 
     pub fn info(&self) -> SrqInfo {
         SrqInfo {
-            limit: self.limit,
+            limit: self.attr.limit,
             next: self.next,
             taken: self.taken,
             users: self.users,
@@ -144,8 +132,8 @@ impl Srq {
 
     /// Sets the limit; says so at once if fewer are posted already.
     pub fn arm(&mut self, limit: u16) -> Result<(), NicError> {
-        NicError::within(Object::Srq, "limit", limit, 1_u64 << self.log_entries)?;
-        self.limit = limit;
+        NicError::within(Object::Srq, "limit", limit, 1_u64 << self.attr.log_entries)?;
+        self.attr.limit = limit;
         self.mind_limit();
         Ok(())
     }
@@ -155,7 +143,7 @@ impl Srq {
     }
 
     fn read_record(&mut self) {
-        let (mem, offset) = &self.record;
+        let (mem, offset) = &self.attr.record;
         if let Ok(word) = mem.load32(offset + doorbell::RCV as u64) {
             self.posted = doorbell::record_index(u32::from_le(word));
         }
@@ -163,12 +151,12 @@ impl Srq {
 
     /// Tells, once, that fewer are posted than the limit.
     fn mind_limit(&mut self) {
-        if self.left() >= self.limit {
+        if self.left() >= self.attr.limit {
             return;
         }
         self.read_record();
-        if self.left() < self.limit {
-            self.limit = 0;
+        if self.left() < self.attr.limit {
+            self.attr.limit = 0;
             self.events |= srq_event::LIMIT;
         }
     }
@@ -188,7 +176,7 @@ impl Srq {
     }
 
     fn at(&self, entry: u16) -> u64 {
-        self.offset + u64::from(entry) * u64::from(self.stride)
+        self.attr.offset + u64::from(entry) * u64::from(self.attr.stride)
     }
 
     /// Takes the next receive; returns which entry it is.
@@ -199,13 +187,18 @@ impl Srq {
         if self.is_empty() {
             return Err(Refused::Empty);
         }
-        let entries = 1_u32 << self.log_entries;
+        let entries = 1_u32 << self.attr.log_entries;
         if u32::from(self.left()) > entries {
             return Err(self.fail(vendor::RECORD));
         }
         let entry = self.next;
         let mut next = [0; 2];
-        if self.mem.read(self.at(entry) + NEXT, &mut next).is_err() {
+        if self
+            .attr
+            .mem
+            .read(self.at(entry) + NEXT, &mut next)
+            .is_err()
+        {
             return Err(self.fail(vendor::MEMORY));
         }
         let next = u16::from_be_bytes(next);
@@ -221,6 +214,6 @@ impl Srq {
     /// Copies the list of an entry, as long as `into`, which is all but its first segment.
     pub fn read(&self, entry: u16, into: &mut [u8]) -> Result<(), u8> {
         let at = self.at(entry) + SEGMENT as u64;
-        self.mem.read(at, into).map_err(|_| vendor::MEMORY)
+        self.attr.mem.read(at, into).map_err(|_| vendor::MEMORY)
     }
 }

@@ -119,13 +119,17 @@ impl<T> Table<T> {
         value.ok_or(NicError::Unknown { object, number })
     }
 
-    /// Takes an object out; its number is not given again for long.
-    pub fn remove(&mut self, number: u32) -> Option<T> {
-        let slot = self.slot(number)?;
-        let entry = &mut self.slots[slot as usize];
-        entry.uses = entry.uses.wrapping_add(1);
-        self.free.push_back(slot);
-        entry.value.take()
+    /// Takes an object out, with the slot it was in; its number is not given again for long.
+    pub fn remove(&mut self, number: u32) -> Result<(u32, T), NicError> {
+        let object = self.object;
+        let slot = self.slot(number);
+        let taken = slot.and_then(|slot| {
+            let entry = &mut self.slots[slot as usize];
+            entry.uses = entry.uses.wrapping_add(1);
+            self.free.push_back(slot);
+            Some((slot, entry.value.take()?))
+        });
+        taken.ok_or(NicError::Unknown { object, number })
     }
 
     /// How many slots there are, used or not.
@@ -159,7 +163,7 @@ mod tests {
     fn numbers_are_not_reused_soon() {
         let mut t = Table::new(Object::Qp, 2);
         let a = t.insert(|n| n).unwrap();
-        assert_eq!(t.remove(a), Some(a));
+        assert_eq!(t.remove(a), Ok((0, a)));
         let b = t.insert(|n| n).unwrap();
         assert_ne!(a, b);
         assert_eq!(t.slot(a), None);
@@ -181,8 +185,7 @@ mod tests {
         let numbers: Vec<u32> = (0..6)
             .map(|_| {
                 let n = t.insert(|n| n).unwrap();
-                t.remove(n);
-                n
+                t.remove(n).unwrap().1
             })
             .collect();
         assert_eq!(numbers, [0x3000, 0x3001, 0x3002, 0x3003, 0x3000, 0x3001]);
@@ -197,7 +200,7 @@ mod tests {
         for _ in 0..100 {
             let n = t.insert(|n| n).unwrap();
             assert!(n >> 24 == 0 && n >> 20 != 0);
-            t.remove(n);
+            t.remove(n).unwrap();
         }
     }
 }

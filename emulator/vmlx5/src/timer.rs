@@ -27,6 +27,15 @@ pub const fn rnr_delay(number: u8) -> Duration {
     Duration::from_nanos(HUNDREDTHS_OF_MS[(number & 31) as usize] as u64 * 10_000)
 }
 
+/// The earlier of two times, if there is one.
+#[inline]
+pub(crate) fn earliest(a: Option<Time>, b: Option<Time>) -> Option<Time> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
 /// Who has a clock running.
 pub(crate) struct Timers {
     /// Slots of queue pairs.

@@ -9,12 +9,14 @@ use gds_step::Time;
 use mlx5_prm::wqe::AvSeg;
 
 use crate::fabric::faults::{FaultStats, Faults, Faulty, Held};
-use crate::fabric::ring::{Reader, Refused, Region, Writer};
+use crate::fabric::links::drain;
+use crate::fabric::ring::{Reader, Region, Writer};
 use crate::fabric::{
-    Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain,
+    Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink,
 };
 use crate::frame::{Frame, FrameHeader};
 use crate::route::{Resolve, Route};
+use crate::timer::earliest;
 
 /// The link of a NIC to itself.
 pub(crate) const OWN: PeerId = PeerId(u32::MAX);
@@ -142,11 +144,7 @@ impl Wire {
             return self.fabric.send(peer, header, fill);
         }
         let (writer, _) = self.own.as_mut().ok_or(SendRefused::Lost)?;
-        writer.write(header, fill).map_err(|refused| match refused {
-            Refused::Full => SendRefused::Full,
-            Refused::Unfilled => SendRefused::Unfilled,
-            Refused::Garbage(_) => SendRefused::Lost,
-        })
+        Ok(writer.write(header, fill)?)
     }
 
     /// Sends a frame as its faults will have it.
@@ -285,10 +283,6 @@ impl Wire {
     pub fn step(&mut self, now: Time) -> Option<Time> {
         self.now = now;
         let late = self.release(now);
-        let fabric = self.fabric.step(now);
-        match (late, fabric) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        earliest(late, self.fabric.step(now))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::syndrome::Syndrome;
-use mlx5_prm::wqe::{Remote, SendWqe, Sge};
+use mlx5_prm::wqe::Remote;
 use rig::*;
 use vmlx5::*;
 
@@ -26,10 +26,6 @@ fn region(world: &mut World, nic: usize, pd: PdId) -> (Arc<HostMemory>, MrKeys) 
     };
     let keys = world.nics[nic].reg_mr(attr).unwrap();
     (mem, keys)
-}
-
-fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
-    send(sges).changed(|s| (s.opcode, s.imm) = (SendOpcode::SEND_INV, rkey.to_be_bytes()))
 }
 
 #[test]
@@ -85,43 +81,6 @@ fn the_key_works_until_the_last_byte_came() {
     a.run(&mut world, &send_inv(rkey, &[a.sge(0, 1 << 20)]));
     assert_ok(&b.recv.poll().unwrap(), RESP_SEND_INV, 0);
     assert_eq!(b.get(0, 1 << 20), bytes);
-}
-
-#[test]
-fn a_key_that_cannot_be_invalidated() {
-    type Which = fn(&mut World, &End) -> u32;
-    let cases: [(Which, u8); 3] = [
-        (|_, b| b.keys.rkey ^ 1, vendor::KEY_UNKNOWN),
-        (|_, _| 0, vendor::KEY_UNKNOWN),
-        (
-            |world, b| {
-                let other = world.nics[b.nic].alloc_pd().unwrap();
-                region(world, b.nic, other).1.rkey
-            },
-            vendor::KEY_DOMAIN,
-        ),
-    ];
-    for (which, why) in cases {
-        let (mut world, mut a, mut b) = World::connected();
-        let rkey = which(&mut world, &b);
-        let recv = b.post_recv(&[b.sge(0, 64)]);
-        let sent = a.run(&mut world, &send_inv(rkey, &[a.sge(0, 8)]));
-        assert_eq!(b.recv_failed(recv, Syndrome::REMOTE_INVAL_REQ), why);
-        assert_eq!(a.send_failed(sent, Syndrome::REMOTE_ACCESS), why);
-        assert_eq!(world.state(&b), QpState::Err);
-    }
-}
-
-#[test]
-fn connections_that_are_not_reliable_have_none() {
-    let mut world = World::new(2);
-    let config = EndConfig::default().changed(|c| c.service = Service::Uc);
-    let (mut a, b) = world.pair(config.clone(), config);
-    let sent = a.run(&mut world, &send_inv(b.keys.rkey, &[a.sge(0, 8)]));
-    assert_eq!(
-        a.send_failed(sent, Syndrome::LOCAL_QP_OP),
-        vendor::WQE_OPCODE
-    );
 }
 
 /// A message that comes again invalidates nothing again: not the key that follows.

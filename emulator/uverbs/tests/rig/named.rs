@@ -25,10 +25,6 @@ impl<F: NicFabric> NicFabric for Named<F> {
         self.of.state(peer)
     }
 
-    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
-        self.of.peer_node(peer)
-    }
-
     fn send(
         &mut self,
         peer: PeerId,

@@ -5,7 +5,6 @@
 //! that its own seeded generator picks, so that a simulation explores delays; no link ever
 //! reorders. A node can be made silent (a frozen peer) or killed (its links are lost).
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gds_step::{Machine, Step, Time};
 use rustix::io::Errno;
 
-use super::ring::{Delivery, MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
-use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
+use super::links::Links;
+use super::ring::{Delivery, MAX_RING, MIN_RING, Reader, Region, Writer};
+use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink};
 use crate::frame::FrameHeader;
 
 const ALIVE: u8 = 0;
@@ -119,10 +119,8 @@ impl Hub {
         HubPort {
             hub: self.clone(),
             node,
-            peers: Vec::new(),
-            lost: VecDeque::new(),
+            links: Links::new(),
             seen: 0,
-            turn: 0,
         }
     }
 
@@ -183,7 +181,7 @@ impl Hub {
     }
 
     /// A ring from one node to another.
-    fn link(&self, from: &Arc<Node>, to: &Arc<Node>) -> Result<(Writer, Arc<AtomicBool>), Errno> {
+    fn link(&self, from: &Arc<Node>, to: &Arc<Node>) -> Result<(Writer, Open), Errno> {
         let region = Region::private(self.0.ring_bytes)?;
         let open = Arc::new(AtomicBool::new(true));
         if self.0.scheduled {
@@ -200,7 +198,8 @@ impl Hub {
             open: Arc::clone(&open),
         });
         self.changed();
-        Ok((Writer::new(region, self.0.scheduled), open))
+        let writer = Writer::new(region, self.0.scheduled);
+        Ok((writer, Open(open, self.clone())))
     }
 }
 
@@ -251,25 +250,32 @@ impl Machine for HubLinks {
 pub struct HubPort {
     hub: Hub,
     node: Arc<Node>,
-    peers: Vec<Peer>,
-    lost: VecDeque<PeerId>,
+    links: Links<Ends>,
     seen: u64,
-    /// Whose turn it is to be received from.
-    turn: usize,
 }
 
-struct Peer {
-    id: NodeId,
+#[derive(Default)]
+struct Ends {
     node: Option<Arc<Node>>,
-    out: Option<(Writer, Arc<AtomicBool>)>,
-    inward: Option<(Reader, Arc<AtomicBool>)>,
-    state: LinkState,
+    out: Option<(Writer, Open)>,
+    inward: Option<(Reader, Open)>,
 }
 
-impl Peer {
+/// An end of a ring. Once it is dropped the ring is closed, which the other end sees by the flag.
+/// Relaxed: it only decides whether frames are passed on; `State::changes` tells of it.
+struct Open(Arc<AtomicBool>, Hub);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+        self.1.changed();
+    }
+}
+
+impl Ends {
     /// True if one of its rings was closed by the other end.
     fn closed(&self) -> bool {
-        let shut = |open: &AtomicBool| !open.load(Ordering::Relaxed);
+        let shut = |open: &Open| !open.0.load(Ordering::Relaxed);
         self.node.as_ref().is_none_or(|n| n.is(DEAD))
             || self.out.as_ref().is_some_and(|(_, open)| shut(open))
             || self.inward.as_ref().is_some_and(|(_, open)| shut(open))
@@ -279,9 +285,10 @@ impl Peer {
 impl HubPort {
     /// Looks at what changed: dead nodes, closed links, new ones.
     fn refresh(&mut self) {
-        for i in 0..self.peers.len() {
-            if self.peers[i].state == LinkState::Up && self.peers[i].closed() {
-                self.lose(i, LinkError::Closed);
+        for i in 0..self.links.peers.len() {
+            let peer = &self.links.peers[i];
+            if peer.state == LinkState::Up && peer.ends.closed() {
+                self.links.lose(i, LinkError::Closed);
             }
         }
         let inbox = std::mem::take(&mut *lock(&self.node.inbox));
@@ -289,41 +296,12 @@ impl HubPort {
             if from.is(DEAD) || !open.load(Ordering::Relaxed) {
                 continue;
             }
-            let i = self.slot(from.id);
-            let peer = &mut self.peers[i];
-            peer.node = Some(from);
-            peer.inward = Some((reader, open));
+            let i = self.links.slot(from.id);
+            let peer = &mut self.links.peers[i];
+            peer.ends.node = Some(from);
+            peer.ends.inward = Some((reader, Open(open, self.hub.clone())));
             peer.state = LinkState::Up;
         }
-    }
-
-    /// The slot of a node, a new one if it has none.
-    fn slot(&mut self, id: NodeId) -> usize {
-        if let Some(i) = self.peers.iter().position(|p| p.id == id) {
-            return i;
-        }
-        self.peers.push(Peer {
-            id,
-            node: None,
-            out: None,
-            inward: None,
-            state: LinkState::Connecting,
-        });
-        self.peers.len() - 1
-    }
-
-    fn lose(&mut self, i: usize, why: LinkError) {
-        let peer = &mut self.peers[i];
-        let (out, inward) = (peer.out.take(), peer.inward.take());
-        for open in [out.map(|o| o.1), inward.map(|o| o.1)]
-            .into_iter()
-            .flatten()
-        {
-            open.store(false, Ordering::Relaxed);
-        }
-        peer.state = LinkState::Lost(why);
-        self.lost.push_back(PeerId(i as u32));
-        self.hub.changed();
     }
 }
 
@@ -333,16 +311,18 @@ impl Fabric for HubPort {
     }
 
     fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError> {
-        let i = self.slot(node);
-        if self.peers[i].state != LinkState::Up {
+        let i = self.links.slot(node);
+        let peer = &mut self.links.peers[i];
+        if peer.state != LinkState::Up {
             match self.hub.find(node) {
                 Some(found) => {
-                    self.peers[i].node = Some(found);
-                    self.peers[i].state = LinkState::Up;
+                    peer.ends.node = Some(found);
+                    peer.state = LinkState::Up;
                 }
                 None => {
                     let reason = Errno::CONNREFUSED;
-                    self.lose(i, LinkError::Unreachable { node, reason });
+                    let why = LinkError::Unreachable { node, reason };
+                    self.links.lose(i, why);
                 }
             }
         }
@@ -350,12 +330,7 @@ impl Fabric for HubPort {
     }
 
     fn state(&self, peer: PeerId) -> LinkState {
-        let state = self.peers.get(peer.0 as usize).map(|p| p.state.clone());
-        state.unwrap_or(LinkState::Lost(LinkError::Closed))
-    }
-
-    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
-        self.peers.get(peer.0 as usize).map(|p| p.id)
+        self.links.state(peer)
     }
 
     fn send(
@@ -365,75 +340,47 @@ impl Fabric for HubPort {
         fill: Fill<'_>,
     ) -> Result<(), SendRefused> {
         let i = peer.0 as usize;
-        let slot = self.peers.get_mut(i).ok_or(SendRefused::Lost)?;
-        if slot.state != LinkState::Up {
+        let peer = self.links.peers.get_mut(i).ok_or(SendRefused::Lost)?;
+        if peer.state != LinkState::Up {
             return Err(SendRefused::Lost);
         }
-        if slot.out.is_none() {
-            let to = slot.node.as_ref().ok_or(SendRefused::Lost)?;
+        let ends = &mut peer.ends;
+        if ends.out.is_none() {
+            let to = ends.node.as_ref().ok_or(SendRefused::Lost)?;
             match self.hub.link(&self.node, to) {
-                Ok(link) => slot.out = Some(link),
+                Ok(link) => ends.out = Some(link),
                 Err(errno) => {
-                    self.lose(
-                        i,
-                        LinkError::System {
-                            what: "mmap",
-                            errno,
-                        },
-                    );
+                    let what = "mmap";
+                    self.links.lose(i, LinkError::System { what, errno });
                     return Err(SendRefused::Lost);
                 }
             }
         }
-        let (writer, _) = slot.out.as_mut().ok_or(SendRefused::Lost)?;
-        match writer.write(header, fill) {
-            Ok(()) => Ok(()),
-            Err(Refused::Full) => Err(SendRefused::Full),
-            Err(Refused::Unfilled) => Err(SendRefused::Unfilled),
-            Err(Refused::Garbage(e)) => {
-                self.lose(i, e.into());
-                Err(SendRefused::Lost)
-            }
-        }
+        let (writer, _) = ends.out.as_mut().ok_or(SendRefused::Lost)?;
+        let written = writer.write(header, fill);
+        self.links.sent(i, written)
     }
 
-    fn receive(&mut self, mut budget: Budget, sink: Sink<'_>) -> u32 {
+    fn receive(&mut self, budget: Budget, sink: Sink<'_>) -> u32 {
         if !self.node.is(ALIVE) {
             return 0;
         }
-        let (mut taken, n) = (0, self.peers.len());
-        for k in 0..n {
-            let i = (self.turn + k) % n;
-            let peer = &mut self.peers[i];
-            let Some((reader, _)) = &mut peer.inward else {
-                continue;
-            };
-            if !peer.node.as_ref().is_some_and(|n| n.is(ALIVE)) {
-                continue;
-            }
-            let (got, result) = drain(reader, PeerId(i as u32), &mut budget, sink);
-            taken += got;
-            if let Err(e) = result {
-                self.lose(i, e.into());
-            }
-            if budget.frames == 0 || budget.bytes == 0 {
-                break;
-            }
-        }
-        self.turn = self.turn.wrapping_add(1);
-        taken
+        self.links.receive(budget, sink, |ends| {
+            let (reader, _) = ends.inward.as_mut()?;
+            ends.node.as_ref()?.is(ALIVE).then_some(reader)
+        })
     }
 
     fn lost(&mut self) -> Option<PeerId> {
-        self.lost.pop_front()
+        self.links.lost()
     }
 
     fn flush(&mut self) {
-        for peer in &mut self.peers {
-            if let Some((writer, _)) = &mut peer.out {
+        for peer in &mut self.links.peers {
+            if let Some((writer, _)) = &mut peer.ends.out {
                 writer.publish();
             }
-            if let Some((reader, _)) = &mut peer.inward {
+            if let Some((reader, _)) = &mut peer.ends.inward {
                 reader.release();
             }
         }

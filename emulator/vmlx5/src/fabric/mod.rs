@@ -8,6 +8,7 @@
 pub mod faults;
 pub(crate) mod greeting;
 pub mod hub;
+pub(crate) mod links;
 pub(crate) mod ring;
 pub mod shm;
 
@@ -152,9 +153,6 @@ pub trait Fabric: Send {
     /// Where the link stands.
     fn state(&self, peer: PeerId) -> LinkState;
 
-    /// The node at the other end.
-    fn peer_node(&self, peer: PeerId) -> Option<NodeId>;
-
     /// Sends one frame: `fill` writes its `header.len` payload bytes. Others may see it only
     /// after [`flush`](Fabric::flush).
     ///
@@ -184,34 +182,4 @@ pub trait Fabric: Send {
 
     /// Housekeeping: new and dead links. `Some(t)`: call again at `t` at the latest.
     fn step(&mut self, now: Time) -> Option<Time>;
-}
-
-/// What one link may take of a step's budget before others have their turn.
-const TURN: u32 = 32;
-
-/// Hands waiting records of one link to `sink`. Returns how many, and whether one was garbage.
-pub(crate) fn drain(
-    reader: &mut ring::Reader,
-    peer: PeerId,
-    budget: &mut Budget,
-    sink: Sink<'_>,
-) -> (u32, Result<(), FrameError>) {
-    let mut taken = 0;
-    while taken < TURN {
-        let mut len = 0;
-        let read = reader.read(|header, payload| {
-            len = payload.len();
-            sink(peer, header, payload)
-        });
-        match read {
-            Ok(Some(Ok(()))) => {}
-            Ok(None) => break,
-            Ok(Some(Err(e))) | Err(e) => return (taken, Err(e)),
-        }
-        taken += 1;
-        if !budget.spend(len) {
-            break;
-        }
-    }
-    (taken, Ok(()))
 }

@@ -23,8 +23,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use super::greeting::PROTOCOL_VERSION;
 use super::greeting::{self, Greeting, Heard};
-use super::ring::{MAX_RING, MIN_RING, Reader, Refused, Region, Writer};
-use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink, drain};
+use super::links::Links;
+use super::ring::{MAX_RING, MIN_RING, Reader, Region, Writer};
+use super::{Budget, Fabric, Fill, LinkError, LinkState, NodeId, PeerId, SendRefused, Sink};
 use crate::frame::{FrameHeader, Kind};
 
 /// How often sockets are looked at.
@@ -73,11 +74,9 @@ pub struct ShmFabric {
     bell: Arc<Bell>,
     listener: OwnedFd,
     callers: Vec<Caller>,
-    peers: Vec<Peer>,
-    lost: VecDeque<PeerId>,
+    links: Links<Ends>,
     refusals: VecDeque<LinkError>,
     next_look: Time,
-    turn: usize,
 }
 
 /// Somebody who called and did not greet yet.
@@ -86,11 +85,10 @@ struct Caller {
     until: Option<Time>,
 }
 
-struct Peer {
-    node: NodeId,
+#[derive(Default)]
+struct Ends {
     out: Option<Out>,
     inward: Option<In>,
-    state: LinkState,
     /// A socket ended: what lies in the ring is still taken, then the link is lost.
     ended: bool,
 }
@@ -110,7 +108,7 @@ struct In {
     bell: Bell,
 }
 
-impl Peer {
+impl Ends {
     /// True while a call waits for its answer.
     fn calls(&self) -> bool {
         self.out.as_ref().is_some_and(|out| out.bell.is_none())
@@ -165,14 +163,17 @@ impl ShmFabric {
                 bell,
                 listener,
                 callers: Vec::new(),
-                peers: Vec::new(),
-                lost: VecDeque::new(),
+                links: Links::new(),
                 refusals: VecDeque::new(),
                 next_look: Time::ZERO,
-                turn: 0,
             });
         }
         Err(system("bind")(Errno::ADDRINUSE))
+    }
+
+    /// The node at the other end of a link.
+    pub fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
+        self.links.peers.get(peer.0 as usize).map(|p| p.node)
     }
 
     fn refuse(&mut self, why: LinkError) {
@@ -184,30 +185,11 @@ impl ShmFabric {
 
     /// The slot of a node, a new one if it has none.
     fn slot(&mut self, node: NodeId) -> Result<usize, LinkError> {
-        if let Some(i) = self.peers.iter().position(|p| p.node == node) {
-            return Ok(i);
-        }
-        if self.peers.len() >= self.config.max_links {
-            let limit = self.config.max_links;
+        let limit = self.config.max_links;
+        if self.links.peers.len() >= limit && self.links.find(node).is_none() {
             return Err(LinkError::TooMany { limit });
         }
-        self.peers.push(Peer {
-            node,
-            out: None,
-            inward: None,
-            state: LinkState::Connecting,
-            ended: false,
-        });
-        Ok(self.peers.len() - 1)
-    }
-
-    fn lose(&mut self, i: usize, why: LinkError) {
-        let peer = &mut self.peers[i];
-        peer.out = None;
-        peer.inward = None;
-        peer.ended = false;
-        peer.state = LinkState::Lost(why);
-        self.lost.push_back(PeerId(i as u32));
+        Ok(self.links.slot(node))
     }
 
     /// Calls a node and hands it a ring. The answer comes later.
@@ -297,19 +279,20 @@ impl ShmFabric {
         let bell = Bell::open(bell).map_err(|_| LinkError::Greeting("its bell is no bell"))?;
         let i = self.slot(from)?;
         let heard = self.hear(i);
-        if heard.is_err() || self.peers[i].ended || self.peers[i].inward.is_some() {
+        let ends = &self.links.peers[i].ends;
+        if heard.is_err() || ends.ended || ends.inward.is_some() {
             // It lost the link and calls again before we noticed.
-            self.lose(i, heard.err().unwrap_or(LinkError::Closed));
+            self.links.lose(i, heard.err().unwrap_or(LinkError::Closed));
         }
         let own = self.bell.fd();
         greeting::send(socket.as_fd(), &answer, &[own.as_fd()]).map_err(system("answer"))?;
-        let peer = &mut self.peers[i];
-        peer.inward = Some(In {
+        let peer = &mut self.links.peers[i];
+        peer.ends.inward = Some(In {
             socket,
             reader: Reader::new(region),
             bell,
         });
-        if !peer.calls() {
+        if !peer.ends.calls() {
             peer.state = LinkState::Up;
         }
         Ok(())
@@ -318,35 +301,33 @@ impl ShmFabric {
     /// Looks whether an answer came, or a socket ended.
     fn look(&mut self, i: usize) {
         if let Err(why) = self.hear(i) {
-            self.lose(i, why);
+            self.links.lose(i, why);
             return;
         }
-        let peer = &mut self.peers[i];
-        let emptied = peer
-            .inward
-            .as_ref()
-            .is_none_or(|inward| !inward.reader.ready());
-        if peer.ended && emptied {
-            self.lose(i, LinkError::Closed);
+        let Ends { inward, ended, .. } = &self.links.peers[i].ends;
+        let emptied = inward.as_ref().is_none_or(|inward| !inward.reader.ready());
+        if *ended && emptied {
+            self.links.lose(i, LinkError::Closed);
         }
     }
 
     fn hear(&mut self, i: usize) -> Result<(), LinkError> {
         let ours = self.config.version;
-        let peer = &mut self.peers[i];
-        if let Some(inward) = &peer.inward {
+        let peer = &mut self.links.peers[i];
+        let ends = &mut peer.ends;
+        if let Some(inward) = &ends.inward {
             match greeting::receive(inward.socket.as_fd())? {
                 Heard::Nothing => {}
-                Heard::Closed => peer.ended = true,
+                Heard::Closed => ends.ended = true,
                 Heard::Greeting(..) => return Err(LinkError::Greeting("a second one")),
             }
         }
-        let Some(out) = &mut peer.out else {
+        let Some(out) = &mut ends.out else {
             return Ok(());
         };
         match greeting::receive(out.socket.as_fd())? {
             Heard::Nothing => {}
-            Heard::Closed => peer.ended = true,
+            Heard::Closed => ends.ended = true,
             Heard::Greeting(say, fds) => {
                 let theirs = say.version.get();
                 if theirs != ours {
@@ -388,27 +369,22 @@ impl Fabric for ShmFabric {
 
     fn connect(&mut self, node: NodeId) -> Result<PeerId, LinkError> {
         let i = self.slot(node)?;
-        if self.peers[i].out.is_none() {
+        if self.links.peers[i].ends.out.is_none() {
             match self.call(node) {
                 Ok(out) => {
-                    let peer = &mut self.peers[i];
-                    peer.out = Some(out);
+                    let peer = &mut self.links.peers[i];
+                    peer.ends.out = Some(out);
                     peer.state = LinkState::Connecting;
                     self.next_look = Time::ZERO;
                 }
-                Err(why) => self.lose(i, why),
+                Err(why) => self.links.lose(i, why),
             }
         }
         Ok(PeerId(i as u32))
     }
 
     fn state(&self, peer: PeerId) -> LinkState {
-        let state = self.peers.get(peer.0 as usize).map(|p| p.state.clone());
-        state.unwrap_or(LinkState::Lost(LinkError::Closed))
-    }
-
-    fn peer_node(&self, peer: PeerId) -> Option<NodeId> {
-        self.peers.get(peer.0 as usize).map(|p| p.node)
+        self.links.state(peer)
     }
 
     fn send(
@@ -418,52 +394,30 @@ impl Fabric for ShmFabric {
         fill: Fill<'_>,
     ) -> Result<(), SendRefused> {
         let i = peer.0 as usize;
-        let slot = self.peers.get(i).ok_or(SendRefused::Lost)?;
-        if matches!(slot.state, LinkState::Lost(_)) {
+        let peer = self.links.peers.get(i).ok_or(SendRefused::Lost)?;
+        if matches!(peer.state, LinkState::Lost(_)) {
             return Err(SendRefused::Lost);
         }
-        if slot.out.is_none() {
+        if peer.ends.out.is_none() {
             // The other end called us again after a loss, and we only now have an answer.
-            let node = slot.node;
+            let node = peer.node;
             self.connect(node).map_err(|_| SendRefused::Lost)?;
         }
-        let out = self.peers[i].out.as_mut().ok_or(SendRefused::Lost)?;
-        match out.writer.write(header, fill) {
-            Ok(()) => {
-                out.urgent |= header.kind != Kind::Ack as u8;
-                Ok(())
-            }
-            Err(Refused::Full) => Err(SendRefused::Full),
-            Err(Refused::Unfilled) => Err(SendRefused::Unfilled),
-            Err(Refused::Garbage(e)) => {
-                self.lose(i, e.into());
-                Err(SendRefused::Lost)
-            }
-        }
+        let out = self.links.peers[i].ends.out.as_mut();
+        let out = out.ok_or(SendRefused::Lost)?;
+        let written = out.writer.write(header, fill);
+        out.urgent |= written.is_ok() && header.kind != Kind::Ack as u8;
+        self.links.sent(i, written)
     }
 
-    fn receive(&mut self, mut budget: Budget, sink: Sink<'_>) -> u32 {
-        let (mut taken, n) = (0, self.peers.len());
-        for k in 0..n {
-            let i = (self.turn + k) % n;
-            let Some(inward) = &mut self.peers[i].inward else {
-                continue;
-            };
-            let (got, result) = drain(&mut inward.reader, PeerId(i as u32), &mut budget, sink);
-            taken += got;
-            if let Err(e) = result {
-                self.lose(i, e.into());
-            }
-            if budget.frames == 0 || budget.bytes == 0 {
-                break;
-            }
-        }
-        self.turn = self.turn.wrapping_add(1);
-        taken
+    fn receive(&mut self, budget: Budget, sink: Sink<'_>) -> u32 {
+        self.links.receive(budget, sink, |ends| {
+            ends.inward.as_mut().map(|inward| &mut inward.reader)
+        })
     }
 
     fn lost(&mut self) -> Option<PeerId> {
-        self.lost.pop_front()
+        self.links.lost()
     }
 
     fn refusal(&mut self) -> Option<LinkError> {
@@ -471,21 +425,20 @@ impl Fabric for ShmFabric {
     }
 
     fn flush(&mut self) {
-        for peer in &mut self.peers {
-            let mut news = peer.out.as_mut().is_some_and(|out| out.writer.publish());
-            news |= peer
-                .inward
+        for peer in &mut self.links.peers {
+            let Ends { out, inward, .. } = &mut peer.ends;
+            let mut news = out.as_mut().is_some_and(|out| out.writer.publish());
+            news |= inward
                 .as_mut()
                 .is_some_and(|inward| inward.reader.release());
-            let urgent = peer
-                .out
+            let urgent = out
                 .as_mut()
                 .is_some_and(|out| std::mem::take(&mut out.urgent));
             if !news || self.config.quiet && !urgent {
                 continue;
             }
-            let out = peer.out.as_ref().and_then(|out| out.bell.as_ref());
-            if let Some(bell) = out.or(peer.inward.as_ref().map(|inward| &inward.bell)) {
+            let out = out.as_ref().and_then(|out| out.bell.as_ref());
+            if let Some(bell) = out.or(inward.as_ref().map(|inward| &inward.bell)) {
                 bell.ring();
             }
         }
@@ -494,10 +447,11 @@ impl Fabric for ShmFabric {
     fn step(&mut self, now: Time) -> Option<Time> {
         if now >= self.next_look {
             self.accept(now);
-            for i in 0..self.peers.len() {
+            for i in 0..self.links.peers.len() {
                 self.look(i);
             }
-            let calls = self.peers.iter().any(Peer::calls) || !self.callers.is_empty();
+            let waits = self.links.peers.iter().any(|peer| peer.ends.calls());
+            let calls = waits || !self.callers.is_empty();
             self.next_look = now + if calls { LOOK_SOON } else { LOOK };
         }
         Some(self.next_look)

@@ -259,11 +259,16 @@ fn garbage_in_a_ring_closes_that_link_only() {
     };
     let spoils: [(Spoil, bool); 3] = [
         (
-            |f| spoil_tail(&f.peers[0].out.as_ref().unwrap().writer, 77),
+            |f| spoil_tail(&f.links.peers[0].ends.out.as_ref().unwrap().writer, 77),
             true,
         ),
         (
-            |f| spoil_head(&f.peers[0].inward.as_ref().unwrap().reader, 1 << 40),
+            |f| {
+                spoil_head(
+                    &f.links.peers[0].ends.inward.as_ref().unwrap().reader,
+                    1 << 40,
+                )
+            },
             false,
         ),
         (|_| {}, true),
@@ -276,7 +281,7 @@ fn garbage_in_a_ring_closes_that_link_only() {
         spoil(&mut a.fabric);
         if i == 2 {
             spoil_record(
-                &a.fabric.peers[0].out.as_ref().unwrap().writer,
+                &a.fabric.links.peers[0].ends.out.as_ref().unwrap().writer,
                 0,
                 &wide,
                 64,
@@ -332,7 +337,7 @@ fn it_calls_again_before_the_loss_was_noticed() {
     let (mut a, mut b, mut now) = (end(), end(), 0);
     let to_b = connect(&mut now, &mut a, &mut b);
     let to_a = connect(&mut now, &mut b, &mut a);
-    a.fabric.lose(0, LinkError::Closed);
+    a.fabric.links.lose(0, LinkError::Closed);
     assert_eq!(a.fabric.lost(), Some(to_b));
     assert_eq!(a.fabric.connect(b.fabric.node()), Ok(to_b));
     a.send(to_b, 1, b"new").unwrap();

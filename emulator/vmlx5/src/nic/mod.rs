@@ -341,8 +341,7 @@ impl Nic {
     /// There is none, or regions or queue pairs belong to it.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), NicError> {
         in_use(Object::Pd, pd.0, self.core.pds.get(pd.0)?.users)?;
-        self.core.pds.remove(pd.0);
-        Ok(())
+        self.core.pds.remove(pd.0).map(drop)
     }
 
     /// Registers a memory region. Its key is new: keys of former regions stay invalid.
@@ -363,7 +362,7 @@ impl Nic {
     /// # Errors
     /// No region has the key.
     pub fn dereg_mr(&mut self, lkey: u32) -> Result<(), NicError> {
-        let pd = self.core.mrs.deregister(lkey)?.pd;
+        let pd = self.core.mrs.deregister(lkey)?.attr.pd;
         self.core.count_pd(pd, -1);
         Ok(())
     }
@@ -394,8 +393,7 @@ impl Nic {
         let page = self.core.uars.get(uar.0)?;
         let users = page.users.len() + page.cqs.len();
         in_use(Object::Uar, uar.0, users as u32)?;
-        self.core.uars.remove(uar.0);
-        Ok(())
+        self.core.uars.remove(uar.0).map(drop)
     }
 
     /// Creates a completion queue. Its entries stay as their owner preset them.
@@ -429,15 +427,13 @@ impl Nic {
     pub fn destroy_cq(&mut self, cq: Cqn) -> Result<(), NicError> {
         let core = &mut self.core;
         in_use(Object::Cq, cq.0, core.cqs.get(cq.0)?.users)?;
-        let slot = core.cqs.slot(cq.0);
-        if let (Some(slot), Some(gone)) = (slot, core.cqs.remove(cq.0)) {
-            core.events.forget(Source::Cq(slot));
-            core.events.forget(Source::Armed(slot));
-            if let Some(arm) = gone.arm
-                && let Ok(uar) = core.uars.get_mut(arm.uar.0)
-            {
-                uar.cqs.retain(|&s| s != slot);
-            }
+        let (slot, gone) = core.cqs.remove(cq.0)?;
+        core.events.forget(Source::Cq(slot));
+        core.events.forget(Source::Armed(slot));
+        if let Some(arm) = gone.arm
+            && let Ok(uar) = core.uars.get_mut(arm.uar.0)
+        {
+            uar.cqs.retain(|&s| s != slot);
         }
         Ok(())
     }
@@ -464,22 +460,19 @@ impl Nic {
             match core.events.pop()? {
                 Source::Device => return Some(Event::DeviceFatal),
                 Source::Port(port, up) => return Some(Event::Port { port, up }),
-                Source::Cq(slot) => {
+                source @ (Source::Cq(slot) | Source::Armed(slot)) => {
                     let number = core.cqs.number_at(slot);
-                    if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
-                        let (cq, owner) = (Cqn(number), cq.owner);
+                    let (Some(number), Some(queue)) = (number, core.cqs.at(slot)) else {
+                        continue;
+                    };
+                    let (cq, owner) = (Cqn(number), queue.attr.owner);
+                    if source == Source::Cq(slot) {
                         return Some(Event::CqError { cq, owner });
                     }
-                }
-                Source::Armed(slot) => {
-                    let number = core.cqs.number_at(slot);
-                    if let (Some(number), Some(cq)) = (number, core.cqs.at(slot)) {
-                        if let Some(arm) = &mut cq.arm {
-                            arm.telling = false;
-                        }
-                        let (cq, owner) = (Cqn(number), cq.owner);
-                        return Some(Event::Completion { cq, owner });
+                    if let Some(arm) = &mut queue.arm {
+                        arm.telling = false;
                     }
+                    return Some(Event::Completion { cq, owner });
                 }
                 Source::Srq(slot) => {
                     if let Some(event) = core.srq_event(slot) {

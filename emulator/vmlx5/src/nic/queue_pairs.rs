@@ -43,7 +43,7 @@ impl Nic {
         Qp::check(&attr, &core.config)?;
         let srq = attr.srq;
         let recv_pd = match srq {
-            Some(srq) => core.srqs.get(srq.0)?.pd,
+            Some(srq) => core.srqs.get(srq.0)?.attr.pd,
             None => pd,
         };
         let patient = !core.config.strict;
@@ -74,12 +74,7 @@ impl Nic {
     /// There is none.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), NicError> {
         let core = &mut self.core;
-        let unknown = NicError::Unknown {
-            object: Object::Qp,
-            number: qpn.0,
-        };
-        let slot = core.qps.slot(qpn.0).ok_or(unknown.clone())?;
-        let qp = core.qps.remove(qpn.0).ok_or(unknown)?;
+        let (slot, qp) = core.qps.remove(qpn.0)?;
         core.ready.retain(|&s| s != slot);
         core.watch.retain(|&s| s != slot);
         core.timers.listed.retain(|&s| s != slot);
@@ -130,6 +125,11 @@ impl Nic {
         let qp = core.qps.get_mut(qpn.0)?;
         let (from, to) = (qp.state, change.target());
         let limit = |what, value: u32, limit: u32| NicError::within(Object::Qp, what, value, limit);
+        let no_way = |to| NicError::Transition {
+            qpn: qpn.0,
+            from,
+            to,
+        };
         match (from, change) {
             (_, Modify::Reset) => {
                 qp.reset();
@@ -209,10 +209,7 @@ impl Nic {
                 qp.sq.begin(Begin {
                     psn: sq_psn,
                     mtu_log: qp.mtu_log,
-                    max_rd_atomic: 0,
-                    timeout: None,
-                    retry_cnt: 0,
-                    rnr_retry: 0,
+                    ..Begin::default()
                 });
             }
             (QpState::Rts, Modify::Sqd) => qp.drained = false,
@@ -226,11 +223,7 @@ impl Nic {
             ) => {
                 let rest = from == QpState::Sqd && qp.sq.pending.is_empty();
                 if change.needs_rest() && !rest {
-                    return Err(NicError::Transition {
-                        qpn: qpn.0,
-                        from,
-                        to: from,
-                    });
+                    return Err(no_way(from));
                 }
                 let check = |what, value: Option<u8>, most: u8| match value {
                     Some(value) => limit(what, value.into(), most.into()),
@@ -248,21 +241,8 @@ impl Nic {
                 qp.change(&change);
                 return Ok(());
             }
-            (QpState::Reset, Modify::Error) => {
-                return Err(NicError::Transition {
-                    qpn: qpn.0,
-                    from,
-                    to,
-                });
-            }
-            (_, Modify::Error) => qp.enter_error(),
-            _ => {
-                return Err(NicError::Transition {
-                    qpn: qpn.0,
-                    from,
-                    to,
-                });
-            }
+            (_, Modify::Error) if from != QpState::Reset => qp.enter_error(),
+            _ => return Err(no_way(to)),
         }
         qp.state = to;
         core.schedule(slot);

@@ -53,12 +53,9 @@ impl Nic {
     pub fn destroy_srq(&mut self, srq: Srqn) -> Result<(), NicError> {
         let core = &mut self.core;
         in_use(Object::Srq, srq.0, core.srqs.get(srq.0)?.users)?;
-        if let Some(slot) = core.srqs.slot(srq.0) {
-            core.events.forget(Source::Srq(slot));
-        }
-        if let Some(gone) = core.srqs.remove(srq.0) {
-            core.count_pd(gone.pd, -1);
-        }
+        let (slot, gone) = core.srqs.remove(srq.0)?;
+        core.events.forget(Source::Srq(slot));
+        core.count_pd(gone.attr.pd, -1);
         Ok(())
     }
 }
@@ -87,7 +84,7 @@ impl Core {
         if srq.telling {
             self.events.again(Source::Srq(slot));
         }
-        (bit != 0).then(|| event::of_srq(bit, srqn, srq.owner))
+        (bit != 0).then(|| event::of_srq(bit, srqn, srq.attr.owner))
     }
 
     pub(super) fn count_srq(&mut self, srq: Option<Srqn>, by: i32) {

@@ -13,7 +13,7 @@ use mlx5_prm::doorbell;
 use mlx5_prm::opcode::{CqeOpcode, SendOpcode};
 use mlx5_prm::wqe::{BASIC_BLOCK, MAX_SEGMENTS, SEGMENT, basic_blocks};
 
-use crate::attr::{AttrChange, QpAttr, QpInfo, Scatter, Service};
+use crate::attr::{AttrChange, QpAttr, QpInfo, RqAttr, Scatter, Service};
 use crate::config::NicConfig;
 use crate::cq::{Cq, check_span};
 use crate::dma::Dma;
@@ -53,30 +53,19 @@ impl Ctx<'_> {
         taken
     }
 
-    pub fn succeed(&mut self, number: Cqn, say: &Success) {
-        if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.succeed(say);
-            *self.cq_failed |= cq.fresh_failure;
-            if cq.arm.is_some() {
-                self.notify(number);
-            }
-        }
-    }
-
-    /// As `succeed`, with the payload in the entry.
-    pub fn succeed_with(&mut self, number: Cqn, say: &Success, payload: &[u8]) {
-        if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.succeed_with(say, payload);
-            *self.cq_failed |= cq.fresh_failure;
-            if cq.arm.is_some() {
-                self.notify(number);
-            }
-        }
+    /// Writes the entry of work that is done, which has the payload if one is given.
+    pub fn succeed(&mut self, number: Cqn, say: &Success, payload: Option<&[u8]>) {
+        self.complete(number, |cq| cq.succeed(say, payload));
     }
 
     pub fn fail(&mut self, number: Cqn, say: &Failure) {
+        self.complete(number, |cq| cq.fail(say));
+    }
+
+    #[inline]
+    fn complete(&mut self, number: Cqn, write: impl FnOnce(&mut Cq)) {
         if let Ok(cq) = self.cqs.get_mut(number.0) {
-            cq.fail(say);
+            write(cq);
             *self.cq_failed |= cq.fresh_failure;
             if cq.arm.is_some() {
                 self.notify(number);
@@ -156,10 +145,7 @@ pub(crate) struct Qp {
 }
 
 pub(crate) struct RecvQueue {
-    pub mem: Arc<dyn Dma>,
-    pub offset: u64,
-    pub log_entries: u8,
-    pub stride: u32,
+    pub attr: RqAttr,
     start: u16,
     /// Index of the receive used next.
     pub next: u16,
@@ -192,10 +178,7 @@ impl Qp {
             record: attr.record,
             sq: Requester::new(attr.sq, attr.sq_start),
             rq: attr.rq.map(|rq| RecvQueue {
-                mem: rq.mem,
-                offset: rq.offset,
-                log_entries: rq.log_entries,
-                stride: rq.stride,
+                attr: rq,
                 start: attr.rq_start,
                 next: attr.rq_start,
                 posted: attr.rq_start,
@@ -430,16 +413,24 @@ impl Qp {
         Some((index, ctrl.map(|c| c.opcode())))
     }
 
-    /// Writes the error entry of a send.
-    pub fn send_error(&self, ctx: &mut Ctx<'_>, index: u16, opcode: SendOpcode, fault: Fault) {
-        let say = Failure {
-            opcode: CqeOpcode::REQ_ERR,
+    /// An error entry.
+    fn failure(&self, opcode: CqeOpcode, wqe_counter: u16, fault: Fault) -> Failure {
+        Failure {
+            opcode,
             syndrome: fault.syndrome,
             vendor_err: fault.vendor,
             qpn: self.number,
             uidx: self.uidx,
+            send_opcode: SendOpcode::default(),
+            wqe_counter,
+        }
+    }
+
+    /// Writes the error entry of a send.
+    pub fn send_error(&self, ctx: &mut Ctx<'_>, index: u16, opcode: SendOpcode, fault: Fault) {
+        let say = Failure {
             send_opcode: opcode,
-            wqe_counter: index,
+            ..self.failure(CqeOpcode::REQ_ERR, index, fault)
         };
         ctx.fail(self.send_cq, &say);
     }
@@ -457,44 +448,26 @@ impl Qp {
 
     /// Writes the error entry of the next receive, and uses it up.
     pub fn recv_error(&mut self, ctx: &mut Ctx<'_>, fault: Fault) {
-        let Some(index) = self.use_up() else {
+        if let Some(index) = self.use_up() {
+            let say = self.failure(CqeOpcode::RESP_ERR, index, fault);
+            ctx.fail(self.recv_cq, &say);
+        }
+    }
+
+    /// Writes the entry of a receive that was used, with the payload if one is given, and uses it
+    /// up.
+    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: Option<&[u8]>) {
+        let Some(wqe_counter) = self.use_up() else {
             return;
         };
-        let say = Failure {
-            opcode: CqeOpcode::RESP_ERR,
-            syndrome: fault.syndrome,
-            vendor_err: fault.vendor,
+        let say = Success {
             qpn: self.number,
             uidx: self.uidx,
-            send_opcode: SendOpcode::default(),
-            wqe_counter: index,
-        };
-        ctx.fail(self.recv_cq, &say);
-    }
-
-    /// Writes the entry of a receive that was used, and uses it up.
-    pub fn recv_success(&mut self, ctx: &mut Ctx<'_>, say: Success) {
-        if let Some(say) = self.received(ctx, say) {
-            ctx.succeed(self.recv_cq, &say);
-        }
-    }
-
-    /// As `recv_success`, with the payload in the entry.
-    pub fn recv_scattered(&mut self, ctx: &mut Ctx<'_>, say: Success, payload: &[u8]) {
-        if let Some(say) = self.received(ctx, say) {
-            ctx.succeed_with(self.recv_cq, &say, payload);
-        }
-    }
-
-    /// Uses a receive up; what its entry says.
-    fn received(&mut self, ctx: &Ctx<'_>, say: Success) -> Option<Success> {
-        Some(Success {
-            qpn: self.number,
-            uidx: self.uidx,
-            wqe_counter: self.use_up()?,
+            wqe_counter,
             timestamp: ctx.now.as_nanos(),
             ..say
-        })
+        };
+        ctx.succeed(self.recv_cq, &say, payload);
     }
 }
 

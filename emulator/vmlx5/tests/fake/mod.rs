@@ -131,6 +131,7 @@ impl Fake {
     pub fn failed(&mut self, index: u16, why: Syndrome) {
         self.end.send_failed(index, why);
         assert_eq!(self.world.state(&self.end), QpState::Err);
+        assert_eq!(self.world.events(0), []);
     }
 }
 

@@ -406,6 +406,19 @@ impl Side {
         (1_u16 << watched::LOG_SQ).saturating_sub(used)
     }
 
+    /// Nothing moves any more: all that was rung is done, unless it waits for an answer, or for
+    /// sends to go on.
+    fn rests(&self, world: &World) {
+        let info = world.nics[self.end.nic]
+            .query_qp(self.end.qpn)
+            .expect("is there");
+        let waits = match info.state {
+            QpState::Rts => info.outstanding > 0,
+            state => state == QpState::Sqd,
+        };
+        assert!(waits || info.sq_done == info.sq_rung, "{info:?}");
+    }
+
     /// An entry that makes sense in most of its bytes.
     fn post(&mut self, world: &World, input: &mut Input<'_>) {
         let ops = [0_u8, 8, 9, 0xa, 0xb, 0x10, 0x11, 0x12, 8, 0xa, 0x10, 1];
@@ -450,7 +463,9 @@ impl Side {
         let ds = bytes.len() / 16;
         let index = self.end.sq;
         bytes[..4].copy_from_slice(&(u32::from(index) << 8 | u32::from(op)).to_be_bytes());
-        bytes[4..8].copy_from_slice(&(self.end.qpn.0 << 8 | ds as u32 & 0xff).to_be_bytes());
+        // Sometimes it says that it reaches past what is rung.
+        let says = if flags & 0x3c == 0x3c { ds + 4 } else { ds };
+        bytes[4..8].copy_from_slice(&(self.end.qpn.0 << 8 | says as u32 & 0xff).to_be_bytes());
         // Mostly signaled; the fence sometimes.
         bytes[11] = if flags & 0xc0 == 0xc0 { flags } else { 8 };
         bytes[12..16].copy_from_slice(&[shape; 4]);
@@ -530,6 +545,7 @@ pub fn run(data: &[u8]) {
         scene.world.jump();
         scene.settle();
     }
+    scene.sides.iter().for_each(|side| side.rests(&scene.world));
     scene.fail_all();
     let bell = Arc::clone(&scene.c.mem);
     others_are_served(&mut scene.world, &mut scene.c, &mut scene.d, &bell);

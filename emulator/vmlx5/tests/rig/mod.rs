@@ -315,6 +315,11 @@ impl End {
         index
     }
 
+    /// Writes an entry that makes no completion of its own accord; nothing is rung.
+    pub fn quietly(&mut self, wqe: SendWqe<'_>) -> u16 {
+        self.prepare(&wqe.changed(|s| s.flags = WqeFlags::default()))
+    }
+
     /// Writes raw segments where the next entry goes.
     pub fn prepare_raw(&mut self, bytes: &[u8], blocks: u16) {
         let ring = 64_u64 << self.config.log_sq;
@@ -495,6 +500,11 @@ pub fn atomic<'a>(remote: Remote, op: Atomic, sges: &'a [Sge]) -> SendWqe<'a> {
         atomic: Some(op),
         ..write(remote, sges)
     }
+}
+
+/// A SEND that takes a key of the receiver out of use.
+pub fn send_inv<'a>(rkey: u32, sges: &'a [Sge]) -> SendWqe<'a> {
+    send(sges).changed(|s| (s.opcode, s.imm) = (SendOpcode::SEND_INV, rkey.to_be_bytes()))
 }
 
 pub fn nop() -> SendWqe<'static> {

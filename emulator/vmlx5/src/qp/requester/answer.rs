@@ -163,13 +163,11 @@ impl Qp {
                 ..Success::default()
             };
             let its = |b: &mut (u32, _)| b.0 == p.psn && wants_answer(p.opcode);
-            match self.sq.brought.pop_front_if(its) {
-                Some((_, payload)) => {
-                    let payload = &payload[..(p.total as usize).min(MAX_SCATTER)];
-                    ctx.succeed_with(self.send_cq, &say, payload);
-                }
-                None => ctx.succeed(self.send_cq, &say),
-            }
+            let brought = self.sq.brought.pop_front_if(its);
+            let payload = brought
+                .as_ref()
+                .map(|(_, bytes)| &bytes[..(p.total as usize).min(MAX_SCATTER)]);
+            ctx.succeed(self.send_cq, &say, payload);
         }
     }
 

@@ -25,7 +25,7 @@ use mlx5_prm::wqe::{Sge, WqeFlags};
 use crate::attr::SqAttr;
 use crate::error::Fault;
 use crate::frame::{packets, psn};
-use crate::sq::{Entry, MAX_WQE, Ring};
+use crate::sq::{Entry, MAX_WQE};
 
 /// Most entries of one queue that are fetched and not complete.
 const MAX_PENDING: usize = 1024;
@@ -35,7 +35,7 @@ const MAX_PENDING: usize = 1024;
 const WINDOW: u32 = 1 << 22;
 
 pub(crate) struct Requester {
-    pub ring: Ring,
+    pub ring: SqAttr,
     start: u16,
     /// Index of the entry fetched next, and up to which the doorbell was rung.
     pub next: u16,
@@ -79,8 +79,6 @@ pub(crate) struct Requester {
     /// What was acknowledged when a loss was last reported: reports of the same one do not
     /// count again.
     loss_at: Option<u32>,
-    /// Entries fetched.
-    pub fetched: u64,
 }
 
 /// An entry that was fetched.
@@ -118,6 +116,7 @@ impl ReadCtx {
 }
 
 /// How a connection is told to send.
+#[derive(Default)]
 pub(crate) struct Begin {
     pub psn: u32,
     pub mtu_log: u8,
@@ -156,13 +155,9 @@ impl Allowance {
 }
 
 impl Requester {
-    pub fn new(sq: SqAttr, start: u16) -> Requester {
+    pub fn new(ring: SqAttr, start: u16) -> Requester {
         Requester {
-            ring: Ring {
-                mem: sq.mem,
-                offset: sq.offset,
-                log_blocks: sq.log_blocks,
-            },
+            ring,
             start,
             next: start,
             rung: start,
@@ -188,7 +183,6 @@ impl Requester {
             retries_left: 0,
             rnr_left: 0,
             loss_at: None,
-            fetched: 0,
         }
     }
 

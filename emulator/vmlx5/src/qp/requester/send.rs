@@ -82,7 +82,6 @@ impl Qp {
         sq.loaded = fault.is_none();
         sq.fault = fault;
         if fresh {
-            sq.fetched += 1;
             sq.push(index, entry);
         } else if let Some(p) = sq.pending.get(sq.cursor)
             && (p.opcode, p.total) != (entry.opcode, entry.total)

@@ -81,7 +81,7 @@ impl Qp {
             },
             ..Success::default()
         };
-        self.recv_success(ctx, say);
+        self.recv_success(ctx, say, None);
         true
     }
 }

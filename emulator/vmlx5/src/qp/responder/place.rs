@@ -131,10 +131,7 @@ impl Qp {
             solicited: frame.is(SOLICITED),
             ..Success::default()
         };
-        match scattered {
-            Some(payload) => self.recv_scattered(ctx, say, payload),
-            None => self.recv_success(ctx, say),
-        }
+        self.recv_success(ctx, say, scattered);
     }
 
     /// Finds the receive for a SEND.
@@ -190,7 +187,7 @@ impl Qp {
         }
         self.resp.starved = false;
         match &self.rq {
-            Some(rq) if rq.posted.wrapping_sub(rq.next) > 1 << rq.log_entries => {
+            Some(rq) if rq.posted.wrapping_sub(rq.next) > 1 << rq.attr.log_entries => {
                 let ours = Fault::new(Syndrome::LOCAL_QP_OP, vendor::RECORD);
                 Err(Outcome::Refused(REMOTE_OP, Some(ours)))
             }

@@ -4,6 +4,7 @@
 use mlx5_prm::wqe::SEGMENT;
 
 use super::{Outcome, REMOTE_OP};
+use crate::attr::RqAttr;
 use crate::error::{Fault, vendor};
 use crate::event::qp_event;
 use crate::object::Srqn;
@@ -57,15 +58,21 @@ impl Qp {
     ) -> Result<&'e [u8], u8> {
         if let (Some(srq), Some(taken)) = (self.srq, self.resp.taken) {
             let srq = ctx.srqs.get(srq.0).map_err(|_| vendor::SRQ)?;
-            let list = &mut entry[..srq.stride as usize - SEGMENT];
+            let list = &mut entry[..srq.attr.stride as usize - SEGMENT];
             srq.read(taken, list)?;
             return Ok(list);
         }
         let rq = self.rq.as_ref().ok_or(vendor::NO_RECEIVE_QUEUE)?;
-        let list = &mut entry[..rq.stride as usize];
-        let slot = u64::from(rq.next) & ((1 << rq.log_entries) - 1);
-        let at = rq.offset + slot * u64::from(rq.stride);
-        rq.mem.read(at, list).map_err(|_| vendor::MEMORY)?;
+        let RqAttr {
+            mem,
+            offset,
+            log_entries,
+            stride,
+        } = &rq.attr;
+        let list = &mut entry[..*stride as usize];
+        let slot = u64::from(rq.next) & ((1 << log_entries) - 1);
+        let at = offset + slot * u64::from(*stride);
+        mem.read(at, list).map_err(|_| vendor::MEMORY)?;
         Ok(list)
     }
 
