@@ -5,6 +5,7 @@
 //! there they are called the same way on this architecture.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use libc::{mode_t, off_t, size_t, ssize_t};
@@ -319,9 +320,8 @@ unsafe fn map(
             ));
             match mapping {
                 Err(errno) => fail(errno.raw_os_error()) as *mut c_void,
-                Ok(mapping) => {
-                    let fd = std::os::fd::AsRawFd::as_raw_fd(&mapping.file);
-                    let at = map(fd, mapping.offset as off_t);
+                Ok(page) => {
+                    let at = map(page.as_raw_fd(), 0);
                     if at != libc::MAP_FAILED {
                         let args = [at as usize, len, libc::MADV_DONTFORK as usize];
                         // SAFETY: the new mapping, which a child is not to have, as with a
