@@ -121,10 +121,10 @@ fn registered_memory_is_seen_at_its_own_address_and_only_once() {
     let stream = gpu.stream().unwrap();
     assert_eq!(half.addr().raw(), ptr as u64);
     stream
-        .submit(&[write32(half.addr() + 4, 5), write32(rest.addr(), 6)])
+        .submit([write32(half.addr() + 4, 5), write32(rest.addr(), 6)])
         .unwrap();
     let across = wait64(half.addr() + 124, 0);
-    assert!(stream.submit(&[across]).is_err());
+    assert!(stream.submit([across]).is_err());
     assert!(
         stream.copy(pin.addr(), half.addr() + 100, 40).is_err(),
         "two registrations"
@@ -133,7 +133,7 @@ fn registered_memory_is_seen_at_its_own_address_and_only_once() {
     drop((half, rest));
     assert!(
         stream
-            .submit(&[write32(softgpu::DevAddr::from_raw(ptr as u64), 9)])
+            .submit([write32(softgpu::DevAddr::from_raw(ptr as u64), 9)])
             .is_err()
     );
     // SAFETY: as above; the first registration is gone.
@@ -156,11 +156,11 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
         }
         .unwrap();
         let addr = reg.addr();
-        a.submit(&[wait32(gate.addr(), 1), unfenced64(addr, 7)])
+        a.submit([wait32(gate.addr(), 1), unfenced64(addr, 7)])
             .unwrap();
         drop(reg);
         assert!(matches!(
-            a.submit(&[write32(addr, 1)]),
+            a.submit([write32(addr, 1)]),
             Err(Error::BadAddress { .. })
         ));
         env.steps(100);
@@ -170,7 +170,7 @@ fn freed_memory_stays_until_earlier_operations_have_retired() {
             "an operation may still touch it"
         );
         // What others enqueue later does not hold it.
-        b.submit(&[wait32(gate.addr(), 2)]).unwrap();
+        b.submit([wait32(gate.addr(), 2)]).unwrap();
         gate.window().store32(0, 1).unwrap();
         sync(&a);
         env.steps(10);
@@ -189,7 +189,7 @@ fn a_window_keeps_memory_alive_and_an_idle_gpu_frees_at_once() {
     let (addr, view) = (dev.addr(), dev.map_cpu().unwrap());
     let probe = Probe(dev.export().unwrap());
     let window = dev.window();
-    stream.submit(&[write32(addr, 3)]).unwrap();
+    stream.submit([write32(addr, 3)]).unwrap();
     sync(&stream);
     drop(dev);
     env.steps(3);
@@ -210,7 +210,7 @@ fn dropping_the_engine_frees_what_it_will_never_touch() {
     let stream = gpu.stream().unwrap();
     let dev = gpu.alloc_device(64).unwrap();
     let probe = Probe(dev.export().unwrap());
-    stream.submit(&[wait32(dev.addr(), 3)]).unwrap();
+    stream.submit([wait32(dev.addr(), 3)]).unwrap();
     env.settle();
     drop(dev);
     assert!(probe.mapped());
@@ -252,7 +252,7 @@ fn only_exported_memory_can_be_imported() {
     assert_ne!(twin.addr(), dev.addr());
     let stream = gpu.stream().unwrap();
     stream
-        .submit(&[write32(twin.addr() + 4096, 8), wait32(dev.addr() + 4096, 8)])
+        .submit([write32(twin.addr() + 4096, 8), wait32(dev.addr() + 4096, 8)])
         .unwrap();
     sync(&stream);
     drop(dev);
@@ -277,7 +277,7 @@ fn two_processes_share_device_memory() {
         .unwrap();
     stream.fill(dev.addr() + 64, 0x5a, LEN - 64).unwrap();
     stream
-        .submit(&[write32(dev.addr(), 1), wait32(dev.addr() + 4, 2)])
+        .submit([write32(dev.addr(), 1), wait32(dev.addr() + 4, 2)])
         .unwrap();
     // The other process runs in real time: no limit but its end.
     let status = loop {
@@ -307,10 +307,10 @@ fn the_other_process() {
     let dev = gpu.import(fd, LEN).unwrap();
     let pin = gpu.alloc_pinned(LEN).unwrap();
     let stream = gpu.stream().unwrap();
-    stream.submit(&[wait32(dev.addr(), 1)]).unwrap();
+    stream.submit([wait32(dev.addr(), 1)]).unwrap();
     stream.copy(pin.addr(), dev.addr() + 64, LEN - 64).unwrap();
     stream.fill(dev.addr() + 64, 0xa5, LEN - 64).unwrap();
-    stream.submit(&[write32(dev.addr() + 4, 2)]).unwrap();
+    stream.submit([write32(dev.addr() + 4, 2)]).unwrap();
     while !stream.query() {
         if !env.step() {
             std::thread::sleep(Duration::from_micros(100));
@@ -377,7 +377,7 @@ fn memory_past_what_the_gpu_has_is_refused_until_some_is_freed() {
     let gate = unsafe { gpu.register_host(gate.as_mut_ptr().cast(), 64) }.unwrap();
     let stream = gpu.stream().unwrap();
     stream
-        .submit(&[wait32(gate.addr(), 1), write32(device.addr(), 1)])
+        .submit([wait32(gate.addr(), 1), write32(device.addr(), 1)])
         .unwrap();
     drop(device);
     env.steps(10);
@@ -395,7 +395,7 @@ fn an_owner_may_free_other_memory_when_it_is_dropped() {
     let stream = gpu.stream().unwrap();
     let words = Box::leak(Box::new([0_u64; 4]));
     let other = gpu.alloc_device(64).unwrap();
-    stream.submit(&[wait32(gate.addr(), 1)]).unwrap();
+    stream.submit([wait32(gate.addr(), 1)]).unwrap();
     // SAFETY: never freed, and only accessed by the GPU.
     let reg = unsafe { gpu.register_host_owned(words.as_mut_ptr().cast(), 32, Arc::new(other)) };
     drop(reg.unwrap());
@@ -415,10 +415,10 @@ fn what_is_released_is_gone_at_once() {
     let reg =
         unsafe { gpu.register_host_owned(words.as_mut_ptr().cast(), 32, Arc::clone(&owner) as _) }
             .unwrap();
-    a.submit(&[wait32(gate.addr(), 1), write32(reg.addr(), 7)])
+    a.submit([wait32(gate.addr(), 1), write32(reg.addr(), 7)])
         .unwrap();
     let ends = gpu.ends();
-    b.submit(&[wait32(gate.addr(), 2)]).unwrap();
+    b.submit([wait32(gate.addr(), 2)]).unwrap();
     assert!(!ends.is_reached());
     gate.window().store32(0, 1).unwrap();
     sync(&a);
