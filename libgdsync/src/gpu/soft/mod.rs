@@ -144,7 +144,7 @@ impl Backing for Memory {
     fn map(&self) -> Result<View> {
         const OPERATION: &str = "map device memory for the CPU";
         let memory = self.device(OPERATION)?;
-        let view = memory.map_cpu().map_err(|e| system(OPERATION, &e))?;
+        let view = memory.map_cpu();
         let base = pointer(view.as_ptr())?;
         Ok(View {
             // SAFETY: the view maps at least `len` bytes and lives as long as this value, whose
@@ -299,14 +299,10 @@ impl Runtime for SoftRuntime {
         len: usize,
         owner: Option<Owner>,
     ) -> Result<Allocation> {
+        let owner = owner.map(|owner| Arc::new(owner) as _);
         // SAFETY: the caller promises that the memory outlives its owner.
-        let memory = unsafe {
-            match owner {
-                Some(owner) => self.gpu.register_host_owned(ptr, len, Arc::new(owner)),
-                None => self.gpu.register_host(ptr, len),
-            }
-        }
-        .map_err(|e| system("register host memory", &e))?;
+        let memory = unsafe { self.gpu.register_host(ptr, len, owner) }
+            .map_err(|e| system("register host memory", &e))?;
         let base = pointer(ptr)?;
         Ok(Allocation {
             addr: DevicePtr(memory.addr().raw()),

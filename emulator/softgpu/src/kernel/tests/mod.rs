@@ -113,7 +113,6 @@ macro_rules! kernels {
 }
 
 kernels! {
-    EMPTY: softgpu_test_empty, 8;
     ADD: softgpu_test_add, 32;
     WHERE: softgpu_test_where, 8;
     REDUCE: softgpu_test_reduce, 16;
